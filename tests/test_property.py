@@ -207,11 +207,12 @@ def test_the_same_holds_with_an_accelerator(one_example: Example, device: str, t
 
 POLICIES = st.builds(
     ConvPolicy,
-    conv_fprop_algo=st.sampled_from(["normal", "fft", "reference"]),
+    conv_fprop_algo=st.sampled_from(["normal", "fft", "reference", "torch"]),
     conv_algo_rules=st.sampled_from([None, "layer.*: fprop=gemm", "weight=3x*: dgrad=algo_1, wgrad=fft"]),
     conv_workspace_limit=st.sampled_from([None, 0, 2**20]),
     conv_max_error=st.sampled_from([None, 1e-6, 0.5]),
     fallback=st.sampled_from(["warn", "error", "silent"]),
+    work_path=st.sampled_from([None, PRINTS.name]),
     **{flag: st.booleans() for flag in FLAGS},
 )
 VALUES: dict[str, st.SearchStrategy[Any]] = {

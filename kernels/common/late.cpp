@@ -60,8 +60,8 @@ void notice_late_backward(const void* weight) {
   if (any.load(std::memory_order_relaxed) && take(weight))
     warn(
         "late",
-        "a convolution's backward pass runs after the with-block in which its forward ran: torch's own path computes it, not the "
-        "algorithms that the block asked for; call backward() inside the block");
+        "a convolution's backward pass runs after the with-block in which its forward ran: torch's own path computes it, as without the "
+        "block; call backward() inside the block");
 }
 
 }  // namespace msctx

@@ -19,7 +19,6 @@ constexpr double near_gain = 1.15;     // below it more rounds are worth their t
 constexpr int few = 5, enough = 9, most = 61;  // rounds
 constexpr double tiny_time = 0.001, short_time = 0.02, long_time = 0.1;  // seconds: small problems are noisier, and cost nothing
 constexpr double budget = 1.5;         // seconds for our first runs of one problem, for the rounds, and for those that confirm
-constexpr double total_budget = 120.0;  // seconds for all of a process
 constexpr double asking = 0.05;         // seconds after which permission is asked for again: somebody may have interrupted the process
 constexpr double never = 1e30;         // the time of what was not run
 
@@ -188,7 +187,7 @@ class Race {
 
 std::mutex& measuring = fork_safe_mutex(false);  // held while torch and the kernels run: only ever tried, never waited for
 thread_local bool here = false;                  // torch's own path may lead back, through another library's kernel
-std::atomic<double> spent{0.0};                  // seconds of this process
+std::atomic<double> spent{0.0}, total_budget{120.0};  // seconds of this process
 
 constexpr const char* kept_for_next_run =
     "measured for the next run: the processes of one run all choose by what the tuning file held when it began";
@@ -218,7 +217,8 @@ Decided measured(Policy& policy, const ConvCall& call, const Decided& guessed, D
   std::string why;
   const TuningKey key = policy.tuning_key(call, direction), for_next_run{~key.table, key.direction, key.problem, key.permissions};
   if (!policy.tuned_for(call, direction, threads)) {  // another module may have had the same problem
-    if (spent > total_budget) return policy.decide_again(call, direction, threads, "this process has spent its 120 seconds of measuring");
+    if (spent > total_budget)
+      return policy.decide_again(call, direction, threads, "this process has spent its " + in_words(total_budget) + " seconds of measuring");
     const Permission said = permission(key.table);
     if (is_put_off(said)) return guessed;
     if (said == Permission::forked) why = "nothing is measured in a forked worker, and the tuning file does not have it";
@@ -237,6 +237,9 @@ Decided measured(Policy& policy, const ConvCall& call, const Decided& guessed, D
 }
 
 }  // namespace msctx
+
+// For how long this process may measure.
+MSCTX_API void msctx_limit_measuring(double seconds) { msctx::total_budget = seconds; }
 
 // How long this process has measured.
 MSCTX_API double msctx_measuring_seconds() { return msctx::spent; }

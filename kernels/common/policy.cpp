@@ -38,6 +38,9 @@ std::string brief(const Choice& choice) {
   return t.module.empty() ? words : words + " of " + t.module;
 }
 
+// What a policy that records problems asks for where nothing else is asked for: torch's own path.
+constexpr const char* only_recorded = "torch";
+
 // The options under which torch's own path is not taken, where they alone ask.
 bool is_invariance(const std::string& asked) { return asked == "thread_invariant" || asked == "batch_invariant"; }
 
@@ -318,6 +321,7 @@ Decided Policy::decide(const ConvCall& call, Direction direction, int threads, i
   Decided found = known(key);
   if (!found) found = keep(key, make(call, direction, threads, ""));
   note(found->held, direction, books);
+  if (found->recorded) found->recorded->fetch_add(1, std::memory_order_relaxed);
   return found->choice ? found : nullptr;
 }
 
@@ -336,7 +340,14 @@ std::unique_ptr<Decision> Policy::make(
   choice->asked = asked_for(direction, decision->held);
   if (choice->asked.empty()) return decision;
 
-  if (is_invariance(choice->asked) && allows_torch(call)) {
+  if (recording && (choice->asked == only_recorded || choice->asked == "normal" || choice->asked == "thread_invariant")) {
+    TuningKey key = tuning_key(call, direction);
+    key.table = recording;
+    decision->recorded = msctx::recorded(key, threads);
+  }
+  if (choice->asked == only_recorded) {
+    choice->reasons.push_back(decision->recorded ? "recorded, to be measured later" : "not recorded: too many problems are");
+  } else if (is_invariance(choice->asked) && allows_torch(call)) {
     choice->reasons.push_back("MKL's strict mode keeps the bits of torch's own path");
   } else if (choice->asked == "performance") {
     tune(call, direction, threads, why_not_measured, *choice, *decision);
@@ -451,7 +462,8 @@ Decided Policy::refuse(Direction direction, const ConvText& problem, const std::
   note(held, direction, books);
   auto choice = std::make_unique<Choice>();
   choice->asked = asked_for(direction, held);
-  if (choice->asked.empty() || (direction == Direction::matmul && is_invariance(choice->asked))) return nullptr;  // it promises nothing for these
+  if (choice->asked.empty() || choice->asked == only_recorded) return nullptr;
+  if (direction == Direction::matmul && is_invariance(choice->asked)) return nullptr;  // it promises nothing for these
   choice->direction = name_of(direction);
   choice->problem = problem;
   choice->ran = choice->provider = choice->math = "torch";

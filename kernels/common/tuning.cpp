@@ -1,7 +1,6 @@
 // The tables of tuning results, and the C functions by which Python fills them and takes what is new.
 #include "msctx/tuning.h"
 
-#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -23,12 +22,22 @@ struct Tables {
   std::string fresh;                                  // for Python, as members of a JSON list
   int64_t count = 0;                                  // how many problems were measured
   std::map<int32_t, Clock::time_point> put_off;       // table → until when nothing is measured
+  std::map<std::pair<TuningKey, int>, std::atomic<int64_t>> recorded;  // never erased from: decisions point into it
 };
 Tables& tables() {
   static auto* all = new Tables;
   return *all;
 }
 PythonFunction ask = nullptr;
+constexpr size_t most_recorded = 16384;
+
+std::string members_of(const TuningKey& key, int threads) {
+  std::string json = "{";
+  member(json, "direction", key.direction);
+  member(json, "problem", key.problem);
+  member(json, "permissions", key.permissions);
+  return json + "\"table\":" + std::to_string(key.table) + ",\"threads\":" + std::to_string(threads) + ',';
+}
 
 const Tuned* at(const std::map<Place, Tuned>& results, int threads, bool exact) {
   const auto found = results.find({threads, exact});
@@ -59,14 +68,19 @@ void learn(const TuningKey& key, int threads, Tuned result) {
   if (tables().known[key].try_emplace({threads, result.exact}, std::move(result)).second) decide_anew();
 }
 
+std::atomic<int64_t>* recorded(const TuningKey& key, int threads) {
+  auto& all = tables().recorded;
+  const std::lock_guard<std::mutex> guard(lock);
+  const auto found = all.find({key, threads});
+  if (found != all.end()) return &found->second;
+  return all.size() < most_recorded ? &all[{key, threads}] : nullptr;
+}
+
 void report(const TuningKey& key, int threads, const Tuned& result) {
-  std::string json = "{";
-  member(json, "direction", key.direction);
-  member(json, "problem", key.problem);
-  member(json, "permissions", key.permissions);
+  std::string json = members_of(key, threads);
   member(json, "ran", result.name);
   member(json, "math", result.math);
-  json += "\"table\":" + std::to_string(key.table) + ",\"threads\":" + std::to_string(threads) + ",\"measured\":{";
+  json += "\"measured\":{";
   for (const Measured& m : result.measured) {
     if (json.back() != '{') json += ',';
     quote(json, m.label);
@@ -131,6 +145,19 @@ MSCTX_API char* msctx_measured() try {
   char* text = strdup(('[' + all.fresh + ']').c_str());
   if (text) all.fresh.clear();
   return text;
+} catch (const std::exception&) {
+  return nullptr;
+}
+
+// The problems that were only recorded, all of the process, as JSON, to be freed; nullptr: there was no memory.
+MSCTX_API char* msctx_recorded() try {
+  std::string json;
+  const std::lock_guard<std::mutex> guard(lock);
+  for (const auto& [place, calls] : tables().recorded) {
+    if (!calls) continue;
+    json += (json.empty() ? "" : ",") + members_of(place.first, place.second) + "\"calls\":" + std::to_string(calls) + '}';
+  }
+  return strdup(('[' + json + ']').c_str());
 } catch (const std::exception&) {
   return nullptr;
 }

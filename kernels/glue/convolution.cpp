@@ -402,7 +402,7 @@ Three convolution_backward(
   one(Direction::wgrad, 1, input, grad_output);
   const bool ours = place == Place::cpu && (output_mask[1]
                         ? !left[1]
-                        : asked.call && asked.decide(Direction::wgrad, input, weight) && asked.policy->thread_invariant);
+                        : asked.call && asked.policy->thread_invariant && asked.decide(Direction::wgrad, input, weight));
   if (output_mask[2] && ours) {
     found[2] = gradient_of_bias(asked, grad_output);
     left[2] = false;

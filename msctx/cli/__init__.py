@@ -65,7 +65,7 @@ for command, (short, example) in COMMANDS.items():
     name, settings = ("exec", execution.SETTINGS) if is_exec else (None, None)
     app.command(name, context_settings=settings, short_help=short, epilog=example and f"Example: {example}")(command)
 app.add_typer(cache.cache, name="cache", short_help="Show, move or clear what torch.compile keeps.")
-app.add_typer(tune.tune, name="tune", short_help="Show, copy or clear what performance measured.")
+app.add_typer(tune.tune, name="tune", short_help="Measure what was recorded; show, copy or clear it.")
 
 
 def _version(wanted: bool) -> None:

@@ -235,6 +235,20 @@ def tuning_page(found: Mapping[str, Any]) -> Group:
     return Group(*parts)
 
 
+def tuned_page(found: Mapping[str, Any]) -> Group:
+    """What was chosen for each recorded problem; below it, how many of them gain, and where that is kept."""
+    table = _table("direction", "problem", "threads", "calls", "ran", "math", "torch takes", "")
+    for one in found["problems"]:
+        cells = [str(one[key] or "") for key in ("direction", "problem", "threads", "calls", "ran", "math")]
+        gain = f"{one['gain']:.2f}x" if one["gain"] else ""
+        told = "known before" if one["status"] == "known" else one["why"]
+        table.add_row(*map(Text, (*cells, gain)), Text(told, style="dim"))
+    counts = Counter(one["status"] for one in found["problems"])
+    faster = sum(one["ran"] not in (None, "torch") for one in found["problems"])
+    told = f"{counts['measured']} measured, {counts['known']} known before, {counts['left']} not measured"
+    return Group(table, Text(f"{told}; {faster} faster than PyTorch's own path; kept in {found['file']}"))
+
+
 def kernels_table(reports: Sequence[Mapping[str, Any]]) -> Group:
     """The CUDA kernels as they were compiled: what each takes and its budgets; below, how many are within them."""
     table = _table("kernel", "arch", "bytes", "registers", "spills", "shared", "status")

@@ -1,7 +1,8 @@
-"""`msctx tune`: what the tuning file holds, what of it this machine uses, and moving entries between files."""
+"""`msctx tune`: what the tuning file holds, what of it this machine uses, moving entries between files, and measuring some."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from msctx.native import tuning, tuning_file
 from msctx.native.tuning_file import Groups
 
 tune = typer.Typer(
-    help="What performance has measured: show, export, import or clear the tuning file.",
+    help="What performance has measured, or is to measure: run, show, export, import or clear the tuning file.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -29,6 +30,47 @@ def show(file: File = None, json_: Json = False) -> None:
     """What the tuning file holds, and which entries this machine uses."""
     found = contents(_place(file))
     emit(found, json_, lambda: render.tuning_page(found))
+
+
+@tune.command("run")
+def run(
+    place: Annotated[
+        str,
+        typer.Argument(metavar="PATH", help='What aoe_tune_mode="offline" wrote: the folder of work_path, or a file of it.'),
+    ] = ".",
+    file: File = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(min=0, help="For how long to measure in all; what takes most time in the program comes first."),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Measure the problems that aoe_tune_mode="offline" has recorded, and keep the results in the tuning file."""
+    from msctx.compare.offline import Bench, by_cost
+    from msctx.native import untuned
+
+    problems, files = untuned.read(Path(place))
+    bench = Bench(_place(file), seconds)
+    progress, results, interrupted = render.Progress(), [], False
+    try:
+        with bench.open():
+            for one in progress.track(by_cost(problems), "measuring"):
+                results.append(bench.result(one))
+                progress.log(_told(results[-1]))
+    except KeyboardInterrupt:
+        interrupted = True
+    found = {"records": list(map(str, files)), "file": str(bench.file), "problems": [one.as_dict() for one in results]}
+    emit(found, json_, lambda: render.tuned_page(found))
+    if interrupted:
+        print(f"interrupted; {len(results)} of {len(problems)} problems are done, the same command goes on", file=sys.stderr)
+        raise typer.Exit(130)
+
+
+def _told(result: Any) -> dict[str, Any]:
+    """A problem for the bar, or for its line where there is none."""
+    one = result.problem
+    chosen = result.entry.ran if result.entry is not None else result.why
+    return {one.direction: one.problem, result.status: chosen} | ({"gain": result.gain} if result.gain else {})
 
 
 @tune.command("export")

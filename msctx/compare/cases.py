@@ -91,7 +91,7 @@ def of_layer(layer: NetworkLayer, directions: Sequence[str], device: torch.devic
         yield _case_of_layer(layer, "forward", lambda: _matrices(problem, device), lambda a, b: [torch.matmul(a, b)])
         return
     for direction in directions:
-        yield _case_of_layer(layer, direction, lambda: _images(problem, device), _convolution(problem, direction))
+        yield _case_of_layer(layer, direction, lambda: images(problem, device), _convolution(problem, direction))
 
 
 def _case_of_layer(layer: NetworkLayer, direction: str, make: Callable[[], Results], compute: Callable[..., Results]) -> Case:
@@ -117,7 +117,7 @@ def _matrices(problem: Product, device: torch.device) -> Results:
     return [a, b.mT.contiguous().mT if problem.b_transposed else b]
 
 
-def _images(problem: ConvProblem, device: torch.device) -> Results:
+def images(problem: ConvProblem, device: torch.device) -> Results:
     """Input, weight and the gradient of the output."""
     made = _made((problem.input, problem.weight, output_of(problem)), problem.dtype, device)
     last = LAST.get(len(problem.input)) if problem.layout == "channels_last" else None

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
-from msctx.effects.kernel_tuning import kept_in, measured
+from msctx.effects.kernel_tuning import kept_in, measured, recorded_in
 from msctx.effects.precision_mode import HIF8, policy
-from msctx.options.conv_policy import ConvPolicy
+from msctx.options.conv_policy import RECORDED, ConvPolicy
 from msctx.options.conv_rules import ASKED, DIRECTIONS, FEW_CHANNELS, PRODUCT, ConvRule, asked_by, option_of, rules_of
 
 ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
@@ -20,8 +20,8 @@ NATIVE = (*ALGORITHMS, "conv_algo_rules", *PRODUCTS, *INVARIANT, "enable_small_c
 """The options that ask the native core for something: only for these is it built and loaded."""
 NAMED = (*ALGORITHMS, "conv_algo_rules")
 """Those of them that the core carries out on CUDA, too."""
-CHOOSING = ("normal", "performance")
-"""What chooses among the algorithms and torch's own path."""
+CHOOSING = ("normal", "performance", RECORDED)
+"""What chooses among the algorithms and torch's own path; or only records, for later, under the same permissions."""
 OPEN = (*CHOOSING, *INVARIANT)
 """What chooses among the algorithms, each of which has some of the abilities below."""
 SAME_BITS = {"deterministic": "ON", **dict.fromkeys(INVARIANT, True)}
@@ -91,7 +91,7 @@ DIRECT_ON_CUDA = "by a kernel of msctx's own, for depthwise convolutions: cuDNN 
 
 def conv_policy(want: Want) -> dict[str, Any]:
     """The assignment that all these options come to together."""
-    if want.device not in POLICY or _obstacle(want):
+    if want.device not in POLICY or obstacle(want):
         return {}
     options = NATIVE if want.device == "cpu" else NAMED
     asking: dict[str, Any] = {name: value for name, value in measured(want).items() if name in options}
@@ -109,6 +109,7 @@ def conv_policy(want: Want) -> dict[str, Any]:
     if asking.pop("enable_small_channel", False) and left_open:
         texts = (asking.get("conv_algo_rules"), str(ConvRule(FEW_CHANNELS, tuple(left_open))))  # after what is asked for
         asking["conv_algo_rules"] = "; ".join(filter(None, texts))
+    asking |= {who: RECORDED for d in _only_recorded(want) if (who := option_of(d)) not in asking}
     if not asking:
         return {}
     if asking.get("batch_invariant"):
@@ -120,6 +121,7 @@ def conv_policy(want: Want) -> dict[str, Any]:
         matmul_max_error=want.other("matmul_max_error") if want.device == "cpu" else None,
         fallback=want.other("fallback", "error" if want.other("strict", False) else "warn"),
         tuning_file=want.other("tuning_file") or kept_in(want),
+        work_path=recorded_in(want),
         deterministic=want.other("deterministic") == "ON",
         torch_keeps_products="thread_invariant" in asking and not want.facts.mkl,
         matmul_allow_tf32=want.device == "cpu" and want.other("matmul_allow_tf32", False),
@@ -132,7 +134,20 @@ def conv_policy(want: Want) -> dict[str, Any]:
 
 def carried_out(want: Want) -> dict[str, Any]:
     """In eager code and in what inductor compiles."""
-    return conv_policy(want) | INDUCTOR
+    return conv_policy(want) | ({} if only_records(want) else INDUCTOR)
+
+
+def only_records(want: Want) -> bool:
+    """Whether nothing is asked of the native core but to record: then all runs as without it."""
+    return {name for _, name in asked(want)} == {RECORDED}
+
+
+def _only_recorded(want: Want) -> list[str]:
+    """The directions whose calls run torch's own path and are recorded, unless a rule says otherwise."""
+    if want.device not in POLICY or recorded_in(want) is None or (want.device == "cpu" and any(map(want.other, INVARIANT))):
+        return []
+    directions = [*DIRECTIONS, *([PRODUCT] if want.device == "cpu" and not rounds_products(want) else [])]
+    return [d for d in directions if not want.other(option_of(d))]
 
 
 def asked(want: Want) -> dict[tuple[str, str], str]:
@@ -148,6 +163,7 @@ def asked(want: Want) -> dict[tuple[str, str], str]:
             found |= {(d, "normal"): "enable_small_channel" for d in DIRECTIONS if not named[d]}
         if rounds_products(want) and not named[PRODUCT]:
             found.setdefault((PRODUCT, "normal"), "matmul_allow_tf32")
+    found |= {(d, RECORDED): "aoe_tune_mode=offline" for d in _only_recorded(want)}
     return {(d, name): who for (d, name), who in found.items() if d != PRODUCT or not _excluded(want, name)}
 
 
@@ -168,13 +184,14 @@ def _are_able(want: Want, ability: str, who: Collection[tuple[str, str]]) -> boo
     return any(found in able or found[1] in OPEN for found in who)
 
 
-def _obstacle(want: Want) -> str:
+def obstacle(want: Want) -> str:
+    """Why the native core cannot serve on this device, or ``""``."""
     return want.facts.native or (want.facts.cudnn if want.device == "cuda" else "")
 
 
 @effect(*ALGORITHMS)
 def algorithm(want: Want) -> Outcome:
-    if why := _obstacle(want):
+    if why := obstacle(want):
         return refused(why)
     if want.device == "cuda" and want.value == "reference":
         return refused("it is computed on the CPU alone: compare with tensors that are moved there")
@@ -194,7 +211,7 @@ def algorithm(want: Want) -> Outcome:
 
 @effect("conv_algo_rules")
 def conv_algo_rules(want: Want) -> Outcome:
-    if why := _obstacle(want):
+    if why := obstacle(want):
         return refused(why)
     assignments, moves = carried_out(want), ""
     if any(field == "module" for rule in rules_of(want.value) for field, _ in rule.conditions):
@@ -341,7 +358,7 @@ def detail(want: Want, also: str = "", ability: str = "", of: tuple[str, ...] = 
         elsewhere = want.settings.devices - {*want.facts.devices}  # groups that wait for a machine with such a device
         waits = any(want.settings.get(name, device) for device in elsewhere for name in NAMED)
         return replace(inert(f"no algorithm is asked for: it goes with {asking}{also}"), expected=waits)
-    if why := _obstacle(want):
+    if why := obstacle(want):
         return refused(why)
     if ability and want.device == "cpu" and not _are_able(want, ability, mine):
         who = ", ".join(dict.fromkeys(mine.values()))

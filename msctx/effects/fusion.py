@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from msctx.effects.algorithms import POLICY, asked_of, conv_policy
+from msctx.effects.algorithms import POLICY, asked_of, conv_policy, only_records
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
+from msctx.options.conv_policy import RECORDED
 from msctx.options.fusion_passes import TWINS, WITHOUT_A_TWIN, known
 from msctx.options.graph_kernel_flags import FLAGS, GROUP, WHY_NOT
 from msctx.options.option import ASCEND
@@ -40,7 +41,8 @@ def asked(want: Want) -> dict[str, Any]:
         "flags": tuple(flags.items()),
         "fusion_switches": tuple(_switches(want)),
         "scope_passes": tuple(scope.value.split(",")) if scope else (),
-        "epilogues": fused(want) is not False and bool(asked_of(replace(want, device="cpu"), "fprop")),
+        "epilogues": fused(want) is not False
+        and any(name != RECORDED for _, name in asked_of(replace(want, device="cpu"), "fprop")),
         "frozen": want.in_force(FROZEN) is not None and want.other(FROZEN) and not _hides(want, FROZEN),
     }
 
@@ -52,7 +54,8 @@ def _on_its_device(want: Want, devices: tuple[str, ...]) -> Want:
 
 def _hides(want: Want, name: str) -> bool:
     """Whether an option would take convolutions away from the algorithm that is asked for, on whichever device."""
-    return name in (TUNED, FROZEN, AS_PRODUCT) and any(conv_policy(replace(want, device=device)) for device in POLICY)
+    there = [replace(want, device=device) for device in POLICY]
+    return name in (TUNED, FROZEN, AS_PRODUCT) and any(conv_policy(one) and not only_records(one) for one in there)
 
 
 def _switches(want: Want) -> list[tuple[str, str, str]]:

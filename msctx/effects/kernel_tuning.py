@@ -1,4 +1,4 @@
-"""aoe_tune_mode and aoe_mode: kernels are measured while the program runs, by msctx's own tuning and by inductor's."""
+"""aoe_tune_mode and aoe_mode: kernels are measured while the program runs, by msctx's own tuning and by inductor's, or later."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from msctx.effects.base import Outcome, Want, approximated, effect, honoured, no
 from msctx.options.option import ASCEND, SESSIONS
 
 TUNING = ("aoe_tune_mode", "aoe_mode")
+HERE = "./"
+"""work_path, where it is not set."""
 SUB_GRAPHS, OPERATORS, OLDER, BUCKETS = "1", "2", "3", "4"
 ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo", "matmul_algo")
 TYPES = {
@@ -30,6 +32,12 @@ SEARCH = {
 }
 """What is tuned → entries of inductor's configuration."""
 ELSEWHERE = "inductor measures how operators are fused on CUDA alone"
+NOT_FUSED = "a tuner of recorded graphs"
+FOR_LATER = (
+    "nothing is measured: each convolution and product that no option names an algorithm for is recorded in work_path, for "
+    "`msctx tune run`"
+)
+FOR_LATER_ON_CUDA = "nothing is measured: each convolution is recorded in work_path, for `msctx tune run`"
 MEASURED = (
     "each convolution and product is measured when it is first met, and kept in tuning_file; what inductor generates is searched "
     "by coordinate descent"
@@ -40,8 +48,24 @@ def job(want: Want) -> str:
     """What is tuned now, in words of aoe_mode; ``""``: nothing."""
     if (mode := want.in_force("aoe_mode")) is not None:
         return str(mode.value)
+    return _job_of_mode(want) if _mode(want) == "online" else ""
+
+
+def _mode(want: Want) -> str:
     tune = want.in_force("aoe_tune_mode")
-    return str(want.other("aoe_config.job_type", OPERATORS)) if tune is not None and tune.value == "online" else ""
+    return "" if tune is None else str(tune.value)
+
+
+def _job_of_mode(want: Want) -> str:
+    return str(want.other("aoe_config.job_type", OPERATORS))
+
+
+def recorded_in(want: Want) -> str | None:
+    """The folder in which problems are only recorded; ``None``: they are not."""
+    if _mode(want) != "offline" or _job_of_mode(want) != OPERATORS:
+        return None
+    path = want.in_force("work_path")
+    return path.value if path is not None else HERE
 
 
 def _narrowed(want: Want) -> dict[str, Any]:
@@ -84,9 +108,9 @@ def tuning(want: Want) -> Outcome:
 
     if want.device == "ascend":
         return not_built(ASCEND)
-    if want.option.name == "aoe_tune_mode" and want.value == "offline":
-        return not_built("a tuner of recorded graphs")
     what = job(want)
+    if not what and _mode(want) == "offline":
+        return _offline(want)
     if what == OLDER:
         return refused("3 is known to older CANN alone")
     if what == BUCKETS:
@@ -99,3 +123,13 @@ def tuning(want: Want) -> Outcome:
         left += _narrowed(want).get("feature", ())
         return approximated(found, f"nothing is tuned for {', '.join(left)}") if left else honoured(found)
     return honoured(found, MEASURED if what == OPERATORS else "")
+
+
+def _offline(want: Want) -> Outcome:
+    from msctx.effects.algorithms import carried_out, obstacle
+
+    if _job_of_mode(want) != OPERATORS:
+        return refused(ELSEWHERE) if want.device == "cpu" else not_built(NOT_FUSED)
+    if why := obstacle(want):
+        return refused(why)
+    return honoured(carried_out(want), FOR_LATER if want.device == "cpu" else FOR_LATER_ON_CUDA)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -208,24 +209,51 @@ core.ON_LOAD.append(_begin_early)
 
 def _choice(entry: dict[str, Any]) -> Choice:
     """A row of the library, whose fields are those of a choice and of its problem."""
-    shape = _numbers(entry.pop("input"))
-    axes = max(0, len(shape) - 2) if entry["direction"] != PRODUCT else 0
-    along = {name: _numbers(entry.pop(name), axes) for name in ("stride", "padding", "dilation", "output_padding")}
-    problem = ConvProblem(
-        input=shape,
-        weight=_numbers(entry.pop("weight")),
-        **along,
-        groups=int(entry.pop("groups") or 1),
-        transposed=entry.pop("transposed") == "true",
-        dtype=entry.pop("dtype").lower(),
-        layout=entry.pop("layout"),
-    )
+    problem = _problem(entry["direction"], {field: entry.pop(field) for field in _WRITTEN})
     reasons = entry.pop("reasons")
     if again := entry.pop("computed_again"):
         reasons.append(
             f"{again} of all its calls in this process met values that its arithmetic does not carry, and were computed again by gemm"
         )
     return Choice(problem=problem, reasons=tuple(reasons), **entry)
+
+
+_ALONG = {"stride": "1", "padding": "0", "dilation": "1", "output_padding": "0"}
+"""What a problem has along each axis → what a line leaves out."""
+_WRITTEN = ("input", "weight", *_ALONG, "groups", "transposed", "dtype", "layout")
+_LINE = re.compile(
+    r"(?P<input>[\dx]+) \* (?P<weight>[\dx]+), (?P<dtype>\w+)(?P<transposed>, transposed)?"
+    + "".join(rf"(?:, {name} (?P<{name}>[\dx]+))?" for name in (*_ALONG, "groups"))
+    + r", (?P<layout>\w+)(?:, then (?P<epilogue>[a-z+]+))?"
+)
+
+
+def parsed(direction: str, line: str) -> tuple[ConvProblem, str]:
+    """The problem and the epilogue of a line as :attr:`Choice.line` has it.
+
+    Raises:
+        ValueError: it is no such line.
+    """
+    if (found := _LINE.fullmatch(line)) is None:
+        raise ValueError(f"{line!r} is no problem as choices() writes it")
+    said = {name: text for name, text in found.groupdict().items() if text}
+    said["transposed"] = "true" if found["transposed"] else "false"
+    usual = _ALONG if direction != PRODUCT else {}
+    return _problem(direction, {**dict.fromkeys(_WRITTEN, ""), **usual, **said}), said.get("epilogue", "")
+
+
+def _problem(direction: str, texts: dict[str, str]) -> ConvProblem:
+    shape = _numbers(texts["input"])
+    axes = max(0, len(shape) - 2) if direction != PRODUCT else 0
+    return ConvProblem(
+        input=shape,
+        weight=_numbers(texts["weight"]),
+        **{name: _numbers(texts[name], axes) for name in _ALONG},
+        groups=int(texts["groups"] or 1),
+        transposed=texts["transposed"] == "true",
+        dtype=texts["dtype"].lower(),
+        layout=texts["layout"],
+    )
 
 
 def _numbers(text: str, axes: int = 0) -> Shape:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from msctx import locks
-from msctx.native import core, tuning, watching
+from msctx.native import core, tuning, untuned, watching
 from msctx.options.conv_policy import ConvPolicy
 
 
@@ -35,17 +35,21 @@ class InForce:
 
     def write(self, policy: ConvPolicy | None) -> None:
         with _lock:
+            recorded = self.policy is not None and self.policy.work_path is not None
             if policy is not None:
                 library = self.load()
                 watching.refresh(library)
                 number = tuning.table(library, policy.tuning_file, self.place) if policy.measures else 0
-                library.set_policy(self.place, _as_asked(policy, number))
+                recording = untuned.table(library, policy.work_path, self.place) if policy.work_path is not None else 0
+                library.set_policy(self.place, _as_asked(policy, number, recording))
             elif (loaded := core.loaded()) is not None:
                 loaded.set_policy(self.place, None)
                 tuning.keep(loaded)
             self.policy = policy
+            if recorded and (loaded := core.loaded()) is not None:
+                untuned.keep(loaded)
 
 
 _lock = locks.plain()
-_as_asked: Callable[[ConvPolicy, int], Any] = lru_cache(maxsize=64)(core.policy_of)
+_as_asked: Callable[[ConvPolicy, int, int], Any] = lru_cache(maxsize=64)(core.policy_of)
 PLACES = {place: InForce(place) for place in core.PLACES}

@@ -86,6 +86,7 @@ class _Options(Structure):
         ("matmul_max_error", c_double),
         ("fallback", c_int32),
         ("tuning", c_int32),
+        ("recording", c_int32),
         *((flag, c_int32) for flag in FLAGS),
     ]
 
@@ -138,6 +139,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_measured": (JSON, []),
     "msctx_measurements": (c_int64, []),
     "msctx_measuring_seconds": (c_double, []),
+    "msctx_limit_measuring": (None, [c_double]),
+    "msctx_recorded": (JSON, []),
     "msctx_ask_before_measuring": (None, [py_object]),
     "msctx_watch": (DONE, [c_void_p, c_int64, STR, STR, STR, c_int64]),
     "msctx_unwatch": (None, [c_void_p, c_int64, STR, c_int64]),
@@ -258,20 +261,30 @@ class Core:
         """How long this process has measured."""
         return float(self.c.msctx_measuring_seconds())
 
+    def limit_measuring(self, seconds: float) -> None:
+        """For how long this process may measure, 120 seconds before the first call."""
+        self.c.msctx_limit_measuring(seconds)
+
+    def recorded(self) -> list[dict[str, Any]]:
+        """The problems that were only recorded, to be measured in another process, and how often each was met."""
+        found: list[dict[str, Any]] = self.c.msctx_recorded() or []
+        return found
+
     def ask_before_measuring(self, permission: Callable[[int], int]) -> None:
         """Call *permission* in the thread of a convolution with the number of its table before and while it is measured."""
         self._permission = permission  # kept: the library calls it as long as the process lives
         self.c.msctx_ask_before_measuring(permission)
 
 
-def policy_of(policy: ConvPolicy, tuning: int) -> Any:
-    """A policy as the library reads it; *tuning*: the number of its table of tuning results."""
+def policy_of(policy: ConvPolicy, tuning: int, recording: int) -> Any:
+    """A policy as the library reads it, with the numbers of its tables: of tuning results, and of problems for later."""
     options = _Options(
         workspace_limit=-1 if policy.conv_workspace_limit is None else policy.conv_workspace_limit,
         max_error=policy.conv_max_error or 0.0,
         matmul_max_error=policy.matmul_max_error or 0.0,
         fallback=FALLBACKS.index(policy.fallback),
         tuning=tuning,
+        recording=recording,
         **{flag: getattr(policy, flag) for flag in FLAGS},
     )
     return _Policy(options=options, asked=_names(policy.algorithms), rules=len(policy.rules), rule=rules_of(policy.rules))

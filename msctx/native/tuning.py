@@ -8,8 +8,8 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -184,6 +184,18 @@ class _Shown:
     """Seconds of measuring after which the first line, or the bar, is due: a short measurement needs none. Then the next line."""
     bar: Any = None
     end: threading.Timer | None = None
+
+
+@contextmanager
+def at_length(library: Core) -> Iterator[None]:
+    """Measuring is what the process is for: in this block it has no limit, and shows nothing of its own."""
+    due, _Shown.due = _Shown.due, math.inf
+    library.limit_measuring(math.inf)
+    try:
+        yield
+    finally:
+        _Shown.due = due
+        library.limit_measuring(MOST)
 
 
 def _progress(library: Core) -> None:

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import secrets
-import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
-from annotated_types import Interval, Predicate  # what pydantic's own constraints derive from, without its time to import
+from annotated_types import Interval
 from filelock import FileLock, Timeout
 
-from msctx import locks
 from msctx.errors import Diagnostic, FileError, NativeError
 from msctx.native import cachedir
 from msctx.native.environment_key import Stamp
-from msctx.options.documents import dotted, parse_json
+from msctx.native.json_file import Format, Text, error
 
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
-NAME = "msctx tuning"
 MAJOR, MINOR = 1, 0
 """Another major number is not read; a higher minor one is read, and left as it is."""
 PATIENCE = 10.0
@@ -34,7 +25,6 @@ PATIENCE = 10.0
 IN_CACHE = "tuning/convolutions.json"
 OTHER = "name another file with tuning_file"
 ASIDE = f"move it away (msctx makes a new one), or {OTHER}"
-Text = Annotated[str, Predicate(str.isprintable)]  # no control characters
 Ratio = Annotated[float, Interval(gt=0, lt=1e9)]
 
 
@@ -80,14 +70,7 @@ class _Document:
     groups: list[_Group]
 
 
-@cache
-def _adapter() -> TypeAdapter[_Document]:
-    locks.imported("pydantic")
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(_Document)
-
-
+FORMAT = Format("msctx tuning", MAJOR, MINOR, _Document, "tuning file", ASIDE, OTHER)
 Groups = dict[Stamp, dict[Key, Entry]]
 
 
@@ -125,7 +108,7 @@ def merge(path: Path, new: Mapping[Stamp, Mapping[Key, Entry]], *, override: boo
         groups, minor = _load(path)
         if minor > MINOR:
             text = f"is written by a newer msctx (format {MAJOR}.{minor}); this one reads it and leaves it as it is"
-            raise _error(path, text, f"update msctx, or {OTHER}")
+            raise error(path, text, f"update msctx, or {OTHER}")
         counts = [0, 0, 0]
         for stamp, entries in new.items():
             group = groups.setdefault(stamp, {})
@@ -145,7 +128,7 @@ def remove(path: Path, stamps: set[Stamp] | None = None) -> int:
         groups, _ = _load(path)
         gone = set(groups) if stamps is None else stamps & set(groups)
         count = sum(len(groups.pop(stamp)) for stamp in gone)
-        with _naming(path, "written"):
+        with FORMAT.naming(path, "written"):
             if groups:
                 _write(path, groups)
             elif path.exists():
@@ -161,78 +144,28 @@ def text_of(groups: Mapping[Stamp, Mapping[Key, Entry]]) -> str:
         stamped = json.dumps(asdict(stamp), indent=2, ensure_ascii=False).replace("\n", "\n      ")
         parts.append(f'    {{\n      "stamp": {stamped},\n      "entries": [\n{lines}\n      ]\n    }}')
     body = ",\n".join(parts)
-    return f'{{\n  "format": "{NAME} {MAJOR}.{MINOR}",\n  "groups": [\n{body}\n  ]\n}}\n'
+    return f'{{\n  {FORMAT.head},\n  "groups": [\n{body}\n  ]\n}}\n'
 
 
 def _load(path: Path) -> tuple[Groups, int]:
-    with _naming(path, "read"):
-        try:
-            if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
-                raise _error(path, "is no regular file", ASIDE)
-            text = path.read_text(encoding="utf-8-sig")
-        except FileNotFoundError:
-            return {}, 0
-        except UnicodeDecodeError as error:
-            raise _error(path, f"is not UTF-8 text (byte {error.start})", ASIDE) from None
-    return parse(text, str(path))
+    found = FORMAT.read(path)
+    return ({}, 0) if found is None else _groups(*found)
 
 
 def parse(text: str, file: str) -> tuple[Groups, int]:
     """The entries of a text, and the minor number of its format. *file* is how places name it."""
-    adapter = _adapter()
-    from pydantic import ValidationError
+    return _groups(*FORMAT.parse(text, file))
 
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        data = None
-    name = data.get("format") if isinstance(data, dict) else None
-    version = re.fullmatch(rf"{NAME} ([0-9]{{1,6}})\.([0-9]{{1,6}})", str(name))
-    if version is None or int(version[1]) != MAJOR:
-        why = f"{name} is a format that this msctx does not read" if version else "this is no tuning file of msctx"
-        raise _invalid(text, file, [(("format",), why)], f'"format": "{NAME} {MAJOR}.{MINOR}"')
+
+def _groups(document: _Document, minor: int) -> tuple[Groups, int]:
     groups: Groups = {}
-    try:
-        for group in adapter.validate_json(text, strict=True).groups:
-            groups.setdefault(group.stamp, {}).update({entry.key: entry for entry in group.entries})
-    except ValidationError as error:
-        found = error.errors(include_url=False)
-        raise _invalid(text, file, [(each["loc"], each["msg"]) for each in found]) from None
-    return groups, int(version[2])
-
-
-def _invalid(text: str, file: str, found: Sequence[tuple[tuple[str | int, ...], str]], allowed: str = "") -> FileError:
-    """Every mistake at its place: of JSON, else what was *found* at paths of keys."""
-    parsed = parse_json(text, file)
-    wrong = [Diagnostic(dotted(path), why, allowed=allowed, mark=parsed.mark(path)) for path, why in found]
-    *others, last = parsed.problems or wrong
-    return FileError([*others, replace(last, text=f"{last.text}. The file is left as it is, and not used: {ASIDE}")])
-
-
-def _error(path: Path, text: str, suggestion: str) -> FileError:
-    return FileError([Diagnostic("", text, str(path), suggestion=suggestion)])
+    for group in document.groups:
+        groups.setdefault(group.stamp, {}).update({entry.key: entry for entry in group.entries})
+    return groups, minor
 
 
 def _write(path: Path, groups: Groups) -> None:
-    """Whole or not at all; a link stays a link, and who may read it does not change."""
-    path = path.resolve()
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    with _naming(path, "written"):
-        try:
-            part.write_text(text_of({stamp: entries for stamp, entries in groups.items() if entries}), encoding="utf-8")
-            if path.exists():
-                part.chmod(stat.S_IMODE(path.stat().st_mode))
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
-
-
-@contextmanager
-def _naming(path: Path, what: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise _error(path, f"cannot be {what}: {error.strerror or error}", f"make that possible, or {OTHER}") from None
+    FORMAT.write(path, text_of({stamp: entries for stamp, entries in groups.items() if entries}))
 
 
 @contextmanager
@@ -241,18 +174,18 @@ def _locked(path: Path) -> Iterator[None]:
     if path == location():
         try:
             cachedir.folder(path.parent.name)
-        except NativeError as error:
-            raise FileError([Diagnostic("", str(error))]) from None
+        except NativeError as unusable:
+            raise FileError([Diagnostic("", str(unusable))]) from None
     target = path.resolve()
     lock = FileLock(target.with_name(f".{target.name}.lock"), mode=0o600)
-    with _naming(path, "written"):
+    with FORMAT.naming(path, "written"):
         try:
             lock.acquire(timeout=PATIENCE)
         except Timeout:
             text = f"cannot be locked: {lock.lock_file} has been held by another process for {PATIENCE:.0f} seconds"
-            raise _error(path, text, "end that process, or name another file") from None
+            raise error(path, text, "end that process, or name another file") from None
         except NotImplementedError:
-            raise _error(
+            raise error(
                 path, "cannot be locked: its file system has no locks", "name a file elsewhere with tuning_file"
             ) from None
     try:

@@ -7,6 +7,9 @@ from typing import Any
 
 from msctx.options.conv_rules import ASKED, ConvRule, asked_by, option_of, rules_of
 
+RECORDED = "torch"
+"""What a policy that records problems asks for where nothing else is asked for: torch's own path."""
+
 
 @dataclass(frozen=True)
 class ConvPolicy:
@@ -26,6 +29,8 @@ class ConvPolicy:
     matmul_max_error: float | None = None
     fallback: str = "warn"
     tuning_file: str | None = None
+    work_path: str | None = None
+    """The folder in which problems are recorded, to be measured later; ``None``: they are not."""
     deterministic: bool = False
     thread_invariant: bool = False
     batch_invariant: bool = False

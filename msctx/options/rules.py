@@ -226,7 +226,7 @@ NEEDS = (
         "inert",
     ),
     Needs(When("aoe_config.job_type"), (When("aoe_tune_mode"),), "inert"),
-    Needs(When("work_path"), (When("aoe_mode"),), "inert"),
+    Needs(When("work_path"), (When("aoe_mode"), When("aoe_tune_mode", ("offline",))), "inert"),
     Needs(When("aoe_config_file"), (When("aoe_mode"),), "inert"),
     Needs(When("profiling_options"), (When("profiling_mode", TRUE),), "inert"),
     Needs(When("env_config_path.rdr.mode"), (When("env_config_path.rdr.enable", TRUE),), "inert"),
@@ -286,6 +286,18 @@ FORBIDS = (
     ),
     Forbids(When("aoe_tune_mode", ("online",)), When("deterministic", ("ON",)), "inert", NOT_MEASURED),
     Forbids(When("aoe_mode"), When("deterministic", ("ON",)), "inert", NOT_MEASURED),
+    Forbids(
+        When("aoe_tune_mode", ("offline",)),
+        When("aoe_mode"),
+        "inert",
+        "aoe_mode tunes while the program runs",
+    ),
+    Forbids(
+        When("aoe_tune_mode", ("offline",)),
+        When("batch_invariant", TRUE),
+        "inert",
+        "under batch_invariant=True no measurement is used: each batch size has one of its own",
+    ),
     Forbids(
         When("op_compiler_cache_dir"), When("op_compiler_cache_mode", ("disable",)), "inert", "op_compiler_cache_mode=disable"
     ),

@@ -211,7 +211,7 @@ OPTIONS = (
         }, {1: "1", 2: "2", 3: "3", 4: "4"}), example="2", ge="ge.jobType",
         help="What is tuned automatically."),
     session_option("work_path", Path, default="./", example="tuning", ge="ge.tuningPath",
-        help="The directory for the logs and results of aoe_mode; it must exist and be writable."),
+        help="The directory for the results of aoe_mode, and for what aoe_tune_mode=offline records; it must exist and be writable."),
     session_option("aoe_config_file", Path, example="aoe.json", ge="ge.aoe_config_file", content="AOE",
         help="A JSON file that narrows aoe_mode to operators by name or type, and sets how hard to search "
              "(tune_optimization_level O1 or O2)."),

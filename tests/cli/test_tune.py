@@ -1,4 +1,4 @@
-"""msctx tune: show, export, import and clear; and where a tuning file is looked for."""
+"""msctx tune: run, show, export, import and clear; and where a tuning file is looked for."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from msctx.cli import doctor, main
-from msctx.native import build, core, tuning_file
+from msctx.compare.offline import Bench
+from msctx.native import build, core, tuning_file, untuned
 from msctx.native.environment_key import Stamp, stamp
 from msctx.native.tuning_file import Entry
+from msctx.native.untuned import Untuned
 from msctx.run.config import read
 from msctx.run.runner import config
 
@@ -200,3 +202,78 @@ def test_in_an_experiment_it_lies_beside_the_file_and_is_recorded_whole(
     said = read(None, ["tuning_file=here.json"]).settings.get("tuning_file")
     assert said is not None
     assert tuning_file.location(said.value) == tmp_path / "elsewhere" / "here.json"
+
+
+# --- run --------------------------------------------------------------------------------------------------------------
+
+FORWARD = Untuned("cpu", "fprop", "1x3x6x6 * 4x3x3x3, float32, channels_first", 1, "strict, fp32-grade", 7)
+PROBLEMS = [FORWARD, replace(FORWARD, direction="wgrad", calls=1)]
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    (tmp_path / "msctx_untuned_a.json").write_text(untuned.text_of(PROBLEMS[:1]))
+    (tmp_path / "msctx_untuned_b.json").write_text(untuned.text_of(PROBLEMS[1:]))
+    return tmp_path
+
+
+def test_run_measures_what_was_recorded(tune: Any, recorded: Path, own_tuning_file: Path) -> None:
+    code, out, err = tune("run", recorded)
+    assert code == 0
+    for part in ("fprop", FORWARD.problem, "torch takes", "2 measured, 0 known before, 0 not measured", str(own_tuning_file)):
+        assert part in out
+    assert f"fprop={FORWARD.problem}  measured=" in err
+    entries = [entry for group in tuning_file.read(own_tuning_file).values() for entry in group.values()]
+    assert {(e.direction, e.problem, e.threads, e.permissions) for e in entries} == {
+        (p.direction, p.problem, p.threads, p.permissions) for p in PROBLEMS
+    }
+    found = json.loads(tune("run", recorded, "--json")[1])
+    assert found["records"] == [str(recorded / f"msctx_untuned_{name}.json") for name in "ab"]
+    assert found["file"] == str(own_tuning_file)
+    first = found["problems"][0]
+    assert {name: first[name] for name in asdict(FORWARD)} == asdict(FORWARD), "what computes most comes first"
+    assert [one["status"] for one in found["problems"]] == ["known", "known"]
+    assert first["gain"] == next(e.measured["torch"] for e in entries if e.direction == "fprop")
+
+
+def test_run_takes_a_file_and_writes_where_it_is_told(tune: Any, recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(recorded)
+    code, out, _ = tune("run", "msctx_untuned_a.json", "--file", "mine.json", "--seconds", "100")
+    assert (code, "1 measured" in out, len(tuning_file.read(recorded / "mine.json"))) == (0, True, 1)
+    found = json.loads(tune("run", "--file", "mine.json", "--seconds", "0", "--json")[1])
+    assert [(one["status"], one["why"]) for one in found["problems"]] == [("known", ""), ("left", "no time was left")]
+
+
+def test_run_ends_with_one_message_where_there_is_nothing_to_measure(tune: Any, recorded: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for place, message in (
+        (tmp_path / "none", "there is no such file"),
+        (tmp_path / "empty", "holds no file of recorded problems"),
+    ):
+        code, out, err = tune("run", place)
+        assert (code, out) == (3, "")
+        assert f"{place}  {message}" in err
+        assert 'record with aoe_tune_mode="offline" first' in err
+    (recorded / "msctx_untuned_c.json").write_text('{"format": "msctx untuned 2.0"}')
+    code, out, err = tune("run", recorded, "--json")
+    assert (code, json.loads(err or out)["exit_code"]) == (3, 3)
+    assert not (recorded / "mine.json").exists()
+    code, _, err = tune("run", recorded / "msctx_untuned_a.json", "--file", "/sys/mine.json")
+    assert (code, "/sys/mine.json  cannot be written" in err) == (3, True)
+
+
+def test_ctrl_c_shows_and_keeps_what_is_done(
+    tune: Any, recorded: Path, monkeypatch: pytest.MonkeyPatch, own_tuning_file: Path
+) -> None:
+    measure = Bench.result
+
+    def interrupted(bench: Bench, one: Untuned) -> Any:
+        if one.direction == "wgrad":
+            raise KeyboardInterrupt
+        return measure(bench, one)
+
+    monkeypatch.setattr(Bench, "result", interrupted)
+    code, out, err = tune("run", recorded)
+    assert (code, "1 measured" in out) == (130, True)
+    assert "1 of 2 problems are done" in err
+    assert len(tuning_file.read(own_tuning_file)) == 1

@@ -141,3 +141,28 @@ def test_near_the_cap_of_the_device_nothing_is_measured_whatever_the_host_has_le
     """
     assert far_library  # a forked interpreter measures nothing
     passes(prelude + textwrap.dedent(code), env={"MSCTX_TUNING_FILE": str(tmp_path / "tuning.json")})
+
+
+def test_problems_are_recorded_with_their_device_and_torchs_own_path_runs(
+    far_library: str, passes: Callable[..., str], prelude: str, tmp_path: Path
+) -> None:
+    code = """
+    import json, os, pathlib
+    folder = pathlib.Path(os.environ["FOLDER"])
+    names = dict.fromkeys((f"conv_{direction}_algo" for direction in ("fprop", "dgrad", "wgrad")), "torch")
+    torch.backends.cudnn.benchmark = True
+    ask(**names, conv_allow_tf32=True, work_path=str(folder))
+    log(cudnn)
+    check(torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3))
+    assert not log(cudnn) and set(own_calls) == {"forward", "backward"}
+    ask()
+    torch.backends.cudnn.benchmark = False
+    (file,) = folder.iterdir()
+    problems = json.loads(file.read_text())["problems"]
+    assert sorted(p["direction"] for p in problems) == ["dgrad", "fprop", "wgrad"]
+    assert {(p["device"], p["threads"], p["permissions"]) for p in problems} == {
+        ("cuda", 1, "strict, fp32-grade, tf32, torch benchmarks")
+    }
+    """
+    assert far_library
+    passes(prelude + textwrap.dedent(code), env={"FOLDER": str(tmp_path)})

@@ -50,7 +50,10 @@ def test_what_there_is_not() -> None:
         ({"session": {"aoe_mode": "3"}}, "cpu", "refused", "older CANN"),
         ({"session": {"aoe_mode": "4"}}, "cpu", "not_built", "several devices"),
         ({"session": {"aoe_mode": "2"}}, "ascend", "not_built", "Ascend"),
-        ({"aoe_tune_mode": "offline"}, "cpu", "not_built", "recorded graphs"),
+        ({"aoe_tune_mode": "offline"}, "ascend", "not_built", "Ascend"),
+        ({"aoe_tune_mode": "offline", "aoe_config": {"job_type": "1"}}, "cuda", "not_built", "recorded graphs"),
+        ({"aoe_tune_mode": "offline", "aoe_config": {"job_type": "1"}}, "cpu", "refused", "on CUDA alone"),
+        ({"aoe_tune_mode": "offline", "batch_invariant": True}, "cpu", "inert", "batch_invariant"),
         ({"aoe_tune_mode": "online", "deterministic": "ON"}, "cpu", "inert", "deterministic"),
     ):
         row = rows(options, on=device)["aoe_mode" if "session" in options else "aoe_tune_mode"]
@@ -58,3 +61,55 @@ def test_what_there_is_not() -> None:
     assert POLICY not in rows({"session": {"aoe_mode": "1"}}, on="cuda")["aoe_mode"].assignments
     fusion = rows({"aoe_tune_mode": "online", "aoe_config": {"job_type": "1"}}, on="cuda")["aoe_tune_mode"]
     assert ("benchmark_fusion", True) in fusion.assignments["graph.compilation"].config
+
+
+# --- offline ----------------------------------------------------------------------------------------------------------
+
+OFFLINE = {"aoe_tune_mode": "offline"}
+
+
+def asked(options: dict[str, object], on: str = "cpu") -> list[str | None]:
+    """The algorithms of the policy, forward first."""
+    policy = rows({**OFFLINE, **options}, on=on)["aoe_tune_mode"].assignments[f"native.convolution.{on}"]
+    return [getattr(policy, name) for name in ALGORITHMS]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_offline_records_and_changes_nothing_else(device: str) -> None:
+    found = rows({**OFFLINE, "work_path": "w"}, on=device)
+    row = found["aoe_tune_mode"]
+    assert (row.status, "msctx tune run" in row.reason) == ("honoured", True)
+    ((name, policy),) = row.assignments.items()
+    assert (name, policy.work_path, policy.measures) == (f"native.convolution.{device}", "w", False)
+    assert found["work_path"].status == "honoured"
+    assert asked({}, device) == ["torch"] * 3 + ["torch" if device == "cpu" else None]
+    assert rows(OFFLINE, on=device)["aoe_tune_mode"].assignments[name].work_path == "./"
+
+
+def test_offline_leaves_what_other_options_ask_for() -> None:
+    assert asked({"conv_fprop_algo": "gemm", "matmul_algo": "normal"}) == ["gemm", "torch", "torch", "normal"]
+    assert asked({"matmul_allow_tf32": True}) == ["torch"] * 3 + ["normal"]
+    assert asked({"thread_invariant": True}) == [None] * 4
+    found = rows({**OFFLINE, "enable_small_channel": True})["aoe_tune_mode"].assignments[POLICY]
+    assert "normal" in found.conv_algo_rules
+    graph = {"mode": 0, "frozen_variable": True, "graph_kernel_flags": {"online_tuning": 1}}
+    found = rows({**OFFLINE, **graph})
+    assert found["frozen_variable"].status == "honoured"
+    assert not found["mode"].assignments["graph.compilation"].epilogues
+    assert rows({**OFFLINE, **graph, "conv_fprop_algo": "gemm"})["frozen_variable"].status == "refused"
+
+
+def test_the_constraints_of_tuning_hold_for_what_is_recorded() -> None:
+    found = rows({**OFFLINE, "conv_workspace_limit": 1000, "conv_max_error": 1e-5, "fallback": "error", "tuning_file": "t"})
+    assert (found["conv_workspace_limit"].status, found["conv_max_error"].status) == ("honoured", "honoured")
+    assert (found["fallback"].status, found["tuning_file"].status) == ("inert", "inert")
+
+
+def test_offline_beside_others() -> None:
+    session = {"session": {"aoe_mode": "2"}}
+    found = rows({**OFFLINE, **session})
+    assert (found["aoe_tune_mode"].status, found["aoe_mode"].status) == ("inert", "honoured")
+    assert found["aoe_mode"].assignments[POLICY].work_path is None
+    assert rows({**OFFLINE, "deterministic": "ON"})["aoe_tune_mode"].status == "honoured"
+    assert rows(OFFLINE, native="no compiler")["aoe_tune_mode"].status == "refused"
+    assert rows({"work_path": "w", "aoe_tune_mode": "online"})["work_path"].status == "inert"

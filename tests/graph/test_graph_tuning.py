@@ -9,6 +9,7 @@ import torch
 from graph_programs import EAGER_GRAPHS, Net, image
 
 import msctx
+from msctx.native import untuned
 
 
 def test_operators_of_the_file_are_measured_and_kept_in_work_path(tmp_path: Path) -> None:
@@ -33,3 +34,17 @@ def test_compiled_code_is_tuned_alike() -> None:
         torch.testing.assert_close(net(image()), expected, rtol=1e-4, atol=1e-5)
     assert {row.asked for row in ctx.choices()} == {"performance"}
     assert {row.direction for row in ctx.choices()} == {"fprop", "matmul"}
+
+
+def test_compiled_code_is_recorded_and_stays_as_it_was(tmp_path: Path) -> None:
+    net = Net().eval()
+    with torch.no_grad(), msctx.context(mode="GRAPH_MODE"):
+        expected = net(image())
+    options = {"mode": "GRAPH_MODE", "aoe_tune_mode": "offline", "work_path": str(tmp_path)}
+    with torch.no_grad(), msctx.context(**options):
+        assert torch.equal(net(image()), expected)
+    assert {p.direction for p in untuned.read(tmp_path)[0]} == {"fprop", "matmul"}
+    assert not any("then" in p.problem for p in untuned.read(tmp_path)[0])
+    with torch.no_grad(), msctx.context(**options, conv_fprop_algo="normal"):
+        net(image())
+    assert any(p.problem.endswith("then scale+shift+relu") for p in untuned.read(tmp_path)[0])

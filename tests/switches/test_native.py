@@ -39,7 +39,7 @@ def test_the_library_reads_each_flag_where_it_is_written() -> None:
     assert [place.offset for place in sizes] == [sizes[0].offset + 4 * i for i in range(len(FLAGS))]
     for flag in FLAGS:
         default = getattr(ConvPolicy(), flag)
-        made = core.policy_of(ConvPolicy(**{flag: not default}), 0).options
+        made = core.policy_of(ConvPolicy(**{flag: not default}), 0, 0).options
         assert {f: bool(getattr(made, f)) for f in FLAGS} == {f: getattr(ConvPolicy(), f) ^ (f == flag) for f in FLAGS}
 
 

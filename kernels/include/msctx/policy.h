@@ -25,6 +25,7 @@ struct PolicyOptions {
   double max_error, matmul_max_error;  // that a row may have for `normal` and `performance`; 0: see largest_error
   Fallback fallback;
   int32_t tuning;  // the table of tuning results that `performance` looks into
+  int32_t recording;  // the table that problems are recorded in, to be measured later; 0: none
   int32_t deterministic;
   int32_t thread_invariant;
   int32_t batch_invariant;  // thread_invariant is then set, too
@@ -59,6 +60,7 @@ struct Decision {
   bool fell_back = false;        // the named algorithm did not run
   bool to_measure = false;       // `performance`, and nobody has measured this problem yet: row is that of `normal`
   std::string message;           // for the warning or the error of a fallback
+  std::atomic<int64_t>* recorded = nullptr;  // how often this problem was met; nullptr: it is not recorded
   mutable std::atomic<int64_t> warned{0};  // the warning was given, among those of this number: see msctx_warn_again
 };
 using Decided = std::shared_ptr<const Decision>;  // nullptr: nothing is asked for in this direction
