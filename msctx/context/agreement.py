@@ -10,12 +10,12 @@ import json
 import platform
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 from msctx._version import __version__
 from msctx.errors import StrictError
 from msctx.native import distributed, environment_key
+from msctx.native.distributed import in_words
 from msctx.notices import tell
 from msctx.options.conv_policy import plain
 from msctx.plan import Plan
@@ -70,7 +70,7 @@ def check(plan: Plan) -> None:
     elif ranks:
         lines = [*_table({rank: json.loads(one) for rank, one in ranks.items()})]
         if late := [rank for rank in range(_size(group)) if rank not in ranks]:
-            lines.append(f"  {_words(late)} not there yet")
+            lines.append(f"  {in_words(late)}: not there yet")
         text = "\n".join(["ranks differ in what they compute:", *lines])
         if plan.strict or plan.without_fallback:
             raise StrictError(f"{text}\nNothing was changed: give all ranks the same options, versions and variables.")
@@ -104,28 +104,10 @@ def _size(group: int) -> int:
 
 
 def _exchange(group: int, mine: str) -> dict[int, str]:
-    """What each rank has in force that is there, this one's included; empty: the first that came has the same.
-
-    Costs two calls of the store where they agree; of those that differ, the first one collects.
-    """
-    if group:
-        store, rank = distributed.store(), distributed.rank() or 0
-    else:
-        store, rank = distributed.agents_store("ranks"), distributed.number("RANK")
-    of, text = f"msctx/agreement/{distributed.number('TORCHELASTIC_RESTART_COUNT')}", distributed.packed(mine)
-    store.set(f"{of}/{rank}", text)
-    first = store.compare_set(f"{of}/first", "", text)
-    if first == text.encode():
-        return {}
-    found = {rank: mine}
-    for other in range(_size(group)):
-        if (
-            other != rank
-            and store.check([key := f"{of}/{other}"])
-            and (one := distributed.unpacked(store.get(key))) is not None
-        ):
-            found[other] = one
-    return found
+    store = distributed.store() if group else distributed.agents_store("ranks")
+    rank = (distributed.rank() or 0) if group else distributed.number("RANK")
+    of = f"msctx/agreement/{distributed.number('TORCHELASTIC_RESTART_COUNT')}"
+    return distributed.exchange(store, of, rank, range(_size(group)), mine)
 
 
 def _table(ranks: Mapping[int, Mapping[str, Sequence[Any]]]) -> Iterator[str]:
@@ -136,11 +118,4 @@ def _table(ranks: Mapping[int, Mapping[str, Sequence[Any]]]) -> Iterator[str]:
             value, origin = one.get(name, (None, "not there"))
             holders[f"{value} ({origin})"].append(rank)
         if len({text.partition(" (")[0] for text in holders}) > 1:
-            yield f"  {name}: " + "; ".join(f"{_words(found)} {text}" for text, found in holders.items())
-
-
-def _words(ranks: Sequence[int]) -> str:
-    """``[0, 1, 2, 5]`` as ``ranks 0-2, 5``."""
-    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
-    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-    return f"rank{'s' * (len(ranks) > 1)} {text}:"
+            yield f"  {name}: " + "; ".join(f"{in_words(found)}: {text}" for text, found in holders.items())

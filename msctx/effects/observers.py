@@ -160,6 +160,13 @@ def print_file_path(want: Want) -> Outcome:
     return honoured({"observers.print_file": want.value})
 
 
+@effect("replica_check")
+def replica_check(want: Want) -> Outcome:
+    if not want.value:
+        return honoured({"observers.replicas": None})
+    return refused(want.facts.native) if want.facts.native else honoured({"observers.replicas": want.value})
+
+
 @effect("check_bprop")
 def check_bprop(want: Want) -> Outcome:
     return _checks({"observers.check_bprop": want.value})

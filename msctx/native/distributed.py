@@ -12,9 +12,10 @@ import os
 import sys
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from itertools import groupby
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -119,6 +120,29 @@ def unpacked(data: bytes) -> str | None:
         return zlib.decompress(base64.b64decode(data)).decode()
     except (ValueError, zlib.error):
         return None
+
+
+def exchange(store: Any, of: str, rank: int, ranks: Iterable[int], mine: str) -> dict[int, str]:
+    """What each rank of *ranks* has put under *of* until now, this one's included; empty: the first that came has the same.
+
+    Nobody waits, and where they agree it costs two calls of the store.
+    """
+    text = packed(mine)
+    store.set(f"{of}/{rank}", text)
+    if store.compare_set(f"{of}/first", "", text) == text.encode():
+        return {}
+    found = {rank: mine}
+    for other in ranks:
+        if other != rank and store.check([key := f"{of}/{other}"]) and (one := unpacked(store.get(key))) is not None:
+            found[other] = one
+    return found
+
+
+def in_words(ranks: Sequence[int]) -> str:
+    """``[0, 1, 2, 5]`` as ``ranks 0-2, 5``."""
+    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
+    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return f"rank{'s' * (len(ranks) > 1)} {text}"
 
 
 def agreed(name: str, mine: str) -> str | None:

@@ -106,13 +106,6 @@ def test_a_store_that_is_lost(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> 
         ranks.enter(0, deterministic="ON")
 
 
-@pytest.mark.parametrize(
-    ("ranks", "expected"), [([0], "rank 0:"), ([0, 1, 2, 5], "ranks 0-2, 5:"), ([1, 3, 4], "ranks 1, 3-4:")]
-)
-def test_ranks_in_words(ranks: list[int], expected: str) -> None:
-    assert agreement._words(ranks) == expected
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("has_group", [False, True], ids=["the agent's store", "the store of the process group"])
 def test_real_ranks(tmp_path: Path, has_group: bool) -> None:

@@ -1,0 +1,145 @@
+"""replica_check: a parameter that goes astray on one rank is named, and nobody waits for anybody."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import HashStore
+
+import msctx
+from msctx.native import distributed
+from msctx.observers import replicas, steps
+
+
+class Ranks:
+    """A store, and this process as one rank after the other, each with its own replica."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+        self.store: Any = HashStore()
+        self.rank = 0
+        self.models = []
+        for _ in range(size):
+            torch.manual_seed(0)
+            self.models.append(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)))
+        monkeypatch.setattr(distributed, "rank", lambda: self.rank)
+        monkeypatch.setattr(distributed, "store", lambda: self.store)
+        monkeypatch.setattr("torch.distributed.get_process_group_ranks", lambda group: [*range(size)])
+        monkeypatch.setattr(replicas, "_replicated", self._replicated)
+
+    def _replicated(self, model: nn.Module) -> Iterator[tuple[str, Any]]:
+        yield "", SimpleNamespace(process_group=None, named_parameters=self.models[self.rank].named_parameters)
+
+    def check(self, number: int) -> list[str]:
+        """One check on all ranks; what is reported."""
+        watched, found = nn.ReLU(), []
+        for rank in range(len(self.models)):
+            self.rank = rank
+            with msctx.context().watch(watched), warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                one = replicas.Check(1)
+                one.done = number - 1
+                one._ended(number - 1)
+            found += [str(one.message) for one in caught]
+        return found
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
+    return Ranks(monkeypatch, 4)
+
+
+def test_equal_replicas_are_silent_and_leave_nothing_in_the_store(ranks: Ranks) -> None:
+    keys = set()
+    for number in range(1, 7):
+        assert ranks.check(number) == []
+        keys.add(ranks.store.num_keys())
+    assert keys == {5, 10}, "five a check, of the last two"
+
+
+def test_one_bit_of_one_weight(ranks: Ranks) -> None:
+    with torch.no_grad():
+        ranks.models[2][1].weight.view(torch.int32)[1, 1] ^= 1
+    (text,) = ranks.check(7)
+    assert text == "replica_check: after step 6, 1.weight differs between ranks 0-1 and rank 2"
+
+
+def test_the_rank_that_came_first_may_be_the_one_astray(ranks: Ranks) -> None:
+    with torch.no_grad():
+        ranks.models[0][0].bias[0] = float("nan")
+        ranks.models[0][1].bias[0] += 1
+    found = ranks.check(1)
+    assert found[-1] == "replica_check: after step 0, 0.bias differs between ranks 1-3 and rank 0, and 1 more parameters"
+
+
+def test_negative_zero_and_another_dtype_differ() -> None:
+    digest = replicas._digest
+    assert digest(torch.zeros(3)) != digest(-torch.zeros(3))
+    assert digest(torch.zeros(3)) != digest(torch.zeros(3, dtype=torch.int32))
+    assert digest(torch.ones(2, 3).T) == digest(torch.ones(3, 2))
+
+
+def test_a_single_process_compares_nothing_and_hooks_go() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with msctx.context(replica_check=1).watch(model):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        assert steps.current() == 1
+    assert steps.current() == 0
+    with msctx.context(replica_check=1), msctx.context(replica_check=0):
+        assert replicas.read() is None
+
+
+@pytest.mark.full
+def test_real_ranks(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+            import msctx, torch, torch.distributed as dist
+            from torch import nn
+            dist.init_process_group("gloo")
+            torch.manual_seed(0)
+            net = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            with msctx.context(replica_check=2).watch(net):
+                for step in range(8):
+                    optimizer.zero_grad()
+                    net(torch.randn(8, 4) + dist.get_rank()).square().sum().backward()
+                    optimizer.step()
+                    if step == 4 and dist.get_rank() == 1:
+                        with torch.no_grad():
+                            net.module[0].weight.view(torch.int32)[0, 0] ^= 1
+            dist.barrier()
+            dist.destroy_process_group()
+        """)
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(tmp_path / "train.py"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "replica_check: after step 5, 0.weight differs between" in done.stderr
+    assert "after step 3" not in done.stderr, "buffers belong to their rank"
+
+
+@pytest.mark.filterwarnings("error")
+def test_without_a_model_it_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "rank", lambda: 0)
+    check = replicas.Check(1)
+    with pytest.raises(msctx.MsctxWarning, match="there is nothing to compare"):
+        check._ended(0)
