@@ -79,7 +79,10 @@ class Check:
         notices.tell("replica_check", differing[0], text)
 
 
-NO_MODEL = "replica_check: there is nothing to compare: inside the block, give ctx.watch(model) the model that DistributedDataParallel has wrapped"
+NO_MODEL = (
+    "replica_check: there is nothing to compare: inside the block, give ctx.watch(model) the model that DistributedDataParallel"
+    " has wrapped"
+)
 
 
 def _replicated(model: nn.Module) -> Iterator[tuple[str, Any]]:
