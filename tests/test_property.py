@@ -270,6 +270,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "observers.recorder": st.sampled_from([None, Recorder(f"{PRINTS.name}/r"), Recorder(f"{PRINTS.name}/s")]),
     "observers.watchdog": st.sampled_from([None, Watchdog(900), Watchdog(1000)]),
     "observers.deterministic_except": st.sampled_from([None, *(DeterministicExcept((name,)) for name in ("exp", "sin"))]),
+    "observers.last_steps": st.sampled_from([None, 0, 600]),
+    "torch.distributed.timeout": st.sampled_from([0, 60, 1800]),
     "observers.replicas": st.sampled_from([None, 10, 50]),
     "observers.print_file": st.sampled_from([None, f"{PRINTS.name}/a", f"{PRINTS.name}/b"]),
 }

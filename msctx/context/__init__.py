@@ -336,15 +336,17 @@ def _exit(context: Context, error: Any, begun: list[Scope | None]) -> None:
             return
         for scope in inside:  # an exception has passed by whoever was to leave it
             scope.leaving = True
+        why = None
+        if error is not None:
+            from msctx.graph.faults import explained
+
+            why = explained(error, lambda name: look_up(name, mine.settings, mine.plan.main_device).value)
         _close_late(scopes)
         for scope in inside:
             text = f"the {scope.context.origin} was still open when an exception left the {context.origin} around it; both are closed"
             tell("with-block", text, text)
-        if error is not None:
-            from msctx.graph.faults import explained
-
-            if (why := explained(error, lambda name: look_up(name, mine.settings, mine.plan.main_device).value)) is not None:
-                raise why from error
+        if why is not None:
+            raise why from error
 
 
 class Bound:

@@ -30,6 +30,7 @@ THEMES = (
     "seed",
     "tf32",
     "threads",
+    "timeouts",
     "tracing",
 )
 """The modules of this package that hold translations."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from msctx.errors import GraphError, MsctxError
 from msctx.graph.breaks import parse
+from msctx.observers import last_steps
 
 NOTHING_RAN = (
     "precompile_only=True compiles what is called and runs nothing. So the call returned None, and the program cannot go on with "
@@ -25,10 +26,12 @@ RAISES = {"Observed exception", "TypeError when making fake tensor call", "Tenso
 _CAPTURES = os.path.join("torch", "_dynamo", "convert_frame.py")
 
 
-def explained(error: BaseException | None, get: Callable[[str], Any]) -> GraphError | None:
+def explained(error: BaseException | None, get: Callable[[str], Any]) -> MsctxError | None:
     """What an exception means that leaves a scope or a run, where an option is why; *get* has the options' values."""
     if not isinstance(error, Exception) or isinstance(error, MsctxError):
         return None
+    if (why := last_steps.explained(error)) is not None:
+        return why
     if "not currently support double backward" in str(error):
         return GraphError(ONCE_ONLY)
     return GraphError(NOTHING_RAN) if "NoneType" in str(error) and get("precompile_only") else None

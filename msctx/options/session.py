@@ -238,19 +238,16 @@ OPTIONS = (
         help="The devices of this machine to which the process of local_rank_id=0 sends its batches."),
     # recovery from faults
     session_option("hccl_timeout", Int(0, 2**31 - 1), default=1836, example=600, ge="ge.exec.hcclExecuteTimeOut",
-        waits_for=SESSIONS,
         help="Seconds that a collective waits for the other ranks before it fails; 0 waits for ever. Must be shorter than "
              "stream_sync_timeout, which is in milliseconds."),
-    session_option("op_wait_timeout", Int(1), default=120, example=60, ge="ge.exec.opWaitTimeout", waits_for=SESSIONS,
+    session_option("op_wait_timeout", Int(1), default=120, example=60, ge="ge.exec.opWaitTimeout",
         help="Seconds that an operator waits for those it depends on, across streams or threads, before that is an error."),
     session_option("op_execute_timeout", Int(1, 2**32 - 1), example=90, ge="ge.exec.opExecuteTimeout",
         help="Seconds that a single operator may run: the session's word for op_timeout. Unset, the device's own limit "
              "holds."),
     session_option("stream_sync_timeout", Int(-1, zero=False), default=-1, example=900000, ge="stream_sync_timeout",
-        waits_for=SESSIONS,
         help="Milliseconds that waiting for a stream may take before it is an error; -1 waits for ever."),
     session_option("event_sync_timeout", Int(-1, zero=False), default=-1, example=600000, ge="event_sync_timeout",
-        waits_for=SESSIONS,
         help="Milliseconds that waiting for an event may take before it is an error; -1 waits for ever."),
     # experimental
     session_option("experimental_accelerate_train_mode", AccelerateTrainMode, example="fast1|step|0.9", waits_for=SESSIONS,

@@ -8,7 +8,7 @@ from typing import Any
 
 from msctx.graph import stages
 from msctx.native import core
-from msctx.observers import collector, fusions, kernels, print_file, replicas, scope_names
+from msctx.observers import collector, fusions, kernels, last_steps, print_file, replicas, scope_names
 from msctx.observers.checked_gradients import NODES
 from msctx.observers.collector import Reader
 from msctx.observers.deterministic_except import ExceptReader
@@ -70,6 +70,13 @@ SWITCHES = (
         save=replicas.save,
         load=replicas.load,
         prepare=core.load,
+    ),
+    Switch(
+        name="observers.last_steps",
+        read=last_steps.read,
+        write=last_steps.write,
+        save=last_steps.save,
+        load=last_steps.load,
     ),
     Switch(name="observers.kernels", read=kernels.read, write=kernels.write, save=kernels.save, load=kernels.load),
     Switch(name="observers.fusions", read=fusions.read, write=fusions.write, save=fusions.save, load=fusions.load),

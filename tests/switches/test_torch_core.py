@@ -33,6 +33,7 @@ WRITABLE = {
     "torch.compiler.job_id": "x",
     "python.recursion_limit": 12345,
     "torch.flush_denormal": True,
+    "torch.distributed.timeout": 60,
 }
 
 

@@ -1,0 +1,45 @@
+"""The timeout of collectives: of the group that is there, and of those that are made inside a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore, distributed_c10d
+
+import msctx
+
+
+@pytest.fixture
+def group() -> Iterator[Any]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=900))
+    yield distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    dist.destroy_process_group()
+
+
+def test_the_group_and_those_that_are_made_inside_have_it(group: Any) -> None:
+    own = distributed_c10d.default_pg_timeout
+    with msctx.context(hccl_timeout=60):
+        assert group.options._timeout == timedelta(seconds=60)
+        assert distributed_c10d.default_pg_timeout == timedelta(seconds=60)
+        inside = dist.new_group(backend="gloo")
+        assert inside._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=60)
+        with msctx.context(hccl_timeout=0):
+            assert group.options._timeout > timedelta(days=20), "for ever"
+        assert group.options._timeout == timedelta(seconds=60)
+    assert group.options._timeout == timedelta(seconds=900)
+    assert distributed_c10d.default_pg_timeout == own
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_group_that_is_made_inside_the_block() -> None:
+    with msctx.context(hccl_timeout=60):
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        backend = distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+        assert backend.options._timeout == timedelta(seconds=60)
+    dist.destroy_process_group()
