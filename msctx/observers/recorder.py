@@ -19,7 +19,7 @@ from typing import Any
 
 from msctx.native import core, distributed
 from msctx.observers import collector, files
-from msctx.observers.collector import RECENT, Reader
+from msctx.observers.collector import Reader
 from msctx.options.observation import Recorder
 
 OPTION = "env_config_path.rdr.enable"
@@ -28,8 +28,6 @@ _numbers = itertools.count(1)
 
 
 class RecorderReader(Reader):
-    queue = RECENT
-
     def __init__(self, settings: Recorder) -> None:
         self.settings = settings
         self._folder = Path(settings.path).absolute() / f"rank_{files.rank()}" / "rdr"

@@ -20,7 +20,7 @@ from typing import Any
 
 from msctx.native import core
 from msctx.observers import recorder
-from msctx.observers.collector import RECENT, Reader
+from msctx.observers.collector import Reader
 from msctx.options.observation import Watchdog
 
 EXIT_CODE = 124
@@ -30,8 +30,6 @@ _DEBUGGERS = {"bdb", "pdb", "debugpy", "pydevd", "_pydevd_bundle"}
 
 
 class WatchdogReader(Reader):
-    queue = RECENT
-
     def __init__(self, settings: Watchdog) -> None:
         self.settings = settings
         self._stop = threading.Event()
