@@ -40,10 +40,12 @@ class WatchdogReader(Reader):
 
     def begin(self) -> None:
         self._stop = threading.Event()
-        threading.Thread(target=self._watch, args=(self._stop,), name="msctx watchdog", daemon=True).start()
+        self._thread = threading.Thread(target=self._watch, args=(self._stop,), name="msctx watchdog", daemon=True)
+        self._thread.start()
 
     def pause(self) -> None:
         self._stop.set()
+        self._thread.join()
 
     def _watch(self, stop: threading.Event) -> None:
         tick = min(1.0, self.settings.seconds / 10)
