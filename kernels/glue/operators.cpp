@@ -36,6 +36,7 @@ const std::unordered_set<std::string> of_moves{
 const std::unordered_set<std::string> of_sums{
     "aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::baddbmm_", "aten::addbmm", "aten::addbmm_", "aten::addmv", "aten::addmv_",
     "aten::addr", "aten::addr_", "aten::_addmm_activation"};
+const std::unordered_set<std::string> of_terms{"aten::add", "aten::add_", "aten::sub", "aten::sub_", "aten::mul", "aten::mul_"};
 // Their results hold nothing yet, or what was there before.
 const std::unordered_set<std::string> of_nothing{
     "aten::detach_", "aten::requires_grad_", "aten::as_strided_", "aten::squeeze_", "aten::unsqueeze_", "aten::t_", "aten::transpose_",
@@ -78,6 +79,7 @@ std::unique_ptr<Operator> look_up(const std::string& name, const std::string& ov
   found->moves_data = of_moves.count(name) > 0;
   found->is_pointwise = handle->hasTag(at::Tag::pointwise);
   found->adds_first = of_sums.count(name) > 0;
+  found->keeps_nonfinite = found->adds_first || of_terms.count(name);
   return found;
 }
 

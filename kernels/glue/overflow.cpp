@@ -43,6 +43,11 @@ int kinds_meant(const Operator& op, const std::vector<c10::IValue>& arguments, s
   return arguments[1].toStringRef() == "max" ? 4 : arguments[1].toStringRef() == "min" ? 2 : 0;
 }
 
+int64_t nonfinite_in(const at::Tensor& t) {
+  const Statistics s = statistics_of(t);
+  return s.nan + s.positive_inf + s.negative_inf;
+}
+
 // Whether a result holds more than it was given: what is not finite where nothing is in the arguments, at the same place. It cannot be
 // told of operators in which a value reaches many places.
 bool makes_more(const Operator& op, const std::vector<c10::IValue>& arguments, const std::vector<at::Tensor>& results) {
@@ -58,10 +63,12 @@ bool makes_more(const Operator& op, const std::vector<c10::IValue>& arguments, c
   }
   for (at::Tensor left : results) {
     if (!is_readable(left) || !has_nonfinite(left)) continue;
-    for (const at::Tensor& t : given) {
+    for (const at::Tensor& t : given)
       if (!at::is_expandable_to(t.sizes(), left.sizes())) return false;
-      left = at::masked_fill(left, at::logical_not(at::isfinite(t)).to(left.device()), 0);
-    }
+    if (op.keeps_nonfinite && given.size() == 1 && !left.is_complex() &&  // to count is cheaper
+        nonfinite_in(left) == nonfinite_in(given[0]) * (left.numel() / given[0].numel()))
+      continue;
+    for (const at::Tensor& t : given) left = at::masked_fill(left, at::logical_not(at::isfinite(t)).to(left.device()), 0);
     if (has_nonfinite(left)) return true;
   }
   return false;

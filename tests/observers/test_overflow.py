@@ -76,6 +76,10 @@ PRODUCED: dict[str, tuple[str, Run]] = {
         "aten::add",
         lambda: (torch.full((4, 4), -6e4, dtype=torch.float16) * 1 + mask()).softmax(-1),
     ),
+    "more than the mask in a sum in place": (
+        "aten::add_",
+        lambda: torch.full((4, 4), -6e4, dtype=torch.float16).add_(mask()).softmax(-1),
+    ),
     "reduction": ("aten::sum", lambda: torch.full((2,), 3e38).sum()),
     "func.grad": ("aten::log", lambda: torch.func.grad(lambda x: (x.log() * 2).sum())(torch.zeros(3))),
     "func.grad of a list": ("aten::cat", lambda: torch.func.grad(lambda x: torch.cat([x, x]).sum())(torch.full((3,), NAN))),
