@@ -157,7 +157,7 @@ def table(results: list[dict[str, Any]]) -> list[str]:
         cells = []
         for model in processes[0]:
             own = [one[model][name] for one in processes]
-            cells.append(f"{statistics.median(own):.2f} ({min(own):.2f} to {max(own):.2f})")
+            cells.append(f"{statistics.median(own):.3f} ({min(own):.3f} to {max(own):.3f})")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     where = f"{contest.described(results)}; one thread, {len(processes)} processes"
     return [*lines, "", f"{where}. In brackets: the range over processes."]

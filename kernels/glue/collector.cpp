@@ -15,6 +15,7 @@
 #include <exception>
 #include <map>
 #include <memory>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -34,8 +35,10 @@
 namespace msctx::glue {
 namespace {
 
-// What is asked for; Python has the same structure (observers/collector.py).
+// What one reader asks for; Python has the same structure (native/core.py).
 struct Asked {
+  int64_t reader;                // whose queue the rows go to: a number that no other reader has had, above 0
+  const char* folder;            // of its files ("": none of an overflow are written)
   int32_t inputs, outputs;       // rows of what goes in, of what comes out
   int32_t statistics, digests;   // of these tensors
   int32_t tensors;               // these tensors as files; with 2 in it, of dtypes that NumPy does not have the bits
@@ -45,12 +48,20 @@ struct Asked {
   int32_t running;               // what runs now in each thread
   int32_t attributes;            // the arguments that are no tensors
   int32_t lines;                 // of the program, of the nodes that are made
-  const char* folders[3];        // of the files of rows, of overflows ("": none are written) and of errors
+  int32_t chooses;               // among operators, of which it wants rows
+};
+struct Reader : Asked {
+  std::string files;  // its folder
+  explicit Reader(const Asked& asked) : Asked(asked), files(asked.folder) { folder = nullptr; }
 };
 struct Config {
-  Asked asked;
-  std::string folders[3];
-  bool has_rows() const { return asked.inputs || asked.outputs; }
+  std::vector<Reader> readers;
+  int32_t overflow = 0, errors = 0, recent = 0, running = 0, lines = 0;  // that any of them asks for
+
+  Config(const Asked* asked, int count) : readers(asked, asked + count) {
+    for (const Reader& one : readers)
+      overflow |= one.overflow, errors |= one.errors, recent |= one.recent, running |= one.running, lines |= one.lines;
+  }
 };
 
 std::mutex& lock = fork_safe_mutex();
@@ -60,19 +71,18 @@ std::atomic<int64_t> version{0};
 at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;
 std::atomic<PythonFunction> sink{nullptr}, chooser{nullptr}, placer{nullptr};  // Python's, for the life of the process
 constexpr size_t enough = 512, most = 1 << 16;  // rows that Python is asked to take; that wait for it at most
-enum Queue { rows, overflows, errors, queues };
 struct State {
   pid_t process = getpid();
-  std::deque<Row> waiting[queues];
+  std::map<int64_t, std::deque<Row>> waiting;  // of each reader
   std::unordered_set<std::string> texts;  // lines of code, which keep their places
   std::deque<std::string> modules;        // the path of each
-  std::map<std::pair<const Operator*, const char*>, bool> chosen;
+  std::map<std::tuple<int64_t, const Operator*, const char*>, bool> chosen;
 };
 // The lock is held. What waits in a process that forks is its own: the child has none of it.
 State& state() {
   static auto* all = new State;
   if (const pid_t here = getpid(); all->process != here) {
-    for (auto& queue : all->waiting) queue.clear();
+    for (auto& queue : all->waiting) queue.second.clear();
     all->process = here;
   }
   return *all;
@@ -123,19 +133,27 @@ const std::shared_ptr<const Config>& config_here() {
 // Python's answer holds for this operator in this module, or, with `ask_again`, for this one call.
 constexpr long chosen = 1, ask_again = 2;
 
-bool is_chosen(const Row& row) {
-  if (!chooser.load()) return true;
-  const std::pair key{row.op, row.module};
+bool is_chosen(const Reader& by, const Row& row) {
+  if (!by.chooses) return true;
+  const std::tuple key{by.reader, row.op, row.module};
   {
     const std::lock_guard<std::mutex> guard(lock);
     if (const auto found = state().chosen.find(key); found != state().chosen.end()) return found->second;
   }
   const auto module = reinterpret_cast<unsigned long long>(row.module);
-  const long answer = call_python(chooser, chosen, "(ssLK)", row.op->name.c_str(), row.module, (long long)row.id, module);
+  const long answer =
+      call_python(chooser, chosen, "(LssLK)", (long long)by.reader, row.op->name.c_str(), row.module, (long long)row.id, module);
   if (answer & ask_again) return answer & chosen;
   const std::lock_guard<std::mutex> guard(lock);
   return state().chosen[key] = answer & chosen;
 }
+
+// A row that a reader has chosen.
+struct Wanted {
+  const Reader* by;
+  std::vector<Seen> inputs = {};
+  std::string problem = {};
+};
 
 struct Context : at::ObserverContext {
   Recent* recent = nullptr;
@@ -145,7 +163,7 @@ struct Context : at::ObserverContext {
   std::vector<bool> had_nonfinite;  // of the arguments that are written to
   int exceptions = std::uncaught_exceptions();
   int64_t errors = 0;  // that operators had raised before
-  bool has_rows = false;
+  std::vector<Wanted> wanted;
   bool was_deterministic = false;
   bool has_failed() const { return std::uncaught_exceptions() > exceptions; }
 };
@@ -173,7 +191,7 @@ at::ArrayRef<c10::IValue> own(const Values& values, size_t count) {
 const char* place_here(bool of_module) { return reinterpret_cast<const char*>(call_python(placer, 0, "(i)", int(of_module))); }
 
 // The user's line that calls the operator, where somebody wants to know; a node that another one makes belongs to the line of that one.
-const char* line_here(const Asked& asked) {
+const char* line_here(const Config& asked) {
   if (!asked.lines) return "";
   if (here.backward && here.module == here.maker.module) return here.maker.line;
   const char* line = place_here(false);
@@ -202,14 +220,14 @@ Seen described(const at::Tensor& t, const std::string& argument) {
 // What is read of tensors, beside what describes them.
 struct Reading {
   bool statistics = false, digests = false;
-  const std::string* folder = nullptr;  // for files
+  const Reader* files_of = nullptr;     // who wants files
   bool reads_written = true;            // those that the operator writes to: after it they hold something else
   bool is_to_call_again = false;        // also those that are given for the results alone, and where each comes from
   bool keeps_bits = false;              // in files, of dtypes that NumPy does not have
 };
 
 void keep(Seen& found, const at::Tensor& t, const Reading& reading, const std::string& file, std::string& problem) try {
-  write_npy(t, *reading.folder + "/" + file, reading.keeps_bits);
+  write_npy(t, reading.files_of->files + "/" + file, reading.keeps_bits);
   found.file = file;
 } catch (const std::exception& error) {
   problem = error.what();
@@ -242,17 +260,17 @@ std::vector<Seen> seen(
         one.is_read = one.has_statistics = false;
         continue;
       }
-      if (!reading.folder) continue;
+      if (!reading.files_of) continue;
       const std::string slot = std::string(".") + what + "." + std::to_string(found.size() - 1) + ".npy";
-      keep(one, t, reading, std::to_string(getpid()) + "-" + std::to_string(row.id) + slot, problem);
+      const std::string name = std::to_string(getpid()) + "-" + std::to_string(reading.files_of->reader) + "-" + std::to_string(row.id);
+      keep(one, t, reading, name + slot, problem);
     }
   }
   return found;
 }
 
-Reading of_rows(const Config& config) {
-  const Asked& a = config.asked;
-  return {a.statistics != 0, a.digests != 0, a.tensors ? &config.folders[rows] : nullptr, true, false, (a.tensors & 2) != 0};
+Reading of_rows(const Reader& by) {
+  return {by.statistics != 0, by.digests != 0, by.tensors ? &by : nullptr, true, false, (by.tensors & 2) != 0};
 }
 
 // What it returns, and what it writes to beside that.
@@ -265,10 +283,10 @@ std::vector<c10::IValue> results_of(const Context& at, at::ArrayRef<c10::IValue>
   return found;
 }
 
-bool has_overflowed(const Context& at, const std::vector<c10::IValue>& results) try {
+bool has_overflowed(const Context& at, int wanted, const std::vector<c10::IValue>& results) try {
   std::vector<at::Tensor> tensors;
   for (const c10::IValue& value : results) tensors_in(value, tensors);
-  return has_overflowed(*at.row.op, at.config->asked.overflow, at.arguments, at.had_nonfinite, tensors);
+  return has_overflowed(*at.row.op, wanted, at.arguments, at.had_nonfinite, tensors);
 } catch (const std::exception&) {  // of a dtype that cannot be read
   return false;
 }
@@ -285,16 +303,19 @@ std::string attributes_of(const std::vector<c10::IValue>& values, const Operator
   return json + "}";
 }
 
-void hand_over(Queue queue, Row&& row) {
+// Once so many wait, Python is asked to take them.
+void hand_over(const Reader& to, Row&& row, size_t enough_of_them) {
   size_t waiting;
   {
     const std::lock_guard<std::mutex> guard(lock);
-    auto& all = state().waiting[queue];
+    const auto queue = state().waiting.find(to.reader);
+    if (queue == state().waiting.end()) return;  // it has gone meanwhile
+    auto& all = queue->second;
     all.push_back(std::move(row));
     if (all.size() > most) all.pop_front(), dropped++;
     waiting = all.size();
   }
-  if (queue != rows || waiting >= enough) call_python(sink.load(), 0, "(i)", int(queue));
+  if (waiting >= enough_of_them) call_python(sink.load(), 0, "(L)", (long long)to.reader);
 }
 
 std::unique_ptr<at::ObserverContext> begin_around(const at::RecordFunction& fn) {
@@ -316,7 +337,7 @@ std::unique_ptr<at::ObserverContext> begin_around(const at::RecordFunction& fn) 
 }
 
 // Generators as they are now, where an operator that raises is to be called again.
-std::vector<c10::IValue> arguments_of(at::ArrayRef<c10::IValue> given, const Asked& asked) {
+std::vector<c10::IValue> arguments_of(at::ArrayRef<c10::IValue> given, const Config& asked) {
   std::vector<c10::IValue> found = given.vec();
   for (c10::IValue& value : found)
     if (asked.errors && value.isGenerator() && value.toGenerator().defined()) value = value.toGenerator().clone();
@@ -341,10 +362,10 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
     return std::make_unique<Context>();
   }
   const Operator& op = operator_of(fn);
-  if (op.stands_for_others && !asked->asked.errors) return nullptr;
+  if (op.stands_for_others && !asked->errors) return nullptr;
   if (!op.has_schema && fn.seqNr() < 0) return nullptr;  // such as the guards of compiled code
   const int64_t id = here.wrapped == &op ? here.wrapped_id : ++operators;
-  if (fn.seqNr() >= 0) makers().remember(fn.seqNr(), {here.module, line_here(asked->asked), id});
+  if (fn.seqNr() >= 0) makers().remember(fn.seqNr(), {here.module, line_here(*asked), id});
   if (!op.has_schema) return nullptr;
   const auto given = own(fn.inputs(), op.arguments.size());
   if (has_wrapped(given)) {
@@ -373,18 +394,20 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   }
   row.thread = uint64_t(gettid());
   row.began = now();
-  const Asked& a = asked->asked;
+  const Config& a = *asked;
   at->was_deterministic = at::globalContext().deterministicAlgorithms();
   if (op.stands_for_others) {  // it is seen if it raises and none of those does
     at->arguments = arguments_of(given, a);
     at->errors = here.errors;
     return at;
   }
-  at->has_rows = asked->has_rows() && op.makes_data && is_chosen(row);
-  if (at->has_rows || a.overflow || a.errors || a.recent) at->arguments = arguments_of(given, a);
-  if (at->has_rows && a.inputs) {
+  for (const Reader& one : a.readers)
+    if ((one.inputs || one.outputs) && op.makes_data && is_chosen(one, row)) at->wanted.push_back({&one});
+  if (!at->wanted.empty() || a.overflow || a.errors || a.recent) at->arguments = arguments_of(given, a);
+  for (Wanted& one : at->wanted) {
+    if (!one.by->inputs) continue;
     const Unseen unseen;
-    row.inputs = seen(at->arguments, row, "input", of_rows(*asked), row.problem);
+    one.inputs = seen(at->arguments, row, "input", of_rows(*one.by), one.problem);
   }
   if (a.overflow && op.makes_data)
     for (size_t i = 0; i < op.is_written.size() && i < at->arguments.size(); i++) {
@@ -405,21 +428,24 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
 }
 
 void finish_failed(const Context& at) {
-  if (!at.config->asked.errors || error_in_python() == "_StopRecomputationError") return;  // a checkpoint has all that it needs
+  if (!at.config->errors || error_in_python() == "_StopRecomputationError") return;  // a checkpoint has all that it needs
   here.errors++;
-  Row error = at.row;
   // deterministic_except takes deterministic mode away before or after us, and puts it back
-  error.settings = settings_here(at.was_deterministic && at::globalContext().deterministicAlgorithms());
+  const std::string settings = settings_here(at.was_deterministic && at::globalContext().deterministicAlgorithms());
   const Unseen unseen;
-  error.inputs = seen(at.arguments, at.row, "input", {true, false, &at.config->folders[errors], true, true}, error.problem);
-  error.attributes = attributes_of(at.arguments, *at.row.op);
-  hand_over(errors, std::move(error));
+  for (const Reader& one : at.config->readers) {
+    if (!one.errors) continue;
+    Row error = at.row;
+    error.settings = settings;
+    error.inputs = seen(at.arguments, at.row, "input", {true, false, &one, true, true}, error.problem);
+    error.attributes = attributes_of(at.arguments, *at.row.op);
+    hand_over(one, std::move(error), 1);
+  }
 }
 
 void finish(const at::RecordFunction& fn, Context& at) {
   Row& row = at.row;
   const Operator& op = *row.op;
-  const Asked& a = at.config->asked;
   row.took = now() - row.began;
   row.algorithm = here.algorithm;
   const bool has_failed = at.has_failed();
@@ -427,19 +453,22 @@ void finish(const at::RecordFunction& fn, Context& at) {
   if (has_failed) return finish_failed(at);
   const Unseen unseen;
   const auto results = results_of(at, own(fn.outputs(), op.returns));
-  if (a.overflow && has_overflowed(at, results)) {
+  for (const Reader& one : at.config->readers) {
+    if (!one.overflow || !has_overflowed(at, one.overflow, results)) continue;
     Row found = row;
-    const std::string& folder = at.config->folders[overflows];
-    const Reading reading{true, false, folder.empty() ? nullptr : &folder, false};
+    const Reading reading{true, false, one.files.empty() ? nullptr : &one, false};
     found.inputs = seen(at.arguments, row, "input", reading, found.problem, at.had_nonfinite);
     found.outputs = seen(results, row, "output", reading, found.problem);
     found.attributes = attributes_of(at.arguments, op);
-    hand_over(overflows, std::move(found));
+    hand_over(one, std::move(found), 1);
   }
-  if (at.has_rows) {
-    row.outputs = seen(results, row, "output", a.outputs ? of_rows(*at.config) : Reading{}, row.problem);
-    if (a.attributes) row.attributes = attributes_of(at.arguments, op);
-    hand_over(rows, std::move(row));
+  for (Wanted& one : at.wanted) {
+    Row found = row;
+    found.inputs = std::move(one.inputs);
+    found.problem = std::move(one.problem);
+    found.outputs = seen(results, row, "output", one.by->outputs ? of_rows(*one.by) : Reading{}, found.problem);
+    if (one.by->attributes) found.attributes = attributes_of(at.arguments, op);
+    hand_over(*one.by, std::move(found), enough);
   }
 }
 
@@ -468,7 +497,7 @@ void end(const at::RecordFunction& fn, at::ObserverContext* given) try {
     if (at.has_failed() && here.errors == at.errors) finish_failed(at);
     return;
   }
-  if (at.config->asked.running) end_running();
+  if (at.config->running) end_running();
   struct Outside {
     ~Outside() { here.is_inside = false; }
   } outside;  // operators of what is called here are part of it, too
@@ -490,22 +519,24 @@ const char* module_here() { return here.module; }
 using namespace msctx;
 using namespace msctx::glue;
 
-// What is asked for from now on; nullptr: nothing. 0: there was no memory for it.
-MSCTX_API int msctx_collect(const Asked* asked, PythonFunction on_rows, PythonFunction choose, PythonFunction place) try {
-  const char* const* folders = asked ? asked->folders : nullptr;
-  auto wanted = asked ? std::make_shared<Config>(Config{*asked, {folders[rows], folders[overflows], folders[errors]}}) : nullptr;
+// What each reader asks for from now on; none of them: nothing is collected. 0: there was no memory for it.
+MSCTX_API int msctx_collect(const Asked* asked, int count, PythonFunction on_rows, PythonFunction choose, PythonFunction place) try {
+  auto wanted = count ? std::make_shared<Config>(asked, count) : nullptr;
   const std::lock_guard<std::mutex> guard(lock);
+  std::map<int64_t, std::deque<Row>> waiting;  // what waits for those that have gone, goes
+  for (int i = 0; i < count; i++) waiting[asked[i].reader] = std::move(state().waiting[asked[i].reader]);
+  state().waiting = std::move(waiting);
   config = wanted;
   sink = on_rows;
   chooser = choose;
   placer = place;
-  on_count = asked ? note_algorithm : nullptr;
+  on_count = count ? note_algorithm : nullptr;
   state().chosen.clear();
   version++;
-  if (asked && callback == at::INVALID_CALLBACK_HANDLE) {
+  if (count && callback == at::INVALID_CALLBACK_HANDLE) {
     callback = at::addGlobalCallback(at::RecordFunctionCallback(begin, end).needsInputs(true).needsOutputs(true).scopes(
         {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION, at::RecordScope::USER_SCOPE}));
-  } else if (!asked && callback != at::INVALID_CALLBACK_HANDLE) {
+  } else if (!count && callback != at::INVALID_CALLBACK_HANDLE) {
     at::removeCallback(callback);
     callback = at::INVALID_CALLBACK_HANDLE;
   }
@@ -550,12 +581,12 @@ MSCTX_API int msctx_look_away(int looks_away) { return std::exchange(here.looks_
 // Whether what runs in this thread from now on is compiled code. Returns whether it was before.
 MSCTX_API int msctx_enter_compiled(int is_compiled) { return std::exchange(here.is_compiled, is_compiled != 0); }
 
-// The rows that wait: 0, of what was asked for; 1, of overflows; 2, of errors; 3, of the last operators, which stay. As JSON, to be freed.
-MSCTX_API char* msctx_collected(int queue) try {
+// The rows that wait for a reader; 0: the last operators, which stay. As JSON, to be freed.
+MSCTX_API char* msctx_collected(int64_t reader) try {
   std::deque<Row> taken;
   const std::lock_guard<std::mutex> guard(lock);
-  if (queue < 0 || queue >= queues) return strdup(recent_as_json().c_str());
-  taken.swap(state().waiting[queue]);
+  if (!reader) return strdup(recent_as_json().c_str());
+  if (const auto queue = state().waiting.find(reader); queue != state().waiting.end()) taken.swap(queue->second);
   return strdup(json_of(taken).c_str());
 } catch (const std::exception&) {
   return nullptr;

@@ -32,6 +32,11 @@ const std::unordered_set<std::string> of_norms{
 const std::unordered_set<std::string> of_moves{
     "aten::copy_", "aten::index_copy_", "aten::index_put_", "aten::_index_put_impl_", "aten::scatter_", "aten::masked_scatter_",
     "aten::put_", "aten::index_fill_"};
+// They add what may be a mask to a product.
+const std::unordered_set<std::string> of_sums{
+    "aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::baddbmm_", "aten::addbmm", "aten::addbmm_", "aten::addmv", "aten::addmv_",
+    "aten::addr", "aten::addr_", "aten::_addmm_activation"};
+const std::unordered_set<std::string> of_terms{"aten::add", "aten::add_", "aten::sub", "aten::sub_", "aten::mul", "aten::mul_"};
 // Their results hold nothing yet, or what was there before.
 const std::unordered_set<std::string> of_nothing{
     "aten::detach_", "aten::requires_grad_", "aten::as_strided_", "aten::squeeze_", "aten::unsqueeze_", "aten::t_", "aten::transpose_",
@@ -72,6 +77,9 @@ std::unique_ptr<Operator> look_up(const std::string& name, const std::string& ov
   found->accumulates = accumulating.count(name) > 0;
   found->puts_constants = of_constants.count(name) > 0;
   found->moves_data = of_moves.count(name) > 0;
+  found->is_pointwise = handle->hasTag(at::Tag::pointwise);
+  found->adds_first = of_sums.count(name) > 0;
+  found->keeps_nonfinite = found->adds_first || of_terms.count(name);
   return found;
 }
 

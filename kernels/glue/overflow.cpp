@@ -1,5 +1,10 @@
 #include "glue/overflow.h"
 
+#include <ATen/ExpandUtils.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/logical_not.h>
+#include <ATen/ops/masked_fill.h>
+
 #include <cmath>
 
 #include "glue/observed.h"
@@ -38,6 +43,37 @@ int kinds_meant(const Operator& op, const std::vector<c10::IValue>& arguments, s
   return arguments[1].toStringRef() == "max" ? 4 : arguments[1].toStringRef() == "min" ? 2 : 0;
 }
 
+int64_t nonfinite_in(const at::Tensor& t) {
+  const Statistics s = statistics_of(t);
+  return s.nan + s.positive_inf + s.negative_inf;
+}
+
+// Whether a result holds more than it was given: what is not finite where nothing is in the arguments, at the same place. It cannot be
+// told of operators in which a value reaches many places.
+bool makes_more(const Operator& op, const std::vector<c10::IValue>& arguments, const std::vector<at::Tensor>& results) {
+  std::vector<at::Tensor> given;
+  for (size_t i = 0; i < arguments.size(); i++) {
+    std::vector<at::Tensor> tensors;
+    if (i >= op.is_written.size() || !(op.is_written[i] || op.is_result[i])) tensors_in(arguments[i], tensors);
+    for (const at::Tensor& t : tensors) {
+      if (!is_readable(t) || !has_nonfinite(t)) continue;
+      if (!op.is_pointwise && !(op.adds_first && i == 0)) return false;
+      given.push_back(t);
+    }
+  }
+  for (at::Tensor left : results) {
+    if (!is_readable(left) || !has_nonfinite(left)) continue;
+    for (const at::Tensor& t : given)
+      if (!at::is_expandable_to(t.sizes(), left.sizes())) return false;
+    if (op.keeps_nonfinite && given.size() == 1 && !left.is_complex() &&  // to count is cheaper
+        nonfinite_in(left) == nonfinite_in(given[0]) * (left.numel() / given[0].numel()))
+      continue;
+    for (const at::Tensor& t : given) left = at::masked_fill(left, at::logical_not(at::isfinite(t)).to(left.device()), 0);
+    if (has_nonfinite(left)) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 bool has_overflowed(
@@ -58,8 +94,9 @@ bool has_overflowed(
   // Inf becomes NaN, and 1/-0 -Inf: what was not finite is passed on. A mask's -Inf, and a number, have made no NaN before.
   if (given & number_nan) return false;
   if (given == number_inf) return (kinds & 1) != 0;
+  if (!given || (!(given & number_inf) && makes_more(op, arguments, results))) return true;
   given &= ~number_inf;
-  return given == 0 || (given == 4 ? (kinds & 3) != 0 : is_passed_on);
+  return given == 4 ? (kinds & 3) != 0 : is_passed_on;
 }
 
 }  // namespace msctx::glue

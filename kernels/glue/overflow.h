@@ -9,7 +9,7 @@
 
 namespace msctx::glue {
 
-// Whether its results hold what is not finite and nothing that went into it does; or what did is passed on, and that is asked for.
+// Whether its results hold what is not finite and nothing that went into it does, or nothing at the same place; or what did is passed on, and that is asked for.
 // `wanted`: 1, of operators that compute; 2, of those that accumulate into memory; 4, what is passed on, too. `had_nonfinite`: of the
 // arguments that are written to, before.
 bool has_overflowed(

@@ -36,6 +36,7 @@ std::atomic<int64_t> recent_count{0};
 void copy(char* to, size_t room, const std::string& from) {
   std::strncpy(to, from.c_str(), room - 1);
   to[room - 1] = 0;
+  if (from.size() >= room) std::strcpy(to + room - 4, "...");  // there is more
 }
 
 // --- fatal signals: nothing here allocates, locks or formats by the C library ---
@@ -162,9 +163,16 @@ void on_fatal(int number) {
 Recent* remember(const Row& row, const std::vector<c10::IValue>& arguments) {
   Recent& slot = recent[recent_count++ % most_recent];
   std::string shapes;
+  const auto add = [&](const at::Tensor& t) {
+    if (!t.defined() || shapes.size() >= sizeof slot.shapes) return;
+    if (!shapes.empty()) shapes += ' ';
+    shapes += std::string(c10::toString(t.scalar_type())) + "[" + (t.is_nested() ? "nested" : joined(t.sizes())) + "]";
+  };
   for (const c10::IValue& value : arguments) {
-    if (!value.isTensor() || !value.toTensor().defined() || shapes.size() > sizeof slot.shapes) continue;
-    shapes += (shapes.empty() ? "" : " ") + std::string(c10::toString(value.toTensor().scalar_type())) + "[" + joined(value.toTensor().sizes()) + "]";
+    if (value.isTensor()) add(value.toTensor());
+    else if (value.isList())
+      for (const c10::IValue& one : value.toListRef())
+        if (one.isTensor()) add(one.toTensor());
   }
   slot = {row.id, row.step, row.began, -1, row.op, row.module, row.direction, row.thread, {}, {}};
   copy(slot.shapes, sizeof slot.shapes, shapes);

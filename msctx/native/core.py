@@ -96,12 +96,12 @@ class _Policy(Structure):
 
 
 COLLECTED = ("inputs", "outputs", "statistics", "digests", "tensors", "overflow", "errors", "recent", "running",
-             "attributes", "lines")  # fmt: skip
-"""What the collector of operators can be asked for."""
+             "attributes", "lines", "chooses")  # fmt: skip
+"""What a reader can ask the collector of operators for."""
 
 
 class Asked(Structure):
-    _fields_ = [*((name, c_int32) for name in COLLECTED), ("folders", c_char_p * 3)]
+    _fields_ = [("reader", c_int64), ("folder", c_char_p), *((name, c_int32) for name in COLLECTED)]
 
 
 class _Measured(Structure):
@@ -147,14 +147,14 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_watch_model": (DONE, [c_int64, c_int]),
     "msctx_watch_misses": (c_int64, []),
     "msctx_watch_lost": (c_int64, []),
-    "msctx_collect": (DONE, [POINTER(Asked), py_object, py_object, py_object]),
+    "msctx_collect": (DONE, [POINTER(Asked), c_int, py_object, py_object, py_object]),
     "msctx_deterministic_except": (DONE, [py_object]),
     "msctx_deterministic": (c_int, []),
     "msctx_set_deterministic": (None, [c_int]),
     "msctx_collect_nothing": (None, []),
     "msctx_collect_step": (None, [c_int64]),
     "msctx_collect_dropped": (c_int64, []),
-    "msctx_collected": (JSON, [c_int]),
+    "msctx_collected": (JSON, [c_int64]),
     "msctx_text": (c_void_p, [STR]),
     "msctx_module": (c_void_p, [STR]),
     "msctx_enter_module": (c_void_p, [c_void_p]),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
+import itertools
 import os
 from collections.abc import Callable, Mapping
 from ctypes import py_object
-from operator import or_
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,8 +17,6 @@ from msctx.observers import compilations, compiled_places, modules, steps
 Row = dict[str, Any]
 """An operator that ran: ``operator``, ``module``, ``direction``, ``step``, ``inputs``, ``outputs`` and so on; see collector.cpp."""
 
-ROWS, OVERFLOWS, ERRORS, RECENT = range(4)
-"""The queues of the library; of the last one, the last operators, nobody is handed any: who wants them asks."""
 ASK_AGAIN = 2
 """Of :meth:`Reader.wants`: yes, and the next call of the operator is asked about again."""
 BITS = 2
@@ -46,17 +43,16 @@ class Reader:
     Attributes:
         settings: what it was made for.
         process: in which it began.
-        queue: whose rows it takes.
+        number: its own; the library has a queue for each reader.
         goes_on: whether a scope with equal settings, entered later, goes on with it.
         is_choosy: whether :meth:`wants` decides about operators.
         wants_lines: whether rows of a backward pass have the user's ``line`` that called the operator of the forward pass.
     """
 
-    queue: ClassVar[int] = ROWS
     goes_on: ClassVar[bool] = False
     is_choosy = False
     wants_lines: ClassVar[bool] = False
-    process = 0
+    process = number = 0
     settings: Any
 
     @property
@@ -77,7 +73,7 @@ class Reader:
         return 1
 
     def take(self, rows: list[Row]) -> None:
-        """Rows of its queue, in the thread of the last one."""
+        """Rows of what it asked for, in the thread of the last one."""
 
     def end_step(self) -> None:
         """A step has ended; what is asked for may change."""
@@ -92,6 +88,7 @@ class Reader:
 _lock = locks.reentrant()
 _readers: dict[str, Reader] = {}
 _counting: list[Any] = []
+_numbers = itertools.count(1)
 
 
 def reader(name: str) -> Reader | None:
@@ -107,8 +104,7 @@ def put(name: str, new: Reader | None) -> None:
         if before is not None and before.process != os.getpid():
             del _readers[name]
         elif before is not None:
-            if before.queue != RECENT:
-                _take(before.queue)
+            _take(before.number)
             try:
                 _safely(before, before.pause)
             finally:  # also where a warning is an error
@@ -118,7 +114,7 @@ def put(name: str, new: Reader | None) -> None:
                     "observers", "lost", f"{lost} operators could not be collected, or waited too long: they are not reported"
                 )
         if new is not None:
-            new.process = os.getpid()
+            new.process, new.number = os.getpid(), next(_numbers)
             _safely(new, new.begin)
             _readers[name] = new
         if _readers and not _counting:
@@ -146,29 +142,24 @@ if hasattr(os, "register_at_fork"):
 
 
 def refresh() -> None:
-    """Ask the library for what all readers want together; a reader calls it when it wants something else."""
+    """Tell the library what each reader wants; a reader calls it when it wants something else."""
     library = core.load()
-    asked: dict[str, int] = {}
-    for one in _of_this_process():
-        for name, value in one.asked.items():
-            asked[name] = asked.get(name, 0) | value
-    if not _of_this_process():
-        library.c.msctx_collect(None, py_object(), py_object(), py_object())
-        return
-    folders = {one.queue: one.folder for one in _of_this_process() if one.folder is not None}
-    chooser = py_object(_choose) if any(one.is_choosy for one in _readers.values()) else py_object()
-    asked["lines"] = any(one.wants_lines for one in _readers.values())
+    readers = _of_this_process()
+    wanted = (core.Asked * len(readers))(*map(_asked, readers))
     library.c.msctx_collect_step(steps.current())
-    wanted = core.Asked(**asked)
-    wanted.folders[:] = [str(folders.get(queue, "")).encode() for queue in (ROWS, OVERFLOWS, ERRORS)]
-    library.c.msctx_collect(ctypes.byref(wanted), py_object(_take), chooser, py_object(_place))
+    functions = [py_object(one) for one in (_take, _choose, _place)] if readers else [py_object()] * 3
+    library.c.msctx_collect(wanted, len(readers), *functions)
 
 
-def _choose(operator: str, module: str, number: int, place: int) -> int:
+def _asked(one: Reader) -> core.Asked:
+    flags = {"lines": int(one.wants_lines), "chooses": int(one.is_choosy)}
+    return core.Asked(reader=one.number, folder=str(one.folder or "").encode(), **flags, **one.asked)
+
+
+def _choose(reader: int, operator: str, module: str, number: int, place: int) -> int:
     """Called by the library, in any thread: it lives as long as the process."""
-    return functools.reduce(
-        or_, (one.wants(operator, module, number, place) for one in [*_readers.values()] if one.is_choosy), 0
-    )
+    found = [one.wants(operator, module, number, place) for one in [*_readers.values()] if one.number == reader]
+    return found[0] if found else 0
 
 
 def is_on() -> bool:
@@ -196,12 +187,12 @@ def _text(line: str) -> int:
     return found
 
 
-def _take(queue: int) -> int:
+def _take(reader: int) -> int:
     """Called by the library in the thread of an operator, and by us before a reader goes."""
     with _lock:
-        rows = core.load().c.msctx_collected(queue)
+        rows = core.load().c.msctx_collected(reader)
         for one in _of_this_process() if rows else ():
-            if one.queue == queue:
+            if one.number == reader:
                 _safely(one, functools.partial(one.take, rows))
     return 0
 
@@ -224,18 +215,19 @@ def _safely(one: Reader, work: Callable[[], object]) -> None:
 
 def flush() -> None:
     """Hand out the rows that wait."""
-    _take(ROWS)
+    for one in _of_this_process():
+        _take(one.number)
 
 
 def recent() -> list[Row]:
     """The last operators that ran, as many as readers asked for."""
-    found: list[Row] = core.load().c.msctx_collected(RECENT)
+    found: list[Row] = core.load().c.msctx_collected(0)
     return found
 
 
 def _end_step(step: int) -> None:
     with _lock:
-        _take(ROWS)
+        flush()
         for one in _of_this_process():
             _safely(one, one.end_step)
         refresh()

@@ -13,7 +13,7 @@ from msctx.errors import did_you_mean
 from msctx.memory import watched
 from msctx.native import core, models
 from msctx.observers import collector
-from msctx.observers.collector import RECENT, Reader
+from msctx.observers.collector import Reader
 from msctx.options.observation import DeterministicExcept
 
 OPTION = "deterministic_except"
@@ -21,8 +21,6 @@ OPTION = "deterministic_except"
 
 class ExceptReader(Reader):
     """It reads nothing: the collector names the modules for it."""
-
-    queue = RECENT
 
     def __init__(self, settings: DeterministicExcept) -> None:
         self.settings = settings

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import re
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -14,7 +16,7 @@ from msctx import notices
 from msctx.errors import did_you_mean
 from msctx.memory import watched
 from msctx.native import models
-from msctx.observers import files, modules, scope_names
+from msctx.observers import collector, files, modules, scope_names
 from msctx.observers.collector import BITS, Reader, Row
 from msctx.observers.dump_layouts import MindSpore, MsProbe
 from msctx.options.grammars import expression_in
@@ -141,6 +143,7 @@ class DumpReader(Reader):
     def begin(self) -> None:
         self._moment = -1
         self._scratch.make()
+        atexit.register(self._end)  # of set_context, which nobody leaves
 
     def take(self, rows: list[Row]) -> None:
         for row in rows:
@@ -154,8 +157,15 @@ class DumpReader(Reader):
         self._layout.end_step()
         self._step += 1
         self._moment = -1
+        self._tell_unmet([layer for layer in self.settings.layers if not self._is_module(layer)])
+
+    def _end(self) -> None:
+        if self.process == os.getpid():
+            collector.flush()
+            self.pause()
 
     def pause(self) -> None:
+        atexit.unregister(self._end)
         files.guarded(OPTION, self._folder, self._layout.flush)
         self._scratch.remove()
         if self.settings.marked and SET_DUMP not in self._met:
@@ -164,13 +174,17 @@ class DumpReader(Reader):
                 SET_DUMP,
                 f"dump_mode 2 dumps modules marked by {SET_DUMP} in models passed to ctx.watch(model): none ran",
             )
-        for layer in self.settings.layers:
+        self._tell_unmet(self.settings.layers)
+
+    def _tell_unmet(self, layers: Iterable[str]) -> None:
+        """Once for each, of those that nothing was called so far."""
+        for layer in layers:
             if self._missed and layer not in self._met:
                 hint = did_you_mean(layer, sorted(self._missed))
                 text = (
                     f"module {layer!r} has not run"
                     if self._is_module(layer)
-                    else f"no operator or module is called {layer!r}{hint}"
+                    else f"no operator or module that ran is called {layer!r}{hint}"
                 )
                 notices.tell("dump_layer", layer, f"dump_layer: {text}")
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 MOST = 2**16
-"""Operators of one step that msProbe's layout keeps in memory; also those that raise count."""
+"""Operators of one step that msProbe's layout keeps in memory, also those that raise; lines of a step that MindSpore's does."""
 
 
 def _tensors(row: Row) -> list[tuple[str, int, dict[str, Any]]]:
@@ -67,6 +67,8 @@ class MindSpore:
 
     def __init__(self, folder: Path, settings: Dump) -> None:
         self._folder, self._settings = folder, settings
+        self._tables: defaultdict[Path, list[list[object]]] = defaultdict(list)
+        """Lines that wait for the step to end."""
 
     def meet(self, number: int) -> int:
         return 1
@@ -74,13 +76,12 @@ class MindSpore:
     def write(self, rows: list[Row], scratch: Path) -> None:
         import numpy as np
 
-        lines: dict[Path, list[list[object]]] = {}
         for row in rows:
             place = self._folder / f"rank_{files.rank()}" / self._settings.net / "0" / str(row["step"])
             place.mkdir(parents=True, exist_ok=True)
             kind, name = kind_of(row), f"{kind_of(row)}-op{row['id']}"
             if self._settings.arguments:
-                files.write_json(place / f"{kind}.{name}.json", dict(_texts(row["attributes"])))
+                files.write_json(files.reserve(place / f"{kind}.{name}.json"), dict(_texts(row["attributes"])))
             for side, slot, tensor in _tensors(row):
                 given = scratch / (tensor["file"] or "-")
                 if tensor["file"] and self._settings.has_digests:
@@ -95,10 +96,9 @@ class MindSpore:
                     files.move(given, place / ".".join(map(str, parts)))
                 if "min" in tensor and self._settings.data != "tensor":
                     scope = "_".join((*scope_names.parts(row["module"]), name))
-                    lines.setdefault(place, []).append([kind, scope, 0, 0, row["began"], side, slot, *self._described(tensor)])
-        for place, table in lines.items():
-            head = (*self.HEAD, *(column for column, _ in self._columns), "")
-            files.append_csv(place / "statistic.csv", head, table)
+                    self._tables[place].append([kind, scope, 0, 0, row["began"], side, slot, *self._described(tensor)])
+        if sum(map(len, self._tables.values())) > MOST:
+            self.flush()
 
     @property
     def _columns(self) -> list[tuple[str, str]]:
@@ -112,7 +112,11 @@ class MindSpore:
         return [size, dtype, f"({t['shape'].replace('x', ',')})", *values, ""]
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """The lines of a step go into the file together: a process that is killed leaves all of them or none."""
+        head = (*self.HEAD, *(column for column, _ in self._columns), "")
+        while self._tables:
+            place, table = self._tables.popitem()
+            files.append_csv(place / "statistic.csv", head, table)
 
     def end_step(self) -> None:
         """Each row names its step."""

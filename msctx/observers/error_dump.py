@@ -14,7 +14,7 @@ from typing import Any
 
 from msctx import notices
 from msctx.observers import collector, files
-from msctx.observers.collector import DTYPES, ERRORS, Reader, Row, dtype_of, kind_of
+from msctx.observers.collector import DTYPES, Reader, Row, dtype_of, kind_of
 from msctx.options.observation import ErrorDump
 
 OPTION = "enable_exception_dump"
@@ -60,8 +60,6 @@ def _source(row: Row) -> dict[str, Any]:
 
 
 class ErrorReader(Reader):
-    queue = ERRORS
-
     def __init__(self, settings: ErrorDump) -> None:
         self.settings = settings
         self._level = 1 if os.environ.get("NPU_COLLECT_PATH") else settings.level

@@ -18,6 +18,11 @@ from typing import Any
 from msctx import notices
 from msctx.native import distributed
 
+try:
+    from fcntl import LOCK_EX, LOCK_UN, flock
+except ImportError:  # a system without: appending alone keeps records apart there
+    flock = None  # type: ignore[assignment]
+
 
 def rank() -> int:
     """Also before torch.distributed is initialised, where torchrun has given it."""
@@ -136,28 +141,52 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def append_csv(path: Path, head: Sequence[str], lines: Sequence[Sequence[object]]) -> None:
-    """Whole lines, with the head where the file is new; one with another head stays as it is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(head)
-    first = text.getvalue().encode()
-    if path.exists() and path.stat().st_size:
+    """All lines or none, with the head where the file is new; one with another head stays as it is."""
+    first, rest = _csv([head]), _csv(lines)
+    if not path.exists():
+        with _part(path) as part:
+            part.write_bytes(first + rest)
+            with suppress(OSError):  # another process has made it meanwhile, or the file system has no links
+                os.link(part, path)
+                return
+        path.touch()
+    elif path.stat().st_size:
         with path.open("rb") as file:
-            is_same = file.readline() == first
-        if is_same:
-            text.seek(text.truncate(0))
-        else:
-            path = reserve(path)
-    writer.writerows(lines)
-    with path.open("ab") as file:
-        end = file.tell()
+            if file.readline() != first:
+                path = reserve(path)
+    append(path, lambda end: rest if end else first + rest)
+
+
+def _csv(lines: Sequence[Sequence[object]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue().encode()
+
+
+def append(path: Path | str, data: Callable[[int], bytes]) -> None:
+    """Add to a file, of whose length *data* makes the bytes, by one call of the system; one that fails leaves the file as it was.
+
+    Other processes may append, too: a lock keeps the bytes of each together.
+    """
+    file = os.open(path, os.O_WRONLY | os.O_APPEND)  # anew each time: a lock belongs to what one call opened
+    try:
+        if flock is not None:
+            with suppress(OSError):  # some network file systems have no locks
+                flock(file, LOCK_EX)
+        end = os.lseek(file, 0, os.SEEK_END)
+        rest = memoryview(data(end))
         try:
-            file.write(text.getvalue().encode())
-            file.flush()
-        except OSError:
-            os.truncate(path, end)
+            while rest:
+                rest = rest[os.write(file, rest) :]
+        except BaseException:
+            with suppress(OSError):
+                os.ftruncate(file, end)
             raise
+    finally:
+        if flock is not None:
+            with suppress(OSError):
+                flock(file, LOCK_UN)  # a process that was forked meanwhile has the file open, too
+        os.close(file)
 
 
 def name_of(text: str) -> str:

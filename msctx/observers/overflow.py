@@ -11,7 +11,7 @@ from pathlib import Path
 from msctx import notices
 from msctx.native import distributed
 from msctx.observers import collector, files
-from msctx.observers.collector import OVERFLOWS, Reader, Row, dtype_of, kind_of
+from msctx.observers.collector import Reader, Row, dtype_of, kind_of
 from msctx.options.observation import Overflow
 
 OPTION = "enable_dump_debug"
@@ -27,7 +27,6 @@ _written: Counter[Path] = Counter()
 class OverflowReader(Reader):
     """Of each operator in each module, the first overflow of a scope is reported and its data written."""
 
-    queue = OVERFLOWS
     wants_lines = True
 
     def __init__(self, settings: Overflow) -> None:
@@ -102,11 +101,6 @@ def sentence(row: Row) -> str:
     direction = {"forward": "forward pass", "backward": f"backward pass ({row['node']})", "optimizer": "optimizer"}[
         row["direction"]
     ]
-    kinds = [
-        f"{sum(t.get(key, 0) for t in row['outputs'])} {name}"
-        for key, name in (("nan", "NaN"), ("positive_inf", "Inf"), ("negative_inf", "-Inf"))
-        if any(t.get(key, 0) for t in row["outputs"])
-    ]
     inputs = ", ".join(
         f"{t['argument'] or 'input'} {dtype_of(t)}[{t['shape']}] {t['min']:.3g} to {t['max']:.3g}"
         for t in row["inputs"]
@@ -114,12 +108,19 @@ def sentence(row: Row) -> str:
     )
     rank = f" of rank {files.rank()}" if distributed.rank() is not None else ""
     came = [
-        f"{t['argument'] or 'input'} {dtype_of(t)}[{t['shape']}]"
+        f"{t['argument'] or 'input'} {dtype_of(t)}[{t['shape']}]{f' ({count})' if count else ''}"
         for t in row["inputs"]
-        if t.get("was_nonfinite") or t.get("nan") or t.get("positive_inf") or t.get("negative_inf")
+        if (count := _counted([t])) or t.get("was_nonfinite")
     ]
     origin = f"not finite before: {', '.join(came)}" if came else f"from finite inputs ({inputs or 'none'})"
     return (
         f"overflow in step {row['step']}{rank}: {row['operator']} in {where}, {direction}, {row['source']}: "
-        f"{' and '.join(kinds)}, {origin}"
+        f"{_counted(row['outputs'])}, {origin}"
     )
+
+
+def _counted(tensors: list[Row]) -> str:
+    """``2 NaN and 1 Inf``"""
+    names = {"nan": "NaN", "positive_inf": "Inf", "negative_inf": "-Inf"}
+    counts = {name: sum(t.get(key, 0) for t in tensors) for key, name in names.items()}
+    return " and ".join(f"{count} {name}" for name, count in counts.items() if count)

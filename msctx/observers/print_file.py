@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import os
 import weakref
-from contextlib import suppress
 from pathlib import Path
 
 from msctx import locks, notices
 from msctx.observers import files
-
-try:
-    from fcntl import LOCK_EX, LOCK_UN, flock
-except ImportError:  # a system without: appending alone keeps records apart there
-    flock = None  # type: ignore[assignment]
-
 
 _lock = locks.reentrant()
 
@@ -47,7 +40,7 @@ class PrintFile:
         if not (path := self.made()):
             return
         try:
-            _append(path, record)
+            files.append(path, lambda end: record)
         except OSError as error:
             _warn(path, f"cannot be written ({error.strerror}); some records are missing")
 
@@ -67,27 +60,6 @@ if hasattr(os, "register_at_fork"):
 
 def _warn(path: str, what: str) -> None:
     notices.tell("print_file_path", path, f"print_file_path: {path} {what}")
-
-
-def _append(path: str, record: bytes) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_APPEND)  # anew for each record: a lock belongs to what one call opened
-    try:
-        if flock is not None:
-            with suppress(OSError):  # some network file systems have no locks
-                flock(file, LOCK_EX)
-        end, rest = os.lseek(file, 0, os.SEEK_END), memoryview(record)
-        try:
-            while rest:
-                rest = rest[os.write(file, rest) :]
-        except BaseException:
-            with suppress(OSError):
-                os.ftruncate(file, end)
-            raise
-    finally:
-        if flock is not None:
-            with suppress(OSError):
-                flock(file, LOCK_UN)  # a process that was forked meanwhile has the file open, too
-        os.close(file)
 
 
 current: PrintFile | None = None

@@ -17,9 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from msctx.native import core, distributed
+from msctx.native import core, distributed, memory
 from msctx.observers import collector, files
-from msctx.observers.collector import RECENT, Reader
+from msctx.observers.collector import Reader
 from msctx.options.observation import Recorder
 
 OPTION = "env_config_path.rdr.enable"
@@ -28,8 +28,6 @@ _numbers = itertools.count(1)
 
 
 class RecorderReader(Reader):
-    queue = RECENT
-
     def __init__(self, settings: Recorder) -> None:
         self.settings = settings
         self._folder = Path(settings.path).absolute() / f"rank_{files.rank()}" / "rdr"
@@ -96,13 +94,26 @@ class RecorderReader(Reader):
             named = (row["operator"], row["module"] or "-", row["direction"], row["shapes"], row["algorithm"] or "-")
             fields = (*named, state, f"thread {row['thread']}")
             text += [f"{number}:", *(f"\t{field}" for field in fields)]
-        found = {"reason": reason, "operators": rows, "collectives": distributed.flight_record()}
+        found = {"reason": reason, "operators": rows, "collectives": distributed.flight_record(), "memory": _memory()}
 
         def write() -> None:
             files.write(stem.with_name(f"{stem.name}.txt"), "\n".join(text) + "\n")
             files.write_json(stem.with_name(f"{stem.name}.json"), found)
 
         files.guarded(OPTION, self._folder, write)
+
+
+def _memory() -> dict[str, Any]:
+    """Bytes of the process, of the pool of host memory, and of the accelerator that the program uses."""
+    import resource  # of Unix
+
+    import torch
+
+    found = memory.statistics() | {"peak_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    if device := memory.accelerator():
+        torch_module = torch.get_device_module(device)
+        found["device"] = {"allocated": torch_module.memory_allocated(), "peak": torch_module.max_memory_allocated()}
+    return found
 
 
 def write_all(reason: str) -> None:

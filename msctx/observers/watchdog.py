@@ -20,7 +20,7 @@ from typing import Any
 
 from msctx.native import core
 from msctx.observers import recorder
-from msctx.observers.collector import RECENT, Reader
+from msctx.observers.collector import Reader
 from msctx.options.observation import Watchdog
 
 EXIT_CODE = 124
@@ -30,8 +30,6 @@ _DEBUGGERS = {"bdb", "pdb", "debugpy", "pydevd", "_pydevd_bundle"}
 
 
 class WatchdogReader(Reader):
-    queue = RECENT
-
     def __init__(self, settings: Watchdog) -> None:
         self.settings = settings
         self._stop = threading.Event()
@@ -42,10 +40,12 @@ class WatchdogReader(Reader):
 
     def begin(self) -> None:
         self._stop = threading.Event()
-        threading.Thread(target=self._watch, args=(self._stop,), name="msctx watchdog", daemon=True).start()
+        self._thread = threading.Thread(target=self._watch, args=(self._stop,), name="msctx watchdog", daemon=True)
+        self._thread.start()
 
     def pause(self) -> None:
         self._stop.set()
+        self._thread.join()
 
     def _watch(self, stop: threading.Event) -> None:
         tick = min(1.0, self.settings.seconds / 10)

@@ -10,7 +10,7 @@ from typing import Any
 
 from msctx.errors import EntryFailed
 from msctx.observers import collector
-from msctx.observers.collector import ERRORS, Reader, Row, kind_of
+from msctx.observers.collector import Reader, Row, kind_of
 from msctx.verify.reader import StepReader
 from msctx.verify.result import Result
 from msctx.verify.runs import Side, Subject, running
@@ -50,8 +50,6 @@ class TimesReader(StepReader):
 
 class ErrorReader(Reader):
     """The operators that raised."""
-
-    queue = ERRORS
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

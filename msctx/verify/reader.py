@@ -26,8 +26,6 @@ MOST = 1 << 18
 class StepReader(Reader):
     """Calls *ended* with what it found in a step; it may wait there. Processes that the run forks are not read."""
 
-    is_choosy = True  # others may be, and their choice would hold for its rows
-
     def __init__(self, ended: Callable[[], object]) -> None:
         self.step = 0
         self._ended = ended
@@ -36,12 +34,6 @@ class StepReader(Reader):
     @property
     def _is_here(self) -> bool:
         return os.getpid() == self._process
-
-    def wants(self, operator: str, module: str, number: int, place: int) -> int:
-        return ASK_AGAIN | self._chosen(operator, module)
-
-    def _chosen(self, operator: str, module: str) -> int:
-        return 1
 
     def end_step(self) -> None:
         if self._is_here:
@@ -120,6 +112,8 @@ class DetailReader(StepReader):
         folder: for the files.
     """
 
+    is_choosy = True
+
     def __init__(self, ended: Callable[[], object], step: int, wanted: Call, others: Collection[Call], folder: Path) -> None:
         super().__init__(ended)
         self._step, self._wanted, self._others, self._folder = step, wanted, others, folder
@@ -141,16 +135,16 @@ class DetailReader(StepReader):
     def folder(self) -> Path:
         return self._folder
 
-    def _chosen(self, operator: str, module: str) -> int:
+    def wants(self, operator: str, module: str, number: int, place: int) -> int:
         if not self.is_there or not self._is_here:
-            return 0
+            return ASK_AGAIN
         call = operator, module, self._met[operator, module]
         self._met[operator, module] += 1
         if call == self._wanted or call in self._others:
             self.lines[call] = collector.line_here()
         if call == self._wanted:
             self.generator = digest(torch.default_generator.get_state().numpy().tobytes())
-        return int(call == self._wanted)
+        return ASK_AGAIN | (call == self._wanted)
 
     def take(self, rows: list[Row]) -> None:
         if self._is_here and rows and self.row is None:

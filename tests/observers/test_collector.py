@@ -21,7 +21,6 @@ from torch.nn import functional as fn
 from torch.utils.checkpoint import checkpoint
 
 import msctx
-from msctx.native import core
 from msctx.observers import collector
 from msctx.observers.collector import Reader, Row
 
@@ -91,8 +90,42 @@ def test_nothing_is_seen_outside_and_nothing_is_left(collected: Any) -> None:
         assert collected(lambda: torch.ones(1) + 1)
         assert not [m for m in net.modules() if m._forward_hooks or m._forward_pre_hooks]
     torch.ones(1) + 1
-    assert core.load().c.msctx_collected(collector.ROWS) == []
     assert collector._readers == {}
+
+
+def test_each_reader_gets_what_it_asked_for_and_only_that(collected: Any, tmp_path: Path) -> None:
+    class Chooses(Listens):
+        is_choosy = True
+
+        def wants(self, operator: str, *_: object) -> int:
+            return int(operator == "aten::exp")
+
+        @property
+        def folder(self) -> Path:
+            return tmp_path
+
+    asks = (
+        {"inputs": 1, "statistics": 1},
+        {"inputs": 1, "outputs": 1, "tensors": 1},
+        {"outputs": 1, "tensors": collector.BITS},
+    )
+    others = [Chooses(**asked) for asked in asks]
+    for number, other in enumerate(others):
+        collector.put(f"other {number}", other)
+    rows = collected(lambda: torch.ones(3, dtype=torch.bfloat16).exp().sin(), outputs=1, digests=1)
+    for number in range(len(others)):
+        collector.put(f"other {number}", None)
+
+    def read(rows: list[Row]) -> list[tuple[str, set[str], set[str]]]:
+        return [(row["operator"], has(row["inputs"]), has(row["outputs"])) for row in rows]
+
+    def has(tensors: list[dict[str, Any]]) -> set[str]:
+        return {key for one in tensors for key in ("digest", "min", "file") if one.get(key)}
+
+    assert read(rows[-2:]) == [("aten::exp", set(), {"digest"}), ("aten::sin", set(), {"digest"})]
+    assert read(others[0].rows) == [("aten::exp", {"min"}, set())]
+    assert read(others[1].rows) == [("aten::exp", {"file"}, {"file"})]
+    assert read(others[2].rows) == [("aten::exp", set(), {"file"})]
 
 
 def test_a_checkpoint_and_errors_keep_modules_right(collected: Any) -> None:

@@ -122,7 +122,10 @@ def test_where_warnings_are_errors_everything_is_put_back_first(tmp_path: Path) 
     before = msctx.state()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(msctx.MsctxWarning, match="no operator or module is called 'exq'"), msctx.context(session=dump):
+        with (
+            pytest.raises(msctx.MsctxWarning, match="no operator or module that ran is called 'exq'"),
+            msctx.context(session=dump),
+        ):
             torch.ones(1).exp()
         assert msctx.state() == before
         with pytest.raises(msctx.MsctxWarning, match="is called 'exq'"), under("exq"):

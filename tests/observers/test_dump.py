@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import json
 import math
 import shutil
@@ -44,6 +45,7 @@ def test_sides(mode: str, tmp_path: Path) -> None:
 
 
 def test_statistics_in_mindspores_layout(tmp_path: Path) -> None:
+    gc.collect()  # another test's model may have modules at these paths
     dumped(tmp_path, model(), dump_data="stats", dump_mode="all")
     lines = [*csv.reader((tmp_path / "rank_0" / "Net" / "0" / "0" / "statistic.csv").open())]
     head, rows = lines[0], lines[1:]
@@ -256,7 +258,7 @@ def test_a_module_wins_over_a_model_of_its_name(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_nearly_that_of_a_model_is_reported_with_it(tmp_path: Path) -> None:
-    with pytest.warns(MsctxWarning, match=r"no operator or module is called 'Outr'; did you mean Outer\?"):
+    with pytest.warns(MsctxWarning, match=r"no operator or module that ran is called 'Outr'; did you mean Outer\?"):
         dumped(tmp_path, Outer(), dump_layer="Outr")
 
 
@@ -270,8 +272,20 @@ def test_what_msprobes_layout_computes_itself_is_not_dumped(tmp_path: Path) -> N
 
 
 def test_a_layer_that_nothing_is_called_is_reported_with_near_names(tmp_path: Path) -> None:
-    with pytest.warns(MsctxWarning, match="dump_layer: no operator or module is called 'rellu'; did you mean relu\\?"):
+    with pytest.warns(MsctxWarning, match="dump_layer: no operator or module that ran is called 'rellu'; did you mean relu\\?"):
         dumped(tmp_path, model(), dump_layer="rellu")
+
+
+def test_a_layer_that_nothing_is_called_is_reported_when_the_first_step_ends(tmp_path: Path) -> None:
+    session = {"enable_dump": True, "dump_path": str(tmp_path), "dump_layer": "exq late", "dump_step": "0|1"}
+    net = nn.ModuleDict({"late": nn.ReLU()})
+    with msctx.context(session=session).watch(net):
+        torch.ones(1).exp()
+        with pytest.warns(MsctxWarning) as found:
+            msctx.step()
+        assert [str(one.message) for one in found] == [
+            "dump_layer: no operator or module that ran is called 'exq'; did you mean exp?"
+        ]
 
 
 def test_a_module_that_does_not_run_is_reported_as_such(tmp_path: Path) -> None:
@@ -436,6 +450,29 @@ def test_a_step_without_end_is_bounded(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_wrong_expression_is_an_error_where_it_stands(layers: str, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="holds no regular expression"):
         msctx.context(session={"enable_dump": True, "dump_path": str(tmp_path), "dump_layer": layers})
+
+
+def test_a_step_of_a_process_that_is_killed_is_whole_or_not_there(tmp_path: Path, run_python: Any) -> None:
+    program = """
+        import os, signal, torch, msctx
+        msctx.set_context(session={"enable_dump": True, "dump_path": PATH, "dump_data": "stats"})
+        x = torch.ones(2)
+        for step in range(3):
+            for _ in range(700):
+                x = x + 1
+            if step == 2: END
+            msctx.step()
+    """
+    ends = {"killed": "os.kill(os.getpid(), signal.SIGKILL)", "ended": "break"}
+    for name, end in ends.items():
+        run_python(program.replace("PATH", repr(str(tmp_path / name))).replace("END", end))
+    counts = {
+        (name, path.parent.name): len(path.read_text().splitlines())
+        for name in ends
+        for path in (tmp_path / name).rglob("*.csv")
+    }
+    whole = {(name, step): 701 + (step == "0") for name in ends for step in "012"}
+    assert counts == {key: count for key, count in whole.items() if key != ("killed", "2")}
 
 
 @pytest.mark.parametrize("layout", ["mindspore", "msprobe"])

@@ -67,6 +67,15 @@ def test_arguments_of_operators_by_mindspores_file(tmp_path: Path) -> None:
     assert (found["full"]["size"], found["full"]["fill_value"], found["full"]["layout"]) == ("[2]", "inf", "None")
 
 
+def test_arguments_of_an_earlier_run_stay(tmp_path: Path, run_python: Any) -> None:
+    """Each process numbers its operators from 1 on."""
+    file = Path(of_file(tmp_path, saved_data="statistic"))
+    file.write_text(file.read_text().replace('"enable": true', '"enable": true, "save_kernel_args": true'))
+    for size in (2, 3):
+        run_python(f"import torch, msctx\nwith msctx.context(dump_config={str(file)!r}): torch.ones({size})")
+    assert {json.loads(path.read_text())["size"] for path in tmp_path.rglob("ones.ones-op1.json*")} == {"[2]", "[3]"}
+
+
 @pytest.mark.parametrize(
     "x",
     [

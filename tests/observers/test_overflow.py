@@ -46,6 +46,16 @@ def ctc_loss(log_probs: torch.Tensor) -> torch.Tensor:
     return nn.functional.ctc_loss(log_probs, torch.tensor([[1, 2]]), torch.tensor([6]), torch.tensor([2]))
 
 
+def mask() -> torch.Tensor:
+    """Of float16, with the smallest number where it lets pass."""
+    return torch.full((4, 4), -INF, dtype=torch.float16).triu(1) + torch.full((4, 4), -6e4, dtype=torch.float16).tril()
+
+
+def product_with(given: torch.Tensor, size: float = 300.0) -> torch.Tensor:
+    keys = torch.full((2, 4, 8), size, dtype=torch.float16)
+    return torch.baddbmm(given, keys, -keys.mT)
+
+
 PRODUCED: dict[str, tuple[str, Run]] = {
     "log": ("aten::log", lambda: (-torch.ones(3)).log().sum()),
     "division": ("aten::div", lambda: (torch.ones(3) / torch.zeros(3)).mean()),
@@ -61,6 +71,15 @@ PRODUCED: dict[str, tuple[str, Run]] = {
     "foreach in place": ("aten::_foreach_mul_", lambda: torch._foreach_mul_([torch.full((2,), 3e38)], 9.0)),
     "zero times infinity": ("aten::mul", lambda: (torch.zeros(3) * INF) + 1),
     "zero times an infinite tensor": ("aten::mul", lambda: (torch.zeros(3) * torch.tensor(INF)) + 1),
+    "more than the mask in a product's sum": ("aten::baddbmm", lambda: product_with(mask()).softmax(-1)),
+    "more than the mask in a sum": (
+        "aten::add",
+        lambda: (torch.full((4, 4), -6e4, dtype=torch.float16) * 1 + mask()).softmax(-1),
+    ),
+    "more than the mask in a sum in place": (
+        "aten::add_",
+        lambda: torch.full((4, 4), -6e4, dtype=torch.float16).add_(mask()).softmax(-1),
+    ),
     "reduction": ("aten::sum", lambda: torch.full((2,), 3e38).sum()),
     "func.grad": ("aten::log", lambda: torch.func.grad(lambda x: (x.log() * 2).sum())(torch.zeros(3))),
     "func.grad of a list": ("aten::cat", lambda: torch.func.grad(lambda x: torch.cat([x, x]).sum())(torch.full((3,), NAN))),
@@ -92,9 +111,17 @@ def test_the_producer_is_named(name: str, tmp_path: Path) -> None:
     )
 
 
+def test_what_a_mask_had_is_told_beside_what_came_of_it(tmp_path: Path) -> None:
+    (report,) = overflows(lambda: product_with(mask()), tmp_path)
+    assert "32 -Inf, not finite before: self float16[4x4] (6 -Inf)" in report
+
+
 HARMLESS: dict[str, Run] = {
     "a mask": lambda: torch.ones(4, 4).masked_fill(torch.ones(4, 4).triu(1).bool(), -INF).softmax(-1),
     "a mask that is added": lambda: (torch.ones(4, 4) + torch.full((4, 4), -INF).triu(1)).softmax(-1),
+    "a mask that is added to a product": lambda: product_with(mask(), 1.0).softmax(-1),
+    "a mask that is widened": lambda: (torch.ones(2, 3, 4) + torch.tensor([0.0, 0, -INF, -INF])).softmax(-1),
+    "a mask that is summed": lambda: torch.full((4, 4), -INF).triu(1).sum(-1),
     "attention": lambda: nn.functional.scaled_dot_product_attention(*torch.ones(3, 1, 1, 4, 8), is_causal=True),
     "a transformer's mask": lambda: nn.Transformer.generate_square_subsequent_mask(5).softmax(-1),
     "padding": lambda: nn.functional.pad(torch.ones(3), (1, 1), value=-INF).max(),

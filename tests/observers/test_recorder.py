@@ -37,6 +37,7 @@ def test_an_error_that_leaves_the_block(tmp_path: Path) -> None:
     last = found["operators"][-1]
     assert (last["operator"], last["module"], last["took"]) == ("aten::addmm", "1", -2)
     assert last["shapes"] == "Float[2] Float[1x3] Float[5x2]"
+    assert found["memory"]["peak_resident_bytes"] > 10**7
     (text,) = tmp_path.glob("out/rank_0/rdr/KERNEL.graph_exec_order.*.txt")
     assert text.read_text().startswith("================== execution order ==================\nexecution_order size: ")
 
@@ -106,6 +107,20 @@ def test_the_ring_holds_the_last_ones(tmp_path: Path) -> None:
     assert len(found["operators"]) == 1024
     assert found["operators"][-1]["operator"] == "aten::exp"
     assert [row["id"] for row in found["operators"]] == sorted(row["id"] for row in found["operators"])
+
+
+def test_lists_have_their_shapes_and_what_is_cut_is_marked(tmp_path: Path) -> None:
+    with msctx.context(env_config_path=settings(tmp_path, 2)):
+        torch.cat([torch.ones(2), torch.ones(3)])
+        torch._foreach_add([torch.ones(2), torch.ones(4, 1)], [torch.ones(2), torch.ones(4, 1)])
+        torch.cat([torch.ones(12345, 0)] * 10)
+        torch.cat([torch.ones(3)] * 13)
+    (found,) = written(tmp_path)
+    listed = [row["shapes"] for row in found["operators"] if row["operator"] in ("aten::cat", "aten::_foreach_add")]
+    shapes = listed[-4:]
+    assert shapes[:2] == ["Float[2] Float[3]", "Float[2] Float[4x1] Float[2] Float[4x1]"]
+    assert (len(shapes[2]), shapes[2].endswith("...")) == (119, True)
+    assert shapes[3] == " ".join(["Float[3]"] * 13)
 
 
 PROGRAMS = {

@@ -1,9 +1,10 @@
-"""Faults of eight kinds in ten places, two runs in this process: each is named at its module and operator. For two more kinds, see
+"""Faults of ten kinds in ten places, two runs in this process: each is named at its module and operator. For two more kinds, see
 test_compiled_graphs.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -42,14 +43,37 @@ def scatter(x: torch.Tensor) -> torch.Tensor:
 scatter.register_autograd(lambda ctx, gradient: gradient)
 
 
+@torch.library.custom_op("planted_faults::mean_of_threads", mutates_args=())
+def mean_of_threads(x: torch.Tensor) -> torch.Tensor:
+    """Each thread sums a piece; what does not divide by their number belongs to none."""
+    each = x.numel() // torch.get_num_threads()
+    pieces = [x.flatten()[each * one : each * (one + 1)].sum() for one in range(torch.get_num_threads())]
+    return x - torch.stack(pieces).sum() / x.numel()
+
+
+mean_of_threads.register_autograd(lambda ctx, gradient: gradient)
+
+
+@torch.library.custom_op("planted_faults::scale", mutates_args=())
+def scale(x: torch.Tensor) -> torch.Tensor:
+    """Scales a gradient, and takes the scale away again: in float16 it overflows."""
+    dtype = torch.float16 if now["is faulty"] else torch.float32
+    return ((x.to(dtype) * 2**15) * 2**15).float() / 2**30
+
+
 class Backward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, wrong: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        ctx.wrong = wrong
         return x.clone()
 
     @staticmethod
-    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return shift(gradient)
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        return ctx.wrong(gradient), None
+
+
+def in_backward(wrong: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: Backward.apply(x, wrong)
 
 
 class Block(nn.Module):
@@ -71,11 +95,21 @@ def given(x: torch.Tensor) -> torch.Tensor:
     return x + torch.tensor([[2.0 if now["is faulty"] else 1.0]] * 5)
 
 
-ACTS = {"kernel": shift, "backward": Backward.apply, "sum": scatter, "random": noisy, "data": given}
+ACTS = {
+    "kernel": shift,
+    "backward": in_backward(shift),
+    "float16": in_backward(scale),
+    "sum": scatter,
+    "threads": mean_of_threads,
+    "random": noisy,
+    "data": given,
+}
 KINDS = {
     "kernel": ("operator", "planted_faults::shift", "{}", "forward"),
     "backward": ("operator", "planted_faults::shift", "{}", "backward"),
     "sum": ("operator", "planted_faults::scatter", "{}", "forward"),
+    "float16": ("operator", "planted_faults::scale", "{}", "backward"),
+    "threads": ("operator", "planted_faults::mean_of_threads", "{}", "forward"),
     "random": ("random", "aten::bernoulli_", "{}", "forward"),
     "data": ("input", "aten::add", "{}", "forward"),
     "parameter": ("parameter", "parameter", "{}.inner", "forward"),
@@ -86,8 +120,11 @@ KINDS = {
 
 @pytest.fixture
 def rows_of() -> Iterator[Callable[..., list[Ran]]]:
+    threads = torch.get_num_threads()
+
     def run(kind: str, place: int, *, is_faulty: bool) -> list[Ran]:
         now["is faulty"] = is_faulty
+        torch.set_num_threads(4 if is_faulty and kind == "threads" else 1)
         torch.manual_seed(0)
         model = nn.Sequential(*[Block(ACTS.get(kind, torch.tanh) if one == place else torch.tanh) for one in PLACES])
         weight = model[place].inner.weight
@@ -110,6 +147,7 @@ def rows_of() -> Iterator[Callable[..., list[Ran]]]:
 
     yield run
     collector.put("test", None)
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.full

@@ -93,6 +93,18 @@ def test_planted_faults_are_named(fault: str, capsys: Any) -> None:
         assert finding["source"] == line("optimizer.step()")
 
 
+def test_a_dump_beside_it_has_what_it_asks_for_and_so_has_the_report(capsys: Any, tmp_path: Path) -> None:
+    dump = {"enable_dump": "true", "dump_path": tmp_path, "dump_layer": "tanh", "dump_data": "stats"}
+    words = [f"session.{name}={value}" for name, value in dump.items()]
+    finding = found(capsys, "args.fault=of_process", "args.step=1", *words)["finding"]
+    assert finding["operator"] == "planted::of_process"
+    assert [one["tensor"] for one in finding["values"]] == ["output float32[5, 16]"]
+    assert finding["values"][0]["differing"] > 0
+    tables = [*tmp_path.rglob("statistic.csv")]
+    assert tables
+    assert {text.split(",")[0] for table in tables for text in table.read_text().splitlines()[1:]} == {"tanh", "tanh_backward"}
+
+
 def test_programs_that_are_transformed_and_traced(capsys: Any) -> None:
     result = found(capsys, code=0, entry="transformed")
     assert (result["steps"], result["finding"], result["notes"]) == (2, None, [])
