@@ -37,6 +37,16 @@ def run(
             autocompletion=completion.settings,
         ),
     ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="With --sweep and --out: go on with a sweep that has not ended; what failed runs again."),
+    ] = False,
+    engine: Annotated[
+        str, typer.Option(metavar="ENGINE", help="With --sweep: run its points as jobs of slurm, or local at once.")
+    ] = "",
+    job: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="With --engine: a parameter of submitit (slurm_partition, …).")
+    ] = None,
     nproc: Annotated[
         int,
         typer.Option(min=0, metavar="N", help="Run it as N processes of this node, as torchrun does. Default: in this one."),
@@ -58,8 +68,12 @@ def run(
     experiment = read(file, overrides or (), need_entry=True)
     require(experiment.sinks, experiment.sinks_mark)
     if sweep:
-        _sweep(file, overrides or [], sweep, experiment, out, dry_run, json_)
+        how = ["--nproc", str(nproc)] if nproc else []
+        _sweep(file, overrides or [], sweep, experiment, out, dry_run, json_, how, resume, engine, job or [])
         return
+    if engine or job or resume:
+        text = "is for --sweep"
+        raise OptionError([Diagnostic("--engine" if engine else "--job" if job else "--resume", text, "command line")])
     from msctx.run.runner import prepare_environment  # from here on torch is imported
 
     prepare_environment(experiment)
@@ -129,7 +143,17 @@ def _interrupted(text: str, record: Any, json_: bool) -> None:
 
 
 def _sweep(
-    file: str, overrides: list[str], words: list[str], experiment: Any, out: str | None, dry_run: bool, json_: bool
+    file: str,
+    overrides: list[str],
+    words: list[str],
+    experiment: Any,
+    out: str | None,
+    dry_run: bool,
+    json_: bool,
+    how: list[str],
+    resume: bool,
+    engine: str,
+    job: list[str],
 ) -> None:
     """A run for each point of a grid; ends with 1 where one of them failed."""
     from msctx.run import sweep as sweeping
@@ -157,7 +181,12 @@ def _sweep(
             console.print(sweeping.line(number, len(grid), point, result), markup=False, soft_wrap=True)
 
     try:
-        found = sweeping.sweep(file, experiment.name, overrides, values, out, experiment.record_dir, done)
+        runs_in = _engine(engine, job) if engine or job else sweeping.in_turn
+        found = sweeping.sweep(
+            *(file, experiment.name, [*overrides, *how], values, out, experiment.record_dir, done),
+            engine=runs_in,
+            resume=resume,
+        )
     except sweeping.Interrupted as interrupted:
         record = interrupted.folder / "sweep.json"
         _interrupted(f"{record} holds the finished runs, marked as partial", record, json_)
@@ -168,3 +197,21 @@ def _sweep(
         render.console().print(render.sweep_table(grid, results))
         print(f"sweep.json and sweep.csv are in {found['dir']}")
     raise typer.Exit(any(result["status"] != "completed" for result in results))
+
+
+def _engine(name: str, words: list[str]) -> Any:
+    from msctx.options.yamlfile import scalar
+    from msctx.run.jobs import ENGINES, Jobs
+
+    problems = []
+    if name not in ENGINES:
+        problems.append(Diagnostic("--engine", f"{name!r} is not an engine", "command line", ", ".join(ENGINES)))
+    pairs = [word.partition("=")[::2] for word in words]
+    problems += [
+        Diagnostic("--job", f"{word!r} is not KEY=VALUE", "command line")
+        for word, (key, value) in zip(words, pairs, strict=True)
+        if not key or not value
+    ]
+    if problems:
+        raise OptionError(problems)
+    return Jobs(name, {key: scalar(value) for key, value in pairs})

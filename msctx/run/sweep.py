@@ -1,4 +1,4 @@
-"""A grid of runs: one process for each point, one after the other, and one summary."""
+"""A grid of runs: one process for each point, and one summary."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import io
 import itertools
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -143,19 +144,27 @@ def _reads_as(key: str, text: str) -> bool:
     return isinstance(found, str) and found == text
 
 
+def command(file: str, words: Sequence[str], folder: Path) -> list[str]:
+    """One run, in a process of its own."""
+    return [sys.executable, "-m", "msctx", "run", file, *words, "--out", str(folder), "--json"]
+
+
 def run_point(children: Children, file: str, words: Sequence[str], folder: Path) -> dict[str, Any]:
     """One run in a process of its own, which ends with this one; what result.json holds, or ``{"status": "failed", "error": …}``."""
-    command = [sys.executable, "-m", "msctx", "run", file, *words, "--out", str(folder), "--json"]
-    done = children.run(command)
-    try:  # standard output may hold more than ours: a library may write to it beside Python
-        return dict(json.loads((folder / "result.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        pass
-    failed = {"status": "failed", "exit_code": done.returncode}
+    done = children.run(command(file, words, folder))
+    return result_of(folder, done.returncode, done.stdout, done.stderr)
+
+
+def result_of(folder: Path, code: int, out: str, err: str) -> dict[str, Any]:
+    """What became of a run that has ended."""
+    for place in (folder, folder / "rank_0"):
+        with suppress(OSError, ValueError):  # standard output may hold more than ours: a library may write to it beside Python
+            return dict(json.loads((place / "result.json").read_text(encoding="utf-8")))
+    failed = {"status": "failed", "exit_code": code}
     try:
-        return {"error": json.loads(done.stdout)["message"], **failed}
+        return {"error": json.loads(out)["message"], **failed}
     except (ValueError, KeyError, TypeError):
-        text = done.stderr.strip() or f"exit code {done.returncode}"
+        text = err.strip() or f"exit code {code}"
         return {"error": text, "reason": text.splitlines()[-1], **failed}
 
 
@@ -171,6 +180,19 @@ def line(number: int, count: int, point: Mapping[str, Any], result: Mapping[str,
     return f"{number} of {count}: {' '.join(words_of(point))}: {result['status']}{reason}"
 
 
+Results = Generator[tuple[int, dict[str, Any]], None, None]
+"""Of points, by their numbers, each as soon as it has ended."""
+Engine = Callable[[str, Sequence[tuple[int, Sequence[str], Path]], Path], Results]
+"""Runs points of a file (number, words, folder), in whatever order; the last argument is a folder for what it needs itself."""
+
+
+def in_turn(file: str, points: Sequence[tuple[int, Sequence[str], Path]], scratch: Path) -> Results:
+    """One after the other, on this machine."""
+    with Children() as children:
+        for number, words, folder in points:
+            yield number, run_point(children, file, words, folder)
+
+
 def sweep(
     file: str,
     name: str,
@@ -179,30 +201,68 @@ def sweep(
     out: str | None,
     parent: str,
     done: Callable[[int, Mapping[str, Any], Mapping[str, Any]], None] = lambda number, point, result: None,
+    *,
+    engine: Engine = in_turn,
+    resume: bool = False,
 ) -> dict[str, Any]:
     """Run the grid; returns what sweep.json holds. A run that fails does not end it; Ctrl-C keeps what there is, marked partial.
 
     Raises:
         Interrupted: by Ctrl-C.
+        FileError: there is nothing to resume, or it is another grid.
 
     Args:
         done: called after each point with its number, the point and its result.
+        resume: *out* holds a part of this grid: points that were completed there are not run again.
     """
-    record = Record.create(out, parent, f"{name}-sweep")
-    grid = points(values)
-    found: dict[str, Any] = {"sweep": {key: list(each) for key, each in values.items()}, "partial": False, "points": []}
-    with terminable(), Children() as children:
+    grid, asked = points(values), plain({key: list(each) for key, each in values.items()})
+    record, known = _resumed(out, asked, grid) if resume else (Record.create(out, parent, f"{name}-sweep"), {})
+    found: dict[str, Any] = {"sweep": asked, "partial": True, "points": []}
+    results = dict(known)
+
+    def write(*, partial: bool) -> None:
+        found["points"] = [{"point": grid[n - 1], "result": results[n]} for n in sorted(results)]
+        found["partial"] = partial
+        record.json("sweep.json", found)
+        if results:
+            record.text("sweep.csv", as_csv(found["points"]))
+
+    folders = {n: _folder(record.folder, f"{n:0{len(str(len(grid)))}d}") for n in range(1, len(grid) + 1) if n not in known}
+    left = [(n, [*words, *words_of(grid[n - 1])], folder) for n, folder in folders.items()]
+    with terminable(), closing(engine(file, left, record.folder / "jobs")) as ended:
         try:
-            for number, point in enumerate(grid, 1):
-                folder = record.folder / f"{number:0{len(str(len(grid)))}d}"
-                result = run_point(children, file, [*words, *words_of(point)], folder)
-                found["points"].append({"point": point, "result": result})
-                record.json("sweep.json", found)
-                record.text("sweep.csv", as_csv(found["points"]))
-                done(number, point, result)
+            for number, result in ended:
+                results[number] = result
+                write(partial=len(results) < len(grid))
+                done(number, grid[number - 1], result)
         except (KeyboardInterrupt, Terminated):
             deafen()
-            found["partial"] = True
-            record.json("sweep.json", found)
+            write(partial=True)
             raise Interrupted(record.folder) from None
+    write(partial=False)
     return found | {"dir": str(record.folder)}
+
+
+def _folder(parent: Path, name: str) -> Path:
+    """A new one: what an earlier attempt has left stays."""
+    tries = (parent / (f"{name}-{number}" if number > 1 else name) for number in itertools.count(1))
+    return next(folder for folder in tries if not folder.exists())
+
+
+def _resumed(out: str | None, asked: Any, grid: Sequence[Mapping[str, Any]]) -> tuple[Record, dict[int, dict[str, Any]]]:
+    """The record of a grid that has begun, and the results of the points that were completed."""
+    path = Path(out or ".") / "sweep.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        same, rows = found["sweep"] == asked, found["points"]
+    except (OSError, ValueError, KeyError, TypeError):
+        hint = "name the folder of the sweep with --out"
+        raise FileError([Diagnostic("--resume", "there is no sweep to resume", str(path), suggestion=hint)]) from None
+    if not same:
+        text = f"holds another grid: {json.dumps(found['sweep'])}"
+        raise FileError(
+            [Diagnostic("--resume", text, str(path), suggestion="name the same keys and values, in the same order")]
+        )
+    plain_grid = plain(grid)
+    kept = {plain_grid.index(row["point"]) + 1: row["result"] for row in rows if row["result"]["status"] == "completed"}
+    return Record(path.parent.absolute()), kept

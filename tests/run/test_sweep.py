@@ -132,6 +132,81 @@ def test_a_signal_between_two_runs_leaves_a_record_that_is_partial(experiment: s
     assert (found["partial"], len(found["points"])) == (True, 1)
 
 
+def test_a_sweep_goes_on_where_it_stopped(
+    experiment: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was completed is not run again; what failed is, in a folder of its own."""
+    ran: list[str] = []
+
+    def run_point(children: Any, file: str, words: list[str], folder: Path) -> dict[str, Any]:
+        ran.append(folder.name)
+        folder.mkdir()
+        return {"status": "failed" if words == ["args.scale=3"] and len(ran) < 4 else "completed", "loss": 1.0}
+
+    def done(number: int, *_: object) -> None:
+        if number == 2 and len(ran) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "run_point", run_point)
+    grid, out = {"args.scale": [1, 3, 2]}, tmp_path / "out"
+    with pytest.raises(sweep.Interrupted):
+        sweep.sweep(experiment, "x", [], grid, str(out), "", done)
+    found = sweep.sweep(experiment, "x", [], grid, str(out), "", done, resume=True)
+    assert ran == ["1", "2", "2-2", "3"]
+    assert [row["result"]["status"] for row in found["points"]] == ["completed", "failed", "completed"]
+    again = sweep.sweep(experiment, "x", [], grid, str(out), "", resume=True)
+    assert ran[4:] == ["2-3"]
+    assert {row["result"]["status"] for row in again["points"]} == {"completed"}
+    assert json.loads((out / "sweep.json").read_text()) == {key: again[key] for key in ("sweep", "partial", "points")}
+    code, _, err = run(capsys, experiment, "--sweep", "args.scale=1,2", "--out", str(out), "--resume")
+    assert code == 3
+    assert "holds another grid" in err
+    code, _, err = run(capsys, experiment, "--sweep", "args.scale=1,2", "--out", str(tmp_path / "no"), "--resume")
+    assert code == 3
+    assert "there is no sweep to resume" in err
+
+
+@pytest.mark.full
+def test_points_as_jobs(experiment: str, tmp_path: Path, capsys: Any) -> None:
+    pytest.importorskip("submitit")
+    out = tmp_path / "out"
+    words = ["--sweep", "args.scale=1,3,2", "--out", str(out), "--engine", "local", "--job", "timeout_min=5"]
+    code, _, err = run(capsys, experiment, *words)
+    assert code == 1
+    found = json.loads((out / "sweep.json").read_text())
+    assert [row["result"]["status"] for row in found["points"]] == ["completed", "failed", "completed"]
+    assert "three is too many" in found["points"][1]["result"]["error"]
+    assert "2 of 3: args.scale=3: failed" in err
+
+
+@pytest.mark.full
+def test_each_point_may_have_several_ranks(experiment: str, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "out"
+    code, text, _ = run(capsys, experiment, "--sweep", "args.scale=1,2", "--nproc", "2", "--out", str(out), "--json")
+    assert code == 0
+    assert [row["result"]["loss"] for row in json.loads(text)["points"]] == [2, 4]
+    assert json.loads((out / "2" / "ranks.json").read_text())["ranks"][1]["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--sweep", "seed=1,2", "--engine", "ray"], "'ray' is not an engine"),
+        (["--sweep", "seed=1,2", "--engine", "local", "--job", "timeout_min"], "'timeout_min' is not KEY=VALUE"),
+        (["--sweep", "seed=1,2", "--engine", "local", "--job", "no_such=1"], "--engine: local: "),
+        (["--sweep", "seed=1,2", "--engine", "slurm"], "--engine: slurm: "),
+        (["--engine", "local"], "--engine: is for --sweep"),
+        (["--resume"], "--resume: is for --sweep"),
+    ],
+)
+def test_mistakes_about_where_points_run(experiment: str, tmp_path: Path, capsys: Any, words: list[str], told: str) -> None:
+    pytest.importorskip("submitit")
+    code, _, err = run(capsys, experiment, *words)
+    assert code == 2
+    assert told in err
+    assert not (tmp_path / "runs").exists()
+
+
 WAITS = """
 import os, pathlib, subprocess, time
 def train(number: int = 0):
