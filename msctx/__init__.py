@@ -137,6 +137,7 @@ _IN_FILES = {
     "grad": "graph.gradients",
     "jit": "graph.calls",
     "parse_print": "observers.print_format",
+    "session": "context.session",
     "set_dump": "observers.dump",
     "value_and_grad": "graph.gradients",
 }

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from msctx.effects.precision_mode import POLICY
+from msctx.effects.session import LOW_PRECISION
 from msctx.options.precision_rules import precision_of
 from msctx.plan import Plan
 
@@ -42,8 +43,10 @@ class GradScaler(torch.amp.GradScaler):
 
 def lowers_to_float16(assignments: Mapping[str, Any], device: str) -> bool:
     """Whether what a plan assigns computes in float16 on a device of PyTorch's name."""
-    text = assignments.get(POLICY[device if device in POLICY else "ascend"])
-    return bool(text and precision_of(text).needs_scaler)
+    kind = device if device in POLICY else "ascend"
+    first = assignments.get(LOW_PRECISION[kind])
+    texts = [assignments.get(POLICY[kind]), first and first["policy"]]
+    return any(precision_of(text).needs_scaler for text in texts if text)
 
 
 def scaler_for(plan: Plan, device: str, options: Mapping[str, Any]) -> GradScaler:

@@ -184,19 +184,20 @@ def _without(row: Row, late: Mapping[str, str]) -> Row:
 def make(settings: Settings, facts: Facts) -> Plan:
     """Translate options for every device of *facts* (and the target, though it be absent)."""
     target = _target(settings)
-    device_id = settings.get("device_id")
     strict = settings.get("strict")
     wanted = TARGETS[target] if target else None
     devices = [d for d in DEVICES if d in facts.devices or d == wanted]
+    main = wanted or devices[-1]
+    device_id = settings.get("session_device_id", main) or settings.get("device_id", main)
     rows = [row for device in devices for row in _rows(settings, device, facts)]
     rows += _absent(settings, devices)
     # the device first: what is set for "the current device" must find it
-    order = {name: i for i, name in enumerate(dict.fromkeys(["device_target", "device_id", *settings]))}
+    order = {name: i for i, name in enumerate(dict.fromkeys(["device_target", "device_id", "session_device_id", *settings]))}
     return Plan(
         rows=tuple(sorted(rows, key=lambda r: order[r.option])),
         target=target,
         device_id=device_id.value if device_id else None,
-        main_device=wanted or devices[-1],
+        main_device=main,
         missing=wanted not in (None, "cpu", *facts.devices),
         strict=bool(strict and strict.value),
     )

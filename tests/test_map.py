@@ -23,7 +23,7 @@ TESTS = Path(__file__).resolve().parent
 PACKAGE = TESTS.parent / "msctx"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-DEVICE_FAMILY = {"device_target", "device_id", "default_device"}
+DEVICE_FAMILY = {"device_target", "device_id", "session_device_id", "default_device"}
 """The options that may not apply to a device: they concern the target alone."""
 MEMORY = {
     *("max_device_memory", "mempool_block_size", "memory_optimize_level"),
@@ -163,7 +163,9 @@ def test_switches_are_declared_soundly() -> None:
     assert {name: count for name, count in declared.items() if count != 1} == {}, "names are unique"
     assert set(declared) == set(SWITCHES), "every file is listed"
     for name, switch in SWITCHES.items():
-        assert name.partition(".")[0] in ("torch", "env", "python", "rng", "native", "models", "observers", "graph")
+        assert name.partition(".")[0] in (
+            *("torch", "env", "python", "rng", "native", "models", "observers", "graph", "session"),
+        )
         assert switch.scope in ("process", "thread", "inherited")
         assert switch.restore in ("exact", "closing", "never", "kept")
         assert (switch.restore == "never") is bool(switch.only_before), name

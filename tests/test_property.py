@@ -226,6 +226,16 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
             {"large_segment_size_mb": 32, "expandable_segments": True},
         ]
     ),
+    "session.graph_run_mode": st.sampled_from(["inference", "training"]),
+    "session.iterations_per_loop": st.integers(1, 4),
+    "session.graph_max_parallel_model_num": st.integers(1, 4),
+    **{
+        f"session.low_precision.{device}": st.builds(
+            lambda until: {"policy": '{"precision_mode":"force_fp16"}', "until": until, "ratio": 0.5},
+            st.sampled_from(["step", "loss"]),
+        )
+        for device in ("cpu", "cuda", "ascend")
+    },
     "torch.nn.max_call_depth": st.sampled_from([None, 1, 80, 2000]),
     "python.recursion_limit": st.integers(2000, 20000),
     "env.NCCL_ALGO": st.sampled_from(["Ring", "^NVLS"]),

@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from msctx import notices
 from msctx.context import agreement
-from msctx.context.base import BASE, KEPT, explain, make_ready, plan_here, refuse, tell_failing, tell_late, unwatched, within
+from msctx.context.base import (
+    BASE,
+    KEPT,
+    explain,
+    make_ready,
+    plan_here,
+    refuse,
+    tell_failing,
+    tell_late,
+    unrun,
+    unwatched,
+    within,
+)
 from msctx.context.children import WorkerInit
 from msctx.context.scopes import Scope, end_stranded, in_force, opened, settings_in_force, stack
 from msctx.dynamo import call_outside, outside_dynamo, untraced
@@ -264,6 +276,7 @@ class Context:
         own = {setting.option.name for layer in self.layers for setting in layer.settings.values()}
         for asked, more in notices.counted(own.union(*(asked for rules, asked in RULES.items() if rules in own))):
             found.append(f"{asked} could not compute {more} more call{'s' * (more > 1)}; choices() lists them, with reasons")
+        found += [] if scope.has_run else unrun(scope.plan, self.layers)
         return [*found, *precisions.unmatched(self.layers, since), *unwatched(scope.plan, self.layers, since)]
 
     def watch(self, model: nn.Module) -> Context:
@@ -461,14 +474,14 @@ def context(preset: str | PathLike[str] | None = None, /, **options: Any) -> Con
             train(model, ctx.device)
     """
     origin = f"with-block at {user_frame()[0]}"
-    return Context(_layers(with_preset(preset, options), origin), origin)
+    return Context(layers_of(with_preset(preset, options), origin), origin)
 
 
 _known: dict[Any, tuple[Layer, ...]] = {}
 """Where, and which options with plain values → their layers: for a with-block in a loop."""
 
 
-def _layers(options: Mapping[str, Any], origin: str) -> tuple[Layer, ...]:
+def layers_of(options: Mapping[str, Any], origin: str) -> tuple[Layer, ...]:
     if "preset" in options or not all(type(value) in (str, int, bool) for value in options.values()):
         layer = layer_of(options, origin)
         return (layer,) if layer.settings else ()

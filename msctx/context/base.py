@@ -16,7 +16,7 @@ from msctx.effects import NEED_CORE, SHOW_FREE, THEMES, Facts
 from msctx.errors import DeviceError, Diagnostic, OptionError, StrictError
 from msctx.memory import watched
 from msctx.notices import put_off, tell, tell_put_off
-from msctx.options import DEVICES, Layer, Settings
+from msctx.options import DEVICES, Layer, Settings, option_of
 from msctx.options.layers import environment_layers, flatten, layer_of, with_preset
 from msctx.options.registry import exclusive
 from msctx.plan import Plan
@@ -142,9 +142,10 @@ WATCHING = (
     ("external_weight", True),
     ("variable_placement", "Host"),
     ("variable_format_optimize", True),
+    ("graph_run_mode", 0),
 )
 """The values that ask for something of watched models."""
-ON_MODELS = ("models.recompute", "models.parameters", "models.weight_format")
+ON_MODELS = ("models.recompute", "models.parameters", "models.weight_format", "session.graph_run_mode")
 """The switches that do it: in graph mode memory_optimize_level is the compiler's."""
 
 
@@ -159,6 +160,17 @@ def unwatched(plan: Plan, layers: Iterable[Layer], since: int) -> list[str]:
         if row.spelling in own and (row.option, row.value) in WATCHING and any(map(row.assignments.get, ON_MODELS))
     ]
     found = (f"{r.spelling}={r.value} did nothing to any model: call ctx.watch(model) inside the block" for r in asking)
+    return [*dict.fromkeys(found)]
+
+
+def unrun(plan: Plan, layers: Iterable[Layer]) -> list[str]:
+    """Warnings for options of *layers* that act in a session's run(), which nobody has called."""
+    own = {spelling for layer in layers for spelling in layer.settings}
+    asking = [r for r in plan.rows if r.spelling in own and r.value != option_of(r.option).default]
+    acting = [r for r in asking if any(switch.startswith("session.") for switch in r.assignments)]
+    found = (
+        f"{r.spelling}={r.value} did nothing: it acts on functions that a session runs, msctx.session(...).run" for r in acting
+    )
     return [*dict.fromkeys(found)]
 
 

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from msctx.context.ledger import Hold
 
 
+class Ran:
+    """How often a session has run a function in this process."""
+
+    count = 0
+
+
 class Scope:
     """One entry of one context (a :class:`msctx.Context`, whose file is above this one) by one thread."""
 
@@ -21,6 +27,8 @@ class Scope:
         self.context, self.layers, self.hold = context, layers, hold
         self._settings, self._plan, self._version = settings, plan, BASE.version
         self.who = threading.current_thread()
+        self.around = (*stack.scopes, self)
+        self._ran = Ran.count
         self.open = True
         self.leaving = False  # __exit__ has come; if an inner scope was open, it closes with that one
         self.visitors: set[Scope] = set()  # of bound functions that run in other threads under this scope
@@ -45,6 +53,11 @@ class Scope:
     @property
     def plan(self) -> Plan:
         return self._plan if self.settings else BASE.plan
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a session has run a function since this was entered."""
+        return Ran.count > self._ran
 
     def end(self) -> list[str]:
         """Counts nothing any more; returns the rules that nothing has matched."""

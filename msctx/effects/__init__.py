@@ -6,7 +6,7 @@ from msctx.effects.kernel_tuning import TUNING
 from msctx.effects.memory import POOL, SHOW_FREE
 from msctx.effects.precision_mode import PRECISION
 
-NEED_CORE = frozenset((*NATIVE, *PRECISION, *POOL, *TUNING, "matmul_allow_tf32"))
+NEED_CORE = frozenset((*NATIVE, *PRECISION, *POOL, *TUNING, "matmul_allow_tf32", "experimental_accelerate_train_mode"))
 """The options for which the native core may be built and loaded."""
 
 __all__ = [

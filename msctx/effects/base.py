@@ -28,6 +28,7 @@ THEMES = (
     "precision_mode",
     "profiling",
     "seed",
+    "session",
     "tf32",
     "threads",
     "timeouts",

@@ -5,9 +5,11 @@ from __future__ import annotations
 from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert
 
 WORDS = {"cpu": "CPU", "cuda": "GPU", "ascend": "Ascend"}
+CURRENT = {"cuda": "torch.cuda.current_device", "ascend": "torch.npu.current_device"}
+"""Device → the switch of the thread's current one."""
 
 
-def _is_target(want: Want) -> bool | None:
+def is_target(want: Want) -> bool | None:
     """Whether this device is the target; ``None`` when nobody set one."""
     target = want.other("device_target")
     return None if target is None else WORDS[want.device] == target
@@ -15,7 +17,7 @@ def _is_target(want: Want) -> bool | None:
 
 @effect("device_target")
 def device_target(want: Want) -> Outcome | None:
-    if not _is_target(want):
+    if not is_target(want):
         return None
     return honoured(reason=f"ctx.device is {'npu' if want.device == 'ascend' else want.device}")
 
@@ -23,13 +25,13 @@ def device_target(want: Want) -> Outcome | None:
 @effect("device_id")
 def device_id(want: Want) -> Outcome | None:
     """The CPU has one device; on the others the id becomes the current device of the thread."""
-    if _is_target(want) is False:
+    if is_target(want) is False:
         return None
     if want.device == "cpu":
-        if _is_target(want) is None and set(want.facts.devices) != {"cpu"}:
+        if is_target(want) is None and set(want.facts.devices) != {"cpu"}:
             return None
         return honoured() if want.value == 0 else inert("there is one CPU device, the id is ignored as MindSpore does")
-    return honoured({{"cuda": "torch.cuda.current_device", "ascend": "torch.npu.current_device"}[want.device]: want.value})
+    return honoured({CURRENT[want.device]: want.value})
 
 
 @effect("default_device")
@@ -42,7 +44,7 @@ def default_device(want: Want) -> Outcome | None:
     if WORDS[want.device] != target:
         return None
     kind = {"cpu": "cpu", "cuda": "cuda", "ascend": "npu"}[want.device]
-    number = want.other("device_id")
+    number = want.other("session_device_id", want.other("device_id"))
     name = kind if number is None or kind == "cpu" else f"{kind}:{number}"
     return honoured({"torch.default_device": name})
 

@@ -8,7 +8,7 @@ from typing import Any
 from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, refused
 from msctx.options import operators
 from msctx.options.layer import Setting
-from msctx.options.precision_rules import CHOOSABLE, INDEXED, OF_CANN, colour_of, mode_of, text_of
+from msctx.options.precision_rules import ACCELERATE, CHOOSABLE, INDEXED, OF_CANN, colour_of, mode_of, text_of
 
 PRECISION = (
     "precision_mode",
@@ -22,6 +22,7 @@ PRECISION = (
     "atc.builtin_impl_mode_ini",
 )
 """The options that make up a policy."""
+MODES = ("precision_mode", "precision_mode_v2")
 FILES = ("modify_mixlist", "customize_dtypes", "op_precision_mode")
 ALONE = {
     "enable_float_32_execution": "float32 is never rounded to HF32 here",
@@ -40,12 +41,19 @@ BY_TORCH_NPU = {
 POLICY = {"cpu": "native.precision.cpu", "cuda": "native.precision.cuda", "ascend": "native.precision.ascend"}
 
 
-def policy(want: Want) -> dict[str, Any]:
-    """The assignment that all these options come to together."""
+def lowered(want: Want, speed: str) -> str:
+    """The policy of the phase in which experimental_accelerate_train_mode takes the place of precision_mode."""
+    return str(policy(want, speed)[POLICY[want.device]])
+
+
+def policy(want: Want, speed: str = "") -> dict[str, Any]:
+    """The assignment that all these options come to together; *speed*: see :func:`lowered`."""
     asked: dict[str, Any] = {}
     for name in PRECISION:
         if (setting := want.in_force(name)) and setting.value != NO_CHOICE:
             asked[name] = (setting.content or {}) if name in FILES else _meant(setting)
+    if speed:
+        asked = {name: value for name, value in asked.items() if name not in MODES} | {ACCELERATE: speed}
     by_torch_npu: dict[str, Any] = {}
     if want.device == "ascend":
         # of its operators those that CANN compiles for the call; aclnn's read neither of the two: the policy holds for all

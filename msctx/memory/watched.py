@@ -50,6 +50,10 @@ class Watched:
             if self._entries and _count(found):
                 _tell([model])
 
+    def alive(self) -> list[nn.Module]:
+        with lock:
+            return [module for model in self._models if (module := model.module()) is not None]
+
     @contextmanager
     def opening(self) -> Iterator[None]:
         """Around the entry of a context that watches them: it has them when it is entered, and has not when that fails."""

@@ -108,6 +108,9 @@ V2 = {
     "mixed_bfloat16": "allow_mix_precision_bf16",
 }
 """precision_mode_v2 → the precision_mode that means the same."""
+ACCELERATE = "experimental_accelerate_train_mode"
+SPEEDS = {"fast": "allow_mix_precision_fp16", "fast1": "allow_mix_precision_bf16"}
+"""Of experimental_accelerate_train_mode, its first part → the precision_mode in that phase."""
 OF_CANN = {"force_fp32": "cube_fp16in_fp32out", "allow_fp32_to_bf16": "must_keep_origin_dtype"}
 """precision_mode where CANN's page of the session has another meaning for a word than MindSpore's → the mode that has this meaning.
 
@@ -189,7 +192,7 @@ def precision_of(text: str) -> Precision:
     rules: dict[str, PrecisionRule] = {}
     modules: dict[str, dict[str, PrecisionRule]] = {}
     if mode:
-        rules |= _of_mode(mode)
+        rules |= _of_mode(mode, f"{ACCELERATE}={speed}" if (speed := asked.get(ACCELERATE)) else f"precision_mode={mode}")
     if mode in MIXED and "modify_mixlist" in asked:
         rules |= _of_mixlist(asked["modify_mixlist"], LOW[mode])
     if "atc.builtin_impl_mode_ini" in asked:
@@ -215,16 +218,17 @@ def precision_of(text: str) -> Precision:
 
 def mode_of(asked: Mapping[str, Any]) -> str:
     """The precision_mode that is asked for, in either option's words."""
-    return str(asked.get("precision_mode") or V2.get(asked.get("precision_mode_v2", ""), ""))
+    speed, newer = asked.get(ACCELERATE, ""), asked.get("precision_mode_v2", "")
+    return str(asked.get("precision_mode") or V2.get(newer) or SPEEDS.get(speed, ""))
 
 
 def ops_of(name: str) -> tuple[str, ...]:
     return operators.resolve(name) or ()
 
 
-def _of_mode(mode: str) -> dict[str, PrecisionRule]:
+def _of_mode(mode: str, why: str) -> dict[str, PrecisionRule]:
     found: dict[str, PrecisionRule] = {}
-    by_class = {kind: replace(rule, why=f"precision_mode={mode}{_rounds(rule)}") for kind, rule in MODES[mode].items()}
+    by_class = {kind: replace(rule, why=f"{why}{_rounds(rule)}") for kind, rule in MODES[mode].items()}
     for op, kind in operators.CLASS_OF.items():
         kind = "matrix" if mode in MIXED and op in WHITE_TOO else kind
         if kind in by_class:

@@ -44,6 +44,10 @@ class When:
         return f"{self.name}={'|'.join(map(str, self.values))}" if self.values else self.name
 
 
+def _any(value: Any) -> bool:
+    return True
+
+
 def _more_than_one(value: Any) -> bool:
     return bool(value > 1)
 
@@ -153,6 +157,7 @@ OVERRIDES = (
     Overrides(  # passes that save memory are off; there the pool is all that either comes to
         When("memory_optimize_level", ("O0",)), When("static_memory_policy", (2, 3, 4)), always=True, devices=("cpu",)
     ),
+    Overrides(When("session_device_id", test=_any), When("device_id", test=_any)),
     Overrides(When("graph_run_mode", (0,)), When("enable_small_channel", (0,)), always=True),
     Overrides(When("op_debug_level"), When("op_compiler_cache_mode", ("enable", "force")), always=True),
     Overrides(WITHOUT_LIST, When("op_compiler_cache_mode", ("enable", "force")), always=True),
@@ -201,8 +206,8 @@ NEEDS = (
     Needs(When("in_out_pair"), (When("mix_compile_mode", TRUE),)),
     Needs(When("variable_placement", ("Host",)), (When("mix_compile_mode", TRUE),)),
     Needs(When("in_out_pair_flag", (True, False)), (When("in_out_pair"),), "inert"),
-    Needs(When("local_rank_id", test=lambda v: True), (When("local_device_list"),)),
-    Needs(When("local_device_list"), (When("local_rank_id", test=lambda v: True),)),
+    Needs(When("local_rank_id", test=_any), (When("local_device_list"),)),
+    Needs(When("local_device_list"), (When("local_rank_id", test=_any),)),
     Needs(When("graph_max_parallel_model_num", test=_more_than_one, words="above 1"), (When("graph_run_mode", (0,)),)),
     *(
         Needs(When(name), (When("session.enable_dump", TRUE),), "inert")
@@ -278,6 +283,20 @@ FORBIDS = (
         "it needs precision_mode_v2=origin, or none",
     ),
     Forbids(When("frozen_variable"), When("graph_run_mode", (1,)), "refused", "weights that are trained cannot be constants"),
+    *(
+        Forbids(When(name, values), When("graph_run_mode", (1,)), "refused", "it is for inference: graph_run_mode=0, or unset")
+        for name, values in (
+            *(("input_shape", ()), ("dynamic_dims", ()), ("dynamic_node_type", (0, 1))),
+            ("buffer_optimize", ("l2_optimize", "off_optimize")),
+        )
+    ),
+    *(
+        Forbids(When(name, values), When("graph_run_mode", (0,)), "refused", "it is for training: graph_run_mode=1, or unset")
+        for name, values in (
+            *(("hcom_parallel", (True, False)), ("is_tailing_optimization", TRUE)),
+            ("experimental_accelerate_train_mode", ()),
+        )
+    ),
     Forbids(
         When("graph_kernel_flags.online_tuning", test=bool, words="above 0"),
         When("deterministic", ("ON",)),

@@ -28,12 +28,13 @@ session_option = partial(Option, groups=SESSION, source=SOURCE)
 # fmt: off
 OPTIONS = (
     # basic
-    session_option("graph_run_mode", Flag, default=1, example=0, ge="ge.graphRunMode", waits_for=SESSIONS,
-        help="Whether a session trains (1) or infers (0); inference runs models in eval and inference mode and allows what "
-             "only makes sense there, such as frozen_variable or gears of shapes."),
-    session_option("session_device_id", Int(0), example=1, ge="ge.session_device_id", waits_for=SESSIONS,
+    session_option("graph_run_mode", Flag, default=1, example=0, ge="ge.graphRunMode",
+        help="Whether run() of a session trains (1) or infers (0): with watched models in train or eval mode, and with gradients or "
+             "in inference mode. What only makes sense in one of them, such as frozen_variable or gears of shapes, is refused in the "
+             "other."),
+    session_option("session_device_id", Int(0), example=1, ge="ge.session_device_id",
         help="The device that this session is bound to, so that one script can drive several, each with a session of its "
-             "own; unset, the context's device_id holds."),
+             "own; unset, the context's device_id holds, else $ASCEND_DEVICE_ID, else $DEVICE_ID."),
     # memory
     session_option("static_memory_policy", Choice({
             0: "each graph takes what it needs, when it runs", 2: "all graphs of a session share a pool for the largest",
@@ -155,8 +156,8 @@ OPTIONS = (
     session_option("use_off_line", Bool, default=True, example=False,
         help="Whether the program runs on the accelerator at all; false makes the CPU its device, whatever device_target is."),
     # performance
-    session_option("iterations_per_loop", Int(1), default=1, example=10, waits_for=SESSIONS,
-        help="How many training steps one run of a session makes before the host looks at the device again. More than one "
+    session_option("iterations_per_loop", Int(1), default=1, example=10,
+        help="How often run() of a session calls its function before the host looks at the device again. More than one "
              "excludes mix_compile_mode."),
     session_option("hcom_parallel", Bool, default=True, example=False, ge="ge.hcomParallel", waits_for=SESSIONS,
         help="Whether gradients are reduced across devices while the backward pass still computes, or only after it, which "
@@ -186,8 +187,8 @@ OPTIONS = (
         help="Compiles the weights into the graph as constants, so that the compiler may fold and repack them; for inference, "
              "in code that computes no gradients (torch.no_grad)."),
     session_option("graph_max_parallel_model_num", Int(1, 2**31 - 1), default=1, example=4, ge="ge.graphMaxParallelModelNum",
-        waits_for=SESSIONS,
-        help="How many threads may run a session's graphs at the same time, for inference; older CANN allows 8 at most. "
+        help="How many threads may be in run() of a session at the same time; others wait. Above 1 for inference only; older CANN "
+             "allows 8 at most. "
              "More than one excludes static_memory_policy 2 and 4."),
     # profiling
     session_option("profiling_mode", Bool, default=False, example=True, ge="ge.exec.profilingMode",
@@ -231,10 +232,10 @@ OPTIONS = (
              "thrown away. It wins over kernel_cache/op_cache.ini, $ASCEND_MAX_OP_CACHE_SIZE and $ASCEND_REMAIN_CACHE_SIZE_RATIO, "
              "and limits the folder of enable_compile_cache, too."),
     # shared data loading
-    session_option("local_rank_id", Int(0, 7), example=0, waits_for=SESSIONS,
+    session_option("local_rank_id", Int(0, 7), example=0,
         help="The rank of this process among those of its machine when one of them loads the data for all: rank 0 prepares "
              "the batches and sends them, the others receive. Needs local_device_list."),
-    session_option("local_device_list", DeviceList, example="0,1", waits_for=SESSIONS,
+    session_option("local_device_list", DeviceList, example="0,1",
         help="The devices of this machine to which the process of local_rank_id=0 sends its batches."),
     # recovery from faults
     session_option("hccl_timeout", Int(0, 2**31 - 1), default=1836, example=600, ge="ge.exec.hcclExecuteTimeOut",
@@ -250,10 +251,10 @@ OPTIONS = (
     session_option("event_sync_timeout", Int(-1, zero=False), default=-1, example=600000, ge="event_sync_timeout",
         help="Milliseconds that waiting for an event may take before it is an error; -1 waits for ever."),
     # experimental
-    session_option("experimental_accelerate_train_mode", AccelerateTrainMode, example="fast1|step|0.9", waits_for=SESSIONS,
-        help="Trains in low precision first and in full precision later, written as speed|trigger|ratio: fast lowers to "
-             "float16, fast1 to bfloat16; step ends the phase after that share of TOTAL_STEP (0.2 to 0.9), loss once the "
-             "loss is within that multiple of TARGET_LOSS (1.01 to 1.5)."),
+    session_option("experimental_accelerate_train_mode", AccelerateTrainMode, example="fast1|step|0.9",
+        help="Trains in low precision first and in full precision later, in run() of a session, written as speed|trigger|ratio: fast "
+             "lowers to float16, fast1 to bfloat16; step ends the phase once $STEP_NOW is that share of $TOTAL_STEP (0.2 to 0.9), "
+             "loss once $LOSS_NOW is within that multiple of $TARGET_LOSS (1.01 to 1.5). The program sets the variables."),
     # deprecated, with a meaning still
     session_option("op_debug_level", Choice({
             0: "nothing is kept", 1: "sources and their mapping to operators",

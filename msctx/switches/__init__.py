@@ -14,6 +14,7 @@ from msctx.switches import (
     models,
     native,
     observation,
+    sessions,
     torch_accelerator,
     torch_compile_debug,
     torch_compiler,
@@ -48,6 +49,7 @@ _ROWS = (
     *models.SWITCHES,
     *observation.SWITCHES,
     *graph.SWITCHES,
+    *sessions.SWITCHES,
     *torch_profiler.SWITCHES,
 )
 SWITCHES: Mapping[str, Switch] = MappingProxyType({switch.name: switch for switch in _ROWS})

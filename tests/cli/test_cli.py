@@ -31,7 +31,7 @@ def msctx(capsys, monkeypatch):
 
 
 def test_explain_as_a_table(msctx):
-    code, out, _ = msctx("explain", "deterministic=ON", "iterations_per_loop=2", "gpu_config.conv_allow_tf32=false")
+    code, out, _ = msctx("explain", "deterministic=ON", "buffer_optimize=off_optimize", "gpu_config.conv_allow_tf32=false")
     assert code == 0
     for expected in (
         "deterministic = ON",
@@ -42,7 +42,7 @@ def test_explain_as_a_table(msctx):
         "no CUDA device here",
     ):
         assert expected in out
-    assert "1 of 3 options carried out; not: iterations_per_loop, gpu_config.conv_allow_tf32" in out
+    assert "1 of 3 options carried out; not: buffer_optimize, gpu_config.conv_allow_tf32" in out
 
 
 def test_explain_for_a_device_that_is_absent(msctx):
@@ -91,7 +91,11 @@ def test_explain_changes_nothing_and_needs_no_torch():
         (("run", "digits", "experiment.entry=digits.py:trian"), 4, "did you mean train?"),
         (("run", "digits", "args.epoch=1"), 4, "did you mean epochs?"),
         (("run", "digits", "device_target=GPU"), 6, "there is no such device here (found: CPU)"),
-        (("run", "digits", "iterations_per_loop=2", "strict=true"), 7, "iterations_per_loop=2 on cpu: not_built"),
+        (
+            ("run", "digits", "buffer_optimize=off_optimize", "strict=true"),
+            7,
+            "buffer_optimize='off_optimize' on cpu: not_built",
+        ),
         (("state", "determinstic=ON"), 2, "unknown option"),
         (("diff", "none.json", "none.json"), 3, "cannot be read"),
         (("explain", "digits", "experiment.seed=1e2"), 2, "did you mean 100?"),
@@ -99,7 +103,11 @@ def test_explain_changes_nothing_and_needs_no_torch():
         (("explain", "deterministic"), 3, "deterministic=VALUE"),
         (("explain", "deterministic="), 2, "None is not a value"),
         (("options", "conv_fprop_alog"), 2, "did you mean conv_fprop_algo?"),
-        (("run", "digits", "iterations_per_loop=2", "strict=true", "--dry-run"), 7, "iterations_per_loop=2 on cpu: not_built"),
+        (
+            ("run", "digits", "buffer_optimize=off_optimize", "strict=true", "--dry-run"),
+            7,
+            "buffer_optimize='off_optimize' on cpu: not_built",
+        ),
         (("run", "digits", "device_target=GPU", "--dry-run"), 6, "there is no such device here"),
     ],
 )
@@ -243,10 +251,10 @@ def test_output_that_cannot_be_written():
 
 @pytest.mark.full
 def test_warnings_are_one_line_and_name_no_line_of_ours():
-    command = [sys.executable, "-m", "msctx", "state", "iterations_per_loop=2"]
+    command = [sys.executable, "-m", "msctx", "state", "buffer_optimize=off_optimize"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    text = "not_built: not implemented yet: requires several devices and sessions"
-    assert done.stderr == f"warning: iterations_per_loop=2 on cpu: {text}\n"
+    text = "not_built: not implemented yet: requires the Ascend back end"
+    assert done.stderr == f"warning: buffer_optimize='off_optimize' on cpu: {text}\n"
     done = subprocess.run([sys.executable, "-W", "error", *command[1:]], capture_output=True, text=True)
     assert (done.returncode, "Traceback" in done.stderr) == (7, False)
 
@@ -435,9 +443,9 @@ def test_explain_all_shows_what_was_set_though_it_is_overridden(msctx):
 
 
 def test_explain_reports_that_strict_would_refuse(msctx):
-    _, out, _ = msctx("explain", "strict=true", "iterations_per_loop=2")
+    _, out, _ = msctx("explain", "strict=true", "buffer_optimize=off_optimize")
     assert "strict=True: entering this would be refused" in out
-    assert "1 of 2 options carried out; not: iterations_per_loop" in out
+    assert "1 of 2 options carried out; not: buffer_optimize" in out
 
 
 def test_a_terminal_of_few_letters(tmp_path):

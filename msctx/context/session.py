@@ -1,0 +1,241 @@
+"""Sessions: contexts bound to a device, which run functions as the session options of CANN's TensorFlow adapter say."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from os import PathLike
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+
+from msctx import locks
+from msctx.context import Bound, Context, layers_of, ledger
+from msctx.context.base import BASE, within
+from msctx.context.modes import in_mode
+from msctx.context.scopes import Ran, Scope, opened, settings_in_force, stack
+from msctx.dynamo import outside_dynamo
+from msctx.effects.precision_mode import POLICY
+from msctx.effects.session import LOW_PRECISION
+from msctx.errors import Diagnostic, OptionError, ScopeError
+from msctx.memory.watched import OF_PROCESS
+from msctx.notices import user_frame
+from msctx.options import Layer, make_layer
+from msctx.options.layers import with_preset
+from msctx.options.precision_rules import ACCELERATE
+from msctx.signals import uninterrupted
+from msctx.switches.sessions import value
+
+if TYPE_CHECKING:
+    from torch import nn
+
+F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
+
+VARIABLES = {"step": ("STEP_NOW", "TOTAL_STEP"), "loss": ("LOSS_NOW", "TARGET_LOSS")}
+"""What ends the phase in low precision → the variables in which a program says how far it is."""
+DEVICE_IDS = ("ASCEND_DEVICE_ID", "DEVICE_ID")
+"""The variables that name the device of a session where no option does."""
+
+
+class Session(Context):
+    """A context with :meth:`run`; made by :func:`msctx.session`.
+
+    A function that it decorates is run by it: each call enters it, and :meth:`run` calls the function.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._places = _Places()
+        self._is_full = False  # the phase in low precision is over
+
+    def __reduce__(self) -> tuple[type[Session], tuple[tuple[Layer, ...], str]]:
+        return Session, (self.layers, self.origin)
+
+    def __call__(self, function: F) -> F:
+        super().__call__(function)  # what cannot be decorated raises
+
+        @wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return self.run(function, *args, **kwargs)
+
+        return cast(F, super().__call__(run))
+
+    @outside_dynamo
+    def run(self, function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
+        """Call *function*, in any thread, as the options of the session say; returns what the last call of it returned.
+
+        ``iterations_per_loop`` says how often it is called, ``graph_run_mode`` in which mode, ``graph_max_parallel_model_num`` in how
+        many threads at a time: others wait. While ``experimental_accelerate_train_mode`` is in its first part, it computes in low
+        precision.
+
+        Raises:
+            ScopeError: the session is not open.
+            OptionError: a variable that ``experimental_accelerate_train_mode`` reads is not set, or holds no number.
+        """
+        scope = self._scope or next((s for s in [*opened] if s.context is self and not s.leaving), None)
+        if scope is None:
+            raise ScopeError(f"the {self.origin} is not open: call run() inside its with-block")
+        bound = Bound(self._run, scope.around, BASE.layers + scope.layers, True, self._watched)
+        result: R = bound(scope, function, args, kwargs)
+        return result
+
+    def set_iteration_per_loop(self, iterations: int) -> None:
+        """Check that *iterations* is the ``iterations_per_loop`` in force: the two must be equal in CANN's TensorFlow adapter.
+
+        Raises:
+            OptionError: it is another number.
+        """
+        set_to = self.get("iterations_per_loop")
+        if iterations != set_to:
+            hint = f"give the session iterations_per_loop={iterations}"
+            raise OptionError(
+                [Diagnostic("set_iteration_per_loop", f"{iterations} is not iterations_per_loop={set_to}", suggestion=hint)]
+            )
+
+    def _run(self, scope: Scope, function: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
+        Ran.count += 1
+        iterations = value("session.iterations_per_loop") or 1
+        with self._places.taken(value("session.graph_max_parallel_model_num")), _graph_run_mode(_models(scope)):
+            for _ in range(iterations):
+                with _in_force(self._low_precision()):
+                    result = function(*args, **kwargs)
+            if iterations > 1:
+                _look_at_devices()
+        return result
+
+    def _low_precision(self) -> dict[str, Any]:
+        """The policies of the phase in low precision, while that goes on: once over, it does not come back."""
+        asked = {POLICY[device]: found for device, name in LOW_PRECISION.items() if (found := value(name))}
+        if self._is_full or not asked:
+            return {}
+        first, *_ = asked.values()
+        self._is_full = _is_over(first["until"], first["ratio"])
+        return {} if self._is_full else {switch: found["policy"] for switch, found in asked.items()}
+
+
+class _Places:
+    """How many threads are inside; a thread that is inside already needs no other place."""
+
+    def __init__(self) -> None:
+        self._free = threading.Condition(locks.plain())
+        self._inside: dict[int, int] = {}
+        self._process = os.getpid()
+
+    @contextmanager
+    def taken(self, most: int | None) -> Iterator[None]:
+        me, entered = threading.get_ident(), False
+        try:
+            with self._free:
+                if self._process != os.getpid():  # the other threads are the parent's
+                    self._inside = {me: self._inside[me]} if me in self._inside else {}
+                    self._process = os.getpid()
+                self._free.wait_for(lambda: most is None or me in self._inside or len(self._inside) < most)
+                self._inside[me] = self._inside.get(me, 0) + 1
+                entered = True
+            yield
+        finally:
+            if entered:
+                with uninterrupted(), self._free:
+                    self._inside[me] -= 1
+                    if not self._inside[me]:
+                        del self._inside[me]
+                        self._free.notify()
+
+
+def _models(scope: Scope) -> list[nn.Module]:
+    """The watched models that are acted on inside a scope, or inside those that are open in it."""
+    scopes = stack.scopes if scope in stack.scopes else scope.around
+    found = [model for watched in (OF_PROCESS, *(s.context._watched for s in scopes)) for model in watched.alive()]
+    return [*{id(model): model for model in found}.values()]
+
+
+@contextmanager
+def _graph_run_mode(models: list[nn.Module]) -> Iterator[None]:
+    with ExitStack() as modes:
+        if (mode := value("session.graph_run_mode")) is not None:
+            modes.enter_context(in_mode(models, training=mode == "training"))
+        if mode == "inference":
+            modes.enter_context(torch.inference_mode())
+        elif mode == "training":
+            if torch.is_inference_mode_enabled():
+                modes.enter_context(torch.inference_mode(False))
+            modes.enter_context(torch.enable_grad())
+        yield
+
+
+@contextmanager
+def _in_force(policies: Mapping[str, Any]) -> Iterator[None]:
+    holds: list[ledger.Hold] = []
+    try:
+        if policies:
+            with uninterrupted():
+                holds.append(ledger.apply(policies, ACCELERATE))
+        yield
+    finally:
+        for hold in holds:
+            ledger.undo(hold)
+
+
+def _is_over(until: str, ratio: float) -> bool:
+    now, whole = map(_number, VARIABLES[until])
+    return now >= round(ratio * whole, 9) if until == "step" else now <= ratio * whole
+
+
+def _number(name: str) -> float:
+    text = os.environ.get(name)
+    try:
+        if text is not None:
+            return float(text)
+    except ValueError:
+        pass
+    what = "is not set" if text is None else f"is {text!r}, which is no number"
+    hint = f"{ACCELERATE} reads it before each call: set os.environ[{name!r}] in the training loop"
+    raise OptionError([Diagnostic(name, what, "environment", suggestion=hint)])
+
+
+def _look_at_devices() -> None:
+    for device in (torch.cuda, getattr(torch, "npu", None)):
+        if device is not None and device.is_initialized():
+            device.synchronize()
+
+
+def _by_environment(own: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """The device that a variable names, if no option names one."""
+    BASE.start()
+    settings = within(settings_in_force(), own)
+    if settings.speaks("session_device_id") or settings.speaks("device_id"):
+        return ()
+    name = next((name for name in DEVICE_IDS if os.environ.get(name)), None)
+    if name is None:
+        return ()
+    text = os.environ[name].strip()
+    if not (text.isascii() and text.isdecimal()):
+        hint = "unset it, or name the device: msctx.session(device_id=0)"
+        raise OptionError([Diagnostic(name, f"{text!r} is not the number of a device", "environment", suggestion=hint)])
+    return (make_layer({"session_device_id": int(text)}, f"environment {name}"),)
+
+
+@outside_dynamo
+def session(preset: str | PathLike[str] | None = None, /, *, device_id: int | None = None, **options: Any) -> Session:
+    """A context that is bound to a device and runs functions: ``with msctx.session(graph_run_mode=0) as s: s.run(model, x)``.
+
+    Args:
+        preset: as for :func:`msctx.context`.
+        device_id: the device, ``session_device_id`` among the options. Where neither that nor the context's ``device_id`` is set, the
+            variables ``ASCEND_DEVICE_ID`` and ``DEVICE_ID`` name it, then it is the current one.
+        options: as for :func:`msctx.context`; the session options among them act in :meth:`~msctx.context.session.Session.run`.
+
+    Raises:
+        OptionError: with every problem at once; nothing was changed.
+    """
+    if device_id is not None:
+        if "session_device_id" in options:
+            raise OptionError([Diagnostic("device_id", "means session_device_id here, which is given, too: give one of them")])
+        options = {"session_device_id": device_id, **options}
+    origin = f"session at {user_frame()[0]}"
+    layers = layers_of(with_preset(preset, options), origin)
+    return Session(_by_environment(layers) + layers, origin)
