@@ -66,6 +66,7 @@ def test_every_writable_switch_that_is_here_and_can_be_put_back_is_covered():
         "models.",
         "observers.",
         "graph.",
+        "session.",
         "rng.",
         "torch.profiler",
     )
