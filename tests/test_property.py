@@ -226,6 +226,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
             {"large_segment_size_mb": 32, "expandable_segments": True},
         ]
     ),
+    "torch.dataloader.shared": st.sampled_from([None, *({"rank": rank, "ranks": [0, 1]} for rank in (0, 1))]),
     "session.graph_run_mode": st.sampled_from(["inference", "training"]),
     "session.iterations_per_loop": st.integers(1, 4),
     "session.graph_max_parallel_model_num": st.integers(1, 4),

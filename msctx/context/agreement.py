@@ -38,7 +38,7 @@ NUMERICS = (
         "torch.inductor.emulate",
         "torch.inductor.fallback_random",
     ),
-    *("torch.sdp", "native.convolution", "native.precision", "graph.compilation"),
+    *("torch.sdp", "native.convolution", "native.precision", "session.low_precision", "graph.compilation"),
     *("env.CUBLAS", "env.HCCL", "env.NCCL_ALGO", "env.TE_PARALLEL_COMPILER"),
 )
 """How the names of the switches begin that decide what ranks compute; seeds and memory may well differ."""

@@ -13,9 +13,9 @@ LOW_PRECISION = {
     "ascend": "session.low_precision.ascend",
 }
 """Device → the switch of the policy for the first part of a training."""
-OWN_LOADERS = (
-    "each rank loads its own data here: ranks that wait for the batches of another one hang when that stops early. Give each its "
-    "part by torch.utils.data.distributed.DistributedSampler, or send the batches yourself by torch.distributed.broadcast_object_list"
+SHARED = (
+    "holds for torch's DataLoader where the thread that entered iterates over it; batches go through files. All that share them "
+    "iterate over the same loaders in the same order"
 )
 
 
@@ -63,5 +63,6 @@ def experimental_accelerate_train_mode(want: Want) -> Outcome:
 
 
 @effect("local_rank_id", "local_device_list")
-def shared_loading(want: Want) -> Outcome:
-    return refused(OWN_LOADERS)
+def shared_batches(want: Want) -> Outcome:
+    ranks = sorted(map(int, want.other("local_device_list", "0").split(",")))
+    return approximated({"torch.dataloader.shared": {"rank": want.other("local_rank_id", 0), "ranks": ranks}}, SHARED)

@@ -206,8 +206,8 @@ NEEDS = (
     Needs(When("in_out_pair"), (When("mix_compile_mode", TRUE),)),
     Needs(When("variable_placement", ("Host",)), (When("mix_compile_mode", TRUE),)),
     Needs(When("in_out_pair_flag", (True, False)), (When("in_out_pair"),), "inert"),
-    Needs(When("local_rank_id", test=_any), (When("local_device_list"),)),
-    Needs(When("local_device_list"), (When("local_rank_id", test=_any),)),
+    Needs(When("local_rank_id", test=_any), (When("local_device_list", test=_any),)),
+    Needs(When("local_device_list", test=_any), (When("local_rank_id", test=_any),)),
     Needs(When("graph_max_parallel_model_num", test=_more_than_one, words="above 1"), (When("graph_run_mode", (0,)),)),
     *(
         Needs(When(name), (When("session.enable_dump", TRUE),), "inert")

@@ -234,9 +234,10 @@ OPTIONS = (
     # shared data loading
     session_option("local_rank_id", Int(0, 7), example=0,
         help="The rank of this process among those of its machine when one of them loads the data for all: rank 0 prepares "
-             "the batches and sends them, the others receive. Needs local_device_list."),
+             "the batches of torch's DataLoader and sends them, the others receive. Needs local_device_list."),
     session_option("local_device_list", DeviceList, example="0,1",
-        help="The devices of this machine to which the process of local_rank_id=0 sends its batches."),
+        help="The processes of this machine, by local_rank_id, that share the batches of the process of local_rank_id=0; others load "
+             "their own. Needs local_rank_id."),
     # recovery from faults
     session_option("hccl_timeout", Int(0, 2**31 - 1), default=1836, example=600, ge="ge.exec.hcclExecuteTimeOut",
         help="Seconds that a collective waits for the other ranks before it fails; 0 waits for ever. Must be shorter than "

@@ -6,6 +6,7 @@ import threading
 from functools import partial
 from typing import Any
 
+from msctx.native import shared_batches
 from msctx.switches.base import Switch
 
 
@@ -37,4 +38,5 @@ SWITCHES = (
     _kept("session.low_precision.cpu"),
     _kept("session.low_precision.cuda"),
     _kept("session.low_precision.ascend"),
+    Switch(name="torch.dataloader.shared", read=shared_batches.read, write=shared_batches.write, scope="thread"),
 )

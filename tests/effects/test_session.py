@@ -76,12 +76,11 @@ def test_without_the_native_core_it_is_refused() -> None:
     assert (found.status, found.reason) == ("refused", "there is no compiler")
 
 
-@pytest.mark.parametrize("name", ["local_rank_id", "local_device_list"])
-def test_ranks_load_their_own_data(name: str) -> None:
-    both = {"local_rank_id": 0, "local_device_list": "0,1"}
-    found = row({name: both.pop(name), **both})
-    assert found.status == "refused"
-    assert "DistributedSampler" in found.reason
+@pytest.mark.parametrize("device", DEVICES)
+def test_ranks_that_share_batches_are_counted_by_machine(device: str) -> None:
+    found = msctx.explain(local_rank_id=1, local_device_list="1,0", device=device)
+    assert [r.status for r in found.rows] == ["approximated"] * 2
+    assert found.assignments == {"torch.dataloader.shared": {"rank": 1, "ranks": [0, 1]}}
 
 
 @pytest.mark.parametrize(

@@ -355,6 +355,7 @@ def test_pairs_that_are_no_conflict(values: dict[str, Any]) -> None:
     ("values", "name", "status", "needed"),
     [
         ({"session.enable_dump": True}, "session.enable_dump", "refused", {"dump_path": "."}),
+        ({"local_rank_id": 0}, "local_rank_id", "refused", {"local_device_list": "0,1"}),
         ({"graph_max_parallel_model_num": 2}, "graph_max_parallel_model_num", "refused", {"graph_run_mode": 0}),
         ({"optypelist_for_implmode": "mm"}, "optypelist_for_implmode", "refused", {"op_select_implmode": "high_precision"}),
         ({"dump_mode": "all"}, "dump_mode", "inert", {"session.enable_dump": True, "dump_path": "."}),

@@ -61,6 +61,7 @@ def test_every_writable_switch_that_is_here_and_can_be_put_back_is_covered():
         "torch.dynamo.force_eager",
         "torch.compiler.cache",
         "torch.functorch.",
+        "torch.dataloader.",
         "torch.profiler",
         "native.",
         "models.",

@@ -1,0 +1,164 @@
+"""One process loads the data for the others: they get equal batches, and nobody hangs where one stops."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, Dataset
+
+import msctx
+from msctx.errors import OptionError
+
+START = """
+import json, os, sys
+import torch, msctx
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+from msctx.native import shared_batches
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+torch.manual_seed(rank)
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=3)
+
+class Data(Dataset):
+    asked = 0
+    def __len__(self):
+        return 40
+    def __getitem__(self, index):
+        Data.asked += 1
+        return torch.rand(3), index
+
+class Failing(Data):
+    def __getitem__(self, index):
+        if index == 2:
+            raise ValueError("no third")
+        return index
+
+def begin(name):
+    with open(f"{folder}/{name}.{rank}", "w") as file:
+        file.write("begun")
+
+found = {}
+"""
+
+TOGETHER = (
+    START
+    + """
+with msctx.context(local_rank_id=rank, local_device_list="0,1"):  # the third loads its own
+    for epoch in ("one", "two"):
+        batches = [x.tolist() + i.tolist() for x, i in DataLoader(Data(), batch_size=4, shuffle=True, num_workers=0)]
+        found[epoch] = batches
+    found["asked"] = Data.asked
+    found["workers"] = [x.tolist() for x, i in DataLoader(Data(), batch_size=8, num_workers=1)]
+    for index, _ in enumerate(DataLoader(Data(), batch_size=1)):
+        if rank == 1 and index == 2:
+            break
+    found["one stops"] = index
+    for index, _ in enumerate(DataLoader(Data(), batch_size=1)):
+        if rank == 0 and index == 2:
+            break
+    found["the one that loads stops"] = index
+    try:
+        list(DataLoader(Failing(), batch_size=1))
+    except (ValueError, RuntimeError) as error:
+        found["fails"] = f"{type(error).__name__}: {error}"
+    if rank < 2:
+        try:
+            list(DataLoader(Data(), batch_size=rank + 1))
+        except msctx.ScopeError as error:
+            found["differ"] = str(error)
+shared = [*shared_batches._shares.values()]
+found["folder"] = str(shared[0].folder) if shared else ""
+dist.barrier()
+print(json.dumps(found))
+dist.destroy_process_group()
+"""
+)
+
+
+def ranks(program: str, folder: Path) -> list[subprocess.Popen[str]]:
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(rank), str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(3)
+    ]
+
+
+def results(processes: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
+    told = [process.communicate(timeout=200) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], "".join(error for _, error in told)
+    return [json.loads(out.splitlines()[-1]) for out, _ in told]
+
+
+def test_the_others_get_what_one_loads_and_do_not_ask_their_datasets(tmp_path: Path) -> None:
+    first, second, third = results(ranks(TOGETHER, tmp_path))
+    for what in ("one", "two", "workers"):
+        assert first[what] == second[what] != third[what]
+    assert first["one"] != first["two"]
+    assert [found["asked"] for found in (first, second, third)] == [80, 0, 80]
+    assert [found["one stops"] for found in (first, second)] == [39, 2]
+    assert [found["the one that loads stops"] for found in (first, second)] == [2, 2]
+    assert first["fails"] == "ValueError: no third"
+    assert second["fails"] == "RuntimeError: local_rank_id=0, which loads the data, could not: ValueError: no third"
+    assert "in batches of 1, local_rank_id=1 iterates over Data of size 40 in batches of 2" in second["differ"]
+    assert first["folder"] == second["folder"] != third["folder"] == ""
+    assert not Path(first["folder"]).exists(), "the last one out removes it"
+
+
+KILLED = (
+    START
+    + """
+with msctx.context(local_rank_id=rank, local_device_list="0,1,2"):
+    try:
+        for index, _ in enumerate(DataLoader(Data(), batch_size=1)):
+            if rank == 1 and index == 2:
+                os.kill(os.getpid(), 9)
+        found["second is gone"] = index
+        for index, _ in enumerate(DataLoader(Data(), batch_size=1)):
+            if rank == 0 and index == 2:
+                os.kill(os.getpid(), 9)
+    except msctx.ScopeError as error:
+        found["first is gone"] = str(error)
+print(json.dumps(found), flush=True)
+os._exit(0)  # the process group has lost two
+"""
+)
+
+
+@pytest.mark.full
+def test_nobody_waits_for_a_process_that_was_killed(tmp_path: Path) -> None:
+    processes = ranks(KILLED, tmp_path)
+    told = [process.communicate(timeout=200) for process in processes]
+    assert [process.returncode for process in processes] == [-signal.SIGKILL, -signal.SIGKILL, 0], told
+    third = json.loads(told[2][0])
+    assert third["second is gone"] == 39
+    assert "local_rank_id=2 waits for local_rank_id=0 to load a batch: its process has ended" in third["first is gone"]
+
+
+class Numbers(Dataset[int]):
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_a_process_alone_is_told_what_is_missing_and_loaders_are_put_back() -> None:
+    plain: Callable[..., Any] = DataLoader.__iter__
+    with msctx.context(local_rank_id=0, local_device_list="0,1"), msctx.context(runtime_num_threads=1):
+        assert DataLoader.__iter__ is not plain
+        with pytest.raises(OptionError, match="local_rank_id: there is no process group"):
+            iter(DataLoader(Numbers()))
+    assert DataLoader.__iter__ is plain
+    for alone in ({"local_rank_id": 0, "local_device_list": "0"}, {"local_rank_id": 2, "local_device_list": "0,1"}):
+        with msctx.context(**alone):
+            assert [int(x) for x in DataLoader(Numbers())] == [0, 1, 2]
