@@ -98,6 +98,13 @@ def test_a_run_is_told_at_its_end(tmp_path: Path) -> None:
         run_experiment(read(str(tmp_path / "job.yaml")), str(tmp_path / "run"))
 
 
+def test_a_run_without_a_session_is_told_at_its_end(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text("def main():\n    pass\n")
+    (tmp_path / "job.yaml").write_text("context: {iterations_per_loop: 2}\nexperiment: {entry: job.py:main}\n")
+    with pytest.warns(MsctxWarning, match="iterations_per_loop=2 did nothing: it acts on functions that a session runs"):
+        run_experiment(read(str(tmp_path / "job.yaml")), str(tmp_path / "run"))
+
+
 @pytest.mark.parametrize("option", ["memory_optimize_level=O1", "external_weight=true"])
 def test_the_shipped_experiment_watches_its_model(option: str, tmp_path: Path) -> None:
     with warnings.catch_warnings():

@@ -6,15 +6,13 @@ A module has one mode for all threads. Each module is remembered by itself, sinc
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from msctx import locks
 from msctx.errors import ScopeError
-from msctx.signals import uninterrupted
+from msctx.native.models import paths_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,11 +24,10 @@ WORDS = {True: "train", False: "eval"}
 class _Mode:
     """What a module was found in, and who wants what it is in."""
 
-    module: nn.Module
     was: bool
     training: bool
-    holders: Counter[int] = field(default_factory=Counter)
-    """By thread, how often."""
+    holders: dict[int, int] = field(default_factory=dict)
+    """Thread → how often."""
 
 
 _lock = locks.plain()
@@ -38,52 +35,62 @@ _modes: dict[int, list[_Mode]] = {}
 """id of a module → its modes, the innermost last."""
 
 
-@contextmanager
-def in_mode(models: Iterable[nn.Module], *, training: bool) -> Iterator[None]:
-    """Have models in train or eval mode inside, and each of their modules as it was found afterwards.
+def take(models: Iterable[nn.Module], *, training: bool) -> list[nn.Module]:
+    """Have models in train or eval mode until :func:`give_back` is called with what this returns. To be called uninterrupted.
 
     Those in train mode already are left as they are: they may have frozen parts.
+
+    Raises:
+        ScopeError: another thread wants a model in the other mode. Nothing was changed.
     """
     taken: list[nn.Module] = []
     try:
-        with uninterrupted(), _lock:
-            for model in models:
-                _take(model, training, taken)
-        yield
-    finally:
-        with uninterrupted(), _lock:
-            _give_back(taken)
+        for model in models:
+            with _lock:
+                is_new = _hold([module for _, module in paths_of(model)], type(model).__name__, training, taken)
+            if is_new and not (training and model.training):
+                model.train(training)
+    except BaseException:
+        give_back(taken)
+        raise
+    return taken
 
 
-def _take(model: nn.Module, training: bool, taken: list[nn.Module]) -> None:
-    me, modules = threading.get_ident(), [*model.modules()]
+def _hold(modules: list[nn.Module], name: str, training: bool, taken: list[nn.Module]) -> bool:
+    """Whether any of them is not held in this mode yet."""
+    me = threading.get_ident()
     found = {id(module): stack[-1] for module in modules if (stack := _modes.get(id(module)))}
-    if any(mode.training is not training and set(mode.holders) - {me} for mode in found.values()):
+    if any(mode.training is not training and mode.holders.keys() - {me} for mode in found.values()):
         raise ScopeError(
-            f"{type(model).__name__} cannot go into {WORDS[training]} mode: a session of another thread runs it in "
-            f"{WORDS[not training]} mode, and a model has one for all threads. Give each thread a copy, or run one after the other."
+            f"{name} cannot go into {WORDS[training]} mode: a session of another thread runs it in {WORDS[not training]} mode, and a "
+            "model has one for all threads. Give each thread a copy, or run one after the other."
         )
     is_new = False
     for module in modules:
         mode = found.get(id(module))
         if mode is None or mode.training is not training:
-            mode, is_new = _Mode(module, module.training, training), True
+            mode, is_new = _Mode(module.training, training), True
             _modes.setdefault(id(module), []).append(mode)
-        mode.holders[me] += 1
+        mode.holders[me] = mode.holders.get(me, 0) + 1
         taken.append(module)
-    if is_new and not (training and model.training):
-        model.train(training)
+    return is_new
 
 
-def _give_back(taken: list[nn.Module]) -> None:
+def give_back(taken: list[nn.Module]) -> None:
+    """Put each module back where nobody wants its mode any more. To be called uninterrupted."""
     me = threading.get_ident()
-    while taken:
-        module = taken.pop()
-        mode = _modes[id(module)][-1]
-        mode.holders[me] -= 1
-        mode.holders += Counter()  # without those that hold it no more
-        if not mode.holders:
-            _modes[id(module)].pop()
-            if not _modes[id(module)]:
-                del _modes[id(module)]
-            module.training = mode.was
+    with _lock:
+        while taken:
+            module = taken.pop()
+            stack = _modes[id(module)]
+            holders = stack[-1].holders
+            holders[me] -= 1
+            if holders[me]:
+                continue
+            del holders[me]
+            if not holders:
+                was = stack.pop().was
+                if not stack:
+                    del _modes[id(module)]
+                if module.training is not was:
+                    module.training = was

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from functools import wraps
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
 from msctx import locks
-from msctx.context import Bound, Context, layers_of, ledger
+from msctx.context import Bound, Context, layers_of, ledger, modes
 from msctx.context.base import BASE, within
-from msctx.context.modes import in_mode
 from msctx.context.scopes import Ran, Scope, opened, settings_in_force, stack
 from msctx.dynamo import outside_dynamo
 from msctx.effects.precision_mode import POLICY
@@ -26,7 +24,7 @@ from msctx.notices import user_frame
 from msctx.options import Layer, make_layer
 from msctx.options.layers import with_preset
 from msctx.options.precision_rules import ACCELERATE
-from msctx.signals import uninterrupted
+from msctx.signals import begins_with_try, uninterrupted
 from msctx.switches.sessions import value
 
 if TYPE_CHECKING:
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
+T = TypeVar("T")
 
 VARIABLES = {"step": ("STEP_NOW", "TOTAL_STEP"), "loss": ("LOSS_NOW", "TARGET_LOSS")}
 """What ends the phase in low precision → the variables in which a program says how far it is."""
@@ -99,9 +98,13 @@ class Session(Context):
     def _run(self, scope: Scope, function: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
         Ran.count += 1
         iterations = value("session.iterations_per_loop") or 1
-        with self._places.taken(value("session.graph_max_parallel_model_num")), _graph_run_mode(_models(scope)):
+        with _Turn() as turn:
+            self._places.take(value("session.graph_max_parallel_model_num"), turn)
+            _begin_mode(value("session.graph_run_mode"), scope, turn)
             for _ in range(iterations):
-                with _in_force(self._low_precision()):
+                with _Turn() as phase:
+                    if policies := self._low_precision():
+                        phase.begin(partial(ledger.apply, policies, ACCELERATE), ledger.undo)
                     result = function(*args, **kwargs)
             if iterations > 1:
                 _look_at_devices()
@@ -117,6 +120,32 @@ class Session(Context):
         return {} if self._is_full else {switch: found["policy"] for switch, found in asked.items()}
 
 
+class _Turn:
+    """What a call of run() has begun; it ends with the with-block, the last first, whatever signals come."""
+
+    def __init__(self) -> None:
+        self._ends: list[Callable[[], object]] = []
+
+    def begin(self, start: Callable[[], T], end: Callable[[T], object]) -> None:
+        """*end* is called with what *start* returns."""
+        with uninterrupted():
+            self._ends.append(partial(end, start()))
+
+    def __enter__(self) -> _Turn:
+        return self
+
+    @begins_with_try
+    def __exit__(self, *error: object) -> None:
+        try:
+            with uninterrupted():
+                while self._ends:
+                    self._ends.pop()()
+        except BaseException:
+            if self._ends:  # a signal came before, or one of them raised
+                self.__exit__()
+            raise
+
+
 class _Places:
     """How many threads are inside; a thread that is inside already needs no other place."""
 
@@ -125,25 +154,33 @@ class _Places:
         self._inside: dict[int, int] = {}
         self._process = os.getpid()
 
-    @contextmanager
-    def taken(self, most: int | None) -> Iterator[None]:
-        me, entered = threading.get_ident(), False
-        try:
+    def take(self, most: int | None, turn: _Turn) -> None:
+        taken: list[int] = []
+        while not taken:
             with self._free:
-                if self._process != os.getpid():  # the other threads are the parent's
-                    self._inside = {me: self._inside[me]} if me in self._inside else {}
-                    self._process = os.getpid()
-                self._free.wait_for(lambda: most is None or me in self._inside or len(self._inside) < most)
+                self._free.wait_for(partial(self._is_free, most))
+            turn.begin(partial(self._try, most, taken), self._leave)
+
+    def _is_free(self, most: int | None) -> bool:
+        me = threading.get_ident()
+        if self._process != os.getpid():  # the other threads are the parent's
+            self._process, self._inside = os.getpid(), {thread: n for thread, n in self._inside.items() if thread == me}
+        return most is None or me in self._inside or len(self._inside) < most
+
+    def _try(self, most: int | None, taken: list[int]) -> list[int]:
+        with self._free:
+            if self._is_free(most):
+                taken.append(me := threading.get_ident())
                 self._inside[me] = self._inside.get(me, 0) + 1
-                entered = True
-            yield
-        finally:
-            if entered:
-                with uninterrupted(), self._free:
-                    self._inside[me] -= 1
-                    if not self._inside[me]:
-                        del self._inside[me]
-                        self._free.notify()
+        return taken
+
+    def _leave(self, taken: list[int]) -> None:
+        with self._free:
+            while taken:
+                self._inside[me := taken.pop()] -= 1
+                if not self._inside[me]:
+                    del self._inside[me]
+                    self._free.notify()
 
 
 def _models(scope: Scope) -> list[nn.Module]:
@@ -153,31 +190,26 @@ def _models(scope: Scope) -> list[nn.Module]:
     return [*{id(model): model for model in found}.values()]
 
 
-@contextmanager
-def _graph_run_mode(models: list[nn.Module]) -> Iterator[None]:
-    with ExitStack() as modes:
-        if (mode := value("session.graph_run_mode")) is not None:
-            modes.enter_context(in_mode(models, training=mode == "training"))
-        if mode == "inference":
-            modes.enter_context(torch.inference_mode())
-        elif mode == "training":
-            if torch.is_inference_mode_enabled():
-                modes.enter_context(torch.inference_mode(False))
-            modes.enter_context(torch.enable_grad())
-        yield
+def _begin_mode(mode: str | None, scope: Scope, turn: _Turn) -> None:
+    if mode is None:
+        return
+    is_training = mode == "training"
+    turn.begin(partial(modes.take, _models(scope), training=is_training), modes.give_back)
+    around: list[Callable[[], Any]] = [torch.enable_grad] if is_training else [torch.inference_mode]
+    if is_training and torch.is_inference_mode_enabled():
+        around.insert(0, partial(torch.inference_mode, False))
+    for manager in around:
+        turn.begin(partial(_entered, manager), _left)
 
 
-@contextmanager
-def _in_force(policies: Mapping[str, Any]) -> Iterator[None]:
-    holds: list[ledger.Hold] = []
-    try:
-        if policies:
-            with uninterrupted():
-                holds.append(ledger.apply(policies, ACCELERATE))
-        yield
-    finally:
-        for hold in holds:
-            ledger.undo(hold)
+def _entered(manager: Callable[[], Any]) -> Any:
+    found = manager()
+    found.__enter__()
+    return found
+
+
+def _left(manager: Any) -> None:
+    manager.__exit__(None, None, None)
 
 
 def _is_over(until: str, ratio: float) -> bool:

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from msctx import devices
 from msctx.context import current
-from msctx.context.base import BASE, unwatched
+from msctx.context.base import BASE, unrun, unwatched
+from msctx.context.scopes import Ran
 from msctx.effects import Facts
 from msctx.errors import EntryFailed
 from msctx.graph.faults import explained
@@ -109,7 +110,7 @@ def run_experiment(
             the process then ends, unless a handler of the caller is there.
     """
     require(experiment.sinks, experiment.sinks_mark)
-    found, begin = state(), models.now()
+    found, begin, ran_before = state(), models.now(), Ran.count
     with terminable(), ExitStack() as undisturbed:
         with BASE.laid_under(experiment.levels) as plan:
             entry = resolve(experiment)
@@ -158,7 +159,8 @@ def run_experiment(
         sinks.close(result)
     if error is not None:
         raise error
-    for text in unwatched(plan, experiment.levels.values(), begin):
+    layers = experiment.levels.values()
+    for text in [*unwatched(plan, layers, begin), *(unrun(plan, layers) if Ran.count == ran_before else [])]:
         tell("unwatched", text, text)
     return result
 
