@@ -105,6 +105,7 @@ OWNERS = [module for module in _FILES if hasattr(module, "SWITCHES")]
 NEEDED = {
     "optypelist_for_implmode": {"op_select_implmode": "high_precision"},
     "deterministic": {"mode": 0},
+    "local_rank_id": {"local_device_list": "0,1"},
 }
 """Beside what some options have an effect, or more of it."""
 

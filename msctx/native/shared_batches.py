@@ -38,7 +38,7 @@ class _Here(threading.local):
 
 
 _here = _Here()
-_lock = locks.plain()
+_lock, _sharing = locks.plain(), locks.plain()
 _plain: Any = None
 """What DataLoader itself does."""
 _threads = 0
@@ -82,7 +82,7 @@ def _share(rank: int, others: list[int]) -> _Share:
         text = "there is no process group by which the others could be found"
         hint = "call torch.distributed.init_process_group first"
         raise OptionError([Diagnostic("local_rank_id", text, suggestion=hint)])
-    with _lock:
+    with _sharing:  # a receiver waits here for the one that loads
         found = _shares.get(key := (group, rank, tuple(others)))
         if found is None:
             found = _shares[key] = _Share(rank, others, group)

@@ -545,6 +545,23 @@ def test_signals_whose_handlers_raise_leave_nothing_behind(
     assert raised
 
 
+def test_the_dictionary_of_session_options_is_taken_too() -> None:
+    called: list[int] = []
+    with msctx.session(session={"iterations_per_loop": 2}) as session:
+        session.run(called.append, 1)
+    assert len(called) == 2
+
+
+def test_compiled_functions_are_compiled_anew_at_the_switch(variables: Callable[..., None]) -> None:
+    compiled = torch.compile(lambda x: x @ x, backend="eager", fullgraph=True)
+    found = []
+    with msctx.session(experimental_accelerate_train_mode="fast1|step|0.5") as session:
+        for step in (0, 5):
+            variables(STEP_NOW=step, TOTAL_STEP=10)
+            found.append(session.run(compiled, torch.ones(2, 2)).dtype)
+    assert found == [torch.bfloat16, torch.float32]
+
+
 def test_compiled_functions_run_in_it(net: Net) -> None:
     compiled = torch.compile(net, backend="eager")
     with msctx.session(graph_run_mode=0) as session:
