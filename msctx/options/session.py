@@ -253,7 +253,7 @@ OPTIONS = (
         help="Milliseconds that waiting for an event may take before it is an error; -1 waits for ever."),
     # experimental
     session_option("experimental_accelerate_train_mode", AccelerateTrainMode, example="fast1|step|0.9",
-        help="Trains in low precision first and in full precision later, in run() of a session, written as speed|trigger|ratio: fast "
+        help="Trains in low precision first and in full precision later, in run() of a session. Written as speed|trigger|ratio: fast "
              "lowers to float16, fast1 to bfloat16; step ends the phase once $STEP_NOW is that share of $TOTAL_STEP (0.2 to 0.9), "
              "loss once $LOSS_NOW is within that multiple of $TARGET_LOSS (1.01 to 1.5). The program sets the variables."),
     # deprecated, with a meaning still
