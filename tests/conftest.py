@@ -99,6 +99,11 @@ def snapshot() -> dict[str, Any]:
     """msctx.state() without what cannot be put back, and what a switch may leave behind unseen."""
     return {key: value for key, value in msctx.state().items() if key not in NOT_COMPARED} | {
         "the hooks of all modules": (len(nn_module._global_forward_pre_hooks), len(nn_module._global_forward_hooks)),
+        "the calls of all modules": (
+            nn_module.Module.__call__,
+            nn_module.Module._call_impl,
+            nn_module.Module._call_impl.__code__,
+        ),
         "modes of the thread": (_C._len_torch_function_stack(), _C._len_torch_dispatch_stack()),
         "settings of the allocators": getattr(_C, "_accelerator_getAllocatorSettings", str)(),
         "handler of SIGINT": signal.getsignal(signal.SIGINT),

@@ -339,7 +339,7 @@ _blocks: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _rows: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
-def _call(call: Call, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _call(call: Call, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     if torch.compiler.is_compiling() or not _can_recompute():
         return call(module, *args, **kwargs)
     model: Any = module

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from msctx import locks
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+T = TypeVar("T")
 
 
 class Model:
@@ -25,7 +27,8 @@ class Model:
     def __init__(self, model: nn.Module) -> None:
         self.number = next(_numbers)
         self.paths: frozenset[str] = frozenset()
-        self.module = weakref.ref(model, lambda _: GONE.append(self))
+        gone = GONE  # at the interpreter's end there is no such name
+        self.module = weakref.ref(model, lambda _: gone.append(self))
         self._seen: list[Any] = []
 
     def is_as_it_was(self, model: nn.Module) -> bool:
@@ -65,6 +68,30 @@ def _place_of(parameter: torch.Tensor | None) -> int:
         return parameter.data_ptr() if parameter is not None else 0
     except (RuntimeError, ValueError):  # no memory of its own; not initialised yet
         return 0
+
+
+class ByIdentity(Generic[T]):
+    """Module → something, as long as the module lives; modules may have no hash, or be equal to others."""
+
+    def __init__(self) -> None:
+        self._all: dict[int, tuple[weakref.ref[nn.Module], T]] = {}
+
+    def get(self, module: nn.Module) -> T | None:
+        found = self._all.get(id(module))
+        return found[1] if found is not None and found[0]() is module else None
+
+    def put(self, module: nn.Module, value: T) -> T:
+        key, everything = id(module), self._all
+
+        def forget(gone: Any) -> None:
+            if (found := everything.get(key)) is not None and found[0] is gone:  # another module may have its place already
+                del everything[key]
+
+        everything[key] = weakref.ref(module, forget), value
+        return value
+
+    def items(self) -> list[tuple[nn.Module, T]]:
+        return [(module, value) for ref, value in [*self._all.values()] if (module := ref()) is not None]
 
 
 _numbers = itertools.count(1)

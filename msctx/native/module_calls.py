@@ -1,5 +1,8 @@
-"""Ours around the calls of modules, in the place of ``nn.Module.__call__``: no module is changed, nor is a copy, a pickle or a trace
-of one, and it costs the same for any number of them.
+"""Ours around the calls of modules: in the place of the code of ``nn.Module._call_impl``, which all calls come to.
+
+No module is changed, nor is a copy, a pickle or a trace of one, and it costs the same for any number of them. The function stays the
+same object, so that whoever has kept it, or a module's ``__call__``, or has wrapped that meanwhile, as torch.fx does for all threads,
+comes to ours as well.
 
 In compiled code nobody is around a call. One that must be makes Dynamo leave the call to eager code: see :func:`keep_out`.
 """
@@ -8,8 +11,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import cache, partial, wraps
-from typing import TYPE_CHECKING, Any
+from functools import cache, partial
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msctx import locks
 from msctx.imports import when_imported
@@ -20,56 +24,78 @@ if TYPE_CHECKING:
 
 Call = Callable[..., Any]
 Around = Callable[..., Any]
-"""Called as ``around(call, module, *args, **kwargs)``, where *call* is what it stands around; not while code is being compiled."""
+"""Called as ``around(call, module, *args, **kwargs)``, where *call* is what it stands around. Its first two are positional only: a
+forward pass may have arguments of any name."""
+
+NAME = "_msctx_call"
+"""By which torch.nn.modules.module has ours, from the first time on: another thread may have begun a call that has not come to it."""
 
 
-class _Ours:
-    """What stands in the place of one that was found: made once, so that compiled code knows it again."""
+class _Torchs(NamedTuple):
+    """Torch's function, its own code as another function, and the code that calls ours."""
 
-    def __init__(self, found: Call) -> None:
-        from torch.compiler import is_compiling, is_dynamo_compiling
+    function: Any
+    own: Any
+    call: CodeType
 
-        self.found = self.run = found
 
-        def our_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not is_compiling():
-                return self.run(module, *args, **kwargs)
-            if is_dynamo_compiling() and kept_out >= 0:
-                from torch._dynamo.comptime import comptime
+@cache
+def _torchs() -> _Torchs:
+    from torch import nn
 
-                comptime(_keep_out)
-            return found(module, *args, **kwargs)
+    function: Any = nn.Module._call_impl
+    while function.__code__.co_freevars and hasattr(function, "__wrapped__"):  # of a library that has wrapped it
+        function = function.__wrapped__
+    own = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+    own.__kwdefaults__ = function.__kwdefaults__
+    made: dict[str, Any] = {}
+    exec(f"def _call_impl(self, *args, **kwargs):\n    return {NAME}(self, *args, **kwargs)", made)
+    found: CodeType = made["_call_impl"].__code__
+    code = function.__code__
+    return _Torchs(function, own, found.replace(co_filename=code.co_filename, co_firstlineno=code.co_firstlineno))
 
-        keep_from_dynamo(around=our_call)
-        self.call = wraps(found)(our_call)
+
+@cache
+def _ours() -> Call:
+    """Always the same: compiled code knows it again."""
+    from torch.compiler import is_dynamo_compiling
+
+    own = _torchs().own
+
+    def our_call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        if not is_dynamo_compiling():  # is_compiling() holds for all threads while one of them compiles
+            return _run(module, *args, **kwargs)
+        from torch._dynamo.comptime import comptime
+
+        comptime(_keep_out)
+        return own(module, *args, **kwargs)
+
+    keep_from_dynamo(around=our_call)
+    return our_call
 
 
 _lock = locks.plain()
-_ours = cache(_Ours)
-_now: _Ours | None = None
+_run: Call
 _arounds: dict[Around, int] = {}
 """Those that are there, and which stand around which: 0 is the innermost."""
 
 
 def _install() -> Callable[[], None]:
-    from torch import nn
+    torchs, dynamos = _torchs(), "torch._dynamo.variables.nn_module"
+    torchs.function.__globals__[NAME] = _ours()
+    torchs.function.__code__ = torchs.call
 
-    global _now
-    _now = our = _ours(nn.Module.__call__)
+    def read(is_read: bool) -> None:
+        """Dynamo need not read torch's own."""
+        vars(sys.modules[dynamos])["unpatched_nn_module_call_impl"] = None if is_read else torchs.function
 
-    def tell() -> None:
-        """Dynamo takes what it finds for torch's own, which it need not read."""
-        vars(sys.modules["torch._dynamo.utils"])["unpatched_nn_module_call"] = our.found
-
-    stop = when_imported("torch._dynamo.utils", tell) if "torch._dynamo.utils" not in sys.modules else lambda: None
-    nn.Module.__call__ = our.call  # type: ignore[method-assign]
+    stop = when_imported(dynamos, partial(read, True))
 
     def remove() -> None:
-        global _now
-        _now, our.run = None, our.found
         stop()
-        if nn.Module.__call__ is our.call:  # else somebody has wrapped it meanwhile
-            nn.Module.__call__ = our.found  # type: ignore[method-assign]
+        torchs.function.__code__ = torchs.own.__code__
+        if dynamos in sys.modules:
+            read(False)
 
     return remove
 
@@ -80,8 +106,8 @@ _installed = Held(_install)
 def put(around: Around, place: int) -> None:
     with _lock:
         _arounds[around] = place
-        _installed.want(1)
         _renew()
+        _installed.want(1)
 
 
 def take(around: Around) -> None:
@@ -92,36 +118,48 @@ def take(around: Around) -> None:
 
 
 def _renew() -> None:
-    if _now is not None:
-        run = _now.found
-        for around in sorted(_arounds, key=_arounds.__getitem__):
-            run = partial(around, run)
-        _now.run = run
+    global _run
+    run: Call = _torchs().own
+    for around in sorted(_arounds, key=_arounds.__getitem__):
+        run = partial(around, run)
+    _run = run
 
 
 # --- compiled code ----------------------------------------------------------------------------------------------------
 
-kept_out = 0
-"""Compiled code is guarded by it: see :func:`changed`."""
-_is_kept_out: Callable[[nn.Module], bool] = lambda module: False  # noqa: E731
+IsKeptOut = Callable[["nn.Module"], bool]
+_is_kept_out: IsKeptOut | None = None
 
 
-def keep_out(is_kept_out: Callable[[nn.Module], bool]) -> None:
-    """Dynamo breaks its graph at a call of a module for which *is_kept_out* holds, and what the call runs is compiled for itself."""
+def keep_out(is_kept_out: IsKeptOut | None) -> None:
+    """Dynamo breaks its graph at a call of a module for which *is_kept_out* holds, and what the call runs is compiled for itself.
+
+    Calls of other modules are in its graphs; these are guarded: it holds for none of the modules that they are called with.
+    """
     global _is_kept_out
     _is_kept_out = is_kept_out
 
 
-def changed() -> None:
-    """Code has been compiled with a call inside that is to be kept out from now on: it is compiled anew."""
-    global kept_out
-    kept_out += 1
-
-
 def _keep_out(translator: Any) -> None:
     """Called by Dynamo where it reads our call."""
-    if _is_kept_out(translator.get_local("module")._ComptimeVar__variable.value):
+    from torch._dynamo.guards import install_guard
+
+    variable = translator.get_local("module")._ComptimeVar__variable
+    if _is_kept_out is None:
+        return
+    if _is_kept_out(variable.value):
         translator.graph_break("msctx: rules name this module")
+    if variable.source is not None:
+        install_guard(variable.source.make_guard(_guard))
+
+
+def _guard(builder: Any, guard: Any) -> None:
+    """Of compiled code: a module that is called in it."""
+
+    def is_inside(module: nn.Module) -> bool:
+        return _is_kept_out is None or not _is_kept_out(module)
+
+    builder.get_guard_manager(guard).add_lambda_guard(is_inside, [f"no rule of msctx names {guard.name}"], guard.user_stack)
 
 
 def keep_from_dynamo(*functions: Callable[..., Any], around: Around | None = None) -> None:

@@ -13,18 +13,17 @@ from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
+from msctx import notices
 from msctx.native import models, module_calls, precision
 from msctx.native.installed import Held, at_work
-from msctx.native.models import Model
+from msctx.native.models import ByIdentity, Model
 from msctx.signals import begins_with_try, uninterrupted
 
 if TYPE_CHECKING:
     from torch import nn
 
-_places: weakref.WeakKeyDictionary[nn.Module, dict[Model, str]] = weakref.WeakKeyDictionary()
+_places: ByIdentity[dict[Model, str]] = ByIdentity()
 """A module of watched models → its paths there."""
-_compiled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-"""Modules whose calls are inside compiled code: no rule named them."""
 _left: dict[frozenset[str], int] = {}
 """Paths of a model → the moment when the last context that watched such a one was left, in the count of memory.watched."""
 _KEPT = 64
@@ -51,15 +50,17 @@ def watch(model: Model, module: nn.Module) -> None:
     with at_work.lock:
         found = models.paths_of(module)
         model.paths |= {path for path, _ in found}
+        inside = {id(one) for _, one in found}
+        for one, places in _places.items():
+            if model in places and id(one) not in inside:  # it has left the model
+                del places[model]
         for path, one in found:
-            places = _places.setdefault(one, {})
-            if places.get(model) != path:
-                for gone in [other for other in places if other.module() is None and not other.is_open]:
-                    del places[gone]
-                places[model] = path
-                if one in _compiled:
-                    _compiled.discard(one)
-                    module_calls.changed()
+            if (known := _places.get(one)) is None:
+                known = _places.put(one, {})
+            if known.get(model) != path:
+                for gone in [other for other in known if other.module() is None and not other.is_open]:
+                    del known[gone]
+                known[model] = path
     at_work.tidy()
 
 
@@ -102,10 +103,11 @@ def _match(path: str, policy: precision.Policy) -> str | None:
 # --- calls of modules -------------------------------------------------------------------------------------------------
 
 
-def _call(call: module_calls.Call, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _call(call: module_calls.Call, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     number = _inside(module)
     if number is None:
         return call(module, *args, **kwargs)
+    _look_for_export()
     depth = len(_entered.stack)
     try:
         _enter(number)
@@ -114,6 +116,21 @@ def _call(call: module_calls.Call, module: nn.Module, *args: Any, **kwargs: Any)
         _leave(depth)
 
 
+def _look_for_export() -> None:
+    """torch.export captures autocasts alone."""
+    from torch.compiler import is_exporting
+
+    if is_exporting():  # one of the threads
+        from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+        if get_proxy_mode() is not None:
+            notices.tell("torch.export", "rules", _LOST)
+
+
+_LOST = (
+    "torch.export leaves out the precision rules for single modules: what is exported computes otherwise than the model does here;"
+    " use rules for types of operators, or a mode, instead"
+)
 _frames: weakref.WeakKeyDictionary[type[nn.Module], Callable[..., Any]] = weakref.WeakKeyDictionary()
 
 
@@ -123,7 +140,7 @@ def _frame(kind: type[nn.Module]) -> Callable[..., Any]:
     if (found := _frames.get(kind)) is not None:
         return found
 
-    def run(call: module_calls.Call, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def run(call: module_calls.Call, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         return call(module, *args, **kwargs)
 
     run.__code__ = run.__code__.replace(co_name=kind.__name__)
@@ -174,18 +191,22 @@ def inside(policies: precision.Policies) -> int | None:
 
 
 def _is_named(module: nn.Module) -> bool:
-    paths = _paths(module).values()
-    if any(_match(path, policy) is not None for path in paths for policy in precision.here.policies.values()):
-        return True
-    _compiled.add(module)
-    return False
+    policies = [policy for policy in precision.here.policies.values() if policy.modules]
+    return (
+        any(_match(path, policy) is not None for path in _paths(module).values() for policy in policies) if policies else False
+    )
 
 
 def _install() -> Callable[[], None]:
-    module_calls.keep_from_dynamo(_inside, _enter, _frame, _leave, around=_call)
+    module_calls.keep_from_dynamo(_inside, _look_for_export, _enter, _frame, _leave, around=_call)
     module_calls.keep_out(_is_named)
     module_calls.put(_call, 0)
-    return lambda: module_calls.take(_call)
+
+    def remove() -> None:
+        module_calls.keep_out(None)
+        module_calls.take(_call)
+
+    return remove
 
 
 _around_calls = Held(_install)

@@ -1,7 +1,7 @@
 """Puts precision policies in force in a thread, with what they need there, and reads and restores what is in force.
 
-They need hooks on modules and optimizers, notes of autocasts, Dynamo's guards. What a thread needed goes with it, also where it ended
-inside a policy.
+They need functions around the calls of modules, hooks on optimizers, notes of autocasts, Dynamo's guards. What a thread needed goes
+with it, also where it ended inside a policy.
 """
 
 from __future__ import annotations

@@ -18,13 +18,14 @@ from msctx import locks
 from msctx.memory import watched
 from msctx.native import core, models, module_calls
 from msctx.observers import scope_names
+from msctx.signals import begins_with_try
 
 if TYPE_CHECKING:
     from torch import nn
 
 _lock = locks.reentrant()
 _on = False
-_known: weakref.WeakKeyDictionary[nn.Module, _Place] = weakref.WeakKeyDictionary()
+_known: models.ByIdentity[_Place] = models.ByIdentity()
 _looked = -1
 """When the models were looked at: the first call of a module does that, not the entry of a context."""
 
@@ -79,7 +80,7 @@ def module_at(place: int) -> nn.Module | None:
     return None if found is None else found()
 
 
-def _call(call: module_calls.Call, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _call(call: module_calls.Call, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """In compiled code there is none: see compiled_places.py."""
     if (place := _known_as(module)) is None:
         return call(module, *args, **kwargs)
@@ -96,10 +97,15 @@ def _enter(place: _Place) -> None:
     core.load().c.msctx_enter_module(place.module)
 
 
+@begins_with_try
 def _leave(depth: int) -> None:
-    entries = _entered.entries
-    del entries[depth:]
-    core.load().c.msctx_enter_module(entries[-1].place.module if entries else None)
+    try:
+        entries = _entered.entries
+        core.load().c.msctx_enter_module(entries[depth - 1].place.module if depth else None)
+        del entries[depth:]
+    finally:
+        if len(_entered.entries) > depth:  # the handler of a signal has raised
+            _leave(depth)
 
 
 def root() -> str | None:
@@ -130,7 +136,7 @@ class _Unwatched:
     """The models that nobody watches, if they have names, too."""
 
     met: Callable[[nn.Module], object] | None = None
-    models: weakref.WeakKeyDictionary[nn.Module, None] = weakref.WeakKeyDictionary()
+    models: models.ByIdentity[None] = models.ByIdentity()
 
 
 def name_unwatched(met: Callable[[nn.Module], object]) -> None:
@@ -149,11 +155,11 @@ def _known_as(module: nn.Module) -> _Place | None:
     if _Unwatched.met is None or not _on:
         return None
     with _lock:
-        _Unwatched.models[module] = None
+        _Unwatched.models.put(module, None)
         _name(module, _looked)
     with _outside_transforms():
         _Unwatched.met(module)
-    return _known[module]
+    return _known.get(module)
 
 
 @contextmanager
@@ -173,7 +179,7 @@ def _look() -> None:
     global _looked
     moment, found = watched.moment(), watched.models()
     with _lock:
-        for model in (*found, *_Unwatched.models):
+        for model in (*found, *(one for one, _ in _Unwatched.models.items())):
             _name(model, moment)
         _looked = moment
 
@@ -184,5 +190,5 @@ def _name(model: nn.Module, moment: int) -> None:
         if place is not None and place.looked == moment and (place.path or not path):  # in another model, too
             continue
         if place is None or place.path != path:
-            place = _known[module] = _Place(path, module)
+            place = _known.put(module, _Place(path, module))
         place.looked = moment
