@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+import typer
+
 from msctx import at_start
 from msctx.errors import MsctxError
 
@@ -21,6 +23,8 @@ def main() -> None:
     except MsctxError as error:
         launch.report(error)
         sys.exit(error.exit_code)
+    except typer.Exit as end:  # after Ctrl-C, which the record shows
+        sys.exit(end.exit_code)
     except BaseException as error:
         if not isinstance(error, KeyboardInterrupt | SystemExit):
             launch.report(error)

@@ -71,9 +71,10 @@ def run(
         how = ["--nproc", str(nproc)] if nproc else []
         _sweep(file, overrides or [], sweep, experiment, out, dry_run, json_, how, resume, engine, job or [])
         return
-    if engine or job or resume:
-        text = "is for --sweep"
-        raise OptionError([Diagnostic("--engine" if engine else "--job" if job else "--resume", text, "command line")])
+    _refuse("--sweep", {"--engine": engine, "--job": job, "--resume": resume})
+    if not nproc:
+        given = {"--nnodes": nnodes != "1", "--rdzv": rdzv, "--run-id": run_id, "--max-restarts": max_restarts}
+        _refuse("--nproc", given)
     from msctx.run.runner import prepare_environment  # from here on torch is imported
 
     prepare_environment(experiment)
@@ -95,6 +96,11 @@ def run(
         return
     refuse(explain(experiment.settings))
     _launch(experiment, Launch(nproc, nnodes, rdzv, run_id, max_restarts), out, json_)
+
+
+def _refuse(needed: str, given: dict[str, Any]) -> None:
+    if problems := [Diagnostic(flag, f"needs {needed}", "command line") for flag, value in given.items() if value]:
+        raise OptionError(problems)
 
 
 def run_here(experiment: Any, out: str | None, json_: bool) -> None:

@@ -32,8 +32,8 @@ _KEPT = 64
 class _Entry:
     """The call of a named module that runs: what it put in force, and what was before."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, module: nn.Module, number: int) -> None:
+        self.module, self.number = module, number
         self.policies = precision.here.policies
         self.before = precision.switch(number)
 
@@ -110,7 +110,7 @@ def _call(call: module_calls.Call, module: nn.Module, /, *args: Any, **kwargs: A
     _look_for_export()
     depth = len(_entered.stack)
     try:
-        _enter(number)
+        _enter(module, number)
         return _frame(type(module))(call, module, *args, **kwargs)
     finally:
         _leave(depth)
@@ -155,18 +155,21 @@ def _paths(module: nn.Module) -> dict[Model, str]:
     return found or {}
 
 
-def _inside(module: nn.Module) -> int | None:
-    """The combination inside a module; ``None``: no rule acts on it."""
+def _inside(module: nn.Module, policies: precision.Policies | None = None) -> int | None:
+    """What policies, those in force if none are given, come to inside a module; ``None``: no rule acts on it."""
+    policies = precision.here.policies if policies is None else policies
     for model, path in reversed([*_paths(module).items()]):
-        for policy in precision.here.policies.values():
-            if _match(path, policy) is not None and (number := precision.inside(model, partial(_match, path))) is not None:
-                return number
+        for policy in policies.values():
+            if _match(path, policy) is not None:
+                number = precision.inside(model, partial(_match, path), policies)
+                if number is not None:
+                    return number
     return None
 
 
-def _enter(number: int) -> None:
+def _enter(module: nn.Module, number: int) -> None:
     with uninterrupted():
-        _entered.stack.append(_Entry(number))
+        _entered.stack.append(_Entry(module, number))
 
 
 @begins_with_try
@@ -176,18 +179,22 @@ def _leave(depth: int) -> None:
         with uninterrupted():
             while len(_entered.stack) > depth:
                 entry = _entered.stack.pop()
-                if (found := precision.switch(entry.before)) != entry.number:
+                if precision.here.policies is not entry.policies:  # a context was left open inside, or the base was changed
+                    precision.switch(number_of(precision.here.policies))
+                elif (found := precision.switch(entry.before)) != entry.number:
                     precision.switch(found)
     finally:
         if len(_entered.stack) > depth:  # of the handler of a signal
             _leave(depth)
 
 
-def inside(policies: precision.Policies) -> int | None:
-    """What these policies come to in the module whose forward pass is running, if it was entered under them: a context of its own
-    may have been left there."""
+def number_of(policies: precision.Policies) -> int:
+    """What these policies come to here: inside the module whose forward pass is running, if their rules name one."""
     entry = _entered.stack[-1] if _entered.stack else None
-    return entry.number if entry is not None and entry.policies == policies else None
+    number = _inside(entry.module, policies) if entry is not None else None
+    if number is not None:
+        return number
+    return precision.combination_of({device: policy.number for device, policy in policies.items()}) if policies else -1
 
 
 def _is_named(module: nn.Module) -> bool:
@@ -198,13 +205,18 @@ def _is_named(module: nn.Module) -> bool:
 
 
 def _install() -> Callable[[], None]:
+    from torch.backends import mha
+
     module_calls.keep_from_dynamo(_inside, _look_for_export, _enter, _frame, _leave, around=_call)
     module_calls.keep_out(_is_named)
     module_calls.put(_call, 0)
+    had_fast_path = mha.get_fastpath_enabled()
+    mha.set_fastpath_enabled(False)  # in which encoders and attention compute without calling their modules
 
     def remove() -> None:
         module_calls.keep_out(None)
         module_calls.take(_call)
+        mha.set_fastpath_enabled(mha.get_fastpath_enabled() or had_fast_path)
 
     return remove
 

@@ -249,14 +249,15 @@ def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None
     cache_tag.put(f"msctx-precision-{__version__}-{_contents[number]}-{overruled}")
 
 
-def inside(model: Model, match: Callable[[Policy], str | None]) -> int | None:
-    """The combination inside a module of *model*, whose name among those of a policy's rules *match* finds; ``None``: none acts."""
+def inside(model: Model, match: Callable[[Policy], str | None], policies: Policies) -> int | None:
+    """What *policies* come to inside a module of *model*, whose name among those of a policy's rules *match* finds; ``None``: no rule
+    acts."""
     if not here.acts_on.has(model):
         return None
-    names = {device: match(policy) for device, policy in here.policies.items()}
+    names = {device: match(policy) for device, policy in policies.items()}
     if not any(name is not None for name in names.values()):
         return None
-    own = {d: policy.number if (name := names[d]) is None else policy.modules[name] for d, policy in here.policies.items()}
+    own = {d: policy.number if (name := names[d]) is None else policy.modules[name] for d, policy in policies.items()}
     return combination_of(own)
 
 

@@ -97,8 +97,7 @@ def _enter(after: precision.Policies) -> None:
         policy.thaw()
     _want(after.values())
     try:
-        number = precision.combination_of({device: policy.number for device, policy in after.items()}) if after else -1
-        number = number if (inside := named_modules.inside(after)) is None else inside
+        number = named_modules.number_of(after)
     except NativeError:
         before, after = after, before
         raise

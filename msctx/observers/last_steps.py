@@ -118,7 +118,7 @@ def _last(store: Any, rank: int) -> str:
     if not store.check([f"{OF}/{rank}"]):
         return "it had ended no step"
     step, moment = store.get(f"{OF}/{rank}").decode().split()
-    return f"it had ended step {step}, {max(0.0, time.time() - float(moment)):.0f} s ago"
+    return f"{max(0.0, time.time() - float(moment)):.0f} s ago it had ended step {step} (steps are written once a second)"
 
 
 def _operator(trace: TracebackType | None) -> str:

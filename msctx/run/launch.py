@@ -25,6 +25,9 @@ RANK = "msctx.cli.rank"
 """What each rank runs."""
 
 
+PLACE = "HOST:PORT of one of the nodes, the same on all"
+
+
 @dataclass(frozen=True)
 class Launch:
     """How many processes, and where.
@@ -56,7 +59,9 @@ class Launch:
             problems.append(Diagnostic("--nnodes", f"{self.nnodes!r} is not a number of nodes", "command line", "2, or 2:4"))
         elif int(most or least) > 1 and not self.rendezvous:
             text = "is missing: several nodes must find each other"
-            problems.append(Diagnostic("--rdzv", text, "command line", "HOST:PORT of one of them, the same on all"))
+            problems.append(Diagnostic("--rdzv", text, "command line", PLACE))
+        if self.rendezvous and not self.rendezvous.rpartition(":")[2].isdecimal():
+            problems.append(Diagnostic("--rdzv", f"{self.rendezvous!r} names no port", "command line", PLACE))
         if problems:
             raise OptionError(problems)
         return int(least), int(most or least)
@@ -79,8 +84,10 @@ def launch(experiment: Experiment, how: Launch, out: str | None, as_json: bool) 
     least, most = how.nodes
     if most == 1:
         out = str(Record.create(out, experiment.record_dir, experiment.name).folder)
+    elif out is None:
+        raise OptionError([Diagnostic("--out", "is missing: name a folder that all nodes see", "command line")])
     _share_processors(how.nproc)
-    with tempfile.TemporaryDirectory(prefix="msctx-run-") as scratch, _quiet():
+    with tempfile.TemporaryDirectory(prefix="msctx-run-") as scratch, _quiet(), _new_stores(how.restarts):
         (seen := Path(scratch) / "folders").touch()
         os.environ[carried.VARIABLE] = _plan(experiment, out, as_json, seen)
         config = LaunchConfig(
@@ -93,19 +100,21 @@ def launch(experiment: Experiment, how: Launch, out: str | None, as_json: bool) 
             max_restarts=how.restarts,
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
         )
+        ended: dict[int, str] = {}
         try:
             launch_agent(config, sys.executable, ["-m", RANK])
         except ChildFailedError as failed:
             failure: EntryFailed | None = _first(failed.failures)
-        except SignalException as ended:
-            if ended.sigval == signal.SIGINT:
+            ended = {rank: _why(one) for rank, one in failed.failures.items()}
+        except SignalException as signalled:
+            if signalled.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
-            raise SystemExit(128 + ended.sigval) from None
+            raise SystemExit(128 + signalled.sigval) from None
         else:
             failure = None
         finally:
             del os.environ[carried.VARIABLE]
-            found = _gathered(seen)
+            found = _gathered(seen, ended)
     if failure is not None:
         raise failure
     return found
@@ -152,6 +161,21 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(found)
 
 
+@contextlib.contextmanager
+def _new_stores(restarts: int) -> Iterator[None]:
+    """A restart has a store of its own: in the agent's, ranks would find the addresses of those that have ended."""
+    name = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+    found = os.environ.get(name)
+    if restarts:
+        os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
+        if found is not None:
+            os.environ[name] = found
+
+
 # --- what became of the ranks -----------------------------------------------------------------------------------------
 
 
@@ -189,21 +213,34 @@ def _first(failures: Mapping[int, Any]) -> RankFailed:
         return float(known(failure).get("moment", failure.timestamp + 1))
 
     rank, failure = min(failures.items(), key=lambda one: moment(one[1]))
-    text = failure.message["message"] if isinstance(failure.message, dict) else f"it ended with exit code {failure.exitcode}"
-    if failure.exitcode < 0:
-        text = f"signal {-failure.exitcode} ({failure.signal_name()}) ended it"
     others = f", {len(failures) - 1} more after it" if len(failures) > 1 else ""
-    return RankFailed(f"rank {rank} failed first{others}: {text}", known(failure).get("exit_code", EntryFailed.exit_code))
+    exit_code = known(failure).get("exit_code", EntryFailed.exit_code)
+    return RankFailed(f"rank {rank} failed first{others}: {_why(failure)}", exit_code)
 
 
-def _gathered(seen: Path) -> dict[str, Any]:
-    """Write ranks.json beside the folders of the ranks: a row for each, of all restarts."""
+def _why(failure: Any) -> str:
+    if failure.exitcode < 0:
+        return f"signal {-failure.exitcode} ({failure.signal_name()}) ended it"
+    return (
+        str(failure.message["message"]) if isinstance(failure.message, dict) else f"it ended with exit code {failure.exitcode}"
+    )
+
+
+def _gathered(seen: Path, ended: Mapping[int, str]) -> dict[str, Any]:
+    """Write ranks.json beside the folders of the ranks: a row for each, of all restarts.
+
+    *ended*: why those of the last one failed, for those that could not write it down themselves.
+    """
     own = [Path(line) for line in seen.read_text(encoding="utf-8").splitlines()]
     if not own:
         return {"run_dir": None, "ranks": []}
     top = own[0].parent.parent if own[0].parent.name.startswith("restart_") else own[0].parent
     folders = sorted({*top.glob("rank_*"), *top.glob("restart_*/rank_*")}, key=_order)
-    found = {"run_dir": str(top), "ranks": [_row(folder, top) for folder in folders]}
+    rows = [_row(folder, top) for folder in folders]
+    for row in rows:
+        if row["restart"] == rows[-1]["restart"] and row["status"] != "completed" and (why := ended.get(row["rank"])):
+            row.setdefault("reason", why.strip().splitlines()[-1])
+    found = {"run_dir": str(top), "ranks": rows}
     Record(top).json("ranks.json", found)
     return found
 

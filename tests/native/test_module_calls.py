@@ -232,3 +232,16 @@ def test_compiled_code_is_shared_only_by_modules_that_the_same_rules_name(tmp_pa
         for layer in layers:
             compiled(layer)
     assert counters["stats"]["unique_graphs"] == graphs <= 4
+
+
+def test_an_encoder_calls_the_modules_that_rules_name(tmp_path: Path) -> None:
+    """In inference it would compute without."""
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    x = torch.randn(2, 3, 8)
+    with torch.no_grad():
+        plain = encoder(x)
+        with msctx.context(**rules(tmp_path, "linear1", "float32")).watch(encoder) as ctx:
+            found = encoder(x)
+    assert {row.module for row in ctx.precisions() if row.dtype == "bfloat16"} == {"linear1"}
+    assert not torch.equal(found, plain)
+    assert torch.backends.mha.get_fastpath_enabled()

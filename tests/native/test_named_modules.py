@@ -382,6 +382,25 @@ def test_a_context_that_is_left_inside_a_module_leaves_its_rule(customs, raises)
         assert (before.seen[-2:], after.seen[-2:], last.seen[-2:]) == ([FP16] * 2, [FP16] * 2, [FP32] * 2), own
 
 
+@pytest.mark.parametrize("more", [{"frozen_weights": True}, {"precision_mode": "force_fp16"}, {"seed": 0}])
+def test_a_context_inside_a_named_module_keeps_its_rule(customs, more):
+    """As around the module."""
+
+    class Enters(nn.Module):
+        def forward(self, x):
+            with msctx.context(**more):
+                inside = (x @ x.t()).dtype
+            return inside, (x @ x.t()).dtype
+
+    model = nn.Sequential(Enters())
+    with msctx.context(**customs).watch(model):
+        inside, after = model(X)
+        with msctx.context(**more):
+            assert model(X)[1] == inside
+        assert after == FP16
+        assert (X @ X.t()).dtype == FP32
+
+
 def test_what_is_put_in_force_inside_a_module_stays(customs):
     """Leaving the module puts back what it put in force, not what somebody else did since."""
 

@@ -24,7 +24,7 @@ record: {dir: runs}
 """
 ENTRY = """
 import os, time, torch, torch.distributed as dist
-def main(run, fails=-1, sends=0, restarts=False, sleeps=0.0):
+def main(run, fails=-1, sends=0, restarts=False, sleeps=0.0, interrupts=-1):
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
@@ -36,6 +36,8 @@ def main(run, fails=-1, sends=0, restarts=False, sleeps=0.0):
     time.sleep(sleeps)
     total = torch.ones(1) * rank
     dist.all_reduce(total)
+    if rank == interrupts:
+        raise KeyboardInterrupt
     dist.destroy_process_group()
     return {"total": total.item(), "on": torch.are_deterministic_algorithms_enabled(), "seed": torch.initial_seed()}
 """
@@ -107,7 +109,15 @@ def test_a_rank_that_is_killed(folder: Path) -> None:
     assert done.returncode == 5
     assert "rank 1 failed first" in done.stderr
     assert "signal 9 (SIGKILL) ended it" in done.stderr
-    assert ranks(folder / "out")[1] == {"rank": 1, "restart": 0, "folder": "rank_1", "status": "unknown"}
+    last = ranks(folder / "out")[1]
+    assert (last["status"], last["reason"]) == ("unknown", "signal 9 (SIGKILL) ended it")
+
+
+@pytest.mark.full
+def test_an_entry_that_interrupts_itself_has_no_traceback_of_ours(folder: Path) -> None:
+    done = run(folder, "args.interrupts=1", "--out", "out")
+    assert "typer" not in done.stderr
+    assert ranks(folder / "out")[1]["status"] == "interrupted"
 
 
 @pytest.mark.full
@@ -140,7 +150,11 @@ def test_it_is_ended_from_outside(folder: Path, number: signal.Signals) -> None:
         (["--nnodes", "two"], "--nnodes: 'two' is not a number of nodes"),
         (["--nnodes", "3:2"], "'3:2' is not a number of nodes"),
         (["--nnodes", "2"], "--rdzv: is missing"),
+        (["--nnodes", "2", "--rdzv", "localhost:29999"], "--out: is missing"),
+        (["--rdzv", "foo"], "--rdzv: 'foo' names no port"),
         (["determinstic=ON"], "did you mean deterministic?"),
+        (["--nproc", "0", "--max-restarts", "3"], "--max-restarts: needs --nproc"),
+        (["--nproc", "0", "--nnodes", "2", "--rdzv", "a:1"], "--rdzv: needs --nproc"),
     ],
 )
 def test_mistakes(folder: Path, words: list[str], expected: str) -> None:

@@ -195,8 +195,8 @@ def test_each_point_may_have_several_ranks(experiment: str, tmp_path: Path, caps
         (["--sweep", "seed=1,2", "--engine", "local", "--job", "timeout_min"], "'timeout_min' is not KEY=VALUE"),
         (["--sweep", "seed=1,2", "--engine", "local", "--job", "no_such=1"], "--engine: local: "),
         (["--sweep", "seed=1,2", "--engine", "slurm"], "--engine: slurm: "),
-        (["--engine", "local"], "--engine: is for --sweep"),
-        (["--resume"], "--resume: is for --sweep"),
+        (["--engine", "local"], "--engine: needs --sweep"),
+        (["--resume"], "--resume: needs --sweep"),
     ],
 )
 def test_mistakes_about_where_points_run(experiment: str, tmp_path: Path, capsys: Any, words: list[str], told: str) -> None:
