@@ -246,7 +246,8 @@ def tuned_page(found: Mapping[str, Any]) -> Group:
     counts = Counter(one["status"] for one in found["problems"])
     faster = sum(one["ran"] not in (None, "torch") for one in found["problems"])
     told = f"{counts['measured']} measured, {counts['known']} known before, {counts['left']} not measured"
-    return Group(table, Text(f"{told}; {faster} faster than PyTorch's own path; kept in {found['file']}"))
+    kept = f"; kept in {found['file']}" if counts["measured"] or counts["known"] else ""
+    return Group(table, Text(f"{told}; {faster} faster than PyTorch's own path{kept}"))
 
 
 def kernels_table(reports: Sequence[Mapping[str, Any]]) -> Group:
