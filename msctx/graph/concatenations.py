@@ -1,0 +1,137 @@
+"""``enable_concat_eliminate_opt``: concatenations of what was split before, and splits of what was concatenated, go.
+
+A batch that is computed in two halves is put together and split again between any two layers that do so.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from msctx.graph.beside import Beside
+
+aten = torch.ops.aten
+
+
+class Piece(NamedTuple):
+    """From *start* to *end* of a tensor along one axis."""
+
+    whole: Any
+    axis: int
+    start: int
+    end: int
+
+
+class Concatenations(Beside):
+    """Over a graph of aten's operators, forward or backward."""
+
+    def apply(self, graph: fx.Graph) -> None:
+        for node in [*graph.nodes]:
+            if (other := _same_as(node)) is not None and _may_take_its_place(other, node):
+                node.replace_all_uses_with(other)
+        for node in reversed([*graph.nodes]):
+            if not node.users and (
+                node.target in _SPLITS or node.target in (aten.cat.default, aten.slice.Tensor, operator.getitem)
+            ):
+                graph.erase_node(node)
+
+
+_SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)
+
+
+def _same_as(node: Any) -> Any:
+    """An earlier node with the same values."""
+    if joined := _joined(node):
+        parts, axis = joined
+        pieces = [_piece(part) for part in parts]
+        found = [piece for piece in pieces if piece is not None]
+        if len(found) < len(pieces) or {(piece.whole, piece.axis) for piece in found} != {(found[0].whole, axis)}:
+            return None
+        starts, ends = [piece.start for piece in found], [piece.end for piece in found]
+        return found[0].whole if [*starts, _size(found[0].whole, axis)] == [0, *ends] else None
+    if (piece := _piece(node)) and (joined := _joined(piece.whole)) and joined[1] == piece.axis:
+        start = 0
+        for part in joined[0]:
+            end = start + _size(part, piece.axis)
+            if (start, end) == (piece.start, piece.end):
+                return part
+            start = end
+    return None
+
+
+def _joined(node: Any) -> tuple[Sequence[Any], int] | None:
+    """What is concatenated, and along which axis."""
+    if node.target is not aten.cat.default or not _is_static(node):
+        return None
+    args: tuple[Any, ...] = node.args
+    parts, axis, rank = args[0], args[1] if len(args) > 1 else node.kwargs.get("dim", 0), node.meta["val"].ndim
+    alike = parts and all(_is_static(part) and part.meta["val"].ndim == rank for part in parts)
+    return (parts, axis % rank) if alike else None
+
+
+def _piece(node: Any) -> Piece | None:
+    args: tuple[Any, ...] = node.args
+    if node.target is aten.slice.Tensor and not node.kwargs:
+        given = dict(zip(("whole", "axis", "start", "end", "step"), args, strict=False))
+        return _slice(**given)
+    if node.target is operator.getitem and isinstance(args[0], fx.Node) and args[0].target in _SPLITS:
+        whole, sizes, *more = args[0].args
+        return _part(whole, sizes, *more, **args[0].kwargs, place=args[1])
+    return None
+
+
+def _slice(whole: Any, axis: Any = 0, start: Any = None, end: Any = None, step: Any = 1) -> Piece | None:
+    if not _is_static(whole) or step != 1 or not _are_plain(axis, start or 0, end or 0):
+        return None
+    axis %= whole.meta["val"].ndim
+    first, last, _ = slice(start, end).indices(_size(whole, axis))
+    return Piece(whole, axis, first, max(first, last))
+
+
+def _part(whole: Any, sizes: Any, dim: Any = 0, *, place: Any) -> Piece | None:
+    each = sizes if isinstance(sizes, (list, tuple)) else [sizes]
+    if not _is_static(whole) or not _are_plain(dim, *each):
+        return None
+    dim %= whole.meta["val"].ndim
+    if isinstance(sizes, int):
+        size = _size(whole, dim)
+        each = [min(sizes, size - at) for at in range(0, size, sizes)] if sizes else [0]
+    start = sum(each[:place])
+    return Piece(whole, dim, start, start + each[place])
+
+
+def _are_plain(*numbers: Any) -> bool:
+    return all(isinstance(number, int) for number in numbers)
+
+
+def _is_static(node: Any) -> bool:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.ndim > 0 and _are_plain(*value.shape)
+
+
+def _size(node: Any, axis: int) -> int:
+    return int(node.meta["val"].shape[axis])
+
+
+def _may_take_its_place(other: Any, node: Any) -> bool:
+    """Where nothing that leaves the graph would share memory that it did not, and each operator can read the other's layout."""
+    one, value = other.meta["val"], node.meta["val"]
+    if (one.dtype, one.device) != (value.dtype, value.device) or not (one.is_contiguous() or one.stride() == value.stride()):
+        return False
+    return not any(user.op == "output" or user.target in _BY_STRIDES for user in _through_views(node))
+
+
+_BY_STRIDES = (aten.as_strided.default, aten.copy_.default)
+
+
+def _through_views(node: Any) -> Iterator[Any]:
+    """The users of a node, and of all that may be a view of it."""
+    for user in node.users:
+        yield user
+        returns = user.target._schema.returns if isinstance(user.target, torch._ops.OpOverload) else ()
+        if user.target is operator.getitem or any(one.alias_info is not None for one in returns):
+            yield from _through_views(user)
