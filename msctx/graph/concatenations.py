@@ -118,20 +118,41 @@ def _size(node: Any, axis: int) -> int:
 
 
 def _may_take_its_place(other: Any, node: Any) -> bool:
-    """Where nothing that leaves the graph would share memory that it did not, and each operator can read the other's layout."""
+    """Where each operator can read the other's layout, and nothing that a caller gets shares memory that it did not."""
     one, value = other.meta["val"], node.meta["val"]
     if (one.dtype, one.device) != (value.dtype, value.device) or not (one.is_contiguous() or one.stride() == value.stride()):
         return False
-    return not any(user.op == "output" or user.target in _BY_STRIDES for user in _through_views(node))
+    users = [*_through_views(node)]
+    if any(user.target in _BY_STRIDES for user, _ in users):
+        return False
+    leaving = [(user, used) for user, used in users if user.op == "output"]
+    if not leaving:
+        return True
+    while _is_view(other) and other.op == "call_function":
+        other = other.args[0]
+    # what is kept for the backward pass may be shared, but not with what the caller gets, and may write to
+    theirs = [(user, used) for user, used in _through_views(other) if user.op == "output"]
+    return not any(_is_the_callers(*one) for one in (*leaving, *theirs))
 
 
 _BY_STRIDES = (aten.as_strided.default, aten.copy_.default)
 
 
-def _through_views(node: Any) -> Iterator[Any]:
-    """The users of a node, and of all that may be a view of it."""
+def _is_the_callers(output: Any, used: Any) -> bool:
+    """Whether an output of the graph is one of the program's. Inductor marks those; kept for the backward pass are what follows."""
+    outputs = output.args[0] if isinstance(output.args[0], (list, tuple)) else output.args
+    last = max(output.meta.get("user_visible_output_idxs") or [len(outputs)])
+    return used in outputs[: last + 1]
+
+
+def _is_view(node: Any) -> bool:
+    returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else ()
+    return node.target is operator.getitem or any(one.alias_info is not None for one in returns)
+
+
+def _through_views(node: Any) -> Iterator[tuple[Any, Any]]:
+    """The users of a node, and of all that may be a view of it, each with what it uses."""
     for user in node.users:
-        yield user
-        returns = user.target._schema.returns if isinstance(user.target, torch._ops.OpOverload) else ()
-        if user.target is operator.getitem or any(one.alias_info is not None for one in returns):
+        yield user, node
+        if _is_view(user):
             yield from _through_views(user)

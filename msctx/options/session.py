@@ -16,7 +16,7 @@ from msctx.options.grammars import (
 )
 from msctx.options.kinds import Bool, Choice, Flag, Int, Memory, Path, Text, TextFlag
 from msctx.options.operators import Operators
-from msctx.options.option import ASCEND, SESSIONS, UNSET, Option
+from msctx.options.option import ASCEND, UNSET, Option
 
 SOURCE = "CANN TF adapter session options"
 ATC = "CANN ATC"

@@ -82,7 +82,7 @@ def test(rank):
     for on, expected in ((True, "ggm"), (False, "gmmmg")):
         with msctx.context(**{BACKWARD: on}).watch(model):
             assert passes(model)[1].startswith(expected), passes(model)
-"""
+""",
     )
 
 
@@ -115,7 +115,7 @@ def test(rank):
             pass
     (text,) = [str(one.message) for one in caught]
     assert "FSDP modules are reduced as each module has them" in text
-"""
+""",
     )
 
 

@@ -79,7 +79,7 @@ def test(rank):
             check()
             assert not reductions._on
         assert model.process_group is group
-"""
+""",
     )
 
 
@@ -97,7 +97,7 @@ def test(rank):
         found, gradients = seen(model)
     assert all(map(torch.equal, gradients, expected))
     assert [size for _, size in sent(found)] == [2 * SIZES[0]] * 2 and not are_apart(found), found
-"""
+""",
     )
 
 
@@ -179,7 +179,7 @@ def test(rank):
         handle.remove()
         (group,) = reductions._groups.values()
         assert group._waiting and not group._alive()
-"""
+""",
     )
 
 
@@ -208,7 +208,7 @@ def test(rank):
         expected = seen(model)[1]
     found, gradients = seen(model)
     assert not are_apart(found) and all(map(torch.equal, gradients, expected))
-"""
+""",
     )
 
 
@@ -228,7 +228,7 @@ def test(rank):
             assert are_apart(seen(model)[0])
         assert not are_apart(seen(model)[0]) and not reductions._on
     assert not reductions._on
-"""
+""",
     )
 
 
