@@ -6,12 +6,10 @@ from typing import Any
 
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
 from msctx.effects.compilation import LEFT_TO_NPU, apart
-from msctx.options.ascend import SPEED_UP
 from msctx.options.option import ASCEND
 
-RECOMPUTE, MATMUL = f"{SPEED_UP}.recompute_comm_overlap", f"{SPEED_UP}.matmul_grad_comm_overlap"
-GRADIENTS, HCOM = f"{SPEED_UP}.enable_grad_comm_opt", "hcom_parallel"
-FUSION = f"{SPEED_UP}.compute_communicate_fusion_level"
+RECOMPUTE, MATMUL = "parallel_speed_up_json_path.recompute_comm_overlap", "parallel_speed_up_json_path.matmul_grad_comm_overlap"
+GRADIENTS, HCOM = "parallel_speed_up_json_path.enable_grad_comm_opt", "hcom_parallel"
 PASSES = ("raise_comms", "sink_waits")
 """Inductor's passes over a schedule: collectives as early as possible, waiting for them as late."""
 
@@ -30,7 +28,7 @@ def _compiled(want: Want, found: dict[str, Any], reason: str, differs: str = "")
     return approximated(found, f"{reason}; {differs}") if differs else honoured(found, reason)
 
 
-@effect(SPEED_UP)
+@effect("parallel_speed_up_json_path")
 def speed_up(want: Want) -> Outcome:
     return honoured(reason="its keys are options of their own") if want.value else NOTHING_ASKED
 
@@ -44,11 +42,15 @@ def gradients(want: Want) -> Outcome:
     return honoured({"models.gradients_postponed": bool(postponing)}, DDP)
 
 
-@effect(f"{SPEED_UP}.enable_task_opt")
+@effect("parallel_speed_up_json_path.enable_task_opt")
 def fewer_messages(want: Want) -> Outcome:
-    found: dict[str, Any] = {"models.gradients_bundled": want.value}
-    for kind in ("all_gathers", "reduce_scatters", "all_reduces"):
-        found[f"torch.inductor.bucket_{kind}_fx"] = "all" if want.value else "none"
+    which = "all" if want.value else "none"
+    found = {
+        "models.gradients_bundled": want.value,
+        "torch.inductor.bucket_all_gathers_fx": which,
+        "torch.inductor.bucket_reduce_scatters_fx": which,
+        "torch.inductor.bucket_all_reduces_fx": which,
+    }
     return _compiled(want, found, f"{DDP}; {IN_CODE}")
 
 
@@ -72,18 +74,18 @@ def reordered(want: Want) -> Outcome:
     return _compiled(want, found, f"{FSDP}; {IN_CODE}" if is_recompute else IN_CODE, differs)
 
 
-@effect(f"{SPEED_UP}.enable_opt_shard_comm_opt")
+@effect("parallel_speed_up_json_path.enable_opt_shard_comm_opt")
 def gathered_ahead(want: Want) -> Outcome:
     return honoured({"models.gathered_ahead_forward": want.value}, FSDP)
 
 
-@effect(f"{SPEED_UP}.enable_concat_eliminate_opt")
+@effect("parallel_speed_up_json_path.enable_concat_eliminate_opt")
 def concatenations(want: Want) -> Outcome:
     own = "code that torch.compile makes" + ("" if want.value else "; patterns that inductor replaces unasked are left on")
     return _compiled(want, {"torch.inductor.removes_concatenations": want.value}, own)
 
 
-@effect(f"{SPEED_UP}.enable_begin_end_inline_opt")
+@effect("parallel_speed_up_json_path.enable_begin_end_inline_opt")
 def ends(want: Want) -> Outcome:
     found = {"torch.inductor.inlines_ends": want.value}
     reason = "code that torch.compile makes"
@@ -91,7 +93,7 @@ def ends(want: Want) -> Outcome:
     return _compiled(want, found, reason, which if want.value else "")
 
 
-@effect(FUSION)
+@effect("parallel_speed_up_json_path.compute_communicate_fusion_level")
 def fused(want: Want) -> Outcome:
     if want.device == "ascend":
         return not_built(ASCEND)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from msctx.graph.beside import Beside
+from msctx.inductor_pass import Beside
 
 aten = torch.ops.aten
 

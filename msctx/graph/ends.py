@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from msctx.graph.beside import Beside
+from msctx.inductor_pass import Beside
 
 
 class Ends(Beside):

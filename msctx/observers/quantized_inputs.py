@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from msctx.graph.beside import Beside
+from msctx.inductor_pass import Beside
 
 QUANTIZES = re.compile(r"_?(fake_)?quantize_|_?fused_moving_avg_obs_f")
 """How the names of operators and functions begin that quantise their first argument."""

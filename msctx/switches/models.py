@@ -19,11 +19,11 @@ SWITCHES = (
     Switch(name="models.weight_format", read=weight_format.read, write=weight_format.write),
     Switch(name="models.recompute", read=recompute.read, write=recompute.write),
     *(
-        Switch(name=f"models.gradients_{what}", read=partial(reductions.is_on, what), write=partial(reductions.turn, what))
-        for what in reductions.wanted
+        Switch(name=name, read=partial(reductions.is_on, what), write=partial(reductions.turn, what))
+        for name, what in (("models.gradients_postponed", "postponed"), ("models.gradients_bundled", "bundled"))
     ),
     *(
-        Switch(name=f"models.gathered_ahead_{way}", read=partial(prefetch.read, way), write=partial(prefetch.write, way))
-        for way in ("forward", "backward")
+        Switch(name=name, read=partial(prefetch.read, way), write=partial(prefetch.write, way))
+        for name, way in (("models.gathered_ahead_forward", "forward"), ("models.gathered_ahead_backward", "backward"))
     ),
 )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from msctx.errors import SwitchError
-from msctx.graph.beside import Beside
+from msctx.inductor_pass import Beside
 from msctx.switches.base import Switch
 from msctx.switches.forced import NOTHING, Forced, entry_of
 from msctx.torch_config import override, put_override
@@ -119,7 +119,9 @@ _FORCED: dict[str, Callable[[], Any]] = {
     "torch.inductor.autotune_local_cache": lambda: True,
     "torch.inductor.cpp_cache_precompile_headers": _variable("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "1"),
     "torch.inductor.trace.provenance_tracking_level": _provenance,
-    **{f"torch.inductor.bucket_{kind}_fx": lambda: "none" for kind in ("all_gathers", "reduce_scatters", "all_reduces")},
+    "torch.inductor.bucket_all_gathers_fx": lambda: "none",
+    "torch.inductor.bucket_reduce_scatters_fx": lambda: "none",
+    "torch.inductor.bucket_all_reduces_fx": lambda: "none",
     "torch.inductor.reorder_for_compute_comm_overlap": lambda: False,
     "torch.inductor.reorder_for_compute_comm_overlap_passes": list,
     "torch.inductor._micro_pipeline_tp": lambda: False,

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.utils.checkpoint import checkpoint
 
-FORWARD, BACKWARD = (f"parallel_speed_up_json_path.{n}" for n in ("enable_opt_shard_comm_opt", "recompute_comm_overlap"))
+FORWARD, BACKWARD = "parallel_speed_up_json_path.enable_opt_shard_comm_opt", "parallel_speed_up_json_path.recompute_comm_overlap"
 
 class Net(nn.Module):
     def __init__(self, again):
