@@ -130,7 +130,9 @@ def _may_take_its_place(other: Any, node: Any) -> bool:
         return True
     while _is_view(other) and other.op == "call_function":
         other = other.args[0]
-    # what is kept for the backward pass may be shared, but not with what the caller gets, and may write to
+    if other.op == "placeholder":  # the caller's, who may write to it before the backward pass
+        return False
+    # what is kept for the backward pass may be shared, but not with what the caller gets
     theirs = [(user, used) for user, used in _through_views(other) if user.op == "output"]
     return not any(_is_the_callers(*one) for one in (*leaving, *theirs))
 

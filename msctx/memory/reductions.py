@@ -58,7 +58,7 @@ def _act(model: nn.Module) -> None:
         return
     from msctx.memory import prefetch
 
-    option = "enable_grad_comm_opt" if wanted["postponed"] else "enable_task_opt"
+    option = "enable_grad_comm_opt, hcom_parallel" if wanted["postponed"] else "enable_task_opt"
     with watched.lock:
         for parallel in data_parallel(model):
             if parallel in _on:

@@ -104,6 +104,56 @@ def test_symbolic_sizes_stay() -> None:
 
 
 @pytest.mark.full
+def test_compiled_programs_have_the_same_values_gradients_and_aliases(request: pytest.FixtureRequest) -> None:
+    def columns(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        for _ in range(3):
+            a, b = x.chunk(2, -1)
+            x = torch.cat([(a @ w[:3, :3]).tanh(), b.sin()], -1)
+        return [x.sum(0)]
+
+    def returned(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        y = (x @ w).tanh()
+        return [y, torch.cat(y.split(4)), torch.cat(x.split(2)), torch.cat(x.split(2)) @ w]
+
+    def written(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        y = x * 1
+        z = torch.cat(y.split(4))
+        return [z.square(), torch.cat([y, z]).split(8)[0].exp(), y.add_(1)]
+
+    request.addfinalizer(torch._dynamo.reset)
+    for function in (columns, returned, written):
+        results = []
+        for run, options in ((function, {}), (torch.compile(function), {OPTION: True})):
+            x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+            with msctx.context(**options):
+                made = run(x, w)
+                whole: Any = sum(one.sum() for one in made)
+                gradients = torch.autograd.grad(whole, (x, w), allow_unused=True)
+            same = [a.data_ptr() == b.data_ptr() for a in (*made, x) for b in (*made, x)]
+            results.append(([one.detach() for one in made], gradients, same))
+        torch.testing.assert_close(results[1][:2], results[0][:2])
+        assert results[1][2] == results[0][2], function.__name__
+
+
+@pytest.mark.full
+def test_an_input_that_is_written_to_afterwards(request: pytest.FixtureRequest) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        found = torch.cat(x.split(4)) @ w
+        x.add_(1)
+        return found.sum()
+
+    request.addfinalizer(torch._dynamo.reset)
+    results = []
+    for run, options in ((function, {}), (torch.compile(function), {OPTION: True})):
+        x, w = X.clone(), W.clone().requires_grad_()
+        with msctx.context(**options):
+            found = run(x, w)
+        x.add_(5)
+        results.append((found.detach(), torch.autograd.grad(found, w)[0], x))
+    torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.full
 def test_compiled_code_has_fewer_and_the_same_gradients(request: pytest.FixtureRequest) -> None:
     from torch._inductor import config
     from torch._inductor.custom_graph_pass import CustomGraphPass

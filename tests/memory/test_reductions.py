@@ -212,6 +212,27 @@ def test(rank):
     )
 
 
+@pytest.mark.full
+def test_compiled_models_are_acted_on(tmp_path: Path) -> None:
+    two_ranks(
+        tmp_path,
+        BODY
+        + """
+def test(rank):
+    model = parallel()
+    compiled = torch.compile(model, backend="aot_eager")
+    gradients = []
+    for options, sizes in (({}, SIZES), ({"hcom_parallel": False}, SIZES), ({BUNDLED: True}, [sum(SIZES)]), ({}, SIZES)):
+        with msctx.context(**options).watch(compiled):
+            model.zero_grad()
+            found = events(lambda: compiled(torch.full((2, 32), 1.0 + rank)).sum().backward())
+        gradients.append([p.grad.clone() for p in model.parameters()])
+        assert [size for _, size in sent(found)] == sizes and are_apart(found) is bool(options), found
+    assert all(all(map(torch.equal, gradients[0], other)) for other in gradients)
+""",
+    )
+
+
 def test_models_are_acted_on_while_somebody_watches_them(tmp_path: Path) -> None:
     two_ranks(
         tmp_path,
