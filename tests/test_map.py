@@ -177,7 +177,7 @@ def test_switches_are_declared_soundly() -> None:
 # --- imports ----------------------------------------------------------------------------------------------------------
 
 LAYERS = (
-    ("_version", "dynamo", "errors", "imports", "locks", "shipped", "tables"),
+    ("_version", "dynamo", "errors", "imports", "inductor_pass", "locks", "shipped", "tables"),
     ("signals",),
     ("notices", "options", "torch_config"),
     ("effects", "native", "recorded"),
@@ -200,7 +200,7 @@ LAYERS = (
 RANKS = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 ROOT_RANK = RANKS["inspection"]
 """msctx itself, which imports the context and the inspection."""
-ONLY = {"switches": {"errors", "graph", "imports", "native", "memory", "observers", "signals", "torch_config"}}
+ONLY = {"switches": {"errors", "graph", "imports", "inductor_pass", "native", "memory", "observers", "signals", "torch_config"}}
 WITHOUT_TORCH = ("_version", "dynamo", "effects", "errors", "options", "plan", "reference", "schema")
 """What runs before torch is imported, or without it."""
 

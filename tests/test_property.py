@@ -258,6 +258,12 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "torch.inductor.max_autotune_conv_backends": st.sampled_from(["ATEN", "TRITON", "ATEN,TRITON"]),
     "models.parameters": st.sampled_from([None, "host", "file"]),
     "models.weight_format": st.sampled_from([None, "channels_last", "contiguous"]),
+    **{f"models.gathered_ahead_{way}": st.sampled_from([None, True, False]) for way in ("forward", "backward")},
+    **{
+        f"torch.inductor.bucket_{kind}_fx": st.sampled_from(["none", "all"])
+        for kind in ("all_gathers", "reduce_scatters", "all_reduces")
+    },
+    "torch.inductor.reorder_for_compute_comm_overlap_passes": st.sampled_from([[], ["sink_waits"]]),
     "env.DISABLE_PTXAS_OPT": st.sampled_from(["0", "1"]),
     "env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG": st.sampled_from(["msctx", "other"]),
     "torch.inductor.trace.provenance_tracking_level": st.sampled_from([0, 1]),

@@ -39,9 +39,13 @@ NUMERICS = (
         "torch.inductor.fallback_random",
     ),
     *("torch.sdp", "native.convolution", "native.precision", "session.low_precision", "graph.compilation"),
+    *("models.gradients", "models.gathered_ahead", "torch.inductor.bucket_", "torch.inductor.reorder_for_compute_comm"),
     *("env.CUBLAS", "env.HCCL", "env.NCCL_ALGO", "env.TE_PARALLEL_COMPILER"),
 )
-"""How the names of the switches begin that decide what ranks compute; seeds and memory may well differ."""
+"""How the names of the switches begin that decide what ranks compute and in which order they communicate.
+
+Seeds and memory may well differ.
+"""
 
 _compared: set[int] = set()
 """The process groups in which this process has taken part; 0: the ranks of torchrun's agent."""

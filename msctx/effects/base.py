@@ -24,6 +24,7 @@ THEMES = (
     "kernel_tuning",
     "memory",
     "observers",
+    "overlap",
     "placement",
     "precision_mode",
     "profiling",

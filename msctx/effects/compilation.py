@@ -7,8 +7,14 @@ from typing import Any
 
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert
 from msctx.options import DEVICES
+from msctx.options.ascend import SPEED_UP
 from msctx.options.observation import Kernels
 
+IN_GRAPHS = (
+    *("recompute_comm_overlap", "matmul_grad_comm_overlap", "enable_task_opt", "enable_concat_eliminate_opt"),
+    *("enable_begin_end_inline_opt", "compute_communicate_fusion_level"),
+)
+"""The keys of parallel_speed_up_json_path that act on compiled code."""
 LEFT_TO_NPU = "graphs that torchair compiles are left to torch_npu"
 COUNTED = "torch counts a match where it takes effect; with code that it caches it keeps the sum of some patterns alone"
 WHOLE = "a fused kernel holds several operators: op_debug_list keeps torch's caches on, and narrows nothing"
@@ -62,6 +68,8 @@ def apart(want: Want) -> dict[str, Any]:
         words.append(f"graphs {want.other('save_graphs')} in {want.other('save_graphs_path', '.')}")
     if want.other("debug_level"):
         words.append("debug")
+    found = ((name, want.in_force(f"{SPEED_UP}.{name}")) for name in IN_GRAPHS)
+    words += [f"{name}={setting.value}" for name, setting in found if setting is not None]
     return {"torch.dynamo.apart": " ".join(words) or None}
 
 

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Annotated
 
 from msctx.options.kinds import AnyText, Bool, Choice, Flag, Int, Path, Text, TextKind
-from msctx.options.option import ASCEND, SESSIONS, Option
+from msctx.options.option import ASCEND, Option
 
 SOURCE = "mindspore.set_context(ascend_config)"
 SPEED_UP = "parallel_speed_up_json_path"
@@ -79,41 +79,38 @@ OPTIONS = (
         help="Options of CANN's graph engine for one session, in its own words: ge.* keys and values as text, taken as "
              "those of ge_options.global are; here too ge_options and the group ascend_config apply to Ascend alone."),
     ascend_option("parallel_speed_up_json_path", Annotated[str, TextKind("a path, or null for none", empty=True)] | None,
-        default=None, example="parallel_speed_up.json", content="SPEED_UP", waits_for=SESSIONS,
+        default=None, example="parallel_speed_up.json", content="SPEED_UP",
         help="A JSON file of switches that let communication between devices overlap with computation, or that bundle "
              "collectives: enable_task_opt, enable_grad_comm_opt and others. null or empty text: none."),
     ascend_option("parallel_speed_up_json_path.recompute_comm_overlap", Bool, default=False, example=True,
-        also=renamed("recomputation_communication_overlap"), waits_for=SESSIONS,
+        also=renamed("recomputation_communication_overlap"),
         help="Lets activations that are recomputed in the backward pass be computed while communication is on its way. "
              "Without recomputation there is nothing to overlap."),
     ascend_option("parallel_speed_up_json_path.matmul_grad_comm_overlap", Bool, default=False, example=True,
-        also=renamed("grad_matmul_communication_overlap"), waits_for=SESSIONS,
+        also=renamed("grad_matmul_communication_overlap"),
         help="In the backward pass of a matrix product: computes the gradient of the weight while the gradient of the input "
              "is communicated."),
     ascend_option("parallel_speed_up_json_path.enable_task_opt", Bool, default=False, example=True,
-        also=renamed("enable_communication_fusion"), waits_for=SESSIONS,
+        also=renamed("enable_communication_fusion"),
         help="Bundles collectives into fewer and larger ones."),
     ascend_option("parallel_speed_up_json_path.enable_grad_comm_opt", Bool, default=False, example=True,
-        also=renamed("grad_computation_allreduce_overlap"), waits_for=SESSIONS,
+        also=renamed("grad_computation_allreduce_overlap"),
         help="Reduces the gradients of data-parallel training while the backward pass still computes those of earlier "
              "layers."),
     ascend_option("parallel_speed_up_json_path.enable_opt_shard_comm_opt", Bool, default=False, example=True,
-        also=renamed("computation_allgather_overlap"), waits_for=SESSIONS,
+        also=renamed("computation_allgather_overlap"),
         help="Gathers weights that are sharded between devices ahead of the layer that needs them, while the forward pass "
              "computes. Needs a sharded optimizer."),
     ascend_option("parallel_speed_up_json_path.enable_concat_eliminate_opt", Bool, default=False, example=True,
-        waits_for=SESSIONS,
         help="Removes concatenations from compiled graphs that only put together again what was split before, as happens "
              "when a batch is computed in two halves."),
     ascend_option("parallel_speed_up_json_path.enable_begin_end_inline_opt", Bool, default=False, example=True,
-        waits_for=SESSIONS,
         help="Compiles the first and the last micro-batch of a pipeline into the surrounding graph instead of into graphs "
              "of their own, so that more may overlap there. Needs pipeline parallelism."),
     ascend_option("parallel_speed_up_json_path.compute_communicate_fusion_level", Choice({
             0: "no fusion of computation with communication", 1: "in the forward pass alone", 2: "in the backward pass alone",
             3: "in both passes",
         }), default=0, example=3, devices=("cuda", "ascend"), also=renamed("computation_communication_fusion_level"),
-        waits_for=SESSIONS,
         help="Where a matrix product and the collective before or after it become one kernel. A CPU has no such kernels."),
     ascend_option("host_scheduling_max_threshold", Int(0), default=0, example=20, ge="ge.exec.hostSchedulingMaxThreshold",
         waits_for=ASCEND,

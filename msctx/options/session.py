@@ -16,7 +16,7 @@ from msctx.options.grammars import (
 )
 from msctx.options.kinds import Bool, Choice, Flag, Int, Memory, Path, Text, TextFlag
 from msctx.options.operators import Operators
-from msctx.options.option import ASCEND, SESSIONS, UNSET, Option
+from msctx.options.option import ASCEND, UNSET, Option
 
 SOURCE = "CANN TF adapter session options"
 ATC = "CANN ATC"
@@ -159,7 +159,7 @@ OPTIONS = (
     session_option("iterations_per_loop", Int(1), default=1, example=10,
         help="How often run() of a session calls its function before the host looks at the device again. More than one "
              "excludes mix_compile_mode."),
-    session_option("hcom_parallel", Bool, default=True, example=False, ge="ge.hcomParallel", waits_for=SESSIONS,
+    session_option("hcom_parallel", Bool, default=True, example=False, ge="ge.hcomParallel",
         help="Whether gradients are reduced across devices while the backward pass still computes, or only after it, which "
              "can suit small models."),
     session_option("enable_small_channel", Flag, default=0, example=1, ge="ge.enableSmallChannel",
@@ -175,7 +175,6 @@ OPTIONS = (
         help="How many operators each engine may run at the same time, one unless named: DNN_VM_AICPU means threads of the "
              "host, AIcoreEngine streams of the device."),
     session_option("is_tailing_optimization", Bool, default=False, example=True, ge="ge.exec.isTailingOptimization",
-        waits_for=SESSIONS,
         help="Lets the optimizer update the parameters whose gradients have been reduced already while the last ones are "
              "still on their way between devices."),
     session_option("variable_placement", Choice({

@@ -1,10 +1,10 @@
-"""Switches of watched models: where their parameters and activations are, in which memory format, and what is computed again."""
+"""Switches of watched models: where parameters and activations are, what is computed again, and when ranks communicate."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from msctx.memory import parameters, recompute, saved, weight_format
+from msctx.memory import parameters, prefetch, recompute, reductions, saved, weight_format
 from msctx.switches.base import Switch
 
 SWITCHES = (
@@ -18,4 +18,12 @@ SWITCHES = (
     Switch(name="models.copies_of_parameters", read=parameters.copies, write=parameters.copy_for_operators, scope="thread"),
     Switch(name="models.weight_format", read=weight_format.read, write=weight_format.write),
     Switch(name="models.recompute", read=recompute.read, write=recompute.write),
+    *(
+        Switch(name=name, read=partial(reductions.is_on, what), write=partial(reductions.turn, what))
+        for name, what in (("models.gradients_postponed", "postponed"), ("models.gradients_bundled", "bundled"))
+    ),
+    *(
+        Switch(name=name, read=partial(prefetch.read, way), write=partial(prefetch.write, way))
+        for name, way in (("models.gathered_ahead_forward", "forward"), ("models.gathered_ahead_backward", "backward"))
+    ),
 )

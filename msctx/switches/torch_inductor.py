@@ -6,12 +6,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
 
 from msctx.errors import SwitchError
-from msctx.observers import quantized_inputs
+from msctx.inductor_pass import Beside
 from msctx.switches.base import Switch
 from msctx.switches.forced import NOTHING, Forced, entry_of
 from msctx.torch_config import override, put_override
@@ -118,6 +119,12 @@ _FORCED: dict[str, Callable[[], Any]] = {
     "torch.inductor.autotune_local_cache": lambda: True,
     "torch.inductor.cpp_cache_precompile_headers": _variable("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "1"),
     "torch.inductor.trace.provenance_tracking_level": _provenance,
+    "torch.inductor.bucket_all_gathers_fx": lambda: "none",
+    "torch.inductor.bucket_reduce_scatters_fx": lambda: "none",
+    "torch.inductor.bucket_all_reduces_fx": lambda: "none",
+    "torch.inductor.reorder_for_compute_comm_overlap": lambda: False,
+    "torch.inductor.reorder_for_compute_comm_overlap_passes": list,
+    "torch.inductor._micro_pipeline_tp": lambda: False,
 }
 """Switch → the value that its key has when inductor is loaded."""
 
@@ -132,18 +139,23 @@ def _forced(name: str, unloaded: Callable[[], Any]) -> Switch:
     return Switch(name=name, read=value.read, write=value.write, save=value.save, load=value.load, satisfied=value.holds)
 
 
-class _Marked(Forced):
-    """Whether the inputs of quantisations are marked, by a pass beside the program's own."""
+class _Beside(Forced):
+    """Whether a pass of ours runs beside the program's own in one of inductor's places for them."""
+
+    def __init__(self, key: str, module: str, name: str) -> None:
+        super().__init__(_MODULE, key, lambda: None)
+        self._of, self._name = module, name
 
     def read(self) -> bool:
-        return isinstance(self.forced, quantized_inputs.Marking)
+        return self.forced is not NOTHING
 
     def holds(self, value: bool) -> bool:
         return self.read() == value
 
     def write(self, value: bool) -> None:
         if value:
-            super().write(quantized_inputs.Marking(self._programs_own))
+            made = getattr(import_module(self._of), self._name)  # which may take Dynamo
+            super().write(made(self._programs_own))
         elif self.read():
             self.load((NOTHING, self.own))
 
@@ -154,21 +166,25 @@ class _Marked(Forced):
         from torch.utils._config_module import _UNSET_SENTINEL
 
         own = self.own
-        is_ours = isinstance(own, quantized_inputs.Marking)  # an option of torch.compile has put back what it read
+        is_ours = isinstance(own, Beside)  # an option of torch.compile has put back what it read
         return self.entry.default if own is _UNSET_SENTINEL or is_ours else own
 
 
-_marked = _Marked(_MODULE, "pre_grad_custom_pass", lambda: None)
+_BESIDE = {
+    "torch.inductor.marks_quantized_inputs": _Beside("pre_grad_custom_pass", "msctx.observers.quantized_inputs", "Marking"),
+    "torch.inductor.inlines_ends": _Beside("joint_custom_pre_pass", "msctx.graph.ends", "Ends"),
+    "torch.inductor.removes_concatenations": _Beside(
+        "post_grad_custom_pre_pass", "msctx.graph.concatenations", "Concatenations"
+    ),
+}
+
+
+def _beside(name: str, value: _Beside) -> Switch:
+    return Switch(name=name, read=value.read, write=value.write, save=value.save, load=value.load, satisfied=value.holds)
+
 
 SWITCHES = (
     *(_flag(name, *variable) for name, variable in _FLAGS.items()),
     *(_forced(name, unloaded) for name, unloaded in _FORCED.items()),
-    Switch(
-        name="torch.inductor.marks_quantized_inputs",
-        read=_marked.read,
-        write=_marked.write,
-        save=_marked.save,
-        load=_marked.load,
-        satisfied=_marked.holds,
-    ),
+    *(_beside(name, value) for name, value in _BESIDE.items()),
 )

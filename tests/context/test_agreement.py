@@ -61,6 +61,12 @@ def test_the_table_names_the_switch_the_ranks_and_where_it_is_from(ranks: Ranks)
     assert "torch.num_threads" not in text, "in which they do not differ"
 
 
+def test_ranks_that_would_send_different_messages_find_out(ranks: Ranks) -> None:
+    ranks.enter(0, **{"parallel_speed_up_json_path.enable_task_opt": True})
+    with pytest.raises(msctx.StrictError, match=r"models\.gradients_bundled: rank 0: True .*rank 1: False"):
+        ranks.enter(1, deterministic="ON", strict=True)
+
+
 @pytest.mark.parametrize("how", [{"strict": True}, {"fallback": "error"}])
 def test_it_is_an_error_where_that_is_asked_for(ranks: Ranks, how: dict[str, Any]) -> None:
     ranks.enter(0, deterministic="ON")

@@ -20,6 +20,8 @@ VARIABLES = {name: variable for name, (variable, _) in torch_inductor._FLAGS.ite
     "torch.inductor.cpp_cache_precompile_headers": "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS",
     "torch.inductor.trace.provenance_tracking_level": "INDUCTOR_PROVENANCE",
 }
+BUCKETS = [f"torch.inductor.bucket_{kind}_fx" for kind in ("all_gathers", "reduce_scatters", "all_reduces")]
+PASSES = "torch.inductor.reorder_for_compute_comm_overlap_passes"
 DEFAULTS = {name: default == "1" for name, (_, default) in torch_inductor._FLAGS.items()} | {
     **dict.fromkeys(torch_inductor._FORCED, False),
     "torch.inductor.max_autotune_conv_backends": "ATEN,TRITON",
@@ -29,8 +31,14 @@ DEFAULTS = {name: default == "1" for name, (_, default) in torch_inductor._FLAGS
     "torch.inductor.fx_graph_cache": True,
     "torch.inductor.autotune_local_cache": True,
     "torch.inductor.cpp_cache_precompile_headers": True,
+    **dict.fromkeys(BUCKETS, "none"),
+    PASSES: [],
 }
-OTHERS = {name: "ATEN" if name.endswith("conv_backends") else not value for name, value in DEFAULTS.items()}
+OTHERS = {name: not value for name, value in DEFAULTS.items()} | {
+    "torch.inductor.max_autotune_conv_backends": "ATEN",
+    **dict.fromkeys(BUCKETS, "all"),
+    PASSES: ["sink_waits"],
+}
 WORDS = {variable: {False: "0", True: "1"}.get(OTHERS[name], "Aten") for name, variable in VARIABLES.items()}  # type: ignore[call-overload]
 SCRIPT = (
     f"""

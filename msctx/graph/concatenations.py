@@ -1,0 +1,160 @@
+"""``enable_concat_eliminate_opt``: concatenations of what was split before, and splits of what was concatenated, go.
+
+A batch that is computed in two halves is put together and split again between any two layers that do so.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from msctx.inductor_pass import Beside
+
+aten = torch.ops.aten
+
+
+class Piece(NamedTuple):
+    """From *start* to *end* of a tensor along one axis."""
+
+    whole: Any
+    axis: int
+    start: int
+    end: int
+
+
+class Concatenations(Beside):
+    """Over a graph of aten's operators, forward or backward."""
+
+    def apply(self, graph: fx.Graph) -> None:
+        for node in [*graph.nodes]:
+            if (other := _same_as(node)) is not None and _may_take_its_place(other, node):
+                node.replace_all_uses_with(other)
+        for node in reversed([*graph.nodes]):
+            if not node.users and (
+                node.target in _SPLITS or node.target in (aten.cat.default, aten.slice.Tensor, operator.getitem)
+            ):
+                graph.erase_node(node)
+
+
+_SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)
+
+
+def _same_as(node: Any) -> Any:
+    """An earlier node with the same values."""
+    if joined := _joined(node):
+        parts, axis = joined
+        pieces = [_piece(part) for part in parts]
+        found = [piece for piece in pieces if piece is not None]
+        if len(found) < len(pieces) or {(piece.whole, piece.axis) for piece in found} != {(found[0].whole, axis)}:
+            return None
+        starts, ends = [piece.start for piece in found], [piece.end for piece in found]
+        return found[0].whole if [*starts, _size(found[0].whole, axis)] == [0, *ends] else None
+    if (piece := _piece(node)) and (joined := _joined(piece.whole)) and joined[1] == piece.axis:
+        start = 0
+        for part in joined[0]:
+            end = start + _size(part, piece.axis)
+            if (start, end) == (piece.start, piece.end):
+                return part
+            start = end
+    return None
+
+
+def _joined(node: Any) -> tuple[Sequence[Any], int] | None:
+    """What is concatenated, and along which axis."""
+    if node.target is not aten.cat.default or not _is_static(node):
+        return None
+    args: tuple[Any, ...] = node.args
+    parts, axis, rank = args[0], args[1] if len(args) > 1 else node.kwargs.get("dim", 0), node.meta["val"].ndim
+    alike = parts and all(_is_static(part) and part.meta["val"].ndim == rank for part in parts)
+    return (parts, axis % rank) if alike else None
+
+
+def _piece(node: Any) -> Piece | None:
+    args: tuple[Any, ...] = node.args
+    if node.target is aten.slice.Tensor and not node.kwargs:
+        given = dict(zip(("whole", "axis", "start", "end", "step"), args, strict=False))
+        return _slice(**given)
+    if node.target is operator.getitem and isinstance(args[0], fx.Node) and args[0].target in _SPLITS:
+        whole, sizes, *more = args[0].args
+        return _part(whole, sizes, *more, **args[0].kwargs, place=args[1])
+    return None
+
+
+def _slice(whole: Any, axis: Any = 0, start: Any = None, end: Any = None, step: Any = 1) -> Piece | None:
+    if not _is_static(whole) or step != 1 or not _are_plain(axis, start or 0, end or 0):
+        return None
+    axis %= whole.meta["val"].ndim
+    first, last, _ = slice(start, end).indices(_size(whole, axis))
+    return Piece(whole, axis, first, max(first, last))
+
+
+def _part(whole: Any, sizes: Any, dim: Any = 0, *, place: Any) -> Piece | None:
+    each = sizes if isinstance(sizes, (list, tuple)) else [sizes]
+    if not _is_static(whole) or not _are_plain(dim, *each):
+        return None
+    dim %= whole.meta["val"].ndim
+    if isinstance(sizes, int):
+        size = _size(whole, dim)
+        each = [min(sizes, size - at) for at in range(0, size, sizes)] if sizes else [0]
+    start = sum(each[:place])
+    return Piece(whole, dim, start, start + each[place])
+
+
+def _are_plain(*numbers: Any) -> bool:
+    return all(isinstance(number, int) for number in numbers)
+
+
+def _is_static(node: Any) -> bool:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.ndim > 0 and _are_plain(*value.shape)
+
+
+def _size(node: Any, axis: int) -> int:
+    return int(node.meta["val"].shape[axis])
+
+
+def _may_take_its_place(other: Any, node: Any) -> bool:
+    """Where each operator can read the other's layout, and nothing that a caller gets shares memory that it did not."""
+    one, value = other.meta["val"], node.meta["val"]
+    if (one.dtype, one.device) != (value.dtype, value.device) or not (one.is_contiguous() or one.stride() == value.stride()):
+        return False
+    users = [*_through_views(node)]
+    if any(user.target in _BY_STRIDES for user, _ in users):
+        return False
+    leaving = [(user, used) for user, used in users if user.op == "output"]
+    if not leaving:
+        return True
+    while _is_view(other) and other.op == "call_function":
+        other = other.args[0]
+    if other.op == "placeholder":  # the caller's, who may write to it before the backward pass
+        return False
+    # what is kept for the backward pass may be shared, but not with what the caller gets
+    theirs = [(user, used) for user, used in _through_views(other) if user.op == "output"]
+    return not any(_is_the_callers(*one) for one in (*leaving, *theirs))
+
+
+_BY_STRIDES = (aten.as_strided.default, aten.copy_.default)
+
+
+def _is_the_callers(output: Any, used: Any) -> bool:
+    """Whether an output of the graph is one of the program's. Inductor marks those; kept for the backward pass are what follows."""
+    outputs = output.args[0] if isinstance(output.args[0], (list, tuple)) else output.args
+    last = max(output.meta.get("user_visible_output_idxs") or [len(outputs)])
+    return used in outputs[: last + 1]
+
+
+def _is_view(node: Any) -> bool:
+    returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else ()
+    return node.target is operator.getitem or any(one.alias_info is not None for one in returns)
+
+
+def _through_views(node: Any) -> Iterator[tuple[Any, Any]]:
+    """The users of a node, and of all that may be a view of it, each with what it uses."""
+    for user in node.users:
+        yield user, node
+        if _is_view(user):
+            yield from _through_views(user)

@@ -1,0 +1,262 @@
+"""enable_grad_comm_opt, hcom_parallel and enable_task_opt on DistributedDataParallel: what two ranks send, and when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ranks import two_ranks
+
+from msctx.memory import reductions
+from msctx.switches import SWITCHES
+
+BODY = """
+from torch.nn.parallel import DistributedDataParallel as DDP
+from msctx.memory import reductions
+
+POSTPONED, BUNDLED = "parallel_speed_up_json_path.enable_grad_comm_opt", "parallel_speed_up_json_path.enable_task_opt"
+SIZES = [32 * 32 + 32] * 4
+
+def parallel(**options):
+    torch.manual_seed(0)
+    model = DDP(nn.Sequential(*[nn.Linear(32, 32) for _ in range(4)]), bucket_cap_mb=0.004, **options)
+    for _ in range(2):
+        step(model)  # DDP decides about its buckets in the first
+    return model
+
+def step(model, number=1):
+    model.zero_grad()
+    model(torch.full((2, 32), number / 4 + dist.get_rank())).square().sum().backward()
+
+def seen(model, number=1):
+    "The events of a backward pass, and its gradients"
+    model.zero_grad()
+    loss = model(torch.full((2, 32), number / 4 + dist.get_rank())).square().sum()
+    return events(loss.backward), [p.grad.clone() for p in model.parameters()]
+
+def sent(found):
+    return [event for event in found if event[0] == "allreduce"]
+
+def are_apart(found):
+    "Whether all that is sent is sent after all products"
+    return found.index(sent(found)[0]) > max(i for i, (name, _) in enumerate(found) if name == "mm")
+"""
+
+
+def test_gradients_are_reduced_when_and_as_the_options_say(tmp_path: Path) -> None:
+    two_ranks(
+        tmp_path,
+        BODY
+        + """
+def test(rank):
+    for more in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}):
+        model = parallel(**more)
+        unasked, expected = seen(model)
+        assert [size for _, size in sent(unasked)] == SIZES and not are_apart(unasked), unasked
+        group = model.process_group
+
+        def check(*, postponed=False, bundled=False):
+            found, gradients = seen(model)
+            assert all(map(torch.equal, gradients, expected))
+            assert [size for _, size in sent(found)] == ([sum(SIZES)] if bundled else SIZES), found
+            assert are_apart(found) is (postponed or bundled), found
+
+        for options, what in (
+            ({"hcom_parallel": False}, {"postponed": True}),
+            ({POSTPONED: False}, {"postponed": True}),
+            ({BUNDLED: True}, {"bundled": True}),
+            ({BUNDLED: True, "hcom_parallel": False}, {"bundled": True}),
+            ({"hcom_parallel": True, POSTPONED: True, BUNDLED: False}, {}),
+        ):
+            with msctx.context(**options).watch(model) as outer:
+                check(**what)
+                with msctx.context(**{POSTPONED: True, "hcom_parallel": True, BUNDLED: False}):
+                    check()
+                    with msctx.context(**{POSTPONED: False}):
+                        check(postponed=True)
+                    check()
+                check(**what)
+            check()
+            assert not reductions._on
+        assert model.process_group is group
+""",
+    )
+
+
+def test_large_bundles_are_sent_while_the_backward_pass_computes(tmp_path: Path) -> None:
+    two_ranks(
+        tmp_path,
+        BODY
+        + """
+def test(rank):
+    from msctx.memory import reducing_group
+    model = parallel()
+    _, expected = seen(model)
+    reducing_group.BUNDLE = 2 * 4 * SIZES[0]
+    with msctx.context(**{BUNDLED: True}).watch(model):
+        found, gradients = seen(model)
+    assert all(map(torch.equal, gradients, expected))
+    assert [size for _, size in sent(found)] == [2 * SIZES[0]] * 2 and not are_apart(found), found
+""",
+    )
+
+
+def test_what_programs_do_with_data_parallel_models(tmp_path: Path) -> None:
+    two_ranks(
+        tmp_path,
+        BODY
+        + """
+from torch.utils.checkpoint import checkpoint
+
+class Some(nn.Module):
+    "Parameters that a rank does not use, and blocks whose backward pass runs inside another"
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(32, 32) for _ in range(4)])
+        self.unused = nn.Linear(32, 32)
+        self.reentrant = False
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=True) if self.reentrant else block(x)
+        return x if dist.get_rank() else self.unused(x)
+
+def test(rank):
+    both = {"hcom_parallel": False, BUNDLED: True}
+    torch.manual_seed(0)
+    model = DDP(Some(), bucket_cap_mb=0.004, find_unused_parameters=True)
+    step(model), step(model)
+    _, expected = seen(model)
+    for options in ({"hcom_parallel": False}, {BUNDLED: True}, both):
+        with msctx.context(**options).watch(model):
+            found, gradients = seen(model)
+            assert are_apart(found)
+            assert all(map(torch.equal, gradients, expected))
+            with model.no_sync():
+                assert not sent(events(lambda: step(model)))
+
+    # backward passes inside a backward pass
+    inner = Some()
+    inner.unused, inner.reentrant = nn.Identity(), True
+    model = DDP(inner, bucket_cap_mb=0.004, static_graph=True)
+    x = torch.ones(2, 32, requires_grad=True)
+    def run():
+        model.zero_grad()
+        model(x).sum().backward()
+        return [p.grad.clone() for p in model.parameters()]
+    run(), run()
+    expected = run()
+    for options in ({"hcom_parallel": False}, {BUNDLED: True}, both):
+        with msctx.context(**options).watch(model):
+            assert all(map(torch.equal, run(), expected))
+
+    # ranks with different numbers of batches
+    model = parallel()
+    weights = []
+    for options in ({}, both):
+        torch.manual_seed(0)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.copy_(torch.randn_like(p) / 32)
+        optimizer = torch.optim.SGD(model.parameters(), 0.001)
+        with msctx.context(**options).watch(model), model.join():
+            for number in range(2 + rank):
+                step(model, number)
+                optimizer.step()
+        weights.append([p.detach().clone() for p in model.parameters()])
+    assert all(map(torch.equal, *weights))
+
+    # a backward pass that fails leaves nothing that a later one would send
+    model = parallel(find_unused_parameters=True)
+    with msctx.context(**both).watch(model):
+        first = next(model.parameters())
+        def fail(gradient):
+            raise ValueError("no")
+        handle = first.register_hook(fail)
+        try:
+            step(model)
+        except ValueError:
+            pass
+        handle.remove()
+        (group,) = reductions._groups.values()
+        assert group._waiting and not group._alive()
+""",
+    )
+
+
+def test_hooks_of_programs_stay_and_are_named(tmp_path: Path) -> None:
+    two_ranks(
+        tmp_path,
+        BODY
+        + """
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+def test(rank):
+    python, builtin = parallel(), parallel()
+    python.register_comm_hook(None, default_hooks.allreduce_hook)
+    builtin._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    for model, hook in ((python, "allreduce_hook"), (builtin, "ALLREDUCE")):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with msctx.context(hcom_parallel=False).watch(model):
+                assert not are_apart(seen(model)[0])
+        (text,) = [str(one.message) for one in caught]
+        assert hook in text and "enable_grad_comm_opt" in text, text
+    # one that is given inside stays usable afterwards
+    model = parallel()
+    with msctx.context(hcom_parallel=False).watch(model):
+        model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+        expected = seen(model)[1]
+    found, gradients = seen(model)
+    assert not are_apart(found) and all(map(torch.equal, gradients, expected))
+""",
+    )
+
+
+@pytest.mark.full
+def test_compiled_models_are_acted_on(tmp_path: Path) -> None:
+    two_ranks(
+        tmp_path,
+        BODY
+        + """
+def test(rank):
+    model = parallel()
+    compiled = torch.compile(model, backend="aot_eager")
+    gradients = []
+    for options, sizes in (({}, SIZES), ({"hcom_parallel": False}, SIZES), ({BUNDLED: True}, [sum(SIZES)]), ({}, SIZES)):
+        with msctx.context(**options).watch(compiled):
+            model.zero_grad()
+            found = events(lambda: compiled(torch.full((2, 32), 1.0 + rank)).sum().backward())
+        gradients.append([p.grad.clone() for p in model.parameters()])
+        assert [size for _, size in sent(found)] == sizes and are_apart(found) is bool(options), found
+    assert all(all(map(torch.equal, gradients[0], other)) for other in gradients)
+""",
+    )
+
+
+def test_models_are_acted_on_while_somebody_watches_them(tmp_path: Path) -> None:
+    two_ranks(
+        tmp_path,
+        BODY
+        + """
+def test(rank):
+    model = parallel()
+    around = nn.Sequential(model)
+    with msctx.context(hcom_parallel=False):
+        with msctx.context().watch(around):
+            assert are_apart(seen(model)[0])
+            with msctx.context().watch(model):
+                assert are_apart(seen(model)[0])
+            assert are_apart(seen(model)[0])
+        assert not are_apart(seen(model)[0]) and not reductions._on
+    assert not reductions._on
+""",
+    )
+
+
+@pytest.mark.parametrize("what", ["postponed", "bundled"])
+def test_without_models_nothing_is_done(what: str) -> None:
+    switch = SWITCHES[f"models.gradients_{what}"]
+    for value in (True, False):
+        switch.write(value)
+        assert switch.read() is value
+    assert not reductions._on

@@ -1,0 +1,60 @@
+"""Two ranks on this machine: for tests of what they send each other, in which order, seen by torch's own dispatch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+_PROGRAM = """
+import datetime, os, sys, tempfile, warnings
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+import msctx
+
+class Events(TorchDispatchMode):
+    "The products and collectives, in their order; with how many elements"
+    def __init__(self):
+        super().__init__()
+        self.list = []
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.name().partition("::")[2].strip("_")
+        if function.namespace == "c10d":
+            tensor = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
+            self.list.append((name, tensor.numel()))
+        elif name in ("mm", "addmm"):
+            self.list.append(("mm", 0))
+        return function(*args, **(kwargs or {}))
+
+def events(call):
+    with Events() as seen:
+        call()
+    return seen.list
+
+@BODY@
+
+def rank(number, file):
+    torch.set_num_threads(1)
+    wait = datetime.timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method="file://" + file, rank=number, world_size=2, timeout=wait)
+    test(number)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.start_processes(rank, (folder + "/store",), nprocs=2, start_method="fork")
+"""
+
+
+def two_ranks(folder: Path, body: str) -> None:
+    """Run the function ``test(rank)`` of *body* on each; a failure is this test's."""
+    program = folder / "ranks.py"
+    program.write_text(_PROGRAM.replace("@BODY@", textwrap.dedent(body)))
+    done = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, timeout=240, check=False, env=os.environ, cwd=folder
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
