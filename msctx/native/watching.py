@@ -80,7 +80,16 @@ def watch(model: Model, module: nn.Module) -> None:
     if (library := core.loaded()) is not None:
         with _at_work.lock:
             _look_at(library, model.number, module)
+            _forget_models(library)
         _at_work.tidy()
+
+
+def _forget_models(library: core.Core) -> None:
+    """Those that are gone, though modules of theirs live on in others."""
+    alive = {model.number for model, _ in models.alive()} | {model.number for model in models.open_ones()}
+    for key in [key for key in _modules if key[2] not in alive]:
+        _, place = _modules.pop(key)
+        library.c.msctx_unwatch(place.storage, place.offset, key[1], key[2])
 
 
 def turn(model: Model, on: bool) -> None:

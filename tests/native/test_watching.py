@@ -360,3 +360,18 @@ def test_rules_on_a_command_line(written: str) -> None:
     assert parse(written) == parse(mapping)
     with pytest.raises(BadValue, match="is not a mapping"):
         parse(written[:-1] if written.startswith("{") else "{" + written)
+
+
+def test_a_module_that_ever_new_models_share_is_known_once_for_each_that_lives() -> None:
+    shared = nn.Linear(4, 4)
+    with msctx.context(matmul_algo="reference", fallback="silent") as ctx:
+        for _ in range(5):
+            ctx.watch(nn.Sequential(shared))
+        for _ in range(5):
+            with msctx.context() as inner:
+                inner.watch(nn.Sequential(shared))
+            del inner
+        gc.collect()
+        ctx.watch(nn.Sequential(shared))
+        known = [key for key in watching._modules if key[0] == id(shared)]
+    assert len(known) <= 6
