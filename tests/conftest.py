@@ -101,8 +101,8 @@ def snapshot() -> dict[str, Any]:
         "the hooks of all modules": (len(nn_module._global_forward_pre_hooks), len(nn_module._global_forward_hooks)),
         "the calls of all modules": (
             nn_module.Module.__call__,
-            nn_module.Module._call_impl,
-            nn_module.Module._call_impl.__code__,
+            nn_module.Module._wrapped_call_impl,
+            nn_module.Module._wrapped_call_impl.__code__,
         ),
         "modes of the thread": (_C._len_torch_function_stack(), _C._len_torch_dispatch_stack()),
         "settings of the allocators": getattr(_C, "_accelerator_getAllocatorSettings", str)(),

@@ -1,4 +1,4 @@
-"""Ours around the calls of modules: in the place of the code of ``nn.Module._call_impl``, which all calls come to.
+"""Ours around the calls of modules: in the place of the code of ``nn.Module._wrapped_call_impl``, which ``nn.Module.__call__`` is.
 
 No module is changed, nor is a copy, a pickle or a trace of one, and it costs the same for any number of them. The function stays the
 same object, so that whoever has kept it, or a module's ``__call__``, or has wrapped that meanwhile, as torch.fx does for all threads,
@@ -43,14 +43,14 @@ class _Torchs(NamedTuple):
 def _torchs() -> _Torchs:
     from torch import nn
 
-    function: Any = nn.Module._call_impl
+    function: Any = nn.Module._wrapped_call_impl
     while function.__code__.co_freevars and hasattr(function, "__wrapped__"):  # of a library that has wrapped it
         function = function.__wrapped__
     own = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
     own.__kwdefaults__ = function.__kwdefaults__
     made: dict[str, Any] = {}
-    exec(f"def _call_impl(self, *args, **kwargs):\n    return {NAME}(self, *args, **kwargs)", made)
-    found: CodeType = made["_call_impl"].__code__
+    exec(f"def _wrapped_call_impl(self, *args, **kwargs):\n    return {NAME}(self, *args, **kwargs)", made)
+    found: CodeType = made["_wrapped_call_impl"].__code__
     code = function.__code__
     return _Torchs(function, own, found.replace(co_filename=code.co_filename, co_firstlineno=code.co_firstlineno))
 
@@ -87,7 +87,7 @@ def _install() -> Callable[[], None]:
 
     def read(is_read: bool) -> None:
         """Dynamo need not read torch's own."""
-        vars(sys.modules[dynamos])["unpatched_nn_module_call_impl"] = None if is_read else torchs.function
+        vars(sys.modules[dynamos])["unpatched_nn_module_call"] = None if is_read else torchs.function
 
     stop = when_imported(dynamos, partial(read, True))
 

@@ -22,12 +22,12 @@ X = torch.ones(2, 4)
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    found = nn.Module.__call__, nn.Module._call_impl, nn.Module._call_impl.__code__
+    found = nn.Module.__call__, nn.Module._wrapped_call_impl, nn.Module._wrapped_call_impl.__code__
     torch._dynamo.reset()
     counters.clear()
     yield
     torch._dynamo.reset()
-    assert found == (nn.Module.__call__, nn.Module._call_impl, nn.Module._call_impl.__code__)
+    assert found == (nn.Module.__call__, nn.Module._wrapped_call_impl, nn.Module._wrapped_call_impl.__code__)
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_they_come_and_go_in_any_order(noting: Any, seen: list[str]) -> None:
     module_calls.take(first)
     module(X)
     assert seen == ["second"]
-    kept = nn.Module._call_impl, module.__call__
+    kept = nn.Module._wrapped_call_impl, module.__call__
     module_calls.take(second)
     for call in (module, partial(kept[0], module), kept[1]):
         call(X)

@@ -40,12 +40,12 @@ def rules(tmp_path):
     return {"op_precision_mode": str(names), "precision_mode": "allow_mix_precision_bf16"}
 
 
-FOUND = nn.Module._call_impl.__code__
+FOUND = nn.Module._wrapped_call_impl.__code__
 
 
 def is_around() -> bool:
     """Whether anything of ours is around the calls of modules."""
-    return nn.Module._call_impl.__code__ is not FOUND
+    return nn.Module._wrapped_call_impl.__code__ is not FOUND
 
 
 @pytest.fixture(autouse=True)
