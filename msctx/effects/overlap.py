@@ -87,14 +87,6 @@ def concatenations(want: Want) -> Outcome:
     return _compiled(want, {"torch.inductor.removes_concatenations": want.value}, own)
 
 
-@effect("parallel_speed_up_json_path.enable_begin_end_inline_opt")
-def ends(want: Want) -> Outcome:
-    found = {"torch.inductor.inlines_ends": want.value}
-    reason = "code that torch.compile makes"
-    which = "the first and the last call of each torch.compiler.nested_compile_region count as those of a pipeline"
-    return _compiled(want, found, reason, which if want.value else "")
-
-
 @effect("parallel_speed_up_json_path.compute_communicate_fusion_level")
 def fused(want: Want) -> Outcome:
     if want.device == "ascend":

@@ -111,15 +111,11 @@ def test_collectives_are_moved_all_alike() -> None:
         )
 
 
-def test_passes_over_graphs() -> None:
-    for name, switch in (
-        ("parallel_speed_up_json_path.enable_concat_eliminate_opt", "torch.inductor.removes_concatenations"),
-        ("parallel_speed_up_json_path.enable_begin_end_inline_opt", "torch.inductor.inlines_ends"),
-    ):
-        for value in (True, False):
-            row = rows({name: value})[name]
-            assert dict(row.assignments) == {switch: value, APART: f"{name.partition('.')[2]}={value}"}
-            assert row.status == ("approximated" if value and "ends" in switch else "honoured")
+def test_concatenations_are_removed() -> None:
+    name, switch = "parallel_speed_up_json_path.enable_concat_eliminate_opt", "torch.inductor.removes_concatenations"
+    for value in (True, False):
+        found = {switch: value, APART: f"enable_concat_eliminate_opt={value}"}
+        check([("cpu", {name: value}, {name: ("honoured", found, "torch.compile")})])
 
 
 def test_products_and_collectives_become_one_kernel_in_both_passes_or_in_none() -> None:
