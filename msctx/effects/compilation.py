@@ -12,7 +12,7 @@ from msctx.options.observation import Kernels
 
 IN_GRAPHS = (
     *("recompute_comm_overlap", "matmul_grad_comm_overlap", "enable_task_opt", "enable_concat_eliminate_opt"),
-    *("enable_begin_end_inline_opt", "compute_communicate_fusion_level"),
+    "compute_communicate_fusion_level",
 )
 """The keys of parallel_speed_up_json_path that act on compiled code."""
 LEFT_TO_NPU = "graphs that torchair compiles are left to torch_npu"

@@ -13,9 +13,9 @@ GRADIENTS, HCOM = "parallel_speed_up_json_path.enable_grad_comm_opt", "hcom_para
 PASSES = ("raise_comms", "sink_waits")
 """Inductor's passes over a schedule: collectives as early as possible, waiting for them as late."""
 
-NO_DDP = "a process alone has nothing to communicate"
-DDP = f"gradients of DistributedDataParallel models that ctx.watch names; {NO_DDP}"
-FSDP = f"FSDP2 modules of models that ctx.watch names, in the order in which they were registered; {NO_DDP}"
+ALONE = "without a process group there is no communication"
+DDP = "gradients of DistributedDataParallel models that ctx.watch names"
+FSDP = "FSDP2 modules of models that ctx.watch names, in the order in which they were registered"
 IN_CODE = "collectives in code that torch.compile makes"
 AS_ONE = "inductor moves all collectives alike"
 DETERMINISTIC = "under deterministic=ON inductor leaves the order of collectives as it is"
@@ -39,7 +39,7 @@ def gradients(want: Want) -> Outcome:
     postponing = [name for name in (GRADIENTS, HCOM) if want.other(name) is False]
     if want.value and postponing:
         return inert(f"overridden by {postponing[0]}=False")
-    return honoured({"models.gradients_postponed": bool(postponing)}, DDP)
+    return honoured({"models.gradients_postponed": bool(postponing)}, f"{DDP}; {ALONE}")
 
 
 @effect("parallel_speed_up_json_path.enable_task_opt")
@@ -51,46 +51,40 @@ def fewer_messages(want: Want) -> Outcome:
         "torch.inductor.bucket_reduce_scatters_fx": which,
         "torch.inductor.bucket_all_reduces_fx": which,
     }
-    return _compiled(want, found, f"{DDP}; {IN_CODE}")
+    return _compiled(want, found, f"{DDP}; {IN_CODE}; {ALONE}")
 
 
 @effect(RECOMPUTE, MATMUL)
 def reordered(want: Want) -> Outcome:
-    on = bool(want.other(RECOMPUTE) or want.other(MATMUL))
+    deterministic = want.other("deterministic") == "ON"
+    on = bool(want.other(RECOMPUTE) or want.other(MATMUL)) and not deterministic
     found: dict[str, Any] = {
         "torch.inductor.reorder_for_compute_comm_overlap": on,
         "torch.inductor.reorder_for_compute_comm_overlap_passes": [*PASSES] if on else [],
     }
     is_recompute = want.option.name == RECOMPUTE
-    if want.value and want.other("deterministic") == "ON":
+    if want.value and deterministic:
         if not is_recompute:
             return refused(DETERMINISTIC)
-        return approximated({"models.gathered_ahead_backward": True}, f"{FSDP}; {DETERMINISTIC}")
+        return approximated({"models.gathered_ahead_backward": True}, f"{FSDP}; {DETERMINISTIC}; {ALONE}")
     if is_recompute:
         found["models.gathered_ahead_backward"] = want.value
     differs = AS_ONE if want.value else ""
     if not want.value and on:
         differs = f"{AS_ONE}: {MATMUL if is_recompute else RECOMPUTE} is on"
-    return _compiled(want, found, f"{FSDP}; {IN_CODE}" if is_recompute else IN_CODE, differs)
+    where = f"{FSDP}; {IN_CODE}" if is_recompute else IN_CODE
+    return _compiled(want, found, f"{where}; {ALONE}", differs)
 
 
 @effect("parallel_speed_up_json_path.enable_opt_shard_comm_opt")
 def gathered_ahead(want: Want) -> Outcome:
-    return honoured({"models.gathered_ahead_forward": want.value}, FSDP)
+    return honoured({"models.gathered_ahead_forward": want.value}, f"{FSDP}; {ALONE}")
 
 
 @effect("parallel_speed_up_json_path.enable_concat_eliminate_opt")
 def concatenations(want: Want) -> Outcome:
     own = "code that torch.compile makes" + ("" if want.value else "; patterns that inductor replaces unasked are left on")
     return _compiled(want, {"torch.inductor.removes_concatenations": want.value}, own)
-
-
-@effect("parallel_speed_up_json_path.enable_begin_end_inline_opt")
-def ends(want: Want) -> Outcome:
-    found = {"torch.inductor.inlines_ends": want.value}
-    reason = "code that torch.compile makes"
-    which = "the first and the last call of each torch.compiler.nested_compile_region count as those of a pipeline"
-    return _compiled(want, found, reason, which if want.value else "")
 
 
 @effect("parallel_speed_up_json_path.compute_communicate_fusion_level")
@@ -101,7 +95,7 @@ def fused(want: Want) -> Outcome:
         return refused("inductor fuses products with collectives in both passes or in neither: 3 or 0")
     found = {"torch.inductor._micro_pipeline_tp": want.value == 3}
     needs = "products beside an all-gather or a reduce-scatter over one group, after enable_symm_mem_for_group(its name)"
-    return _compiled(want, found, IN_CODE, needs if want.value else "")
+    return _compiled(want, found, f"{IN_CODE}; {ALONE}", needs if want.value else "")
 
 
 @effect("is_tailing_optimization")

@@ -172,7 +172,6 @@ class _Beside(Forced):
 
 _BESIDE = {
     "torch.inductor.marks_quantized_inputs": _Beside("pre_grad_custom_pass", "msctx.observers.quantized_inputs", "Marking"),
-    "torch.inductor.inlines_ends": _Beside("joint_custom_pre_pass", "msctx.graph.ends", "Ends"),
     "torch.inductor.removes_concatenations": _Beside(
         "post_grad_custom_pre_pass", "msctx.graph.concatenations", "Concatenations"
     ),

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from plans import check, rows
+from ranks import two_ranks
 
 import msctx
-from msctx.effects.overlap import AS_ONE, DDP, DETERMINISTIC, FSDP, IN_CODE, PASSES
+from msctx.effects.overlap import ALONE, AS_ONE, DDP, DETERMINISTIC, FSDP, IN_CODE, PASSES
 from msctx.errors import OptionError
 from msctx.options import DEVICES
 
@@ -110,15 +111,11 @@ def test_collectives_are_moved_all_alike() -> None:
         )
 
 
-def test_passes_over_graphs() -> None:
-    for name, switch in (
-        ("parallel_speed_up_json_path.enable_concat_eliminate_opt", "torch.inductor.removes_concatenations"),
-        ("parallel_speed_up_json_path.enable_begin_end_inline_opt", "torch.inductor.inlines_ends"),
-    ):
-        for value in (True, False):
-            row = rows({name: value})[name]
-            assert dict(row.assignments) == {switch: value, APART: f"{name.partition('.')[2]}={value}"}
-            assert row.status == ("approximated" if value and "ends" in switch else "honoured")
+def test_concatenations_are_removed() -> None:
+    name, switch = "parallel_speed_up_json_path.enable_concat_eliminate_opt", "torch.inductor.removes_concatenations"
+    for value in (True, False):
+        found = {switch: value, APART: f"enable_concat_eliminate_opt={value}"}
+        check([("cpu", {name: value}, {name: ("honoured", found, "torch.compile")})])
 
 
 def test_products_and_collectives_become_one_kernel_in_both_passes_or_in_none() -> None:
@@ -157,6 +154,19 @@ def test_keys_of_the_file_are_the_options(tmp_path: Path) -> None:
         msctx.context(parallel_speed_up_json_path=str(path))
     for place in (":1:21", ":2:2", ":3:38"):
         assert f"speed.json{place}" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *((key, True) for key in ("recompute_comm_overlap", "matmul_grad_comm_overlap", "enable_task_opt")),
+        *((key, True) for key in ("enable_grad_comm_opt", "enable_opt_shard_comm_opt")),
+        ("compute_communicate_fusion_level", 3),
+    ],
+)
+def test_a_process_alone_is_told_that_there_is_no_communication(key: str, value: Any) -> None:
+    name = f"parallel_speed_up_json_path.{key}"
+    assert ALONE in rows({name: value}, on="cuda")[name].reason
 
 
 def test_options_about_watched_models_warn_where_none_is_watched() -> None:
@@ -269,4 +279,91 @@ for value, number in ((None, 2), (True, 1), (False, 2)):
     assert found.count("all_reduce") == number, (value, found)
 """,
         timeout=240,
+    )
+
+
+@pytest.mark.full
+def test_products_and_collectives_become_one_operator(passes: Callable[..., str]) -> None:
+    """What level 3 writes on CUDA, seen in the graph; the kernels themselves need GPUs that see each other's memory."""
+    passes(
+        """
+import warnings
+warnings.simplefilter("ignore")
+import torch, torch.distributed as dist, msctx
+import torch.distributed._functional_collectives as collectives
+from torch._inductor import config
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.distributed._symmetric_memory import _test_mode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from msctx.switches import SWITCHES
+
+class Enough(Exception):
+    pass
+
+class Look(CustomGraphPass):
+    def __call__(self, graph):
+        seen.extend(str(node.target) for node in graph.nodes if "symm_mem" in str(node.target))
+        raise Enough
+    def uuid(self):
+        return None
+
+def gathered(x, w):
+    return collectives.all_gather_tensor(x, 0, "0") @ w
+
+def scattered(x, w):
+    return collectives.reduce_scatter_tensor(x @ w, "sum", 0, "0")
+
+dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+dist.is_nccl_available = lambda: True  # torch asks before it fuses
+fuses, x, w = SWITCHES["torch.inductor._micro_pipeline_tp"], torch.randn(8, 16), torch.randn(16, 8)
+found = fuses.save()
+for function, name in ((gathered, "fused_all_gather_matmul"), (scattered, "fused_matmul_reduce_scatter")):
+    for on in (False, True):
+        torch._dynamo.reset()
+        seen = []
+        fuses.write(on)
+        with _test_mode(), config.patch(post_grad_custom_post_pass=Look()):
+            try:
+                torch.compile(function)(x, w)
+            except Exception as error:
+                assert "Enough" in str(error) + type(error).__name__, error
+        assert seen == [f"symm_mem.{name}.default"] * on, (name, on, seen)
+fuses.load(found)
+assert config._micro_pipeline_tp is False
+""",
+        timeout=240,
+    )
+
+
+@pytest.mark.full
+def test_compiled_code_computes_the_same_on_two_ranks(tmp_path: Path) -> None:
+    two_ranks(
+        tmp_path,
+        """
+import torch.distributed._functional_collectives as collectives
+from torch._inductor.utils import run_and_get_code
+
+KEYS = ("enable_task_opt", "matmul_grad_comm_overlap", "recompute_comm_overlap", "enable_concat_eliminate_opt")
+
+def f(x, w):
+    a, b = x.chunk(2)
+    for _ in range(2):
+        x = torch.cat([collectives.all_reduce(part @ w, "sum", dist.group.WORLD).tanh() for part in (a, b)])
+        a, b = x.chunk(2)
+    gathered = [collectives.all_gather_tensor(part, 0, dist.group.WORLD) for part in (a, b)]
+    spread = [collectives.reduce_scatter_tensor(part, "sum", 0, dist.group.WORLD) for part in (a, b)]
+    return x, *gathered, *spread
+
+def test(rank):
+    torch.manual_seed(rank)
+    x, w = torch.randn(8, 8), torch.randn(8, 8)
+    expected, compiled = f(x, w), torch.compile(f)
+    numbers = {}
+    for on in (False, True):
+        with msctx.context(**{"parallel_speed_up_json_path." + key: on for key in KEYS}):
+            found, (code,) = run_and_get_code(compiled, x, w)
+        torch.testing.assert_close(found, expected)
+        numbers[on] = code.count("torch.ops._c10d_functional.wait_tensor.default(")
+    assert numbers[True] < numbers[False], numbers
+""",
     )
