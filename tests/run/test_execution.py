@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from msctx.cli import main
+
 ECHO = """
 import torch
 def show(where):
@@ -102,11 +104,11 @@ def test_a_command_that_does_not_use_the_options(folder: Path) -> None:
         (["device_target=Ascend", "--", "true"], 6, "Ascend"),
     ],
 )
-def test_mistakes(words: list[str], code: int, expected: str) -> None:
-    done = run(*words)
-    assert done.returncode == code
-    assert expected in done.stderr
-    assert "Traceback" not in done.stderr
+def test_mistakes(words: list[str], code: int, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["exec", *words])
+    assert end.value.code == code
+    assert expected in capsys.readouterr().err
 
 
 def test_a_child_of_another_version_ends_at_once(folder: Path) -> None:
