@@ -86,6 +86,7 @@ def test(rank):
     )
 
 
+@pytest.mark.full
 def test_what_a_program_has_set_comes_back_and_stays(tmp_path: Path) -> None:
     two_ranks(
         tmp_path,

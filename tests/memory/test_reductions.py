@@ -83,6 +83,7 @@ def test(rank):
     )
 
 
+@pytest.mark.full
 def test_large_bundles_are_sent_while_the_backward_pass_computes(tmp_path: Path) -> None:
     two_ranks(
         tmp_path,
@@ -101,6 +102,7 @@ def test(rank):
     )
 
 
+@pytest.mark.full
 def test_what_programs_do_with_data_parallel_models(tmp_path: Path) -> None:
     two_ranks(
         tmp_path,
@@ -183,6 +185,7 @@ def test(rank):
     )
 
 
+@pytest.mark.full
 def test_hooks_of_programs_stay_and_are_named(tmp_path: Path) -> None:
     two_ranks(
         tmp_path,
@@ -233,6 +236,7 @@ def test(rank):
     )
 
 
+@pytest.mark.full
 def test_models_are_acted_on_while_somebody_watches_them(tmp_path: Path) -> None:
     two_ranks(
         tmp_path,

@@ -99,6 +99,7 @@ def results(processes: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
     return [json.loads(out.splitlines()[-1]) for out, _ in told]
 
 
+@pytest.mark.full
 def test_the_others_get_what_one_loads_and_do_not_ask_their_datasets(tmp_path: Path) -> None:
     first, second, third = results(ranks(TOGETHER, tmp_path))
     for what in ("one", "two", "workers"):

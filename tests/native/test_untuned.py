@@ -152,6 +152,7 @@ def test_set_context_records_until_the_process_ends(passes_fresh: Callable[..., 
     assert [p.direction for p in untuned.read(tmp_path)[0]] == ["fprop"]
 
 
+@pytest.mark.full
 def test_each_process_has_a_file_of_its_own(passes_fresh: Callable[..., str], tmp_path: Path) -> None:
     code = f"""
         import os, torch, msctx
@@ -244,6 +245,7 @@ def test_a_folder_that_cannot_be_written_is_told_once_and_the_run_goes_on(
     assert "name another folder with work_path" in warning
 
 
+@pytest.mark.full
 def test_warnings_as_errors_leave_the_state_as_it_was(passes: Callable[..., str]) -> None:
     passes(
         """
