@@ -143,8 +143,11 @@ def recording(want: Want) -> Outcome:
 
 @effect("op_timeout", "op_execute_timeout")
 def op_timeout(want: Want) -> Outcome:
-    """Both are one notion: the shorter one counts."""
-    limits = [seconds for name in ("op_timeout", "op_execute_timeout") if (seconds := want.other(name))]
+    """Both are one notion, and there is one watchdog: the shortest one of all devices that are here counts."""
+    devices = {*want.facts.devices, want.device}
+    names = ("op_timeout", "op_execute_timeout")
+    found = [want.settings.get(name, device) for name in names for device in devices]
+    limits = [setting.value for setting in found if setting is not None and setting.value]
     if not limits:
         return honoured({"observers.watchdog": None})
     assignments = {"observers.watchdog": Watchdog(min(limits))}

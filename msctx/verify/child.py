@@ -121,7 +121,7 @@ def _call(experiment: Experiment, folder: str) -> Message:
     try:
         run_experiment(experiment, folder)
     except EntryFailed:
-        mine = Path(folder) / (f"rank{ranks.rank()}" if ranks.rank() else "")
+        mine = Path(folder) / (f"rank_{ranks.rank()}" if ranks.is_one_of_several() else "")
         result = json.loads((mine / "result.json").read_text(encoding="utf-8"))
         return {"status": "failed", "error": result["error"], "reason": result.get("reason", result["error"])}
     return {"status": "completed"}

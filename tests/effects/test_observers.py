@@ -1,6 +1,6 @@
 """What shows the inside of a run is carried out alike on every device."""
 
-from plans import check
+from plans import check, planned
 
 from msctx.options import DEVICES
 from msctx.options.observation import Dump, ErrorDump, Overflow, Watchdog
@@ -76,3 +76,9 @@ def test_without_a_native_core_they_are_refused() -> None:
     refused = ("refused", {}, "no compiler")
     check([("cpu", DUMP, {"session.enable_dump": refused})], native="no compiler")
     check([("cpu", {"op_timeout": 5}, {"op_timeout": refused})], native="no compiler")
+
+
+def test_the_shortest_time_of_all_devices_counts() -> None:
+    """There is one watchdog."""
+    found = planned({"op_execute_timeout": 90, "device_context.ascend.op_debug.execute_timeout": 60}, on=("cpu", "ascend"))
+    assert [row.assignments["observers.watchdog"] for row in found.rows if row.assignments] == [Watchdog(60)] * 2
