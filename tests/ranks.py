@@ -50,6 +50,11 @@ if __name__ == "__main__":
 """
 
 
+def torchrun(count: int, program: Path) -> list[str]:
+    """The command that runs a program as so many ranks."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), str(program)]
+
+
 def two_ranks(folder: Path, body: str) -> None:
     """Run the function ``test(rank)`` of *body* on each; a failure is this test's."""
     program = folder / "ranks.py"

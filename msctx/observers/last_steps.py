@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-from msctx import locks
 from msctx.errors import CollectiveError
 from msctx.native import distributed
 from msctx.native.distributed import in_words
@@ -35,19 +33,12 @@ SIGNS = (
 OF = "msctx/last_steps"
 
 
-class LastSteps:
-    """*seconds*: how long a collective may wait."""
+class LastSteps(steps.Stepper):
+    """*setting*: the seconds that a collective may wait."""
 
-    def __init__(self, seconds: int) -> None:
-        self.seconds = seconds
+    def __init__(self, setting: int) -> None:
+        super().__init__(setting)
         self._left = 0.0
-        self._counting = ExitStack()
-
-    def begin(self) -> None:
-        self._counting.enter_context(steps.counting(self._ended))
-
-    def end(self) -> None:
-        self._counting.close()
 
     def _ended(self, step: int) -> None:
         now = time.monotonic()
@@ -56,31 +47,7 @@ class LastSteps:
             distributed.within(SECONDS, lambda: distributed.store().set(f"{OF}/{rank}", f"{step} {time.time()}"))
 
 
-_lock = locks.plain()
-_on: LastSteps | None = None
-
-
-def save() -> LastSteps | None:
-    return _on
-
-
-def load(found: LastSteps | None) -> None:
-    global _on
-    with _lock:
-        if _on is not found:
-            if _on is not None:
-                _on.end()
-            if found is not None:
-                found.begin()
-            _on = found
-
-
-def read() -> int | None:
-    return None if _on is None else _on.seconds
-
-
-def write(seconds: int | None) -> None:
-    load(None if seconds is None else LastSteps(seconds))
+SLOT = steps.Slot(LastSteps)
 
 
 # --- what an exception means ------------------------------------------------------------------------------------------
@@ -88,7 +55,11 @@ def write(seconds: int | None) -> None:
 
 def explained(error: BaseException) -> CollectiveError | None:
     """What an exception of a collective means, while hccl_timeout is in force."""
-    if _on is None or (rank := distributed.rank()) is None or not any(sign in str(error) for sign in SIGNS):
+    if (
+        (seconds := SLOT.read()) is None
+        or (rank := distributed.rank()) is None
+        or not any(sign in str(error) for sign in SIGNS)
+    ):
         return None
     others = distributed.within(SECONDS + GRACE, lambda: _others(rank)) or {}
     late = {other: text for other, text in others.items() if text is not None}
@@ -99,7 +70,7 @@ def explained(error: BaseException) -> CollectiveError | None:
     else:
         why = "which rank did not come is unknown: the store of the process group gave no answer"
     where = f"{_operator(error.__traceback__)} in step {steps.current()} of rank {rank}"
-    return CollectiveError(f"hccl_timeout={_on.seconds} s: {where} ended without the others: {why}")
+    return CollectiveError(f"hccl_timeout={seconds} s: {where} ended without the others: {why}")
 
 
 def _others(rank: int) -> dict[int, str | None]:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack
 from ctypes import c_int64, c_uint64, c_void_p
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from msctx import locks, notices
+from msctx import notices
 from msctx.memory import watched
 from msctx.native import core, distributed
 from msctx.native.distributed import in_words
@@ -30,21 +29,15 @@ KEPT = 2
 """Checks whose digests stay in the store, for ranks that are behind."""
 
 
-class Check:
-    """Every *every* steps, as long as it is on. *done*: how many there have been."""
+class Check(steps.Stepper):
+    """*setting*: after how many steps there is one; *done*: how many there have been."""
 
-    def __init__(self, every: int) -> None:
-        self.every, self.done = every, 0
-        self._counting = ExitStack()
-
-    def begin(self) -> None:
-        self._counting.enter_context(steps.counting(self._ended))
-
-    def end(self) -> None:
-        self._counting.close()
+    def __init__(self, setting: int) -> None:
+        super().__init__(setting)
+        self.done = 0
 
     def _ended(self, step: int) -> None:
-        if (step + 1) % self.every or distributed.rank() is None:
+        if (step + 1) % self.setting or distributed.rank() is None:
             return
         self.done += 1
         from torch.distributed import get_process_group_ranks
@@ -108,28 +101,4 @@ def _digest(value: torch.Tensor) -> str:
     return f"{value.dtype} {[*value.shape]} {found[0]:x}"
 
 
-_lock = locks.plain()
-_check: Check | None = None
-
-
-def read() -> int | None:
-    return None if _check is None else _check.every
-
-
-def save() -> Check | None:
-    return _check
-
-
-def load(check: Check | None) -> None:
-    global _check
-    with _lock:
-        if _check is not check:
-            if _check is not None:
-                _check.end()
-            if check is not None:
-                check.begin()
-            _check = check
-
-
-def write(every: int | None) -> None:
-    load(None if every is None else Check(every))
+SLOT = steps.Slot(Check)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import textwrap
 import threading
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ranks import torchrun
 from torch.distributed import HashStore
 
 import msctx
@@ -127,15 +127,7 @@ def test_real_ranks(tmp_path: Path, has_group: bool) -> None:
             print(f"rank {{rank}} is on")
         """)
     )
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "3",
-        str(tmp_path / "train.py"),
-    ]
+    command = torchrun(3, tmp_path / "train.py")
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert sorted(done.stdout.splitlines()) == ["rank 0 is on", "rank 1 is on", "rank 2 is on"], done.stderr
     assert "ranks differ in what they compute" in done.stderr

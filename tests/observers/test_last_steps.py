@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ranks import torchrun
 from torch.distributed import HashStore
 
 import msctx
@@ -41,7 +41,7 @@ def test_the_ranks_that_do_not_wait_are_named(store: Any) -> None:
         str(caught.value),
     )
     assert caught.value.__cause__ is TIMED_OUT
-    assert last_steps.read() is None
+    assert last_steps.SLOT.read() is None
 
 
 def test_the_rank_that_came_too_late(store: Any) -> None:
@@ -97,15 +97,7 @@ def test_real_ranks(tmp_path: Path, how: str) -> None:
             os._exit(0)
         """)
     )
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "3",
-        str(tmp_path / "train.py"),
-    ]
+    command = torchrun(3, tmp_path / "train.py")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         found = []

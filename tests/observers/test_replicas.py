@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import textwrap
 import warnings
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from ranks import torchrun
 from torch import nn
 from torch.distributed import HashStore
 
@@ -97,7 +97,7 @@ def test_a_single_process_compares_nothing_and_hooks_go() -> None:
         assert steps.current() == 1
     assert steps.current() == 0
     with msctx.context(replica_check=1), msctx.context(replica_check=0):
-        assert replicas.read() is None
+        assert replicas.SLOT.read() is None
 
 
 @pytest.mark.full
@@ -122,15 +122,7 @@ def test_real_ranks(tmp_path: Path) -> None:
             dist.destroy_process_group()
         """)
     )
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(tmp_path / "train.py"),
-    ]
+    command = torchrun(2, tmp_path / "train.py")
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "replica_check: after step 5, 0.weight differs between" in done.stderr
