@@ -11,7 +11,7 @@ import msctx
 from msctx import plan
 from msctx.effects import Facts
 from msctx.errors import OptionError
-from msctx.options import DEVICES, GROUPS, OPTIONS, Layer, Settings, make_layer
+from msctx.options import DEVICES, GROUPS, OPTIONS, Layer, Option, Settings, make_layer
 
 STATUSES = {*plan.DONE, *plan.FAILING}
 
@@ -333,16 +333,26 @@ def valid(layers: list[dict[str, object]]) -> list[Layer]:
     return made
 
 
-@settings(max_examples=400)
-@given(layers=LAYERS, facts=MACHINES)
-def test_no_two_rows_give_one_switch_different_values(layers: list[dict[str, object]], facts: Facts) -> None:
-    found = plan.make(Settings(valid(layers)), facts)
+def assert_agreed(found: plan.Plan) -> None:
+    """No two rows give one switch different values."""
     seen: dict[str, tuple[object, plan.Row]] = {}
     for row in found.rows:
         for switch, value in row.assignments.items():
             first, other = seen.setdefault(switch, (value, row))
             assert first == value, f"{other} and {row} disagree about {switch}"
     assert found.assignments == {switch: value for switch, (value, _) in seen.items()}
+
+
+@pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
+def test_devices_agree_about_each_value(option: Option) -> None:
+    for value in values(option):
+        assert_agreed(make({option.name: value}, devices=DEVICES))
+
+
+@settings(max_examples=400)
+@given(layers=LAYERS, facts=MACHINES)
+def test_rows_agree(layers: list[dict[str, object]], facts: Facts) -> None:
+    assert_agreed(plan.make(Settings(valid(layers)), facts))
 
 
 @settings(max_examples=200)

@@ -68,8 +68,8 @@ def apart(want: Want) -> dict[str, Any]:
         words.append(f"graphs {want.other('save_graphs')} in {want.other('save_graphs_path', '.')}")
     if want.other("debug_level"):
         words.append("debug")
-    found = ((name, want.in_force(f"{SPEED_UP}.{name}")) for name in IN_GRAPHS)
-    words += [f"{name}={setting.value}" for name, setting in found if setting is not None]
+    found = ((name, want.other(f"{SPEED_UP}.{name}")) for name in IN_GRAPHS)  # alike on all devices, which share this switch
+    words += [f"{name}={value}" for name, value in found if value is not None]
     return {"torch.dynamo.apart": " ".join(words) or None}
 
 
