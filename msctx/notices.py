@@ -64,6 +64,14 @@ def tell(option: str, reason: str, text: str) -> bool:
     return True
 
 
+def tell_or_print(option: str, reason: str, text: str) -> None:
+    """Where a warning that is an error must not break off what goes on."""
+    try:
+        tell(option, reason, text)
+    except MsctxWarning as warning:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
 def tell_first(option: str, text: str) -> None:
     """Warn once per option, and count what follows; see :func:`counted`."""
     if not tell(option, "", text):

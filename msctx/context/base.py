@@ -144,13 +144,14 @@ WATCHING = (
     ("variable_format_optimize", True),
     ("graph_run_mode", 0),
     ("hcom_parallel", False),
+    ("aoe_mode", "4"),
     ("parallel_speed_up_json_path.enable_grad_comm_opt", False),
     ("parallel_speed_up_json_path.enable_opt_shard_comm_opt", True),
 )
 """The values that ask for something of watched models."""
 ON_MODELS = (
     *("models.recompute", "models.parameters", "models.weight_format", "session.graph_run_mode"),
-    *("models.gradients_postponed", "models.gathered_ahead_forward"),
+    *("models.gradients_postponed", "models.gradients_tuned", "models.gathered_ahead_forward"),
 )
 """The switches that do it: in graph mode memory_optimize_level is the compiler's."""
 

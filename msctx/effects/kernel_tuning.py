@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from msctx.effects.base import Outcome, Want, approximated, effect, honoured, not_built, refused
-from msctx.options.option import ASCEND, SESSIONS
+from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, not_built, refused
+from msctx.effects.overlap import ALONE, DDP, FEWER_MESSAGES
+from msctx.options.option import ASCEND
 
 TUNING = ("aoe_tune_mode", "aoe_mode")
 HERE = "./"
@@ -38,6 +39,7 @@ FOR_LATER = (
     "`msctx tune run`"
 )
 FOR_LATER_ON_CUDA = "nothing is measured: each convolution is recorded in work_path, for `msctx tune run`"
+SIZES = "multiples of each model's own buckets are measured in its first backward passes"
 MEASURED = (
     "each convolution and product is measured when it is first met, and kept in tuning_file; what inductor generates is searched "
     "by coordinate descent"
@@ -114,7 +116,7 @@ def tuning(want: Want) -> Outcome:
     if what == OLDER:
         return refused("3 is known to older CANN alone")
     if what == BUCKETS:
-        return not_built(SESSIONS)
+        return _bucket_sizes(want)
     if what == SUB_GRAPHS and want.device == "cpu":
         return refused(ELSEWHERE)
     found = {"graph.compilation": compilation(want)} | (carried_out(want) if measured(want) else {})
@@ -123,6 +125,15 @@ def tuning(want: Want) -> Outcome:
         left += _narrowed(want).get("feature", ())
         return approximated(found, f"nothing is tuned for {', '.join(left)}") if left else honoured(found)
     return honoured(found, MEASURED if what == OPERATORS else "")
+
+
+def _bucket_sizes(want: Want) -> Outcome:
+    if want.option.name == "aoe_config_file":
+        return inert("aoe_mode=4 tunes no operators")
+    if want.other(FEWER_MESSAGES) is not None:
+        return inert(f"overridden by {FEWER_MESSAGES}, which has a size of its own")
+    path = want.in_force("work_path")
+    return honoured({"models.gradients_tuned": path.value if path is not None else HERE}, f"{SIZES}; {DDP}; {ALONE}")
 
 
 def _offline(want: Want) -> Outcome:

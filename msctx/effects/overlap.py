@@ -10,6 +10,7 @@ from msctx.options.option import ASCEND
 
 RECOMPUTE, MATMUL = "parallel_speed_up_json_path.recompute_comm_overlap", "parallel_speed_up_json_path.matmul_grad_comm_overlap"
 GRADIENTS, HCOM = "parallel_speed_up_json_path.enable_grad_comm_opt", "hcom_parallel"
+FEWER_MESSAGES = "parallel_speed_up_json_path.enable_task_opt"
 PASSES = ("raise_comms", "sink_waits")
 """Inductor's passes over a schedule: collectives as early as possible, waiting for them as late."""
 
@@ -42,7 +43,7 @@ def gradients(want: Want) -> Outcome:
     return honoured({"models.gradients_postponed": bool(postponing)}, f"{DDP}; {ALONE}")
 
 
-@effect("parallel_speed_up_json_path.enable_task_opt")
+@effect(FEWER_MESSAGES)
 def fewer_messages(want: Want) -> Outcome:
     which = "all" if want.value else "none"
     found = {

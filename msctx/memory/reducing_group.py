@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +11,8 @@ from torch import _C
 from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import AllreduceOptions, ProcessGroup, Work
 from torch.autograd import Variable
+
+from msctx.memory.bucket_sizes import Search
 
 if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
@@ -73,16 +74,19 @@ class _Message:
 class ReducingGroup(ProcessGroup):
     """The model's own group, but for when and in how many messages gradients are reduced.
 
-    *how*: ``postponed`` to the end of the backward pass, ``bundled`` into fewer messages. DDP waits at the end of the backward pass
-    in any case, in a callback of autograd's engine; ours comes before it.
+    *how*: ``postponed`` to the end of the backward pass, ``bundled`` into fewer messages, or ``tuned``: how many is measured, and
+    kept in this folder. DDP waits at the end of the backward pass in any case, in a callback of autograd's engine; ours comes
+    before it.
     """
 
-    def __init__(self, model: DistributedDataParallel, how: Mapping[str, bool]) -> None:
+    def __init__(self, model: DistributedDataParallel, how: Mapping[str, Any]) -> None:
         self.own: ProcessGroup = model.process_group
         super().__init__(self.own.rank(), self.own.size())  # type: ignore[call-arg]
         self._model, self._how = weakref.ref(model), how
         self._waiting: list[weakref.ref[_Reduction]] = []
         self._sent: list[_Message] = []
+        self._search: Search | None = None
+        """How large messages are best: what it has found stays from scope to scope."""
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Work:  # type: ignore[override]
         if opts is None:
@@ -94,12 +98,28 @@ class ReducingGroup(ProcessGroup):
         )  # ranks without data reduce bucket by bucket, outside of any backward pass
         if not any(self._how.values()) or uneven or _C._current_graph_task_id() == -1:
             return self.own.allreduce(tensors, opts)
+        if self._how["tuned"] and not self._sent and not self._alive():
+            assert model is not None
+            self._tuned(model).begin(tensors[0].device)
         reduction = _Reduction(tensors, opts, self._finish)
         Variable._execution_engine.queue_callback(reduction)
         self._waiting.append(weakref.ref(reduction))
-        if not self._how["postponed"] and sum(one.nbytes for one in self._alive()) >= BUNDLE:
+        if not self._how["postponed"] and sum(one.nbytes for one in self._alive()) >= self._least:
             self._send()
         return c10d._create_work_from_future(reduction.done)  # type: ignore[attr-defined,no-any-return]
+
+    def _tuned(self, model: DistributedDataParallel) -> Search:
+        if self._search is None:
+            gradients = sum(one.nbytes for one in model.parameters() if one.requires_grad)
+            self._search = Search(self.own, gradients, model.bucket_bytes_cap, self._how["tuned"])
+        return self._search
+
+    @property
+    def _least(self) -> int:
+        """From how many bytes on buckets are a message; 0: each is one."""
+        if self._how["tuned"] and self._search is not None:
+            return self._search.message
+        return BUNDLE if self._how["bundled"] else 0
 
     def _alive(self) -> list[_Reduction]:
         return [one for found in self._waiting if (one := found()) is not None]
@@ -108,9 +128,12 @@ class ReducingGroup(ProcessGroup):
     def _send(self) -> None:
         reductions = self._alive()
         self._waiting.clear()
-        bundles = [[one] for one in reductions]
-        if self._how["bundled"]:
-            bundles = [[*found] for _, found in groupby(reductions, lambda one: one.kind)]
+        bundles: list[list[_Reduction]] = []
+        for one in reductions:
+            if bundles and bundles[-1][0].kind == one.kind and sum(other.nbytes for other in bundles[-1]) < self._least:
+                bundles[-1].append(one)
+            else:
+                bundles.append([one])
         self._sent += [_Message(self.own, bundle) for bundle in bundles]
 
     @torch.no_grad()
@@ -119,6 +142,8 @@ class ReducingGroup(ProcessGroup):
         sent, self._sent = self._sent, []
         for message in sent:
             message.finish()
+        if sent and self._how["tuned"] and self._search is not None:
+            self._search.end(sent[0].tensors[0].device)
 
     # what else DDP asks of its group
 

@@ -7,7 +7,7 @@ DDP asks its process group for an all-reduce of each bucket that is ready. The g
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from torch import distributed, nn
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from msctx.memory.reducing_group import ReducingGroup
 
-wanted = {"postponed": False, "bundled": False}
+OPTIONS = {"postponed": "enable_grad_comm_opt, hcom_parallel", "tuned": "aoe_mode", "bundled": "enable_task_opt"}
+wanted: dict[str, Any] = {"postponed": False, "bundled": False, "tuned": None}
 _groups: WeakKeyDictionary[DistributedDataParallel, ReducingGroup] = WeakKeyDictionary()
 """What models were given: a hook of torch's own that a program registers inside keeps asking it."""
 _on: WeakSet[DistributedDataParallel] = WeakSet()
@@ -32,13 +33,13 @@ NOT_SHARDED = (
 )
 
 
-def is_on(what: str) -> bool:
-    return wanted[what]
+def read(way: str) -> Any:
+    return wanted[way]
 
 
-def turn(what: str, on: bool) -> None:
+def write(way: str, value: Any) -> None:
     with watched.lock:
-        wanted[what] = on
+        wanted[way] = value
         if any(wanted.values()):
             for model in watched.models():
                 _act(model)
@@ -58,7 +59,7 @@ def _act(model: nn.Module) -> None:
         return
     from msctx.memory import prefetch
 
-    option = "enable_grad_comm_opt, hcom_parallel" if wanted["postponed"] else "enable_task_opt"
+    option = next(option for way, option in OPTIONS.items() if wanted[way])
     with watched.lock:
         for parallel in data_parallel(model):
             if parallel in _on:

@@ -6,7 +6,6 @@ import atexit
 import json
 import os
 import secrets
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
@@ -16,7 +15,7 @@ from typing import Annotated, Literal
 from annotated_types import Interval
 
 from msctx import locks, notices
-from msctx.errors import Diagnostic, FileError, MsctxWarning
+from msctx.errors import Diagnostic, FileError
 from msctx.native.core import Core
 from msctx.native.json_file import Format, Text
 
@@ -98,12 +97,9 @@ def _word() -> str:
 
 
 def _tell(folder: Path, error: FileError) -> None:
-    """Once for a folder: it may have been told at the beginning."""
+    """Once for a folder: it may have been told at the beginning. A scope that closes must be put back all the same."""
     text = "\n".join(map(str, error.problems))
-    try:
-        notices.tell("work_path", str(folder), f"what was recorded is not kept: {text}")
-    except MsctxWarning as warning:  # warnings turned into errors: a scope that closes must be put back all the same
-        print(f"warning: {warning}", file=sys.stderr)
+    notices.tell_or_print("work_path", str(folder), f"what was recorded is not kept: {text}")
 
 
 def text_of(problems: Iterable[Untuned]) -> str:

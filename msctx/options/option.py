@@ -23,7 +23,6 @@ OURS = ("cpu_config",)
 """Groups that no source document knows."""
 
 GRAPH_MODE = "graph mode"
-SESSIONS = "several devices and sessions"
 ASCEND = "the Ascend back end"
 """What options wait for: each completes 'not implemented yet: requires …'."""
 

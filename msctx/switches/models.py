@@ -19,8 +19,12 @@ SWITCHES = (
     Switch(name="models.weight_format", read=weight_format.read, write=weight_format.write),
     Switch(name="models.recompute", read=recompute.read, write=recompute.write),
     *(
-        Switch(name=name, read=partial(reductions.is_on, what), write=partial(reductions.turn, what))
-        for name, what in (("models.gradients_postponed", "postponed"), ("models.gradients_bundled", "bundled"))
+        Switch(name=name, read=partial(reductions.read, way), write=partial(reductions.write, way))
+        for name, way in (
+            ("models.gradients_postponed", "postponed"),
+            ("models.gradients_bundled", "bundled"),
+            ("models.gradients_tuned", "tuned"),
+        )
     ),
     *(
         Switch(name=name, read=partial(prefetch.read, way), write=partial(prefetch.write, way))

@@ -44,11 +44,28 @@ def test_a_file_narrows_it(tmp_path: Path) -> None:
     assert ("coordinate_descent_check_all_directions", True) in row.assignments["graph.compilation"].config
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_bucket_sizes_are_measured(device: str, tmp_path: Path) -> None:
+    path = tmp_path / "aoe.json"
+    path.write_text('{"tune_ops_name": ["head"]}')
+    row = rows({"session": {"aoe_mode": "4"}}, on=device)["aoe_mode"]
+    assert (row.status, row.assignments) == ("honoured", {"models.gradients_tuned": "./"})
+    found = rows({"session": {"aoe_mode": "4", "work_path": str(tmp_path), "aoe_config_file": str(path)}}, on=device)
+    for option in ("aoe_mode", "work_path"):
+        assert (found[option].status, found[option].assignments) == ("honoured", {"models.gradients_tuned": str(tmp_path)})
+    assert (found["aoe_config_file"].status, found["aoe_config_file"].assignments) == ("inert", {})
+
+
 def test_what_there_is_not() -> None:
     for options, device, status, reason in (
         ({"session": {"aoe_mode": "1"}}, "cpu", "refused", "on CUDA alone"),
         ({"session": {"aoe_mode": "3"}}, "cpu", "refused", "older CANN"),
-        ({"session": {"aoe_mode": "4"}}, "cpu", "not_built", "several devices"),
+        (
+            {"session": {"aoe_mode": "4"}, "parallel_speed_up_json_path": {"enable_task_opt": True}},
+            "cpu",
+            "inert",
+            "enable_task_opt",
+        ),
         ({"session": {"aoe_mode": "2"}}, "ascend", "not_built", "Ascend"),
         ({"aoe_tune_mode": "offline"}, "ascend", "not_built", "Ascend"),
         ({"aoe_tune_mode": "offline", "aoe_config": {"job_type": "1"}}, "cuda", "not_built", "recorded graphs"),

@@ -257,10 +257,12 @@ def test(rank):
     )
 
 
-@pytest.mark.parametrize("what", ["postponed", "bundled"])
-def test_without_models_nothing_is_done(what: str) -> None:
-    switch = SWITCHES[f"models.gradients_{what}"]
-    for value in (True, False):
+@pytest.mark.parametrize(
+    ("way", "values"), [("postponed", (True, False)), ("bundled", (True, False)), ("tuned", ("folder", None))]
+)
+def test_without_models_nothing_is_done(way: str, values: tuple[object, ...]) -> None:
+    switch = SWITCHES[f"models.gradients_{way}"]
+    for value in values:
         switch.write(value)
         assert switch.read() is value
     assert not reductions._on
