@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -161,3 +162,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_MODULES, *_IN_FILES, *_NEWER})
+
+
+if "MSCTX_PLAN" in os.environ:
+    from msctx.at_start import torch_first
+
+    torch_first()

@@ -1,8 +1,8 @@
 """Enters what MSCTX_PLAN carries as soon as a program imports torch.
 
 msctx.pth stands beside the installed package, and each Python reads it at its start: where the variable is set, it leaves a finder
-that calls :func:`found` when torch is looked for. A Python that runs with ``-S``, or in whose environment msctx is not installed,
-does not.
+that goes, and calls :func:`found`, when torch is looked for. A Python that runs with ``-S``, or in whose environment msctx is not
+installed, does not. Nor does a rank of ``msctx run``, which enters its plan itself.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from msctx.imports import when_imported
 
 def found() -> ModuleSpec | None:
     """What the finder of msctx.pth finds: torch, which is watched for from now on."""
-    give_up()
     when_imported("torch", _enter)
     return importlib.util.find_spec("torch")
 
 
-def give_up() -> None:
-    """Whoever enters the plan in another way needs no finder."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "__name__", "") != "MsctxPlan"]
+def torch_first() -> None:
+    """For a program that imports msctx before torch, whose import enters the plan: that needs modules of ours which import torch."""
+    if any(getattr(finder, "__name__", "") == "MsctxPlan" for finder in sys.meta_path):
+        import torch as torch
 
 
 def _enter() -> None:

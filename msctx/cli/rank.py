@@ -1,4 +1,7 @@
-"""One rank of `msctx run FILE --nproc N`, started by torchrun's agent with its plan in MSCTX_PLAN."""
+"""One rank of `msctx run FILE --nproc N`, started by torchrun's agent with its plan in MSCTX_PLAN.
+
+msctx.pth leaves it alone: the run lays the plan under the program itself, after it has looked at what is there.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ import sys
 
 import typer
 
-from msctx import at_start
 from msctx.errors import MsctxError
 
 
@@ -18,7 +20,6 @@ def main() -> None:
 
     try:
         experiment, out, as_json = launch.handed(os.environ)
-        at_start.give_up()  # the run lays it under the program itself, after it has looked at what is there
         run_here(experiment, out, as_json)
     except MsctxError as error:
         launch.report(error)

@@ -66,6 +66,35 @@ def test_modules_are_reached(folder: Path, flags: list[str]) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(
+    "first",
+    [
+        "",
+        "msctx.state()",
+        "msctx.explain(seed=1)",
+        "msctx.context(seed=1).__enter__()",
+        "from msctx.observers import collector",
+    ],
+)
+def test_programs_that_begin_with_msctx_are_reached(folder: Path, first: str) -> None:
+    """Their first import of torch may be one of msctx's own modules, or their own."""
+    done = run(*OPTIONS, "--", sys.executable, "-c", f"import msctx\n{first}\nimport echo\necho.show('here')")
+    assert (done.stdout, done.stderr) == ("here True 1\n", "")
+
+
+@pytest.mark.full
+def test_msctx_itself_is_reached(folder: Path) -> None:
+    for words, shown in (
+        (["explain", "seed=1"], "torch.deterministic = True"),
+        (["exec", "seed=1", "--", sys.executable, "-c", "import echo; echo.show('inner')"], "inner True 1"),
+        (["run", "digits", "--out", str(folder / "ranks"), "--nproc", "2", "args.epochs=1"], "ranks.json is in"),
+    ):
+        done = run(*OPTIONS, "--", sys.executable, "-m", "msctx", *words)
+        assert shown in done.stdout, done.stderr
+        assert done.returncode == 0
+
+
+@pytest.mark.full
 def test_torchrun_and_a_shell_are_reached(folder: Path) -> None:
     """A cap on memory holds, too, of a program that knows nothing of msctx."""
     (folder / "train.py").write_text(
