@@ -5,6 +5,7 @@
 #include <atomic>
 #include <iterator>
 #include <map>
+#include <mutex>
 #include <set>
 #include <unordered_map>
 #include <unordered_set>
@@ -13,6 +14,7 @@
 
 #include "msctx/api.h"
 #include "msctx/process.h"
+#include "msctx/python.h"
 
 namespace msctx::glue {
 namespace {
@@ -30,21 +32,23 @@ struct Weight {
   std::string dtype;            // "": it is computed from others each time
 };
 std::mutex& lock = fork_safe_mutex();
+struct Stranger {
+  WeakStorage storage;
+  int64_t met = 0;
+};
 struct Watched {
   std::map<Place, Weight> by_place;
   std::unordered_map<std::string, std::set<Place>> by_shape;
   std::unordered_set<std::string> paths;
-  std::unordered_set<int64_t> models;       // of the contexts that are open
-  std::map<Place, WeakStorage> strangers;  // weights that stand for themselves, and that nobody has named
-  std::vector<Place> fresh;                // those of them that were met since somebody asked
-  int64_t too_many = 0;                    // that would have been too many to remember, since then
+  std::unordered_set<int64_t> models;    // of the contexts that are open
+  std::map<Place, Stranger> strangers;  // weights that nobody has named
 };
 Watched& watched() {
   static auto* all = new Watched;
   return *all;
 }
 std::atomic<bool> any{false};
-std::atomic<bool> any_fresh{false};
+std::atomic<PythonFunction> look{nullptr};
 constexpr size_t kMostStrangers = 4096;
 
 void set_any(const Watched& all) { any.store(!all.by_place.empty() && !all.models.empty(), std::memory_order_relaxed); }
@@ -55,22 +59,17 @@ const std::string* path_of(const Watched& all, const Weight& weight) {
   return nullptr;
 }
 
-// A watched module may have got it since: somebody looks again where this has counted on.
-void count_miss(Watched& all, const Place& place, const at::Tensor& weight) {
-  if (all.strangers.count(place)) return;
+// Whether to look for it at the watched modules: one may have got it since. A module may also be given a weight later on that was met
+// before, so that it is looked for again after 1, 2, 4 … calls.
+bool is_looked_for(Watched& all, const Place& place, const at::Tensor& weight) {
+  if (!(weight.is_view() ? weight._base().is_leaf() : weight.is_leaf())) return false;
   if (all.strangers.size() >= kMostStrangers) {
-    for (auto one = all.strangers.begin(); one != all.strangers.end();) one = one->second.expired() ? all.strangers.erase(one) : std::next(one);
-    const auto is_gone = [&](const Place& one) { return !all.strangers.count(one); };
-    all.fresh.erase(std::remove_if(all.fresh.begin(), all.fresh.end(), is_gone), all.fresh.end());
-    if (all.strangers.size() >= kMostStrangers) {
-      all.too_many += static_cast<int64_t>(all.fresh.size());
-      all.fresh.clear();
-      all.strangers.clear();
-    }
+    for (auto one = all.strangers.begin(); one != all.strangers.end();) one = one->second.storage.expired() ? all.strangers.erase(one) : std::next(one);
+    if (all.strangers.size() >= kMostStrangers) all.strangers.clear();
   }
-  all.fresh.push_back(place);
-  all.strangers.try_emplace(place, WeakStorage(weight.storage().getWeakStorageImpl()));
-  any_fresh.store(true, std::memory_order_relaxed);
+  Stranger& stranger = all.strangers.try_emplace(place, Stranger{WeakStorage(weight.storage().getWeakStorageImpl())}).first->second;
+  const int64_t met = ++stranger.met;
+  return (met & (met - 1)) == 0;
 }
 
 }  // namespace
@@ -78,11 +77,16 @@ void count_miss(Watched& all, const Place& place, const at::Tensor& weight) {
 const std::string* module_of(const at::Tensor& weight, bool by_shape) {
   if (!any.load(std::memory_order_relaxed)) return nullptr;
   Watched& all = watched();
-  const std::lock_guard<std::mutex> guard(lock);
+  std::unique_lock<std::mutex> guard(lock);
   const Place place{weight.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(), weight.storage_offset()};
-  if (const auto found = all.by_place.find(place); found != all.by_place.end()) return path_of(all, found->second);
-  const bool stands_for_itself = weight.is_leaf() && !weight.is_view();
-  if (stands_for_itself) count_miss(all, place, weight);
+  auto found = all.by_place.find(place);
+  if (found == all.by_place.end() && is_looked_for(all, place, weight)) {
+    guard.unlock();
+    call_python(look.load(), 0, "()");
+    guard.lock();
+    found = all.by_place.find(place);
+  }
+  if (found != all.by_place.end()) return path_of(all, found->second);
   if (!by_shape) return nullptr;
   std::string shape;  // cast, gathered or computed, it has another storage
   for (const int64_t size : weight.sizes()) shape += (shape.empty() ? "" : "x") + std::to_string(size);
@@ -96,6 +100,7 @@ const std::string* module_of(const at::Tensor& weight, bool by_shape) {
     only = &candidate;
   }
   // A weight of another model may have the shape, too: one that stands for itself is not the watched one.
+  const bool stands_for_itself = weight.is_leaf() && !weight.is_view();
   const bool own = only && stands_for_itself && only->dtype == c10::toString(weight.scalar_type()) && !only->storage.expired();
   return own || !only ? nullptr : path_of(all, *only);
 }
@@ -167,25 +172,8 @@ MSCTX_API int msctx_watch_model(int64_t model, int is_open) try {
   return 0;
 }
 
-// How many weights were met since the last call that stand for themselves, had no name and are still alive: each is counted once. One
-// that is gone was computed for a call, and is no module's.
-MSCTX_API int64_t msctx_watch_misses() {
-  if (!any_fresh.load(std::memory_order_relaxed)) return 0;
-  Watched& all = watched();
-  const std::lock_guard<std::mutex> guard(lock);
-  int64_t alive = std::exchange(all.too_many, 0);
-  for (const Place& place : all.fresh) {
-    const auto found = all.strangers.find(place);
-    if (found == all.strangers.end()) continue;  // named since
-    if (found->second.expired())
-      all.strangers.erase(found);
-    else
-      ++alive;
-  }
-  all.fresh.clear();
-  any_fresh.store(false, std::memory_order_relaxed);
-  return alive;
-}
+// `function` is called where a weight is met that has no name, and a module may have it.
+MSCTX_API void msctx_look_for_weights(msctx::PythonFunction function) { look.store(function); }
 
 // How many named weights are gone, so that their modules may have got others.
 MSCTX_API int64_t msctx_watch_lost() {

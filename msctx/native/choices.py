@@ -204,7 +204,7 @@ def _begin_early(library: core.Core) -> None:
             _early.pop(0).begin_in(library)  # out first: a child that is forked in between must not open a book twice
 
 
-core.ON_LOAD.append(_begin_early)
+core.when_loaded(_begin_early)
 
 
 def _choice(entry: dict[str, Any]) -> Choice:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from msctx import locks
-from msctx.native import core, tuning, untuned, watching
+from msctx.native import core, tuning, untuned
 from msctx.options.conv_policy import ConvPolicy
 
 
@@ -38,7 +38,6 @@ class InForce:
             recorded = self.policy is not None and self.policy.work_path is not None
             if policy is not None:
                 library = self.load()
-                watching.refresh(library)
                 number = tuning.table(library, policy.tuning_file, self.place) if policy.measures else 0
                 recording = untuned.table(library, policy.work_path, self.place) if policy.work_path is not None else 0
                 library.set_policy(self.place, _as_asked(policy, number, recording))

@@ -145,7 +145,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_watch": (DONE, [c_void_p, c_int64, STR, STR, STR, c_int64]),
     "msctx_unwatch": (None, [c_void_p, c_int64, STR, c_int64]),
     "msctx_watch_model": (DONE, [c_int64, c_int]),
-    "msctx_watch_misses": (c_int64, []),
+    "msctx_look_for_weights": (None, [py_object]),
     "msctx_watch_lost": (c_int64, []),
     "msctx_collect": (DONE, [POINTER(Asked), c_int, py_object, py_object, py_object]),
     "msctx_deterministic_except": (DONE, [py_object]),
@@ -303,8 +303,7 @@ def _names(asked: dict[str, str | None]) -> Any:
     return (c_char_p * len(ASKED))(*((name.encode() if (name := asked.get(d)) else None) for d in ASKED))
 
 
-ON_LOAD: list[Callable[[Core], None]] = []
-"""Called with the library once it is there."""
+_on_load: list[Callable[[Core], None]] = []
 WORDED: dict[str, Callable[[], str]] = {}
 """Kinds of warnings whose text Python finds; ``""``: no warning."""
 
@@ -343,6 +342,15 @@ _core: Core | None = None
 _failed = ""
 
 
+def when_loaded(begin: Callable[[Core], None]) -> None:
+    """Call it with the library once it is there."""
+    with _lock:
+        _on_load.append(begin)
+        library = _core
+    if library is not None:
+        begin(library)
+
+
 def loaded() -> Core | None:
     """The library, if this process has loaded it."""
     return _core
@@ -363,7 +371,7 @@ def load() -> Core:
 
             try:
                 _core = Core(str(build.library()))
-                for begin in ON_LOAD:
+                for begin in _on_load:
                     begin(_core)
             except (NativeError, OSError, AttributeError) as error:
                 _failed = f"{error}: {error.__cause__}" if error.__cause__ is not None else str(error)

@@ -1,9 +1,9 @@
 """Watched models: which module the weight of a convolution or product belongs to, for the library by the weight's storage.
 
-The library counts the weights that it meets, cannot name and still finds alive later. Only where it has met new ones are the models
-looked at again: a weight may have got another storage, by ``parameter.data = …``, ``load_state_dict(assign=True)``, an optimizer's
-flat views. Weights that no module holds are met, too: where looking changes nothing, more and more must be met before the next look,
-until it costs one module for each; unless a named weight is gone.
+Where the library meets a weight that it cannot name, it has the models looked at again before it computes: a weight may have got
+another storage, by ``parameter.data = …``, ``load_state_dict(assign=True)``, an optimizer's flat views. Weights that no module holds
+are met, too: where looking changes nothing, more and more must be met before the next look, until it costs one module for each;
+unless a named weight is gone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ _modules: dict[Key, tuple[weakref.ref[nn.Module], _Place]] = {}
 class _Next:
     """When the models are looked at again."""
 
-    is_first = True  # they may have been watched before there was a library
     misses = 0  # since the last look
     enough = 1
     lost = 0  # how many named weights were gone after it
@@ -98,21 +97,28 @@ def turn(model: Model, on: bool) -> None:
         library.c.msctx_watch_model(model.number, on)
 
 
-def refresh(library: core.Core | None = None) -> None:
-    """Send the library the places of the watched weights, if it has met weights that it does not know: else this costs nothing."""
-    library = library or core.loaded()
-    if library is None:
-        return
-    new = library.c.msctx_watch_misses() or _Next.is_first
-    _Next.misses += new
-    if not new or (_Next.misses < _Next.enough and library.c.msctx_watch_lost() == _Next.lost):
-        return
+def begin(library: core.Core) -> None:
+    """Send a library that is new what was watched before."""
+    library.c.msctx_look_for_weights(_look)
+    for model in models.open_ones():
+        library.c.msctx_watch_model(model.number, True)
+    _look_again(library)
+
+
+def _look() -> int:
+    """Called by the library in the thread of a convolution or product."""
+    library = core.loaded()
+    _Next.misses += 1
+    if library is not None and (_Next.misses >= _Next.enough or library.c.msctx_watch_lost() != _Next.lost):
+        _look_again(library)
+    return 0
+
+
+def _look_again(library: core.Core) -> None:
     with _at_work.lock:
-        for model in models.open_ones() if _Next.is_first else ():
-            library.c.msctx_watch_model(model.number, True)
         changed = [_look_at(library, model.number, module) for model, module in models.alive()]
         _Next.enough = 1 if any(changed) else min(2 * _Next.enough, max(1, len(_modules)))
-        _Next.misses, _Next.lost, _Next.is_first = 0, library.c.msctx_watch_lost(), False
+        _Next.misses, _Next.lost = 0, library.c.msctx_watch_lost()
     _at_work.tidy()
 
 
@@ -144,3 +150,6 @@ def _has_no_storage(weight: torch.Tensor) -> bool:
     import torch
 
     return weight.layout != torch.strided or weight.untyped_storage()._cdata == 0
+
+
+core.when_loaded(begin)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -223,6 +224,68 @@ def test_a_weight_that_got_a_new_storage_is_found_again() -> None:
         model.load_state_dict(Net().state_dict(), assign=True)
         model(X)
     assert {row.module for row in ctx.choices()} == {*PATHS}, "by shape"
+
+
+def _cloned(model: nn.Sequential) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+
+
+EXCHANGES: dict[str, Callable[[nn.Sequential], object]] = {
+    "data": _cloned,
+    "dtype": lambda model: model.double().float(),
+    "assign": lambda model: model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True),
+    "module": lambda model: model.__setitem__(0, copy.deepcopy(model[0])),
+}
+
+
+@pytest.mark.parametrize("kind", ["convolution", "product"])
+@pytest.mark.parametrize("what", EXCHANGES)
+def test_rules_hold_inside_a_scope_where_weights_are_exchanged(what: str, kind: str) -> None:
+    """Though two modules have weights of one shape."""
+    if kind == "product":
+        model, x, rules = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(2, 8), {"matmul_algo_rules": "strict"}
+    else:
+        model, x = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3)), torch.randn(2, 8, 9, 9)
+        rules = {"conv_algo_rules": "gemm"}
+    ((option, other),) = rules.items()
+    with msctx.context(**{option: {"0": "reference", "1": other}}, strict=True) as ctx:
+        ctx.watch(model)
+        for number in range(3):
+            model(x)
+            calls = {(row.module, row.ran): row.calls for row in ctx.choices()}
+            assert calls == {("0", "reference"): number + 1, ("1", other): number + 1}
+            EXCHANGES[what](model)
+
+
+def test_a_weight_that_was_met_before_is_found_once_a_module_has_it() -> None:
+    """An average of the weights, of which the old ones are kept: it is tried out by itself first."""
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(2, 8)
+    average = {name: weight.clone() for name, weight in model.state_dict().items()}
+    with msctx.context(matmul_algo_rules={"0": "reference", "1": "strict"}) as ctx:
+        ctx.watch(model)
+        model(x)
+        for _ in range(5):
+            torch.func.functional_call(model, average, (x,))
+        kept = {name: weight.data for name, weight in model.named_parameters()}
+        for name, weight in model.named_parameters():
+            weight.data = average[name]
+        for _ in range(20):
+            model(x)
+    assert kept
+    assert min(row.calls for row in ctx.choices() if row.module) > 10
+
+
+def test_weights_that_are_computed_for_each_call_cost_few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, looks, look = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))), [], watching._look_again
+    monkeypatch.setattr(watching, "_look_again", lambda library: (looks.append(library), look(library)))
+    with msctx.context(matmul_algo="strict") as ctx, torch.no_grad():
+        ctx.watch(model)
+        model(torch.randn(2, 8))
+        before = len(looks)
+        for _ in range(100):
+            fn.linear(torch.randn(2, 8), torch.randn(8, 8))
+    assert len(looks) - before <= 100 / 4 + 3
 
 
 def test_a_model_is_looked_at_again_only_where_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
