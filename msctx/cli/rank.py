@@ -5,12 +5,16 @@ msctx.pth leaves it alone: the run lays the plan under the program itself, after
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 
 import typer
 
 from msctx.errors import MsctxError
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main() -> None:
@@ -18,6 +22,8 @@ def main() -> None:
     from msctx.cli.run import run_here
     from msctx.run import launch
 
+    if sys.platform == "linux":  # a launching process that is killed cannot end its ranks
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
     try:
         experiment, out, as_json = launch.handed(os.environ)
         run_here(experiment, out, as_json)

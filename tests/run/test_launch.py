@@ -29,7 +29,7 @@ def main(run, fails=-1, sends=0, restarts=False, sleeps=0.0, interrupts=-1):
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-    print("rank", rank, "is on", flush=True)
+    print("rank", rank, "is on", os.getpid(), flush=True)
     if rank == fails and (first or not restarts):
         if sends:
             os.kill(os.getpid(), sends)
@@ -143,6 +143,33 @@ def test_it_is_ended_from_outside(folder: Path, number: signal.Signals) -> None:
         process.send_signal(number)
         assert process.wait(60) == (130 if number == signal.SIGINT else 128 + number)
     assert {row["status"] for row in ranks(folder / "out")} == {"interrupted"}
+
+
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a child that its parent has ended")
+def test_ranks_end_with_a_launching_process_that_is_killed(folder: Path) -> None:
+    words = command("args.sleeps=60", "--out", "out")
+    with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        found: list[Path] = []
+        for line in process.stdout:
+            if "is on" in line:
+                found.append(Path("/proc", line.split()[-1]))
+            if len(found) == 2:
+                break
+        process.kill()
+        end = time.monotonic() + 30
+        while any(map(_is_running, found)) and time.monotonic() < end:
+            time.sleep(0.1)
+        assert not any(map(_is_running, found))
+
+
+def _is_running(process: Path) -> bool:
+    """Or nobody has yet asked how it has ended."""
+    try:
+        return "\nState:\tZ" not in (process / "status").read_text()
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize(
