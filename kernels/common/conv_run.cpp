@@ -315,8 +315,7 @@ Verdict verdict_of(
   const bool last = t.channels_last && !of_weights;
   const Peaks peaks = noted.empty() ? peaks_of(table, result, n, channels, places, last, parallel) : noted;
   const int32_t bits = largest_of(peaks);
-  if (bits >= infinity_bits)
-    return !algorithm.spreads_nonfinite && algorithm.most_spread == 0.0 ? Verdict::holds : Verdict::fails;
+  if (bits >= infinity_bits) return Verdict::fails;  // of the finite ones beside it, nothing is known
   const double largest = float_of(bits), norm = rounding.norm, error = algorithm.error(p, op);
   if (rounding.denormal > error * largest) return Verdict::fails;
   const auto is_enough = [&](double unit) { return lost.most <= error * unit && norm <= algorithm.most_spread * unit; };

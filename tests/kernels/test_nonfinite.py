@@ -79,6 +79,13 @@ def two_are_too_much(a: Array, b: Array, number: int) -> None:
     a *= -1.0 if number % 2 else 1.0
 
 
+@change
+def beside_an_overflow(a: Array, b: Array, number: int) -> None:
+    """Few results overflow; the others are usual ones, which what is cut below the largest values would take with it."""
+    a[...], b[...] = 1e18, 1.0
+    b.flat[0] = -1e32 if number % 2 else 1e32
+
+
 @cache
 def problem(name: str, op: int, number: int) -> tuple[Tensors, Array]:
     """x, w and y, and the result rounded to float32."""
@@ -105,7 +112,7 @@ def wrong(kernels: Kernels, row: Row, each: Case, isa: str, given: Tensors, righ
 
 
 @pytest.mark.parametrize("row", ROWS, indirect=True)
-@pytest.mark.parametrize("name", ["first", "middle", "last", "meet", "zero_times", "on_the_way", "too_much"])
+@pytest.mark.parametrize("name", ["first", "middle", "last", "meet", "zero_times", "on_the_way", "too_much", "overflow"])
 def test_where_torch_has_them(kernels: Kernels, row: Row, name: str) -> None:
     found: list[str] = []
     for number, each in enumerate(NONFINITE):
