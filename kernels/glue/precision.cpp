@@ -37,6 +37,24 @@ thread_local Paused paused = Paused::nothing;
 
 bool is_paused() { return paused == Paused::all || (paused == Paused::ungraphed && !c10::GradMode::is_enabled()); }
 
+// An operator of a device is computed as a whole: its parts are not governed. The exclusion of the key says that to the dispatcher. The levels
+// of torch.func each begin with the keys that the call had before: so it is also noted under what it is computed.
+thread_local std::array<const Combination*, precision_devices> whole_under{};
+
+class AsWhole {
+ public:
+  explicit AsWhole(int device) : device_(device), before_(whole_under[size_t(device)]), excluded_(keys_of_devices[device]) {
+    whole_under[size_t(device)] = combination_in_force();
+  }
+  ~AsWhole() { whole_under[size_t(device_)] = before_; }
+  AsWhole(const AsWhole&) = delete;
+
+ private:
+  int device_;
+  const Combination* before_;
+  c10::impl::ExcludeDispatchKeyGuard excluded_;
+};
+
 bool is_16_bit(c10::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
 
 at::Tensor cast(const at::Tensor& tensor, c10::ScalarType dtype) {
@@ -77,21 +95,20 @@ class Governed final : public c10::OperatorKernel {
   }
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-    const c10::DispatchKey key = keys_of_devices[device_];
-    const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key);
+    const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, keys_of_devices[device_]);
     const Combination* combination = combination_in_force();
     const PrecisionPolicy* policy = combination ? combination->policies[size_t(device_)] : nullptr;
     if (!policy || combination->overruled >> device_ & 1) {
       if (!before_.call(op, keys, stack)) op.redispatchBoxed(below, stack);
       return;
     }
-    if (is_paused()) return op.redispatchBoxed(below, stack);
+    if (is_paused() || whole_under[size_t(device_)] == combination) return op.redispatchBoxed(below, stack);
     if (is_backward()) {
       notice_backward(*policy, *stack, op);
       op.redispatchBoxed(below, stack);
       return;
     }
-    govern(*policy, op, key, below, stack);
+    govern(*policy, op, below, stack);
   }
 
  private:
@@ -164,7 +181,7 @@ class Governed final : public c10::OperatorKernel {
     return found;
   }
 
-  void govern(const PrecisionPolicy& policy, const c10::OperatorHandle& op, c10::DispatchKey key, c10::DispatchKeySet below, Stack* stack) {
+  void govern(const PrecisionPolicy& policy, const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack) {
     const PrecisionRule& rule = policy.rule(slot_);
     const size_t base = stack->size() - op.schema().arguments().size();
     const Found found = look(*stack, base);
@@ -173,8 +190,8 @@ class Governed final : public c10::OperatorKernel {
     int64_t inserted = 0;
     c10::ScalarType computed = found.has_double ? at::kDouble : found.widest;
     const bool is_ruled = rule.through || rule.to[0] || rule.to[1] || rule.to[2] || rule.output || rule.inputs[0] || rule.outputs[0] || (rule.widest && found.mixed);
-    std::optional<c10::impl::ExcludeDispatchKeyGuard> guard;
-    if ((casts && is_ruled) || rule.whole || has_own) guard.emplace(key);
+    std::optional<AsWhole> guard;
+    if ((casts && is_ruled) || rule.whole || has_own) guard.emplace(device_);
     if (casts && is_ruled) {
       bool is_first = true;
       each(*stack, base, [&](const at::Tensor& tensor, int position) {
@@ -194,7 +211,7 @@ class Governed final : public c10::OperatorKernel {
     }
     PrecisionCounts& counts = policy.counts(slot_);
     if (policy.retries)
-      retrying(policy, op, key, below, stack, base, guard.has_value());
+      retrying(policy, op, below, stack, base, guard.has_value());
     else if (guard)
       op.callBoxed(stack);
     else
@@ -259,8 +276,7 @@ class Governed final : public c10::OperatorKernel {
 
   // enable_reduce_precision: what has no kernel for 16 bits is computed in float32, its results have the dtype they would have had.
   void retrying(
-      const PrecisionPolicy& policy, const c10::OperatorHandle& op, c10::DispatchKey key, c10::DispatchKeySet below, Stack* stack,
-      size_t base, bool is_cast) {
+      const PrecisionPolicy& policy, const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack, size_t base, bool is_cast) {
     PrecisionCounts& counts = policy.counts(slot_);
     const Found found = look(*stack, base);
     const auto run = [&] {
@@ -287,7 +303,7 @@ class Governed final : public c10::OperatorKernel {
     }
     stack->resize(base);
     stack->insert(stack->end(), given.begin(), given.end());
-    const c10::impl::ExcludeDispatchKeyGuard guard(key);
+    const AsWhole guard(device_);
     int64_t inserted = 0;
     each(*stack, base, [&](const at::Tensor& tensor, int) {
       if (!is_eligible(tensor) || !is_16_bit(tensor.scalar_type())) return at::Tensor();

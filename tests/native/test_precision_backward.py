@@ -166,3 +166,44 @@ def test_looking_for_a_scaler_takes_no_references_to_what_others_are_making(monk
     scaler = type("Own", (torch.amp.GradScaler,), {})("cpu")
     assert scaler.is_enabled()
     assert precision_switch._unscaled() == ""
+
+
+RULES = {
+    "by type": {"precision_mode": "allow_mix_precision_bf16", "op_precision_mode": "[ByOpType]\nMatMul=high_precision\n"},
+    "by name": {"precision_mode": "allow_mix_precision_bf16", "op_precision_mode": "[ByNodeName]\nhead=high_precision\n"},
+    "dtypes": {"customize_dtypes": "head::InputDtype:bfloat16,bfloat16,OutputDtype:float32\n"},
+    "all": {"precision_mode": "allow_mix_precision_bf16", "op_select_implmode": "high_precision_for_all"},
+    "none": {"precision_mode": "allow_mix_precision_bf16"},
+}
+
+
+@pytest.mark.parametrize("options", RULES.values(), ids=RULES)
+def test_functional_gradients_are_those_of_a_backward_pass(options, tmp_path):
+    """Each level of torch.func comes to the policy with the same call again: it is computed in its dtypes once."""
+    for name in options.keys() & {"op_precision_mode", "customize_dtypes"}:
+        (tmp_path / name).write_text(options[name])
+        options = {**options, name: str(tmp_path / name)}
+    torch.manual_seed(0)
+    model = torch.nn.Sequential()
+    model.add_module("head", torch.nn.Linear(4, 4))
+    x, parameters = torch.randn(3, 4), dict(model.named_parameters())
+
+    def loss(parameters, x):
+        return torch.func.functional_call(model, parameters, (x,)).float().square().sum()
+
+    with msctx.context(**options) as ctx:
+        ctx.watch(model)
+        loss(parameters, x).backward()
+        plain = {name: p.grad for name, p in parameters.items()}
+        found = [torch.func.grad(loss)(parameters, x), torch.func.vjp(loss, parameters, x)[1](torch.tensor(1.0))[0]]
+        products = [row.calls for row in ctx.precisions() if row.operator in ("linear", "addmm") and not row.backward]
+        assert sum(products) == 3
+        found.append(torch.func.jacrev(loss)(parameters, x))
+        each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x.unsqueeze(1))
+        second = torch.func.hessian(loss)(parameters, x)["head.weight"]["head.weight"]
+    for gradients in found:
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(gradient, plain[name])
+    torch.testing.assert_close(each["head.weight"].sum(0), plain["head.weight"], rtol=0.05, atol=0.1)
+    exact = 2 * torch.einsum("ij,bk,bl->ikjl", torch.eye(4), x, x)
+    torch.testing.assert_close(second, exact, rtol=0.05, atol=0.1)
