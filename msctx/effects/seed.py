@@ -5,8 +5,9 @@ from msctx.effects.base import Outcome, Want, effect, honoured
 
 @effect("seed")
 def seed(want: Want) -> Outcome:
-    saved = {"rng.saved": True} if want.other("seed_scope") else {}
-    return honoured(saved | {"rng.seed": want.value})
+    if want.other("seed_scope"):
+        return honoured({"rng.saved": True, "rng.seed": want.value})
+    return honoured({"rng.seed": want.value}, "the generators go on after the block; seed_scope=True puts them back")
 
 
 @effect("seed_scope")

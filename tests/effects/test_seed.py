@@ -28,6 +28,12 @@ def test_what_is_written_in_which_order(options: dict[str, object], written: lis
         assert found.strict is options.get("strict", False)
 
 
+@pytest.mark.parametrize("scope", [{}, {"seed_scope": False}, {"seed_scope": True}])
+def test_the_plan_says_that_generators_go_on(scope: dict[str, bool]) -> None:
+    row = next(row for row in planned({"seed": 7} | scope).rows if row.option == "seed")
+    assert ("go on after the block" in row.reason) is not scope.get("seed_scope", False)
+
+
 def test_an_inner_scope_may_stop_saving() -> None:
     found = planned({"seed": 1, "seed_scope": True}, {"seed": 2, "seed_scope": False})
     assert found.assignments == {"rng.seed": 2}

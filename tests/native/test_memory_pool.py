@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import re
@@ -404,6 +405,18 @@ def test_tensors_cross_both_borders_of_a_scope() -> None:
         assert bool((made[: 4 * MB] == torch.arange(4 * MB)).all())
         del made
         assert cap()["current_bytes"] == 0
+
+
+def test_what_takes_its_memory_past_all_allocators_is_not_counted() -> None:
+    """docs/memory.md lists it."""
+    with msctx.context(max_device_memory="64MB"):
+        made = torch.arange(MB)
+        assert cap()["current_bytes"] == 8 * MB
+        others = [copy.deepcopy(made), torch.UntypedStorage(8 * MB)]
+        assert cap()["current_bytes"] == 8 * MB
+        others.append(made.share_memory_())
+        assert cap()["current_bytes"] == 0
+        del others
 
 
 def test_exchange_with_others() -> None:
