@@ -108,8 +108,10 @@ struct Here {
   int64_t wrapped_id = 0;
   const char* node = "";
   Maker maker;            // of the node
-  std::string last_node;  // of a backward pass
+  // What ran last of a backward pass, and of which.
+  std::string last_node;
   Maker last_maker;
+  int64_t last_task = -1;
   std::string algorithm;  // that computed what runs, where it is ours or we know it
   std::shared_ptr<const Config> config;
   int64_t version = -1;
@@ -382,8 +384,11 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   row.step = step.load(std::memory_order_relaxed);
   row.op = &op;
   row.module = module_of_compiled();
-  // what the engine runs between nodes, such as sums of gradients that were broadcast, belongs to the last one
-  const bool is_between = !here.backward && torch::autograd::get_current_graph_task_id() != -1;
+  // What the engine runs between nodes, such as sums of gradients that were broadcast, belongs to the last one. A compiled backward pass
+  // (compiled autograd) has none.
+  const int64_t task = torch::autograd::get_current_graph_task_id();
+  const bool is_between = !here.backward && task != -1;
+  if (is_between && task != here.last_task) here.last_node.clear(), here.last_maker = {}, here.last_task = task;
   row.direction = here.optimizer ? "optimizer" : here.backward || is_between ? "backward" : "forward";
   if (is_between) row.module = here.last_maker.module;
   if (here.backward || is_between) {
@@ -475,8 +480,9 @@ void finish(const at::RecordFunction& fn, Context& at) {
 void end(const at::RecordFunction& fn, at::ObserverContext* given) try {
   if (!given) return;
   if (auto* around = dynamic_cast<Around*>(given)) {
-    if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION)
-      here.last_node = here.node, here.last_maker = here.maker;
+    // Not a node that is called like a function.
+    if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION && torch::autograd::get_current_node())
+      here.last_node = here.node, here.last_maker = here.maker, here.last_task = torch::autograd::get_current_graph_task_id();
     here.module = around->module;
     here.node = around->node;
     here.maker = around->maker;

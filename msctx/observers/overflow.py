@@ -98,9 +98,8 @@ class OverflowReader(Reader):
 def sentence(row: Row) -> str:
     """The report on an overflow in one line."""
     where = f"module {row['module']}" if row["module"] else "no watched module"
-    direction = {"forward": "forward pass", "backward": f"backward pass ({row['node']})", "optimizer": "optimizer"}[
-        row["direction"]
-    ]
+    node = f" ({row['node']})" if row["node"] else ""  # a compiled backward pass has none
+    direction = {"forward": "forward pass", "backward": f"backward pass{node}", "optimizer": "optimizer"}[row["direction"]]
     inputs = ", ".join(
         f"{t['argument'] or 'input'} {dtype_of(t)}[{t['shape']}] {t['min']:.3g} to {t['max']:.3g}"
         for t in row["inputs"]

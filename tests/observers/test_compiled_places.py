@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo import compiled_autograd
 
 import msctx
 
@@ -94,3 +95,21 @@ def test_code_that_the_program_compiles_has_the_line_of_its_function(backend: st
         net.weight.fill_(3e38)
     (report, *_) = reports(lambda: compiled(torch.full((3, 4), 1e10)), net, tmp_path)
     assert f", test_compiled_places.py:{function.__code__.co_firstlineno}: " in report
+
+
+class Root(nn.Module):
+    """Its backward pass overflows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * 1e-30).sqrt() * 1e35
+
+
+def test_compiled_autograd_names_no_node(tmp_path: Path) -> None:
+    """Also after a backward pass, and traces, in which nodes ran in this thread."""
+    net, x = Root(), torch.full((4,), 1e-10, requires_grad=True)
+    x.sum().backward()
+    found = reports(lambda: net(x).sum().backward(), net, tmp_path)
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        found += reports(lambda: net(x).sum().backward(), net, tmp_path)
+    assert ["backward pass (SqrtBackward0), " in text for text in found] == [True, False]
+    assert "in no watched module, backward pass, " in found[1]
