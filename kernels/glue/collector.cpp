@@ -517,6 +517,9 @@ MSCTX_API const void* msctx_module(const char* path) try {
   return "";
 }
 
+// The module for which what runs in this thread counts, for msctx_enter_module.
+MSCTX_API const void* msctx_module_here() { return here.module; }
+
 // The module whose forward pass runs in this thread from now on; nullptr: none. Returns the one before.
 MSCTX_API const void* msctx_enter_module(const void* module) {
   return std::exchange(here.module, module ? static_cast<const char*>(module) : "");

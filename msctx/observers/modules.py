@@ -44,6 +44,8 @@ class _Place:
 class _Entry(NamedTuple):
     place: _Place
     number: int
+    before: int | None
+    """The library's module until then: in a backward pass, that of the node that calls this one again."""
 
 
 class _Stack(threading.local):
@@ -93,16 +95,18 @@ def _call(call: module_calls.Call, module: nn.Module, /, *args: Any, **kwargs: A
 
 
 def _enter(place: _Place) -> None:
-    _entered.entries.append(_Entry(place, next(_numbers)))
-    core.load().c.msctx_enter_module(place.module)
+    library = core.load().c
+    _entered.entries.append(_Entry(place, next(_numbers), library.msctx_module_here()))
+    library.msctx_enter_module(place.module)
 
 
 @begins_with_try
 def _leave(depth: int) -> None:
     try:
         entries = _entered.entries
-        core.load().c.msctx_enter_module(entries[depth - 1].place.module if depth else None)
-        del entries[depth:]
+        if len(entries) > depth:  # nobody has turned it off meanwhile
+            core.load().c.msctx_enter_module(entries[depth].before)
+            del entries[depth:]
     finally:
         if len(_entered.entries) > depth:  # the handler of a signal has raised
             _leave(depth)

@@ -159,6 +159,7 @@ def test_a_checkpoint_and_errors_keep_modules_right(collected: Any) -> None:
     assert [row["module"] for row in rows if row["operator"] == "aten::convolution"] == ["0"] * 3
     assert [row["module"] for row in rows if row["operator"] == "aten::mul"] == [""]
     assert {row["module"] for row in rows if row["operator"] == "aten::convolution_backward"} == {"0"}
+    assert {row["module"] for row in rows if row["operator"] == "aten::mm"} == {"2"}, "they run after what the node calls again"
 
 
 def test_other_threads_are_seen_and_their_modules_are_their_own(collected: Any) -> None:
