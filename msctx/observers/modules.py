@@ -119,7 +119,9 @@ def root() -> str | None:
 
 def around() -> list[tuple[int, str]]:
     """The calls of a model's modules that run in this thread, the outermost first: a number that no other has, and ``path.Class``."""
-    return [(entry.number, entry.place.name) for entry in _entered.entries if entry.place.path]
+    entries = _entered.entries
+    inner = [entry for entry, around in zip(entries, [None, *entries], strict=False) if not around or around.place is not entry.place]
+    return [(entry.number, entry.place.name) for entry in inner if entry.place.path]  # a wrapper and what it wraps are one
 
 
 def turn(*, on: bool) -> None:
@@ -152,6 +154,9 @@ def name_unwatched(met: Callable[[nn.Module], object]) -> None:
 
 
 def _known_as(module: nn.Module) -> _Place | None:
+    """A wrapper of torch.compile is what it wraps: torch compiles a call of its own modules with all that is around it."""
+    if "_orig_mod" in module._modules:
+        module = module._modules["_orig_mod"]  # type: ignore[assignment]
     if _looked != watched.moment():
         _look()
     if (place := _known.get(module)) is not None and place.looked == _looked:
