@@ -33,6 +33,7 @@ void keep(Seen& found, const at::Tensor& t, const Reading& reading, const std::s
 void take_statistics(Seen& found, const std::optional<Statistics>& known) {
   found.has_statistics = known.has_value();
   if (known) found.statistics = *known;
+  else if (found.unread.empty()) found.unread = "unconvertible";  // of a dtype that torch converts to no other
 }
 
 }  // namespace
@@ -63,8 +64,8 @@ std::vector<Seen> seen(
       try {
         if (reading.statistics && !reading.of_any_layout) take_statistics(one, statistics_of(t));
         if (reading.digests) one.digest = digest_of(t), one.has_digest = true;
-      } catch (const std::exception&) {  // of a dtype that torch converts to no other
-        one.has_statistics = false;
+      } catch (const std::exception&) {
+        take_statistics(one, std::nullopt);
         continue;
       }
       if (!reading.folder) continue;

@@ -120,7 +120,9 @@ def root() -> str | None:
 def around() -> list[tuple[int, str]]:
     """The calls of a model's modules that run in this thread, the outermost first: a number that no other has, and ``path.Class``."""
     entries = _entered.entries
-    inner = [entry for entry, around in zip(entries, [None, *entries], strict=False) if not around or around.place is not entry.place]
+    inner = [
+        entry for entry, around in zip(entries, [None, *entries], strict=False) if not around or around.place is not entry.place
+    ]
     return [(entry.number, entry.place.name) for entry in inner if entry.place.path]  # a wrapper and what it wraps are one
 
 

@@ -101,15 +101,13 @@ def sentence(row: Row) -> str:
     direction = {"forward": "forward pass", "backward": f"backward pass ({row['node']})", "optimizer": "optimizer"}[
         row["direction"]
     ]
-    inputs = ", ".join(
-        f"{_named(t)} {t['min']:.3g} to {t['max']:.3g}"
-        for t in row["inputs"]
-        if t.get("min") is not None
-    )
+    inputs = ", ".join(f"{_named(t)} {t['min']:.3g} to {t['max']:.3g}" for t in row["inputs"] if t.get("min") is not None)
     rank = f" of rank {files.rank()}" if distributed.rank() is not None else ""
     came = [f"{_named(t)} ({count})" for t in row["inputs"] if (count := _counted([t]))]
     unread = [f"{_named(t)} ({t['unread']})" for t in row["inputs"] if "count" not in t and "float" in dtype_of(t)]
-    origin = f"not finite before: {', '.join(came)}" if came else f"from {'' if unread else 'finite '}inputs ({inputs or 'none'})"
+    origin = (
+        f"not finite before: {', '.join(came)}" if came else f"from {'' if unread else 'finite '}inputs ({inputs or 'none'})"
+    )
     origin += f", not read: {', '.join(unread)}" if unread else ""
     return (
         f"overflow in step {row['step']}{rank}: {row['operator']} in {where}, {direction}, {row['source']}: "

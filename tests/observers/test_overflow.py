@@ -152,7 +152,10 @@ def in_the_optimizer() -> None:
 @pytest.mark.parametrize(
     ("run", "report"),
     [
-        (lambda: torch.full((3,), 1e38).mul_(10), "from finite inputs (self float32[3] 1e+38 to 1e+38, other int64[] 10 to 10)"),
+        (
+            lambda: torch.full((3,), 1e38).mul_(10),
+            "from finite inputs (self float32[3] 1e+38 to 1e+38, other int64[] 10 to 10)",
+        ),
         (lambda: torch.tensor([NAN, 1]).add_(1), "1 NaN, not finite before: self float32[2] (1 NaN)"),
         (in_the_optimizer, "grads float32[1] 3e+38 to 3e+38"),
     ],
