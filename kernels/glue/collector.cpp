@@ -15,6 +15,7 @@
 #include <exception>
 #include <map>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <unordered_map>
 #include <unordered_set>
@@ -27,9 +28,9 @@
 #include "glue/recent.h"
 #include "glue/rows.h"
 #include "glue/running.h"
+#include "glue/seen.h"
 #include "msctx/api.h"
 #include "msctx/choices.h"
-#include "msctx/json.h"
 #include "msctx/process.h"
 
 namespace msctx::glue {
@@ -162,7 +163,7 @@ struct Context : at::ObserverContext {
   std::shared_ptr<const Config> config;  // nullptr: it is not seen
   Row row;
   std::vector<c10::IValue> arguments;
-  std::vector<bool> had_nonfinite;  // of the arguments that are written to
+  std::vector<std::optional<Statistics>> before;  // of the arguments that are written to
   int exceptions = std::uncaught_exceptions();
   int64_t errors = 0;  // that operators had raised before
   std::vector<Wanted> wanted;
@@ -206,73 +207,32 @@ const char* module_of_compiled() {
   return module ? module : here.module;
 }
 
-Seen described(const at::Tensor& t, const std::string& argument) {
-  Seen found;
-  found.argument = argument;
-  found.dtype = c10::toString(t.scalar_type());
-  if (!t.is_nested()) found.shape = joined(t.sizes());
-  if (!t.is_nested() && t.layout() == at::kStrided) found.strides = joined(t.strides());
-  found.requires_grad = t.requires_grad();
-  found.device = t.device().str();
-  found.is_read = is_readable(t);
-  found.is_number = t.unsafeGetTensorImpl()->is_wrapped_number();
-  return found;
-}
-
-// What is read of tensors, beside what describes them.
-struct Reading {
-  bool statistics = false, digests = false;
-  const Reader* files_of = nullptr;     // who wants files
-  bool reads_written = true;            // those that the operator writes to: after it they hold something else
-  bool is_to_call_again = false;        // also those that are given for the results alone, and where each comes from
-  bool keeps_bits = false;              // in files, of dtypes that NumPy does not have
-};
-
-void keep(Seen& found, const at::Tensor& t, const Reading& reading, const std::string& file, std::string& problem) try {
-  write_npy(t, reading.files_of->files + "/" + file, reading.keeps_bits);
-  found.file = file;
-} catch (const std::exception& error) {
-  problem = error.what();
-}
-
-// `what`: input or output. `had_nonfinite`: of the arguments that are written to, in order.
-std::vector<Seen> seen(
-    const std::vector<c10::IValue>& values, const Row& row, const char* what, const Reading& reading, std::string& problem,
-    const std::vector<bool>& had_nonfinite = {}) {
-  const Operator& op = *row.op;
-  std::vector<Seen> found;
-  const bool are_inputs = what[0] == 'i';
-  size_t written = 0;
-  for (size_t i = 0; i < values.size(); i++) {
-    const bool has_argument = are_inputs && i < op.arguments.size(), is_written = has_argument && op.is_written[i];
-    if (has_argument && op.is_result[i] && !reading.is_to_call_again) continue;
-    std::vector<at::Tensor> tensors;
-    tensors_in(values[i], tensors);
-    for (const at::Tensor& t : tensors) {
-      found.push_back(described(t, has_argument ? op.arguments[i] : ""));
-      Seen& one = found.back();
-      one.is_written = is_written || (has_argument && op.is_result[i]);
-      if (reading.is_to_call_again) one.origin = origin_of(t);
-      if (is_written && written < had_nonfinite.size()) one.was_nonfinite = had_nonfinite[written++];
-      if (!one.is_read || (is_written && !reading.reads_written)) continue;
-      try {
-        if (reading.statistics) one.statistics = statistics_of(t), one.has_statistics = true;
-        if (reading.digests) one.digest = digest_of(t), one.has_digest = true;
-      } catch (const std::exception&) {  // of a dtype that torch converts to no other
-        one.is_read = one.has_statistics = false;
-        continue;
-      }
-      if (!reading.files_of) continue;
-      const std::string slot = std::string(".") + what + "." + std::to_string(found.size() - 1) + ".npy";
-      const std::string name = std::to_string(getpid()) + "-" + std::to_string(reading.files_of->reader) + "-" + std::to_string(row.id);
-      keep(one, t, reading, name + slot, problem);
-    }
-  }
+Reading of_reader(const Reader& by, bool has_files) {
+  Reading found;
+  found.statistics = true;
+  if (has_files) found.folder = &by.files;
+  found.reader = by.reader;
   return found;
 }
 
 Reading of_rows(const Reader& by) {
-  return {by.statistics != 0, by.digests != 0, by.tensors ? &by : nullptr, true, false, (by.tensors & 2) != 0};
+  Reading found = of_reader(by, by.tensors != 0);
+  found.statistics = by.statistics != 0;
+  found.digests = by.digests != 0;
+  found.keeps_bits = (by.tensors & 2) != 0;
+  return found;
+}
+
+Reading of_overflow(const Reader& by) {
+  Reading found = of_reader(by, !by.files.empty());
+  found.of_any_layout = true;
+  return found;
+}
+
+Reading of_error(const Reader& by) {
+  Reading found = of_reader(by, true);
+  found.is_to_call_again = true;
+  return found;
 }
 
 // What it returns, and what it writes to beside that.
@@ -288,21 +248,9 @@ std::vector<c10::IValue> results_of(const Context& at, at::ArrayRef<c10::IValue>
 bool has_overflowed(const Context& at, int wanted, const std::vector<c10::IValue>& results) try {
   std::vector<at::Tensor> tensors;
   for (const c10::IValue& value : results) tensors_in(value, tensors);
-  return has_overflowed(*at.row.op, wanted, at.arguments, at.had_nonfinite, tensors);
+  return has_overflowed(*at.row.op, wanted, at.arguments, at.before, tensors);
 } catch (const std::exception&) {  // of a dtype that cannot be read
   return false;
-}
-
-std::string attributes_of(const std::vector<c10::IValue>& values, const Operator& op) {
-  std::string json = "{";
-  int tensors = 0;
-  for (size_t i = 0; i < values.size(); i++) {
-    if (i) json += ',';
-    quote(json, i < op.arguments.size() ? op.arguments[i] : std::to_string(i));
-    json += ':';
-    write_json(json, values[i], tensors);
-  }
-  return json + "}";
 }
 
 // Once so many wait, Python is asked to take them.
@@ -420,7 +368,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
       const Unseen unseen;
       std::vector<at::Tensor> tensors;
       tensors_in(at->arguments[i], tensors);
-      for (const at::Tensor& t : tensors) at->had_nonfinite.push_back(is_readable(t) && has_nonfinite(t));
+      for (const at::Tensor& t : tensors) at->before.push_back(known_of(t));
     }
   if (a.recent) at->recent = remember(row, at->arguments);
   if (a.running) begin_running(row);
@@ -442,7 +390,7 @@ void finish_failed(const Context& at) {
     if (!one.errors) continue;
     Row error = at.row;
     error.settings = settings;
-    error.inputs = seen(at.arguments, at.row, "input", {true, false, &one, true, true}, error.problem);
+    error.inputs = seen(at.arguments, at.row, "input", of_error(one), error.problem);
     error.attributes = attributes_of(at.arguments, *at.row.op);
     hand_over(one, std::move(error), 1);
   }
@@ -461,9 +409,8 @@ void finish(const at::RecordFunction& fn, Context& at) {
   for (const Reader& one : at.config->readers) {
     if (!one.overflow || !has_overflowed(at, one.overflow, results)) continue;
     Row found = row;
-    const Reading reading{true, false, one.files.empty() ? nullptr : &one, false};
-    found.inputs = seen(at.arguments, row, "input", reading, found.problem, at.had_nonfinite);
-    found.outputs = seen(results, row, "output", reading, found.problem);
+    found.inputs = seen(at.arguments, row, "input", of_overflow(one), found.problem, &at.before);
+    found.outputs = seen(results, row, "output", of_overflow(one), found.problem);
     found.attributes = attributes_of(at.arguments, op);
     hand_over(one, std::move(found), 1);
   }
@@ -575,6 +522,9 @@ MSCTX_API const void* msctx_module(const char* path) try {
 } catch (const std::exception&) {
   return "";
 }
+
+// The module for which what runs in this thread counts, for msctx_enter_module.
+MSCTX_API const void* msctx_module_here() { return here.module; }
 
 // The module whose forward pass runs in this thread from now on; nullptr: none. Returns the one before.
 MSCTX_API const void* msctx_enter_module(const void* module) {

@@ -2,6 +2,8 @@
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
+#include <ATen/NestedTensorImpl.h>
+#include <ATen/SparseCsrTensorUtils.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -27,12 +29,13 @@ const Passes& passes() { return *table_in_use().passes; }
 // All values once: expanded dimensions are one wide. `times`: how often each of them stands in the tensor.
 at::Tensor once(at::Tensor t, int64_t& times) {
   times = 1;
-  if (t.is_complex()) t = at::view_as_real(t.is_conj() ? t.conj() : t);  // the parts' signs do not matter where they are conjugated
   for (int64_t d = 0; d < t.dim(); d++)
     if (t.size(d) > 1 && t.stride(d) == 0) {
       times *= t.size(d);
       t = t.narrow(d, 0, 1);
     }
+  t = t.resolve_conj().resolve_neg();  // a copy where memory holds other signs
+  if (t.is_complex()) t = at::view_as_real(t);
   return t.is_non_overlapping_and_dense() ? t : t.contiguous();
 }
 
@@ -93,13 +96,35 @@ bool has_wrapped(at::ArrayRef<c10::IValue> values) {
   return false;
 }
 
-bool is_readable(const at::Tensor& t) {
-  if (!t.defined() || t.layout() != at::kStrided || t.is_nested() || t.is_meta() || t.is_quantized() || is_wrapped(t) || !t.has_storage() ||
-      t._is_zerotensor())
-    return false;
+const char* why_unreadable(const at::Tensor& t) {
+  if (!t.defined()) return "undefined";
+  if (is_wrapped(t)) return "wrapped";
+  if (t.is_nested()) return "nested";
+  if (t.is_meta()) return "meta";
+  if (t.layout() != at::kStrided) return t.layout() == at::kMkldnn ? "mkldnn" : "sparse";
+  if (t.is_quantized()) return "quantized";
+  if (t._is_zerotensor()) return "zero";
+  if (!t.has_storage()) return "without memory";
   int64_t end = t.storage_offset() + 1;  // a storage may have been released, or made smaller
   for (int64_t d = 0; d < t.dim(); d++) end += (t.size(d) - 1) * t.stride(d);
-  return t.numel() == 0 || (t.storage().data() != nullptr && end * int64_t(t.itemsize()) <= int64_t(t.storage().nbytes()));
+  const bool is_whole = t.numel() == 0 || (t.storage().data() != nullptr && end * int64_t(t.itemsize()) <= int64_t(t.storage().nbytes()));
+  return is_whole ? nullptr : "without memory";
+}
+
+at::Tensor values_of(const at::Tensor& t) {
+  at::Tensor found = t;
+  if (!t.defined() || is_wrapped(t)) return {};
+  if (t.is_nested()) {
+    const auto* nested = at::native::get_nested_tensor_impl(t);
+    found = at::native::nested_tensor_impl_is_contiguous(nested) ? nested->get_buffer() : at::Tensor();
+  } else if (t.layout() == at::kSparse) {
+    found = t._values();
+  } else if (at::sparse_csr::is_sparse_compressed(t)) {
+    found = t.values();
+  } else if (t._is_zerotensor()) {
+    found = at::zeros({}, t.options());
+  }
+  return is_readable(found) ? found : at::Tensor();
 }
 
 bool has_nonfinite(const at::Tensor& given) {
@@ -132,6 +157,13 @@ Statistics statistics_of(const at::Tensor& given) {
     all.negative += one.negative * times;
   }
   return all;
+}
+
+std::optional<Statistics> known_of(const at::Tensor& t) try {
+  const at::Tensor values = values_of(t);
+  return values.defined() ? std::optional(statistics_of(values)) : std::nullopt;
+} catch (const std::exception&) {  // of a dtype that torch converts to no other
+  return std::nullopt;
 }
 
 uint64_t digest_of(const at::Tensor& given) {

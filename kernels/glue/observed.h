@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
+#include <optional>
 #include <string>
 
 #include "msctx/table.h"
@@ -21,12 +22,16 @@ class Unseen {
   Guards* guards_;
 };
 
-// Whether it is a plain dense tensor: no subclass, nothing traced, wrapped or without data.
-bool is_readable(const at::Tensor&);
+// Why it is no plain dense tensor: a subclass, traced, wrapped, without data, of another layout. nullptr: it is one.
+const char* why_unreadable(const at::Tensor&);
+inline bool is_readable(const at::Tensor& t) { return !why_unreadable(t); }
+// What a tensor of any layout stores, as a plain dense one: itself, or a sparse or nested one's values. Undefined: it cannot be read.
+at::Tensor values_of(const at::Tensor&);
 // Whether a subclass or a transform computes one of the tensors by operators of its own.
 bool has_wrapped(at::ArrayRef<c10::IValue>);
 bool has_nonfinite(const at::Tensor&);  // of floating-point and complex ones
 Statistics statistics_of(const at::Tensor&);
+std::optional<Statistics> known_of(const at::Tensor&);  // of its values; nothing where they cannot be read
 uint64_t digest_of(const at::Tensor&);  // of the values in logical order, their dtype and shape: the same for any strides
 // In NumPy's format; dtypes that it does not have (bfloat16, float8, complex32) as float32 or complex64, or, with `keeps_bits`, as
 // unsigned integers with the same bits. Throws where the file cannot be written whole.

@@ -5,6 +5,7 @@
 #include <ATen/ops/logical_not.h>
 #include <ATen/ops/masked_fill.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "glue/observed.h"
@@ -23,15 +24,22 @@ int kinds_of_number(const c10::IValue& value) {
   return std::isnan(found) ? number_nan : std::isinf(found) ? number_inf : 0;
 }
 
+// What of a tensor of any layout is not finite.
+int kinds_of(const at::Tensor& t) {
+  const at::Tensor values = values_of(t);
+  return values.defined() && has_nonfinite(values) ? kinds_of(statistics_of(values)) : 0;
+}
+
+bool may_hold_nonfinite(const at::Tensor& t) { return (t.is_floating_point() || t.is_complex()) && !values_of(t).defined(); }
+
 // What of it is not finite. A tensor without dimensions is a number, unless it is trained.
 int kinds_in(const c10::IValue& value) {
   std::vector<at::Tensor> tensors;
   tensors_in(value, tensors);
   int kinds = 0;
   for (const at::Tensor& t : tensors)
-    if (is_readable(t) && has_nonfinite(t)) {
-      const int found = kinds_of(statistics_of(t));
-      kinds |= t.dim() != 0 || t.requires_grad() ? found : found & 1 ? number_nan : number_inf;
+    if (const int found = kinds_of(t)) {
+      kinds |= t.is_nested() || t.dim() != 0 || t.requires_grad() ? found : found & 1 ? number_nan : number_inf;
     }
   return kinds;
 }
@@ -56,8 +64,8 @@ bool makes_more(const Operator& op, const std::vector<c10::IValue>& arguments, c
     std::vector<at::Tensor> tensors;
     if (i >= op.is_written.size() || !(op.is_written[i] || op.is_result[i])) tensors_in(arguments[i], tensors);
     for (const at::Tensor& t : tensors) {
-      if (!is_readable(t) || !has_nonfinite(t)) continue;
-      if (!op.is_pointwise && !(op.adds_first && i == 0)) return false;
+      if (!kinds_of(t)) continue;
+      if (!is_readable(t) || (!op.is_pointwise && !(op.adds_first && i == 0))) return false;
       given.push_back(t);
     }
   }
@@ -77,24 +85,32 @@ bool makes_more(const Operator& op, const std::vector<c10::IValue>& arguments, c
 }  // namespace
 
 bool has_overflowed(
-    const Operator& op, int wanted, const std::vector<c10::IValue>& arguments, const std::vector<bool>& had_nonfinite,
-    const std::vector<at::Tensor>& results) {
+    const Operator& op, int wanted, const std::vector<c10::IValue>& arguments,
+    const std::vector<std::optional<Statistics>>& before, const std::vector<at::Tensor>& results) {
   if (!op.makes_data || op.puts_constants || !(wanted & (op.accumulates ? 2 : 1))) return false;
   int given = 0, kinds = 0;
   for (const c10::IValue& value : arguments) given |= kinds_of_number(value);
   if (given & number_nan) return false;
   for (size_t i = 0; i < results.size(); i++)
-    if (is_readable(results[i]) && has_nonfinite(results[i])) kinds |= kinds_of(statistics_of(results[i])) & ~kinds_meant(op, arguments, i);
+    if (const int found = kinds_of(results[i])) kinds |= found & ~kinds_meant(op, arguments, i);
   if (!kinds) return false;
   const bool is_passed_on = (wanted & 4) != 0;
-  for (const bool one : had_nonfinite)
-    if (one) return is_passed_on && !op.moves_data;
-  for (size_t i = 0; i < arguments.size(); i++)
-    if (i >= op.is_written.size() || !(op.is_written[i] || op.is_result[i])) given |= kinds_in(arguments[i]);
+  bool is_known = true;
+  for (const auto& one : before) {
+    if (one && kinds_of(*one)) return is_passed_on && !op.moves_data;
+    is_known &= one.has_value();
+  }
+  for (size_t i = 0; i < arguments.size(); i++) {
+    if (i < op.is_written.size() && (op.is_written[i] || op.is_result[i])) continue;
+    given |= kinds_in(arguments[i]);
+    std::vector<at::Tensor> tensors;
+    tensors_in(arguments[i], tensors);
+    is_known &= !std::ranges::any_of(tensors, may_hold_nonfinite);
+  }
   // Inf becomes NaN, and 1/-0 -Inf: what was not finite is passed on. A mask's -Inf, and a number, have made no NaN before.
   if (given & number_nan) return false;
   if (given == number_inf) return (kinds & 1) != 0;
-  if (!given || (!(given & number_inf) && makes_more(op, arguments, results))) return true;
+  if (!given || (!(given & number_inf) && makes_more(op, arguments, results))) return is_known || is_passed_on;
   given &= ~number_inf;
   return given == 4 ? (kinds & 3) != 0 : is_passed_on;
 }

@@ -3,17 +3,20 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <optional>
 #include <vector>
 
 #include "glue/operators.h"
+#include "msctx/table.h"
 
 namespace msctx::glue {
 
-// Whether its results hold what is not finite and nothing that went into it does, or nothing at the same place; or what did is passed on, and that is asked for.
-// `wanted`: 1, of operators that compute; 2, of those that accumulate into memory; 4, what is passed on, too. `had_nonfinite`: of the
-// arguments that are written to, before.
+// Whether its results hold what is not finite and nothing that went into it does, or nothing at the same place; or what did, or may have
+// done where it cannot be read, is passed on, and that is asked for.
+// `wanted`: 1, of operators that compute; 2, of those that accumulate into memory; 4, what is passed on, too. `before`: what was known of
+// the arguments that are written to.
 bool has_overflowed(
-    const Operator&, int wanted, const std::vector<c10::IValue>& arguments, const std::vector<bool>& had_nonfinite,
-    const std::vector<at::Tensor>& results);
+    const Operator&, int wanted, const std::vector<c10::IValue>& arguments,
+    const std::vector<std::optional<Statistics>>& before, const std::vector<at::Tensor>& results);
 
 }  // namespace msctx::glue

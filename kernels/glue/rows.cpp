@@ -22,10 +22,10 @@ void write(std::string& json, const std::vector<Seen>& all) {
     member(json, "shape", one.shape);
     member(json, "strides", one.strides);
     json += std::string("\"requires_grad\":") + (one.requires_grad ? "true," : "false,");
-    if (one.was_nonfinite) json += "\"was_nonfinite\":true,";
     if (one.is_number) json += "\"is_number\":true,";
     if (one.is_written) json += "\"is_written\":true,";
     json += one.origin;
+    if (!one.unread.empty()) member(json, "unread", one.unread);
     member(json, "device", one.device);
     member(json, "file", one.file);
     if (one.has_digest) json += "\"digest\":" + std::to_string(one.digest) + ",";

@@ -15,10 +15,10 @@ namespace msctx::glue {
 struct Seen {
   std::string argument, dtype, shape, strides, device, file;
   std::string origin;  // members of JSON
-  bool is_read = false, requires_grad = false, has_digest = false, has_statistics = false;
-  bool was_nonfinite = false;  // before the operator wrote to it
-  bool is_number = false;      // of Python's
-  bool is_written = false;     // by the operator, in place or as a result (out=)
+  std::string unread;  // why it is not; "": it is, where somebody asks
+  bool requires_grad = false, has_digest = false, has_statistics = false;
+  bool is_number = false;   // of Python's
+  bool is_written = false;  // by the operator, in place or as a result (out=)
   Statistics statistics;
   uint64_t digest = 0;
 };

@@ -16,7 +16,7 @@ from msctx import notices
 from msctx.errors import did_you_mean
 from msctx.memory import watched
 from msctx.native import models
-from msctx.observers import collector, files, modules, scope_names
+from msctx.observers import collector, files, modules, scope_names, steps
 from msctx.observers.collector import BITS, Reader, Row
 from msctx.observers.dump_layouts import MindSpore, MsProbe
 from msctx.options.grammars import expression_in
@@ -49,7 +49,7 @@ def set_dump(target: nn.Module, enabled: bool = True) -> None:
 
 
 class DumpReader(Reader):
-    """The steps of a dump are counted from its first entry on; contexts with the same settings go on with them."""
+    """The steps of a dump are counted from the outermost scope that observes; contexts with the same settings go on with them."""
 
     goes_on = True
 
@@ -59,6 +59,8 @@ class DumpReader(Reader):
         self._layout: MindSpore | MsProbe = (MindSpore if settings.layout == "mindspore" else MsProbe)(self._folder, settings)
         self._steps = [tuple(map(int, part.split("-"))) for part in settings.steps.replace(" ", "").split("|") if part]
         self._step = settings.first_step
+        self._left: tuple[object, int] | None = None
+        """The span of steps in which it was paused, and when."""
         self._names: set[str] = set()
         """Of the modules of watched models, and of these themselves."""
         self._roots: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
@@ -141,6 +143,9 @@ class DumpReader(Reader):
         self._roots, self._names, self._moment = roots, paths.union(*roots.values()), moment
 
     def begin(self) -> None:
+        span, index = self._left or (steps.span(), 0)
+        if span is steps.span():
+            self._step += steps.current() - index
         self._moment = -1
         self._scratch.make()
         atexit.register(self._end)  # of set_context, which nobody leaves
@@ -165,6 +170,7 @@ class DumpReader(Reader):
             self.pause()
 
     def pause(self) -> None:
+        self._left = steps.span(), steps.current()
         atexit.unregister(self._end)
         files.guarded(OPTION, self._folder, self._layout.flush)
         self._scratch.remove()

@@ -44,6 +44,8 @@ class _Place:
 class _Entry(NamedTuple):
     place: _Place
     number: int
+    before: int | None
+    """The library's module until then: in a backward pass, that of the node that calls this one again."""
 
 
 class _Stack(threading.local):
@@ -93,16 +95,18 @@ def _call(call: module_calls.Call, module: nn.Module, /, *args: Any, **kwargs: A
 
 
 def _enter(place: _Place) -> None:
-    _entered.entries.append(_Entry(place, next(_numbers)))
-    core.load().c.msctx_enter_module(place.module)
+    library = core.load().c
+    _entered.entries.append(_Entry(place, next(_numbers), library.msctx_module_here()))
+    library.msctx_enter_module(place.module)
 
 
 @begins_with_try
 def _leave(depth: int) -> None:
     try:
         entries = _entered.entries
-        core.load().c.msctx_enter_module(entries[depth - 1].place.module if depth else None)
-        del entries[depth:]
+        if len(entries) > depth:  # nobody has turned it off meanwhile
+            core.load().c.msctx_enter_module(entries[depth].before)
+            del entries[depth:]
     finally:
         if len(_entered.entries) > depth:  # the handler of a signal has raised
             _leave(depth)
@@ -115,7 +119,11 @@ def root() -> str | None:
 
 def around() -> list[tuple[int, str]]:
     """The calls of a model's modules that run in this thread, the outermost first: a number that no other has, and ``path.Class``."""
-    return [(entry.number, entry.place.name) for entry in _entered.entries if entry.place.path]
+    entries = _entered.entries
+    inner = [
+        entry for entry, around in zip(entries, [None, *entries], strict=False) if not around or around.place is not entry.place
+    ]
+    return [(entry.number, entry.place.name) for entry in inner if entry.place.path]  # a wrapper and what it wraps are one
 
 
 def turn(*, on: bool) -> None:
@@ -148,6 +156,9 @@ def name_unwatched(met: Callable[[nn.Module], object]) -> None:
 
 
 def _known_as(module: nn.Module) -> _Place | None:
+    """A wrapper of torch.compile is what it wraps: torch compiles a call of its own modules with all that is around it."""
+    if "_orig_mod" in module._modules:
+        module = module._modules["_orig_mod"]  # type: ignore[assignment]
     if _looked != watched.moment():
         _look()
     if (place := _known.get(module)) is not None and place.looked == _looked:

@@ -100,22 +100,22 @@ def sentence(row: Row) -> str:
     where = f"module {row['module']}" if row["module"] else "no watched module"
     node = f" ({row['node']})" if row["node"] else ""  # a compiled backward pass has none
     direction = {"forward": "forward pass", "backward": f"backward pass{node}", "optimizer": "optimizer"}[row["direction"]]
-    inputs = ", ".join(
-        f"{t['argument'] or 'input'} {dtype_of(t)}[{t['shape']}] {t['min']:.3g} to {t['max']:.3g}"
-        for t in row["inputs"]
-        if t.get("min") is not None
-    )
+    inputs = ", ".join(f"{_named(t)} {t['min']:.3g} to {t['max']:.3g}" for t in row["inputs"] if t.get("min") is not None)
     rank = f" of rank {files.rank()}" if distributed.rank() is not None else ""
-    came = [
-        f"{t['argument'] or 'input'} {dtype_of(t)}[{t['shape']}]{f' ({count})' if count else ''}"
-        for t in row["inputs"]
-        if (count := _counted([t])) or t.get("was_nonfinite")
-    ]
-    origin = f"not finite before: {', '.join(came)}" if came else f"from finite inputs ({inputs or 'none'})"
+    came = [f"{_named(t)} ({count})" for t in row["inputs"] if (count := _counted([t]))]
+    unread = [f"{_named(t)} ({t['unread']})" for t in row["inputs"] if "count" not in t and "float" in dtype_of(t)]
+    origin = (
+        f"not finite before: {', '.join(came)}" if came else f"from {'' if unread else 'finite '}inputs ({inputs or 'none'})"
+    )
+    origin += f", not read: {', '.join(unread)}" if unread else ""
     return (
         f"overflow in step {row['step']}{rank}: {row['operator']} in {where}, {direction}, {row['source']}: "
         f"{_counted(row['outputs'])}, {origin}"
     )
+
+
+def _named(t: Row) -> str:
+    return f"{t['argument'] or 'input'} {dtype_of(t)}[{t['shape']}]"
 
 
 def _counted(tensors: list[Row]) -> str:

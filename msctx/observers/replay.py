@@ -111,7 +111,8 @@ class _Inputs:
     def __getitem__(self, place: int) -> Any:
         t = self._all[place]
         if not t["file"]:
-            raise SystemExit(f"input {place} could not be written: {t}")
+            named = f"{t['argument'] or 'unnamed'}, {t['dtype']}[{t['shape']}]"
+            raise SystemExit(f"input {place} ({named}) cannot be made again: a {t['unread']} tensor's values are not saved")
         loaded = torch.from_numpy(np.load(self._folder / t["file"])).to(_device(t["device"]), getattr(torch, t["dtype"]))
         if t.get("is_number") and torch._C._should_allow_numbers_as_tensors(self._name):
             return loaded.item()

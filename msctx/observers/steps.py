@@ -51,6 +51,11 @@ def current() -> int:
     return _count.index
 
 
+def span() -> object:
+    """Of what :func:`current` counts: another one each time that somebody begins to count where nobody did."""
+    return _count
+
+
 def advance() -> None:
     """End the step that runs: what ``msctx.step()`` does. Without an observer it does nothing."""
     with _lock:

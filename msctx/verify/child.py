@@ -123,8 +123,14 @@ def _call(experiment: Experiment, folder: str) -> Message:
     except EntryFailed:
         mine = Path(folder) / (f"rank_{ranks.rank()}" if ranks.is_one_of_several() else "")
         result = json.loads((mine / "result.json").read_text(encoding="utf-8"))
-        return {"status": "failed", "error": result["error"], "reason": result.get("reason", result["error"])}
+        texts = {"error": result["error"], "reason": result.get("reason", result["error"])}
+        return {"status": "failed", **{name: _without(mine, folder, text) for name, text in texts.items()}}
     return {"status": "completed"}
+
+
+def _without(mine: Path, folder: str, text: str) -> str:
+    """A text without the folder of this run, which is another one in each, and is gone afterwards."""
+    return text.replace(f"; the run is recorded in {mine}", "").replace(folder, "RUN_DIR")
 
 
 def _surroundings(experiment: Experiment) -> Message:

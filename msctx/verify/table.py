@@ -14,7 +14,7 @@ def facts(result: Result) -> dict[str, str]:
     shown = {f"differs: {name}": f"{a} and {b}" for name, (a, b) in result.settings.items()}
     if (found := result.finding) is not None:
         shown |= {
-            "agree": f"{result.steps} steps before it, {result.operators} operators",
+            "agree": f"{result.steps} step{'s' * (result.steps != 1)} and {result.operators} {result.unit} before it",
             "operator": found.operator,
             "module": found.module,
             "direction": found.direction,

@@ -61,9 +61,12 @@ def verify(subject: Subject, against: Against, steps: int | None, watch: Watch, 
             nonlocal difference, rows
             rows = [one.rows() for one in pair]
             difference = first_difference(*rows)
-            if difference is None or difference.kind == PARTED:
-                return _ended(reports, result) or (_finding(result, difference, rows) if difference else None)
+            if difference is None:
+                return _ended(reports, result)
+            result.operators += _before(difference, rows)
             found = _finding(result, difference, rows)
+            if difference.kind == PARTED:
+                return _ended(reports, result) or found
             if against.are_ranks and difference.kind in STATE:
                 found.values = _amount(pair, difference)
             return found
@@ -196,6 +199,12 @@ def _ended(reports: Sequence[Message], result: Result) -> Finding | None:
         if "ended" in report and "ended" not in other:
             return Finding(ENDED, result.steps, reason=f"{name} ended, and {its_name} goes on", only_in=its_name)
     return None
+
+
+def _before(difference: Difference, rows: Sequence[Sequence[Ran]]) -> int:
+    """The operators of the same step that agree before it."""
+    side, row = next((side, row) for side, row in enumerate(difference.rows) if row is not None)
+    return sum(one.order < row.order for one in rows[side])
 
 
 def _finding(result: Result, difference: Difference, rows: Sequence[Sequence[Ran]]) -> Finding:

@@ -351,6 +351,19 @@ class Kink(Function):
         return g * (ctx.saved_tensors[0] > 0)
 
 
+class EvenKink(Function):
+    """Differences on both sides together are 0 there, as is what it returns."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.abs()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0].sign()
+
+
 class Narrow(Function):
     @staticmethod
     def forward(ctx, x):
@@ -363,17 +376,46 @@ class Narrow(Function):
 
 @pytest.mark.parametrize(
     ("function", "why"),
-    [(Dropped, "two calls with the same inputs differ"), (Kink, "not smooth"), (Narrow, "its forward raises in float64")],
+    [
+        (Dropped, "two calls with the same inputs differ"),
+        (Kink, "not smooth"),
+        (EvenKink, "not smooth"),
+        (Narrow, "its forward raises in float64"),
+    ],
 )
 def test_what_cannot_be_compared_is_left_out_with_one_warning(
     function: Any, why: str, recwarn: pytest.WarningsRecorder
 ) -> None:
-    x = (torch.zeros(3) if function is Kink else torch.ones(100, 3)).requires_grad_()
+    x = (torch.zeros(3) if function in (Kink, EvenKink) else torch.ones(100, 3)).requires_grad_()
     with msctx.context(check_bprop=True, check_bprop_values=True):
         for _ in range(3):
             function.apply(x).sum().backward()
     (found,) = [w for w in recwarn if w.category is MsctxWarning and "compiled" not in str(w.message)]
     assert re.search(rf"leaves out {function.__name__}\.backward .*{why}", str(found.message))
+
+
+def test_a_function_with_no_slope_but_curvature_is_compared(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    with msctx.context(check_bprop=True, check_bprop_values=True):
+        SquareOfZero.apply(torch.zeros(3, requires_grad=True))
+        monkeypatch.setattr(SquareOfZero, "slip", 1.0)
+        with pytest.raises(GradientError, match="along a random direction"):
+            SquareOfZero.apply(torch.zeros(3, requires_grad=True))
+    assert not [w for w in recwarn if "leaves out" in str(w.message)]
+
+
+class SquareOfZero(Function):
+    slip = 0.0
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * (2 * ctx.saved_tensors[0] + SquareOfZero.slip)
 
 
 def test_in_place_functions_are_compared_with_copies() -> None:

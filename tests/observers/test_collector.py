@@ -59,6 +59,22 @@ def watched(net: nn.Module) -> msctx.Context:
     return msctx.context().watch(net)
 
 
+@pytest.mark.parametrize(
+    ("given", "least", "largest"),
+    [
+        (torch._neg_view(torch.tensor([1.0, 2.0])), -2.0, -1.0),
+        (torch.tensor([1 + 2j, 3 + 4j]).conj(), -4.0, 3.0),
+        (torch.tensor([1 + 2j, 3 + 4j]).conj().imag, -4.0, -2.0),
+        (torch._neg_view(torch.tensor([[1.0], [2.0]])).expand(2, 3), -2.0, -1.0),
+    ],
+)
+def test_signs_that_memory_does_not_hold_count(given: torch.Tensor, least: float, largest: float, collected: Any) -> None:
+    (row,) = collected(lambda: given.clone())
+    for tensor in (row["inputs"][0], row["outputs"][0]):
+        assert (tensor["min"], tensor["max"]) == (least, largest)
+        assert tensor["count"] == given.numel() * (2 if given.is_complex() else 1)
+
+
 def test_a_step_by_module_and_direction(collected: Any) -> None:
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -143,6 +159,7 @@ def test_a_checkpoint_and_errors_keep_modules_right(collected: Any) -> None:
     assert [row["module"] for row in rows if row["operator"] == "aten::convolution"] == ["0"] * 3
     assert [row["module"] for row in rows if row["operator"] == "aten::mul"] == [""]
     assert {row["module"] for row in rows if row["operator"] == "aten::convolution_backward"} == {"0"}
+    assert {row["module"] for row in rows if row["operator"] == "aten::mm"} == {"2"}, "they run after what the node calls again"
 
 
 def test_other_threads_are_seen_and_their_modules_are_their_own(collected: Any) -> None:

@@ -66,6 +66,25 @@ def test_in_graph_mode_an_operator_has_its_module_and_its_line(inner: str, tmp_p
     assert f"aten::addmm in module body.1.second, forward pass, {Layer.line}: " in report
 
 
+class Chain(nn.Sequential):
+    """Its code is torch's own, but for the class."""
+
+
+class Alone(nn.Sequential):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self[0](x)
+
+
+@pytest.mark.parametrize("kind", [nn.Sequential, Chain, Alone])
+def test_what_the_program_compiles_counts_for_the_module_that_is_compiled(kind: type[nn.Sequential], tmp_path: Path) -> None:
+    net = kind(nn.Linear(4, 4))
+    with torch.no_grad():
+        net[0].weight.fill_(3e38)
+    compiled = torch.compile(net, backend="eager")
+    (report,) = reports(lambda: compiled(torch.full((3, 4), 1e10)), net, tmp_path)
+    assert f"aten::addmm in module {kind.__name__} (root), forward pass, " in report
+
+
 def test_in_the_backward_pass_of_graph_mode_it_has_those_of_the_call(tmp_path: Path) -> None:
     net = Net()
     with torch.no_grad():

@@ -169,6 +169,24 @@ def test_a_context_that_is_entered_in_each_step_counts_on(tmp_path: Path) -> Non
     assert {path.name for path in (tmp_path / "rank_0" / "Net" / "0").iterdir()} == {"1", "3"}
 
 
+def test_steps_of_an_inner_scope_with_other_settings_count(tmp_path: Path) -> None:
+    def step() -> None:
+        torch.ones(2).sin()
+        msctx.step()
+
+    def written(folder: Path) -> list[str]:
+        return [path.name for path in (folder / "rank_0" / "Net" / "0").iterdir()]
+
+    outer, inner = tmp_path / "outer", tmp_path / "inner"
+    with msctx.context(session={"enable_dump": True, "dump_path": str(outer), "dump_step": "4"}):
+        step()
+        for _ in range(2):
+            with msctx.context(session={"dump_path": str(inner), "dump_step": "3", "dump_mode": "all"}):
+                step()
+            step()
+    assert (written(outer), written(inner)) == (["4"], ["3"])
+
+
 @pytest.mark.parametrize(
     ("layers", "expected"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import runpy
 import subprocess
 import sys
@@ -97,6 +98,22 @@ def replayed(folder: Path, device: str = "") -> subprocess.CompletedProcess[str]
         path = script.with_name(script.name.replace(".replay.py", ".json"))
         path.write_text(path.read_text().replace('"device": "cpu"', f'"device": "{device}"'))
     return subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (lambda: torch.ones(2, 3, device="meta"), "meta"),
+        (lambda: torch.ones(2, 3).to_sparse(), "sparse"),
+        (lambda: torch.ones(2, 3).to_sparse_csr(), "sparse"),
+    ],
+)
+def test_a_tensor_without_saved_values_is_named_in_a_sentence(make: Callable[[], torch.Tensor], kind: str, here: Path) -> None:
+    with pytest.raises(RuntimeError), msctx.context(session={"enable_exception_dump": 1}):
+        torch.mm(make(), torch.ones(2, 3, device=make().device))
+    error = replayed(here).stderr.strip()
+    expected = rf"input 0 \(\w+, float32\[2x3\]\) cannot be made again: a {kind} tensor's values are not saved"
+    assert re.fullmatch(expected, error), error
 
 
 @pytest.mark.filterwarnings("ignore:aten..")

@@ -56,6 +56,10 @@ def product_with(given: torch.Tensor, size: float = 300.0) -> torch.Tensor:
     return torch.baddbmm(given, keys, -keys.mT)
 
 
+def nested(value: float) -> torch.Tensor:
+    return torch.nested.nested_tensor([torch.full((2,), value), torch.full((3,), value)])
+
+
 PRODUCED: dict[str, tuple[str, Run]] = {
     "log": ("aten::log", lambda: (-torch.ones(3)).log().sum()),
     "division": ("aten::div", lambda: (torch.ones(3) / torch.zeros(3)).mean()),
@@ -99,6 +103,10 @@ PRODUCED: dict[str, tuple[str, Run]] = {
             torch.tensor([[1e20], [-1e20]]), None, None, torch.zeros(1), torch.ones(1), True, 0.1, 1e-5
         ),
     ),
+    "sparse": ("aten::mul", lambda: (torch.full((2, 2), 3e38).to_sparse() * 10).to_dense()),
+    "sparse in a product": ("aten::mul", lambda: torch.sparse.mm(torch.full((2, 2), 3e38).to_sparse() * 10, torch.ones(2, 2))),
+    "sparse rows": ("aten::mul", lambda: (torch.full((2, 2), 3e38).to_sparse_csr() * 10) @ torch.ones(2)),
+    "nested": ("aten::mul", lambda: (nested(3e38) * 10).to_padded_tensor(0.0)),
 }
 
 
@@ -114,6 +122,47 @@ def test_the_producer_is_named(name: str, tmp_path: Path) -> None:
 def test_what_a_mask_had_is_told_beside_what_came_of_it(tmp_path: Path) -> None:
     (report,) = overflows(lambda: product_with(mask()), tmp_path)
     assert "32 -Inf, not finite before: self float16[4x4] (6 -Inf)" in report
+
+
+@pytest.mark.parametrize(
+    ("given", "report"),
+    [
+        (torch.full((2,), INF).to_sparse(), "2 Inf, not finite before: self float32[2] (2 Inf)"),
+        (torch.full((2, 2), INF).to_mkldnn(), "4 Inf, from inputs (none), not read: self float32[2x2] (mkldnn)"),
+    ],
+)
+def test_an_input_of_another_layout_is_finite_only_where_that_is_known(
+    given: torch.Tensor, report: str, tmp_path: Path
+) -> None:
+    (found,) = overflows(lambda: given.to_dense().log2().exp(), tmp_path)
+    assert report in found
+
+
+def test_an_input_that_cannot_be_read_is_no_news_later(tmp_path: Path) -> None:
+    (first,) = overflows(lambda: [torch.zeros(2).log(), torch.full((2, 2), INF).to_mkldnn().to_dense()], tmp_path)
+    assert "aten::log in" in first
+
+
+def in_the_optimizer() -> None:
+    parameter = nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.tensor([3e38])
+    torch.optim.Adam([parameter], fused=True).step()
+
+
+@pytest.mark.parametrize(
+    ("run", "report"),
+    [
+        (
+            lambda: torch.full((3,), 1e38).mul_(10),
+            "from finite inputs (self float32[3] 1e+38 to 1e+38, other int64[] 10 to 10)",
+        ),
+        (lambda: torch.tensor([NAN, 1]).add_(1), "1 NaN, not finite before: self float32[2] (1 NaN)"),
+        (in_the_optimizer, "grads float32[1] 3e+38 to 3e+38"),
+    ],
+)
+def test_what_an_operator_writes_to_is_told_as_it_was_before(run: Run, report: str, tmp_path: Path) -> None:
+    (found,) = overflows(run, tmp_path)
+    assert report in found
 
 
 HARMLESS: dict[str, Run] = {

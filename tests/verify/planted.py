@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import time
 from contextlib import nullcontext
 from typing import Any
@@ -105,6 +106,7 @@ def train(
     extra: bool = False,
     fails: bool = False,
     compiles: bool = False,
+    code: int = 0,
 ) -> None:
     POISON[0] = poison
     torch.manual_seed(0)
@@ -125,6 +127,8 @@ def train(
             loss = loss.sigmoid()
         if fails and now == step:
             raise ValueError("the data are gone")
+        if code and now == step:
+            sys.exit(code)
         loss.backward()
         optimizer.step()
 

@@ -1,0 +1,155 @@
+"""What the keys of parallel_speed_up_json_path do to a training step of a transformer on four ranks of this machine, by gloo.
+
+All ranks take the same steps, in turns of a few steps under each key; the first and the last contender ask for nothing, which shows
+what the machine's noise is. A profile of rank 0 shows when it computes products and when messages are under way.
+
+    python bench/overlap.py --out bench/results/NAME-overlap.json
+    python bench/overlap.py --docs bench/results/NAME-overlap.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import contest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
+
+import msctx
+
+RANKS = 4
+TURNS, STEPS = 12, 4
+KEY = "parallel_speed_up_json_path."
+UNASKED, AGAIN = "nothing asked", "nothing asked, again"
+ON_DDP: dict[str, dict[str, Any]] = {
+    UNASKED: {},
+    "enable_grad_comm_opt=false": {f"{KEY}enable_grad_comm_opt": False},
+    "enable_task_opt=true": {f"{KEY}enable_task_opt": True},
+    AGAIN: {},
+}
+ON_FSDP: dict[str, dict[str, Any]] = {
+    UNASKED: {},
+    "enable_opt_shard_comm_opt=true": {f"{KEY}enable_opt_shard_comm_opt": True},
+    "enable_opt_shard_comm_opt=false": {f"{KEY}enable_opt_shard_comm_opt": False},
+    "recompute_comm_overlap=true": {f"{KEY}recompute_comm_overlap": True},
+    AGAIN: {},
+}
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm")
+
+
+def network(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    blocks = nn.TransformerEncoder(nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True), 6)
+    if kind == "DDP":
+        return DistributedDataParallel(blocks, bucket_cap_mb=2)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in blocks.layers:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(blocks, mesh=mesh)
+
+
+def steps(kind: str, contenders: dict[str, dict[str, Any]]) -> tuple[dict[str, list[float]], dict[str, list[list[Any]]]]:
+    """The seconds of a step in each turn of each contender, and a profile of one step."""
+    model = network(kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x = torch.randn(4, 32, 256)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    profiles = {}
+    for _ in range(2):
+        step()
+    for turn in range(TURNS):
+        for name, options in [*contenders.items()][:: 1 if turn % 2 else -1]:
+            with msctx.context(**options).watch(model):
+                step()
+                dist.barrier()
+                began = time.perf_counter()
+                for _ in range(STEPS):
+                    step()
+                seconds[name].append((time.perf_counter() - began) / STEPS)
+                if turn == TURNS - 1:
+                    with profile(activities=[ProfilerActivity.CPU]) as found:
+                        step()
+                    profiles[name] = [*spans(found)]
+    return seconds, profiles
+
+
+def spans(found: profile) -> Iterator[list[Any]]:
+    """``[what, begin, end]`` in milliseconds from the begin of the profile: products and messages."""
+    events = [event for event in found.events() if event.name in PRODUCTS or event.name.startswith("gloo:")]
+    start = min(event.time_range.start for event in events)
+    for event in events:
+        kind = "product" if event.name in PRODUCTS else event.name.removeprefix("gloo:")
+        yield [kind, round((event.time_range.start - start) / 1e3, 3), round((event.time_range.end - start) / 1e3, 3)]
+
+
+def rank(number: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=RANKS)
+    found = {kind: steps(kind, contenders) for kind, contenders in (("DDP", ON_DDP), ("FSDP2", ON_FSDP))}
+    if not number:
+        (Path(folder) / "found.json").write_text(json.dumps(found))
+    dist.barrier()
+    os._exit(0)  # torch 2.13 may abort when it ends the groups of a mesh
+
+
+def measured() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.start_processes(rank, (folder,), nprocs=RANKS, start_method="spawn")
+        found = json.loads((Path(folder) / "found.json").read_text())
+    seconds, profiles = ({kind: each[part] for kind, each in found.items()} for part in (0, 1))
+    return {"machine": contest.machine(), "ranks": RANKS, "seconds": seconds, "profiles": profiles}
+
+
+def table(found: dict[str, Any]) -> list[str]:
+    lines = ["| model | key | a step | of nothing asked, median (range of the middle half) |", "|---|---|---|---|"]
+    for kind, seconds in found["seconds"].items():
+        for name, times in seconds.items():
+            ratios = [time / base for time, base in zip(times, seconds[UNASKED], strict=True)]
+            low, middle, high = statistics.quantiles(ratios, n=4) if name != UNASKED else (1.0, 1.0, 1.0)
+            ratio = f"{middle:.2f} ({low:.2f} to {high:.2f})" if name != UNASKED else "1"
+            lines.append(f"| {kind} | {name} | {1e3 * statistics.median(times):.1f} ms | {ratio} |")
+    of = found["machine"]
+    return [
+        *lines,
+        "",
+        f"{found['ranks']} ranks on {of['cores']} cores of {of['cpu']}, one thread each, by gloo over the loopback, torch {of['torch']}: "
+        f"a transformer of 6 blocks, {TURNS} turns of {STEPS} steps. Here messages take the cores from the products; a network of its own "
+        "does not.",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--docs", type=Path)
+    given = parser.parse_args()
+    if given.docs:
+        contest.into_docs("overlap", table(json.loads(given.docs.read_text())))
+        return
+    found = measured()
+    print("\n".join(table(found)))
+    if given.out:
+        contest.keep(given.out, found)
+
+
+if __name__ == "__main__":
+    main()

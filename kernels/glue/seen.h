@@ -1,0 +1,33 @@
+// What a row holds of the tensors and the other arguments of an operator.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "glue/rows.h"
+
+namespace msctx::glue {
+
+// What is read of tensors, beside what describes them.
+struct Reading {
+  bool statistics = false, digests = false;
+  const std::string* folder = nullptr;  // where files of them are wanted
+  int64_t reader = 0;                   // who wants them
+  bool is_to_call_again = false;        // also those that are given for the results alone, and where each comes from
+  bool keeps_bits = false;              // in files, of dtypes that NumPy does not have
+  bool of_any_layout = false;           // statistics, of the values that a sparse or nested one stores
+};
+
+// `what`: input or output. `before`: of the arguments that are written to, in order, where it is too late to read them (see known_of).
+// `problem`: why a file could not be written.
+std::vector<Seen> seen(
+    const std::vector<c10::IValue>& values, const Row&, const char* what, const Reading&, std::string& problem,
+    const std::vector<std::optional<Statistics>>* before = nullptr);
+
+// The arguments as JSON.
+std::string attributes_of(const std::vector<c10::IValue>& values, const Operator&);
+
+}  // namespace msctx::glue
