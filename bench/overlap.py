@@ -31,7 +31,7 @@ from torch.profiler import ProfilerActivity, profile
 import msctx
 
 RANKS = 4
-TURNS, STEPS = 12, 4
+TURNS, STEPS = 10, 3
 KEY = "parallel_speed_up_json_path."
 UNASKED, AGAIN = "nothing asked", "nothing asked, again"
 ON_DDP: dict[str, dict[str, Any]] = {
@@ -131,9 +131,9 @@ def table(found: dict[str, Any]) -> list[str]:
     return [
         *lines,
         "",
-        f"{found['ranks']} ranks on {of['cores']} cores of {of['cpu']}, one thread each, by gloo over the loopback, torch {of['torch']}: "
-        f"a transformer of 6 blocks, {TURNS} turns of {STEPS} steps. Here messages take the cores from the products; a network of its own "
-        "does not.",
+        f"{found['ranks']} ranks on {of['cores']} cores of {of['cpu']}, one thread each, by gloo over the loopback, torch {of['torch']}: a "
+        f"transformer of 6 blocks, {TURNS} turns of {STEPS} steps. Here messages take the cores from the products; a network of its "
+        "own does not.",
     ]
 
 
