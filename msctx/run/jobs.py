@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from msctx.errors import Diagnostic, OptionError
+from msctx.errors import Diagnostic, OptionError, text_of
 from msctx.run import sweep
 
 ENGINES = ("local", "slurm")
@@ -63,7 +63,7 @@ class Jobs:
         try:
             code, out, err = job.result()
         except Exception as error:  # the job was killed, timed out, or never began: it has no result
-            code, out, err = 1, "", f"job {job.job_id}: {str(error).strip()}"
+            code, out, err = 1, "", f"job {job.job_id}: {text_of(error).strip()}"
         return sweep.result_of(folder, code, out, err)
 
 
