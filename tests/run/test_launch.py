@@ -194,8 +194,7 @@ def _is_running(process: Path) -> bool:
         (["--nnodes", "2", "--rdzv", "localhost:29999"], "--out: is missing"),
         (["--rdzv", "foo"], "--rdzv: 'foo' names no port"),
         (["determinstic=ON"], "did you mean deterministic?"),
-        (["--nproc", "0", "--max-restarts", "3"], "--max-restarts: needs --nproc"),
-        (["--nproc", "0", "--nnodes", "2", "--rdzv", "a:1"], "--rdzv: needs --nproc"),
+        (["--nproc", "0"], "greater than or equal to 1"),
     ],
 )
 def test_mistakes(
@@ -207,6 +206,20 @@ def test_mistakes(
     assert end.value.code == 2
     assert expected in capsys.readouterr().err
     assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--max-restarts", "3"], "--max-restarts: needs --nproc"),
+        (["--nnodes", "2", "--rdzv", "a:1"], "--rdzv: needs --nproc"),
+    ],
+)
+def test_what_only_ranks_take(folder: Path, words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["run", str(folder / "two.yaml"), *words])
+    assert end.value.code == 2
+    assert expected in capsys.readouterr().err
 
 
 def failure(code: int, moment: float | None = None) -> SimpleNamespace:
