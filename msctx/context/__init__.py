@@ -21,11 +21,10 @@ from msctx.context.base import (
     refuse,
     tell_failing,
     tell_late,
-    unrun,
-    unwatched,
     within,
 )
 from msctx.context.children import WorkerInit
+from msctx.context.idle import unrun, unwatched
 from msctx.context.scopes import Scope, end_stranded, in_force, opened, settings_in_force, stack
 from msctx.dynamo import call_outside, outside_dynamo, untraced
 from msctx.effects import NEED_CORE
