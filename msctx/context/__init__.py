@@ -65,6 +65,7 @@ def _open(context: Context) -> Scope:
     layers = above + context.layers
     settings = within(settings_in_force(), context.layers)
     if not context.layers:  # nothing of its own: nothing to write
+        agreement.check(outer)  # here all the same: other ranks may have something
         return Scope(context, layers, settings, outer, None)
     plan = plan_here(settings)
     refuse(plan)
@@ -505,6 +506,8 @@ def set_options(options: Mapping[str, Any], what: str, *, absent: bool = False) 
     """:func:`set_context` for one of its other names, *what*; *absent*: a target that is not here is planned, not refused."""
     layer = layer_of(options, f"{what} at {user_frame()[0]}")
     BASE.start()
+    if not layer.settings:
+        agreement.check(BASE.plan)
     covered = BASE.change({"set_context": layer}, absent=absent)
     if covered:
         tell(
