@@ -519,8 +519,10 @@ def set_options(options: Mapping[str, Any], what: str, *, absent: bool = False) 
 
 @outside_dynamo
 def reset_context() -> None:
-    """Take back everything that :func:`set_context` and MSCTX_* set: what was found before the first of them is put back; and what
-    scopes could not put back, since something was raised while they were left, or their threads ended inside them.
+    """Take back everything that :func:`set_context`, MSCTX_* and ``msctx exec`` set: what was found before the first of them is put
+    back; and what scopes could not put back, since something was raised while they were left, or their threads ended inside them.
+
+    For good: variables of the environment are read once in a process, and not again, nor by what it starts with multiprocessing.
 
     Every warning is issued again from then on."""
     notices.forget()

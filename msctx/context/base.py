@@ -197,7 +197,7 @@ class Base:
                 self._become({**self.levels, level: Layer(kept, old.lost)}, absent=self.plan.missing)
 
     def reset(self, open_here: Collection[Hold]) -> None:
-        """Put back what was found before the first value was set."""
+        """Put back what was found before the first value was set, for good: the environment is not read again."""
         from msctx.context import ledger
 
         with self.lock:
@@ -205,7 +205,7 @@ class Base:
             self.scopes = {hold: layers for hold, layers in [*self.scopes.items()] if not hold.closed}
             if self.levels or (self.hold is not None and self.hold.records):
                 self._become({})
-            self.read_environment = False
+            self.read_environment = True  # what was taken back would come again with the next use
             self.resets += 1
 
     @contextmanager

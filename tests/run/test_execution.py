@@ -114,6 +114,24 @@ def test_a_file_gives_the_options_and_the_command_its_exit_code(folder: Path) ->
     assert (done.stdout, done.returncode) == ("program True 1\n", 9), done.stderr
 
 
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_program_takes_the_options_back_for_good(folder: Path, start: str) -> None:
+    (folder / "taken_back.py").write_text(
+        "import multiprocessing, msctx, echo\n"
+        "if __name__ == '__main__':\n"
+        "    echo.show('before')\n    msctx.reset_context()\n    msctx.get_context('deterministic')\n"
+        f"    child = multiprocessing.get_context({start!r}).Process(target=echo.show, args=('child',))\n"
+        "    child.start()\n    child.join()\n"
+        "    with msctx.context(runtime_num_threads=2):\n        echo.show('inside')\n"
+    )
+    done = run("deterministic=ON", "--", sys.executable, folder / "taken_back.py")
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [
+        ["before", "True"],
+        ["child", "False"],
+        ["inside", "False"],
+    ]
+
+
 def test_a_command_that_does_not_use_the_options(folder: Path) -> None:
     done = run(*OPTIONS, "--", "echo", "done")
     assert (done.stdout, done.returncode) == ("done\n", 0)
