@@ -13,9 +13,9 @@ from msctx import devices, locks
 from msctx import plan as planning
 from msctx.context import agreement
 from msctx.effects import NEED_CORE, SHOW_FREE, THEMES, Facts
-from msctx.errors import DeviceError, Diagnostic, OptionError, StrictError
+from msctx.errors import DeviceError, Diagnostic, MsctxError, OptionError, StrictError
 from msctx.notices import put_off, tell, tell_put_off
-from msctx.options import DEVICES, Layer, Settings
+from msctx.options import DEVICES, Layer, Settings, carried
 from msctx.options.layers import environment_layers, flatten, layer_of, with_preset
 from msctx.options.registry import exclusive
 from msctx.plan import Plan
@@ -167,6 +167,9 @@ class Base:
                     try:
                         self.change(environment_layers(os.environ))
                         self.read_environment = True
+                    except MsctxError:
+                        carried.note_refusal(os.environ, str(os.getpid()))
+                        raise
                     finally:
                         self._is_starting = False
 

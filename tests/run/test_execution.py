@@ -140,6 +140,18 @@ def test_a_command_that_does_not_use_the_options(folder: Path) -> None:
     assert (strict.stdout, strict.returncode) == ("done\n", 7)
 
 
+@pytest.mark.parametrize(("strict", "code"), [((), 2), (("strict=true",), 7)])
+def test_a_process_that_has_said_why_it_could_not_enter_them(folder: Path, strict: tuple[str, ...], code: int) -> None:
+    program = (
+        "import json, os; os.environ['MSCTX_PLAN'] = json.dumps({**json.loads(os.environ['MSCTX_PLAN']), 'version': '0.0.1'})"
+    )
+    done = run("deterministic=ON", *strict, "--", sys.executable, "-c", f"{program}; import torch")
+    assert done.returncode == code, done.stderr
+    assert "is of msctx 0.0.1" in done.stderr
+    assert "warning: the options did nothing" not in done.stderr
+    assert ("no process of" in done.stderr) is bool(strict)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
