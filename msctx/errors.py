@@ -27,6 +27,19 @@ def one_line(text: str, longest: int = 120) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def text_of(value: object) -> str:
+    """``str`` of what a program made, its exceptions above all; where that raises, as Python's tracebacks say it."""
+    try:
+        return str(value)
+    except Exception:
+        return f"<{type(value).__name__} str() failed>"
+
+
+def named(error: BaseException) -> str:
+    """An exception with its kind."""
+    return f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """A place in a text file; *line* and *column* count from 1, *text* is the whole line, *width* what to underline."""

@@ -158,7 +158,8 @@ def nothing_leaks() -> Iterator[None]:
     if leaks:
         clean_up(before)
         pytest.fail("this test leaked:\n" + "\n".join(f"  {leak}" for leak in leaks), pytrace=False)
-    msctx.reset_context()  # MSCTX_* is read again by the next test
+    msctx.reset_context()
+    BASE.read_environment = False  # the next test reads MSCTX_*
 
 
 @pytest.fixture(autouse=True)

@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from ranks import two_ranks
 from torch import nn
 
 import msctx
-from msctx.context.base import WATCHING
+from msctx.context.idle import WATCHING
 from msctx.errors import MsctxWarning
 from msctx.memory import watched
 from msctx.run.config import read
 from msctx.run.runner import run_experiment
+from msctx.switches import torch_dynamo
 
 DIGITS = str(Path(__file__).parents[1] / "configs" / "experiments" / "digits.yaml")
 
@@ -111,3 +114,103 @@ def test_the_shipped_experiment_watches_its_model(option: str, tmp_path: Path) -
         warnings.simplefilter("error", MsctxWarning)
         result = run_experiment(read(DIGITS, [option, "args.epochs=1"]), str(tmp_path / "run"))
     assert (result["status"], result["restored"]) == ("completed", True)
+
+
+SPEED_UP = "parallel_speed_up_json_path"
+CONCATENATIONS = f"{SPEED_UP}.enable_concat_eliminate_opt"
+KEYS = {
+    "hcom_parallel": (False, "DistributedDataParallel"),
+    f"{SPEED_UP}.enable_grad_comm_opt": (False, "DistributedDataParallel"),
+    f"{SPEED_UP}.enable_task_opt": (True, "DistributedDataParallel models that ctx.watch names and on code"),
+    f"{SPEED_UP}.enable_opt_shard_comm_opt": (True, "FSDP2"),
+    f"{SPEED_UP}.recompute_comm_overlap": (True, "FSDP2 modules of models that ctx.watch names and on code"),
+    f"{SPEED_UP}.matmul_grad_comm_overlap": (True, "code that torch.compile makes"),
+    CONCATENATIONS: (True, "code that torch.compile makes"),
+}
+
+
+@pytest.fixture
+def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_dynamo, "compiled", set())
+
+
+@pytest.mark.usefixtures("nothing_is_compiled")
+@pytest.mark.parametrize("name", KEYS)
+def test_what_moves_communication_and_finds_none_is_told(name: str) -> None:
+    """A model of another kind is none."""
+    value, kind = KEYS[name]
+    model = nn.Linear(2, 2)
+    with pytest.warns(MsctxWarning) as told, msctx.context(**{name: value}).watch(model), msctx.context(seed=0):
+        model(torch.ones(2, 2))
+    (warning,) = told
+    assert str(warning.message).startswith(f"{name}={value} did nothing: it acts on {kind}")
+
+
+@pytest.mark.usefixtures("nothing_is_compiled")
+@pytest.mark.filterwarnings("error::msctx.MsctxWarning")
+@pytest.mark.parametrize("name", KEYS)
+def test_what_asks_for_no_communication_is_not_told(name: str) -> None:
+    with msctx.context(**{name: not KEYS[name][0]}):
+        pass
+
+
+@pytest.mark.usefixtures("nothing_is_compiled")
+def test_a_file_that_moves_communication_and_finds_none_is_told(tmp_path: Path) -> None:
+    (tmp_path / "keys.json").write_text('{"enable_opt_shard_comm_opt": true}')
+    with pytest.warns(MsctxWarning, match="FSDP2"), msctx.context(parallel_speed_up_json_path=str(tmp_path / "keys.json")):
+        pass
+
+
+@pytest.mark.usefixtures("nothing_is_compiled")
+@pytest.mark.filterwarnings("error::msctx.MsctxWarning")
+def test_code_that_was_compiled_under_an_option_may_run_again() -> None:
+    compiled = torch.compile(lambda x: x + 1, backend="eager")
+    context = msctx.context(**{CONCATENATIONS: True})
+    for _ in range(2):
+        with context:
+            compiled(torch.ones(2))
+
+
+@pytest.mark.usefixtures("nothing_is_compiled")
+def test_code_that_was_compiled_outside_does_not_count() -> None:
+    compiled = torch.compile(lambda x: x + 1, backend="eager")
+    compiled(torch.ones(2))
+    with pytest.warns(MsctxWarning, match="did nothing: it acts on code"), msctx.context(**{CONCATENATIONS: True}):
+        pass
+    compiled(torch.ones(2))
+
+
+@pytest.mark.usefixtures("nothing_is_compiled")
+def test_models_of_either_kind_are_acted_on(tmp_path: Path) -> None:
+    two_ranks(
+        tmp_path,
+        """
+        import warnings
+        from torch.distributed.fsdp import fully_shard
+        from torch.nn.parallel import DistributedDataParallel
+
+        def test(rank):
+            name = "parallel_speed_up_json_path.%s"
+            sharded = fully_shard(nn.Linear(2, 2), mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
+            parallel = DistributedDataParallel(nn.Linear(2, 2))
+            told = []
+            for key, model in (
+                ("enable_opt_shard_comm_opt", sharded),
+                ("recompute_comm_overlap", sharded),
+                ("enable_task_opt", parallel),
+                ("enable_opt_shard_comm_opt", parallel),
+            ):
+                with warnings.catch_warnings(record=True) as found:
+                    warnings.simplefilter("always")
+                    with msctx.context(**{name % key: True}) as outer:
+                        with msctx.context(seed=0).watch(model):
+                            pass
+                    with msctx.context(**{name % key: True}) as outer:
+                        outer.watch(model)
+                told.append([str(one.message) for one in found])
+            assert told[:3] == [[], [], []], told
+            (text,) = told[3]
+            assert text.endswith("enable_opt_shard_comm_opt=True did nothing: it acts on FSDP2 modules of models that "
+                "ctx.watch names; there was none"), text
+        """,
+    )

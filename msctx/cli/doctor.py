@@ -11,6 +11,7 @@ import typer
 
 from msctx.cli import render
 from msctx.cli.output import Json, emit
+from msctx.errors import named
 from msctx.inspection import library_version
 
 TESTED_TORCH = ("2.11.0", "2.13.0", "2.14.1")
@@ -40,7 +41,7 @@ def checks() -> Iterator[Check]:
     try:
         import_module("torch")
     except Exception as error:
-        broken = f"{type(error).__name__}: {error}".splitlines()[0]
+        broken = named(error).splitlines()[0]
         found = library_version("torch")
         yield Check("torch", "broken", broken if found else "not installed", "pip install 'torch>=2.11'")
         finders = [_compilers, _libraries]
@@ -50,7 +51,7 @@ def checks() -> Iterator[Check]:
         try:
             yield from find()
         except Exception as error:  # a doctor must outlive its patient
-            text = f"{type(error).__name__}: {error}"
+            text = named(error)
             yield Check(find.__name__.strip("_"), "broken", text, "report this with `msctx doctor --json`")
 
 

@@ -48,9 +48,9 @@ def run(
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="With --engine: a parameter of submitit (slurm_partition, …).")
     ] = None,
     nproc: Annotated[
-        int,
-        typer.Option(min=0, metavar="N", help="Run it as N processes of this node, as torchrun does. Default: in this one."),
-    ] = 0,
+        int | None,
+        typer.Option(min=1, metavar="N", help="Run it as N processes of this node, as torchrun does. Default: in this one."),
+    ] = None,
     nnodes: Annotated[str, typer.Option(metavar="M", help="With --nproc: nodes, or MIN:MAX of them.")] = "1",
     rdzv: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where several nodes find each other, the same on all.")] = "",
     run_id: Annotated[str, typer.Option(help="Of one of several jobs that find each other at the same place.")] = "",

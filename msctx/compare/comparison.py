@@ -21,7 +21,7 @@ from msctx.compare.model import load
 from msctx.compare.result import FAILED, NO_SAY, SKIPPED, UNABLE, Baseline, Cell, Outcome, Row, Status
 from msctx.context import Context
 from msctx.effects.precision_mode import PRECISION
-from msctx.errors import MsctxError
+from msctx.errors import MsctxError, text_of
 from msctx.memory.meter import Meter
 from msctx.notices import tell
 from msctx.options import make_layer
@@ -410,7 +410,7 @@ def counted(ran: Counter[str]) -> str:
 
 
 def _line(error: BaseException) -> str:
-    first = str(error).strip().partition("\n")[0]
+    first = text_of(error).strip().partition("\n")[0]
     return first if isinstance(error, MsctxError) else f"{type(error).__name__}: {first}".removesuffix(": ")
 
 

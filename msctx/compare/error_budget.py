@@ -29,6 +29,7 @@ from msctx.compare.model import Model, load
 from msctx.compare.result import Best, Budget, ByLayer, ForAll, Result, Row
 from msctx.compare.summary import recommend
 from msctx.context import Context
+from msctx.errors import named
 from msctx.native.choices import ConvProblem
 from msctx.options import make_layer
 from msctx.options.conv_rules import PRODUCT, option_of
@@ -112,7 +113,7 @@ def find(comparison: Comparison, budget: float, result: Result, watch: Watch | N
     except _Late:
         found.reason = f"--quick had no more than {QUICK:.0f} seconds for it"
     except Exception as error:
-        found.reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        found.reason = named(error).partition("\n")[0]
 
 
 class _Late(Exception):

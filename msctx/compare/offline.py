@@ -14,6 +14,7 @@ import torch
 from msctx.compare.cases import images, of_layer
 from msctx.compare.workload import NetworkLayer, Product
 from msctx.context import context
+from msctx.errors import named
 from msctx.native import core, tuning, tuning_file
 from msctx.native.choices import ConvProblem, parsed
 from msctx.native.environment_key import stamp
@@ -92,7 +93,7 @@ class Bench:
             with context(**_options(one), tuning_file=str(self.file)) as ctx, _benchmarking(one), torch.inference_mode():
                 compute()
         except ANYTHING as error:
-            return Result(one, LEFT, why=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            return Result(one, LEFT, why=named(error).partition("\n")[0])
         if (entry := self._entry(one)) is not None:
             return Result(one, MEASURED, entry)
         whys = [reason for row in ctx.choices() for reason in row.reasons[:1]]

@@ -21,11 +21,10 @@ from msctx.context.base import (
     refuse,
     tell_failing,
     tell_late,
-    unrun,
-    unwatched,
     within,
 )
 from msctx.context.children import WorkerInit
+from msctx.context.idle import unrun, unwatched
 from msctx.context.scopes import Scope, end_stranded, in_force, opened, settings_in_force, stack
 from msctx.dynamo import call_outside, outside_dynamo, untraced
 from msctx.effects import NEED_CORE
@@ -66,6 +65,7 @@ def _open(context: Context) -> Scope:
     layers = above + context.layers
     settings = within(settings_in_force(), context.layers)
     if not context.layers:  # nothing of its own: nothing to write
+        agreement.check(outer)  # here all the same: other ranks may have something
         return Scope(context, layers, settings, outer, None)
     plan = plan_here(settings)
     refuse(plan)
@@ -506,6 +506,8 @@ def set_options(options: Mapping[str, Any], what: str, *, absent: bool = False) 
     """:func:`set_context` for one of its other names, *what*; *absent*: a target that is not here is planned, not refused."""
     layer = layer_of(options, f"{what} at {user_frame()[0]}")
     BASE.start()
+    if not layer.settings:
+        agreement.check(BASE.plan)
     covered = BASE.change({"set_context": layer}, absent=absent)
     if covered:
         tell(
@@ -517,8 +519,10 @@ def set_options(options: Mapping[str, Any], what: str, *, absent: bool = False) 
 
 @outside_dynamo
 def reset_context() -> None:
-    """Take back everything that :func:`set_context` and MSCTX_* set: what was found before the first of them is put back; and what
-    scopes could not put back, since something was raised while they were left, or their threads ended inside them.
+    """Take back everything that :func:`set_context`, MSCTX_* and ``msctx exec`` set: what was found before the first of them is put
+    back; and what scopes could not put back, since something was raised while they were left, or their threads ended inside them.
+
+    For good: variables of the environment are read once in a process, and not again, nor by what it starts with multiprocessing.
 
     Every warning is issued again from then on."""
     notices.forget()

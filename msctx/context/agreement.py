@@ -2,14 +2,22 @@
 
 There is no collective, and nobody waits for anybody: each rank puts what will be in force into the store by which the ranks found
 each other (torchrun's, or that of the process group) and finds there what the first one put. A rank that differs reports a table.
+
+The very first context of a rank may decide nothing: because it is for a rank alone, or because its options were lost there. So it
+is compared with what another rank enters at the same place of the program, and no other. A rank that enters none is not missed: a
+program may well evaluate under a context on one rank alone.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import platform
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 from msctx._version import __version__
@@ -47,38 +55,56 @@ NUMERICS = (
 Seeds and memory may well differ.
 """
 
+_begun: set[int] = set()
 _compared: set[int] = set()
-"""The process groups in which this process has taken part; 0: the ranks of torchrun's agent."""
+"""The process groups in which this process has entered a context, and one that decides numerics; 0: the ranks of torchrun's agent."""
 
 
 def check(plan: Plan) -> None:
-    """Compare what *plan* will put in force with the other ranks', once.
+    """Compare what *plan* will put in force with the other ranks': of the first context, and of the first that decides numerics.
 
     Raises:
         StrictError: they differ, and the plan is strict or has ``fallback="error"``. Nothing was changed.
     """
+    if 0 in _compared:
+        return
     group = distributed.run()
-    if (not group and not distributed.has_agent()) or not _compared.isdisjoint((0, group)):
+    if group in _compared or (not group and not distributed.has_agent()):
         return
-    if not any(name.startswith(NUMERICS) for name in plan.assignments):
+    decides = any(name.startswith(NUMERICS) for name in plan.assignments)
+    if not decides and not _begun.isdisjoint((0, group)):
         return
-    _compared.add(group)
-    mine = json.dumps(_in_force(plan), sort_keys=True)
-    ranks = distributed.within(SECONDS, lambda: _exchange(group, mine))
+    _begun.add(group)
+    if decides:
+        _compared.add(group)
+    mine, place = json.dumps(_in_force(plan), sort_keys=True), _place()
+    ranks = distributed.within(SECONDS, lambda: _exchange(group, mine, place, decides))
     if ranks is None:
-        tell(
-            "ranks",
-            "store",
-            f"whether all ranks have the same options is unknown: their store gave no answer for {SECONDS:g} s",
-        )
-    elif ranks:
-        lines = [*_table({rank: json.loads(one) for rank, one in ranks.items()})]
-        if late := [rank for rank in range(_size(group)) if rank not in ranks]:
+        _compared.add(group)  # who has no answer now does not wait again
+        why = f"the store by which they found each other is lost, or gave no answer within {SECONDS:g} s"
+        tell("ranks", "store", f"whether all ranks have the same options is unknown: {why}")
+    elif lines := [*_table({rank: json.loads(one) for rank, one in ranks.items() if one})]:
+        if late := [rank for rank, one in ranks.items() if not one]:
             lines.append(f"  {in_words(late)}: not there yet")
         text = "\n".join(["ranks differ in what they compute:", *lines])
         if plan.strict or plan.without_fallback:
             raise StrictError(f"{text}\nNothing was changed: give all ranks the same options, versions and variables.")
         tell("ranks", text, text)
+
+
+def _place() -> str:
+    """Where in the program this context is entered, through all that has called it; it is the same on ranks that run the same."""
+    frame: FrameType | None = sys._getframe(1)
+    lines = []
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(_PACKAGE):
+            lines.append(f"{os.path.basename(code.co_filename)}:{frame.f_lineno}")
+        frame = frame.f_back
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 
 def _in_force(plan: Plan) -> dict[str, tuple[Any, str]]:
@@ -107,11 +133,24 @@ def _size(group: int) -> int:
     return distributed.size() if group else distributed.number("WORLD_SIZE")
 
 
-def _exchange(group: int, mine: str) -> dict[int, str]:
+def _exchange(group: int, mine: str, place: str, decides: bool) -> dict[int, str]:
     store = distributed.store() if group else distributed.agents_store("ranks")
     rank = (distributed.rank() or 0) if group else distributed.number("RANK")
     of = f"msctx/agreement/{distributed.number('TORCHELASTIC_RESTART_COUNT')}"
-    return distributed.exchange(store, of, rank, range(_size(group)), mine)
+    return ask(store, of, rank, _size(group), mine, place, decides=decides)
+
+
+def ask(store: Any, of: str, rank: int, size: int, mine: str, place: str, *, decides: bool) -> dict[int, str]:
+    """What ranks have put into the store until now, ``""`` for those of all that have not; empty: there is nothing to compare.
+
+    A rank that decides numerics is compared with the others that do, wherever they are in the program; and with the first that came
+    to the same place, where one of the two decides nothing: it has lost its options. Nobody waits.
+    """
+    found = distributed.exchange(store, of, rank, range(size), mine) if decides else {}
+    late = {other: "" for other in range(size) if found and other not in found}
+    first = distributed.first_of(store, f"{of}/at/{place}", json.dumps([decides, rank, mine]))
+    its, other, text = json.loads(first) if first else (decides, rank, mine)
+    return late | found | ({} if its == decides else {other: text, rank: mine})
 
 
 def _table(ranks: Mapping[int, Mapping[str, Sequence[Any]]]) -> Iterator[str]:

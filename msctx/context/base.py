@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from os import PathLike
@@ -13,10 +13,9 @@ from msctx import devices, locks
 from msctx import plan as planning
 from msctx.context import agreement
 from msctx.effects import NEED_CORE, SHOW_FREE, THEMES, Facts
-from msctx.errors import DeviceError, Diagnostic, OptionError, StrictError
-from msctx.memory import watched
+from msctx.errors import DeviceError, Diagnostic, MsctxError, OptionError, StrictError
 from msctx.notices import put_off, tell, tell_put_off
-from msctx.options import DEVICES, Layer, Settings, option_of
+from msctx.options import DEVICES, Layer, Settings, carried
 from msctx.options.layers import environment_layers, flatten, layer_of, with_preset
 from msctx.options.registry import exclusive
 from msctx.plan import Plan
@@ -137,50 +136,6 @@ def tell_failing(plan: Plan, own: Sequence[Layer] | None, outer: Plan = NOTHING)
             tell(row.spelling, row.status + row.device + row.reason, str(row))
 
 
-WATCHING = (
-    ("memory_optimize_level", "O1"),
-    ("external_weight", True),
-    ("variable_placement", "Host"),
-    ("variable_format_optimize", True),
-    ("graph_run_mode", 0),
-    ("hcom_parallel", False),
-    ("aoe_mode", "4"),
-    ("parallel_speed_up_json_path.enable_grad_comm_opt", False),
-    ("parallel_speed_up_json_path.enable_opt_shard_comm_opt", True),
-)
-"""The values that ask for something of watched models."""
-ON_MODELS = (
-    *("models.recompute", "models.parameters", "models.weight_format", "session.graph_run_mode"),
-    *("models.gradients_postponed", "models.gradients_tuned", "models.gathered_ahead_forward"),
-)
-"""The switches that do it: in graph mode memory_optimize_level is the compiler's."""
-
-
-def unwatched(plan: Plan, layers: Iterable[Layer], since: int) -> list[str]:
-    """Warnings for options of *layers* that are carried out on watched models, of which there has been none since then."""
-    if watched.any_since(since):
-        return []
-    own = {spelling for layer in layers for spelling in layer.settings}
-    asking = [
-        row
-        for row in plan.rows
-        if row.spelling in own and (row.option, row.value) in WATCHING and any(map(row.assignments.get, ON_MODELS))
-    ]
-    found = (f"{r.spelling}={r.value} did nothing to any model: call ctx.watch(model) inside the block" for r in asking)
-    return [*dict.fromkeys(found)]
-
-
-def unrun(plan: Plan, layers: Iterable[Layer]) -> list[str]:
-    """Warnings for options of *layers* that act in a session's run(), which nobody has called."""
-    own = {spelling for layer in layers for spelling in layer.settings}
-    asking = [r for r in plan.rows if r.spelling in own and r.value != option_of(r.option).default]
-    acting = [r for r in asking if any(switch.startswith("session.") for switch in r.assignments)]
-    found = (
-        f"{r.spelling}={r.value} did nothing: it acts on functions that a session runs, msctx.session(...).run" for r in acting
-    )
-    return [*dict.fromkeys(found)]
-
-
 def tell_late(hold: Hold) -> None:
     """One warning for each switch that could not be written any more."""
     for switch, reason in hold.late.items():
@@ -212,6 +167,9 @@ class Base:
                     try:
                         self.change(environment_layers(os.environ))
                         self.read_environment = True
+                    except MsctxError:
+                        carried.note_refusal(os.environ, str(os.getpid()))
+                        raise
                     finally:
                         self._is_starting = False
 
@@ -242,7 +200,7 @@ class Base:
                 self._become({**self.levels, level: Layer(kept, old.lost)}, absent=self.plan.missing)
 
     def reset(self, open_here: Collection[Hold]) -> None:
-        """Put back what was found before the first value was set."""
+        """Put back what was found before the first value was set, for good: the environment is not read again."""
         from msctx.context import ledger
 
         with self.lock:
@@ -250,7 +208,7 @@ class Base:
             self.scopes = {hold: layers for hold, layers in [*self.scopes.items()] if not hold.closed}
             if self.levels or (self.hold is not None and self.hold.records):
                 self._become({})
-            self.read_environment = False
+            self.read_environment = True  # what was taken back would come again with the next use
             self.resets += 1
 
     @contextmanager

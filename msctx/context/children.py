@@ -27,7 +27,7 @@ class _Carrier:
     """
 
     def __reduce__(self) -> Any:
-        return _arrive, (BASE.levels, in_force()[0])
+        return _arrive, (BASE.levels, in_force()[0], BASE.read_environment)
 
 
 _carrier = _Carrier()
@@ -35,16 +35,21 @@ _carrier = _Carrier()
 process.current_process()._config.setdefault(KEY, _carrier)  # type: ignore[attr-defined]
 
 
-def _arrive(levels: Mapping[str, Layer], layers: Layers) -> _Carrier:
-    """In the child, before it does anything: torch is imported where its program does that."""
+def _arrive(levels: Mapping[str, Layer], layers: Layers, has_read: bool) -> _Carrier:
+    """In the child, before it does anything: torch is imported where its program does that.
+
+    *has_read*: the environment is among the levels, or was taken back.
+    """
+    BASE.read_environment = BASE.read_environment or has_read
 
     def take_over() -> None:
+        if has_read and not BASE.levels.keys() <= levels.keys():  # the program's main module, imported first, has read it
+            BASE.reset([scope.hold for scope in stack.scopes if scope.hold is not None])
         if levels:
-            BASE.read_environment = True  # it is among the levels
             BASE.change(levels, absent=True)
         hold(layers)
 
-    if levels or layers:
+    if levels or layers or BASE.levels:
         when_imported("torch", lambda: _reported(take_over))
     return _carrier
 

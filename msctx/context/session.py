@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial, wraps
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -219,11 +221,9 @@ def _is_over(until: str, ratio: float) -> bool:
 
 def _number(name: str) -> float:
     text = os.environ.get(name)
-    try:
-        if text is not None:
-            return float(text)
-    except ValueError:
-        pass
+    with suppress(ValueError):
+        if text is not None and not math.isnan(found := float(text)):
+            return found
     what = "is not set" if text is None else f"is {text!r}, which is no number"
     hint = f"{ACCELERATE} reads it before each call: set os.environ[{name!r}] in the training loop"
     raise OptionError([Diagnostic(name, what, "environment", suggestion=hint)])

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from msctx.errors import named
 from msctx.graph import scope_passes
 from msctx.notices import tell
 from msctx.observers import compiled_places
@@ -41,7 +42,7 @@ class Backend:
         except Exception as error:
             if self.wanted.whole:
                 raise
-            text = f"{_where(graph)}: the compiler raised {type(error).__name__}: {(str(error) or '-').splitlines()[0]}"
+            text = f"{_where(graph)}: the compiler raised {named(error).splitlines()[0]}"
             tell("mode", text, f"mode=GRAPH_MODE: {text}. This part runs eagerly; jit_syntax_level='STRICT' makes it an error.")
             return graph.forward
 

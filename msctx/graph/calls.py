@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
-from msctx.errors import GraphError
+from msctx.errors import GraphError, text_of
 from msctx.graph import breaks, faults, report, shapes
 from msctx.notices import tell
 from msctx.options.graph import Compilation
@@ -149,7 +149,7 @@ def _call(forms: Forms, wanted: Compilation, /, *args: Any, **kwargs: Any) -> An
             if (own := faults.of_program(error)) is error:
                 raise
         else:
-            own, found = None, breaks.parse(str(error))
+            own, found = None, breaks.parse(text_of(error))
     if own is not None:  # here, so that torch's exceptions are not chained to it
         raise own
     result = _inside(forms.eager, *args, **kwargs)
@@ -181,7 +181,7 @@ def _ahead(forms: Forms, option: str, /, *args: Any, **kwargs: Any) -> None:
     except Compiled:
         pass
     except torch._dynamo.exc.Unsupported as error:
-        text = f"{option}: {breaks.parse(str(error))}. What cannot be captured as a whole is not compiled ahead."
+        text = f"{option}: {breaks.parse(text_of(error))}. What cannot be captured as a whole is not compiled ahead."
         tell(option, text, text)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-from msctx.errors import GraphError, MsctxError
+from msctx.errors import GraphError, MsctxError, text_of
 from msctx.graph.breaks import parse
 from msctx.observers import last_steps
 
@@ -32,9 +32,9 @@ def explained(error: BaseException | None, get: Callable[[str], Any]) -> MsctxEr
         return None
     if (why := last_steps.explained(error)) is not None:
         return why
-    if "not currently support double backward" in str(error):
+    if "not currently support double backward" in text_of(error):
         return GraphError(ONCE_ONLY)
-    return GraphError(NOTHING_RAN) if "NoneType" in str(error) and get("precompile_only") else None
+    return GraphError(NOTHING_RAN) if "NoneType" in text_of(error) and get("precompile_only") else None
 
 
 def is_of_capture(error: Exception) -> bool:
@@ -65,7 +65,7 @@ def of_program(error: Exception) -> Exception:
         found = found.__cause__ or found.__context__
     if not isinstance(error, TorchRuntimeError) or not isinstance(found, Exception):
         return error
-    found.args = (f"{found} ({parse(str(error)).where})",)
+    found.args = (f"{text_of(found)} ({parse(text_of(error)).where})",)
     found.__cause__ = found.__context__ = None
     return found.with_traceback(None)
 

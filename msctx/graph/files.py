@@ -14,6 +14,7 @@ from pathlib import Path
 from torch import fx
 
 from msctx import locks, notices
+from msctx.errors import named
 from msctx.graph.drawing import dot_text
 from msctx.graph.ir import ir_text
 from msctx.observers import files
@@ -49,7 +50,7 @@ class Writer:
         except Warning:  # as an error
             raise
         except Exception as error:  # whatever the graph is
-            text = f"{OPTION}: a graph cannot be written ({type(error).__name__}: {error}); the program goes on"
+            text = f"{OPTION}: a graph cannot be written ({named(error)}); the program goes on"
             notices.tell(OPTION, text, text)
 
     def graph(self, stem: str, gm: fx.GraphModule, name: str, *, classes: bool, attrs: Mapping[str, object]) -> None:

@@ -24,6 +24,7 @@ import torch
 from torch import _C, nn
 from torch._functorch.vmap import doesnt_support_saved_tensors_hooks
 
+from msctx.errors import named
 from msctx.memory import communication
 from msctx.memory.fingerprints import fingerprint
 from msctx.memory.sources import GENERATORS, OF_LIBRARIES, owned, source_of
@@ -246,7 +247,7 @@ class Look:
             except _Unknown as reason:
                 self.obstacle = str(reason)
             except Exception as error:  # of a class of the user's; or another thread changes what is looked at
-                self.obstacle = f"what it reaches cannot be compared: {type(error).__name__}: {error}"
+                self.obstacle = f"what it reaches cannot be compared: {named(error)}"
 
     def _look_at(self, value: Any, path: str) -> None:
         if isinstance(value, type):

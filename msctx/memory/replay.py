@@ -16,6 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import _infer_device_type, checkpoint, get_device_states, set_device_states
 
+from msctx.errors import named
 from msctx.memory import saved
 from msctx.memory.block_state import Kind, Known, RecomputationError, State
 from msctx.memory.fingerprints import Fingerprint, fingerprint
@@ -138,7 +139,7 @@ class Saves:
             except (RecomputationError, torch.OutOfMemoryError):
                 raise
             except Exception as error:
-                raise self._error(f"fails ({type(error).__name__}: {error})") from error
+                raise self._error(f"fails ({named(error)})") from error
         if wrong:
             raise self._error(wrong[0])
 
@@ -272,7 +273,7 @@ class Pass:
                     again = self._call(self._block, *args, **kwargs)
                 return "" if _are_same(made, again) else OTHER_RESULTS
             except Exception as error:
-                return f"computing it again fails: {type(error).__name__}: {error}"
+                return f"computing it again fails: {named(error)}"
 
 
 class _Received:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 lock = locks.reentrant()
 _times = 0
 """How often a model has begun or ceased to be acted on."""
+_last_end = 0
+"""The last of these times at which one ceased to be."""
 
 Listener = Callable[["nn.Module"], None]
 _begins: list[Listener] = []
@@ -101,12 +103,13 @@ def _tell(begun: Iterable[nn.Module | None]) -> None:
 
 
 def _end(model: Model) -> None:
-    global _times
+    global _times, _last_end
     models_.OPEN[model] -= 1
     if models_.OPEN[model]:
         return
     del models_.OPEN[model]
     _times += 1
+    _last_end = _times
     watching.turn(model, on=False)
     named_modules.turn(model, on=False, moment=_times)
     if (module := model.module()) is not None:
@@ -156,6 +159,12 @@ def moment() -> int:
 def any_since(moment: int) -> bool:
     """Whether any model was acted on at some time since then, or could be."""
     return _times > moment or bool(models_.OPEN)
+
+
+def since(moment: int) -> list[nn.Module] | None:
+    """Those that were acted on at some time since then; ``None``: some of them are gone."""
+    found = models()
+    return found if _last_end <= moment and len(found) == len(models_.OPEN) else None
 
 
 def listen(begin: Listener, end: Listener | None = None) -> None:

@@ -122,14 +122,18 @@ def unpacked(data: bytes) -> str | None:
         return None
 
 
+def first_of(store: Any, key: str, mine: str) -> str | None:
+    """What the first rank put under *key* that came; ``None``: somebody else's."""
+    return unpacked(store.compare_set(key, "", packed(mine)))
+
+
 def exchange(store: Any, of: str, rank: int, ranks: Iterable[int], mine: str) -> dict[int, str]:
     """What each rank of *ranks* has put under *of* until now, this one's included; empty: the first that came has the same.
 
     Nobody waits, and where they agree it costs two calls of the store.
     """
-    text = packed(mine)
-    store.set(f"{of}/{rank}", text)
-    if store.compare_set(f"{of}/first", "", text) == text.encode():
+    store.set(f"{of}/{rank}", packed(mine))
+    if first_of(store, f"{of}/first", mine) == mine:
         return {}
     found = {rank: mine}
     for other in ranks:
@@ -148,7 +152,6 @@ def in_words(ranks: Sequence[int]) -> str:
 def agreed(name: str, mine: str) -> str | None:
     """The text that the first process of this run gave under *name*; ``None`` where no store has it."""
     try:
-        found = store().compare_set(f"msctx/tuning/{name}", "", packed(mine))
+        return first_of(store(), f"msctx/tuning/{name}", mine)
     except (RuntimeError, AttributeError, ValueError):
         return None
-    return unpacked(found)

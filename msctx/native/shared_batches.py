@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from msctx import locks
-from msctx.errors import Diagnostic, OptionError, ScopeError
+from msctx.errors import Diagnostic, OptionError, ScopeError, named
 from msctx.native import distributed
 
 SECONDS = 1800.0
@@ -196,7 +196,7 @@ class _Sender:
             self._end()
             raise
         except BaseException as error:
-            self._end(f"{type(error).__name__}: {error}")
+            self._end(named(error))
             raise
 
     def _send(self, batch: Any) -> None:

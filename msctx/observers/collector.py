@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from msctx import locks, notices
+from msctx.errors import named
 from msctx.native import core
 from msctx.observers import compilations, compiled_places, modules, steps
 
@@ -206,9 +207,7 @@ def _safely(one: Reader, work: Callable[[], object]) -> None:
         raise
     except Exception as error:
         name = type(one).__name__
-        notices.tell(
-            "observers", f"{name} {type(error)}", f"{name} failed ({type(error).__name__}: {error}); the program goes on"
-        )
+        notices.tell("observers", f"{name} {type(error)}", f"{name} failed ({named(error)}); the program goes on")
     finally:
         core.load().c.msctx_look_away(before)
 

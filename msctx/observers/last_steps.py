@@ -11,7 +11,7 @@ import time
 from types import TracebackType
 from typing import Any
 
-from msctx.errors import CollectiveError
+from msctx.errors import CollectiveError, text_of
 from msctx.native import distributed
 from msctx.native.distributed import in_words
 from msctx.observers import steps
@@ -58,7 +58,7 @@ def explained(error: BaseException) -> CollectiveError | None:
     if (
         (seconds := SLOT.read()) is None
         or (rank := distributed.rank()) is None
-        or not any(sign in str(error) for sign in SIGNS)
+        or not any(sign in text_of(error) for sign in SIGNS)
     ):
         return None
     others = distributed.within(SECONDS + GRACE, lambda: _others(rank)) or {}

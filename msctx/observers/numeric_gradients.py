@@ -10,7 +10,7 @@ import torch
 from torch.autograd import Function
 
 from msctx import notices
-from msctx.errors import GradientError
+from msctx.errors import GradientError, named
 from msctx.observers.checked_gradients import NODES, Patch, Source, is_users
 
 STEP = 1e-6
@@ -80,7 +80,7 @@ class _Comparison:
         try:
             found = torch.autograd.grad(results, [*self.points.values()], self.weights, allow_unused=True)
         except Exception as error:
-            raise _Skip(f"its backward raises in float64 ({type(error).__name__}: {error})") from None
+            raise _Skip(f"its backward raises in float64 ({named(error)})") from None
         self.gradients = {i: g for i, g in zip(self.points, found, strict=True) if g is not None}
         moving = {i: self.points[i] for i in self.gradients}
         with torch.no_grad():
@@ -107,7 +107,7 @@ class _Comparison:
         try:
             outputs = self.call(*(x.clone() if isinstance(x, torch.Tensor) else x for x in args), **self.kwargs)
         except Exception as error:
-            raise _Skip(f"its forward raises in float64 ({type(error).__name__}: {error})") from None
+            raise _Skip(f"its forward raises in float64 ({named(error)})") from None
         return outputs if isinstance(outputs, (tuple, list)) else [outputs]
 
     def results(self, points: dict[int, torch.Tensor]) -> list[torch.Tensor]:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from msctx.errors import named
 from msctx.native import core, distributed, memory
 from msctx.observers import collector, files
 from msctx.observers.collector import Reader
@@ -83,7 +84,7 @@ class RecorderReader(Reader):
     def fail(self, error: BaseException | None) -> None:
         if error is None or error is not self._written:
             self._written = error
-            self._write("failed" if error is None else f"{type(error).__name__}: {error}")
+            self._write("failed" if error is None else named(error))
 
     def _write(self, reason: str) -> None:
         rows = collector.recent()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from msctx.errors import Diagnostic, OptionError
+from msctx.errors import Diagnostic, OptionError, nearest, text_of
 from msctx.run import sweep
 
 ENGINES = ("local", "slurm")
@@ -35,7 +35,25 @@ class Jobs:
             hint = "pip install submitit, or msctx[slurm]"
             raise OptionError([Diagnostic("--engine", f"{cluster} needs submitit", "command line", suggestion=hint)]) from None
         self._cluster, self._parameters = cluster, dict(parameters)
+        if problems := [*self._problems()]:
+            raise OptionError(problems)
         self._executor(Path("."))
+
+    def _problems(self) -> Iterator[Diagnostic]:
+        """submitit passes over what is for another engine."""
+        shared: dict[str, type] = self._submitit.AutoExecutor._typed_parameters()
+        executors = self._submitit.core.plugins.get_executors()
+        own = {engine: sorted(f"{engine}_{name}" for name in executors[engine]._valid_parameters()) for engine in ENGINES}
+        allowed = [*shared, *own[self._cluster]]
+        for name, value in self._parameters.items():
+            kind = shared.get(name)
+            if kind is None and not any(name in names for names in own.values()):
+                near = nearest(name, allowed)
+                yield Diagnostic(
+                    "--job", f"{name!r} is no parameter of submitit", "command line", ", ".join(allowed), suggestion=near
+                )
+            elif kind is not None and not isinstance(value, (int, float) if kind is float else kind):
+                yield Diagnostic("--job", f"{name}={value} is no {kind.__name__}", "command line")
 
     def _executor(self, folder: Path) -> Any:
         try:
@@ -63,7 +81,7 @@ class Jobs:
         try:
             code, out, err = job.result()
         except Exception as error:  # the job was killed, timed out, or never began: it has no result
-            code, out, err = 1, "", f"job {job.job_id}: {str(error).strip()}"
+            code, out, err = 1, "", f"job {job.job_id}: {text_of(error).strip()}"
         return sweep.result_of(folder, code, out, err)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msctx.errors import Diagnostic, EntryFailed, OptionError
+from msctx.errors import Diagnostic, EntryFailed, MsctxError, OptionError, named, text_of
 from msctx.options import Layer, carried
 from msctx.options.layers import flatten
 from msctx.run.config import Experiment
@@ -180,11 +180,13 @@ def _new_stores(restarts: int) -> Iterator[None]:
 
 
 def report(error: BaseException) -> None:
-    """In a rank: leave word of why it ends, where the agent looks for it."""
+    """In a rank: leave word of why it ends, where the agent looks for it; all at once, for the agent may end it meanwhile."""
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         more = {"timestamp": str(int(time.time())), "moment": time.time(), "exit_code": getattr(error, "exit_code", 1)}
+        text = text_of(error) if isinstance(error, MsctxError) else named(error)
         with contextlib.suppress(OSError):
-            Path(file).write_text(json.dumps({"message": {"message": str(error), "extraInfo": more}}), encoding="utf-8")
+            (part := Path(f"{file}.part")).write_text(json.dumps({"message": {"message": text, "extraInfo": more}}))
+            part.replace(file)
 
 
 class RankFailed(EntryFailed):
@@ -202,28 +204,33 @@ CRASHES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.
 def _first(failures: Mapping[int, Any]) -> RankFailed:
     """Torch's moments are whole seconds, in which the others have failed, too: for the first one was gone."""
 
-    def known(failure: Any) -> dict[str, Any]:
-        message = failure.error_file_data.get("message")
-        found = message.get("extraInfo", {}) if isinstance(message, dict) else {}
-        return dict(found)
-
     def moment(failure: Any) -> float:
-        if -failure.exitcode in CRASHES:
-            return 0.0
-        return float(known(failure).get("moment", failure.timestamp + 1))
+        if (own := _left_by(failure).get("moment")) is not None:
+            return float(own)
+        by_itself = failure.exitcode > 0 or -failure.exitcode in CRASHES  # it left no word: os._exit, a library's exit()
+        return 0.0 if by_itself else float(failure.timestamp + 1)
 
     rank, failure = min(failures.items(), key=lambda one: moment(one[1]))
     others = f", {len(failures) - 1} more after it" if len(failures) > 1 else ""
-    exit_code = known(failure).get("exit_code", EntryFailed.exit_code)
+    exit_code = _left_by(failure).get("exit_code", EntryFailed.exit_code)
     return RankFailed(f"rank {rank} failed first{others}: {_why(failure)}", exit_code)
 
 
+def _left_by(failure: Any) -> dict[str, Any]:
+    """What :func:`report` has left of it, or torch's own `record`: its message, and what is known beside it."""
+    message = failure.error_file_data.get("message")
+    if not isinstance(message, dict):
+        return {}
+    return {**message.get("extraInfo", {}), "message": message.get("message", "")}
+
+
 def _why(failure: Any) -> str:
+    left = _left_by(failure)
+    if left:  # before the signal: the agent may have ended it after it had failed
+        return str(left.get("py_callstack") or left["message"])
     if failure.exitcode < 0:
         return f"signal {-failure.exitcode} ({failure.signal_name()}) ended it"
-    return (
-        str(failure.message["message"]) if isinstance(failure.message, dict) else f"it ended with exit code {failure.exitcode}"
-    )
+    return f"it ended with exit code {failure.exitcode}"
 
 
 def _gathered(seen: Path, ended: Mapping[int, str]) -> dict[str, Any]:
@@ -256,5 +263,5 @@ def _row(folder: Path, top: Path) -> dict[str, Any]:
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):  # killed, or on another node and not at its end
         result = {"status": "unknown"}
-    named = {key: result[key] for key in ("status", "reason", "seconds", "host", "plan") if key in result}
-    return {"rank": rank, "restart": restart, "folder": str(folder.relative_to(top)), **named}
+    shown = {key: result[key] for key in ("status", "reason", "seconds", "host", "plan") if key in result}
+    return {"rank": rank, "restart": restart, "folder": str(folder.relative_to(top)), **shown}

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from msctx.errors import Diagnostic, FileError
+from msctx.errors import Diagnostic, FileError, text_of
 
 
 class Record:
@@ -74,7 +74,7 @@ def _for_the_user_alone(path: str, flags: int) -> int:
 def plain(value: Any) -> Any:
     """Any value as JSON can hold it: numbers out of tensors, text for what has no other form (NaN and infinity too)."""
     if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {text_of(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(v) for v in value]
     if isinstance(value, bool | int | type(None)):
@@ -85,4 +85,4 @@ def plain(value: Any) -> Any:
         return value if math.isfinite(value) else str(value)
     if hasattr(value, "item") and getattr(value, "numel", lambda: getattr(value, "size", 0))() == 1:
         return plain(value.item())
-    return str(value)
+    return text_of(value)

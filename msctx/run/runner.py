@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from msctx import devices
 from msctx.context import current
-from msctx.context.base import BASE, unrun, unwatched
+from msctx.context.base import BASE
+from msctx.context.idle import unrun, unwatched
 from msctx.context.scopes import Ran
 from msctx.effects import Facts
 from msctx.errors import EntryFailed

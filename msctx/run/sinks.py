@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from msctx.errors import Diagnostic, Mark, OptionError
+from msctx.errors import Diagnostic, Mark, OptionError, named
 from msctx.notices import tell
 
 Parameters = Mapping[str, Any]
@@ -148,7 +148,7 @@ class Sinks:
         except Exception as error:  # a library, a disk or a server: nothing of that is worth a training
             if (failed := self._open.pop(sink, None)) is not None:
                 self._failed[sink] = failed
-            text = f"record.sinks: {sink} failed and is left out; the run continues: {type(error).__name__}: {error}"
+            text = f"record.sinks: {sink} failed and is left out; the run continues: {named(error)}"
             tell("record.sinks", sink, text)
         finally:
             random.setstate(numbers)

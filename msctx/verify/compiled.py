@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from msctx.errors import MsctxError
+from msctx.errors import MsctxError, named
 from msctx.graph import calls
 from msctx.observers import compiled_places
 from msctx.verify import graph
@@ -109,7 +109,7 @@ class Graphs:
             try:
                 trial = Trial(gm, theirs, examples)
             except Exception as error:
-                self._note(f"a graph does not compile ({type(error).__name__}: {error})")
+                self._note(f"a graph does not compile ({named(error)})")
                 return gm
 
             def run(*inputs: Any) -> Any:
@@ -129,7 +129,7 @@ class Graphs:
             self._finding = {"kind": "compiled", "operator": "a graph", "reason": f"the compiled code raises {error}"}
             return
         except Exception as error:  # the training goes on
-            what = error if isinstance(error, graph.NotComparable) else f"{type(error).__name__}: {error}"
+            what = error if isinstance(error, graph.NotComparable) else named(error)
             self._note(f"a graph was not compared: {what}")
             return
         self._count += 1
@@ -170,11 +170,11 @@ class Trial:
             nudged = [sample.run(nudge.through(self.gm), nudge=nudge) for nudge in nudges]
             reference = sample.run(self._wide, wide=True)
         except Exception as error:
-            raise graph.NotComparable(f"it does not run on copies, or in float64 ({type(error).__name__}: {error})") from None
+            raise graph.NotComparable(f"it does not run on copies, or in float64 ({named(error)})") from None
         try:
             compiled = sample.run(self._compiled)
         except Exception as error:
-            raise CompiledRaises(f"{type(error).__name__}: {error}") from None
+            raise CompiledRaises(named(error)) from None
         scales = [_largest(reference, are_gradients=which) for which in (False, True)]
         return [
             _held(
@@ -288,7 +288,7 @@ def _finding(trial: Trial, inputs: Sequence[Any], differing: Sequence[Held]) -> 
     try:
         node, shown = trial.first_node(inputs)
     except Exception as error:
-        return found | {"reason": f"its parts do not run on their own ({type(error).__name__}: {error})"}
+        return found | {"reason": f"its parts do not run on their own ({named(error)})"}
     if not shown:
         return found | {"reason": "none of its parts differs when it is compiled on its own"}
     worst = max(shown, key=lambda one: max(one.eager, one.compiled))

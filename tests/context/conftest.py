@@ -1,10 +1,11 @@
 """Takes back what a test of contexts lays at the base of the process."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 import msctx
+from msctx.context.base import BASE
 
 
 @pytest.fixture
@@ -12,3 +13,14 @@ def base() -> Iterator[None]:
     """For tests of set_context: takes it back at the end."""
     yield
     msctx.reset_context()
+
+
+@pytest.fixture
+def begin_anew(base: None) -> Callable[[], None]:
+    """Another process, as far as the options of this one go: it reads MSCTX_*."""
+
+    def begin_anew() -> None:
+        msctx.reset_context()
+        BASE.read_environment = False
+
+    return begin_anew

@@ -19,6 +19,11 @@ from msctx.context import agreement
 from msctx.native import distributed
 
 
+def forget() -> None:
+    agreement._begun.clear()
+    agreement._compared.clear()
+
+
 class Ranks:
     """A store, and this process as one rank after the other."""
 
@@ -32,15 +37,16 @@ class Ranks:
 
     def enter(self, rank: int, **options: Any) -> None:
         self.rank = rank
-        agreement._compared.clear()
+        forget()
         with msctx.context(**options):
             pass
 
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
+    forget()
     yield Ranks(monkeypatch, 4)
-    agreement._compared.clear()
+    forget()
 
 
 @pytest.mark.filterwarnings("error")
@@ -94,6 +100,71 @@ def test_another_version_of_torch_is_reported(ranks: Ranks, monkeypatch: pytest.
         ranks.enter(1, deterministic="ON")
 
 
+@pytest.mark.parametrize("nothing", [{}, {"seed": 3}])
+@pytest.mark.parametrize("loser", [0, 1])
+def test_options_that_one_rank_has_lost(ranks: Ranks, nothing: dict[str, Any], loser: int) -> None:
+    def train() -> None:
+        for rank in range(2):
+            ranks.enter(rank, **(nothing if rank == loser else {"deterministic": "ON"}))
+
+    with pytest.warns(msctx.MsctxWarning) as warned:
+        train()
+    (text,) = [str(one.message) for one in warned]
+    assert f"rank {loser}: False (as found)" in text
+    assert f"rank {1 - loser}: True (deterministic=ON from with-block at" in text
+
+
+@pytest.mark.usefixtures("base")
+def test_options_of_set_context_that_one_rank_has_lost(ranks: Ranks) -> None:
+    def train() -> None:
+        for ranks.rank in range(2):
+            forget()
+            msctx.set_context(**({} if ranks.rank else {"deterministic": "ON"}))
+            msctx.reset_context()
+
+    with pytest.warns(msctx.MsctxWarning, match=r"torch\.deterministic: rank 0: True .*rank 1: False \(as found\)"):
+        train()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_rank_may_have_contexts_for_itself(ranks: Ranks) -> None:
+    """At another place of the program: rank 0 seeds something, and rank 3 evaluates; all train alike."""
+    for rank in range(4):
+        if rank == 0:
+            ranks.enter(0, seed=1)
+        ranks.enter(rank, deterministic="ON")
+        if rank == 3:
+            with msctx.context(deterministic="OFF"):
+                pass
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_same_options_from_two_places_are_the_same(ranks: Ranks) -> None:
+    ranks.enter(0, deterministic="ON")
+    context = msctx.context(deterministic="ON")
+    ranks.rank = 1
+    forget()
+    with context:
+        pass
+
+
+def test_contexts_that_decide_nothing_ask_once(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(agreement, "ask", lambda *_, decides: asked.append(decides) or {})
+    for options in ({}, {"seed": 1}, {}, {"deterministic": "ON"}, {}, {"deterministic": "OFF"}):
+        with msctx.context(**options):
+            pass
+    assert asked == [False, True]
+
+
+def test_who_has_no_answer_does_not_wait_again(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(distributed, "within", lambda seconds, call: asked.append(seconds))
+    with pytest.warns(msctx.MsctxWarning, match="is unknown"), msctx.context(), msctx.context(deterministic="ON"):
+        pass
+    assert asked == [agreement.SECONDS]
+
+
 def test_a_store_that_does_not_answer_holds_nobody_up(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
     monkeypatch.setattr(agreement, "SECONDS", 0.05)
@@ -108,8 +179,8 @@ def test_a_store_that_is_lost(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> 
         raise RuntimeError("connection reset by peer")
 
     monkeypatch.setattr(distributed, "store", lost)
-    with pytest.warns(msctx.MsctxWarning, match="gave no answer"):
-        ranks.enter(0, deterministic="ON")
+    with pytest.warns(msctx.MsctxWarning, match="is lost, or gave no answer within 2 s"):
+        ranks.enter(0, deterministic="ON", strict=True)
 
 
 @pytest.mark.full
@@ -123,8 +194,8 @@ def test_real_ranks(tmp_path: Path, has_group: bool) -> None:
             if {has_group}:
                 import torch.distributed
                 torch.distributed.init_process_group("gloo")
-            msctx.set_context(deterministic="ON" if rank else "OFF")
-            print(f"rank {{rank}} is on")
+            with msctx.context(**{{"deterministic": "ON"}} if rank else {{}}):
+                print(f"rank {{rank}} is on")
         """)
     )
     command = torchrun(3, tmp_path / "train.py")

@@ -1,6 +1,7 @@
 """Which layer, preset, group or spelling wins, and what get_context says of its value and origin."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from msctx.context import ledger
 from msctx.errors import OptionError
 
 
-def test_each_layer_beats_the_one_below(base: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_each_layer_beats_the_one_below(
+    begin_anew: Callable[[], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     preset = tmp_path / "mine.yaml"
     preset.write_text("context:\n  max_call_depth: 2001\n")
 
@@ -24,12 +27,12 @@ def test_each_layer_beats_the_one_below(base: None, monkeypatch: pytest.MonkeyPa
 
     assert found() == (1000, "default")
     monkeypatch.setenv("MSCTX_PRESET", str(preset))
-    msctx.reset_context()
+    begin_anew()
     value, origin = found()
     assert value == 2001
     assert "mine.yaml:2:" in origin
     monkeypatch.setenv("MSCTX_MAX_CALL_DEPTH", "2002")
-    msctx.reset_context()
+    begin_anew()
     assert found() == (2002, "environment MSCTX_MAX_CALL_DEPTH")
     msctx.set_context(max_call_depth=2003)
     value, origin = found()
@@ -48,9 +51,10 @@ def test_each_layer_beats_the_one_below(base: None, monkeypatch: pytest.MonkeyPa
             assert found()[0] == 2001
         assert found()[0] == 2004
     assert found()[0] == 2003
-    monkeypatch.delenv("MSCTX_PRESET")
-    monkeypatch.delenv("MSCTX_MAX_CALL_DEPTH")
     msctx.reset_context()
+    assert found() == (1000, "default"), "for good: no use of msctx reads the environment again"
+    with msctx.context(runtime_num_threads=1):
+        assert found() == (1000, "default")
     assert found() == (1000, "default")
 
 

@@ -171,7 +171,7 @@ def test_a_process_alone_is_told_that_there_is_no_communication(key: str, value:
 
 def test_options_about_watched_models_warn_where_none_is_watched() -> None:
     for name, value in (("hcom_parallel", False), ("parallel_speed_up_json_path.enable_opt_shard_comm_opt", True)):
-        with pytest.warns(msctx.MsctxWarning, match=r"did nothing to any model"), msctx.context(**{name: value}):
+        with pytest.warns(msctx.MsctxWarning, match=r"did nothing"), msctx.context(**{name: value}):
             pass
 
 

@@ -42,6 +42,21 @@ def test_an_error_that_leaves_the_block(tmp_path: Path) -> None:
     assert text.read_text().startswith("================== execution order ==================\nexecution_order size: ")
 
 
+def test_an_error_that_has_no_text(tmp_path: Path) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    def fail() -> None:
+        torch.ones(1).add(1)
+        raise Mute
+
+    with pytest.raises(Mute), msctx.context(env_config_path=settings(tmp_path)):
+        fail()
+    (found,) = written(tmp_path)
+    assert found["reason"].startswith("Mute: ")
+
+
 @pytest.mark.parametrize("mode", [1, 2])
 def test_a_normal_end(mode: int, tmp_path: Path) -> None:
     with msctx.context(env_config_path=settings(tmp_path, mode), conv_fprop_algo="gemm"):

@@ -114,12 +114,42 @@ def test_a_file_gives_the_options_and_the_command_its_exit_code(folder: Path) ->
     assert (done.stdout, done.returncode) == ("program True 1\n", 9), done.stderr
 
 
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_program_takes_the_options_back_for_good(folder: Path, start: str) -> None:
+    (folder / "taken_back.py").write_text(
+        "import multiprocessing, msctx, echo\n"
+        "if __name__ == '__main__':\n"
+        "    echo.show('before')\n    msctx.reset_context()\n    msctx.get_context('deterministic')\n"
+        f"    child = multiprocessing.get_context({start!r}).Process(target=echo.show, args=('child',))\n"
+        "    child.start()\n    child.join()\n"
+        "    with msctx.context(runtime_num_threads=2):\n        echo.show('inside')\n"
+    )
+    done = run("deterministic=ON", "--", sys.executable, folder / "taken_back.py")
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [
+        ["before", "True"],
+        ["child", "False"],
+        ["inside", "False"],
+    ]
+
+
 def test_a_command_that_does_not_use_the_options(folder: Path) -> None:
     done = run(*OPTIONS, "--", "echo", "done")
     assert (done.stdout, done.returncode) == ("done\n", 0)
     assert "the options did nothing: no process of `echo done`" in done.stderr
     strict = run(*OPTIONS, "strict=true", "--", sys.executable, "-S", "-c", "print('done')")
     assert (strict.stdout, strict.returncode) == ("done\n", 7)
+
+
+@pytest.mark.parametrize(("strict", "code"), [((), 2), (("strict=true",), 7)])
+def test_a_process_that_has_said_why_it_could_not_enter_them(folder: Path, strict: tuple[str, ...], code: int) -> None:
+    program = (
+        "import json, os; os.environ['MSCTX_PLAN'] = json.dumps({**json.loads(os.environ['MSCTX_PLAN']), 'version': '0.0.1'})"
+    )
+    done = run("deterministic=ON", *strict, "--", sys.executable, "-c", f"{program}; import torch")
+    assert done.returncode == code, done.stderr
+    assert "is of msctx 0.0.1" in done.stderr
+    assert "warning: the options did nothing" not in done.stderr
+    assert ("no process of" in done.stderr) is bool(strict)
 
 
 @pytest.mark.parametrize(

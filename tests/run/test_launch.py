@@ -25,12 +25,14 @@ record: {dir: runs}
 """
 ENTRY = """
 import os, time, torch, torch.distributed as dist
-def main(run, fails=-1, sends=0, restarts=False, sleeps=0.0, interrupts=-1):
+def main(run, fails=-1, sends=0, exits=0, restarts=False, sleeps=0.0, interrupts=-1):
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
     print("rank", rank, "is on", os.getpid(), flush=True)
     if rank == fails and (first or not restarts):
+        if exits:
+            os._exit(exits)
         if sends:
             os.kill(os.getpid(), sends)
         raise ValueError("it is rank one")
@@ -115,6 +117,17 @@ def test_a_rank_that_is_killed(folder: Path) -> None:
 
 
 @pytest.mark.full
+def test_a_rank_that_ends_itself_without_a_word(folder: Path) -> None:
+    """Rank 0 waits for it, fails for that, and the agent ends it."""
+    done = run(folder, "args.fails=1", "args.exits=7", "--out", "out")
+    assert done.returncode == 5
+    assert "rank 1 failed first" in done.stderr
+    assert "it ended with exit code 7" in done.stderr
+    last = ranks(folder / "out")[1]
+    assert (last["status"], last["reason"]) == ("unknown", "it ended with exit code 7")
+
+
+@pytest.mark.full
 def test_an_entry_that_interrupts_itself_has_no_traceback_of_ours(folder: Path) -> None:
     done = run(folder, "args.interrupts=1", "--out", "out")
     assert "typer" not in done.stderr
@@ -181,8 +194,7 @@ def _is_running(process: Path) -> bool:
         (["--nnodes", "2", "--rdzv", "localhost:29999"], "--out: is missing"),
         (["--rdzv", "foo"], "--rdzv: 'foo' names no port"),
         (["determinstic=ON"], "did you mean deterministic?"),
-        (["--nproc", "0", "--max-restarts", "3"], "--max-restarts: needs --nproc"),
-        (["--nproc", "0", "--nnodes", "2", "--rdzv", "a:1"], "--rdzv: needs --nproc"),
+        (["--nproc", "0"], "greater than or equal to 1"),
     ],
 )
 def test_mistakes(
@@ -194,6 +206,20 @@ def test_mistakes(
     assert end.value.code == 2
     assert expected in capsys.readouterr().err
     assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--max-restarts", "3"], "--max-restarts: needs --nproc"),
+        (["--nnodes", "2", "--rdzv", "a:1"], "--rdzv: needs --nproc"),
+    ],
+)
+def test_what_only_ranks_take(folder: Path, words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["run", str(folder / "two.yaml"), *words])
+    assert end.value.code == 2
+    assert expected in capsys.readouterr().err
 
 
 def failure(code: int, moment: float | None = None) -> SimpleNamespace:
@@ -213,10 +239,30 @@ def failure(code: int, moment: float | None = None) -> SimpleNamespace:
         ({0: failure(5, 1000.5), 1: failure(-9)}, "rank 1 failed first, 1 more after it: signal 9 (its name) ended it"),
         ({0: failure(-6), 1: failure(5, 1000.9)}, "rank 1 failed first, 1 more after it: at 1000.9"),
         ({3: failure(77)}, "rank 3 failed first: it ended with exit code 77"),
+        ({0: failure(-15, 1000.1), 1: failure(7)}, "rank 1 failed first, 1 more after it: it ended with exit code 7"),
+        ({0: failure(-15, 1000.1), 1: failure(5, 1000.2)}, "rank 0 failed first, 1 more after it: at 1000.1"),
+        ({0: failure(-11, 1000.3), 1: failure(5, 1000.2)}, "rank 1 failed first, 1 more after it: at 1000.2"),
     ],
 )
 def test_which_was_first(failures: dict[int, SimpleNamespace], expected: str) -> None:
     assert str(launch._first(failures)) == expected
+
+
+def test_a_traceback_that_torch_has_recorded_is_shown() -> None:
+    one = failure(-15, 1000.1)
+    one.error_file_data["message"]["extraInfo"]["py_callstack"] = "Traceback\nValueError: no"
+    assert launch._why(one) == "Traceback\nValueError: no"
+
+
+def test_what_a_rank_leaves_of_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    launch.report(MuteError())
+    assert json.loads((tmp_path / "error.json").read_text())["message"]["message"].startswith("MuteError: ")
+    assert [*tmp_path.iterdir()] == [tmp_path / "error.json"], "it was written aside, and renamed"
 
 
 def test_nodes() -> None:

@@ -47,6 +47,14 @@ def test_plain_data():
     assert json.loads(text)["3"] == "torch.float32"
 
 
+def test_what_cannot_be_printed_does_not_keep_a_record_from_being_written():
+    class Mute:
+        def __str__(self):
+            raise RuntimeError("no text")
+
+    assert plain({"value": Mute()}) == {"value": "<Mute str() failed>"}
+
+
 def test_metrics_are_lines(tmp_path):
     record = Record(tmp_path)
     record.metrics({"epoch": 1})

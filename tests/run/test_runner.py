@@ -140,6 +140,21 @@ def test_an_entry_that_raises(job, tmp_path):
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+def test_an_exception_that_has_no_text(job, tmp_path):
+    source = """
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+    def main():
+        raise Mute
+    """
+    with pytest.raises(EntryFailed, match="Mute"):
+        run_experiment(read(job(source, "{mode: GRAPH_MODE, precompile_only: true}")), str(tmp_path / "run"))
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["status"] == "failed"
+    assert "Mute" in result["reason"]
+
+
 def test_an_entry_that_goes_on_with_nothing_is_told_of_precompile_only(job, tmp_path):
     source = "import torch\ndef main(): torch.nn.ReLU()(torch.ones(2)).sum()\n"
     file = job(source, "{mode: GRAPH_MODE, enable_graph_kernel: false, precompile_only: true}")

@@ -193,7 +193,10 @@ def test_each_point_may_have_several_ranks(experiment: str, tmp_path: Path, caps
     [
         (["--sweep", "seed=1,2", "--engine", "ray"], "'ray' is not an engine"),
         (["--sweep", "seed=1,2", "--engine", "local", "--job", "timeout_min"], "'timeout_min' is not KEY=VALUE"),
-        (["--sweep", "seed=1,2", "--engine", "local", "--job", "no_such=1"], "--engine: local: "),
+        (["--sweep", "seed=1,2", "--engine", "local", "--job", "nosuch=3"], "allowed: name, timeout_min, mem_gb"),
+        (["--sweep", "seed=1,2", "--engine", "local", "--job", "timeout_mn=3"], "did you mean timeout_min?"),
+        (["--sweep", "seed=1,2", "--engine", "slurm", "--job", "slurm_queue=a"], "slurm_account, slurm_additional_parameters"),
+        (["--sweep", "seed=1,2", "--engine", "local", "--job", "timeout_min=soon"], "--job: timeout_min=soon is no int"),
         (["--sweep", "seed=1,2", "--engine", "slurm"], "--engine: slurm: "),
         (["--engine", "local"], "--engine: needs --sweep"),
         (["--resume"], "--resume: needs --sweep"),

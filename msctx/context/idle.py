@@ -1,0 +1,101 @@
+"""Options that a scope or a run has set and that found nothing to act on: it is told of them at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from msctx.memory import watched
+from msctx.options import Layer, option_of
+from msctx.options.ascend import SPEED_UP
+from msctx.plan import Plan, Row
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def _ddp(model: nn.Module) -> bool:
+    """FSDP2's, too: reductions.py warns of them itself."""
+    from msctx.memory import reductions
+
+    return next(reductions.data_parallel(model), None) is not None or _fsdp(model)
+
+
+def _fsdp(model: nn.Module) -> bool:
+    from msctx.memory import prefetch
+
+    return next(prefetch.states(model), None) is not None
+
+
+WATCHING = (
+    ("memory_optimize_level", "O1"),
+    ("external_weight", True),
+    ("variable_placement", "Host"),
+    ("variable_format_optimize", True),
+    ("graph_run_mode", 0),
+)
+"""The values that ask for something of any watched model."""
+ON_MODELS = ("models.recompute", "models.parameters", "models.weight_format", "session.graph_run_mode")
+"""The switches that do it: in graph mode memory_optimize_level is the compiler's."""
+COMMUNICATING = (
+    ("hcom_parallel", False),
+    ("aoe_mode", "4"),
+    (f"{SPEED_UP}.enable_grad_comm_opt", False),
+    (f"{SPEED_UP}.enable_task_opt", True),
+    (f"{SPEED_UP}.enable_opt_shard_comm_opt", True),
+    (f"{SPEED_UP}.recompute_comm_overlap", True),
+    (f"{SPEED_UP}.matmul_grad_comm_overlap", True),
+    (f"{SPEED_UP}.enable_concat_eliminate_opt", True),
+    (f"{SPEED_UP}.compute_communicate_fusion_level", 3),
+)
+"""The values that ask for something of one kind of model, or of compiled code."""
+KINDS: dict[str, tuple[str, Callable[[nn.Module], bool]]] = {
+    "models.gradients_": ("DistributedDataParallel models that ctx.watch names", _ddp),
+    "models.gathered_ahead_": ("FSDP2 modules of models that ctx.watch names", _fsdp),
+}
+"""How the names of switches begin → which watched models they act on."""
+IN_CODE = "torch.dynamo.apart"
+"""The switch that such an option has, too, where it acts on code that torch.compile makes."""
+
+
+def unwatched(plan: Plan, layers: Iterable[Layer], since: int) -> list[str]:
+    """Warnings for options of *layers* that act on watched models or in compiled code, of which there has been none since then."""
+    own = {spelling for layer in layers for spelling in layer.settings}
+    rows = [row for row in plan.rows if row.spelling in own]
+    found = []
+    if not watched.any_since(since):
+        asking = [r for r in rows if (r.option, r.value) in WATCHING and any(map(r.assignments.get, ON_MODELS))]
+        found += [f"{r.spelling}={r.value} did nothing to any model: call ctx.watch(model) inside the block" for r in asking]
+    found += [text for row in rows if (row.option, row.value) in COMMUNICATING for text in _unmet(row, since)]
+    return [*dict.fromkeys(found)]
+
+
+def _unmet(row: Row, since: int) -> Iterator[str]:
+    kinds = [kind for start, kind in KINDS.items() if any(name.startswith(start) for name in row.assignments)]
+    places = [words for words, _ in kinds]
+    if IN_CODE in row.assignments:
+        places.append("code that torch.compile makes inside the block")
+        if _is_in_code(f"{row.option.removeprefix(f'{SPEED_UP}.')}={row.value}"):
+            return
+    models = watched.since(since)
+    if not places or (kinds and models is None) or any(fits(model) for _, fits in kinds for model in models or ()):
+        return
+    yield f"{row.spelling}={row.value} did nothing: it acts on {' and on '.join(places)}; there was none"
+
+
+def _is_in_code(words: str) -> bool:
+    """Whether code was compiled under an option; a later entry may run what an earlier one has compiled."""
+    from msctx.switches import torch_dynamo
+
+    return any(words in content.split() for content in torch_dynamo.compiled) or not torch_dynamo.is_noting()
+
+
+def unrun(plan: Plan, layers: Iterable[Layer]) -> list[str]:
+    """Warnings for options of *layers* that act in a session's run(), which nobody has called."""
+    own = {spelling for layer in layers for spelling in layer.settings}
+    asking = [r for r in plan.rows if r.spelling in own and r.value != option_of(r.option).default]
+    acting = [r for r in asking if any(switch.startswith("session.") for switch in r.assignments)]
+    found = (
+        f"{r.spelling}={r.value} did nothing: it acts on functions that a session runs, msctx.session(...).run" for r in acting
+    )
+    return [*dict.fromkeys(found)]
