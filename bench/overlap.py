@@ -132,7 +132,8 @@ def table(found: dict[str, Any]) -> list[str]:
         *lines,
         "",
         f"{found['ranks']} ranks on {of['cores']} cores of {of['cpu']}, one thread each, by gloo over the loopback, torch "
-        f"{of['torch']}: a transformer of 6 blocks, {TURNS} turns of {STEPS} steps. Here messages take the cores from the products; a network of its "
+        f"{of['torch']}: a transformer of 6 blocks, {TURNS} turns of {STEPS} steps. "
+        "Here messages take the cores from the products; a network of its "
         "own does not.",
     ]
 
