@@ -173,16 +173,18 @@ def _check_writable(switches: list[Switch], assignments: Mapping[str, Any], hold
             hold.late[switch.name] = reason
     lasting = [s for s in unserved if s.restore == "never" and not hold.base]
     if strict:
-        reasons = [*hold.late.values(), *(f"{s.name} cannot be put back (it holds from {s.only_before} on)" for s in lasting)]
+        reasons = [*hold.late.values(), *(f"{s.name} cannot be put back ({_why_it_lasts(s)})" for s in lasting)]
         if reasons:
             raise StrictError.of(reasons)
     for switch in lasting:
         if switch.name not in hold.late:
             value = assignments[switch.name]
-            text = (
-                f"{switch.name}={value!r}, once set, stays after this with-block: it is read only before {switch.only_before}"
-            )
+            text = f"{switch.name}={value!r}, once set, stays after this with-block: {_why_it_lasts(switch)}"
             warnings.warn(text + ". Set it with set_context or `msctx run` instead.", MsctxWarning, stacklevel=user_frame()[1])
+
+
+def _why_it_lasts(switch: Switch) -> str:
+    return switch.lasts or f"it is read only before {switch.only_before}"
 
 
 def _write(switch: Switch, want: Any, hold: Hold) -> None:

@@ -23,6 +23,8 @@ TUNED, FROZEN, AS_PRODUCT = f"{GROUP}.online_tuning", "frozen_variable", "ConvTo
 def fused(want: Want) -> bool | None:
     """Whether inductor fuses; None: as torch.compile does unasked."""
     level, enabled = want.other(LEVEL), want.other("enable_graph_kernel")
+    if level is None and enabled is None and want.other("jit_compile") == "false":
+        return False
     found: bool | None = enabled if level is None else level > 0
     return found
 
@@ -75,7 +77,7 @@ def _compiled(want: Want, reason: str = "", differs: str = "", more: dict[str, A
 
 
 def _not_fused(want: Want) -> str:
-    name = "enable_graph_kernel" if want.other(LEVEL) is None else LEVEL
+    name = next((n for n in (LEVEL, "enable_graph_kernel") if want.other(n) is not None), "jit_compile")
     return f"nothing is fused: {name}={want.other(name)!r}"
 
 
