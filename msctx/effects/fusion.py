@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from msctx.effects import graph_engine
 from msctx.effects.algorithms import POLICY, asked_of, conv_policy, only_records
-from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
+from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, refused
+from msctx.effects.graph_engine import GRAPHS, ONCE
 from msctx.options.conv_policy import RECORDED
 from msctx.options.fusion_passes import TWINS, WITHOUT_A_TWIN, known
 from msctx.options.graph_kernel_flags import FLAGS, GROUP, WHY_NOT
-from msctx.options.option import ASCEND
 
+BY_CANN = "CANN's graph engine fuses by rules of its own, and has none of these flags"
+FROZEN_BY_CANN = "CANN takes the weights for constants (frozen_parameter): their memory must stay where it is"
 LEVEL = "graph_kernel_flags.opt_level"
 AGGRESSIVE = "kernels that share no data are combined, too, which may be slower"
 KEEP_CONVOLUTIONS = (
@@ -23,8 +26,8 @@ TUNED, FROZEN, AS_PRODUCT = f"{GROUP}.online_tuning", "frozen_variable", "ConvTo
 def fused(want: Want) -> bool | None:
     """Whether inductor fuses; None: as torch.compile does unasked."""
     level, enabled = want.other(LEVEL), want.other("enable_graph_kernel")
-    if level is None and enabled is None and want.other("jit_compile") == "false":
-        return False
+    if level is None and enabled is None and want.device != "ascend" and want.other("jit_compile") == "false":
+        return False  # CANN's graph engine has the option itself
     found: bool | None = enabled if level is None else level > 0
     return found
 
@@ -67,9 +70,11 @@ def _switches(want: Want) -> list[tuple[str, str, str]]:
 
 
 def _compiled(want: Want, reason: str = "", differs: str = "", more: dict[str, Any] | None = None) -> Outcome:
-    from msctx.effects.graph_mode import ALONE, compilation
+    from msctx.effects.graph_mode import ALONE, BY_TORCHAIR, compilation
 
     found = {"graph.compilation": compilation(want)} | (more or {})
+    if want.device == "ascend":
+        reason = "; ".join(filter(None, (reason, BY_TORCHAIR)))
     alone = "" if want.other("mode") == 0 else ALONE
     if differs:
         return approximated(found, "; ".join(filter(None, (differs, alone))))
@@ -84,14 +89,14 @@ def _not_fused(want: Want) -> str:
 @effect("graph_kernel_flags")
 def graph_kernel_flags(want: Want) -> Outcome:
     if want.device == "ascend":
-        return not_built(ASCEND)
+        return honoured(reason="its flags are options of their own")
     return _compiled(want) if want.value.strip() else NOTHING_ASKED
 
 
 @effect(LEVEL)
 def opt_level(want: Want) -> Outcome:
-    if want.device == "ascend":
-        return not_built(ASCEND)
+    if want.device == "ascend" and want.value > 1:
+        return _compiled(want, differs=f"as 1: {BY_CANN}")
     return _compiled(want, AGGRESSIVE if want.value == 3 else "")
 
 
@@ -100,7 +105,7 @@ def flag(want: Want) -> Outcome:
     if why := WHY_NOT.get(want.option.name):
         return refused(why)
     if want.device == "ascend":
-        return not_built(ASCEND)
+        return refused(BY_CANN)
     if fused(want) is False:
         return inert(_not_fused(want))
     if _hides(want, want.option.name):
@@ -111,7 +116,7 @@ def flag(want: Want) -> Outcome:
 @effect("fusion_switch_file")
 def fusion_switch_file(want: Want) -> Outcome:
     if want.device == "ascend":
-        return not_built(ASCEND)
+        return honoured({"torch.npu.engine_options": graph_engine.engine_options(want)}, f"{GRAPHS}; {ONCE}")
     if fused(want) is False:
         return inert(_not_fused(want))
     names = [(g, n, s) for g, found in want.content["Switch"].items() for n, s in found.items()]
@@ -123,15 +128,15 @@ def fusion_switch_file(want: Want) -> Outcome:
 
 @effect("enable_scope_fusion_passes")
 def enable_scope_fusion_passes(want: Want) -> Outcome:
-    return not_built(ASCEND) if want.device == "ascend" else _compiled(want)
+    return _compiled(want)
 
 
 @effect("frozen_variable")
 def frozen_variable(want: Want) -> Outcome:
-    if want.device == "ascend":
-        return not_built(ASCEND)
     if not want.value:
         return NOTHING_ASKED
+    if want.device == "ascend":
+        return _compiled(want, FROZEN_BY_CANN)
     if fused(want) is False:
         return inert(_not_fused(want))
     if _hides(want, FROZEN):

@@ -110,11 +110,12 @@ def _in_graphs(want: Want, more: dict[str, Any] | None = None, differs: str = ""
 
 @effect("jit_compile")
 def jit_compile(want: Want) -> Outcome:
-    if want.device == "ascend":
-        more = {"torch.npu.jit_compile": JIT_COMPILE.get(want.value)}
-        return _in_graphs(want, more, BY_CHIP if want.value == "auto" else "")
     from msctx.effects.fusion import LEVEL
     from msctx.effects.graph_mode import ALONE, compilation
+
+    if want.device == "ascend":  # beside a CPU, which has the same switch for its graphs, the NPU counts
+        more = {"torch.npu.jit_compile": JIT_COMPILE.get(want.value), "graph.compilation": compilation(want)}
+        return _in_graphs(want, more, BY_CHIP if want.value == "auto" else "")
 
     if want.value == "auto":
         return approximated({}, BY_SHAPES)

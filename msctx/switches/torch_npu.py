@@ -279,6 +279,12 @@ SWITCHES = (
         available=is_here,
     ),
     Switch(
+        name="torch.npu.allow_internal_format",
+        read=lambda: _get("ALLOW_INTERNAL_FORMAT") != "disable",
+        write=lambda on: _set("ALLOW_INTERNAL_FORMAT", "enable" if on else "disable"),
+        available=is_here,
+    ),
+    Switch(
         name="torch.npu.op_timeout",
         read=lambda: _Timeout.seconds,
         write=_Timeout.write,

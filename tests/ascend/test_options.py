@@ -261,3 +261,51 @@ assert sent("AddGraph", second), "torchair did not raise"
 assert sent("AddGraph", compiled())
 """
     )
+
+
+@pytest.mark.full
+def test_dumps_and_tuning_of_graphs(ascend: Run) -> None:
+    ascend(
+        COMPILE
+        + """
+import tempfile
+from pathlib import Path
+folder = Path(tempfile.mkdtemp())
+import os
+os.chdir(folder)  # torchair writes beside
+from torchair._ge_concrete_graph.fx2ge_converter import GeConcreteGraph
+tuned = []
+GeConcreteGraph.auto_tune = lambda self, inputs: tuned.append(self)  # the recorder has no tuner
+with msctx.context(session={"enable_dump": True}, dump_path=str(folder / "dumps"), dump_mode="all", aoe_tune_mode="online"):
+    found = sent("AddGraph", compiled())
+assert (folder / "dumps").is_dir()
+assert found["aoe_mode"] == "2"
+assert len(tuned) == 1
+config = torchair.CompilerConfig()
+assert "aoe_mode" not in sent("AddGraph", compiled(config))
+assert config.aoe_config.aoe_mode.value is None
+assert len(tuned) == 1
+"""
+    )
+
+
+def test_graph_mode_goes_to_torchair(ascend: Run) -> None:
+    ascend("""
+        model = torch.nn.Linear(4, 4).npu()
+        x = torch.ones(2, 4).npu()
+        calls()
+        with msctx.context(mode="GRAPH_MODE", jit_compile="false"):
+            try:
+                model(x)
+            except Exception:  # the recorder compiles nothing
+                pass
+        found = calls()
+        assert "CompileGraph()" in found, found
+        assert "AddGraph(ge.jit_compile=0)" in found
+        assert not [call for call in found if "aclnn" in call], "no operator ran by itself"
+        with msctx.context(mode="GRAPH_MODE", enable_graph_kernel=False):
+            model(x)
+        found = calls()
+        assert not [call for call in found if "Graph" in call], found
+        assert [call for call in found if "aclnn" in call], found
+    """)

@@ -29,6 +29,7 @@ def test_every_option_of_ascend_has_its_switch():
         "torch.npu.op_debug_level",
         "torch.npu.jit_compile",
         "torch.npu.op_timeout",
+        "torch.npu.allow_internal_format",
         "torch.npu.event_sync_timeout",
         "torch.npu.exception_dump",
         "torch.npu.aoe_folder",
