@@ -26,10 +26,17 @@ TUNED, FROZEN, AS_PRODUCT = f"{GROUP}.online_tuning", "frozen_variable", "ConvTo
 def fused(want: Want) -> bool | None:
     """Whether inductor fuses; None: as torch.compile does unasked."""
     level, enabled = want.other(LEVEL), want.other("enable_graph_kernel")
-    if level is None and enabled is None and want.device != "ascend" and want.other("jit_compile") == "false":
-        return False  # CANN's graph engine has the option itself
     found: bool | None = enabled if level is None else level > 0
     return found
+
+
+def ready_made(want: Want) -> bool:
+    """Whether graphs run kernels of the libraries, one for each node, but on an NPU, whose engine has the option itself."""
+    return all(want.other(name) is None for name in (LEVEL, "enable_graph_kernel")) and want.other("jit_compile") == "false"
+
+
+def _is_off(want: Want) -> bool:
+    return fused(want) is False or (want.device != "ascend" and ready_made(want))
 
 
 def asked(want: Want) -> dict[str, Any]:
@@ -43,6 +50,7 @@ def asked(want: Want) -> dict[str, Any]:
     scope = want.in_force("enable_scope_fusion_passes")
     return {
         "fused": fused(want),
+        "ready_made": ready_made(want),
         "flags": tuple(flags.items()),
         "fusion_switches": tuple(_switches(want)),
         "scope_passes": tuple(scope.value.split(",")) if scope else (),
@@ -106,7 +114,7 @@ def flag(want: Want) -> Outcome:
         return refused(why)
     if want.device == "ascend":
         return refused(BY_CANN)
-    if fused(want) is False:
+    if _is_off(want):
         return inert(_not_fused(want))
     if _hides(want, want.option.name):
         return inert(KEEP_CONVOLUTIONS.format("max_autotune"))
@@ -117,7 +125,7 @@ def flag(want: Want) -> Outcome:
 def fusion_switch_file(want: Want) -> Outcome:
     if want.device == "ascend":
         return honoured({"torch.npu.engine_options": graph_engine.engine_options(want)}, f"{GRAPHS}; {ONCE}")
-    if fused(want) is False:
+    if _is_off(want):
         return inert(_not_fused(want))
     names = [(g, n, s) for g, found in want.content["Switch"].items() for n, s in found.items()]
     differs = [f"{n} is no pass that is known" for _, n, _ in names if not known(n)]
@@ -137,7 +145,7 @@ def frozen_variable(want: Want) -> Outcome:
         return NOTHING_ASKED
     if want.device == "ascend":
         return _compiled(want, FROZEN_BY_CANN)
-    if fused(want) is False:
+    if _is_off(want):
         return inert(_not_fused(want))
     if _hides(want, FROZEN):
         return refused(KEEP_CONVOLUTIONS.format("constant weights"))

@@ -113,7 +113,7 @@ def jit_compile(want: Want) -> Outcome:
     from msctx.effects.fusion import LEVEL
     from msctx.effects.graph_mode import ALONE, compilation
 
-    if want.device == "ascend":  # beside a CPU, which has the same switch for its graphs, the NPU counts
+    if want.device == "ascend":
         more = {"torch.npu.jit_compile": JIT_COMPILE.get(want.value), "graph.compilation": compilation(want)}
         return _in_graphs(want, more, BY_CHIP if want.value == "auto" else "")
 

@@ -65,11 +65,12 @@ class Backend:
 
 
 def _compiler(wanted: Compilation, inputs: Sequence[Any]) -> Callable[..., Any]:
-    if wanted.fused is False:
+    on_npu = any(isinstance(one, torch.Tensor) and one.device.type == "npu" for one in inputs)
+    if wanted.fused is False or (wanted.ready_made and not on_npu):
         from torch._dynamo.backends.debugging import aot_eager
 
         return aot_eager
-    if any(isinstance(one, torch.Tensor) and one.device.type == "npu" for one in inputs):
+    if on_npu:
         return _torchair(wanted)
     from msctx.graph.fusion import compiler
 

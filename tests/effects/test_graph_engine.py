@@ -74,12 +74,13 @@ def test_other_devices_take_what_has_a_meaning_there() -> None:
                 ("jit_compile", "auto", ("approximated", {}, "for the shapes that come first")),
             )
         )
-        for value, dynamic, fused in (("true", False, None), ("false", None, False)):
+        for value, dynamic, ready_made in (("true", False, False), ("false", None, True)):
             wanted = rows({"jit_compile": value, "mode": 0}, on=device)["jit_compile"].assignments["graph.compilation"]
-            assert (wanted.shapes.dynamic, wanted.fused) == (dynamic, fused)
+            assert (wanted.shapes.dynamic, wanted.ready_made) == (dynamic, ready_made)
     beside = {"jit_compile": "false", "enable_graph_kernel": True, "mode": 0}
     assert rows(beside)["jit_compile"].status == "inert"
-    assert rows(beside)["mode"].assignments["graph.compilation"].fused is True
+    compilation = rows(beside)["mode"].assignments["graph.compilation"]
+    assert (compilation.fused, compilation.ready_made) == (True, False)
     check(
         (device, {name: value}, {name: expected})
         for device, name, value, expected in (

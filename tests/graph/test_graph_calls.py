@@ -493,3 +493,20 @@ def test_names_go_with_their_classes() -> None:
             type(f"Made{number}", (Net,), {})()(image())
     gc.collect()
     assert {*report._classes} <= before | {"Net"}
+
+
+@pytest.mark.full
+def test_jit_compile_decides_between_generated_code_and_kernels_of_libraries() -> None:
+    def products(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2 + 1).relu()
+
+    made = {}
+    for value in ("false", "true"):
+        counters.clear()
+        torch._dynamo.reset()
+        with msctx.context(mode="GRAPH_MODE", jit_compile=value):
+            function = msctx.jit(products)
+            for size in (3, 4, 5):
+                torch.testing.assert_close(function(torch.ones(size)), products(torch.ones(size)))
+        made[value] = (counters["stats"]["unique_graphs"], bool(counters["inductor"]))
+    assert made == {"false": (2, False), "true": (3, True)}, "for true, each shape has code of its own"
