@@ -309,3 +309,84 @@ def test_graph_mode_goes_to_torchair(ascend: Run) -> None:
         assert not [call for call in found if "Graph" in call], found
         assert [call for call in found if "aclnn" in call], found
     """)
+
+
+# --- what is sent, against torch_npu itself ---------------------------------------------------------------------------
+
+
+def test_torch_npu_has_every_option_and_takes_every_value_that_is_sent(ascend: Run) -> None:
+    ascend("""
+        import inspect
+        from msctx.options import OPTIONS
+        from msctx.switches import torch_npu as switches
+        from torch_npu.npu import npu_config
+        source = inspect.getsource(switches)
+        keys = {word for word in source.replace("'", '"').split('"') if word.startswith("ACL_OP_") or word in (
+            "ACL_PRECISION_MODE", "ACL_DEBUG_DIR", "ACL_OPTYPELIST_FOR_IMPLMODE", "jitCompile", "ALLOW_INTERNAL_FORMAT")}
+        assert len(keys) == 10, keys
+        for key in keys:
+            assert torch_npu._C._npu_getOption(key) is not None, key
+        values = {
+            "ACL_OP_DEBUG_LEVEL": map(str, OPTIONS["op_debug_level"].choices),
+            "ACL_OP_COMPILER_CACHE_MODE": OPTIONS["op_compiler_cache_mode"].choices,
+            "ACL_OP_SELECT_IMPL_MODE": ("high_performance", "high_precision"),
+            "ACL_PRECISION_MODE": ("must_keep_origin_dtype", "allow_fp32_to_fp16"),
+        }
+        for key, words in values.items():
+            assert {*words} == {*npu_config._option_map[key]}, key
+        assert not torch.npu.is_initialized()
+    """)
+
+
+def test_torchair_asks_where_the_options_are_laid_over_its_own(ascend: Run) -> None:
+    ascend("""
+        import inspect
+        import torchair
+        from torchair._ge_concrete_graph import fx2ge_converter
+        from torchair.core import _backend
+        from msctx.switches import torchair as switch
+        made = fx2ge_converter.GeConcreteGraph
+        assert "_normalize_ge_option" in vars(made)
+        assert isinstance(vars(made)["config"], property)
+        assert "self._config = config" in inspect.getsource(made.__init__)
+        assert hasattr(_backend, "_GLOBAL_COMPILE_OPTION")
+        taken = inspect.getsource(fx2ge_converter._get_ge_dump_options)
+        assert all(f'"{key}"' in taken for key in switch.DUMPS.split())
+    """)
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_that_fails_while_a_context_is_entered_leaves_everything_as_it_was(ascend: Run) -> None:
+    ascend("""
+        torch.npu.set_device(0)
+        torch.npu.current_stream()
+        before = msctx.state()
+        calls()
+        fail("aclrtSetOpExecuteTimeOutV2")
+        try:
+            msctx.context(matmul_allow_hf32=True, jit_compile="true", stream_sync_timeout=900, op_timeout=9).__enter__()
+        except msctx.MsctxError as error:
+            assert "torch.npu.op_timeout did not take 9" in str(error), error
+        else:
+            raise AssertionError("the call was to fail")
+        changed = {name: (value, msctx.state()[name]) for name, value in before.items() if msctx.state()[name] != value}
+        assert not changed, changed
+        assert not torch.npu.matmul.allow_hf32
+        with msctx.context(op_timeout=9):
+            assert calls("aclrtSetOpExecuteTimeOutV2")[-1] == "aclrtSetOpExecuteTimeOutV2(9000000)"
+    """)
+
+
+@pytest.mark.full
+def test_looking_initialises_nothing(ascend: Run) -> None:
+    ascend("""
+        msctx.state()
+        for name in ("jit_compile", "op_timeout", "exception_dump", "max_device_memory"):
+            msctx.explain({name: {"jit_compile": "true", "exception_dump": "1"}.get(name, 9 << 30 if "memory" in name else 9)})
+        with msctx.context(matmul_allow_hf32=True, jit_compile="true", stream_sync_timeout=9, buffer_optimize="off_optimize"):
+            msctx.state()
+        assert not torch.npu.is_initialized()
+        assert calls() == []
+    """)
