@@ -23,6 +23,7 @@ WITH_GRAPHS = {
     "stream_max_parallel_num": {},
     "ac_parallel_enable": {},
     "input_fusion_size": {},
+    "enable_small_channel": {},
     "op_debug_level": {},
     "op_debug_config": {},
     "debug_dir": {},
