@@ -140,15 +140,22 @@ def apply(wants: Mapping[str, Any], owner: str, *, strict: bool = False) -> Hold
         switches = [switch for switch, want in found if want is not AS_FOUND or switch.restore == "exact"]
         _check_threads(switches, hold)
         _check_writable([s for s in switches if wants[s.name] is not AS_FOUND], wants, hold, strict)
+        unread: list[Callable[[], None]] = []
+        """What brings back the switches that are read later: as long as nobody is inside, nobody has."""
         try:
             for switch in switches:
                 if switch.name not in hold.late:
                     _finish(switch)
+                    if switch.restore == "never":
+                        unread.append(partial(switch.put_back, switch.take()))
                     _write(switch, wants[switch.name], hold)
             if strict and hold.late:
                 raise StrictError.of(sorted(hold.late.values()))
             deliver()
         except BaseException:
+            for put_back in reversed(unread):
+                with suppress(Exception):  # those that can be set once
+                    put_back()
             undo(hold, quiet=True)
             raise
     return hold

@@ -125,7 +125,8 @@ def _rest(folder: Path, parts: Iterable[Path]) -> str:
 
 
 def _symbols(path: Path, *which: str) -> set[str]:
-    return {words[-1] for line in _run("nm", *which, str(path)).splitlines() if len(words := line.split()) > 1}
+    lines = [line.split() for line in _run("nm", *which, str(path)).splitlines()]
+    return {words[-1] for words in lines if len(words) > 1 and words[-2] not in "wv"}  # without those that need not be there
 
 
 def _run(*command: str) -> str:

@@ -2,6 +2,7 @@
 
 #include <acl/acl.h>
 #include <acl/acl_op_compiler.h>
+#include <sys/mman.h>
 
 #include <array>
 #include <atomic>
@@ -24,6 +25,7 @@ char contexts[most_devices];
 
 std::mutex guard;
 std::map<void*, std::pair<int, size_t>> blocks;
+std::map<void*, size_t> reserved;
 std::array<size_t, most_devices> used;
 
 std::array<std::string, 32> compile_options;
@@ -42,12 +44,27 @@ const char* name(aclCompileOpt option) {
   return option <= ACL_OP_DEBUG_OPTION ? names[option] : "?";
 }
 
+// Of chips of the 910A class operators are compiled for their shapes unless told otherwise.
+std::string compile_option(aclCompileOpt option) {
+  const std::string& found = compile_options.at(option);
+  if (option != ACL_OP_JIT_COMPILE || !found.empty()) return found;
+  return recorder::setting("RECORDER_SOC", "").starts_with("Ascend910A") ? "enable" : "disable";
+}
+
 const char* name(aclSysParamOpt option) {
   static const char* names[] = {"ACL_OPT_DETERMINISTIC", "ACL_OPT_ENABLE_DEBUG_KERNEL", "ACL_OPT_STRONG_CONSISTENCY"};
   return option <= ACL_OPT_STRONG_CONSISTENCY ? names[option] : "?";
 }
 
 const char* name(aclrtDevResLimitType type) { return type == ACL_RT_DEV_RES_CUBE_CORE ? "CUBE" : "VECTOR"; }
+
+const char* name(aclrtMemcpyKind kind) {
+  switch (kind) {
+    case ACL_MEMCPY_HOST_TO_DEVICE: return "to device";
+    case ACL_MEMCPY_DEVICE_TO_HOST: return "to host";
+    default: return "on device";
+  }
+}
 
 int device() { return current < 0 ? 0 : current; }
 
@@ -80,7 +97,8 @@ aclError aclFinalize() {
 }
 
 const char* aclrtGetSocName() {
-  static const std::string soc = recorder::setting("RECORDER_SOC", "Ascend910B1");
+  static std::string soc;
+  soc = recorder::setting("RECORDER_SOC", "Ascend910B1");
   return soc.c_str();
 }
 
@@ -190,14 +208,16 @@ aclError aclrtFreeHost(void* place) {
   return ACL_SUCCESS;
 }
 
-aclError aclrtMemcpy(void* to, size_t, const void* from, size_t count, aclrtMemcpyKind) {
+aclError aclrtMemcpy(void* to, size_t, const void* from, size_t count, aclrtMemcpyKind kind) {
+  CALLED(count, name(kind));
   std::memmove(to, from, count);
   return ACL_SUCCESS;
 }
 
-aclError aclrtMemcpyAsync(void* to, size_t room, const void* from, size_t count, aclrtMemcpyKind kind, aclrtStream) {
-  CALLED(count, kind == ACL_MEMCPY_HOST_TO_DEVICE ? "to device" : kind == ACL_MEMCPY_DEVICE_TO_HOST ? "to host" : "on device");
-  return aclrtMemcpy(to, room, from, count, kind);
+aclError aclrtMemcpyAsync(void* to, size_t, const void* from, size_t count, aclrtMemcpyKind kind, aclrtStream) {
+  CALLED(count, name(kind));
+  std::memmove(to, from, count);
+  return ACL_SUCCESS;
 }
 
 aclError aclrtMemset(void* place, size_t, int32_t value, size_t count) {
@@ -209,20 +229,32 @@ aclError aclrtMemsetAsync(void* place, size_t room, int32_t value, size_t count,
   return aclrtMemset(place, room, value, count);
 }
 
+// Addresses without memory: a page is there once it is written to.
 aclError aclrtReserveMemAddress(void** place, size_t size, size_t, void*, uint64_t) {
   CALLED(size);
-  *place = std::aligned_alloc(2 << 20, size);
-  return *place ? ACL_SUCCESS : no_memory;
+  *place = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (*place == MAP_FAILED) return no_memory;
+  std::lock_guard hold(guard);
+  reserved[*place] = size;
+  return ACL_SUCCESS;
 }
 
 aclError aclrtReleaseMemAddress(void* place) {
-  CALLED();
-  std::free(place);
+  std::lock_guard hold(guard);
+  CALLED(reserved[place]);
+  munmap(place, reserved[place]);
+  reserved.erase(place);
   return ACL_SUCCESS;
 }
 
 aclError aclrtMallocPhysical(aclrtDrvMemHandle* handle, size_t size, const aclrtPhysicalMemProp*, uint64_t) {
-  return take(__func__, reinterpret_cast<void**>(handle), size);
+  CALLED(size);
+  std::lock_guard hold(guard);
+  if (used[device()] + size > memory()) return no_memory;
+  used[device()] += size;
+  *handle = reinterpret_cast<aclrtDrvMemHandle>(thing());
+  blocks[*handle] = {device(), size};
+  return ACL_SUCCESS;
 }
 
 aclError aclrtFreePhysical(aclrtDrvMemHandle handle) { return aclrtFree(handle); }
@@ -312,10 +344,10 @@ aclError aclSetCompileopt(aclCompileOpt option, const char* value) {
   return ACL_SUCCESS;
 }
 
-size_t aclGetCompileoptSize(aclCompileOpt option) { return compile_options.at(option).size() + 1; }
+size_t aclGetCompileoptSize(aclCompileOpt option) { return compile_option(option).size() + 1; }
 
 aclError aclGetCompileopt(aclCompileOpt option, char* value, size_t room) {
-  std::strncpy(value, compile_options.at(option).c_str(), room);
+  std::strncpy(value, compile_option(option).c_str(), room);
   return ACL_SUCCESS;
 }
 

@@ -193,23 +193,26 @@ std::vector<bool> reduced(const aclTensor& in, const Sizes& dims) {
   return found;
 }
 
-std::function<void()> sum(const aclTensor& in, const Sizes& dims, const aclTensor& out, bool mean) {
+// Of each group of elements that become one, what *combine* makes of them, beginning with *first*.
+template <class F>
+std::function<void()> fold(const aclTensor& in, const Sizes& dims, const aclTensor& out, double first, F combine, double divisor = 1) {
   return [=] {
     const std::vector<bool> gone = reduced(in, dims);
-    Sizes left;
-    int64_t many = 1;
-    for (size_t d = 0; d < in.sizes.size(); d++)
-      if (gone[d]) many *= in.sizes[d];
-    std::vector<double> sums(count(out.sizes));
+    std::vector<double> found(count(out.sizes), first);
     each(in.sizes, [&](const Sizes& i) {
       int64_t to = 0;
       for (size_t d = 0; d < i.size(); d++)
         if (!gone[d]) to = to * in.sizes[d] + i[d];
-      sums[to] += get(in, i);
+      found[to] = combine(found[to], get(in, i));
     });
     int64_t next = 0;
-    each(out.sizes, [&](const Sizes& i) { set(out, i, sums[next++] / (mean ? many : 1)); });
+    each(out.sizes, [&](const Sizes& i) { set(out, i, found[next++] / divisor); });
   };
+}
+
+std::function<void()> sum(const aclTensor& in, const Sizes& dims, const aclTensor& out, bool mean) {
+  const double many = mean ? static_cast<double>(count(in.sizes)) / static_cast<double>(count(out.sizes)) : 1;
+  return fold(in, dims, out, 0, [](double all, double x) { return all + x; }, many);
 }
 
 // Calls a function with each row along a dimension, as the index of its first element.
@@ -377,8 +380,28 @@ WITH_FACTOR(Add, 1)
 WITH_FACTOR(Sub, -1)
 ALL_FORMS(Mul, x* y)
 ALL_FORMS(Div, x / y)
-BINARY(aclnnEqTensor, x == y)
-WITH_SCALAR(aclnnEqScalar, x == y)
+#define COMPARISON(operator, sign)                                                                \
+  BINARY(aclnn##operator##Tensor, x sign y)                                                       \
+  WITH_SCALAR(aclnn##operator##Scalar, x sign y)
+COMPARISON(Eq, ==)
+COMPARISON(Ne, !=)
+COMPARISON(Lt, <)
+COMPARISON(Le, <=)
+COMPARISON(Gt, >)
+COMPARISON(Ge, >=)
+BINARY(aclnnLogicalAnd, x && y)
+BINARY(aclnnLogicalOr, x || y)
+BINARY(aclnnBitwiseAndTensor, static_cast<int64_t>(x) & static_cast<int64_t>(y))
+BINARY(aclnnBitwiseOrTensor, static_cast<int64_t>(x) | static_cast<int64_t>(y))
+BINARY(aclnnMaximum, std::fmax(x, y))
+BINARY(aclnnMinimum, std::fmin(x, y))
+WITH_SCALAR(aclnnPowTensorScalar, std::pow(x, y))
+INPLACE_WITH_SCALAR(aclnnInplacePowTensorScalar, std::pow(x, y))
+BINARY(aclnnTanhBackward, x*(1 - y * y))
+BINARY(aclnnSigmoidBackward, x* y*(1 - y))
+UNARY(LogicalNot, !x)
+UNARY(Sigmoid, 1 / (1 + std::exp(-x)))
+UNARY(Rsqrt, 1 / std::sqrt(x))
 UNARY(Relu, x > 0 ? x : 0)
 UNARY(Neg, -x)
 UNARY(Sqrt, std::sqrt(x))
@@ -387,6 +410,13 @@ UNARY(Log, std::log(x))
 UNARY(Tanh, std::tanh(x))
 UNARY(Abs, std::fabs(x))
 UNARY(IsFinite, std::isfinite(x))
+
+EXECUTES(aclnnIsClose)(const aclTensor* a, const aclTensor* b, double relative, double absolute, bool nan, aclTensor* out, LATER) {
+  OPERATOR(name(a->dtype), name(b->dtype));
+  return later(workspace, executor, map(*a, *b, *out, [=](double x, double y) {
+                 return x == y || std::fabs(x - y) <= absolute + relative * std::fabs(y) || (nan && x != x && y != y);
+               }));
+}
 
 EXECUTES(aclnnThresholdBackward)(const aclTensor* grad, const aclTensor* in, const aclScalar* threshold, aclTensor* out, LATER) {
   OPERATOR(name(grad->dtype));
@@ -404,6 +434,39 @@ EXECUTES(aclnnReduceSum)(const aclTensor* in, const aclIntArray* dims, bool, acl
 EXECUTES(aclnnMean)(const aclTensor* in, const aclIntArray* dims, bool, aclDataType dtype, aclTensor* out, LATER) {
   OPERATOR(name(in->dtype), name(dtype));
   return later(workspace, executor, sum(*in, *dims, *out, true));
+}
+
+EXECUTES(aclnnAll)(const aclTensor* in, const aclIntArray* dims, bool, aclTensor* out, LATER) {
+  OPERATOR(name(in->dtype));
+  return later(workspace, executor, fold(*in, *dims, *out, 1, [](double all, double x) { return all && x; }));
+}
+
+EXECUTES(aclnnAny)(const aclTensor* in, const aclIntArray* dims, bool, aclTensor* out, LATER) {
+  OPERATOR(name(in->dtype));
+  return later(workspace, executor, fold(*in, *dims, *out, 0, [](double any, double x) { return any || x; }));
+}
+
+EXECUTES(aclnnMax)(const aclTensor* in, aclTensor* out, LATER) {
+  OPERATOR(name(in->dtype));
+  return later(workspace, executor, fold(*in, {}, *out, -INFINITY, [](double most, double x) { return std::fmax(most, x); }));
+}
+
+EXECUTES(aclnnMin)(const aclTensor* in, aclTensor* out, LATER) {
+  OPERATOR(name(in->dtype));
+  return later(workspace, executor, fold(*in, {}, *out, INFINITY, [](double least, double x) { return std::fmin(least, x); }));
+}
+
+EXECUTES(aclnnSoftmax)(const aclTensor* in, int64_t dim, aclTensor* out, LATER) {
+  OPERATOR(name(in->dtype));
+  if (dim < 0) dim += in->sizes.size();
+  return later(workspace, executor, [=, in = *in, out = *out] {
+    rows(in.sizes, dim, [&](Sizes i) {
+      double most = -INFINITY, total = 0;
+      for (i[dim] = 0; i[dim] < in.sizes[dim]; i[dim]++) most = std::fmax(most, get(in, i));
+      for (i[dim] = 0; i[dim] < in.sizes[dim]; i[dim]++) total += std::exp(get(in, i) - most);
+      for (i[dim] = 0; i[dim] < in.sizes[dim]; i[dim]++) set(out, i, std::exp(get(in, i) - most) / total);
+    });
+  });
 }
 
 EXECUTES(aclnnLogSoftmax)(const aclTensor* in, int64_t dim, aclTensor* out, LATER) {
