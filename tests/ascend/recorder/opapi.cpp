@@ -28,6 +28,9 @@ struct aclScalar {
 struct aclIntArray : Sizes {
   using Sizes::Sizes;
 };
+struct aclTensorList : std::vector<const aclTensor*> {
+  using std::vector<const aclTensor*>::vector;
+};
 struct aclOpExecutor {
   std::function<void()> run;
 };
@@ -265,6 +268,16 @@ int aclDestroyIntArray(const aclIntArray* array) {
   return 0;
 }
 
+aclTensorList* aclCreateTensorList(const aclTensor* const* tensors, uint64_t count) {
+  return new aclTensorList(tensors, tensors + count);
+}
+
+int aclDestroyTensorList(const aclTensorList* list) {
+  for (const aclTensor* tensor : *list) delete tensor;
+  delete list;
+  return 0;
+}
+
 // --- products ------------------------------------------------------------------------------------------------------------------
 
 EXECUTES(aclnnMm)(const aclTensor* a, const aclTensor* b, aclTensor* out, int8_t cube, LATER) {
@@ -492,6 +505,51 @@ EXECUTES(aclnnLogSoftmaxBackward)(const aclTensor* grad, const aclTensor* result
       for (i[dim] = 0; i[dim] < grad.sizes[dim]; i[dim]++) set(out, i, get(grad, i) - std::exp(get(result, i)) * total);
     });
   });
+}
+
+EXECUTES(aclnnNLLLoss)(const aclTensor* in, const aclTensor* target, const aclTensor*, int64_t reduction, int64_t, aclTensor* out,
+                       aclTensor* weight, LATER) {
+  OPERATOR(name(in->dtype));
+  return later(workspace, executor, [=, in = *in, target = *target, out = *out, weight = *weight] {
+    const int64_t many = in.sizes[0];
+    double total = 0;
+    for (int64_t i = 0; i < many; i++) {
+      const double loss = -get(in, {i, static_cast<int64_t>(get(target, {i}))});
+      if (reduction == 0) set(out, {i}, loss);
+      total += loss;
+    }
+    if (reduction != 0) set(out, Sizes(out.sizes.size()), reduction == 1 ? total / many : total);
+    set(weight, Sizes(weight.sizes.size()), many);
+  });
+}
+
+EXECUTES(aclnnNLLLossBackward)(const aclTensor* grad, const aclTensor*, const aclTensor* target, const aclTensor*, int64_t reduction,
+                               int64_t, const aclTensor*, aclTensor* out, LATER) {
+  OPERATOR(name(grad->dtype));
+  return later(workspace, executor, [=, grad = *grad, target = *target, out = *out] {
+    const int64_t many = out.sizes[0];
+    each(out.sizes, [&](const Sizes& i) {
+      const double one = reduction == 0 ? get(grad, {i[0]}) : get(grad, Sizes(grad.sizes.size())) / (reduction == 1 ? many : 1);
+      set(out, i, static_cast<int64_t>(get(target, {i[0]})) == i[1] ? -one : 0);
+    });
+  });
+}
+
+// --- lists of tensors, as optimizers have them -----------------------------------------------------------------------------------
+
+EXECUTES(aclnnForeachMulScalarV2)(const aclTensorList* in, const aclScalar* factor, const aclTensorList* out, LATER) {
+  OPERATOR(name(in->front()->dtype), factor->value);
+  std::vector<std::function<void()>> parts;
+  for (size_t i = 0; i < in->size(); i++) parts.push_back(map(*(*in)[i], *(*out)[i], [k = factor->value](double x) { return k * x; }));
+  return later(workspace, executor, [parts] { for (const auto& part : parts) part(); });
+}
+
+EXECUTES(aclnnForeachAddListV2)(const aclTensorList* a, const aclTensorList* b, const aclScalar* factor, const aclTensorList* out, LATER) {
+  OPERATOR(name(a->front()->dtype), factor->value);
+  std::vector<std::function<void()>> parts;
+  for (size_t i = 0; i < a->size(); i++)
+    parts.push_back(map(*(*a)[i], *(*b)[i], *(*out)[i], [k = factor->value](double x, double y) { return x + k * y; }));
+  return later(workspace, executor, [parts] { for (const auto& part : parts) part(); });
 }
 
 }  // extern "C"
