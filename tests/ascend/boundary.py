@@ -10,9 +10,9 @@ _recorder.recorder_take.restype = ctypes.c_char_p
 _recorder.recorder_fail.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
 
 
-def take() -> list[str]:
-    """All lines since the last time, once torch_npu's thread that makes the calls has made them."""
-    torch_npu = sys.modules.get("torch_npu")
+def take(*, wait: bool = True) -> list[str]:
+    """All lines since the last time; *wait*: once torch_npu's thread that makes the calls has made them."""
+    torch_npu = sys.modules.get("torch_npu") if wait else None
     if torch_npu is not None and torch_npu.npu.is_initialized():
         torch_npu.npu.synchronize()
     return _recorder.recorder_take().decode().splitlines()
