@@ -436,9 +436,10 @@ def test_an_earlier_policy_runs_no_code_of_a_later_one() -> None:
         torch.testing.assert_close(net(x), plain, rtol=0, atol=0)
 
 
-def test_the_plan_on_ascend_waits() -> None:
+def test_on_ascend_graphs_go_to_torchair() -> None:
     rows = msctx.explain(device_target="Ascend", mode="GRAPH_MODE").rows
-    assert {row.status for row in rows if row.option == "mode" and row.device == "ascend"} == {"not_built"}
+    (row,) = [row for row in rows if row.option == "mode" and row.device == "ascend"]
+    assert (row.status, "torchair" in row.reason) == ("honoured", True)
 
 
 # --- what else reaches into compiled code -----------------------------------------------------------------------------
