@@ -198,24 +198,41 @@ SCENES = {"1": "aic_err_norm_dump", "2": "aic_err_brief_dump"}
 """What exception_dump has CANN write → its word for it."""
 
 
+def _acl_init() -> dict[str, Any]:
+    """What the user's file says."""
+    if (path := os.environ.get(ACL_INIT)) is None:
+        return {}
+    found = json.loads(Path(path).read_text(encoding="utf-8"))
+    if not isinstance(found, dict) or not isinstance(found.get("dump", {}), dict):
+        raise ValueError("it holds no dictionary")
+    return found
+
+
 def _exception_dump() -> str:
     """What aclInit is or was given; torch_npu's own file has CANN's lite dump."""
-    if (path := os.environ.get(ACL_INIT)) is None:
+    if os.environ.get(ACL_INIT) is None:
         return "2"
     try:
-        scene = json.loads(Path(path).read_text(encoding="utf-8")).get("dump", {}).get("dump_scene", "")
+        scene = _acl_init().get("dump", {}).get("dump_scene", "")
     except (OSError, ValueError):
         return "0"
     return "1" if scene == SCENES["1"] else "2" if scene in (SCENES["2"], "lite_exception") else "0"
+
+
+def _no_exception_dump(value: str) -> str:
+    """Why another dump cannot be asked for."""
+    try:
+        _acl_init()
+    except (OSError, ValueError) as error:
+        return f"{ACL_INIT}={os.environ[ACL_INIT]}, which is to be kept beside it, cannot be read: {error}"
+    return is_late("exception_dump")
 
 
 def _write_exception_dump(value: str) -> None:
     """A file as CANN 8.3 and newer want it names the device; older ones do not take one that does."""
     from torch_npu.npu.utils import get_cann_version
 
-    found: dict[str, Any] = {}
-    if (path := os.environ.get(ACL_INIT)) is not None:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    found = _acl_init()
     version = re.match(r"(\d+)\.(\d+)", str(get_cann_version("RUNTIME")))
     if version is None or (int(version[1]), int(version[2])) >= (8, 3):
         found.setdefault("defaultDevice", {"default_device": "0"})
@@ -298,7 +315,7 @@ SWITCHES = (
         write=_write_exception_dump,
         restore="never",
         only_before="the first use of an NPU",
-        blocked=lambda value: is_late("exception_dump"),
+        blocked=_no_exception_dump,
         available=is_here,
     ),
     Switch(

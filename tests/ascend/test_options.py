@@ -197,6 +197,28 @@ def test_what_cann_writes_of_an_operator_that_fails(ascend: Run, cann: str, name
 
 
 @pytest.mark.full
+def test_a_file_of_the_users_own_is_kept_beside_it(ascend: Run) -> None:
+    ascend("""
+        import json, os, tempfile, warnings
+        from pathlib import Path
+        own = Path(tempfile.mkdtemp()) / "acl.json"
+        os.environ["TORCH_ACL_INIT_CONFIG_PATH"] = str(own)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            with msctx.context(exception_dump="1"):
+                assert os.environ["TORCH_ACL_INIT_CONFIG_PATH"] == str(own)
+        assert any("cannot be read" in str(one.message) for one in told), [str(one.message) for one in told]
+        own.write_text('{"max_opqueue_num": "9", "dump": {"dump_scene": "lite_exception"}}')
+        assert msctx.state()["torch.npu.exception_dump"] == "2"
+        msctx.set_context(exception_dump="1")
+        given = json.load(open(os.environ["TORCH_ACL_INIT_CONFIG_PATH"]))
+        assert given["max_opqueue_num"] == "9"
+        assert given["dump"] == {"dump_scene": "aic_err_norm_dump"}
+        assert own.read_text().startswith('{"max')
+    """)
+
+
+@pytest.mark.full
 def test_no_dump_at_all_needs_a_file_without_one(ascend: Run) -> None:
     ascend("""
         import json, os
