@@ -59,7 +59,8 @@ def test_at_the_cap_torch_raises_that_memory_is_out(ascend: Run) -> None:
                 assert cap() == 512 << 20
             assert takes(500)
         assert takes(900) and cap() is None
-        assert msctx.diff(before, msctx.state()) == {"torch.npu.current_device": (None, 0)}  # the device is initialised now
+        changed = msctx.diff(before, msctx.state())
+        assert changed == {"torch.npu.current_device": (None, 0)}, changed  # the device is initialised now
         """,
         memory_mb=1024,
     )
