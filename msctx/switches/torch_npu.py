@@ -136,6 +136,12 @@ def _jit_compile(on: bool | None) -> None:
         npu().set_compile_mode(jit_compile=on)
 
 
+def _allows_internal_format() -> bool:
+    """Where nobody has said so, torch_npu forbids them when it initialises a chip whose matrix unit computes float32."""
+    found = _get("ALLOW_INTERNAL_FORMAT")
+    return not has_float32_products() if found is None else found != "disable"
+
+
 # --- the time that an operator may take ---------------------------------------------------------------------------------
 
 SECONDS = 547
@@ -297,7 +303,7 @@ SWITCHES = (
     ),
     Switch(
         name="torch.npu.allow_internal_format",
-        read=lambda: _get("ALLOW_INTERNAL_FORMAT") != "disable",
+        read=_allows_internal_format,
         write=lambda on: _set("ALLOW_INTERNAL_FORMAT", "enable" if on else "disable"),
         available=is_here,
     ),

@@ -86,3 +86,18 @@ def test_seeds_reach_the_generator_of_the_device_and_its_state_is_put_back(ascen
             torch.npu.manual_seed(9)
         assert torch.equal(before, torch.npu.get_rng_state()) and torch.npu.initial_seed() == 3
     """)
+
+
+@pytest.mark.parametrize(("soc", "cann"), [("Ascend910B1", "8.5.0"), ("Ascend910A", "8.0.0"), ("Ascend910_9391", "9.1.0")])
+def test_what_is_read_before_the_device_is_initialised_holds_afterwards(ascend: Run, soc: str, cann: str) -> None:
+    """torch_npu sets some options itself when it initialises: what it will set is what is read."""
+    ascend(
+        """
+        before = msctx.state()
+        torch.empty(3, device="npu")
+        changed = msctx.diff(before, msctx.state())
+        assert changed == {"torch.npu.current_device": (None, 0)}, changed
+        """,
+        soc=soc,
+        cann=cann,
+    )
