@@ -328,6 +328,12 @@ def _passed(done: "subprocess.CompletedProcess[str]") -> str:
     return done.stdout
 
 
+@pytest.fixture
+def passed() -> Callable[..., str]:
+    """What a process printed that has ended; fails with all it said if it failed."""
+    return _passed
+
+
 @pytest.fixture(scope="session")
 def torch_interpreter() -> Iterator[Interpreter]:
     interpreter = Interpreter("import torch")

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,16 @@ TESTS = Path(__file__).resolve().parent
 class Interpreter:
     """Runs *prepare* once. The code of each call continues from there, with its names, in a process of its own."""
 
-    def __init__(self, prepare: str) -> None:
-        folders = [str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")]
+    def __init__(self, prepare: str, variables: Mapping[str, str] | None = None) -> None:
+        env = os.environ if variables is None else variables
+        folders = [str(TESTS.parent), str(TESTS), env.get("PYTHONPATH", "")]
         self._process = subprocess.Popen(
             [sys.executable, __file__, prepare],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd=TESTS.parent,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, folders))},
+            env={**env, "PYTHONPATH": os.pathsep.join(filter(None, folders))},
         )
 
     def run(self, code: str, variables: dict[str, str], timeout: float) -> subprocess.CompletedProcess[str]:

@@ -169,7 +169,7 @@ def test_switches_are_declared_soundly() -> None:
         )
         assert switch.scope in ("process", "thread", "inherited")
         assert switch.restore in ("exact", "closing", "never", "kept")
-        assert (switch.restore == "never") is bool(switch.only_before), name
+        assert (switch.restore == "never") is bool(switch.only_before or switch.lasts), name
         assert (switch.save is None) or (switch.load is not None), name
         assert switch.write is not None or (switch.load is None and switch.restore == "exact"), name
 

@@ -83,7 +83,7 @@ MISTAKES: dict[str, tuple[str, dict[str, str]]] = {
     "strict, and something is not carried out": (
         "run x.yaml --dry-run",
         {
-            "x.yaml": "context:\n  strict: true\n  buffer_optimize: off_optimize\nexperiment:\n  entry: train.py:train\n",
+            "x.yaml": "context:\n  strict: true\n  enable_dump: true\nexperiment:\n  entry: train.py:train\n",
             "train.py": TRAIN,
         },
     ),

@@ -140,15 +140,22 @@ def apply(wants: Mapping[str, Any], owner: str, *, strict: bool = False) -> Hold
         switches = [switch for switch, want in found if want is not AS_FOUND or switch.restore == "exact"]
         _check_threads(switches, hold)
         _check_writable([s for s in switches if wants[s.name] is not AS_FOUND], wants, hold, strict)
+        unread: list[Callable[[], None]] = []
+        """What brings back the switches that are read later: as long as nobody is inside, nobody has."""
         try:
             for switch in switches:
                 if switch.name not in hold.late:
                     _finish(switch)
+                    if switch.restore == "never":
+                        unread.append(partial(switch.put_back, switch.take()))
                     _write(switch, wants[switch.name], hold)
             if strict and hold.late:
                 raise StrictError.of(sorted(hold.late.values()))
             deliver()
         except BaseException:
+            for put_back in reversed(unread):
+                with suppress(Exception):  # those that can be set once
+                    put_back()
             undo(hold, quiet=True)
             raise
     return hold
@@ -173,16 +180,18 @@ def _check_writable(switches: list[Switch], assignments: Mapping[str, Any], hold
             hold.late[switch.name] = reason
     lasting = [s for s in unserved if s.restore == "never" and not hold.base]
     if strict:
-        reasons = [*hold.late.values(), *(f"{s.name} cannot be put back (it holds from {s.only_before} on)" for s in lasting)]
+        reasons = [*hold.late.values(), *(f"{s.name} cannot be put back ({_why_it_lasts(s)})" for s in lasting)]
         if reasons:
             raise StrictError.of(reasons)
     for switch in lasting:
         if switch.name not in hold.late:
             value = assignments[switch.name]
-            text = (
-                f"{switch.name}={value!r}, once set, stays after this with-block: it is read only before {switch.only_before}"
-            )
+            text = f"{switch.name}={value!r}, once set, stays after this with-block: {_why_it_lasts(switch)}"
             warnings.warn(text + ". Set it with set_context or `msctx run` instead.", MsctxWarning, stacklevel=user_frame()[1])
+
+
+def _why_it_lasts(switch: Switch) -> str:
+    return switch.lasts or f"it is read only before {switch.only_before}"
 
 
 def _write(switch: Switch, want: Any, hold: Hold) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
+from msctx.effects.graph_engine import GRAPHS, with_graphs
 from msctx.effects.kernel_tuning import kept_in, measured, recorded_in
 from msctx.effects.precision_mode import HIF8, policy
 from msctx.options.conv_policy import RECORDED, ConvPolicy
@@ -231,8 +232,10 @@ def conv_algo_rules(want: Want) -> Outcome:
 
 @effect("enable_small_channel")
 def enable_small_channel(want: Want) -> Outcome:
+    if want.device == "ascend":
+        return approximated(with_graphs(want), f"{GRAPHS}; operators that run one by one are CANN's own matter")
     if want.device != "cpu":
-        return not_built("CUDA kernels of msctx's own" if want.device == "cuda" else "the Ascend back end")
+        return not_built("CUDA kernels of msctx's own")
     if not want.value:
         return NOTHING_ASKED
     if want.facts.native:

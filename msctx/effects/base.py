@@ -17,6 +17,7 @@ THEMES = (
     "determinism",
     "device",
     "fusion",
+    "graph_engine",
     "graph_files",
     "graph_mode",
     "inputs",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from msctx.effects import graph_engine
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert
 from msctx.options import DEVICES
 from msctx.options.ascend import SPEED_UP
@@ -18,6 +19,7 @@ IN_GRAPHS = (
 LEFT_TO_NPU = "graphs that torchair compiles are left to torch_npu"
 COUNTED = "torch counts a match where it takes effect; with code that it caches it keeps the sum of some patterns alone"
 WHOLE = "a fused kernel holds several operators: op_debug_list keeps torch's caches on, and narrows nothing"
+BINARIES = "the binaries stay in inductor's cache folder"
 DIFFERS: dict[str, dict[str, str]] = {
     "oom": {
         "cpu": "",
@@ -25,8 +27,8 @@ DIFFERS: dict[str, dict[str, str]] = {
         "address",
         "ascend": "torch_npu checks its own kernels",
     },
-    "dump_cce": dict.fromkeys(DEVICES, "the binaries stay in inductor's cache folder"),
-    "dump_loc": dict.fromkeys(DEVICES, "the binaries stay in inductor's cache folder"),
+    "dump_cce": dict.fromkeys(DEVICES, BINARIES),
+    "dump_loc": dict.fromkeys(DEVICES, BINARIES),
     "ccec_O0": {
         "cpu": "inductor's -O0 comes with -g",
         "cuda": "inductor's -O0 comes with -g; of Triton's kernels, those that this process compiles itself are not optimised by "
@@ -36,7 +38,7 @@ DIFFERS: dict[str, dict[str, str]] = {
     "check_flag": {
         "cpu": "check_flag has no meaning on a CPU, whose kernels have no pipelines to synchronise",
         "cuda": "races between streams are found in eager operators (torch.cuda._sanitizer)",
-        "ascend": "check_flag requires the Ascend back end",
+        "ascend": "torch_npu has no check_flag for operators that run one by one; CANN's graph engine gets the file",
     },
 }
 """Word of op_debug_config → device → what differs."""
@@ -47,8 +49,14 @@ def _content(want: Want) -> dict[str, list[str]]:
     return (setting.content or {}) if setting else {}
 
 
+LEVELS = {1: ("dump_cce", "dump_loc"), 2: ("dump_cce", "dump_loc", "ccec_O0", "ccec_g"), 4: ("dump_cce", "dump_loc")}
+"""op_debug_level → what op_debug_config says for it; 3 keeps binaries, which inductor does by itself."""
+
+
 def _words(want: Want) -> list[str]:
-    return _content(want).get("op_debug_config", [])
+    level = want.in_force("op_debug_level")
+    words = [*_content(want).get("op_debug_config", []), *(LEVELS.get(level.value, ()) if level is not None else ())]
+    return [*dict.fromkeys(words)]
 
 
 def _kernels(want: Want, words: Collection[str]) -> Kernels | None:
@@ -70,6 +78,7 @@ def apart(want: Want) -> dict[str, Any]:
         words.append("debug")
     found = ((name, want.other(f"{SPEED_UP}.{name}")) for name in IN_GRAPHS)  # alike on all devices, which share this switch
     words += [f"{name}={value}" for name, value in found if value is not None]
+    words += graph_engine.words(want)
     return {"torch.dynamo.apart": " ".join(words) or None}
 
 
@@ -85,6 +94,26 @@ def op_debug_config(want: Want) -> Outcome:
         return NOTHING_ASKED
     if want.device == "cpu" and words == ["check_flag"]:
         return inert(DIFFERS["check_flag"]["cpu"])
+    return _debugged(want, words)
+
+
+@effect("op_debug_level")
+def op_debug_level(want: Want) -> Outcome:
+    on_device: dict[str, Any] = {}
+    if want.device == "ascend":
+        on_device = {"torch.npu.op_debug_level": str(want.value)} | graph_engine.with_graphs(want)
+    if not (words := _words(want)):
+        if want.value:
+            return approximated(on_device, f"{BINARIES}; CANN keeps its own in debug_dir" if on_device else BINARIES)
+        return honoured(on_device) if on_device else NOTHING_ASKED
+    outcome = _debugged(want, words)
+    if on_device:
+        return approximated({**outcome.assignments, **on_device}, f"{BINARIES}; CANN keeps its own in debug_dir")
+    differs = outcome.reason if BINARIES in outcome.reason else "; ".join(filter(None, (outcome.reason, BINARIES)))
+    return approximated(outcome.assignments, differs)
+
+
+def _debugged(want: Want, words: list[str]) -> Outcome:
     found = {
         "observers.kernels": _kernels(want, words),
         "torch.inductor.debug_index_asserts": "oom" in words,
@@ -95,13 +124,13 @@ def op_debug_config(want: Want) -> Outcome:
         found["torch.inductor.assert_indirect_indexing"] = True
     if "dump_loc" in words:
         found["torch.inductor.trace.provenance_tracking_level"] = 1
-    if not _content(want).get("op_debug_list"):
+    if not _content(want).get("op_debug_list") and not want.other("enable_compile_cache"):
         found["torch.inductor.fx_graph_cache"] = False
     if want.device == "cuda":
         found["env.DISABLE_PTXAS_OPT"] = "1" if "ccec_O0" in words else None
         found["torch.cuda.sanitizer"] = "check_flag" in words
     if want.device == "ascend":
-        found["torch.npu.op_debug_option"] = "oom" if "oom" in words else None
+        found |= graph_engine.with_graphs(want) | ({"torch.npu.op_debug_option": "oom"} if "oom" in words else {})
     differs = dict.fromkeys(DIFFERS[word][want.device] for word in words if word in DIFFERS)
     if _content(want).get("op_debug_list"):
         differs[WHOLE] = None
@@ -114,7 +143,7 @@ def debug_dir(want: Want) -> Outcome:
     kernels = _kernels(want, _words(want))
     found: dict[str, Any] = {} if kernels is None else {"observers.kernels": kernels} | apart(want)
     if want.device == "ascend":
-        found["torch.npu.debug_dir"] = want.value
+        found |= {"torch.npu.debug_dir": want.value} | graph_engine.with_graphs(want)
     return honoured(found) if found else NOTHING_ASKED
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured
 from msctx.effects.compilation import LEFT_TO_NPU
+from msctx.effects.graph_engine import with_graphs
 from msctx.options.compile_cache import CompileCache
 
 OFF = CompileCache(off=True)
@@ -78,7 +79,10 @@ def kernels(want: Want) -> Outcome:
     folder = want.in_force("op_compiler_cache_dir")
     mode = "disable" if found.off else "force" if found.renew else "enable"
     return _kept(
-        want, found, {"torch.npu.op_compiler_cache_mode": mode, "torch.npu.op_compiler_cache_dir": folder and folder.value}
+        want,
+        found,
+        {"torch.npu.op_compiler_cache_mode": mode, "torch.npu.op_compiler_cache_dir": folder and folder.value}
+        | with_graphs(want),
     )
 
 

@@ -7,6 +7,9 @@ from msctx.options.observation import DeterministicExcept
 CUDA_ON = {"torch.cudnn.benchmark": False, "env.CUBLAS_WORKSPACE_CONFIG": ":4096:8", "env.NCCL_ALGO": "Ring"}
 AS_EAGER = ("torch.inductor.fallback_random", "torch.inductor.emulate_precision_casts")
 """By these, compiled code draws the random numbers of eager code, and rounds to 16 bits where it does."""
+NOT_FILLED = (
+    "torch_npu leaves new memory of the device as it is: what a program reads before it writes it differs from run to run"
+)
 READ_ONCE = ("CUBLAS_WORKSPACE_CONFIG", "HCCL_DETERMINISTIC", "TE_PARALLEL_COMPILER")
 
 
@@ -42,6 +45,8 @@ def deterministic(want: Want) -> Outcome:
     }
     variables = [name for name in READ_ONCE if f"env.{name}" in by_device[want.device]]
     reason = f"{STAYS}, since libraries read it once: {', '.join(variables)}" if variables else ""
+    if want.device == "ascend" and torch_wide.get("torch.deterministic.fill_uninitialized_memory"):
+        return approximated(torch_wide | by_device[want.device], f"{NOT_FILLED}; {reason}")
     return honoured(torch_wide | by_device[want.device], reason)
 
 
@@ -49,6 +54,8 @@ def deterministic(want: Want) -> Outcome:
 def detail(want: Want) -> Outcome:
     if want.other("deterministic") != "ON":
         return inert("it is a detail of deterministic=ON, which is not set")
+    if want.device == "ascend" and want.option.name == "fill_uninitialized_memory" and want.value:
+        return refused(NOT_FILLED)
     return honoured(reason="part of deterministic=ON")
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from msctx.effects import graph_engine
 from msctx.effects.algorithms import POLICY, asked_of, conv_policy, only_records
-from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
+from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, refused
+from msctx.effects.graph_engine import GRAPHS, ONCE
 from msctx.options.conv_policy import RECORDED
 from msctx.options.fusion_passes import TWINS, WITHOUT_A_TWIN, known
 from msctx.options.graph_kernel_flags import FLAGS, GROUP, WHY_NOT
-from msctx.options.option import ASCEND
 
+BY_CANN = "CANN's graph engine fuses by rules of its own, and has none of these flags"
+FROZEN_BY_CANN = "CANN takes the weights for constants (frozen_parameter): their memory must stay where it is"
 LEVEL = "graph_kernel_flags.opt_level"
 AGGRESSIVE = "kernels that share no data are combined, too, which may be slower"
 KEEP_CONVOLUTIONS = (
@@ -27,6 +30,15 @@ def fused(want: Want) -> bool | None:
     return found
 
 
+def ready_made(want: Want) -> bool:
+    """Whether graphs run kernels of the libraries, one for each node, but on an NPU, whose engine has the option itself."""
+    return all(want.other(name) is None for name in (LEVEL, "enable_graph_kernel")) and want.other("jit_compile") == "false"
+
+
+def _is_off(want: Want) -> bool:
+    return fused(want) is False or (want.device != "ascend" and ready_made(want))
+
+
 def asked(want: Want) -> dict[str, Any]:
     """What all options of this file come to, as fields of :class:`msctx.options.graph.Compilation`."""
     named = {flag.name: _on_its_device(want, flag.devices).in_force(f"{GROUP}.{flag.name}") for flag in FLAGS}
@@ -38,6 +50,7 @@ def asked(want: Want) -> dict[str, Any]:
     scope = want.in_force("enable_scope_fusion_passes")
     return {
         "fused": fused(want),
+        "ready_made": ready_made(want),
         "flags": tuple(flags.items()),
         "fusion_switches": tuple(_switches(want)),
         "scope_passes": tuple(scope.value.split(",")) if scope else (),
@@ -65,9 +78,11 @@ def _switches(want: Want) -> list[tuple[str, str, str]]:
 
 
 def _compiled(want: Want, reason: str = "", differs: str = "", more: dict[str, Any] | None = None) -> Outcome:
-    from msctx.effects.graph_mode import ALONE, compilation
+    from msctx.effects.graph_mode import ALONE, BY_TORCHAIR, compilation
 
     found = {"graph.compilation": compilation(want)} | (more or {})
+    if want.device == "ascend":
+        reason = "; ".join(filter(None, (reason, BY_TORCHAIR)))
     alone = "" if want.other("mode") == 0 else ALONE
     if differs:
         return approximated(found, "; ".join(filter(None, (differs, alone))))
@@ -75,21 +90,21 @@ def _compiled(want: Want, reason: str = "", differs: str = "", more: dict[str, A
 
 
 def _not_fused(want: Want) -> str:
-    name = "enable_graph_kernel" if want.other(LEVEL) is None else LEVEL
+    name = next((n for n in (LEVEL, "enable_graph_kernel") if want.other(n) is not None), "jit_compile")
     return f"nothing is fused: {name}={want.other(name)!r}"
 
 
 @effect("graph_kernel_flags")
 def graph_kernel_flags(want: Want) -> Outcome:
     if want.device == "ascend":
-        return not_built(ASCEND)
+        return honoured(reason="its flags are options of their own")
     return _compiled(want) if want.value.strip() else NOTHING_ASKED
 
 
 @effect(LEVEL)
 def opt_level(want: Want) -> Outcome:
-    if want.device == "ascend":
-        return not_built(ASCEND)
+    if want.device == "ascend" and want.value > 1:
+        return _compiled(want, differs=f"as 1: {BY_CANN}")
     return _compiled(want, AGGRESSIVE if want.value == 3 else "")
 
 
@@ -98,8 +113,8 @@ def flag(want: Want) -> Outcome:
     if why := WHY_NOT.get(want.option.name):
         return refused(why)
     if want.device == "ascend":
-        return not_built(ASCEND)
-    if fused(want) is False:
+        return refused(BY_CANN)
+    if _is_off(want):
         return inert(_not_fused(want))
     if _hides(want, want.option.name):
         return inert(KEEP_CONVOLUTIONS.format("max_autotune"))
@@ -109,8 +124,8 @@ def flag(want: Want) -> Outcome:
 @effect("fusion_switch_file")
 def fusion_switch_file(want: Want) -> Outcome:
     if want.device == "ascend":
-        return not_built(ASCEND)
-    if fused(want) is False:
+        return honoured({"torch.npu.engine_options": graph_engine.engine_options(want)}, f"{GRAPHS}; {ONCE}")
+    if _is_off(want):
         return inert(_not_fused(want))
     names = [(g, n, s) for g, found in want.content["Switch"].items() for n, s in found.items()]
     differs = [f"{n} is no pass that is known" for _, n, _ in names if not known(n)]
@@ -121,16 +136,16 @@ def fusion_switch_file(want: Want) -> Outcome:
 
 @effect("enable_scope_fusion_passes")
 def enable_scope_fusion_passes(want: Want) -> Outcome:
-    return not_built(ASCEND) if want.device == "ascend" else _compiled(want)
+    return _compiled(want)
 
 
 @effect("frozen_variable")
 def frozen_variable(want: Want) -> Outcome:
-    if want.device == "ascend":
-        return not_built(ASCEND)
     if not want.value:
         return NOTHING_ASKED
-    if fused(want) is False:
+    if want.device == "ascend":
+        return _compiled(want, FROZEN_BY_CANN)
+    if _is_off(want):
         return inert(_not_fused(want))
     if _hides(want, FROZEN):
         return refused(KEEP_CONVOLUTIONS.format("constant weights"))

@@ -6,13 +6,13 @@ from ast import literal_eval
 from typing import Any
 
 from msctx.effects import fusion
-from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, not_built
+from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured
 from msctx.effects.kernel_tuning import search
 from msctx.options.grammars import gears_of, ranges_of
 from msctx.options.graph import Compilation, Region, Shapes
-from msctx.options.option import ASCEND
 
 STRICT, LAX = 0, 2
+BY_TORCHAIR = "graphs of tensors on an NPU are compiled by torchair, when they first run"
 ALONE = "for functions of msctx.jit alone: without mode=GRAPH_MODE modules run eagerly"
 
 
@@ -42,32 +42,41 @@ def shapes(want: Want) -> Shapes:
         gears = gears_of(want.other("input_shape"), want.other("dynamic_dims"))
         return Shapes(gears=gears, named=want.other("dynamic_node_type") == 1, dynamic=False)
     if not want.other("dynamic_input"):
-        return Shapes(dynamic=want.other("compile_dynamic_mode"))
+        own_code = False if want.other("jit_compile") == "true" else None
+        return Shapes(dynamic=want.other("compile_dynamic_mode", own_code))
     ranges = ranges_of(want.other("dynamic_inputs_shape_range", "")) if want.in_force("dynamic_inputs_shape_range") else ()
     lazy = want.other("dynamic_graph_execute_mode") == "lazy_recompile"
     return Shapes(ranges=ranges, dynamic=False if lazy else None if ranges else True)
 
 
 def _compiled(want: Want, more: dict[str, Any] | None = None, reason: str = "") -> Outcome:
-    if want.device == "ascend":
-        return not_built(ASCEND)
     found = {"graph.compilation": compilation(want)} | (more or {})
+    if want.device == "ascend":
+        reason = "; ".join(filter(None, (reason, BY_TORCHAIR)))
     alone = "" if want.other("mode") == 0 else ALONE
     return honoured(found, "; ".join(filter(None, (reason, alone))))
 
 
 @effect("mode")
 def mode(want: Want) -> Outcome:
-    if want.device == "ascend" and want.value == 0:
-        return not_built(ASCEND)
     eager = want.value != 0
     found = {"graph.compilation": compilation(want), "graph.modules": not eager, "torch.dynamo.force_eager": eager}
-    return honoured(found)
+    return honoured(found, BY_TORCHAIR if want.device == "ascend" and not eager else "")
+
+
+@effect("precompile_only")
+def precompile_only(want: Want) -> Outcome:
+    outcome = _compiled(want)
+    if want.device == "ascend" and want.value:
+        return approximated(outcome.assignments, f"{BY_TORCHAIR}, which is here never: nothing is compiled ahead")
+    return outcome
 
 
 @effect("jit_syntax_level")
 def jit_syntax_level(want: Want) -> Outcome:
     outcome = _compiled(want)
+    if want.device == "ascend" and want.value != STRICT:
+        return approximated(outcome.assignments, f"{BY_TORCHAIR}; what it cannot compile is an error then")
     if want.value == 1 and outcome.status == "honoured":
         return approximated(outcome.assignments, "COMPATIBLE acts as LAX")
     return outcome
@@ -75,7 +84,6 @@ def jit_syntax_level(want: Want) -> Outcome:
 
 @effect(
     "enable_graph_kernel",
-    "precompile_only",
     "input_shape",
     "dynamic_dims",
     "compile_dynamic_mode",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from msctx.effects.base import NOTHING_ASKED, Outcome, Want, effect, honoured, not_built, refused
-from msctx.options.option import ASCEND
+from msctx.effects.base import NOTHING_ASKED, Outcome, Want, effect, honoured, refused
+from msctx.effects.graph_engine import GRAPHS, with_graphs
 
 OWN_LOADER = (
     "the program's data loader fetches the batches: a thread of msctx's beside it would run the dataset's code at other times, which "
@@ -24,5 +24,5 @@ def enable_data_pre_proc(want: Want) -> Outcome:
 @effect("input_fusion_size")
 def input_fusion_size(want: Want) -> Outcome:
     if want.device == "ascend":
-        return not_built(ASCEND)
+        return honoured(with_graphs(want), GRAPHS)
     return refused(OWN_COPIES) if want.value else honoured(reason="PyTorch copies each tensor by itself")

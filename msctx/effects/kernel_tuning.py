@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, not_built, refused
+from msctx.effects.base import NOTHING_ASKED, STAYS, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
+from msctx.effects.compilation import apart
+from msctx.effects.graph_engine import GRAPHS, tuner
 from msctx.effects.overlap import ALONE, DDP, FEWER_MESSAGES
-from msctx.options.option import ASCEND
 
 TUNING = ("aoe_tune_mode", "aoe_mode")
 HERE = "./"
@@ -39,6 +40,10 @@ FOR_LATER = (
     "`msctx tune run`"
 )
 FOR_LATER_ON_CUDA = "nothing is measured: each convolution is recorded in work_path, for `msctx tune run`"
+RECORDED_BY_NPU = (
+    f"{STAYS}, since torch_npu cannot switch it off again; operators that CANN compiles for the call, of torch_npu's list, are "
+    "recorded for CANN's own tuner (aoe); nothing is measured"
+)
 SIZES = "multiples of each model's own buckets are measured in its first backward passes"
 MEASURED = (
     "each convolution and product is measured when it is first met, and kept in tuning_file; what inductor generates is searched "
@@ -108,8 +113,6 @@ def tuning(want: Want) -> Outcome:
     from msctx.effects.algorithms import carried_out
     from msctx.effects.graph_mode import compilation
 
-    if want.device == "ascend":
-        return not_built(ASCEND)
     what = job(want)
     if not what and _mode(want) == "offline":
         return _offline(want)
@@ -117,6 +120,8 @@ def tuning(want: Want) -> Outcome:
         return refused("3 is known to older CANN alone")
     if what == BUCKETS:
         return _bucket_sizes(want)
+    if want.device == "ascend":
+        return _by_cann(want, what)
     if what == SUB_GRAPHS and want.device == "cpu":
         return refused(ELSEWHERE)
     found = {"graph.compilation": compilation(want)} | (carried_out(want) if measured(want) else {})
@@ -125,6 +130,16 @@ def tuning(want: Want) -> Outcome:
         left += _narrowed(want).get("feature", ())
         return approximated(found, f"nothing is tuned for {', '.join(left)}") if left else honoured(found)
     return honoured(found, MEASURED if what == OPERATORS else "")
+
+
+def _by_cann(want: Want, what: str) -> Outcome:
+    if what == SUB_GRAPHS:
+        return refused("torchair has CANN tune single operators alone (2)")
+    if not what:
+        return NOTHING_ASKED
+    return approximated(
+        {"torch.npu.graph_tuner": tuner(want)} | apart(want), f"graphs of static shape alone are tuned; {GRAPHS}"
+    )
 
 
 def _bucket_sizes(want: Want) -> Outcome:
@@ -139,6 +154,10 @@ def _bucket_sizes(want: Want) -> Outcome:
 def _offline(want: Want) -> Outcome:
     from msctx.effects.algorithms import carried_out, obstacle
 
+    if want.device == "ascend":
+        if _job_of_mode(want) != OPERATORS:
+            return refused("torch_npu records single operators alone (2)")
+        return approximated({"torch.npu.aoe_folder": recorded_in(want)}, RECORDED_BY_NPU)
     if _job_of_mode(want) != OPERATORS:
         return refused(ELSEWHERE) if want.device == "cpu" else not_built(NOT_FUSED)
     if why := obstacle(want):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, not_built, refused
+from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, refused
 from msctx.effects.graph_mode import compilation
-from msctx.options.option import ASCEND
 
 POOL = (
     "max_device_memory",
@@ -174,6 +173,7 @@ def recomputes_graphs(want: Want) -> bool:
 GRAPHS = (
     "of compiled code only the inputs are kept for the backward pass (activation_memory_budget=0): the rest is computed again"
 )
+KEPT_BY_TORCHAIR = "graphs that torchair compiles keep what they need for the backward pass: it computes nothing again"
 CACHED = (
     "one caching allocator for all code of the process: what one graph releases the next one takes. It is counted as it runs, not "
     "planned from the graphs"
@@ -253,7 +253,7 @@ def on_accelerator(want: Want) -> Outcome:
     if asked in KEPT:
         return honoured(found, KEPT[asked])
     if want.option.name == "memory_optimize_level" and recomputes_graphs(want):
-        return not_built(ASCEND) if want.device == "ascend" else honoured(found, GRAPHS)
+        return approximated(found, KEPT_BY_TORCHAIR) if want.device == "ascend" else honoured(found, GRAPHS)
     if not reuses(want):
         return refused(UNCACHED.format(name))
     if want.option.name == "mempool_block_size":

@@ -6,10 +6,12 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, refused
+from msctx.effects.base import NOTHING_ASKED, STAYS, Outcome, Want, approximated, effect, honoured, refused
+from msctx.effects.graph_engine import with_graphs
 from msctx.options.grammars import layers_in
 from msctx.options.observation import Dump, ErrorDump, Overflow, Recorder, Watchdog
 
+BY_CANN = f"what CANN writes itself {STAYS}, since it reads that once: TORCH_ACL_INIT_CONFIG_PATH"
 UNSEEN = "operators that torch.compile has fused are not seen one by one"
 NO_WORKSPACE = "no workspace is written: PyTorch's operators have freed theirs when they raise"
 COPIED = "each tensor is copied to the host, which waits for the device; not for code that a CUDA graph captures"
@@ -35,6 +37,11 @@ def overflow(want: Want) -> Overflow | None:
     return Overflow(path=want.other("dump_path"), mode=want.other("dump_debug_mode", "all"))
 
 
+def _of_graphs(want: Want) -> dict[str, Any]:
+    """Graphs are dumped by CANN."""
+    return with_graphs(want) if want.device == "ascend" and dump(want) is not None else {}
+
+
 def _seen(want: Want, assignments: dict[str, Any], *, reads: bool = True) -> Outcome:
     """*reads*: whether that needs the values of tensors."""
     if want.facts.native:
@@ -47,7 +54,7 @@ def dumping(want: Want) -> Outcome:
     found = dump(want)
     if found is None and want.option.name == "dump_format" and (of_file := want.in_force("dump_config")) is not None:
         return dump_config(replace(want, option=of_file.option, value=of_file.value))
-    return honoured({"observers.dump": None}) if found is None else _seen(want, {"observers.dump": found})
+    return honoured({"observers.dump": None}) if found is None else _seen(want, {"observers.dump": found} | _of_graphs(want))
 
 
 @effect("enable_dump_debug", "dump_debug_mode")
@@ -59,7 +66,7 @@ def overflowing(want: Want) -> Outcome:
 @effect("dump_path")
 def dump_path(want: Want) -> Outcome:
     both = {"observers.dump": dump(want), "observers.overflow": overflow(want)}
-    return _seen(want, both) if any(both.values()) else NOTHING_ASKED
+    return _seen(want, both | _of_graphs(want)) if any(both.values()) else NOTHING_ASKED
 
 
 SIDES = ("all", "input", "output")
@@ -116,12 +123,15 @@ def dump_config(want: Want) -> Outcome:
     return replace(outcome, reason="; ".join([outcome.reason, *left]))
 
 
-@effect("enable_exception_dump")
+@effect("enable_exception_dump", "exception_dump")
 def enable_exception_dump(want: Want) -> Outcome:
-    if not want.value:
-        return honoured({"observers.errors": None})
-    outcome = _seen(want, {"observers.errors": ErrorDump(want.value)})
-    return replace(outcome, reason=f"{outcome.reason}; {NO_WORKSPACE}")
+    """Both are one notion."""
+    level = int(want.value)
+    by_cann = {"torch.npu.exception_dump": str(level)} if want.device == "ascend" else {}
+    if not level:
+        return honoured({"observers.errors": None} | by_cann, BY_CANN if by_cann else "")
+    outcome = _seen(want, {"observers.errors": ErrorDump(level)} | by_cann)
+    return replace(outcome, reason="; ".join(filter(None, (outcome.reason, NO_WORKSPACE, BY_CANN if by_cann else ""))))
 
 
 @effect("env_config_path")
@@ -148,11 +158,17 @@ def op_timeout(want: Want) -> Outcome:
     names = ("op_timeout", "op_execute_timeout")
     found = [want.settings.get(name, device) for name in names for device in devices]
     limits = [setting.value for setting in found if setting is not None and setting.value]
+    by_device: dict[str, Any] = {}
+    if want.device == "ascend":
+        own = [limit for name in names if (limit := want.other(name))]
+        by_device = {"torch.npu.op_timeout": min(own) if own else None}
     if not limits:
-        return honoured({"observers.watchdog": None})
-    assignments = {"observers.watchdog": Watchdog(min(limits))}
+        return honoured({"observers.watchdog": None} | by_device)
+    assignments = {"observers.watchdog": Watchdog(min(limits))} | by_device
     if want.device == "cpu" or want.facts.native:
         return _seen(want, assignments, reads=False)
+    if by_device:
+        return approximated(assignments, "CANN ends operators of the device; the host's time is watched, too")
     return approximated(
         assignments, "the time that the host takes to launch or to wait for an operator is watched, not the device's"
     )

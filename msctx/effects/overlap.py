@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
+from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, refused
 from msctx.effects.compilation import LEFT_TO_NPU, apart
-from msctx.options.option import ASCEND
 
 RECOMPUTE, MATMUL = "parallel_speed_up_json_path.recompute_comm_overlap", "parallel_speed_up_json_path.matmul_grad_comm_overlap"
 GRADIENTS, HCOM = "parallel_speed_up_json_path.enable_grad_comm_opt", "hcom_parallel"
@@ -18,6 +17,10 @@ ALONE = "without a process group there is no communication"
 DDP = "gradients of DistributedDataParallel models that ctx.watch names"
 FSDP = "FSDP2 modules of models that ctx.watch names, in the order in which they were registered"
 IN_CODE = "collectives in code that torch.compile makes"
+BY_CALLS = (
+    "CANN's kernels for both are operators of their own that a program calls, such as torch_npu.npu_mm_all_reduce_base; torchair "
+    "puts no others in their place"
+)
 AS_ONE = "inductor moves all collectives alike"
 DETERMINISTIC = "under deterministic=ON inductor leaves the order of collectives as it is"
 
@@ -91,7 +94,7 @@ def concatenations(want: Want) -> Outcome:
 @effect("parallel_speed_up_json_path.compute_communicate_fusion_level")
 def fused(want: Want) -> Outcome:
     if want.device == "ascend":
-        return not_built(ASCEND)
+        return refused(BY_CALLS) if want.value else NOTHING_ASKED
     if want.value in (1, 2):
         return refused("inductor fuses products with collectives in both passes or in neither: 3 or 0")
     found = {"torch.inductor._micro_pipeline_tp": want.value == 3}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
-from msctx.options.option import ASCEND
+from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, refused
 
+PRIVATE = (
+    "torch_npu gives weights such a format when a model is moved to the device, and those of convolutions only where jit_compile has "
+    "operators compiled for the call; weights that are there stay as they are"
+)
 ALWAYS = "what the forward pass saves goes to the host always, also while the device has room for it"
 WATCHED = "parameters of the models that ctx.watch names"
 
@@ -54,7 +57,7 @@ def external_weight(want: Want) -> Outcome:
 @effect("variable_format_optimize")
 def variable_format_optimize(want: Want) -> Outcome:
     if want.device == "ascend":
-        return not_built(ASCEND)
+        return approximated({"torch.npu.allow_internal_format": want.value}, PRIVATE)
     if want.other("external_weight"):
         return inert("overridden by external_weight: its files hold the weights as they are")
     wanted = "channels_last" if want.value else "contiguous"

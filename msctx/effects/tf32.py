@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from msctx.effects.algorithms import EMULATES, OPEN, asked_of, carried_out, detail
-from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, not_built, refused
+from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, refused
 from msctx.options.conv_rules import DIRECTIONS, PRODUCT
 
 RNNS = (
@@ -15,6 +15,7 @@ LEAST = {"conv_max_error": 1.05e-3, "matmul_max_error": 384 * 2.0**-24 + 2.0**-1
 TOGETHER = "batch_invariant=True excludes what rounds to TF32, since it scales the values of a batch together"
 ON_UNIT = "a matrix unit (AMX) computes it, and choices() shows where it ran"
 HF32 = {"matmul_allow_hf32": "torch.npu.matmul.allow_hf32", "conv_allow_hf32": "torch.npu.conv.allow_hf32"}
+NO_HF32 = "it allows what no unit of this device does: only an NPU has HF32. {} allows TF32, which has one bit less of mantissa"
 NO_PARTS = "overridden by allow_fp32_emulation=False, which asks for products in float32 alone"
 
 
@@ -87,4 +88,6 @@ def allow_fp32_emulation(want: Want) -> Outcome:
 def allow_hf32(want: Want) -> Outcome:
     if want.device == "ascend":
         return honoured({HF32[want.option.name]: want.value})
-    return not_built("HF32's rounding on other devices")
+    if not want.value:
+        return honoured(reason="no other device than an NPU rounds to HF32")
+    return refused(NO_HF32.format(want.option.name.replace("hf32", "tf32")))

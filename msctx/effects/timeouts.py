@@ -2,24 +2,55 @@
 
 from __future__ import annotations
 
-from msctx.effects.base import Outcome, Want, approximated, effect, honoured, not_built, refused
-from msctx.options.option import ASCEND
+from msctx.effects.base import STAYS, Outcome, Want, approximated, effect, honoured, not_built, refused
 
 NO_STREAMS = "a CPU has no streams and no events that anybody waits for; hccl_timeout limits how long collectives wait"
+FIRST_GROUP = "torch_npu tells the device when the first process group of HCCL is made, and not before"
+BY_POLLING = (
+    "torch_npu has no such limit: torch.npu.Event.synchronize() looks at the event again and again meanwhile; waits inside torch_npu "
+    "and those for a torch.Event have none"
+)
 BY_NCCL = "NCCL's watchdog ends the process by itself: its message does not name the rank that did not come"
 
 
 @effect("hccl_timeout")
 def hccl_timeout(want: Want) -> Outcome:
     """Of the process group, and of those that are made inside the block; 0 is as long as the back ends can count."""
-    if want.device == "ascend":
-        return not_built(ASCEND)
     assignments = dict.fromkeys(("torch.distributed.timeout", "observers.last_steps"), want.value)
+    if want.device == "ascend":
+        return honoured(
+            assignments | {"env.HCCL_EXEC_TIMEOUT": str(want.value)}, f"{STAYS}, since HCCL reads it once: HCCL_EXEC_TIMEOUT"
+        )
     return honoured(assignments) if want.device == "cpu" else approximated(assignments, BY_NCCL)
 
 
-@effect("op_wait_timeout", "stream_sync_timeout", "event_sync_timeout")
-def waiting(want: Want) -> Outcome:
+def _elsewhere(want: Want) -> Outcome:
     if want.device == "cpu":
         return refused(NO_STREAMS)
-    return not_built(ASCEND if want.device == "ascend" else "waits with a deadline on CUDA")
+    return not_built("waits with a deadline on CUDA")
+
+
+@effect("op_wait_timeout")
+def op_wait_timeout(want: Want) -> Outcome:
+    if want.device != "ascend":
+        return _elsewhere(want)
+    return honoured(
+        {"env.HCCL_EVENT_TIMEOUT": str(want.value)},
+        f"{STAYS}, since torch_npu reads it once: HCCL_EVENT_TIMEOUT; {FIRST_GROUP}",
+    )
+
+
+@effect("stream_sync_timeout")
+def stream_sync_timeout(want: Want) -> Outcome:
+    if want.device != "ascend":
+        return _elsewhere(want)
+    return honoured({"env.ACL_STREAM_TIMEOUT": str(want.value)})
+
+
+@effect("event_sync_timeout")
+def event_sync_timeout(want: Want) -> Outcome:
+    if want.device != "ascend":
+        return _elsewhere(want)
+    if want.value < 0:
+        return honoured({"torch.npu.event_sync_timeout": None})
+    return approximated({"torch.npu.event_sync_timeout": want.value}, BY_POLLING)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -47,9 +48,8 @@ class Backend:
             return graph.forward
 
     def _parts(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        compiler = _compiler(self.wanted)
-
         def compiled(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            compiler = _compiler(self.wanted, inputs)
             return compiled_places.naming(graph, compiler(graph, inputs))
 
         if self.wanted.region is None:
@@ -65,14 +65,26 @@ class Backend:
         return kept | ({"force_non_lazy_backward_lowering": True} if only else {})
 
 
-def _compiler(wanted: Compilation) -> Callable[..., Any]:
-    if wanted.fused is False:
+def _compiler(wanted: Compilation, inputs: Sequence[Any]) -> Callable[..., Any]:
+    on_npu = any(isinstance(one, torch.Tensor) and one.device.type == "npu" for one in inputs)
+    if wanted.fused is False or (wanted.ready_made and not on_npu):
         from torch._dynamo.backends.debugging import aot_eager
 
         return aot_eager
+    if on_npu:
+        return _torchair(wanted)
     from msctx.graph.fusion import compiler
 
     return compiler(wanted)
+
+
+def _torchair(wanted: Compilation) -> Callable[..., Any]:
+    """torch_npu's compiler, which hands whole graphs to CANN."""
+    torchair = import_module("torchair")
+    config = torchair.CompilerConfig()
+    config.experimental_config.frozen_parameter = wanted.frozen
+    made: Callable[..., Any] = torchair.get_npu_backend(compiler_config=config)
+    return made
 
 
 def _where(graph: torch.fx.GraphModule) -> str:

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Annotated
 
 from msctx.options.kinds import AnyText, Bool, Choice, Flag, Int, Path, Text, TextKind
-from msctx.options.option import ASCEND, Option
+from msctx.options.option import Option
 
 SOURCE = "mindspore.set_context(ascend_config)"
 SPEED_UP = "parallel_speed_up_json_path"
@@ -45,10 +45,10 @@ OPTIONS = (
             "true": "kernels are compiled for the shapes at hand",
             "false": "ready-made kernels of the libraries, compiled only where none exists",
         }, {True: "true", False: "false"}), default="auto", example=False, groups=("ascend_config", "session"),
-        also=("device_context.ascend.op_tuning.op_compile",), ge="ge.jit_compile", source=SOURCE, waits_for=ASCEND,
+        also=("device_context.ascend.op_tuning.op_compile",), ge="ge.jit_compile", source=SOURCE,
         help="Whether kernels are compiled for the shapes at hand or taken ready-made from the libraries."),
     Option("atomic_clean_policy", Flag, default=1, example=0, defaults={"session": 0}, groups=("ascend_config", "session"),
-        ge="ge.exec.atomicCleanPolicy", source=SOURCE, waits_for=ASCEND,
+        ge="ge.exec.atomicCleanPolicy", source=SOURCE,
         help="How the memory that accumulating operators add into is zeroed: 0 all of it together, 1 just before each "
              "operator, which needs less memory and some more time. Unset, MindSpore means 1, while a CANN session means 0."),
     ascend_option("matmul_allow_hf32", Bool, default=False, example=True,
@@ -62,7 +62,7 @@ OPTIONS = (
     ascend_option("exception_dump", Choice({
             "0": "nothing is saved", "1": "inputs and outputs of any operator that fails",
             "2": "only the inputs, and only for operators of the compute cores",
-        }, {0: "0", 1: "1", 2: "2"}), default="2", example="1", waits_for=ASCEND,
+        }, {0: "0", 1: "1", 2: "2"}), default="2", example="1",
         help="What is saved when an operator fails. Gone from MindSpore since 2.6; a session's word for it is "
              "enable_exception_dump."),
     Option("op_precision_mode", Path, example="op_precision.ini", groups=("ascend_config", "session", "atc"),
@@ -71,11 +71,11 @@ OPTIONS = (
         help="An .ini file that gives single operators, by type or by name, a mode of computing: high_precision, "
              "high_performance, support_out_of_bound_index (check the indices of gather and scatter) and others. It wins "
              "over op_select_implmode and optypelist_for_implmode."),
-    ascend_option("ge_options.global", dict[Text, AnyText], example={"ge.opSelectImplmode": "high_precision"}, waits_for=ASCEND,
+    ascend_option("ge_options.global", dict[Text, AnyText], example={"ge.opSelectImplmode": "high_precision"},
         help="Options of CANN's graph engine for the whole process, in its own words: ge.* keys and values as text. A key "
              "that is an option here acts as that option does and wins over it; the others are handed on to CANN. Both "
              "ge_options and the group ascend_config apply to Ascend alone."),
-    ascend_option("ge_options.session", dict[Text, AnyText], example={"ge.exec.atomicCleanPolicy": "1"}, waits_for=ASCEND,
+    ascend_option("ge_options.session", dict[Text, AnyText], example={"ge.exec.atomicCleanPolicy": "1"},
         help="Options of CANN's graph engine for one session, in its own words: ge.* keys and values as text, taken as "
              "those of ge_options.global are; here too ge_options and the group ascend_config apply to Ascend alone."),
     ascend_option("parallel_speed_up_json_path", Annotated[str, TextKind("a path, or null for none", empty=True)] | None,
@@ -114,7 +114,6 @@ OPTIONS = (
         }), default=0, example=3, devices=("cuda", "ascend"), also=renamed("computation_communication_fusion_level"),
         help="Where a matrix product and the collective before or after it become one kernel. A CPU has no such kernels."),
     ascend_option("host_scheduling_max_threshold", Int(0), default=0, example=20, ge="ge.exec.hostSchedulingMaxThreshold",
-        waits_for=ASCEND,
         help="Compiled graphs of static shape with fewer operators than this are launched operator by operator from the "
              "host, as graphs of changing shape are, rather than as one recorded graph; 0 means none are."),
 )

@@ -49,6 +49,7 @@ class Compilation:
     Attributes:
         whole: what cannot be captured is an error (STRICT); else it runs eagerly (LAX).
         fused: by inductor, or one library kernel per node; None: as torch.compile does unasked.
+        ready_made: one library kernel per node, but on an NPU, whose compiler of graphs has kernels of both sorts.
         only: nothing runs; what is compiled fills the caches.
         keeps: how much of the activations are kept for the backward pass, from all that torch keeps by itself (1) to the inputs
             alone (0): torch._functorch.config.activation_memory_budget.
@@ -64,6 +65,7 @@ class Compilation:
 
     whole: bool = False
     fused: bool | None = None
+    ready_made: bool = False
     only: bool = False
     keeps: float | None = None
     shapes: Shapes = Shapes()

@@ -22,9 +22,6 @@ NAMESPACES = ("session", "atc")
 OURS = ("cpu_config",)
 """Groups that no source document knows."""
 
-GRAPH_MODE = "graph mode"
-ASCEND = "the Ascend back end"
-"""What options wait for: each completes 'not implemented yet: requires …'."""
 
 _DEVICE_NAMES = {"device_context.cpu": "cpu", "device_context.gpu": "cuda", "device_context.ascend": "ascend"}
 FLAGS_SOURCE = "mindspore: graph_kernel_flags.cc"

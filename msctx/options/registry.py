@@ -53,6 +53,11 @@ def option_of(spelling: str) -> Option:
     return option
 
 
+def known_to_ge(key: str) -> bool:
+    """Whether a key of CANN's graph engine is an option here."""
+    return key in _GE
+
+
 def named(name: str) -> Option:
     """:func:`option_of` for any name a person may come with: CANN's key and the environment's spelling, too."""
     spelling = name.removeprefix("MSCTX_").lower().replace("__", ".") if name.startswith("MSCTX_") else name

@@ -159,6 +159,7 @@ OVERRIDES = (
     ),
     Overrides(When("session_device_id", test=_any), When("device_id", test=_any)),
     Overrides(When("graph_run_mode", (0,)), When("enable_small_channel", (0,)), always=True),
+    Overrides(When("enable_exception_dump", (0, 1, 2)), When("exception_dump", ("0", "1", "2"))),
     Overrides(When("op_debug_level"), When("op_compiler_cache_mode", ("enable", "force")), always=True),
     Overrides(WITHOUT_LIST, When("op_compiler_cache_mode", ("enable", "force")), always=True),
     Overrides(WITHOUT_LIST, When("enable_compile_cache", TRUE), always=True),
@@ -213,7 +214,7 @@ NEEDS = (
         Needs(When(name), (When("session.enable_dump", TRUE),), "inert")
         for name in ("dump_mode", "dump_step", "dump_data", "dump_layer")
     ),
-    Needs(When("debug_dir"), (KEEPS_SOURCES,), "inert", devices=("cpu", "cuda")),
+    Needs(When("debug_dir"), (KEEPS_SOURCES, When("op_debug_level", (1, 2, 4))), "inert", devices=("cpu", "cuda")),
     *(
         Needs(When(name), (When("session.enable_dump", TRUE), DUMPS_BY_FILE), "inert")
         for name in ("dump_format", "quant_dumpable")

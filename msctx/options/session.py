@@ -16,7 +16,7 @@ from msctx.options.grammars import (
 )
 from msctx.options.kinds import Bool, Choice, Flag, Int, Memory, Path, Text, TextFlag
 from msctx.options.operators import Operators
-from msctx.options.option import ASCEND, UNSET, Option
+from msctx.options.option import UNSET, Option
 
 SOURCE = "CANN TF adapter session options"
 ATC = "CANN ATC"
@@ -59,7 +59,7 @@ OPTIONS = (
              "dynamic_inputs_shape_range."),
     session_option("dynamic_node_type", Flag, example=1, ge="ge.dynamicNodeType",
         help="Which inputs input_shape applies to: 0 the batches of a data loader, 1 the arguments of the call."),
-    session_option("ac_parallel_enable", TextFlag, default="0", example="1", ge="ac_parallel_enable", waits_for=ASCEND,
+    session_option("ac_parallel_enable", TextFlag, default="0", example="1", ge="ac_parallel_enable",
         help='"1" lets operators that run on the host go on beside those of the device in graphs of changing shape, on a '
              "thread (and stream) of their own."),
     session_option("compile_dynamic_mode", Bool, default=False, example=True, ge="ge.compile_dynamic_mode",
@@ -151,7 +151,7 @@ OPTIONS = (
     session_option("buffer_optimize", Choice({
             "l2_optimize": "buffers are reused and work is ordered for locality",
             "off_optimize": "buffers and order are left as they are",
-        }), default="l2_optimize", example="off_optimize", ge="ge.bufferOptimize", waits_for=ASCEND,
+        }), default="l2_optimize", example="off_optimize", ge="ge.bufferOptimize",
         help="Whether compiled graphs reuse buffers and order their work so that data is found in the caches."),
     session_option("use_off_line", Bool, default=True, example=False,
         help="Whether the program runs on the accelerator at all; false makes the CPU its device, whatever device_target is."),
@@ -171,7 +171,7 @@ OPTIONS = (
         help="Switches fusion passes on that are off unless named: each replaces one pattern, such as a layer norm written "
              "out, by one operator."),
     session_option("stream_max_parallel_num", StreamParallel, example="DNN_VM_AICPU:2,AIcoreEngine:4",
-        ge="ge.streamMaxParallelNum", waits_for=ASCEND,
+        ge="ge.streamMaxParallelNum",
         help="How many operators each engine may run at the same time, one unless named: DNN_VM_AICPU means threads of the "
              "host, AIcoreEngine streams of the device."),
     session_option("is_tailing_optimization", Bool, default=False, example=True, ge="ge.exec.isTailingOptimization",
@@ -260,8 +260,7 @@ OPTIONS = (
             0: "nothing is kept", 1: "sources and their mapping to operators",
             2: "as 1, built with symbols and without optimisation", 3: "binaries and their descriptions",
             4: "binaries, descriptions, sources and what was fused",
-        }), example=1, ge="ge.opDebugLevel", waits_for=f"{ASCEND}, which brings it to every device; until then nothing is kept: "
-            "op_debug_config keeps sources (dump_cce, dump_loc) and builds with symbols (ccec_O0, ccec_g)",
+        }), example=1, ge="ge.opDebugLevel",
         help="What to keep of generated kernels in debug_dir. Deprecated in favour of op_debug_config."),
     session_option("enable_data_pre_proc", Bool, default=False, example=True,
         help="Fetches batches ahead of the step on a thread of their own and copies them to the device meanwhile. "

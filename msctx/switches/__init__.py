@@ -27,6 +27,7 @@ from msctx.switches import (
     torch_npu,
     torch_precision,
     torch_profiler,
+    torchair,
 )
 from msctx.switches.base import Switch
 
@@ -42,6 +43,7 @@ _ROWS = (
     *torch_cuda.SWITCHES,
     *torch_distributed.SWITCHES,
     *torch_npu.SWITCHES,
+    *torchair.SWITCHES,
     *torch_accelerator.SWITCHES,
     *generators.SWITCHES,
     *environment.SWITCHES,

@@ -24,6 +24,7 @@ class Switch:
         restore: ``"exact"``; ``"closing"``: the same, but only when the scope that wrote it closes, not for one inside that has no
             use for it; ``"never"``: it cannot be undone; ``"kept"``: it is left as written on purpose.
         only_before: for a switch that takes effect only early: until when.
+        lasts: for one that cannot be undone for another reason: why.
         family: a name common to switches that share some state, so that what a write leaves depends on what it finds: before one
             of them is changed, all go back to what was found first.
         save, load: for a switch whose value does not hold its whole state: take the state, put it back.
@@ -41,6 +42,7 @@ class Switch:
     scope: str = "process"
     restore: str = "exact"
     only_before: str = ""
+    lasts: str = ""
     family: str = ""
     save: Callable[[], Any] | None = None
     load: Callable[[Any], None] | None = None

@@ -11,8 +11,7 @@ import torch
 
 from msctx.signals import Room
 from msctx.switches.base import Switch
-from msctx.switches.torch_npu import is_here as npu_is_here
-from msctx.switches.torch_npu import npu
+from msctx.switches.torch_npu import is_late as npu_late
 
 
 def _variable(switch: str, **more: Any) -> Switch:
@@ -41,12 +40,7 @@ def _cublas_late(value: str) -> str:
 
 
 def _npu_late(name: str) -> Callable[[str | None], str]:
-    def late(value: str | None) -> str:
-        if npu_is_here() and npu().is_initialized():
-            return f"{name} comes too late, torch_npu is already initialised; start with `msctx run`"
-        return ""
-
-    return late
+    return lambda value: npu_late(name)
 
 
 FIXED_ORDER = frozenset({"ring", "collnetdirect", "collnetchain"})
@@ -60,9 +54,25 @@ def _nccl_adds_in_fixed_order(value: str) -> bool:
     return all(names == "^nvls" or FIXED_ORDER.issuperset(names.split(",")) for names in lists)
 
 
-def _nccl_late(value: str) -> str:
+def _has_group_of(backend: str) -> bool:
     distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized() and "nccl" in distributed.get_backend():
+    return distributed.is_available() and distributed.is_initialized() and backend in distributed.get_backend()
+
+
+def _hccl_late(name: str) -> Callable[[str | None], str]:
+    def late(value: str | None) -> str:
+        if _has_group_of("hccl"):
+            return (
+                f"{name} comes too late, a process group of HCCL has been made; start with `msctx run`, or enter the context before "
+                "torch.distributed.init_process_group"
+            )
+        return ""
+
+    return late
+
+
+def _nccl_late(value: str) -> str:
+    if _has_group_of("nccl"):
         return (
             "NCCL_ALGO comes too late, a process group of NCCL has been made; start with `msctx run`, or enter the context "
             "before torch.distributed.init_process_group"
@@ -87,6 +97,9 @@ SWITCHES = (
     _variable("env.NCCL_ALGO", satisfied=_nccl_adds_in_fixed_order, blocked=_nccl_late),
     # torch_npu also configures HCCL by HcclSetConfig before each operator, so this one is never too late for torch's own groups
     _read_once("env.HCCL_DETERMINISTIC", "the first HCCL communicator"),
+    _read_once("env.HCCL_EXEC_TIMEOUT", "the first process group of HCCL", blocked=_hccl_late("HCCL_EXEC_TIMEOUT")),
+    _read_once("env.HCCL_EVENT_TIMEOUT", "the first process group of HCCL", blocked=_hccl_late("HCCL_EVENT_TIMEOUT")),
+    _variable("env.ACL_STREAM_TIMEOUT"),  # torch_npu reads it at each wait
     _read_once("env.TE_PARALLEL_COMPILER", "the first operator compiled by CANN", blocked=_npu_late("TE_PARALLEL_COMPILER")),
     _read_once(
         "env.PYTORCH_NO_NPU_MEMORY_CACHING",

@@ -110,6 +110,7 @@ _FORCED: dict[str, Callable[[], Any]] = {
     "torch.inductor.fallback_random": lambda: False,
     "torch.inductor.allow_buffer_reuse": lambda: True,
     "torch.inductor.inplace_buffers": lambda: True,
+    "torch.inductor.reorder_for_locality": lambda: True,
     "torch.inductor.memory_planning": _variable("TORCHINDUCTOR_MEMORY_PLANNING"),
     "torch.inductor.assert_indirect_indexing": lambda: True,
     "torch.inductor.debug_index_asserts": lambda: False,

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,21 +34,246 @@ def _hf32(name: str, kind: str) -> Switch:
     return Switch(name=name, read=lambda: getattr(npu(), kind).allow_hf32, write=write, available=is_here)
 
 
-def _option(name: str, key: str) -> Switch:
-    """An option of torch_npu's compiler of operators; ``None``: unset."""
+def _c() -> Any:
+    import torch_npu
 
-    def read() -> str | None:
-        import torch_npu
+    return torch_npu._C
 
-        found = torch_npu._C._npu_getOption(key)
-        return (found.decode() if isinstance(found, bytes) else found) or None
 
-    def write(value: str | None) -> None:
-        import torch_npu
+ASCEND910B1 = 220
+"""The number by which torch_npu knows the first chip whose matrix unit computes float32; asking for it initialises nothing."""
 
-        torch_npu._C._npu_setOption({key: value or ""})
 
-    return Switch(name=name, read=read, write=write, available=is_here)
+def has_float32_products() -> bool:
+    return bool(_c()._npu_get_soc_version() >= ASCEND910B1)
+
+
+def _get(key: str) -> str | None:
+    found = _c()._npu_getOption(key)
+    return (found.decode() if isinstance(found, bytes) else found) or None
+
+
+def _set(key: str, value: str) -> None:
+    _c()._npu_setOption({key: value})
+
+
+def _option(name: str, key: str, unset: Callable[[], str], **more: Any) -> Switch:
+    """An option of torch_npu. *unset*: what holds where nobody has set it; CANN never gets an empty text, not even back."""
+
+    def effective(value: str | None) -> str:
+        return unset() if value is None else value
+
+    return Switch(
+        name=name,
+        read=lambda: effective(_get(key)),
+        write=lambda value: _set(key, effective(value)),
+        satisfied=lambda value: effective(_get(key)) == effective(value),
+        available=is_here,
+        **more,
+    )
+
+
+def _variable(name: str, otherwise: str) -> Callable[[], str]:
+    return lambda: os.environ.get(name) or otherwise
+
+
+def _cache_mode() -> str:
+    """As torch_npu reads its variable when it first compiles an operator."""
+    found = os.environ.get("ACL_OP_COMPILER_CACHE_MODE", "")
+    return found if found in ("enable", "disable", "force") else "enable"
+
+
+def _cache_dir() -> str:
+    home = os.path.join(os.path.expanduser("~"), "atc_data")
+    return os.environ.get("ACL_OP_COMPILER_CACHE_DIR") or os.environ.get("ASCEND_CACHE_PATH") or home
+
+
+# --- operators whose list cannot be emptied, whose checks cannot be switched off ----------------------------------------
+
+
+def _list_of_types(name: str, key: str) -> Switch:
+    """The list to which op_select_implmode is limited. CANN has no word for none: it stays, and is idle once the mode is back."""
+    return Switch(
+        name=name,
+        read=lambda: _get(key),
+        write=lambda value: None if value is None else _set(key, value),
+        satisfied=lambda value: value is None or _get(key) == value,
+        load=lambda found: None if found is None else _set(key, found),
+        available=is_here,
+    )
+
+
+def _checks_of_kernels(name: str, key: str) -> Switch:
+    """Whatever it is set to, torch_npu switches its debugged kernels on, and has no call that switches them off."""
+
+    def blocked(value: str | None) -> str:
+        return f"{_get(key)} is on in this process, and torch_npu cannot switch it off again" if value is None else ""
+
+    return Switch(
+        name=name,
+        read=lambda: _get(key),
+        write=lambda value: _set(key, value or ""),
+        restore="never",
+        lasts="torch_npu cannot switch it off again",
+        blocked=blocked,
+        available=is_here,
+    )
+
+
+# --- how operators are compiled -----------------------------------------------------------------------------------------
+
+
+def _is_jit_compiled() -> bool:
+    """Whether CANN compiles operators for the shapes at hand; where nobody has said so, what it does by itself on this chip."""
+    if (found := _get("jitCompile")) is not None:
+        return found == "enable"
+    return not npu().is_jit_compile_false() if npu().is_initialized() else not has_float32_products()
+
+
+def _jit_compile(on: bool | None) -> None:
+    """``None``: as it is by itself."""
+    if on is not None:
+        npu().set_compile_mode(jit_compile=on)
+
+
+def _allows_internal_format() -> bool:
+    """Where nobody has said so, torch_npu forbids them when it initialises a chip whose matrix unit computes float32."""
+    found = _get("ALLOW_INTERNAL_FORMAT")
+    return not has_float32_products() if found is None else found != "disable"
+
+
+# --- the time that an operator may take ---------------------------------------------------------------------------------
+
+SECONDS = 547
+"""What torch_npu sends when it initialises a device; it has no call that reads the limit."""
+
+
+class _Timeout:
+    seconds: int | None = None
+
+    @classmethod
+    def write(cls, seconds: int | None) -> None:
+        """``None``: torch_npu's own."""
+        if seconds is not None or npu().is_initialized():
+            npu().current_stream()  # the first stream initialises the device, which sends a limit of its own
+            npu().set_op_timeout_ms((seconds or SECONDS) * 1000)
+        cls.seconds = seconds
+
+
+LONGEST = (2**32 - 1) // 1000
+"""Seconds: torch_npu counts milliseconds in 32 bits."""
+
+
+def _too_long(seconds: int | None) -> str:
+    return f"torch_npu takes at most {LONGEST} seconds" if seconds is not None and seconds > LONGEST else ""
+
+
+# --- waiting for an event with a deadline -------------------------------------------------------------------------------
+
+
+class _Events:
+    """``torch.npu.Event.synchronize``, which has no deadline of its own, looks at the event again and again instead."""
+
+    milliseconds: int | None = None
+    found: Any = None
+
+    @classmethod
+    def write(cls, milliseconds: int | None) -> None:
+        cls.milliseconds = milliseconds
+        kind = npu().Event
+        if milliseconds is None and cls.found is not None:
+            kind.synchronize, cls.found = cls.found, None
+        elif milliseconds is not None and cls.found is None:
+            cls.found, kind.synchronize = kind.synchronize, _synchronize
+
+
+def _synchronize(event: Any) -> None:
+    limit = _Events.milliseconds or 0
+    end, pause = time.monotonic() + limit / 1000, 1e-5
+    while not event.query():
+        if time.monotonic() >= end:
+            raise RuntimeError(f"event_sync_timeout={limit}: the event was not reached within {limit} ms")
+        time.sleep(pause)
+        pause = min(2 * pause, 1e-3)
+
+
+# --- what only the start of the device reads ----------------------------------------------------------------------------
+
+ACL_INIT = "TORCH_ACL_INIT_CONFIG_PATH"
+SCENES = {"1": "aic_err_norm_dump", "2": "aic_err_brief_dump"}
+"""What exception_dump has CANN write → its word for it."""
+
+
+def _acl_init() -> dict[str, Any]:
+    """What the user's file says."""
+    if (path := os.environ.get(ACL_INIT)) is None:
+        return {}
+    found = json.loads(Path(path).read_text(encoding="utf-8"))
+    if not isinstance(found, dict) or not isinstance(found.get("dump", {}), dict):
+        raise ValueError("it holds no dictionary")
+    return found
+
+
+def _exception_dump() -> str:
+    """What aclInit is or was given; torch_npu's own file has CANN's lite dump."""
+    if os.environ.get(ACL_INIT) is None:
+        return "2"
+    try:
+        scene = _acl_init().get("dump", {}).get("dump_scene", "")
+    except (OSError, ValueError):
+        return "0"
+    return "1" if scene == SCENES["1"] else "2" if scene in (SCENES["2"], "lite_exception") else "0"
+
+
+def _no_exception_dump(value: str) -> str:
+    """Why another dump cannot be asked for."""
+    try:
+        _acl_init()
+    except (OSError, ValueError) as error:
+        return f"{ACL_INIT}={os.environ[ACL_INIT]}, which is to be kept beside it, cannot be read: {error}"
+    return is_late("exception_dump")
+
+
+def _write_exception_dump(value: str) -> None:
+    """A file as CANN 8.3 and newer want it names the device; older ones do not take one that does."""
+    from torch_npu.npu.utils import get_cann_version
+
+    found = _acl_init()
+    version = re.match(r"(\d+)\.(\d+)", str(get_cann_version("RUNTIME")))
+    if version is None or (int(version[1]), int(version[2])) >= (8, 3):
+        found.setdefault("defaultDevice", {"default_device": "0"})
+    found.pop("dump", None)
+    if value != "0":
+        found["dump"] = {"dump_scene": SCENES[value]}
+    handle, name = tempfile.mkstemp(prefix="msctx_acl_", suffix=".json")
+    with open(handle, "w", encoding="utf-8") as file:
+        json.dump(found, file)
+    atexit.register(_remove, name, os.getpid())
+    os.environ[ACL_INIT] = name
+
+
+def _remove(name: str, process: int) -> None:
+    if os.getpid() == process:  # a fork's end is not the end of the file
+        Path(name).unlink(missing_ok=True)
+
+
+def is_late(what: str) -> str:
+    """Why what only the start of the device reads cannot be set; nothing is initialised to find out."""
+    if is_here() and npu().is_initialized():
+        return f"{what} comes too late, torch_npu is already initialised; start with `msctx run`"
+    return ""
+
+
+# --- graphs of single operators, recorded for CANN's tuner ---------------------------------------------------------------
+
+
+class _Aoe:
+    folder: str | None = None
+
+    @classmethod
+    def write(cls, folder: str) -> None:
+        npu().set_aoe(folder)
+        cls.folder = folder
 
 
 SWITCHES = (
@@ -49,11 +282,54 @@ SWITCHES = (
     synchronize_each_op("torch.npu.synchronize_each_op", npu, is_here),
     _hf32("torch.npu.matmul.allow_hf32", "matmul"),
     _hf32("torch.npu.conv.allow_hf32", "conv"),
-    _option("torch.npu.precision_mode", "ACL_PRECISION_MODE"),
-    _option("torch.npu.op_select_implmode", "ACL_OP_SELECT_IMPL_MODE"),
-    _option("torch.npu.optypelist_for_implmode", "ACL_OPTYPELIST_FOR_IMPLMODE"),
-    _option("torch.npu.op_debug_option", "ACL_OP_DEBUG_OPTION"),
-    _option("torch.npu.debug_dir", "ACL_DEBUG_DIR"),
-    _option("torch.npu.op_compiler_cache_mode", "ACL_OP_COMPILER_CACHE_MODE"),
-    _option("torch.npu.op_compiler_cache_dir", "ACL_OP_COMPILER_CACHE_DIR"),
+    _option(
+        "torch.npu.precision_mode",
+        "ACL_PRECISION_MODE",
+        lambda: "must_keep_origin_dtype" if has_float32_products() else "allow_fp32_to_fp16",
+    ),
+    _option("torch.npu.op_select_implmode", "ACL_OP_SELECT_IMPL_MODE", lambda: "high_performance"),
+    _list_of_types("torch.npu.optypelist_for_implmode", "ACL_OPTYPELIST_FOR_IMPLMODE"),
+    _checks_of_kernels("torch.npu.op_debug_option", "ACL_OP_DEBUG_OPTION"),
+    _option("torch.npu.op_debug_level", "ACL_OP_DEBUG_LEVEL", lambda: "0"),
+    _option("torch.npu.debug_dir", "ACL_DEBUG_DIR", _variable("ASCEND_WORK_PATH", ".")),
+    _option("torch.npu.op_compiler_cache_mode", "ACL_OP_COMPILER_CACHE_MODE", _cache_mode),
+    _option("torch.npu.op_compiler_cache_dir", "ACL_OP_COMPILER_CACHE_DIR", _cache_dir),
+    Switch(
+        name="torch.npu.jit_compile",
+        read=_is_jit_compiled,
+        write=_jit_compile,
+        satisfied=lambda on: on is None or _is_jit_compiled() is on,
+        available=is_here,
+    ),
+    Switch(
+        name="torch.npu.allow_internal_format",
+        read=_allows_internal_format,
+        write=lambda on: _set("ALLOW_INTERNAL_FORMAT", "enable" if on else "disable"),
+        available=is_here,
+    ),
+    Switch(
+        name="torch.npu.op_timeout",
+        read=lambda: _Timeout.seconds,
+        write=_Timeout.write,
+        blocked=_too_long,
+        available=is_here,
+    ),
+    Switch(name="torch.npu.event_sync_timeout", read=lambda: _Events.milliseconds, write=_Events.write, available=is_here),
+    Switch(
+        name="torch.npu.exception_dump",
+        read=_exception_dump,
+        write=_write_exception_dump,
+        restore="never",
+        only_before="the first use of an NPU",
+        blocked=_no_exception_dump,
+        available=is_here,
+    ),
+    Switch(
+        name="torch.npu.aoe_folder",
+        read=lambda: _Aoe.folder,
+        write=_Aoe.write,
+        restore="never",
+        lasts="torch_npu cannot switch it off again",
+        available=is_here,
+    ),
 )

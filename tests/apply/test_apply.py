@@ -102,6 +102,20 @@ def test_a_context_that_fails_half_way_changes_nothing(monkeypatch: pytest.Monke
     assert exact_state() == before
 
 
+def test_a_context_that_fails_half_way_takes_back_what_would_stay(library: Globals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read once, later, stays after a scope; nobody has read it where nobody came to be inside."""
+    change_one(monkeypatch, "a", restore="never", only_before="its first use")
+
+    def fail(name: str, value: Any) -> None:
+        if (name, value) == ("b", 2):
+            raise RuntimeError("no")
+
+    library.on_write = fail
+    with pytest.warns(MsctxWarning, match="stays after this with-block"), pytest.raises(SwitchError, match="no"):
+        ledger.apply(NEW, "one")
+    assert library == FOUND
+
+
 def test_a_switch_that_keeps_another_value_is_an_error(library: Globals, monkeypatch: pytest.MonkeyPatch) -> None:
     change_one(monkeypatch, "b", write=lambda value: library.update(b=str(value).upper()))
     with pytest.raises(SwitchError, match=r"b did not take 'x': it reads 'X'\. Nothing was changed\."):

@@ -115,15 +115,15 @@ compare: {workload: small.yaml, directions: [fprop], seconds: 0.001}
 axes:
   way:
     for another device: {gpu_config.conv_allow_tf32: true}
-    not here: {buffer_optimize: off_optimize}
-    in part: {deterministic: "ON", buffer_optimize: off_optimize}
+    not here: {stream_max_parallel_num: "DNN_VM_AICPU:2"}
+    in part: {deterministic: "ON", stream_max_parallel_num: "DNN_VM_AICPU:2"}
 """
     for row in compare(made(tmp_path, text)).rows:
         found = cells(row)
         assert found["for another device"].reason.startswith("gpu_config.conv_allow_tf32 ")
-        assert found["not here"].reason.startswith("buffer_optimize not_built: ")
+        assert found["not here"].reason.startswith("stream_max_parallel_num refused: ")
         assert found["in part"].ratio
-        assert found["in part"].told.startswith("buffer_optimize not_built: ")
+        assert found["in part"].told.startswith("stream_max_parallel_num refused: ")
 
 
 @pytest.mark.parametrize("when", [1, 4, 6])

@@ -119,11 +119,11 @@ def test_a_refused_set_context_changes_nothing(base: None, exact_state: State) -
     with pytest.raises(OptionError):
         msctx.set_context(runtime_num_threads=1, deterministic="maybe")
     with pytest.raises(StrictError):
-        msctx.set_context(runtime_num_threads=1, buffer_optimize="off_optimize", strict=True)
+        msctx.set_context(runtime_num_threads=1, enable_dump=True, strict=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(MsctxWarning):
-            msctx.set_context(runtime_num_threads=1, buffer_optimize="off_optimize")
+            msctx.set_context(runtime_num_threads=1, enable_dump=True)
     assert exact_state() == before
     assert msctx.get_context() == {}
 

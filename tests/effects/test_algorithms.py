@@ -81,6 +81,8 @@ def test_on_cuda_it_is_a_policy_for_cudnn() -> None:
 
 def test_what_cudnn_cannot_be_given_is_not_built() -> None:
     gemm = {"conv_fprop_algo": "gemm"}
+    key = "ge.enableSmallChannel"
+    of_graphs = {"torch.npu.graph_options": {key: "1"}, "torch.dynamo.apart": f"{key}=1"}
     check(
         [
             ("cuda", gemm | {"conv_max_error": 1e-6}, {"conv_max_error": ("not_built", {}, "they state none")}),
@@ -89,7 +91,7 @@ def test_what_cudnn_cannot_be_given_is_not_built() -> None:
             ("cuda", {"thread_invariant": True, "fallback": "error"}, {"fallback": ("inert", {}, "no algorithm is asked for")}),
             ("cuda", {"conv_fprop_algo": "reference"}, {"conv_fprop_algo": ("refused", {}, "on the CPU alone")}),
             ("cuda", {"enable_small_channel": 1}, {"enable_small_channel": ("not_built", {}, "CUDA kernels")}),
-            ("ascend", {"enable_small_channel": 1}, {"enable_small_channel": ("not_built", {}, "Ascend back end")}),
+            ("ascend", {"enable_small_channel": 1}, {"enable_small_channel": ("approximated", of_graphs, "torchair")}),
         ]
     )
 

@@ -43,20 +43,25 @@ def test_the_recipe(device: str) -> None:
         found = planned({"deterministic": value}, on=device)
         assert found.assignments == recipe[device]
         (row,) = found.rows
-        assert (row.device, row.value, row.status) == (device, value, "honoured")
+        leaves_memory = (value, device) == ("ON", "ascend")
+        assert (row.device, row.value, row.status) == (device, value, "approximated" if leaves_memory else "honoured")
         stays = STAYS.get((value, device))
-        assert row.reason == (f"stays after a with-block, since libraries read it once: {stays}" if stays else "")
+        text = f"stays after a with-block, since libraries read it once: {stays}" if stays else ""
+        assert row.reason.endswith(text)
+        assert (
+            row.reason.startswith("torch_npu leaves new memory of the device as it is") if leaves_memory else row.reason == text
+        )
         assert planned({"session": {"deterministic": number}}, on=device).assignments == recipe[device]
 
 
 @pytest.mark.parametrize(
-    ("cann", "status"), [((8, 3), "refused"), ((8, 5), "honoured"), ((9, 0), "honoured"), (None, "honoured")]
+    ("cann", "status"), [((8, 3), "refused"), ((8, 5), "approximated"), ((9, 0), "approximated"), (None, "approximated")]
 )
 def test_an_older_cann_cannot_keep_it(cann: tuple[int, int] | None, status: str) -> None:
     found = planned({"deterministic": "ON"}, on="ascend", cann=cann)
     (row,) = found.rows
     assert (row.status, "CANN 8.3" in row.reason) == (status, status == "refused")
-    assert found.assignments == (ON["ascend"] if status == "honoured" else {})
+    assert found.assignments == ({} if status == "refused" else ON["ascend"])
     assert planned({"deterministic": "OFF"}, on="ascend", cann=cann).assignments == OFF["ascend"]
 
 
@@ -78,12 +83,19 @@ def test_the_details_change_the_recipe_and_mean_nothing_without_it(device: str) 
         value = next(iter(changed.values()))
         found = planned({detail: value, "deterministic": "ON"}, on=device)
         assert found.assignments == ON[device] | changed
-        assert {row.status for row in found.rows} == {"honoured"}
+        fills = device == "ascend" and detail != "fill_uninitialized_memory"
+        assert [row.status for row in found.rows if row.option == detail] == ["honoured"]
+        assert [row.status for row in found.rows if row.option != detail] == ["approximated" if fills else "honoured"]
         for rest in ({}, {"deterministic": "OFF"}):
             found = planned({detail: True, **rest}, on=device)
             row = next(r for r in found.rows if r.option == detail)
             assert (row.status, row.assignments, "deterministic=ON" in row.reason) == ("inert", {}, True)
             assert row in found.failing
+
+
+def test_torch_npu_fills_no_memory() -> None:
+    rows = planned({"fill_uninitialized_memory": True, "deterministic": "ON"}, on="ascend").rows
+    assert {row.option: row.status for row in rows} == {"deterministic": "approximated", "fill_uninitialized_memory": "refused"}
 
 
 def test_scopes_inside_each_other() -> None:

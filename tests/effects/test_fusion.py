@@ -63,9 +63,27 @@ def test_where_nothing_is_fused_other_flags_are_without_effect(off: dict[str, ob
         assert found[name].reason.startswith(f"nothing is fused: {next(iter(off))}=")
 
 
-def test_on_ascend_all_wait() -> None:
-    names = {"graph_kernel_flags": "--opt_level=1 --reduce_fuse_depth=2", "enable_scope_fusion_passes": "ScopeClipBoxesPass"}
-    assert {row.status for row in rows(names | {"frozen_variable": True}, on="ascend").values()} == {"not_built"}
+def test_on_ascend_the_graph_engine_fuses(tmp_path: Path) -> None:
+    file = tmp_path / "switch.json"
+    file.write_text('{"Switch": {}}')
+    found = rows(
+        {
+            "graph_kernel_flags": "--opt_level=2 --reduce_fuse_depth=2",
+            "enable_scope_fusion_passes": "ScopeClipBoxesPass",
+            "frozen_variable": True,
+            "fusion_switch_file": str(file),
+        },
+        on="ascend",
+    )
+    assert {name.removeprefix("graph_kernel_flags."): row.status for name, row in found.items()} == {
+        "graph_kernel_flags": "honoured",
+        "opt_level": "approximated",
+        "reduce_fuse_depth": "refused",
+        "enable_scope_fusion_passes": "honoured",
+        "frozen_variable": "honoured",
+        "fusion_switch_file": "honoured",
+    }
+    assert found["fusion_switch_file"].assignments == {"torch.npu.engine_options": {"ge.fusionSwitchFile": str(file)}}
 
 
 def test_switches_of_passes(tmp_path: Path) -> None:

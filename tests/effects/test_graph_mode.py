@@ -37,9 +37,17 @@ def test_all_options_come_to_one_value(device: str) -> None:
     )
 
 
-def test_on_ascend_graphs_wait_and_eager_code_runs() -> None:
-    for options in ({"mode": 0}, {"jit_syntax_level": 0}, {"enable_graph_kernel": True}, {"precompile_only": True}):
-        assert {row.status for row in rows(options, on="ascend").values()} == {"not_built"}
+def test_on_ascend_torchair_compiles_graphs_and_eager_code_runs() -> None:
+    for options, status in (
+        ({"mode": 0}, "honoured"),
+        ({"jit_syntax_level": 0}, "honoured"),
+        ({"jit_syntax_level": 2}, "approximated"),
+        ({"enable_graph_kernel": False}, "honoured"),
+        ({"precompile_only": True}, "approximated"),
+    ):
+        (row,) = rows(options, on="ascend").values()
+        assert (row.status, "torchair" in row.reason) == (status, True)
+        assert "graph.compilation" in row.assignments
     assert rows({"mode": 1}, on="ascend")["mode"].status == "honoured"
 
 

@@ -66,8 +66,8 @@ def test_what_there_is_not() -> None:
             "inert",
             "enable_task_opt",
         ),
-        ({"session": {"aoe_mode": "2"}}, "ascend", "not_built", "Ascend"),
-        ({"aoe_tune_mode": "offline"}, "ascend", "not_built", "Ascend"),
+        ({"session": {"aoe_mode": "1"}}, "ascend", "refused", "single operators alone"),
+        ({"aoe_tune_mode": "offline", "aoe_config": {"job_type": "1"}}, "ascend", "refused", "single operators alone"),
         ({"aoe_tune_mode": "offline", "aoe_config": {"job_type": "1"}}, "cuda", "not_built", "recorded graphs"),
         ({"aoe_tune_mode": "offline", "aoe_config": {"job_type": "1"}}, "cpu", "refused", "on CUDA alone"),
         ({"aoe_tune_mode": "offline", "batch_invariant": True}, "cpu", "inert", "batch_invariant"),
@@ -78,6 +78,17 @@ def test_what_there_is_not() -> None:
     assert POLICY not in rows({"session": {"aoe_mode": "1"}}, on="cuda")["aoe_mode"].assignments
     fusion = rows({"aoe_tune_mode": "online", "aoe_config": {"job_type": "1"}}, on="cuda")["aoe_tune_mode"]
     assert ("benchmark_fusion", True) in fusion.assignments["graph.compilation"].config
+
+
+def test_on_ascend_cann_tunes() -> None:
+    online = rows({"aoe_tune_mode": "online"}, on="ascend")["aoe_tune_mode"]
+    tuner = {"mode": "2", "path": "./", "file": ""}
+    assert (online.status, online.assignments["torch.npu.graph_tuner"]) == ("approximated", tuner)
+    assert online.assignments["torch.dynamo.apart"], "code that is tuned is kept apart"
+    session = rows({"session": {"aoe_mode": "2", "work_path": "kept"}}, on="ascend")
+    assert session["work_path"].assignments["torch.npu.graph_tuner"] == tuner | {"path": "kept"}
+    offline = rows({"aoe_tune_mode": "offline"}, on="ascend")["aoe_tune_mode"]
+    assert (offline.status, offline.assignments) == ("approximated", {"torch.npu.aoe_folder": "./"})
 
 
 # --- offline ----------------------------------------------------------------------------------------------------------

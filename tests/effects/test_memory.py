@@ -82,7 +82,7 @@ def test_in_graph_mode_the_compiler_computes_again(device: str) -> None:
     for level, keeps in (("O0", 1), ("O1", 0)):
         row = rows({"mode": 0, "memory_optimize_level": level}, on=device)["memory_optimize_level"]
         if device == "ascend" and level == "O1":
-            assert row.status == "not_built"
+            assert (row.status, "torchair" in row.reason) == ("approximated", True)
         elif device != "ascend":
             assert row.status == "honoured"
             assert row.assignments["graph.compilation"] == Compilation(keeps=keeps)

@@ -33,8 +33,19 @@ def test_all_options_of_a_dump_come_to_one_value() -> None:
     check([("cpu", DUMP | more, dict.fromkeys(("session.enable_dump", *more), ("approximated", value, UNSEEN)))])
     check([("cpu", DUMP | more, {"dump_path": ("approximated", value | {"observers.overflow": None}, UNSEEN)})])
     copied = dict.fromkeys(("session.enable_dump", *more), ("approximated", value, "each tensor is copied to the host"))
-    check((device, DUMP | more, copied) for device in ("cuda", "ascend"))
+    check([("cuda", DUMP | more, copied)])
     check([("cpu", {"session.enable_dump": False}, {"session.enable_dump": ("honoured", {"observers.dump": None}, "")})])
+
+
+def test_graphs_of_torchair_are_dumped_by_cann() -> None:
+    found = planned(DUMP | {"dump_step": "0|3-5", "dump_mode": "all"}, on=("ascend",)).assignments
+    assert found["observers.dump"] == Dump("p", "0|3-5", "all")
+    assert found["torch.npu.graph_options"] == {
+        "ge.exec.enableDump": "1",
+        "ge.exec.dumpPath": "p",
+        "ge.exec.dumpMode": "all",
+        "ge.exec.dumpStep": "0|3-5",
+    }
 
 
 def test_overflow_is_looked_for_by_its_mode() -> None:
@@ -48,7 +59,7 @@ def test_overflow_is_looked_for_by_its_mode() -> None:
 
 
 def test_errors_recorder_and_watchdog() -> None:
-    for device in DEVICES:
+    for device in ("cpu", "cuda"):
         for level, found in ((0, None), (1, ErrorDump(1)), (2, ErrorDump(2))):
             status = (
                 ("approximated", {"observers.errors": found}, UNSEEN) if found else ("honoured", {"observers.errors": None}, "")
@@ -70,6 +81,20 @@ def test_errors_recorder_and_watchdog() -> None:
                 ]
             )
         check([(device, {"op_timeout": 0}, {"op_timeout": ("honoured", {"observers.watchdog": None}, "")})])
+
+
+def test_what_cann_itself_does_on_ascend() -> None:
+    for name, level in (("enable_exception_dump", 1), ("exception_dump", "1")):
+        found = planned({name: level}, on=("ascend",))
+        assert found.assignments == {"observers.errors": ErrorDump(1), "torch.npu.exception_dump": "1"}
+        assert "TORCH_ACL_INIT_CONFIG_PATH" in found.rows[0].reason
+    assert planned({"exception_dump": "0"}, on=("ascend",)).assignments["torch.npu.exception_dump"] == "0"
+    assert planned({"exception_dump": "2"}, on=("cpu",)).assignments == {"observers.errors": ErrorDump(2)}
+    both = planned({"exception_dump": "2", "enable_exception_dump": 1}, on=("cpu",))
+    assert both.assignments == {"observers.errors": ErrorDump(1)}, "a session's word wins"
+    found = planned({"op_timeout": 9, "op_execute_timeout": 5}, on=("ascend",))
+    assert found.assignments == {"observers.watchdog": Watchdog(5), "torch.npu.op_timeout": 5}
+    assert planned({"op_timeout": 0}, on=("ascend",)).assignments == {"observers.watchdog": None, "torch.npu.op_timeout": None}
 
 
 def test_without_a_native_core_they_are_refused() -> None:

@@ -125,7 +125,12 @@ def test_products_and_collectives_become_one_kernel_in_both_passes_or_in_none() 
         check([("cuda", {name: level}, {name: (status, found, "enable_symm_mem_for_group" if level else IN_CODE)})])
     for level in (1, 2):
         check([("cuda", {name: level}, {name: ("refused", {}, "3 or 0")})])
-    check([("ascend", {name: 3}, {name: ("not_built", {}, "Ascend")}), ("cpu", {name: 3}, {name: ("inert", {}, "cpu")})])
+    check(
+        [
+            ("ascend", {name: 3}, {name: ("refused", {}, "npu_mm_all_reduce_base")}),
+            ("cpu", {name: 3}, {name: ("inert", {}, "cpu")}),
+        ]
+    )
 
 
 def test_an_update_before_the_last_gradients_is_refused() -> None:

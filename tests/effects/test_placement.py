@@ -87,4 +87,5 @@ def test_weights_have_one_format() -> None:
             check([(device, {"session": {"variable_format_optimize": value}}, {"variable_format_optimize": expected})])
         both = {"variable_format_optimize": True, "external_weight": True}
         check([(device, both, {"variable_format_optimize": ("inert", {}, "overridden by external_weight")})])
-    check([("ascend", {"variable_format_optimize": True}, {"variable_format_optimize": ("not_built", {}, "Ascend")})])
+    expected = ("approximated", {"torch.npu.allow_internal_format": True}, "moved to the device")
+    check([("ascend", {"variable_format_optimize": True}, {"variable_format_optimize": expected})])

@@ -16,10 +16,6 @@ FLAGS = {
 ELSEWHERE = {
     ("matmul_allow_tf32", "ascend"): "inert",
     ("conv_allow_tf32", "ascend"): "inert",
-    ("matmul_allow_hf32", "cpu"): "not_built",
-    ("matmul_allow_hf32", "cuda"): "not_built",
-    ("conv_allow_hf32", "cpu"): "not_built",
-    ("conv_allow_hf32", "cuda"): "not_built",
 }
 PRODUCTS = {"native.convolution.cpu": ConvPolicy(matmul_algo="normal", matmul_allow_tf32=True)} | INDUCTOR
 GROUPS = {"cuda": "gpu_config", "ascend": "ascend_config"}
@@ -41,6 +37,15 @@ def test_elsewhere_nothing_is_switched_and_that_is_reported() -> None:
         for value in (True, False):
             (row,) = msctx.explain({name: value}, device=device).rows
             assert (row.status, row.assignments, bool(row.reason)) == (status, {}, True)
+    check(
+        (device, {name: value}, {name: expected})
+        for device in ("cpu", "cuda")
+        for name in ("matmul_allow_hf32", "conv_allow_hf32")
+        for value, expected in (
+            (True, ("refused", {}, name.replace("hf32", "tf32"))),
+            (False, ("honoured", {}, "no other device")),
+        )
+    )
     no_rounding = {False: ("honoured", {}, "do not round")}
     check(
         ("cpu", {option: value}, {option: expected})

@@ -1,19 +1,33 @@
 """How long a process waits, on each device."""
 
 import pytest
-from plans import planned
+from plans import check, planned
 
 
-@pytest.mark.parametrize(("device", "status"), [("cpu", "honoured"), ("cuda", "approximated"), ("ascend", "not_built")])
+@pytest.mark.parametrize(("device", "status"), [("cpu", "honoured"), ("cuda", "approximated"), ("ascend", "honoured")])
 def test_how_long_a_collective_waits(device: str, status: str) -> None:
     found = planned({"hccl_timeout": 600}, on=(device,))
     assert {row.status for row in found.rows} == {status}
-    written = {} if device == "ascend" else {"torch.distributed.timeout": 600, "observers.last_steps": 600}
-    assert found.assignments == written
+    own = {"env.HCCL_EXEC_TIMEOUT": "600"} if device == "ascend" else {}
+    assert found.assignments == {"torch.distributed.timeout": 600, "observers.last_steps": 600} | own
 
 
 @pytest.mark.parametrize("name", ["op_wait_timeout", "stream_sync_timeout", "event_sync_timeout"])
 def test_a_cpu_has_no_streams(name: str) -> None:
     found = planned({name: 600}, on=("cpu", "cuda", "ascend"))
-    assert [row.status for row in found.rows] == ["refused", "not_built", "not_built"]
+    assert [row.status for row in found.rows][:2] == ["refused", "not_built"]
     assert "hccl_timeout" in found.rows[0].reason
+
+
+def test_how_long_an_npu_is_waited_for() -> None:
+    event = "torch.npu.event_sync_timeout"
+    check(
+        ("ascend", {name: value}, {name: expected})
+        for name, value, expected in (
+            ("op_wait_timeout", 60, ("honoured", {"env.HCCL_EVENT_TIMEOUT": "60"}, "first process group of HCCL")),
+            ("stream_sync_timeout", 900, ("honoured", {"env.ACL_STREAM_TIMEOUT": "900"}, "")),
+            ("stream_sync_timeout", -1, ("honoured", {"env.ACL_STREAM_TIMEOUT": "-1"}, "")),
+            ("event_sync_timeout", 900, ("approximated", {event: 900}, "torch.npu.Event")),
+            ("event_sync_timeout", -1, ("honoured", {event: None}, "")),
+        )
+    )

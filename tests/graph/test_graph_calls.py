@@ -436,9 +436,10 @@ def test_an_earlier_policy_runs_no_code_of_a_later_one() -> None:
         torch.testing.assert_close(net(x), plain, rtol=0, atol=0)
 
 
-def test_the_plan_on_ascend_waits() -> None:
+def test_on_ascend_graphs_go_to_torchair() -> None:
     rows = msctx.explain(device_target="Ascend", mode="GRAPH_MODE").rows
-    assert {row.status for row in rows if row.option == "mode" and row.device == "ascend"} == {"not_built"}
+    (row,) = [row for row in rows if row.option == "mode" and row.device == "ascend"]
+    assert (row.status, "torchair" in row.reason) == ("honoured", True)
 
 
 # --- what else reaches into compiled code -----------------------------------------------------------------------------
@@ -493,3 +494,20 @@ def test_names_go_with_their_classes() -> None:
             type(f"Made{number}", (Net,), {})()(image())
     gc.collect()
     assert {*report._classes} <= before | {"Net"}
+
+
+@pytest.mark.full
+def test_jit_compile_decides_between_generated_code_and_kernels_of_libraries() -> None:
+    def products(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2 + 1).relu()
+
+    made = {}
+    for value in ("false", "true"):
+        counters.clear()
+        torch._dynamo.reset()
+        with msctx.context(mode="GRAPH_MODE", jit_compile=value):
+            function = msctx.jit(products)
+            for size in (3, 4, 5):
+                torch.testing.assert_close(function(torch.ones(size)), products(torch.ones(size)))
+        made[value] = (counters["stats"]["unique_graphs"], bool(counters["inductor"]))
+    assert made == {"false": (2, False), "true": (3, True)}, "for true, each shape has code of its own"

@@ -9,8 +9,8 @@ import pytest
 
 from msctx.switches import SWITCHES
 
-READ_AGAIN = ("env.NCCL_ALGO", "env.DISABLE_PTXAS_OPT", "env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG")
-"""For each communicator, each kernel, each graph."""
+READ_AGAIN = ("env.NCCL_ALGO", "env.DISABLE_PTXAS_OPT", "env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG", "env.ACL_STREAM_TIMEOUT")
+"""For each communicator, each kernel, each graph, each wait."""
 VARIABLES = [name for name in SWITCHES if name.startswith("env.")]
 
 

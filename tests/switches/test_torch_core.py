@@ -23,6 +23,7 @@ WRITABLE = {
     "torch.nn.max_call_depth": 7,
     "env.NCCL_ALGO": "Tree",  # no option sets it: what `msctx run` left of another test is another value
     "env.DISABLE_PTXAS_OPT": "1",
+    "env.ACL_STREAM_TIMEOUT": "5",
     "env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG": "x",
     "torch.dynamo.apart": "x",
     "torch.dynamo.verbose": True,

@@ -27,6 +27,7 @@ DEFAULTS = {name: default == "1" for name, (_, default) in torch_inductor._FLAGS
     "torch.inductor.max_autotune_conv_backends": "ATEN,TRITON",
     "torch.inductor.allow_buffer_reuse": True,
     "torch.inductor.inplace_buffers": True,
+    "torch.inductor.reorder_for_locality": True,
     "torch.inductor.assert_indirect_indexing": True,
     "torch.inductor.fx_graph_cache": True,
     "torch.inductor.autotune_local_cache": True,

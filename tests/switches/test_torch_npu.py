@@ -26,6 +26,16 @@ def test_every_option_of_ascend_has_its_switch():
         "torch.npu.debug_dir",
         "torch.npu.op_compiler_cache_mode",
         "torch.npu.op_compiler_cache_dir",
+        "torch.npu.op_debug_level",
+        "torch.npu.jit_compile",
+        "torch.npu.op_timeout",
+        "torch.npu.allow_internal_format",
+        "torch.npu.event_sync_timeout",
+        "torch.npu.exception_dump",
+        "torch.npu.aoe_folder",
+        "torch.npu.engine_options",
+        "torch.npu.graph_options",
+        "torch.npu.graph_tuner",
     }
 
 

@@ -1,0 +1,140 @@
+"""What goes to CANN's graph engine with what torchair, torch_npu's compiler of graphs, sends by itself.
+
+The engine is initialised once in a process, with the first graph that is compiled; torchair raises at later ones that come with other
+options. Options of a graph go with each graph; the engine looks for one there first.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from msctx.imports import when_imported
+from msctx.switches.base import Switch
+from msctx.switches.torch_npu import is_here
+
+CONVERTER = "torchair._ge_concrete_graph.fx2ge_converter"
+ENGINE = "torchair.core._backend"
+Options = Mapping[str, str]
+DUMPS = (
+    "ge.exec.enableDump ge.exec.dumpPath ge.exec.dumpMode ge.exec.dumpStep ge.exec.dumpLayer ge.exec.dumpData ge.quant_dumpable"
+)
+"""Options of a graph that torchair takes from among those of the engine."""
+
+
+class _Wanted:
+    engine: Options | None = None
+    graph: Options | None = None
+    tuner: Options | None = None
+    sent: dict[str, str] = {}
+    """What of the engine's options was ours when it was initialised."""
+
+
+def _initialised() -> dict[str, str] | None:
+    """What the engine was initialised with; ``None``: it was not."""
+    found = getattr(sys.modules.get(ENGINE), "_GLOBAL_COMPILE_OPTION", None)
+    return None if found is None else dict(found)
+
+
+def _read_engine() -> dict[str, str] | None:
+    return dict((_Wanted.engine if _initialised() is None else _Wanted.sent) or {}) or None
+
+
+def _holds(options: Options | None) -> bool:
+    """Whether the engine has these; others that it has beside them stay."""
+    there = _initialised()
+    if there is None:
+        return _read_engine() == (dict(options or {}) or None)
+    return all(there.get(key) == value for key, value in (options or {}).items())
+
+
+def _late(options: Options | None) -> str:
+    there = _initialised()
+    if there is None or _holds(options):
+        return ""
+    differing = next(key for key, value in (options or {}).items() if there.get(key) != value)
+    return (
+        f"{differing}={(options or {})[differing]} comes too late: torchair has initialised the graph engine with its first graph, "
+        f"with {differing}={there.get(differing, 'unset')}; start with `msctx run`, or enter the context before that graph"
+    )
+
+
+def _write_engine(options: Options | None) -> None:
+    _Wanted.engine = options
+    _hook()
+
+
+def _write_graph(options: Options | None) -> None:
+    _Wanted.graph = options
+    _hook()
+
+
+def _write_tuner(tuner: Options | None) -> None:
+    _Wanted.tuner = tuner
+    _hook()
+
+
+_waiting: list[Callable[[], None]] = []
+
+
+def _hook() -> None:
+    """Have torchair ask here, as soon as it is imported; it goes on asking, and is told nothing where nothing is wanted."""
+    if not _waiting:
+        _waiting.append(when_imported(CONVERTER, _into_torchair))
+
+
+def _into_torchair() -> None:
+    graphs = sys.modules[CONVERTER].GeConcreteGraph
+    make, normal = graphs.__init__, graphs._normalize_ge_option
+
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        if _Wanted.tuner is not None and self.config.aoe_config.aoe_mode.value is None:
+            self._config = _tuning(self.config, _Wanted.tuner)
+
+    graphs.__init__ = made
+    graphs._normalize_ge_option = lambda self: _merged(*normal(self))
+
+
+def _merged(graph: dict[str, str], engine: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    ours = dict(_Wanted.graph or {})
+    dumps = {key: ours.pop(key) for key in DUMPS.split() if key in ours}
+    if path := dumps.get("ge.exec.dumpPath"):
+        os.makedirs(path, exist_ok=True)
+    if _initialised() is None:
+        _Wanted.sent = dict(_Wanted.engine or {})
+    return graph | ours, engine | _Wanted.sent | dumps
+
+
+def _tuning(config: Any, tuner: Options) -> Any:
+    """A configuration of its own for this graph: the program's is not changed."""
+    made = copy.deepcopy(config)
+    made.aoe_config.aoe_mode = tuner["mode"]
+    made.aoe_config.work_path = tuner["path"]
+    if tuner["file"]:
+        made.aoe_config.aoe_config_file = tuner["file"]
+    return made
+
+
+SWITCHES = (
+    Switch(
+        name="torch.npu.engine_options",
+        read=_read_engine,
+        write=_write_engine,
+        satisfied=_holds,
+        blocked=_late,
+        restore="never",
+        only_before="the first graph that torchair compiles",
+        available=is_here,
+    ),
+    Switch(
+        name="torch.npu.graph_options",
+        read=lambda: _Wanted.graph and dict(_Wanted.graph),
+        write=_write_graph,
+        available=is_here,
+    ),
+    Switch(name="torch.npu.graph_tuner", read=lambda: _Wanted.tuner, write=_write_tuner, available=is_here),
+)

@@ -1,0 +1,72 @@
+"""Cases run on a machine with the real torch_npu over the recorder, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import machine
+import pytest
+from interpreter import Interpreter
+
+Run = Callable[..., str]
+Variables = Callable[..., dict[str, str]]
+PREPARE = "import torch, torch_npu, msctx\nfrom boundary import calls, fail"
+
+
+@pytest.fixture(scope="session")
+def ascend_machine() -> Variables:
+    """The variables of a process on such a machine, by what it is to have; compiled and fetched once."""
+    try:
+        machine.recorder()
+    except machine.NotHere as why:
+        pytest.skip(f"there is no Ascend machine: {why}")
+
+    def variables(*, env: dict[str, str] | None = None, **it: Any) -> dict[str, str]:
+        found = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+        return found | machine.variables(**it) | (env or {})
+
+    return variables
+
+
+@pytest.fixture(scope="session")
+def _interpreters(ascend_machine: Variables) -> Iterator[Callable[..., Interpreter]]:
+    """One for each chip and version of CANN, since torch_npu asks for some versions when it is imported."""
+    found: dict[tuple[str, str], Interpreter] = {}
+
+    def interpreter(soc: str, cann: str) -> Interpreter:
+        if (soc, cann) not in found:
+            found[soc, cann] = Interpreter(PREPARE, ascend_machine(soc=soc, cann=cann))
+        return found[soc, cann]
+
+    yield interpreter
+    for one in found.values():
+        one.close()
+
+
+@pytest.fixture
+def ascend(ascend_machine: Variables, _interpreters: Callable[..., Interpreter], passed: Callable[..., str]) -> Run:
+    """Run a case, which has torch, torch_npu, msctx, calls() and fail(); returns what it printed. No device is initialised yet."""
+
+    def run(code: str, *, soc: str = "Ascend910B1", cann: str = "8.5.0", timeout: float = 120, **more: Any) -> str:
+        variables = ascend_machine(soc=soc, cann=cann, **more)
+        return passed(_interpreters(soc, cann).run(textwrap.dedent(code), variables, timeout))
+
+    return run
+
+
+@pytest.fixture
+def ascend_fresh(ascend_machine: Variables, passed: Callable[..., str]) -> Run:
+    """The same for a command of Python's, such as ``-m msctx doctor`` or ``-c CODE``, where nothing has been imported."""
+
+    def run(*command: str, timeout: float = 300, cwd: Path = machine.ROOT, **more: Any) -> str:
+        words = [sys.executable, *command[:-1], textwrap.dedent(command[-1])]
+        how: dict[str, Any] = {"env": ascend_machine(**more), "cwd": cwd, "timeout": timeout}
+        return passed(subprocess.run(words, capture_output=True, text=True, check=False, **how))
+
+    return run

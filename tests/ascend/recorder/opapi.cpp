@@ -1,0 +1,555 @@
+// libopapi: the operators that tests need, computed on the host; an operator that is not here is sought among those of aclop.
+//
+// Each is logged with the dtypes that reach it. A product rounds its inputs as cubeMathType says, so that the choice can be seen in
+// the result, too.
+
+#include <acl/acl.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include "recorder.h"
+
+using Sizes = std::vector<int64_t>;
+
+struct aclTensor {
+  Sizes sizes, strides;
+  int64_t offset;
+  aclDataType dtype;
+  char* data;
+};
+struct aclScalar {
+  double value;
+};
+struct aclIntArray : Sizes {
+  using Sizes::Sizes;
+};
+struct aclTensorList : std::vector<const aclTensor*> {
+  using std::vector<const aclTensor*>::vector;
+};
+struct aclOpExecutor {
+  std::function<void()> run;
+};
+
+namespace {
+
+const char* name(aclDataType dtype) {
+  switch (dtype) {
+    case ACL_FLOAT: return "float32";
+    case ACL_FLOAT16: return "float16";
+    case ACL_BF16: return "bfloat16";
+    case ACL_DOUBLE: return "float64";
+    case ACL_INT8: return "int8";
+    case ACL_UINT8: return "uint8";
+    case ACL_INT16: return "int16";
+    case ACL_INT32: return "int32";
+    case ACL_INT64: return "int64";
+    case ACL_BOOL: return "bool";
+    default: return "?";
+  }
+}
+
+// --- numbers -------------------------------------------------------------------------------------------------------------------
+
+// Its lowest bits are rounded away, ties to even.
+float rounded(float value, int bits) {
+  uint32_t word = std::bit_cast<uint32_t>(value);
+  const uint32_t half = uint32_t{1} << (bits - 1), last = (word >> bits) & 1;
+  if (std::isfinite(value)) word += half - 1 + last;
+  return std::bit_cast<float>(word & ~((half << 1) - 1));
+}
+
+float to_half(float value) { return static_cast<float>(static_cast<_Float16>(value)); }
+float to_hf32(float value) { return rounded(value, 12); }  // 11 bits of the 23
+
+template <class T>
+double at(const char* place) {
+  T value;
+  std::memcpy(&value, place, sizeof value);
+  return static_cast<double>(value);
+}
+
+template <class T>
+void put(char* place, double value) {
+  const T converted = static_cast<T>(value);
+  std::memcpy(place, &converted, sizeof converted);
+}
+
+double load(aclDataType dtype, const char* place) {
+  switch (dtype) {
+    case ACL_FLOAT: return at<float>(place);
+    case ACL_FLOAT16: return at<_Float16>(place);
+    case ACL_BF16: return std::bit_cast<float>(static_cast<uint32_t>(at<uint16_t>(place)) << 16);
+    case ACL_DOUBLE: return at<double>(place);
+    case ACL_INT8: return at<int8_t>(place);
+    case ACL_UINT8: case ACL_BOOL: return at<uint8_t>(place);
+    case ACL_INT16: return at<int16_t>(place);
+    case ACL_INT32: return at<int32_t>(place);
+    case ACL_INT64: return at<int64_t>(place);
+    default: std::abort();
+  }
+}
+
+void store(aclDataType dtype, char* place, double value) {
+  switch (dtype) {
+    case ACL_FLOAT: return put<float>(place, value);
+    case ACL_FLOAT16: return put<_Float16>(place, value);
+    case ACL_BF16: return put<uint16_t>(place, std::bit_cast<uint32_t>(rounded(value, 16)) >> 16);
+    case ACL_DOUBLE: return put<double>(place, value);
+    case ACL_INT8: return put<int8_t>(place, value);
+    case ACL_UINT8: return put<uint8_t>(place, value);
+    case ACL_BOOL: return put<uint8_t>(place, value != 0);
+    case ACL_INT16: return put<int16_t>(place, value);
+    case ACL_INT32: return put<int32_t>(place, value);
+    case ACL_INT64: return put<int64_t>(place, value);
+    default: std::abort();
+  }
+}
+
+size_t width(aclDataType dtype) {
+  switch (dtype) {
+    case ACL_DOUBLE: case ACL_INT64: return 8;
+    case ACL_FLOAT: case ACL_INT32: return 4;
+    case ACL_FLOAT16: case ACL_BF16: case ACL_INT16: return 2;
+    default: return 1;
+  }
+}
+
+// --- tensors -------------------------------------------------------------------------------------------------------------------
+
+int64_t count(const Sizes& sizes) {
+  int64_t all = 1;
+  for (const int64_t size : sizes) all *= size;
+  return all;
+}
+
+// Calls a function with every index, in order.
+template <class F>
+void each(const Sizes& sizes, F&& f) {
+  Sizes index(sizes.size());
+  for (int64_t left = count(sizes); left > 0; left--) {
+    f(index);
+    for (size_t d = sizes.size(); d-- > 0 && ++index[d] == sizes[d];) index[d] = 0;
+  }
+}
+
+// The place of an element; of a tensor that is broadcast, that of the one repeated.
+char* place(const aclTensor& tensor, const Sizes& index) {
+  int64_t offset = tensor.offset;
+  const size_t more = index.size() - tensor.sizes.size();
+  for (size_t d = 0; d < tensor.sizes.size(); d++)
+    if (tensor.sizes[d] != 1) offset += index[d + more] * tensor.strides[d];
+  return tensor.data + offset * static_cast<int64_t>(width(tensor.dtype));
+}
+
+double get(const aclTensor& tensor, const Sizes& index) { return load(tensor.dtype, place(tensor, index)); }
+void set(const aclTensor& tensor, const Sizes& index, double value) { store(tensor.dtype, place(tensor, index), value); }
+
+int later(uint64_t* workspace, aclOpExecutor** executor, std::function<void()> run) {
+  *workspace = 0;
+  *executor = new aclOpExecutor{std::move(run)};
+  return 0;
+}
+
+template <class F>
+std::function<void()> map(const aclTensor& in, const aclTensor& out, F f) {
+  return [=] { each(out.sizes, [&](const Sizes& i) { set(out, i, f(get(in, i))); }); };
+}
+
+template <class F>
+std::function<void()> map(const aclTensor& a, const aclTensor& b, const aclTensor& out, F f) {
+  return [=] { each(out.sizes, [&](const Sizes& i) { set(out, i, f(get(a, i), get(b, i))); }); };
+}
+
+// beta * c + alpha * a @ b; with a batch in front or without.
+std::function<void()> product(const aclTensor& a, const aclTensor& b, const aclTensor& out, int8_t cube, const aclTensor* c = nullptr,
+                              double beta = 0, double alpha = 1) {
+  const bool added = c != nullptr;
+  const aclTensor extra = added ? *c : out;
+  return [=] {
+    const bool single = a.dtype == ACL_FLOAT;
+    auto seen = [&](double value) -> double {
+      if (!single || cube == 0) return value;
+      return cube == 2 ? to_half(value) : to_hf32(value);
+    };
+    each(out.sizes, [&](const Sizes& i) {
+      Sizes row = i, column = i;
+      const size_t last = i.size() - 1;
+      double sum = 0;
+      for (int64_t k = 0; k < a.sizes.back(); k++) {
+        row[last] = column[last - 1] = k;
+        sum += seen(get(a, row)) * seen(get(b, column));
+      }
+      set(out, i, alpha * sum + (added ? beta * get(extra, i) : 0));
+    });
+  };
+}
+
+// The dimensions that are reduced: all of them where none is named.
+std::vector<bool> reduced(const aclTensor& in, const Sizes& dims) {
+  std::vector<bool> found(in.sizes.size(), dims.empty());
+  for (const int64_t d : dims) found[d < 0 ? d + in.sizes.size() : d] = true;
+  return found;
+}
+
+// Of each group of elements that become one, what *combine* makes of them, beginning with *first*.
+template <class F>
+std::function<void()> fold(const aclTensor& in, const Sizes& dims, const aclTensor& out, double first, F combine, double divisor = 1) {
+  return [=] {
+    const std::vector<bool> gone = reduced(in, dims);
+    std::vector<double> found(count(out.sizes), first);
+    each(in.sizes, [&](const Sizes& i) {
+      int64_t to = 0;
+      for (size_t d = 0; d < i.size(); d++)
+        if (!gone[d]) to = to * in.sizes[d] + i[d];
+      found[to] = combine(found[to], get(in, i));
+    });
+    int64_t next = 0;
+    each(out.sizes, [&](const Sizes& i) { set(out, i, found[next++] / divisor); });
+  };
+}
+
+std::function<void()> sum(const aclTensor& in, const Sizes& dims, const aclTensor& out, bool mean) {
+  const double many = mean ? static_cast<double>(count(in.sizes)) / static_cast<double>(count(out.sizes)) : 1;
+  return fold(in, dims, out, 0, [](double all, double x) { return all + x; }, many);
+}
+
+// Calls a function with each row along a dimension, as the index of its first element.
+template <class F>
+void rows(const Sizes& sizes, int64_t dim, F&& f) {
+  Sizes first = sizes;
+  first[dim] = 1;
+  each(first, f);
+}
+
+}  // namespace
+
+#define EXECUTES(operator)                                                                       \
+  int operator(void*, uint64_t, aclOpExecutor* executor, aclrtStream) {                          \
+    executor->run();                                                                             \
+    delete executor;                                                                             \
+    return 0;                                                                                    \
+  }                                                                                              \
+  int operator##GetWorkspaceSize
+#define LATER uint64_t *workspace, aclOpExecutor **executor
+#define OPERATOR(...)                                                                            \
+  if (const int code = recorder::called(std::string(__func__, std::strlen(__func__) - 16).c_str() __VA_OPT__(, ) __VA_ARGS__)) \
+  return code
+
+extern "C" {
+
+// --- arguments -----------------------------------------------------------------------------------------------------------------
+
+aclTensor* aclCreateTensor(const int64_t* sizes, uint64_t dims, aclDataType dtype, const int64_t* strides, int64_t offset, aclFormat,
+                           const int64_t*, uint64_t, void* data) {
+  return new aclTensor{Sizes(sizes, sizes + dims), Sizes(strides, strides + dims), offset, dtype, static_cast<char*>(data)};
+}
+
+int aclDestroyTensor(const aclTensor* tensor) {
+  delete tensor;
+  return 0;
+}
+
+aclScalar* aclCreateScalar(void* value, aclDataType dtype) { return new aclScalar{load(dtype, static_cast<char*>(value))}; }
+
+int aclDestroyScalar(const aclScalar* scalar) {
+  delete scalar;
+  return 0;
+}
+
+aclIntArray* aclCreateIntArray(const int64_t* values, uint64_t count) { return new aclIntArray(values, values + count); }
+
+int aclDestroyIntArray(const aclIntArray* array) {
+  delete array;
+  return 0;
+}
+
+aclTensorList* aclCreateTensorList(const aclTensor* const* tensors, uint64_t count) {
+  return new aclTensorList(tensors, tensors + count);
+}
+
+int aclDestroyTensorList(const aclTensorList* list) {
+  for (const aclTensor* tensor : *list) delete tensor;
+  delete list;
+  return 0;
+}
+
+// --- products ------------------------------------------------------------------------------------------------------------------
+
+EXECUTES(aclnnMm)(const aclTensor* a, const aclTensor* b, aclTensor* out, int8_t cube, LATER) {
+  OPERATOR(name(a->dtype), "cubeMathType=" + std::to_string(cube));
+  return later(workspace, executor, product(*a, *b, *out, cube));
+}
+
+EXECUTES(aclnnMatmul)(const aclTensor* a, const aclTensor* b, aclTensor* out, int8_t cube, LATER) {
+  OPERATOR(name(a->dtype), "cubeMathType=" + std::to_string(cube));
+  return later(workspace, executor, product(*a, *b, *out, cube));
+}
+
+EXECUTES(aclnnBatchMatMul)(const aclTensor* a, const aclTensor* b, aclTensor* out, int8_t cube, LATER) {
+  OPERATOR(name(a->dtype), "cubeMathType=" + std::to_string(cube));
+  return later(workspace, executor, product(*a, *b, *out, cube));
+}
+
+EXECUTES(aclnnAddmm)(const aclTensor* c, const aclTensor* a, const aclTensor* b, const aclScalar* beta, const aclScalar* alpha,
+                     aclTensor* out, int8_t cube, LATER) {
+  OPERATOR(name(a->dtype), "cubeMathType=" + std::to_string(cube));
+  return later(workspace, executor, product(*a, *b, *out, cube, c, beta->value, alpha->value));
+}
+
+// Logged, and not computed: what it is given is all that the tests want to know.
+EXECUTES(aclnnConvolution)(const aclTensor* in, const aclTensor*, const aclTensor*, const aclIntArray*, const aclIntArray*,
+                           const aclIntArray*, bool, const aclIntArray*, int64_t, aclTensor*, int8_t cube, LATER) {
+  OPERATOR(name(in->dtype), "cubeMathType=" + std::to_string(cube));
+  return later(workspace, executor, [] {});
+}
+
+// --- copies and constants ------------------------------------------------------------------------------------------------------
+
+EXECUTES(aclnnCast)(const aclTensor* in, aclDataType to, aclTensor* out, LATER) {
+  OPERATOR(name(in->dtype), name(to));
+  return later(workspace, executor, map(*in, *out, [](double x) { return x; }));
+}
+
+EXECUTES(aclnnInplaceCopy)(aclTensor* out, const aclTensor* in, LATER) {
+  OPERATOR(name(in->dtype), name(out->dtype));
+  return later(workspace, executor, map(*in, *out, [](double x) { return x; }));
+}
+
+EXECUTES(aclnnInplaceZero)(aclTensor* out, LATER) {
+  OPERATOR(name(out->dtype));
+  return later(workspace, executor, map(*out, *out, [](double) { return 0; }));
+}
+
+EXECUTES(aclnnInplaceOne)(aclTensor* out, LATER) {
+  OPERATOR(name(out->dtype));
+  return later(workspace, executor, map(*out, *out, [](double) { return 1; }));
+}
+
+EXECUTES(aclnnInplaceFillScalar)(aclTensor* out, const aclScalar* value, LATER) {
+  OPERATOR(name(out->dtype), value->value);
+  return later(workspace, executor, map(*out, *out, [v = value->value](double) { return v; }));
+}
+
+// --- one number at a time ------------------------------------------------------------------------------------------------------
+
+#define BINARY(operator, expression)                                                              \
+  EXECUTES(operator)(const aclTensor* a, const aclTensor* b, aclTensor* out, LATER) {             \
+    OPERATOR(name(a->dtype), name(b->dtype));                                                     \
+    return later(workspace, executor, map(*a, *b, *out, [](double x, double y) { return expression; })); \
+  }
+#define WITH_SCALAR(operator, expression)                                                         \
+  EXECUTES(operator)(const aclTensor* a, const aclScalar* b, aclTensor* out, LATER) {             \
+    OPERATOR(name(a->dtype), b->value);                                                           \
+    return later(workspace, executor, map(*a, *out, [y = b->value](double x) { return expression; })); \
+  }
+#define INPLACE(operator, expression)                                                             \
+  EXECUTES(operator)(aclTensor* a, const aclTensor* b, LATER) {                                   \
+    OPERATOR(name(a->dtype), name(b->dtype));                                                     \
+    return later(workspace, executor, map(*a, *b, *a, [](double x, double y) { return expression; })); \
+  }
+#define INPLACE_WITH_SCALAR(operator, expression)                                                 \
+  EXECUTES(operator)(aclTensor* a, const aclScalar* b, LATER) {                                   \
+    OPERATOR(name(a->dtype), b->value);                                                           \
+    return later(workspace, executor, map(*a, *a, [y = b->value](double x) { return expression; })); \
+  }
+#define ALL_FORMS(operator, expression)                                                           \
+  BINARY(aclnn##operator, expression)                                                             \
+  WITH_SCALAR(aclnn##operator##s, expression)                                                     \
+  INPLACE(aclnnInplace##operator, expression)                                                     \
+  INPLACE_WITH_SCALAR(aclnnInplace##operator##s, expression)
+#define WITH_FACTOR(operator, sign)                                                               \
+  EXECUTES(aclnn##operator)(const aclTensor* a, const aclTensor* b, const aclScalar* alpha, aclTensor* out, LATER) { \
+    OPERATOR(name(a->dtype), name(b->dtype));                                                     \
+    return later(workspace, executor, map(*a, *b, *out, [k = sign * alpha->value](double x, double y) { return x + k * y; })); \
+  }                                                                                               \
+  EXECUTES(aclnn##operator##s)(const aclTensor* a, const aclScalar* b, const aclScalar* alpha, aclTensor* out, LATER) { \
+    OPERATOR(name(a->dtype), b->value);                                                           \
+    return later(workspace, executor, map(*a, *out, [y = sign * alpha->value * b->value](double x) { return x + y; })); \
+  }                                                                                               \
+  EXECUTES(aclnnInplace##operator)(aclTensor* a, const aclTensor* b, const aclScalar* alpha, LATER) { \
+    OPERATOR(name(a->dtype), name(b->dtype));                                                     \
+    return later(workspace, executor, map(*a, *b, *a, [k = sign * alpha->value](double x, double y) { return x + k * y; })); \
+  }                                                                                               \
+  EXECUTES(aclnnInplace##operator##s)(aclTensor* a, const aclScalar* b, const aclScalar* alpha, LATER) { \
+    OPERATOR(name(a->dtype), b->value);                                                           \
+    return later(workspace, executor, map(*a, *a, [y = sign * alpha->value * b->value](double x) { return x + y; })); \
+  }
+#define UNARY(operator, expression)                                                               \
+  EXECUTES(aclnn##operator)(const aclTensor* a, aclTensor* out, LATER) {                          \
+    OPERATOR(name(a->dtype));                                                                     \
+    return later(workspace, executor, map(*a, *out, [](double x) { return expression; }));        \
+  }                                                                                               \
+  EXECUTES(aclnnInplace##operator)(aclTensor* a, LATER) {                                         \
+    OPERATOR(name(a->dtype));                                                                     \
+    return later(workspace, executor, map(*a, *a, [](double x) { return expression; }));          \
+  }
+
+WITH_FACTOR(Add, 1)
+WITH_FACTOR(Sub, -1)
+ALL_FORMS(Mul, x* y)
+ALL_FORMS(Div, x / y)
+#define COMPARISON(operator, sign)                                                                \
+  BINARY(aclnn##operator##Tensor, x sign y)                                                       \
+  WITH_SCALAR(aclnn##operator##Scalar, x sign y)
+COMPARISON(Eq, ==)
+COMPARISON(Ne, !=)
+COMPARISON(Lt, <)
+COMPARISON(Le, <=)
+COMPARISON(Gt, >)
+COMPARISON(Ge, >=)
+BINARY(aclnnLogicalAnd, x && y)
+BINARY(aclnnLogicalOr, x || y)
+BINARY(aclnnBitwiseAndTensor, static_cast<int64_t>(x) & static_cast<int64_t>(y))
+BINARY(aclnnBitwiseOrTensor, static_cast<int64_t>(x) | static_cast<int64_t>(y))
+BINARY(aclnnMaximum, std::fmax(x, y))
+BINARY(aclnnMinimum, std::fmin(x, y))
+WITH_SCALAR(aclnnPowTensorScalar, std::pow(x, y))
+INPLACE_WITH_SCALAR(aclnnInplacePowTensorScalar, std::pow(x, y))
+BINARY(aclnnTanhBackward, x*(1 - y * y))
+BINARY(aclnnSigmoidBackward, x* y*(1 - y))
+UNARY(LogicalNot, !x)
+UNARY(Sigmoid, 1 / (1 + std::exp(-x)))
+UNARY(Rsqrt, 1 / std::sqrt(x))
+UNARY(Relu, x > 0 ? x : 0)
+UNARY(Neg, -x)
+UNARY(Sqrt, std::sqrt(x))
+UNARY(Exp, std::exp(x))
+UNARY(Log, std::log(x))
+UNARY(Tanh, std::tanh(x))
+UNARY(Abs, std::fabs(x))
+UNARY(IsFinite, std::isfinite(x))
+
+EXECUTES(aclnnIsClose)(const aclTensor* a, const aclTensor* b, double relative, double absolute, bool nan, aclTensor* out, LATER) {
+  OPERATOR(name(a->dtype), name(b->dtype));
+  return later(workspace, executor, map(*a, *b, *out, [=](double x, double y) {
+                 return x == y || std::fabs(x - y) <= absolute + relative * std::fabs(y) || (nan && x != x && y != y);
+               }));
+}
+
+EXECUTES(aclnnThresholdBackward)(const aclTensor* grad, const aclTensor* in, const aclScalar* threshold, aclTensor* out, LATER) {
+  OPERATOR(name(grad->dtype));
+  return later(workspace, executor,
+               map(*grad, *in, *out, [t = threshold->value](double g, double x) { return x > t ? g : 0; }));
+}
+
+// --- sums ----------------------------------------------------------------------------------------------------------------------
+
+EXECUTES(aclnnReduceSum)(const aclTensor* in, const aclIntArray* dims, bool, aclDataType dtype, aclTensor* out, LATER) {
+  OPERATOR(name(in->dtype), name(dtype));
+  return later(workspace, executor, sum(*in, *dims, *out, false));
+}
+
+EXECUTES(aclnnMean)(const aclTensor* in, const aclIntArray* dims, bool, aclDataType dtype, aclTensor* out, LATER) {
+  OPERATOR(name(in->dtype), name(dtype));
+  return later(workspace, executor, sum(*in, *dims, *out, true));
+}
+
+EXECUTES(aclnnAll)(const aclTensor* in, const aclIntArray* dims, bool, aclTensor* out, LATER) {
+  OPERATOR(name(in->dtype));
+  return later(workspace, executor, fold(*in, *dims, *out, 1, [](double all, double x) { return all && x; }));
+}
+
+EXECUTES(aclnnAny)(const aclTensor* in, const aclIntArray* dims, bool, aclTensor* out, LATER) {
+  OPERATOR(name(in->dtype));
+  return later(workspace, executor, fold(*in, *dims, *out, 0, [](double any, double x) { return any || x; }));
+}
+
+EXECUTES(aclnnMax)(const aclTensor* in, aclTensor* out, LATER) {
+  OPERATOR(name(in->dtype));
+  return later(workspace, executor, fold(*in, {}, *out, -INFINITY, [](double most, double x) { return std::fmax(most, x); }));
+}
+
+EXECUTES(aclnnMin)(const aclTensor* in, aclTensor* out, LATER) {
+  OPERATOR(name(in->dtype));
+  return later(workspace, executor, fold(*in, {}, *out, INFINITY, [](double least, double x) { return std::fmin(least, x); }));
+}
+
+EXECUTES(aclnnSoftmax)(const aclTensor* in, int64_t dim, aclTensor* out, LATER) {
+  OPERATOR(name(in->dtype));
+  if (dim < 0) dim += in->sizes.size();
+  return later(workspace, executor, [=, in = *in, out = *out] {
+    rows(in.sizes, dim, [&](Sizes i) {
+      double most = -INFINITY, total = 0;
+      for (i[dim] = 0; i[dim] < in.sizes[dim]; i[dim]++) most = std::fmax(most, get(in, i));
+      for (i[dim] = 0; i[dim] < in.sizes[dim]; i[dim]++) total += std::exp(get(in, i) - most);
+      for (i[dim] = 0; i[dim] < in.sizes[dim]; i[dim]++) set(out, i, std::exp(get(in, i) - most) / total);
+    });
+  });
+}
+
+EXECUTES(aclnnLogSoftmax)(const aclTensor* in, int64_t dim, aclTensor* out, LATER) {
+  OPERATOR(name(in->dtype));
+  if (dim < 0) dim += in->sizes.size();
+  return later(workspace, executor, [=, in = *in, out = *out] {
+    rows(in.sizes, dim, [&](Sizes i) {
+      double most = -INFINITY, total = 0;
+      for (i[dim] = 0; i[dim] < in.sizes[dim]; i[dim]++) most = std::fmax(most, get(in, i));
+      for (i[dim] = 0; i[dim] < in.sizes[dim]; i[dim]++) total += std::exp(get(in, i) - most);
+      for (i[dim] = 0; i[dim] < in.sizes[dim]; i[dim]++) set(out, i, get(in, i) - most - std::log(total));
+    });
+  });
+}
+
+EXECUTES(aclnnLogSoftmaxBackward)(const aclTensor* grad, const aclTensor* result, int64_t dim, aclTensor* out, LATER) {
+  OPERATOR(name(grad->dtype));
+  if (dim < 0) dim += grad->sizes.size();
+  return later(workspace, executor, [=, grad = *grad, result = *result, out = *out] {
+    rows(grad.sizes, dim, [&](Sizes i) {
+      double total = 0;
+      for (i[dim] = 0; i[dim] < grad.sizes[dim]; i[dim]++) total += get(grad, i);
+      for (i[dim] = 0; i[dim] < grad.sizes[dim]; i[dim]++) set(out, i, get(grad, i) - std::exp(get(result, i)) * total);
+    });
+  });
+}
+
+EXECUTES(aclnnNLLLoss)(const aclTensor* in, const aclTensor* target, const aclTensor*, int64_t reduction, int64_t, aclTensor* out,
+                       aclTensor* weight, LATER) {
+  OPERATOR(name(in->dtype));
+  return later(workspace, executor, [=, in = *in, target = *target, out = *out, weight = *weight] {
+    const int64_t many = in.sizes[0];
+    double total = 0;
+    for (int64_t i = 0; i < many; i++) {
+      const double loss = -get(in, {i, static_cast<int64_t>(get(target, {i}))});
+      if (reduction == 0) set(out, {i}, loss);
+      total += loss;
+    }
+    if (reduction != 0) set(out, Sizes(out.sizes.size()), reduction == 1 ? total / many : total);
+    set(weight, Sizes(weight.sizes.size()), many);
+  });
+}
+
+EXECUTES(aclnnNLLLossBackward)(const aclTensor* grad, const aclTensor*, const aclTensor* target, const aclTensor*, int64_t reduction,
+                               int64_t, const aclTensor*, aclTensor* out, LATER) {
+  OPERATOR(name(grad->dtype));
+  return later(workspace, executor, [=, grad = *grad, target = *target, out = *out] {
+    const int64_t many = out.sizes[0];
+    each(out.sizes, [&](const Sizes& i) {
+      const double one = reduction == 0 ? get(grad, {i[0]}) : get(grad, Sizes(grad.sizes.size())) / (reduction == 1 ? many : 1);
+      set(out, i, static_cast<int64_t>(get(target, {i[0]})) == i[1] ? -one : 0);
+    });
+  });
+}
+
+// --- lists of tensors, as optimizers have them -----------------------------------------------------------------------------------
+
+EXECUTES(aclnnForeachMulScalarV2)(const aclTensorList* in, const aclScalar* factor, const aclTensorList* out, LATER) {
+  OPERATOR(name(in->front()->dtype), factor->value);
+  std::vector<std::function<void()>> parts;
+  for (size_t i = 0; i < in->size(); i++) parts.push_back(map(*(*in)[i], *(*out)[i], [k = factor->value](double x) { return k * x; }));
+  return later(workspace, executor, [parts] { for (const auto& part : parts) part(); });
+}
+
+EXECUTES(aclnnForeachAddListV2)(const aclTensorList* a, const aclTensorList* b, const aclScalar* factor, const aclTensorList* out, LATER) {
+  OPERATOR(name(a->front()->dtype), factor->value);
+  std::vector<std::function<void()>> parts;
+  for (size_t i = 0; i < a->size(); i++)
+    parts.push_back(map(*(*a)[i], *(*b)[i], *(*out)[i], [k = factor->value](double x, double y) { return x + k * y; }));
+  return later(workspace, executor, [parts] { for (const auto& part : parts) part(); });
+}
+
+}  // extern "C"

@@ -1,0 +1,199 @@
+"""Options of device memory: the cap is torch_npu's, the settings of the allocator show in what it asks CANN for."""
+
+from collections.abc import Callable
+
+import pytest
+
+pytestmark = pytest.mark.full
+Run = Callable[..., str]
+
+SEGMENT = """
+def segment(size=5 << 20):
+    '''What a request takes from CANN; it is given back.'''
+    calls()
+    taken = torch.empty(size, dtype=torch.uint8, device="npu")
+    found = calls("aclrtMalloc", "aclrtReserve")
+    del taken
+    torch.npu.empty_cache()
+    calls()
+    return found
+
+PLAIN = ["aclrtMallocAlign32(20971520)"]
+"""
+MODEL = """
+def model_and_loss(width=8, rows=4):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(width, 32), torch.nn.Tanh(), torch.nn.Linear(32, width), torch.nn.Tanh()).npu()
+    inputs = torch.randn(rows, width).npu()
+    return model, lambda: model(inputs).square().sum()
+
+def gradients(model, loss):
+    model.zero_grad()
+    loss().backward()
+    return [parameter.grad.cpu() for parameter in model.parameters()]
+"""
+
+
+def test_at_the_cap_torch_raises_that_memory_is_out(ascend: Run) -> None:
+    ascend(
+        """
+        def cap():
+            return msctx.state()["torch.npu.memory_cap"]
+
+        def takes(megabytes):
+            try:
+                torch.empty(megabytes << 20, dtype=torch.uint8, device="npu")
+            except torch.OutOfMemoryError:
+                return False
+            return True
+
+        before = msctx.state()
+        with msctx.context(device_target="Ascend", max_device_memory="0.5GB"):
+            assert cap() == 512 << 20
+            assert takes(500) and not takes(520)
+            with msctx.context(max_device_memory="0.25GB"):
+                assert cap() == 256 << 20
+                torch.npu.empty_cache()
+                assert not takes(300)
+            with msctx.context(max_device_memory="0.75GB"):  # the tightest of those in force
+                assert cap() == 512 << 20
+            assert takes(500)
+        assert takes(900) and cap() is None
+        changed = msctx.diff(before, msctx.state())
+        assert changed == {"torch.npu.current_device": (None, 0)}, changed  # the device is initialised now
+        """,
+        memory_mb=1024,
+    )
+
+
+def test_the_cap_is_that_of_the_device_in_use_and_no_other_becomes_current(ascend: Run) -> None:
+    ascend(
+        """
+        with msctx.context(device_target="Ascend", device_id=1, max_device_memory="0.25GB"):
+            assert torch.npu.current_device() == 1
+            torch.empty(512 << 20, dtype=torch.uint8, device="npu:0")
+            try:
+                torch.empty(512 << 20, dtype=torch.uint8, device="npu:1")
+            except torch.OutOfMemoryError as error:
+                assert "256.00 MiB allowed" in str(error)
+            else:
+                raise AssertionError
+            assert torch.npu.current_device() == 1
+        torch.empty(512 << 20, dtype=torch.uint8, device="npu:1")
+        """,
+        memory_mb=1024,
+    )
+
+
+def test_a_cap_below_what_is_held_is_an_error_and_changes_nothing(ascend: Run) -> None:
+    ascend("""
+        held = torch.empty(512 << 20, dtype=torch.uint8, device="npu")
+        before = msctx.state()
+        try:
+            msctx.context(matmul_allow_hf32=True, max_device_memory="0.25GB").__enter__()
+        except msctx.errors.SwitchError as error:
+            assert "already allocated" in str(error)
+        else:
+            raise AssertionError
+        assert msctx.diff(before, msctx.state()) == {}
+    """)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"mempool_block_size": "1GB"}, "aclrtMallocAlign32(536870912)"),
+        ({"memory_optimize_level": "O1"}, "aclrtMallocPhysical(20971520)"),
+        ({"memory_optimize_level": "O0"}, "aclrtMallocAlign32(20971520)"),
+        ({"static_memory_policy": 0}, "aclrtMallocAlign32(20971520)"),
+        ({"static_memory_policy": 2}, "aclrtMallocAlign32(20971520)"),
+        ({"static_memory_policy": 3}, "aclrtMallocPhysical(20971520)"),
+        ({"static_memory_policy": 4}, "aclrtMallocPhysical(20971520)"),
+        ({"mempool_block_size": "1GB", "static_memory_policy": 3}, "aclrtMallocPhysical(536870912)"),
+        ({"mempool_block_size": "1GB", "max_device_memory": "2GB"}, "aclrtMallocAlign32(268435456)"),
+    ],
+)
+def test_the_pool_takes_its_memory_as_it_is_told(ascend: Run, options: dict[str, object], expected: str) -> None:
+    ascend(f"""
+        {SEGMENT.replace(chr(10), chr(10) + "        ")}
+        assert segment() == PLAIN
+        with msctx.context(device_target="Ascend", **{options}):
+            found = segment()
+            assert found[-1] == {expected!r}, found
+        assert segment() == PLAIN
+    """)
+
+
+def test_settings_of_the_user_that_exclude_others_are_kept_and_told_before_torch_npu_is(ascend: Run) -> None:
+    ascend(
+        """
+        import warnings
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            with msctx.context(device_target="Ascend", static_memory_policy=3):
+                torch.empty(5 << 20, dtype=torch.uint8, device="npu")
+        assert any("no expandable segments beside max_split_size_mb" in str(one.message) for one in told)
+        assert torch._C._accelerator_getAllocatorSettings() == "max_split_size_mb:64"
+        assert calls("aclrtMalloc", "aclrtReserve") == ["aclrtMallocAlign32(20971520)"]
+        """,
+        env={"PYTORCH_NPU_ALLOC_CONF": "max_split_size_mb:64"},
+    )
+
+
+def test_memory_that_is_not_reused_goes_back_at_once(ascend: Run) -> None:
+    code = """
+        with msctx.context(device_target="Ascend", env_config_path={"sys": {"mem_reuse": REUSE}}):
+            for _ in range(2):
+                torch.empty(5 << 20, dtype=torch.uint8, device="npu")
+            print(*calls("aclrtMalloc", "aclrtFree"))
+    """
+    taken, freed = "aclrtMallocAlign32(5242912)", "aclrtFree(5242912)"  # 32 bytes are torch_npu's own
+    assert ascend(code.replace("REUSE", "False")).split() == [taken, freed, taken, freed]
+    assert ascend(code.replace("REUSE", "True")).split() == ["aclrtMallocAlign32(20971520)"]
+
+
+def test_whether_memory_is_reused_cannot_be_decided_late(ascend: Run) -> None:
+    ascend("""
+        import os, warnings
+        torch.npu.set_device(0)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            with msctx.context(device_target="Ascend", env_config_path={"sys": {"mem_reuse": False}}):
+                assert "PYTORCH_NO_NPU_MEMORY_CACHING" not in os.environ
+        assert any("comes too late, torch_npu is already initialised" in str(one.message) for one in told)
+    """)
+
+
+@pytest.mark.parametrize(
+    ("options", "evidence"),
+    [
+        ({"memory_offload": "ON"}, ["to host", "to device"]),
+        ({"variable_placement": "Host", "mix_compile_mode": True}, ["to device", "Addmm", "to host"]),
+        ({"external_weight": True}, ["to device", "Addmm", "to host"]),
+        ({"memory_optimize_level": "O1"}, ["Addmm", "Addmm", "Addmm", "Addmm"]),  # the second pair computes them again
+    ],
+)
+def test_where_tensors_are_shows_in_copies_and_gradients_are_the_same(
+    ascend: Run, options: dict[str, object], evidence: list[str]
+) -> None:
+    ascend(f"""
+        {MODEL.replace(chr(10), chr(10) + "        ")}
+        model, loss = model_and_loss(64, 2048)
+        expected = gradients(model, loss)
+        calls()
+        loss()
+        plain = len(calls("aclnnAddmm")), calls("aclrtMemcpy")
+        assert plain == (2, [])
+        with msctx.context(device_target="Ascend", **{options}) as ctx:
+            ctx.watch(model)
+            calls()
+            loss().backward()
+            found = calls()
+            for wanted in {evidence}:
+                at = next((i for i, call in enumerate(found) if wanted in call), None)
+                assert at is not None, (wanted, found)
+                del found[: at + 1]
+            again = gradients(model, loss)
+        assert all(torch.equal(a, b) for a, b in zip(expected, again))
+        assert {{parameter.device.type for parameter in model.parameters()}} == {{"npu"}}
+    """)

@@ -1,0 +1,414 @@
+"""Options at the boundary of CANN: the call that arrives, its value, what is put back, and what comes too late."""
+
+from collections.abc import Callable
+
+import pytest
+
+Run = Callable[..., str]
+
+
+# --- operators that CANN compiles for the call ------------------------------------------------------------------------
+
+
+def test_jit_compile_is_set_and_put_back(ascend: Run) -> None:
+    ascend("""
+        read = lambda: torch_npu._C._npu_getOption("jitCompile")
+        with msctx.context(jit_compile="true"):
+            assert read() == b"enable"
+            with msctx.context(ascend_config={"jit_compile": False}):
+                assert read() == b"disable"
+            assert read() == b"enable"
+        assert read() == b"disable", "what this chip does unasked, and no empty text"
+        assert not torch.npu.is_initialized()
+        torch.npu.set_device(0)
+        assert [call for call in calls() if "JIT" in call][-1] == "aclSetCompileopt(ACL_OP_JIT_COMPILE, disable)"
+        with msctx.context(jit_compile="auto"):
+            assert read() == b"disable"
+    """)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("soc", "cann", "unasked"),
+    [("Ascend910B1", "8.5.0", "must_keep_origin_dtype"), ("Ascend910A", "8.0.0", "allow_fp32_to_fp16")],
+)
+def test_options_that_were_unset_get_the_value_in_effect_back(ascend: Run, soc: str, cann: str, unasked: str) -> None:
+    code = """
+        asked = dict(precision_mode="must_keep_origin_dtype", op_select_implmode="high_precision", op_debug_level=1,
+            debug_dir="kept", op_compiler_cache_mode="disable")
+        x = torch.ones(4, device="npu").erfinv_(); calls()
+        with msctx.context(**asked):
+            inside = calls("aclSetCompileopt")
+        after = calls("aclSetCompileopt")
+        assert "aclSetCompileopt(ACL_OP_DEBUG_LEVEL, 1)" in inside, inside
+        assert "aclSetCompileopt(ACL_OP_COMPILER_CACHE_MODE, disable)" in inside, inside
+        assert not [call for call in after if call.endswith(", )")], after
+        for found in ("ACL_OP_DEBUG_LEVEL, 0", "ACL_OP_SELECT_IMPL_MODE, high_performance", "ACL_OP_COMPILER_CACHE_MODE, enable"):
+            assert f"aclSetCompileopt({found})" in after, (found, after)
+        assert torch_npu._C._npu_getOption("ACL_PRECISION_MODE").decode() in ("", UNASKED)
+    """
+    ascend(code.replace("UNASKED", repr(unasked)), soc=soc, cann=cann)
+
+
+@pytest.mark.full
+def test_what_torch_npu_cannot_switch_off_again_is_said(ascend: Run) -> None:
+    ascend("""
+        import tempfile, warnings
+        from pathlib import Path
+        folder = Path(tempfile.mkdtemp())
+        (folder / "a.cfg").write_text("op_debug_config = oom")
+        for options in ({"op_debug_config": str(folder / "a.cfg")}, {"aoe_tune_mode": "offline", "work_path": str(folder)}):
+            try:
+                msctx.context(**options, strict=True).__enter__()
+            except msctx.StrictError:
+                pass
+            else:
+                raise AssertionError("strict takes nothing that stays")
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                with msctx.context(**options):
+                    pass
+            assert any("cannot switch it off again" in str(one.message) for one in told), [str(one.message) for one in told]
+        torch.ones(4, device="npu").erfinv_()
+        found = calls("aclSetCompileopt(ACL_OP_DEBUG_OPTION")
+        assert found == ["aclSetCompileopt(ACL_OP_DEBUG_OPTION, oom)"], found
+        assert torch_npu._C._npu_getOption("autotune") == b"enable"
+    """)
+
+
+# --- float32 products in HF32 -----------------------------------------------------------------------------------------
+
+
+def test_hf32_reaches_the_product(ascend: Run) -> None:
+    ascend("""
+        a = torch.ones(4, 4).npu()
+        calls()
+        with msctx.context(matmul_allow_hf32=True):
+            a @ a
+            with msctx.context(matmul_allow_hf32=False):
+                a @ a
+        a @ a
+        types = [call for call in calls() if "cubeMathType" in call]
+        assert [call[-2] for call in types] == ["3", "0", "0"], types
+        assert torch.npu.conv.allow_hf32
+        with msctx.context(conv_allow_hf32=False):
+            assert not torch.npu.conv.allow_hf32
+        assert torch.npu.conv.allow_hf32
+    """)
+
+
+# --- timeouts ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_time_of_an_operator_arrives_after_torch_npus_own(ascend: Run) -> None:
+    ascend("""
+        with msctx.context(op_timeout=9):
+            with msctx.context(op_execute_timeout=5):
+                pass
+        assert calls("aclrtSetOpExecuteTimeOut") == [
+            f"aclrtSetOpExecuteTimeOutV2({seconds}000000)" for seconds in (547, 9, 5, 9, 547)]
+        with msctx.context(op_timeout=0):
+            assert calls("aclrtSetOpExecuteTimeOut") == []
+    """)
+
+
+@pytest.mark.full
+def test_an_operator_that_may_take_longer_than_torch_npu_can_count(ascend: Run) -> None:
+    ascend("""
+        import warnings
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            with msctx.context(op_execute_timeout=2**32 - 1):
+                pass
+        assert calls("aclrtSetOpExecuteTimeOut") == []
+        assert any("at most 4294967 seconds" in str(one.message) for one in told), [str(one.message) for one in told]
+    """)
+
+
+def test_how_long_streams_and_events_are_waited_for(ascend: Run) -> None:
+    ascend("""
+        torch.npu.set_device(0)
+        stream = torch.npu.current_stream()
+        wait = lambda: (stream.synchronize(), calls("aclrtSynchronizeStream"))[1][-1]
+        calls()
+        unlimited = wait()
+        with msctx.context(stream_sync_timeout=900):
+            assert wait() == "aclrtSynchronizeStreamWithTimeout(900)"
+        assert wait() == unlimited
+
+        kind, found = torch.npu.Event, torch.npu.Event.synchronize
+        with msctx.context(event_sync_timeout=30):
+            event = kind()
+            event.record()
+            event.synchronize()
+            never = type("Never", (), {"query": lambda self: False})()
+            try:
+                kind.synchronize(never)
+            except RuntimeError as error:
+                assert "event_sync_timeout=30" in str(error)
+            else:
+                raise AssertionError("it did not end")
+        assert kind.synchronize is found
+    """)
+
+
+def test_limits_of_hccl_precede_its_first_group(ascend: Run) -> None:
+    ascend("""
+        import os, warnings
+        import torch.distributed as dist
+        msctx.set_context(hccl_timeout=600, op_wait_timeout=60)
+        assert (os.environ["HCCL_EXEC_TIMEOUT"], os.environ["HCCL_EVENT_TIMEOUT"]) == ("600", "60")
+        dist.init_process_group("hccl", store=dist.HashStore(), rank=0, world_size=1)
+        backend = dist.group.WORLD._get_backend(torch.device("npu"))
+        assert backend.options._timeout.total_seconds() == 600
+        assert calls("aclrtSetOpWaitTimeout") == ["aclrtSetOpWaitTimeout(60)"]
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            with msctx.context(hccl_timeout=700, op_wait_timeout=70):
+                assert backend.options._timeout.total_seconds() == 700
+        assert backend.options._timeout.total_seconds() == 600
+        assert os.environ["HCCL_EXEC_TIMEOUT"] == "600"
+        late = [str(one.message) for one in told if "comes too late" in str(one.message)]
+        assert len(late) == 2, [str(one.message) for one in told]
+    """)
+
+
+# --- what only the start of the device reads --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("cann", "names_device"), [("8.5.0", True), pytest.param("8.0.0", False, marks=pytest.mark.full)])
+def test_what_cann_writes_of_an_operator_that_fails(ascend: Run, cann: str, names_device: bool) -> None:
+    code = """
+        import json, os, warnings
+        assert msctx.state()["torch.npu.exception_dump"] == "2"
+        msctx.set_context(exception_dump="1")
+        given = json.load(open(os.environ["TORCH_ACL_INIT_CONFIG_PATH"]))
+        assert given["dump"] == {"dump_scene": "aic_err_norm_dump"}
+        assert ("defaultDevice" in given) is NAMES
+        torch.npu.set_device(0)
+        assert calls("aclInit"), "torch_npu has taken the file"
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            with msctx.context(exception_dump="0"):
+                pass
+        assert any("comes too late" in str(one.message) for one in told)
+    """
+    ascend(code.replace("NAMES", str(names_device)), cann=cann)
+
+
+@pytest.mark.full
+def test_a_file_of_the_users_own_is_kept_beside_it(ascend: Run) -> None:
+    ascend("""
+        import json, os, tempfile, warnings
+        from pathlib import Path
+        own = Path(tempfile.mkdtemp()) / "acl.json"
+        os.environ["TORCH_ACL_INIT_CONFIG_PATH"] = str(own)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            with msctx.context(exception_dump="1"):
+                assert os.environ["TORCH_ACL_INIT_CONFIG_PATH"] == str(own)
+        assert any("cannot be read" in str(one.message) for one in told), [str(one.message) for one in told]
+        own.write_text('{"max_opqueue_num": "9", "dump": {"dump_scene": "lite_exception"}}')
+        assert msctx.state()["torch.npu.exception_dump"] == "2"
+        msctx.set_context(exception_dump="1")
+        given = json.load(open(os.environ["TORCH_ACL_INIT_CONFIG_PATH"]))
+        assert given["max_opqueue_num"] == "9"
+        assert given["dump"] == {"dump_scene": "aic_err_norm_dump"}
+        assert own.read_text().startswith('{"max')
+    """)
+
+
+@pytest.mark.full
+def test_no_dump_at_all_needs_a_file_without_one(ascend: Run) -> None:
+    ascend("""
+        import json, os
+        msctx.set_context(exception_dump="0")
+        assert "dump" not in json.load(open(os.environ["TORCH_ACL_INIT_CONFIG_PATH"]))
+        torch.npu.set_device(0)
+    """)
+
+
+# --- graphs -----------------------------------------------------------------------------------------------------------
+
+COMPILE = """
+import torchair
+x = torch.ones(4, 4).npu()
+def compiled(config=None):
+    torch._dynamo.reset()
+    calls()
+    backend = torchair.get_npu_backend(compiler_config=config or torchair.CompilerConfig())
+    try:
+        torch.compile(lambda a: a @ a, backend=backend)(x)
+    except Exception:  # the recorder compiles nothing
+        pass
+    return calls()
+def sent(kind, found):
+    pairs = [call.removeprefix(kind)[1:-1].partition("=") for call in found if call.startswith(kind + "(")]
+    return {key: value for key, _, value in pairs}
+"""
+
+
+def test_options_of_graphs_reach_the_graph_engine(ascend: Run) -> None:
+    ascend(
+        COMPILE
+        + """
+with msctx.context(atomic_clean_policy=0, host_scheduling_max_threshold=20, ge_options={"session": {"ge.new": "x"}}):
+    found = sent("AddGraph", compiled())
+    assert found["ge.exec.atomicCleanPolicy"] == "0", "over what torchair has fixed"
+    assert found["ge.exec.hostSchedulingMaxThreshold"] == "20"
+    assert found["ge.new"] == "x"
+found = sent("AddGraph", compiled())
+assert found["ge.exec.atomicCleanPolicy"] == "1"
+assert "ge.new" not in found
+"""
+    )
+
+
+def test_the_engine_is_initialised_once(ascend: Run) -> None:
+    ascend(
+        COMPILE
+        + """
+import warnings
+msctx.set_context(ascend_config={"ge_options": {"global": {"ge.opSelectImplmode": "high_precision", "ge.exec.new": "x"}}})
+first = compiled()
+for kind in ("GEInitialize", "Session"):
+    assert sent(kind, first)["ge.exec.new"] == "x"
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    with msctx.context(ge_options={"global": {"ge.exec.new": "y"}}):
+        second = compiled()
+assert any("torchair has initialised the graph engine" in str(one.message) for one in told), [str(t.message) for t in told]
+assert not sent("GEInitialize", second)
+assert sent("AddGraph", second), "torchair did not raise"
+assert sent("AddGraph", compiled())
+"""
+    )
+
+
+@pytest.mark.full
+def test_dumps_and_tuning_of_graphs(ascend: Run) -> None:
+    ascend(
+        COMPILE
+        + """
+import tempfile
+from pathlib import Path
+folder = Path(tempfile.mkdtemp())
+import os
+os.chdir(folder)  # torchair writes beside
+from torchair._ge_concrete_graph.fx2ge_converter import GeConcreteGraph
+tuned = []
+GeConcreteGraph.auto_tune = lambda self, inputs: tuned.append(self)  # the recorder has no tuner
+with msctx.context(session={"enable_dump": True}, dump_path=str(folder / "dumps"), dump_mode="all", aoe_tune_mode="online"):
+    found = sent("AddGraph", compiled())
+assert (folder / "dumps").is_dir()
+assert found["aoe_mode"] == "2"
+assert len(tuned) == 1
+config = torchair.CompilerConfig()
+assert "aoe_mode" not in sent("AddGraph", compiled(config))
+assert config.aoe_config.aoe_mode.value is None
+assert len(tuned) == 1
+"""
+    )
+
+
+def test_graph_mode_goes_to_torchair(ascend: Run) -> None:
+    ascend("""
+        model = torch.nn.Linear(4, 4).npu()
+        x = torch.ones(2, 4).npu()
+        calls()
+        with msctx.context(mode="GRAPH_MODE", jit_compile="false"):
+            try:
+                model(x)
+            except Exception:  # the recorder compiles nothing
+                pass
+        found = calls()
+        assert "CompileGraph()" in found, found
+        assert "AddGraph(ge.jit_compile=0)" in found
+        assert not [call for call in found if "aclnn" in call], "no operator ran by itself"
+        with msctx.context(mode="GRAPH_MODE", enable_graph_kernel=False):
+            model(x)
+        found = calls()
+        assert not [call for call in found if "Graph" in call], found
+        assert [call for call in found if "aclnn" in call], found
+    """)
+
+
+# --- what is sent, against torch_npu itself ---------------------------------------------------------------------------
+
+
+def test_torch_npu_has_every_option_and_takes_every_value_that_is_sent(ascend: Run) -> None:
+    ascend("""
+        import inspect
+        from msctx.options import OPTIONS
+        from msctx.switches import torch_npu as switches
+        from torch_npu.npu import npu_config
+        source = inspect.getsource(switches)
+        keys = {word for word in source.replace("'", '"').split('"') if word.startswith("ACL_OP_") or word in (
+            "ACL_PRECISION_MODE", "ACL_DEBUG_DIR", "ACL_OPTYPELIST_FOR_IMPLMODE", "jitCompile", "ALLOW_INTERNAL_FORMAT")}
+        assert len(keys) == 10, keys
+        for key in keys:
+            assert torch_npu._C._npu_getOption(key) is not None, key
+        values = {
+            "ACL_OP_DEBUG_LEVEL": map(str, OPTIONS["op_debug_level"].choices),
+            "ACL_OP_COMPILER_CACHE_MODE": OPTIONS["op_compiler_cache_mode"].choices,
+            "ACL_OP_SELECT_IMPL_MODE": ("high_performance", "high_precision"),
+            "ACL_PRECISION_MODE": ("must_keep_origin_dtype", "allow_fp32_to_fp16"),
+        }
+        for key, words in values.items():
+            assert {*words} == {*npu_config._option_map[key]}, key
+        assert not torch.npu.is_initialized()
+    """)
+
+
+def test_torchair_asks_where_the_options_are_laid_over_its_own(ascend: Run) -> None:
+    ascend("""
+        import inspect
+        import torchair
+        from torchair._ge_concrete_graph import fx2ge_converter
+        from torchair.core import _backend
+        from msctx.switches import torchair as switch
+        made = fx2ge_converter.GeConcreteGraph
+        assert "_normalize_ge_option" in vars(made)
+        assert isinstance(vars(made)["config"], property)
+        assert "self._config = config" in inspect.getsource(made.__init__)
+        assert hasattr(_backend, "_GLOBAL_COMPILE_OPTION")
+        taken = inspect.getsource(fx2ge_converter._get_ge_dump_options)
+        assert all(f'"{key}"' in taken for key in switch.DUMPS.split())
+    """)
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_that_fails_while_a_context_is_entered_leaves_everything_as_it_was(ascend: Run) -> None:
+    ascend("""
+        torch.npu.set_device(0)
+        torch.npu.current_stream()
+        before = msctx.state()
+        calls()
+        fail("aclrtSetOpExecuteTimeOutV2")
+        try:
+            msctx.context(matmul_allow_hf32=True, jit_compile="true", stream_sync_timeout=900, op_timeout=9).__enter__()
+        except msctx.MsctxError as error:
+            assert "torch.npu.op_timeout did not take 9" in str(error), error
+        else:
+            raise AssertionError("the call was to fail")
+        changed = {name: (value, msctx.state()[name]) for name, value in before.items() if msctx.state()[name] != value}
+        assert not changed, changed
+        assert not torch.npu.matmul.allow_hf32
+        with msctx.context(op_timeout=9):
+            assert calls("aclrtSetOpExecuteTimeOutV2")[-1] == "aclrtSetOpExecuteTimeOutV2(9000000)"
+    """)
+
+
+@pytest.mark.full
+def test_looking_initialises_nothing(ascend: Run) -> None:
+    ascend("""
+        msctx.state()
+        for name in ("jit_compile", "op_timeout", "exception_dump", "max_device_memory"):
+            msctx.explain({name: {"jit_compile": "true", "exception_dump": "1"}.get(name, 9 << 30 if "memory" in name else 9)})
+        with msctx.context(matmul_allow_hf32=True, jit_compile="true", stream_sync_timeout=9, buffer_optimize="off_optimize"):
+            msctx.state()
+        assert not torch.npu.is_initialized()
+        assert calls() == []
+    """)

@@ -1,0 +1,119 @@
+"""Precision policies at device type npu: the dtypes in which operators reach CANN. HF32: the cubeMathType that they get."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.full
+Run = Callable[..., str]
+
+PROGRAM = """
+a, b = torch.randn(8, 8).npu(), torch.randn(8, 8).npu()
+
+def program():
+    '''The operators that compute, as they reach CANN: a product, a sum, and a softmax of float16.'''
+    calls()
+    torch.softmax((a @ b + b).half(), -1)
+    return [call for call in calls("aclnn") if not call.startswith(("aclnnInplaceCopy", "aclnnCast"))]
+
+PLAIN = ["aclnnMatmul(float32, cubeMathType=0)", "aclnnAdd(float32, float32)", "aclnnSoftmax(float16)"]
+"""
+LOWERED = ["aclnnMatmul(float16, cubeMathType=0)", "aclnnAdd(float16, float16)", "aclnnSoftmax(float16)"]
+MIXED = ["aclnnMatmul(float16, cubeMathType=0)", "aclnnAdd(float16, float32)", "aclnnSoftmax(float32)"]
+MIXED_BF16 = ["aclnnMatmul(bfloat16, cubeMathType=0)", "aclnnAdd(bfloat16, float32)", "aclnnSoftmax(float32)"]
+MATRICES = ["aclnnMatmul(float16, cubeMathType=0)", "aclnnAdd(float32, float32)", "aclnnSoftmax(float16)"]
+PLAIN = ["aclnnMatmul(float32, cubeMathType=0)", "aclnnAdd(float32, float32)", "aclnnSoftmax(float16)"]
+ACCURATE = ["aclnnMatmul(float32, cubeMathType=0)", "aclnnAdd(float32, float32)", "aclnnSoftmax(float32)"]
+
+FILES = {
+    "dtypes.cfg": "OpType::MatMul:InputDtype:float16,float16,OutputDtype:float32\n",
+    "mixlist.json": '{"black-list": {"to-add": ["MatMul"]}}',
+    "ways.ini": "[ByOpType]\nSoftmaxV2=high_precision\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"precision_mode": "force_fp16"}, LOWERED),
+        ({"precision_mode": "force_fp32"}, ACCURATE),
+        ({"precision_mode": "allow_fp32_to_fp16"}, MATRICES),
+        ({"precision_mode": "must_keep_origin_dtype"}, PLAIN),
+        ({"precision_mode": "allow_mix_precision_fp16"}, MIXED),
+        ({"precision_mode": "allow_mix_precision_bf16"}, MIXED_BF16),
+        ({"precision_mode_v2": "fp16"}, LOWERED),
+        ({"precision_mode_v2": "origin"}, PLAIN),
+        ({"precision_mode_v2": "mixed_float16"}, MIXED),
+        ({"precision_mode_v2": "mixed_bfloat16"}, MIXED_BF16),
+        ({"precision_mode_v2": "cube_fp16in_fp32out"}, ACCURATE),
+        ({"precision_mode": "force_fp16", "enable_reduce_precision": True}, LOWERED),
+        ({"op_select_implmode": "high_precision_for_all"}, ACCURATE),
+        ({"op_select_implmode": "high_performance_for_all"}, PLAIN),
+        ({"op_select_implmode": "high_precision", "optypelist_for_implmode": "SoftmaxV2"}, ACCURATE),
+        ({"atc.builtin_impl_mode_ini": "high_precision_for_all.ini"}, ACCURATE),
+        ({"customize_dtypes": "dtypes.cfg"}, MATRICES),
+        ({"precision_mode": "allow_mix_precision_fp16", "modify_mixlist": "mixlist.json"}, ACCURATE),
+        ({"op_precision_mode": "ways.ini"}, ACCURATE),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+def test_policies_are_seen_in_the_dtypes_that_reach_cann(
+    ascend: Run, tmp_path: Path, options: dict[str, object], expected: list[str]
+) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    options = {name: str(tmp_path / value) if value in FILES else value for name, value in options.items()}
+    ascend(f"""
+        {PROGRAM.replace(chr(10), chr(10) + "        ")}
+        assert program() == PLAIN
+        with msctx.context(device_target="Ascend", **{options}):
+            found = program()
+            assert found == {expected}, found
+            if {"precision_mode" in options}:
+                with msctx.context(precision_mode="force_fp16"):
+                    assert program()[0] == {LOWERED[0]!r}
+            assert program() == {expected}
+        assert program() == PLAIN
+    """)
+
+
+def test_cube_fp16in_fp32out_rounds_what_products_read(ascend: Run) -> None:
+    ascend("""
+        a, b = torch.randn(32, 32), torch.randn(32, 32)
+        with msctx.context(device_target="Ascend", precision_mode_v2="cube_fp16in_fp32out"):
+            found = (a.npu() @ b.npu()).cpu()
+        assert torch.allclose(found.double(), a.half().double() @ b.half().double(), atol=1e-5)
+    """)
+
+
+@pytest.mark.parametrize("soc", ["Ascend910B1", "Ascend910_9391"])
+def test_hf32_reaches_products_and_convolutions_apart(ascend: Run, soc: str) -> None:
+    ascend(
+        """
+        x, w, a = torch.randn(2, 3, 8, 8).npu(), torch.randn(4, 3, 3, 3).npu(), torch.randn(8, 8).npu()
+
+        def kinds():
+            '''cubeMathType of a convolution, and of each kind of product; 3 is HF32.'''
+            calls()
+            torch.nn.functional.conv2d(x, w)
+            products = a @ a, a.addmm(a, a), torch.bmm(a[None], a[None]), torch.nn.functional.linear(a, a, a[0])
+            first, *rest = [int(call[-2]) for call in calls() if "cubeMathType" in call]
+            assert len(rest) == len(products)
+            return first, set(rest)
+
+        assert kinds() == (3, {0})  # torch_npu's own defaults
+        with msctx.context(matmul_allow_hf32=True, conv_allow_hf32=False):
+            assert kinds() == (0, {3})
+            with msctx.context(matmul_allow_hf32=False):
+                assert kinds() == (0, {0})
+            assert kinds() == (0, {3})
+        assert kinds() == (3, {0})
+        torch.ones(3, device="npu").sort()  # CANN compiles this one: now it gets the options of compiled operators
+        assert calls("aclSetCompileopt(ACL_ALLOW_HF32")[-1] == "aclSetCompileopt(ACL_ALLOW_HF32, 10)"
+        with msctx.context(matmul_allow_hf32=True, conv_allow_hf32=False):
+            assert calls("aclSetCompileopt(ACL_ALLOW_HF32")[-1] == "aclSetCompileopt(ACL_ALLOW_HF32, 01)"
+        assert calls("aclSetCompileopt(ACL_ALLOW_HF32")[-1] == "aclSetCompileopt(ACL_ALLOW_HF32, 10)"
+        """,
+        soc=soc,
+    )

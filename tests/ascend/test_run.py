@@ -1,0 +1,77 @@
+"""A training from end to end by ``msctx run`` on the device npu: forward, backward, optimizer, checkpoint, record."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.full
+Run = Callable[..., str]
+
+JOB = """
+import torch
+from torch.nn.functional import cross_entropy
+
+
+def train(run, checkpoint, epochs=4):
+    inputs = torch.randn(256, 16)
+    classes = (inputs @ torch.randn(16, 4)).argmax(1)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4)).to(run.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for epoch in range(epochs):
+        total = 0.0
+        for x, y in zip(inputs.split(32), classes.split(32)):
+            optimizer.zero_grad()
+            loss = cross_entropy(model(x.to(run.device)), y.to(run.device))
+            loss.backward()
+            optimizer.step()
+            total += loss.item() / 8
+        run.log(epoch=epoch + 1, loss=total)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint)
+    again = torch.load(checkpoint, map_location="cpu")["model"]
+    assert all(torch.equal(tensor.cpu(), again[name]) for name, tensor in model.state_dict().items())
+    return {"device": run.device.type, "loss": total}
+"""
+
+
+def _trained(run: Run, folder: Path, device: str, **options: str) -> tuple[dict[str, object], list[float]]:
+    folder.mkdir()
+    (folder / "job.py").write_text(JOB, encoding="utf-8")
+    context = json.dumps({"device_target": device, **options})
+    file = folder / "job.yaml"
+    file.write_text(
+        f"context: {context}\n"
+        f"experiment: {{entry: job.py:train, seed: 0, args: {{checkpoint: {folder / 'trained.pt'}}}}}\n"
+        f"record: {{dir: {folder / 'runs'}}}\n",
+        encoding="utf-8",
+    )
+    run("-m", "msctx", "run", str(file), cwd=folder)
+    assert (folder / "trained.pt").exists()
+    (record,) = (folder / "runs").iterdir()
+    result = json.loads((record / "result.json").read_text(encoding="utf-8"))
+    rows = [json.loads(line) for line in (record / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    environment = json.loads((record / "environment.json").read_text(encoding="utf-8"))
+    assert environment["devices"]["ascend"] == 2
+    return result, [row["loss"] for row in rows]
+
+
+def test_a_training_ends_with_the_losses_of_the_cpu_and_a_record_of_the_device(ascend_fresh: Run, tmp_path: Path) -> None:
+    on_cpu, expected = _trained(ascend_fresh, tmp_path / "cpu", "CPU")
+    on_npu, losses = _trained(ascend_fresh, tmp_path / "npu", "Ascend", deterministic="ON")
+    assert (on_cpu["device"], on_npu["device"]) == ("cpu", "npu")
+    assert on_npu["status"] == "completed"
+    assert on_npu["restored"] is True
+    assert losses == pytest.approx(expected, rel=1e-3)
+    assert losses[-1] < 0.5 * losses[0]
+    _, again = _trained(ascend_fresh, tmp_path / "again", "Ascend", deterministic="ON")
+    assert again == losses
+    _, mixed = _trained(ascend_fresh, tmp_path / "mixed", "Ascend", precision_mode="allow_mix_precision_bf16")
+    assert mixed != losses
+    assert mixed == pytest.approx(losses, rel=0.1)
+
+
+def test_doctor_and_explain_know_the_machine(ascend_fresh: Run) -> None:
+    assert "torch_npu 2.13.0, 2 devices" in ascend_fresh("-m", "msctx", "doctor")
+    text = ascend_fresh("-m", "msctx", "explain", "device_target=Ascend", "matmul_allow_hf32=true")
+    assert "torch.npu.matmul.allow_hf32 = True" in text
