@@ -264,6 +264,7 @@ assert "ge.new" not in found
     )
 
 
+@pytest.mark.full
 def test_the_engine_is_initialised_once(ascend: Run) -> None:
     ascend(
         COMPILE
@@ -311,6 +312,7 @@ assert len(tuned) == 1
     )
 
 
+@pytest.mark.full
 def test_graph_mode_goes_to_torchair(ascend: Run) -> None:
     ascend("""
         model = torch.nn.Linear(4, 4).npu()
@@ -360,6 +362,7 @@ def test_torch_npu_has_every_option_and_takes_every_value_that_is_sent(ascend: R
     """)
 
 
+@pytest.mark.full
 def test_torchair_asks_where_the_options_are_laid_over_its_own(ascend: Run) -> None:
     ascend("""
         import inspect
