@@ -356,7 +356,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   }
   for (const Reader& one : a.readers)
     if ((one.inputs || one.outputs) && op.makes_data && is_chosen(one, row)) at->wanted.push_back({&one});
-  if (!at->wanted.empty() || a.overflow || a.errors || a.recent) at->arguments = arguments_of(given, a);
+  if (!at->wanted.empty() || a.overflow || a.errors) at->arguments = arguments_of(given, a);
   for (Wanted& one : at->wanted) {
     if (!one.by->inputs) continue;
     const Unseen unseen;
@@ -370,7 +370,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
       tensors_in(at->arguments[i], tensors);
       for (const at::Tensor& t : tensors) at->before.push_back(known_of(t));
     }
-  if (a.recent) at->recent = remember(row, at->arguments);
+  if (a.recent) at->recent = remember(row, given);
   if (a.running) begin_running(row);
   here.algorithm.clear();
   here.is_inside = true;
@@ -404,6 +404,7 @@ void finish(const at::RecordFunction& fn, Context& at) {
   const bool has_failed = at.has_failed();
   if (at.recent) finish(at.recent, row, has_failed);
   if (has_failed) return finish_failed(at);
+  if (at.wanted.empty() && !at.config->overflow) return;
   const Unseen unseen;
   const auto results = results_of(at, own(fn.outputs(), op.returns));
   for (const Reader& one : at.config->readers) {

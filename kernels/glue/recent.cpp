@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
@@ -160,22 +161,58 @@ void on_fatal(int number) {
 
 }  // namespace
 
-Recent* remember(const Row& row, const std::vector<c10::IValue>& arguments) {
+namespace {
+
+// What fits of a text into a slot's room, without memory of its own.
+class Words {
+ public:
+  Words(char* room, size_t size) : room_(room), size_(size) { room_[0] = 0; }
+  bool is_full() const { return is_cut_; }
+  bool is_empty() const { return used_ == 0; }
+  void add(const char* text, size_t length) {
+    const size_t fits = std::min(length, size_ - 1 - used_);
+    std::memcpy(room_ + used_, text, fits);
+    room_[used_ += fits] = 0;
+    is_cut_ |= fits < length;
+    if (is_cut_) std::strcpy(room_ + size_ - 4, "...");  // there is more
+  }
+  void add(const char* text) { add(text, std::strlen(text)); }
+  void add(int64_t number) { add(Digits(number).text); }
+
+ private:
+  char* room_;
+  size_t size_, used_ = 0;
+  bool is_cut_ = false;
+};
+
+void add(Words& words, const at::Tensor& t) {
+  if (!t.defined() || words.is_full()) return;
+  if (!words.is_empty()) words.add(" ");
+  words.add(c10::toString(t.scalar_type()));
+  words.add("[");
+  if (t.is_nested()) words.add("nested");
+  else
+    for (int64_t d = 0; d < t.dim(); d++) {
+      if (d) words.add("x");
+      words.add(t.size(d));
+    }
+  words.add("]");
+}
+
+}  // namespace
+
+Recent* remember(const Row& row, at::ArrayRef<c10::IValue> arguments) {
   Recent& slot = recent[recent_count++ % most_recent];
-  std::string shapes;
-  const auto add = [&](const at::Tensor& t) {
-    if (!t.defined() || shapes.size() >= sizeof slot.shapes) return;
-    if (!shapes.empty()) shapes += ' ';
-    shapes += std::string(c10::toString(t.scalar_type())) + "[" + (t.is_nested() ? "nested" : joined(t.sizes())) + "]";
-  };
+  slot.id = row.id, slot.step = row.step, slot.began = row.began, slot.took = -1;
+  slot.op = row.op, slot.module = row.module, slot.direction = row.direction, slot.thread = row.thread;
+  slot.algorithm[0] = 0;
+  Words shapes(slot.shapes, sizeof slot.shapes);
   for (const c10::IValue& value : arguments) {
-    if (value.isTensor()) add(value.toTensor());
+    if (value.isTensor()) add(shapes, value.toTensor());
     else if (value.isList())
       for (const c10::IValue& one : value.toListRef())
-        if (one.isTensor()) add(one.toTensor());
+        if (one.isTensor()) add(shapes, one.toTensor());
   }
-  slot = {row.id, row.step, row.began, -1, row.op, row.module, row.direction, row.thread, {}, {}};
-  copy(slot.shapes, sizeof slot.shapes, shapes);
   return &slot;
 }
 

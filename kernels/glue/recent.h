@@ -9,7 +9,7 @@ namespace msctx::glue {
 
 struct Recent;
 // One more, which runs.
-Recent* remember(const Row&, const std::vector<c10::IValue>& arguments);
+Recent* remember(const Row&, at::ArrayRef<c10::IValue> arguments);
 // It has ended.
 void finish(Recent*, const Row&, bool has_failed);
 std::string recent_as_json();
