@@ -65,7 +65,7 @@ bool is_looked_for(Watched& all, const Place& place, const at::Tensor& weight) {
   if (!(weight.is_view() ? weight._base().is_leaf() : weight.is_leaf())) return false;
   if (all.strangers.size() >= kMostStrangers) {
     for (auto one = all.strangers.begin(); one != all.strangers.end();) one = one->second.storage.expired() ? all.strangers.erase(one) : std::next(one);
-    if (all.strangers.size() >= kMostStrangers) all.strangers.clear();
+    if (all.strangers.size() > kMostStrangers / 2) all.strangers.clear();  // to look for such at each new one would cost too much
   }
   Stranger& stranger = all.strangers.try_emplace(place, Stranger{WeakStorage(weight.storage().getWeakStorageImpl())}).first->second;
   const int64_t met = ++stranger.met;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
@@ -14,6 +15,7 @@ from msctx.cli.output import Json, emit
 from msctx.errors import named
 from msctx.inspection import library_version
 
+NO_CANN = "source CANN's set_env.sh; without CANN: set TORCH_DEVICE_BACKEND_AUTOLOAD=0, or uninstall torch_npu"
 TESTED_TORCH = ("2.11.0", "2.13.0", "2.14.1")
 """The versions of torch that the test suite has really run with."""
 
@@ -43,7 +45,8 @@ def checks() -> Iterator[Check]:
     except Exception as error:
         broken = named(error).splitlines()[0]
         found = library_version("torch")
-        yield Check("torch", "broken", broken if found else "not installed", "pip install 'torch>=2.11'")
+        fix = NO_CANN if "torch_npu" in broken else "pip install 'torch>=2.11'"
+        yield Check("torch", "broken", broken if found else "not installed", fix)
         finders = [_compilers, _libraries]
     else:
         finders = [_torch, _cuda, _ascend, _compilers, _libraries, _native, _switches]
@@ -88,16 +91,17 @@ def _cuda() -> Iterator[Check]:
 
 
 def _ascend() -> Iterator[Check]:
-    import torch
-
     version = library_version("torch-npu")
     if version is None:
         yield Check("ascend", "missing", "torch_npu is not installed", "needs an Ascend NPU with CANN: pip install torch_npu")
-    elif not hasattr(torch, "npu") or not torch.npu.is_available():
+    elif "torch_npu" not in sys.modules:
+        fix = "import torch_npu, or unset TORCH_DEVICE_BACKEND_AUTOLOAD"
+        yield Check("ascend", "missing", f"torch_npu {version}, not loaded", fix)
+    elif not (npu := sys.modules["torch_npu"].npu).is_available():
         fix = "source CANN's set_env.sh; check `npu-smi info`"
         yield Check("ascend", "missing", f"torch_npu {version}, no device found", fix)
     else:
-        yield Check("ascend", "ok", f"torch_npu {version}, {torch.npu.device_count()} devices")
+        yield Check("ascend", "ok", f"torch_npu {version}, {npu.device_count()} devices")
 
 
 def _compilers() -> Iterator[Check]:

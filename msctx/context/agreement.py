@@ -88,6 +88,8 @@ def check(plan: Plan) -> None:
             lines.append(f"  {in_words(late)}: not there yet")
         text = "\n".join(["ranks differ in what they compute:", *lines])
         if plan.strict or plan.without_fallback:
+            _begun.discard(group)  # who tries again is compared again
+            _compared.discard(group)
             raise StrictError(f"{text}\nNothing was changed: give all ranks the same options, versions and variables.")
         tell("ranks", text, text)
 
@@ -156,9 +158,9 @@ def ask(store: Any, of: str, rank: int, size: int, mine: str, place: str, *, dec
 def _table(ranks: Mapping[int, Mapping[str, Sequence[Any]]]) -> Iterator[str]:
     """A line for each switch in which they differ: its values, with the ranks that have each, and where it is from."""
     for name in sorted({name for one in ranks.values() for name in one}):
-        holders: defaultdict[str, list[int]] = defaultdict(list)
+        holders: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
         for rank, one in sorted(ranks.items()):
             value, origin = one.get(name, (None, "not there"))
-            holders[f"{value} ({origin})"].append(rank)
-        if len({text.partition(" (")[0] for text in holders}) > 1:
-            yield f"  {name}: " + "; ".join(f"{in_words(found)}: {text}" for text, found in holders.items())
+            holders[str(value), origin].append(rank)
+        if len({value for value, _ in holders}) > 1:
+            yield f"  {name}: " + "; ".join(f"{in_words(found)}: {value} ({at})" for (value, at), found in holders.items())

@@ -87,7 +87,7 @@ def _is_in_code(words: str) -> bool:
     """Whether code was compiled under an option; a later entry may run what an earlier one has compiled."""
     from msctx.switches import torch_dynamo
 
-    return any(words in content.split() for content in torch_dynamo.compiled) or not torch_dynamo.is_noting()
+    return any(words in content.split() for content in [*torch_dynamo.compiled]) or not torch_dynamo.is_noting()
 
 
 def unrun(plan: Plan, layers: Iterable[Layer]) -> list[str]:

@@ -11,7 +11,7 @@ import itertools
 import os
 import threading
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -137,7 +137,7 @@ def apply(wants: Mapping[str, Any], owner: str, *, strict: bool = False) -> Hold
     hold = Hold(owner)
     with _lock, uninterrupted() as deliver:
         found = [(SWITCHES[name], want) for name, want in wants.items()]
-        switches = [switch for switch, want in found if want is not AS_FOUND or switch.restore == "exact"]
+        switches = _early_first(switch for switch, want in found if want is not AS_FOUND or switch.restore == "exact")
         _check_threads(switches, hold)
         _check_writable([s for s in switches if wants[s.name] is not AS_FOUND], wants, hold, strict)
         unread: list[Callable[[], None]] = []
@@ -159,6 +159,11 @@ def apply(wants: Mapping[str, Any], owner: str, *, strict: bool = False) -> Hold
             undo(hold, quiet=True)
             raise
     return hold
+
+
+def _early_first(switches: Iterable[Switch]) -> list[Switch]:
+    """In their order, but for those that only take effect early: another one may be what comes too late for them."""
+    return sorted(switches, key=lambda switch: not switch.only_before)
 
 
 def _check_threads(switches: list[Switch], hold: Hold) -> None:
@@ -473,7 +478,7 @@ def rebase(
                 _drop(record.switch, hold)
         names = [*assignments, *(name for name in reversed(hold.records) if name not in assignments)]
         known = {name for name, value in hold.kept.items() if name not in fresh and assignments.get(name) == value}
-        switches = [SWITCHES[name] for name in names if name not in known]
+        switches = _early_first(SWITCHES[name] for name in names if name not in known)
         hold.late.clear()
         for name, record in hold.records.items():
             is_changed = record.switch.scope == "thread" or assignments.get(name, AS_FOUND) != record.want

@@ -5,6 +5,7 @@ from msctx.effects.base import STAYS, Outcome, Want, approximated, effect, honou
 from msctx.options.observation import DeterministicExcept
 
 CUDA_ON = {"torch.cudnn.benchmark": False, "env.CUBLAS_WORKSPACE_CONFIG": ":4096:8", "env.NCCL_ALGO": "Ring"}
+NPU_ON = {"env.HCCL_DETERMINISTIC": "true", "env.TE_PARALLEL_COMPILER": "1"}
 AS_EAGER = ("torch.inductor.fallback_random", "torch.inductor.emulate_precision_casts")
 """By these, compiled code draws the random numbers of eager code, and rounds to 16 bits where it does."""
 NOT_FILLED = (
@@ -38,10 +39,7 @@ def deterministic(want: Want) -> Outcome:
     by_device = {
         "cpu": {"torch.mkldnn.deterministic": on},
         "cuda": {"torch.cudnn.deterministic": on} | (CUDA_ON if on else {}),
-        "ascend": {
-            "env.HCCL_DETERMINISTIC": "true" if on else None,
-            "env.TE_PARALLEL_COMPILER": "1" if on else None,
-        },
+        "ascend": NPU_ON if on else {},
     }
     variables = [name for name in READ_ONCE if f"env.{name}" in by_device[want.device]]
     reason = f"{STAYS}, since libraries read it once: {', '.join(variables)}" if variables else ""

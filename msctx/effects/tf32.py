@@ -1,4 +1,4 @@
-"""TF32 and HF32: whether float32 products may be rounded to 10 bits on a device's matrix unit."""
+"""TF32 and HF32: whether float32 products may be rounded to 10 bits, or to 11, on a device's matrix unit."""
 
 from dataclasses import replace
 

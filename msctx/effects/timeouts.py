@@ -6,6 +6,7 @@ from msctx.effects.base import STAYS, Outcome, Want, approximated, effect, honou
 
 NO_STREAMS = "a CPU has no streams and no events that anybody waits for; hccl_timeout limits how long collectives wait"
 FIRST_GROUP = "torch_npu tells the device when the first process group of HCCL is made, and not before"
+OF_STREAMS = "torch.npu.synchronize() waits for the whole device, which has a limit of its own (ACL_DEVICE_SYNC_TIMEOUT)"
 BY_POLLING = (
     "torch_npu has no such limit: torch.npu.Event.synchronize() looks at the event again and again meanwhile; waits inside torch_npu "
     "and those for a torch.Event have none"
@@ -44,7 +45,7 @@ def op_wait_timeout(want: Want) -> Outcome:
 def stream_sync_timeout(want: Want) -> Outcome:
     if want.device != "ascend":
         return _elsewhere(want)
-    return honoured({"env.ACL_STREAM_TIMEOUT": str(want.value)})
+    return honoured({"env.ACL_STREAM_TIMEOUT": str(want.value)}, OF_STREAMS)
 
 
 @effect("event_sync_timeout")

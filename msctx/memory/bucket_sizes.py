@@ -126,9 +126,10 @@ class Search:
         assert self._message is not None
         made = Found(**asdict(self._case), message=self._message, seconds=named)
         try:
-            models = [made, *(one for one in self._read() if one.case != self._case)]
-            lines = ",\n".join(f"    {json.dumps(asdict(one))}" for one in models)
-            FORMAT.write(self._path, f'{{\n  {FORMAT.head},\n  "models": [\n{lines}\n  ]\n}}\n')
+            with FORMAT.locked(self._path):
+                models = [made, *(one for one in self._read() if one.case != self._case)]
+                lines = ",\n".join(f"    {json.dumps(asdict(one))}" for one in models)
+                FORMAT.write(self._path, f'{{\n  {FORMAT.head},\n  "models": [\n{lines}\n  ]\n}}\n')
         except FileError as error:
             self._tell(error)
 

@@ -49,25 +49,31 @@ class _Message:
     """Some reductions as one collective."""
 
     def __init__(self, group: ProcessGroup, reductions: Sequence[_Reduction]) -> None:
-        self.reductions = reductions
+        self._reductions = [weakref.ref(one) for one in reductions]
         first = reductions[0]
         self.tensors = first.tensors
         if len(reductions) > 1:
             self.tensors = [torch.cat([reduction.tensors[0].reshape(-1) for reduction in reductions])]
         self.work = group.allreduce(self.tensors, first.options)
 
+    @property
+    def reductions(self) -> list[_Reduction]:
+        """None, where the backward pass that asked for them has failed."""
+        return [one for found in self._reductions if (one := found()) is not None]
+
     def finish(self) -> None:
+        reductions = self.reductions
         try:
             self.work.wait()
-            if len(self.reductions) > 1:
-                sizes = [reduction.tensors[0].numel() for reduction in self.reductions]
-                for reduction, part in zip(self.reductions, self.tensors[0].split(sizes), strict=True):
+            if len(reductions) > 1:
+                sizes = [reduction.tensors[0].numel() for reduction in reductions]
+                for reduction, part in zip(reductions, self.tensors[0].split(sizes), strict=True):
                     reduction.tensors[0].copy_(part.view_as(reduction.tensors[0]))
         except Exception as error:
-            for reduction in self.reductions:
+            for reduction in reductions:
                 reduction.done.set_exception(error)  # type: ignore[arg-type]  # DDP raises it
         else:
-            for reduction in self.reductions:
+            for reduction in reductions:
                 reduction.done.set_result(reduction.tensors)
 
 
@@ -98,7 +104,7 @@ class ReducingGroup(ProcessGroup):
         )  # ranks without data reduce bucket by bucket, outside of any backward pass
         if not any(self._how.values()) or uneven or _C._current_graph_task_id() == -1:
             return self.own.allreduce(tensors, opts)
-        if self._how["tuned"] and not self._sent and not self._alive():
+        if self._how["tuned"] and not self._alive() and not any(message.reductions for message in self._sent):
             assert model is not None
             self._tuned(model).begin(tensors[0].device)
         reduction = _Reduction(tensors, opts, self._finish)
@@ -143,7 +149,7 @@ class ReducingGroup(ProcessGroup):
         for message in sent:
             message.finish()
         if sent and self._how["tuned"] and self._search is not None:
-            self._search.end(sent[0].tensors[0].device)
+            self._search.end(sent[-1].tensors[0].device)
 
     # what else DDP asks of its group
 

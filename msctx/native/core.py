@@ -304,7 +304,6 @@ def _names(asked: dict[str, str | None]) -> Any:
     return (c_char_p * len(ASKED))(*((name.encode() if (name := asked.get(d)) else None) for d in ASKED))
 
 
-_on_load: list[Callable[[Core], None]] = []
 WORDED: dict[str, Callable[[], str]] = {}
 """Kinds of warnings whose text Python finds; ``""``: no warning."""
 
@@ -331,25 +330,30 @@ forked = False
 
 
 def _after_fork() -> None:
-    global forked
-    forked = True
+    global forked, _is_loading
+    forked, _is_loading = True, False
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
-_lock = locks.plain()
+_lock = locks.reentrant()
 _core: Core | None = None
 _failed = ""
+_is_loading = False
+_on_load: list[Callable[[Core], None]] = []
+"""What is still to be called with the library: one that is interrupted is called again."""
+IN_BETWEEN = (
+    "the native core is being loaded by what this thread was doing when a signal came: enter no such context in its handler"
+)
 
 
 def when_loaded(begin: Callable[[Core], None]) -> None:
     """Call it with the library once it is there."""
     with _lock:
         _on_load.append(begin)
-        library = _core
-    if library is not None:
-        begin(library)
+        if _core is not None and not _is_loading:
+            load()
 
 
 def loaded() -> Core | None:
@@ -363,20 +367,32 @@ def load() -> Core:
     Raises:
         NativeError: it cannot be had; the same reason is given again without another try.
     """
-    global _core, _failed
+    global _is_loading
     with _lock:
-        if _core is None:
-            if _failed:
-                raise NativeError(_failed)
-            from msctx.native import build
+        if _is_loading:
+            raise NativeError(IN_BETWEEN)
+        _is_loading = True
+        try:
+            library = _core or _load()
+            while _on_load:
+                _on_load[0](library)
+                _on_load.pop(0)
+        finally:
+            _is_loading = False
+    return library
 
-            try:
-                _core = Core(str(build.library()))
-                for begin in _on_load:
-                    begin(_core)
-            except (NativeError, OSError, AttributeError) as error:
-                _failed = f"{error}: {error.__cause__}" if error.__cause__ is not None else str(error)
-                raise NativeError(_failed) from error
+
+def _load() -> Core:
+    global _core, _failed
+    if _failed:
+        raise NativeError(_failed)
+    from msctx.native import build
+
+    try:
+        _core = Core(str(build.library()))
+    except (NativeError, OSError, AttributeError) as error:
+        _failed = f"{error}: {error.__cause__}" if error.__cause__ is not None else str(error)
+        raise NativeError(_failed) from error
     return _core
 
 

@@ -7,6 +7,7 @@ results puts them into the store by which the processes found each other; every 
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import os
 import sys
@@ -25,6 +26,7 @@ WAIT = timedelta(seconds=60)
 """For the store of torchrun's agent, and for what another rank leaves there."""
 
 _runs: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+_numbers = itertools.count(1)  # that of a group that is gone is not used again
 
 
 def _distributed() -> Any:
@@ -37,7 +39,11 @@ def _distributed() -> Any:
 def run() -> int:
     """A number for the process group that is there now; 0: this process is alone."""
     dist = _distributed()
-    return 0 if dist is None else _runs.setdefault(dist.group.WORLD, len(_runs) + 1)
+    if dist is None:
+        return 0
+    if (found := _runs.get(dist.group.WORLD)) is None:
+        found = _runs[dist.group.WORLD] = next(_numbers)
+    return found
 
 
 def rank() -> int | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Predicate  # what pydantic's own constraints derive from, without its time to import
+from filelock import FileLock, Timeout
 
 from msctx import locks
 from msctx.errors import Diagnostic, FileError
@@ -22,6 +23,9 @@ from msctx.options.documents import dotted, parse_json
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
+
+PATIENCE = 10.0
+"""Seconds to wait for another process that writes the same file."""
 
 Text = Annotated[str, Predicate(str.isprintable)]  # no control characters
 
@@ -101,6 +105,24 @@ class Format:
                 os.replace(part, path)
             finally:
                 part.unlink(missing_ok=True)
+
+    @contextmanager
+    def locked(self, path: Path) -> Iterator[None]:
+        """Be the only process that writes the file. The lock lies beside it: it holds for all machines that share the folder."""
+        target = path.resolve()
+        lock = FileLock(target.with_name(f".{target.name}.lock"), mode=0o600)
+        with self.naming(path, "written"):
+            try:
+                lock.acquire(timeout=PATIENCE)
+            except Timeout:
+                text = f"cannot be locked: {lock.lock_file} has been held by another process for {PATIENCE:.0f} seconds"
+                raise error(path, text, f"end that process, or {self.other}") from None
+            except NotImplementedError:
+                raise error(path, "cannot be locked: its file system has no locks", self.other) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     @contextmanager
     def naming(self, path: Path, what: str) -> Iterator[None]:

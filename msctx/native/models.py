@@ -44,7 +44,7 @@ class Model:
 
 
 def _modules_of(model: nn.Module) -> list[Any]:
-    return [(path, weakref.ref(module), *map(_place_of, module._parameters.values())) for path, module in paths_of(model)]
+    return [(path, weakref.ref(module), *map(_place_of, [*module._parameters.values()])) for path, module in paths_of(model)]
 
 
 def paths_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -59,7 +59,7 @@ def paths_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
         if module not in found:
             found[module] = path.replace("_orig_mod.", "")
             start = f"{path}." if path else ""
-            todo += [(start + key, child) for key, child in reversed(module._modules.items()) if child is not None]
+            todo += [(start + key, child) for key, child in reversed([*module._modules.items()]) if child is not None]
     return [(path, module) for module, path in found.items()]
 
 
@@ -95,7 +95,7 @@ class ByIdentity(Generic[T]):
 
 
 _numbers = itertools.count(1)
-_lock = locks.plain()
+_lock = locks.reentrant()  # what a finalizer computes in between may look for a model
 _known: weakref.WeakKeyDictionary[nn.Module, Model] = weakref.WeakKeyDictionary()
 OPEN: Counter[Model] = Counter()
 """How many open contexts watch a model."""

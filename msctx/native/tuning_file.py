@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from annotated_types import Interval
-from filelock import FileLock, Timeout
 
 from msctx.errors import Diagnostic, FileError, NativeError
 from msctx.native import cachedir
@@ -20,8 +19,6 @@ from msctx.native.json_file import Format, Text, error
 
 MAJOR, MINOR = 1, 0
 """Another major number is not read; a higher minor one is read, and left as it is."""
-PATIENCE = 10.0
-"""Seconds to wait for another process that writes the same file."""
 IN_CACHE = "tuning/convolutions.json"
 OTHER = "name another file with tuning_file"
 ASIDE = f"move it away (msctx makes a new one), or {OTHER}"
@@ -170,25 +167,10 @@ def _write(path: Path, groups: Groups) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Be the only process that writes the file. The lock lies beside it, so that it holds for all machines that share the folder."""
     if path == location():
         try:
             cachedir.folder(path.parent.name)
         except NativeError as unusable:
             raise FileError([Diagnostic("", str(unusable))]) from None
-    target = path.resolve()
-    lock = FileLock(target.with_name(f".{target.name}.lock"), mode=0o600)
-    with FORMAT.naming(path, "written"):
-        try:
-            lock.acquire(timeout=PATIENCE)
-        except Timeout:
-            text = f"cannot be locked: {lock.lock_file} has been held by another process for {PATIENCE:.0f} seconds"
-            raise error(path, text, "end that process, or name another file") from None
-        except NotImplementedError:
-            raise error(
-                path, "cannot be locked: its file system has no locks", "name a file elsewhere with tuning_file"
-            ) from None
-    try:
+    with FORMAT.locked(path):
         yield
-    finally:
-        lock.release()

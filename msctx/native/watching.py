@@ -8,13 +8,17 @@ unless a named weight is gone.
 
 from __future__ import annotations
 
+import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msctx.native import core, models
 from msctx.native.installed import AtWork
 from msctx.native.models import Model
+from msctx.signals import uninterrupted
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +42,8 @@ _modules: dict[Key, tuple[weakref.ref[nn.Module], _Place]] = {}
 
 class _Next:
     """When the models are looked at again."""
+
+    thread = 0  # that looks now
 
     misses = 0  # since the last look
     enough = 1
@@ -74,13 +80,24 @@ def _of(found: Any, name: str) -> Any:
     return found[name] if name in found else None  # noqa: SIM401
 
 
+@contextmanager
+def _looking() -> Iterator[None]:
+    """Signals wait: their handlers may compute, or watch a model."""
+    with uninterrupted(), _at_work.lock:
+        _Next.thread = threading.get_ident()
+        try:
+            yield
+        finally:
+            _Next.thread = 0
+    _at_work.tidy()
+
+
 def watch(model: Model, module: nn.Module) -> None:
     """Name the convolutions and linear layers of a model by their paths, from now on while :func:`turn` has it on."""
     if (library := core.loaded()) is not None:
-        with _at_work.lock:
+        with _looking():
             _look_at(library, model.number, module)
             _forget_models(library)
-        _at_work.tidy()
 
 
 def _forget_models(library: core.Core) -> None:
@@ -108,18 +125,21 @@ def begin(library: core.Core) -> None:
 def _look() -> int:
     """Called by the library in the thread of a convolution or product."""
     library = core.loaded()
+    if library is None or _Next.thread == threading.get_ident():  # a finalizer computes while this thread looks
+        return 0
     _Next.misses += 1
-    if library is not None and (_Next.misses >= _Next.enough or library.c.msctx_watch_lost() != _Next.lost):
+    is_enough = _Next.misses >= _Next.enough
+    # To ask for those that are gone costs as much as a look at each hundredth of them.
+    if is_enough or (_Next.misses % (len(_modules) // 100 + 1) == 0 and library.c.msctx_watch_lost() != _Next.lost):
         _look_again(library)
     return 0
 
 
 def _look_again(library: core.Core) -> None:
-    with _at_work.lock:
+    with _looking():
         changed = [_look_at(library, model.number, module) for model, module in models.alive()]
         _Next.enough = 1 if any(changed) else min(2 * _Next.enough, max(1, len(_modules)))
         _Next.misses, _Next.lost = 0, library.c.msctx_watch_lost()
-    _at_work.tidy()
 
 
 def _look_at(library: core.Core, number: int, model: nn.Module) -> bool:
@@ -130,7 +150,7 @@ def _look_at(library: core.Core, number: int, model: nn.Module) -> bool:
     for path, module in models.paths_of(model):
         weight, is_computed = _weight(module)
         if weight is None or is_lazy(weight) or weight.ndim < 2 or _has_no_storage(weight):
-            continue
+            continue  # torch.func's wrappers are in the place of parameters for a while
         key = (id(module), path, number)
         dtype = "" if is_computed else str(weight.dtype).removeprefix("torch.")
         storage = weight.untyped_storage()  # held until the library has it: another thread may give the weight another one
@@ -149,7 +169,12 @@ def _look_at(library: core.Core, number: int, model: nn.Module) -> bool:
 def _has_no_storage(weight: torch.Tensor) -> bool:
     import torch
 
-    return weight.layout != torch.strided or weight.untyped_storage()._cdata == 0
+    if weight.layout != torch.strided:
+        return True
+    try:
+        return bool(weight.untyped_storage()._cdata == 0)
+    except RuntimeError:
+        return True
 
 
 core.when_loaded(begin)

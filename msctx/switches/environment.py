@@ -56,7 +56,7 @@ def _nccl_adds_in_fixed_order(value: str) -> bool:
 
 def _has_group_of(backend: str) -> bool:
     distributed = torch.distributed
-    return distributed.is_available() and distributed.is_initialized() and backend in distributed.get_backend()
+    return distributed.is_available() and distributed.is_initialized() and backend in distributed.get_backend_config()
 
 
 def _hccl_late(name: str) -> Callable[[str | None], str]:
@@ -96,7 +96,11 @@ SWITCHES = (
     # NCCL reads it whenever it makes a communicator, so that what was found can be put back
     _variable("env.NCCL_ALGO", satisfied=_nccl_adds_in_fixed_order, blocked=_nccl_late),
     # torch_npu also configures HCCL by HcclSetConfig before each operator, so this one is never too late for torch's own groups
-    _read_once("env.HCCL_DETERMINISTIC", "the first HCCL communicator"),
+    _read_once(
+        "env.HCCL_DETERMINISTIC",
+        "the first HCCL communicator",
+        satisfied=lambda value: os.environ.get("HCCL_DETERMINISTIC", "").lower() in ("true", "strict"),
+    ),
     _read_once("env.HCCL_EXEC_TIMEOUT", "the first process group of HCCL", blocked=_hccl_late("HCCL_EXEC_TIMEOUT")),
     _read_once("env.HCCL_EVENT_TIMEOUT", "the first process group of HCCL", blocked=_hccl_late("HCCL_EVENT_TIMEOUT")),
     _variable("env.ACL_STREAM_TIMEOUT"),  # torch_npu reads it at each wait

@@ -46,6 +46,16 @@ def test_the_base_sets_a_lasting_switch_without_a_warning(lasting: Globals) -> N
     assert lasting == {**FOUND, "b": 2}
 
 
+def test_what_takes_effect_early_is_written_first(lasting: Globals) -> None:
+    """Another switch, such as the device, may be what comes too late for it."""
+    with pytest.warns(MsctxWarning, match="stays"):
+        ledger.undo(ledger.apply({"a": 1, "b": 2, "c": 3}, "one"))
+    assert [name for name, _ in lasting.log[:3]] == ["b", "a", "c"]
+    lasting.log.clear()
+    rebase(ledger.Hold("set_context", base=True), {"a": 2, "b": 3, "c": 4})
+    assert [name for name, _ in lasting.log[:3]] == ["b", "a", "c"]
+
+
 def test_what_would_stay_is_not_written_when_warnings_are_errors(lasting: Globals) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

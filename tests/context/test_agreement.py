@@ -79,6 +79,8 @@ def test_it_is_an_error_where_that_is_asked_for(ranks: Ranks, how: dict[str, Any
     before = msctx.state()
     with pytest.raises(msctx.StrictError, match="ranks differ in what they compute"):
         ranks.enter(1, deterministic="OFF", **how)
+    with pytest.raises(msctx.StrictError), msctx.context(deterministic="OFF", **how):
+        pytest.fail("who tries again is compared again")
     assert msctx.state() == before
 
 

@@ -27,12 +27,11 @@ TAKEN_BACK = {"torch.deterministic": False, "torch.deterministic.warn_only": Fal
 OFF: dict[str, dict[str, object]] = {
     "cpu": TAKEN_BACK | {"torch.mkldnn.deterministic": False},
     "cuda": TAKEN_BACK | {"torch.cudnn.deterministic": False},
-    "ascend": TAKEN_BACK | {"env.HCCL_DETERMINISTIC": None, "env.TE_PARALLEL_COMPILER": None},
+    "ascend": TAKEN_BACK,
 }
 STAYS = {
     ("ON", "cuda"): "CUBLAS_WORKSPACE_CONFIG",
     ("ON", "ascend"): "HCCL_DETERMINISTIC, TE_PARALLEL_COMPILER",
-    ("OFF", "ascend"): "HCCL_DETERMINISTIC, TE_PARALLEL_COMPILER",
 }
 """What stays after a with-block."""
 

@@ -25,8 +25,8 @@ def test_how_long_an_npu_is_waited_for() -> None:
         ("ascend", {name: value}, {name: expected})
         for name, value, expected in (
             ("op_wait_timeout", 60, ("honoured", {"env.HCCL_EVENT_TIMEOUT": "60"}, "first process group of HCCL")),
-            ("stream_sync_timeout", 900, ("honoured", {"env.ACL_STREAM_TIMEOUT": "900"}, "")),
-            ("stream_sync_timeout", -1, ("honoured", {"env.ACL_STREAM_TIMEOUT": "-1"}, "")),
+            ("stream_sync_timeout", 900, ("honoured", {"env.ACL_STREAM_TIMEOUT": "900"}, "ACL_DEVICE_SYNC_TIMEOUT")),
+            ("stream_sync_timeout", -1, ("honoured", {"env.ACL_STREAM_TIMEOUT": "-1"}, "ACL_DEVICE_SYNC_TIMEOUT")),
             ("event_sync_timeout", 900, ("approximated", {event: 900}, "torch.npu.Event")),
             ("event_sync_timeout", -1, ("honoured", {event: None}, "")),
         )

@@ -51,6 +51,34 @@ assert not precision_switch.ON_ENTRY
     )
 
 
+def test_a_load_that_is_interrupted_goes_on_the_next_time(passes: Passes) -> None:
+    """And what comes in between, in a signal's handler, neither waits for it nor gets a part of it."""
+    passes(
+        TOGETHER
+        + """
+from msctx.errors import NativeError
+calls = []
+def begin(library):
+    calls.append(library)
+    if len(calls) == 1:
+        try:
+            core.load()
+        except NativeError as error:
+            assert "when a signal came" in str(error)
+            raise KeyboardInterrupt from None
+try:
+    core.when_loaded(begin)
+    core.load()
+    raise SystemExit("not interrupted")
+except KeyboardInterrupt:
+    pass
+assert core.load() is core.loaded() is calls[1] and len(calls) == 2
+core.load()
+assert len(calls) == 2
+"""
+    )
+
+
 def test_a_thread_that_gives_weights_other_memory_while_another_watches_them(passes: Passes) -> None:
     """As EMA copies and flat views do; the library once named memory that was gone."""
     passes(

@@ -105,7 +105,7 @@ def test_a_link_stays_a_link_and_the_rights_stay(path: Path, tmp_path: Path) -> 
     ("why", "reported"),
     [
         (Timeout("held"), "has been held by another process for 10 seconds.*end that process"),
-        (NotImplementedError("no flock"), "its file system has no locks.*name a file elsewhere"),
+        (NotImplementedError("no flock"), "its file system has no locks.*name another file"),
     ],
     ids=["held", "no-locks"],
 )

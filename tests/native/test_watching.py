@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -274,6 +275,63 @@ def test_a_weight_that_was_met_before_is_found_once_a_module_has_it() -> None:
             model(x)
     assert kept
     assert min(row.calls for row in ctx.choices() if row.module) > 10
+
+
+@pytest.mark.parametrize("transform", ["grad", "vmap"])
+def test_wrappers_of_torch_func_in_the_place_of_weights_are_passed_over(transform: str) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(2, 8)
+    weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+    def loss(given: dict[str, torch.Tensor]) -> torch.Tensor:
+        made: torch.Tensor = torch.func.functional_call(model, given, (x,))
+        return made.sum()
+
+    with msctx.context(matmul_algo_rules={"0": "reference", "1": "strict"}) as ctx:
+        ctx.watch(model)
+        if transform == "grad":
+            torch.func.grad(loss)(weights)
+        else:
+            torch.func.vmap(loss)({name: torch.stack([weight, weight]) for name, weight in weights.items()})
+        model(x)
+    assert {row.module: row.calls for row in ctx.choices() if row.module} == {"0": 1, "1": 1}
+
+
+def _by_signal(compute: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> Callable[[], object]:
+    monkeypatch.setitem(HANDLED, "before", signal.signal(signal.SIGUSR1, lambda *_: compute()))
+    return lambda: signal.raise_signal(signal.SIGUSR1)
+
+
+HANDLED: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize("begins", [_by_signal, lambda compute, monkeypatch: compute], ids=["signal", "finalizer"])
+def test_what_is_computed_while_the_models_are_looked_at(begins: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal's handler, or a finalizer, meets a weight that nobody knows, in the middle of a look."""
+    model, done, look = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), [], watching._look_at
+
+    def compute() -> None:
+        fn.linear(torch.randn(2, 8), torch.randn(8, 8))
+        done.append(1)
+
+    comes = begins(compute, monkeypatch)
+
+    def looking(*given: Any) -> bool:
+        if len(done) < 3:
+            comes()
+        return look(*given)
+
+    try:
+        with msctx.context(matmul_algo_rules={"0": "reference", "1": "strict"}) as ctx, torch.no_grad():
+            ctx.watch(model)
+            monkeypatch.setattr(watching, "_look_at", looking)
+            for _ in range(3):
+                compute()
+            model(torch.randn(2, 8))
+    finally:
+        if HANDLED:
+            signal.signal(signal.SIGUSR1, HANDLED.pop("before"))
+    assert len(done) > 3
+    assert {row.module for row in ctx.choices() if row.module} == {"0", "1"}
 
 
 def test_weights_that_are_computed_for_each_call_cost_few_looks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,10 +63,20 @@ def test_algorithms_of_nccl_that_keep_their_order_will_do(value, served, monkeyp
 def test_a_process_group_of_nccl_keeps_its_algorithms(monkeypatch):
     assert SWITCHES["env.NCCL_ALGO"].blocked("Ring") == ""
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
-    monkeypatch.setattr("torch.distributed.get_backend", lambda: "nccl")
+    monkeypatch.setattr("torch.distributed.get_backend_config", lambda: "cpu:gloo,cuda:nccl")
     assert "init_process_group" in SWITCHES["env.NCCL_ALGO"].blocked("Ring")
-    monkeypatch.setattr("torch.distributed.get_backend", lambda: "gloo")
+    monkeypatch.setattr("torch.distributed.get_backend_config", lambda: "cpu:gloo")
     assert SWITCHES["env.NCCL_ALGO"].blocked("Ring") == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "served"), [("true", True), ("strict", True), ("STRICT", True), ("false", False), (None, False)]
+)
+def test_a_stricter_order_of_hccl_will_do(value, served, monkeypatch):
+    monkeypatch.delenv("HCCL_DETERMINISTIC", raising=False)
+    if value is not None:
+        monkeypatch.setenv("HCCL_DETERMINISTIC", value)
+    assert SWITCHES["env.HCCL_DETERMINISTIC"].is_satisfied("true") is served
 
 
 def test_pythons_limit_is_never_lowered():
