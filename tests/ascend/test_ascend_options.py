@@ -18,12 +18,19 @@ def test_jit_compile_is_set_and_put_back(ascend: Run) -> None:
             with msctx.context(ascend_config={"jit_compile": False}):
                 assert read() == b"disable"
             assert read() == b"enable"
+            with msctx.context(jit_compile="auto"):
+                assert read() == b"disable", "what this chip does unasked"
+            assert read() == b"enable"
         assert read() == b"disable", "what this chip does unasked, and no empty text"
         assert not torch.npu.is_initialized()
         torch.npu.set_device(0)
         assert [call for call in calls() if "JIT" in call][-1] == "aclSetCompileopt(ACL_OP_JIT_COMPILE, disable)"
         with msctx.context(jit_compile="auto"):
             assert read() == b"disable"
+        msctx.set_context(jit_compile="true")
+        assert read() == b"enable"
+        msctx.set_context(jit_compile="auto")
+        assert read() == b"disable"
     """)
 
 
@@ -48,6 +55,28 @@ def test_options_that_were_unset_get_the_value_in_effect_back(ascend: Run, soc: 
         assert torch_npu._C._npu_getOption("ACL_PRECISION_MODE").decode() in ("", UNASKED)
     """
     ascend(code.replace("UNASKED", repr(unasked)), soc=soc, cann=cann)
+
+
+@pytest.mark.full
+def test_no_empty_text_reaches_cann_when_entering_fails(ascend: Run) -> None:
+    """Checks of kernels are written first, and cannot be switched off again."""
+    ascend("""
+        import tempfile
+        from pathlib import Path
+        config = Path(tempfile.mkdtemp()) / "a.cfg"
+        config.write_text("op_debug_config = oom")
+        torch.ones(4, device="npu").erfinv_()
+        calls()
+        fail("aclrtSetOpExecuteTimeOutV2")
+        try:
+            msctx.context(op_debug_config=str(config), op_timeout=9).__enter__()
+        except msctx.MsctxError as error:
+            assert "op_timeout did not take 9" in str(error), error
+        else:
+            raise AssertionError("the call was to fail")
+        found = calls("aclSetCompileopt(ACL_OP_DEBUG_OPTION")
+        assert found == ["aclSetCompileopt(ACL_OP_DEBUG_OPTION, oom)"], found
+    """)
 
 
 @pytest.mark.full
@@ -207,14 +236,41 @@ def test_a_file_of_the_users_own_is_kept_beside_it(ascend: Run) -> None:
             warnings.simplefilter("always")
             with msctx.context(exception_dump="1"):
                 assert os.environ["TORCH_ACL_INIT_CONFIG_PATH"] == str(own)
-        assert any("cannot be read" in str(one.message) for one in told), [str(one.message) for one in told]
-        own.write_text('{"max_opqueue_num": "9", "dump": {"dump_scene": "lite_exception"}}')
+        assert any("No such file or directory; fix it" in str(one.message) for one in told), [str(one.message) for one in told]
+        own.write_text('{"max_opqueue_num": "9", "dump": {"dump_scene": "lite_exception", "dump_path": "kept"}}')
         assert msctx.state()["torch.npu.exception_dump"] == "2"
         msctx.set_context(exception_dump="1")
         given = json.load(open(os.environ["TORCH_ACL_INIT_CONFIG_PATH"]))
         assert given["max_opqueue_num"] == "9"
-        assert given["dump"] == {"dump_scene": "aic_err_norm_dump"}
+        assert given["dump"] == {"dump_scene": "aic_err_norm_dump", "dump_path": "kept"}
         assert own.read_text().startswith('{"max')
+    """)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("own", [True, False])
+def test_the_file_is_as_it_was_where_entering_fails(ascend: Run, own: bool) -> None:
+    ascend(f"""
+        import os, tempfile
+        from pathlib import Path
+        from msctx.switches import SWITCHES
+        file = Path(tempfile.mkdtemp()) / "acl.json"
+        file.write_text('{{"dump": {{"dump_list": [{{"model_name": "net"}}], "dump_path": "kept"}}}}')
+        name = "TORCH_ACL_INIT_CONFIG_PATH"
+        if {own}:
+            os.environ[name] = str(file)
+        found = os.environ.get(name)
+        def failing(seconds):
+            assert os.environ.get(name) != found, "it was written before"
+            raise RuntimeError("the call fails")
+        object.__setattr__(SWITCHES["torch.npu.op_timeout"], "write", failing)
+        try:
+            msctx.context(exception_dump="1", op_timeout=9).__enter__()
+        except msctx.MsctxError as error:
+            assert "op_timeout did not take 9" in str(error), error
+        else:
+            raise AssertionError("the call was to fail")
+        assert os.environ.get(name) == found
     """)
 
 
