@@ -58,6 +58,17 @@ def test_options_that_were_unset_get_the_value_in_effect_back(ascend: Run, soc: 
 
 
 @pytest.mark.full
+def test_the_mode_of_the_cache_leaves_the_users_folder(ascend: Run) -> None:
+    ascend("""
+        torch.npu.set_option({"ACL_OP_COMPILER_CACHE_DIR": "own"})
+        with msctx.context(op_compiler_cache_mode="disable", enable_compile_cache=True):
+            assert torch_npu._C._npu_getOption("ACL_OP_COMPILER_CACHE_DIR") == b"own"
+            assert torch_npu._C._npu_getOption("ACL_OP_COMPILER_CACHE_MODE") == b"disable"
+        assert torch_npu._C._npu_getOption("ACL_OP_COMPILER_CACHE_MODE") == b"enable"
+    """)
+
+
+@pytest.mark.full
 def test_no_empty_text_reaches_cann_when_entering_fails(ascend: Run) -> None:
     """Checks of kernels are written first, and cannot be switched off again."""
     ascend("""
