@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, refused
+from msctx.effects.base import STAYS, Outcome, Want, approximated, effect, honoured, inert, refused
 from msctx.options import operators
 from msctx.options.layer import Setting
 from msctx.options.precision_rules import ACCELERATE, CHOOSABLE, INDEXED, OF_CANN, colour_of, mode_of, text_of
@@ -38,6 +39,7 @@ BY_TORCH_NPU = {
     "optypelist_for_implmode": "torch.npu.optypelist_for_implmode",
     "op_select_implmode": "torch.npu.op_select_implmode",
 }
+LIST_STAYS = f"torch_npu's list for operators that CANN compiles {STAYS}: CANN has no word for an empty one"
 POLICY = {"cpu": "native.precision.cpu", "cuda": "native.precision.cuda", "ascend": "native.precision.ascend"}
 
 
@@ -58,6 +60,8 @@ def policy(want: Want, speed: str = "") -> dict[str, Any]:
     if want.device == "ascend":
         # of its operators those that CANN compiles for the call; aclnn's read neither of the two: the policy holds for all
         by_torch_npu = {switch: asked[name] for name, switch in BY_TORCH_NPU.items() if _is_torch_npus(asked, name)}
+        if by_torch_npu == {BY_TORCH_NPU["op_select_implmode"]: "high_precision"}:
+            by_torch_npu[BY_TORCH_NPU["optypelist_for_implmode"]] = None
         if asked == {"precision_mode": "must_keep_origin_dtype"}:
             by_torch_npu["torch.npu.precision_mode"] = asked["precision_mode"]
     text = text_of(asked)
@@ -157,7 +161,10 @@ def implementation(want: Want) -> Outcome:
     told = [*_without_operator(types), *_with_one_way(types)]
     if told and len(told) == len(types):
         return inert("; ".join(told))
-    return _with(want, told)
+    outcome = _with(want, told)
+    if types and BY_TORCH_NPU[want.option.name] in outcome.assignments:
+        return replace(outcome, reason="; ".join(filter(None, (outcome.reason, LIST_STAYS))))
+    return outcome
 
 
 @effect("enable_reduce_precision")

@@ -91,14 +91,22 @@ def _cache_dir() -> str:
 # --- operators whose list cannot be emptied, whose checks cannot be switched off ----------------------------------------
 
 
+NO_EMPTY_LIST = "CANN has no word for an empty list"
+
+
 def _list_of_types(name: str, key: str) -> Switch:
-    """The list to which op_select_implmode is limited. CANN has no word for none: it stays, and is idle once the mode is back."""
+    """The list to which op_select_implmode is limited, which is idle once the mode is back. ``None``: the mode is for all."""
+
+    def blocked(value: str | None) -> str:
+        return f"op_select_implmode is limited to {_get(key)}, set before: {NO_EMPTY_LIST}" if value is None else ""
+
     return Switch(
         name=name,
         read=lambda: _get(key),
         write=lambda value: None if value is None else _set(key, value),
-        satisfied=lambda value: value is None or _get(key) == value,
-        load=lambda found: None if found is None else _set(key, found),
+        restore="never",
+        lasts=NO_EMPTY_LIST,
+        blocked=blocked,
         available=is_here,
     )
 

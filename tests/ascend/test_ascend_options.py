@@ -69,6 +69,32 @@ def test_the_mode_of_the_cache_leaves_the_users_folder(ascend: Run) -> None:
 
 
 @pytest.mark.full
+def test_a_list_of_types_stays_which_is_said(ascend: Run) -> None:
+    ascend("""
+        import warnings
+        def told(options):
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                with msctx.context(**options):
+                    pass
+            return [str(one.message) for one in found]
+        limited = {"op_select_implmode": "high_precision", "optypelist_for_implmode": "SoftmaxV2"}
+        for_all = {"op_select_implmode": "high_precision"}
+        assert told(for_all) == []
+        try:
+            msctx.context(**limited, strict=True).__enter__()
+        except msctx.StrictError as error:
+            assert "no word for an empty list" in str(error)
+        else:
+            raise AssertionError("strict takes nothing that stays")
+        assert any("stays after this with-block: CANN has no word" in text for text in told(limited))
+        assert any("limited to SoftmaxV2, set before" in text for text in told(for_all)), told(for_all)
+        assert told({"op_select_implmode": "high_performance"}) == []
+        assert torch_npu._C._npu_getOption("ACL_OP_SELECT_IMPL_MODE") == b"high_performance"
+    """)
+
+
+@pytest.mark.full
 def test_no_empty_text_reaches_cann_when_entering_fails(ascend: Run) -> None:
     """Checks of kernels are written first, and cannot be switched off again."""
     ascend("""
