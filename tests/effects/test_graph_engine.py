@@ -53,6 +53,20 @@ def test_a_key_that_is_an_option_acts_as_that_option() -> None:
     assert (known.status, known.assignments, known.reason) == ("honoured", {}, "its keys are options of their own")
 
 
+def test_a_key_that_the_engine_does_not_get_is_told() -> None:
+    """Of two that torchair fixes, its own values hold in graphs."""
+    for level in ("global", "session"):
+        name = f"ge_options.{level}"
+        for key, value, status, reason in (
+            ("ge.exec.precision_mode", "force_fp16", "honoured", "ge.exec.precision_mode: carried out by msctx, the engine"),
+            ("ge.opSelectImplmode", "high_performance", "approximated", "torchair's ge.opSelectImplmode=high_precision holds"),
+            ("ge.opSelectImplmode", "high_precision", "honoured", "the engine does not get it"),
+            ("ge.exec.staticMemoryPolicy", "0", "approximated", "torchair's ge.exec.staticMemoryPolicy=2 holds"),
+            ("ge.bufferOptimize", "off_optimize", "honoured", "its keys are options of their own"),
+        ):
+            check([("ascend", {name: {key: value}}, {name: (status, {}, reason)})])
+
+
 def test_what_the_engine_is_initialised_with() -> None:
     found = planned({"ge_options": {"global": {"ge.new": "x"}}, "ac_parallel_enable": "1"}, on=("ascend",)).assignments
     assert found[ENGINE] == {"ge.exec.enableEngineParallel": "1", "ge.new": "x"}
