@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import json
 import os
 import re
@@ -151,19 +152,32 @@ def _allows_internal_format() -> bool:
 
 # --- the time that an operator may take ---------------------------------------------------------------------------------
 
-SECONDS = 547
-"""What torch_npu sends when it initialises a device; it has no call that reads the limit."""
+MILLISECONDS = 547_000
+"""What torch_npu sends when it initialises a device."""
+
+
+def _op_limit() -> int:
+    """In milliseconds, as CANN has it; torch_npu has no call that reads it."""
+    found = ctypes.c_uint32()
+    try:
+        failed = ctypes.CDLL("libascendcl.so").aclrtGetOpExecuteTimeout(ctypes.byref(found))
+    except (OSError, AttributeError):  # an older one
+        return MILLISECONDS
+    return MILLISECONDS if failed else found.value or MILLISECONDS
 
 
 class _Timeout:
     seconds: int | None = None
+    found = MILLISECONDS
 
     @classmethod
     def write(cls, seconds: int | None) -> None:
-        """``None``: torch_npu's own."""
+        """``None``: as it was before."""
         if seconds is not None or npu().is_initialized():
             npu().current_stream()  # the first stream initialises the device, which sends a limit of its own
-            npu().set_op_timeout_ms((seconds or SECONDS) * 1000)
+            if cls.seconds is None:
+                cls.found = _op_limit()
+            npu().set_op_timeout_ms(cls.found if seconds is None else seconds * 1000)
         cls.seconds = seconds
 
 

@@ -175,6 +175,10 @@ def test_the_time_of_an_operator_arrives_after_torch_npus_own(ascend: Run) -> No
             f"aclrtSetOpExecuteTimeOutV2({seconds}000000)" for seconds in (547, 9, 5, 9, 547)]
         with msctx.context(op_timeout=0):
             assert calls("aclrtSetOpExecuteTimeOut") == []
+        torch.npu.set_op_timeout_ms(60_500)
+        with msctx.context(op_timeout=9):
+            pass
+        assert calls("aclrtSetOpExecuteTimeOut")[-1] == "aclrtSetOpExecuteTimeOutV2(60500000)", "the program's own"
     """)
 
 
