@@ -34,6 +34,9 @@ ALONE = {
 """Modes of op_precision_mode that have one meaning only → the note in the plan."""
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 HIF8 = ("mixed_hif8", "cube_hif8")
+KEEPING = ("force_fp32", "must_keep_origin_dtype")
+"""Modes under which float32 stays float32."""
+KEPT = "CANN is told must_keep_origin_dtype: by default it computes float32 products in float16 on 910A and 310P"
 NO_CHOICE = "all_ops_impl_mode.ini"
 BY_TORCH_NPU = {
     "optypelist_for_implmode": "torch.npu.optypelist_for_implmode",
@@ -62,8 +65,8 @@ def policy(want: Want, speed: str = "") -> dict[str, Any]:
         by_torch_npu = {switch: asked[name] for name, switch in BY_TORCH_NPU.items() if _is_torch_npus(asked, name)}
         if by_torch_npu == {BY_TORCH_NPU["op_select_implmode"]: "high_precision"}:
             by_torch_npu[BY_TORCH_NPU["optypelist_for_implmode"]] = None
-        if asked == {"precision_mode": "must_keep_origin_dtype"}:
-            by_torch_npu["torch.npu.precision_mode"] = asked["precision_mode"]
+        if mode_of(asked) in KEEPING:  # CANN's default for chips without float32 products lowers what the policy leaves alone
+            by_torch_npu["torch.npu.precision_mode"] = "must_keep_origin_dtype"
     text = text_of(asked)
     if text and want.other("frozen_weights"):
         text = text_of(asked | {"frozen_weights": True})
@@ -101,7 +104,7 @@ def precision_mode(want: Want) -> Outcome:
     if mode == "force_fp16" and want.other("enable_reduce_precision") is not False:
         differs = "operators that have no kernel for float16 compute in float32; in what torch.compile makes they raise"
         return approximated(policy(want), differs)
-    return honoured(policy(want))
+    return honoured(policy(want), KEPT if want.device == "ascend" and mode in KEEPING else "")
 
 
 @effect("modify_mixlist")

@@ -36,10 +36,13 @@ def test_jit_compile_is_set_and_put_back(ascend: Run) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("soc", "cann", "unasked"),
-    [("Ascend910B1", "8.5.0", "must_keep_origin_dtype"), ("Ascend910A", "8.0.0", "allow_fp32_to_fp16")],
+    ("soc", "cann", "precision"),
+    [("Ascend910B1", "8.5.0", ()), ("Ascend910A", "8.0.0", ("must_keep_origin_dtype", "allow_fp32_to_fp16"))],
 )
-def test_options_that_were_unset_get_the_value_in_effect_back(ascend: Run, soc: str, cann: str, unasked: str) -> None:
+def test_options_that_were_unset_get_the_value_in_effect_back(
+    ascend: Run, soc: str, cann: str, precision: tuple[str, ...]
+) -> None:
+    """*precision*: what reaches CANN, inside and after; nothing where it is the chip's own."""
     code = """
         asked = dict(precision_mode="must_keep_origin_dtype", op_select_implmode="high_precision", op_debug_level=1,
             debug_dir="kept", op_compiler_cache_mode="disable")
@@ -52,9 +55,11 @@ def test_options_that_were_unset_get_the_value_in_effect_back(ascend: Run, soc: 
         assert not [call for call in after if call.endswith(", )")], after
         for found in ("ACL_OP_DEBUG_LEVEL, 0", "ACL_OP_SELECT_IMPL_MODE, high_performance", "ACL_OP_COMPILER_CACHE_MODE, enable"):
             assert f"aclSetCompileopt({found})" in after, (found, after)
-        assert torch_npu._C._npu_getOption("ACL_PRECISION_MODE").decode() in ("", UNASKED)
+        found = [call.removesuffix(")").partition(", ")[2] for call in inside + after if "(ACL_PRECISION_MODE," in call]
+        assert found == EXPECTED, found
+        assert sum("(ACL_PRECISION_MODE," in call for call in inside) == len(EXPECTED) // 2
     """
-    ascend(code.replace("UNASKED", repr(unasked)), soc=soc, cann=cann)
+    ascend(code.replace("EXPECTED", repr([*precision])), soc=soc, cann=cann)
 
 
 @pytest.mark.full
