@@ -101,7 +101,7 @@ def words(want: Want) -> list[str]:
 
 JIT_COMPILE = {"true": True, "false": False}
 """Values of jit_compile → of torch_npu's switch; it has none for auto."""
-BY_CHIP = "operators that run one by one are compiled or not as torch_npu has it on this chip: it has no word for auto"
+BY_CHIP = "torch_npu's default for this chip applies to eager operators; it has no `auto`"
 BY_SHAPES = "torch.compile compiles for the shapes that come first, and then one kernel for those that change"
 CLEARS_BY_ITSELF = "PyTorch's operators each zero their own memory, just before they add into it"
 ONE_QUEUE = (
