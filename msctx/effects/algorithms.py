@@ -233,7 +233,7 @@ def conv_algo_rules(want: Want) -> Outcome:
 @effect("enable_small_channel")
 def enable_small_channel(want: Want) -> Outcome:
     if want.device == "ascend":
-        return approximated(with_graphs(want), f"{GRAPHS}; operators that run one by one are CANN's own matter")
+        return approximated(with_graphs(want), f"{GRAPHS}; eager operators are not affected")
     if want.device != "cpu":
         return not_built("CUDA kernels of msctx's own")
     if not want.value:

@@ -33,12 +33,12 @@ DIFFERS: dict[str, dict[str, str]] = {
         "cpu": "inductor's -O0 comes with -g",
         "cuda": "inductor's -O0 comes with -g; of Triton's kernels, those that this process compiles itself are not optimised by "
         "ptxas",
-        "ascend": "inductor's -O0 comes with -g; kernels of CANN are built as ever",
+        "ascend": "inductor's -O0 comes with -g; kernels of CANN are unchanged",
     },
     "check_flag": {
         "cpu": "check_flag has no meaning on a CPU, whose kernels have no pipelines to synchronise",
         "cuda": "races between streams are found in eager operators (torch.cuda._sanitizer)",
-        "ascend": "torch_npu has no check_flag for operators that run one by one; CANN's graph engine gets the file",
+        "ascend": "torch_npu has no check_flag for eager operators; CANN's graph engine gets the file",
     },
 }
 """Word of op_debug_config → device → what differs."""

@@ -1,24 +1,30 @@
-"""What torch.compile keeps on disk: MindSpore's cache of graphs, and CANN's of kernels. torch has one for both."""
+"""What is kept on disk: MindSpore's cache of graphs, and CANN's of kernels. torch has one for both, torch_npu one of its own."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured
+from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert
 from msctx.effects.compilation import LEFT_TO_NPU
 from msctx.effects.graph_engine import with_graphs
 from msctx.options.compile_cache import CompileCache
 
 OFF = CompileCache(off=True)
+LIMITED = (
+    "CANN takes the limits of its kernels from kernel_cache/op_cache.ini in op_compiler_cache_dir, or from ASCEND_MAX_OP_CACHE_SIZE "
+    "and ASCEND_REMAIN_CACHE_SIZE_RATIO"
+)
 
 
 def cache(want: Want) -> CompileCache | None:
-    """What all options of caches come to together; ``None``: torch's own way."""
+    """What all options of torch's cache come to together; ``None``: torch's own way."""
     graphs = want.in_force("enable_compile_cache")
-    mode, folder = want.in_force("op_compiler_cache_mode"), want.in_force("op_compiler_cache_dir")
     if graphs is not None:
         return _limited(CompileCache(path=want.other("compile_cache_path", ".")), want) if graphs.value else OFF
+    if want.device == "ascend":
+        return None
+    mode, folder = want.in_force("op_compiler_cache_mode"), want.in_force("op_compiler_cache_dir")
     if mode is not None and mode.value == "disable":
         return OFF
     if mode is None and folder is None:
@@ -40,7 +46,9 @@ def _has_same_bits(want: Want) -> bool:
     return want.other("deterministic") == "ON" or any(want.other(f"{what}_invariant") for what in ("thread", "batch"))
 
 
-def _kept(want: Want, found: CompileCache, more: dict[str, Any]) -> Outcome:
+def _kept(want: Want) -> Outcome:
+    if (found := cache(want)) is None:
+        return NOTHING_ASKED
     assignments: dict[str, Any] = {"torch.compiler.cache": found, "torch.compiler.force_disable_caches": found.off}
     if found.off:
         assignments["torch.inductor.cpp_cache_precompile_headers"] = False
@@ -50,8 +58,7 @@ def _kept(want: Want, found: CompileCache, more: dict[str, Any]) -> Outcome:
         assignments["torch.functorch.enable_autograd_cache"] = True
         if not _has_same_bits(want):
             assignments["torch.compiler.job_id"] = "msctx"
-    assignments |= more
-    return approximated(assignments, LEFT_TO_NPU) if want.device == "ascend" and not more else honoured(assignments)
+    return approximated(assignments, LEFT_TO_NPU) if want.device == "ascend" else honoured(assignments)
 
 
 def _is_off(want: Want, switch: str, value: Any) -> Outcome | None:
@@ -63,30 +70,19 @@ def _is_off(want: Want, switch: str, value: Any) -> Outcome | None:
 
 @effect("enable_compile_cache", "compile_cache_path")
 def graphs(want: Want) -> Outcome:
-    if off := _is_off(want, "enable_compile_cache", False):
-        return off
-    found = cache(want)
-    return NOTHING_ASKED if found is None else _kept(want, found, {})
+    return _is_off(want, "enable_compile_cache", False) or _kept(want)
 
 
 @effect("op_compiler_cache_mode", "op_compiler_cache_dir")
 def kernels(want: Want) -> Outcome:
     if off := _is_off(want, "op_compiler_cache_mode", "disable"):
         return off
-    found = cache(want)
-    if found is None or want.device != "ascend":
-        return NOTHING_ASKED if found is None else _kept(want, found, {})
-    folder = want.in_force("op_compiler_cache_dir")
-    mode = "disable" if found.off else "force" if found.renew else "enable"
-    return _kept(
-        want,
-        found,
-        {"torch.npu.op_compiler_cache_mode": mode, "torch.npu.op_compiler_cache_dir": folder and folder.value}
-        | with_graphs(want),
-    )
+    if want.device != "ascend":
+        return _kept(want)
+    found = {f"torch.npu.{want.option.name}": want.value}
+    return honoured(found | with_graphs(want))
 
 
 @effect("op_compiler_cache_dir.op_cache_ini")
 def op_cache_ini(want: Want) -> Outcome:
-    found = cache(want)
-    return NOTHING_ASKED if found is None else _kept(want, found, {})
+    return inert(LIMITED) if want.device == "ascend" and cache(want) is None else _kept(want)

@@ -10,6 +10,7 @@ from typing import Any
 
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, refused
 from msctx.options import known_to_ge
+from msctx.options.registry import named
 
 GRAPHS = "acts on graphs that torchair (torch_npu's compiler) makes"
 ONCE = "the engine is initialised with the first of them, and keeps what it got then"
@@ -32,6 +33,12 @@ WITH_GRAPHS = {
 }
 """The options that go with each graph → the engine's words for their values."""
 DUMPS = ("session.enable_dump", "dump_path", "dump_mode", "dump_step", "dump_layer", "dump_data", "quant_dumpable")
+
+
+SENT = {*WITH_GRAPHS, *DUMPS, "fusion_switch_file", "deterministic", "aoe_mode", "work_path", "aoe_config_file"}
+"""The options whose keys the engine gets, from here or, of the last four, from torchair."""
+PINNED = {"ge.opSelectImplmode": "high_precision", "ge.exec.staticMemoryPolicy": "2"}
+"""What torchair initialises the engine with, whatever is set."""
 
 
 def _raw(want: Want, level: str) -> dict[str, str]:
@@ -94,7 +101,7 @@ def words(want: Want) -> list[str]:
 
 JIT_COMPILE = {"true": True, "false": False}
 """Values of jit_compile → of torch_npu's switch; it has none for auto."""
-BY_CHIP = "operators that run one by one are compiled or not as torch_npu has it on this chip: it has no word for auto"
+BY_CHIP = "torch_npu's default for this chip applies to eager operators; it has no `auto`"
 BY_SHAPES = "torch.compile compiles for the shapes that come first, and then one kernel for those that change"
 CLEARS_BY_ITSELF = "PyTorch's operators each zero their own memory, just before they add into it"
 ONE_QUEUE = (
@@ -186,15 +193,21 @@ def stream_max_parallel_num(want: Want) -> Outcome:
 
 @effect("ge_options.global")
 def of_the_engine(want: Want) -> Outcome:
-    left = [key for key in want.value if not known_to_ge(key)]
-    if not left:
-        return honoured(reason="its keys are options of their own") if want.value else NOTHING_ASKED
-    return honoured({"torch.npu.engine_options": engine_options(want)}, f"{', '.join(left)}: {GRAPHS}; {ONCE}")
+    return _raw_keys(want, {"torch.npu.engine_options": engine_options(want)}, ONCE)
 
 
 @effect("ge_options.session")
 def of_a_session(want: Want) -> Outcome:
+    return _raw_keys(want, with_graphs(want), "torchair has one session: they go with each graph")
+
+
+def _raw_keys(want: Want, assignments: dict[str, Any], how: str) -> Outcome:
+    if not want.value:
+        return NOTHING_ASKED
     left = [key for key in want.value if not known_to_ge(key)]
-    if not left:
-        return honoured(reason="its keys are options of their own") if want.value else NOTHING_ASKED
-    return honoured(with_graphs(want), f"{', '.join(left)}: {GRAPHS}; torchair has one session: they go with each graph")
+    unsent = [key for key in want.value if key not in left and named(key).name not in SENT]
+    pinned = [f"{key}={PINNED[key]}" for key in unsent if PINNED.get(key, want.value[key]) != want.value[key]]
+    told = [f"{', '.join(left)}: {GRAPHS}; {how}"] if left else ["its keys are options of their own"]
+    told += [f"{', '.join(unsent)}: carried out by msctx, the engine does not get it"] if unsent else []
+    told += [f"in graphs torchair's {', '.join(pinned)} holds"] if pinned else []
+    return (approximated if pinned else honoured)(assignments if left else {}, "; ".join(told))

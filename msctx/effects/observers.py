@@ -14,6 +14,10 @@ from msctx.options.observation import Dump, ErrorDump, Overflow, Recorder, Watch
 BY_CANN = f"what CANN writes itself {STAYS}, since it reads that once: TORCH_ACL_INIT_CONFIG_PATH"
 UNSEEN = "operators that torch.compile has fused are not seen one by one"
 NO_WORKSPACE = "no workspace is written: PyTorch's operators have freed theirs when they raise"
+OF_GRAPHS = (
+    "CANN dumps graphs, those compiled under the latest settings alone; torchair lists them in ge_dump_data_json/ in the working "
+    "directory"
+)
 COPIED = "each tensor is copied to the host, which waits for the device; not for code that a CUDA graph captures"
 
 
@@ -37,9 +41,12 @@ def overflow(want: Want) -> Overflow | None:
     return Overflow(path=want.other("dump_path"), mode=want.other("dump_debug_mode", "all"))
 
 
-def _of_graphs(want: Want) -> dict[str, Any]:
-    """Graphs are dumped by CANN."""
-    return with_graphs(want) if want.device == "ascend" and dump(want) is not None else {}
+def _dumped(want: Want, assignments: dict[str, Any]) -> Outcome:
+    """Eager operators by msctx, graphs by CANN."""
+    if want.device != "ascend" or dump(want) is None:
+        return _seen(want, assignments)
+    outcome = _seen(want, assignments | with_graphs(want))
+    return replace(outcome, reason=f"{outcome.reason}; {OF_GRAPHS}") if outcome.assignments else outcome
 
 
 def _seen(want: Want, assignments: dict[str, Any], *, reads: bool = True) -> Outcome:
@@ -54,7 +61,7 @@ def dumping(want: Want) -> Outcome:
     found = dump(want)
     if found is None and want.option.name == "dump_format" and (of_file := want.in_force("dump_config")) is not None:
         return dump_config(replace(want, option=of_file.option, value=of_file.value))
-    return honoured({"observers.dump": None}) if found is None else _seen(want, {"observers.dump": found} | _of_graphs(want))
+    return honoured({"observers.dump": None}) if found is None else _dumped(want, {"observers.dump": found})
 
 
 @effect("enable_dump_debug", "dump_debug_mode")
@@ -66,7 +73,7 @@ def overflowing(want: Want) -> Outcome:
 @effect("dump_path")
 def dump_path(want: Want) -> Outcome:
     both = {"observers.dump": dump(want), "observers.overflow": overflow(want)}
-    return _seen(want, both | _of_graphs(want)) if any(both.values()) else NOTHING_ASKED
+    return _dumped(want, both) if any(both.values()) else NOTHING_ASKED
 
 
 SIDES = ("all", "input", "output")

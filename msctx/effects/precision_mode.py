@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, refused
+from msctx.effects.base import STAYS, Outcome, Want, approximated, effect, honoured, inert, refused
 from msctx.options import operators
 from msctx.options.layer import Setting
 from msctx.options.precision_rules import ACCELERATE, CHOOSABLE, INDEXED, OF_CANN, colour_of, mode_of, text_of
@@ -33,11 +34,15 @@ ALONE = {
 """Modes of op_precision_mode that have one meaning only → the note in the plan."""
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 HIF8 = ("mixed_hif8", "cube_hif8")
+KEEPING = ("force_fp32", "must_keep_origin_dtype")
+"""Modes under which float32 stays float32."""
+KEPT = "CANN is told must_keep_origin_dtype: by default it computes float32 products in float16 on 910A and 310P"
 NO_CHOICE = "all_ops_impl_mode.ini"
 BY_TORCH_NPU = {
     "optypelist_for_implmode": "torch.npu.optypelist_for_implmode",
     "op_select_implmode": "torch.npu.op_select_implmode",
 }
+LIST_STAYS = f"torch_npu's list for operators that CANN compiles {STAYS}: CANN has no word for an empty one"
 POLICY = {"cpu": "native.precision.cpu", "cuda": "native.precision.cuda", "ascend": "native.precision.ascend"}
 
 
@@ -58,8 +63,10 @@ def policy(want: Want, speed: str = "") -> dict[str, Any]:
     if want.device == "ascend":
         # of its operators those that CANN compiles for the call; aclnn's read neither of the two: the policy holds for all
         by_torch_npu = {switch: asked[name] for name, switch in BY_TORCH_NPU.items() if _is_torch_npus(asked, name)}
-        if asked == {"precision_mode": "must_keep_origin_dtype"}:
-            by_torch_npu["torch.npu.precision_mode"] = asked["precision_mode"]
+        if by_torch_npu == {BY_TORCH_NPU["op_select_implmode"]: "high_precision"}:
+            by_torch_npu[BY_TORCH_NPU["optypelist_for_implmode"]] = None
+        if mode_of(asked) in KEEPING:  # CANN's default for chips without float32 products lowers what the policy leaves alone
+            by_torch_npu["torch.npu.precision_mode"] = "must_keep_origin_dtype"
     text = text_of(asked)
     if text and want.other("frozen_weights"):
         text = text_of(asked | {"frozen_weights": True})
@@ -97,7 +104,7 @@ def precision_mode(want: Want) -> Outcome:
     if mode == "force_fp16" and want.other("enable_reduce_precision") is not False:
         differs = "operators that have no kernel for float16 compute in float32; in what torch.compile makes they raise"
         return approximated(policy(want), differs)
-    return honoured(policy(want))
+    return honoured(policy(want), KEPT if want.device == "ascend" and mode in KEEPING else "")
 
 
 @effect("modify_mixlist")
@@ -157,7 +164,10 @@ def implementation(want: Want) -> Outcome:
     told = [*_without_operator(types), *_with_one_way(types)]
     if told and len(told) == len(types):
         return inert("; ".join(told))
-    return _with(want, told)
+    outcome = _with(want, told)
+    if types and BY_TORCH_NPU[want.option.name] in outcome.assignments:
+        return replace(outcome, reason="; ".join(filter(None, (outcome.reason, LIST_STAYS))))
+    return outcome
 
 
 @effect("enable_reduce_precision")

@@ -75,7 +75,7 @@ def _replaces(newer: Setting, older: Setting, lower: bool) -> bool:
     if _is_part(older, newer):
         return True
     if newer.option is not older.option:
-        return lower and newer.device in (None, older.device) and rules.clash(newer, older)
+        return lower and newer.device in (None, older.device) and rules.clash(newer, older, older.device)
     if lower:
         return newer.device in (None, older.device)
     return newer.device == older.device and newer.rank == older.rank
@@ -262,7 +262,7 @@ def _yields(setting: Setting, beside: Iterable[Setting], higher: Iterable[Settin
     if setting.option.name not in rules.YIELDING:
         return None
     rivals = rules.rivals(setting.option.name)
-    if (inner := next((h for h in higher if h.option.name in rivals and rules.clash(h, setting)), None)) is not None:
+    if (inner := next((h for h in higher if h.option.name in rivals and rules.clash(h, setting, device)), None)) is not None:
         return Overridden(setting, inner, True)
     winner = next((b for b in beside if rules.overrides(b, setting, device, always=False)), None)
     return None if winner is None else Overridden(setting, winner, False)

@@ -164,7 +164,7 @@ OVERRIDES = (
     Overrides(WITHOUT_LIST, When("op_compiler_cache_mode", ("enable", "force")), always=True),
     Overrides(WITHOUT_LIST, When("enable_compile_cache", TRUE), always=True),
     *(  # torch has one cache for graphs and kernels
-        Overrides(When("enable_compile_cache", (True, False)), loser)
+        Overrides(When("enable_compile_cache", (True, False)), loser, devices=("cpu", "cuda"))
         for loser in (When("op_compiler_cache_mode", ("enable", "force", "disable")), When("op_compiler_cache_dir"))
     ),
 )
@@ -354,11 +354,13 @@ def overrides(winner: Setting, loser: Setting, device: str, *, always: bool | No
     )
 
 
-def clash(newer: Setting, older: Setting) -> bool:
-    """Whether a setting of a higher layer takes the place of another option's in a lower one."""
+def clash(newer: Setting, older: Setting, device: str | None) -> bool:
+    """Whether a setting of a higher layer takes the place of another option's in a lower one; *device*: ``None``: on any."""
     rivals, exclusive, *_ = _involving(older.option.name)
     return any(
-        not r.always and ((r.winner.holds(newer) and r.loser.holds(older)) or (r.winner.holds(older) and r.loser.holds(newer)))
+        not r.always
+        and (device is None or device in r.devices)
+        and ((r.winner.holds(newer) and r.loser.holds(older)) or (r.winner.holds(older) and r.loser.holds(newer)))
         for r in rivals
     ) or any(r.holds(newer, older) or r.holds(older, newer) for r in exclusive)
 

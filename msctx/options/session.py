@@ -221,7 +221,7 @@ OPTIONS = (
             "disable": "nothing is read or written",
         }), default="enable", example="disable", ge="ge.op_compiler_cache_mode",
         help="Whether compiled kernels are kept on disk, in op_compiler_cache_dir. torch has one cache for kernels and graphs; in "
-             "one place enable_compile_cache wins."),
+             "one place enable_compile_cache wins there. torch_npu has its own for the kernels of an NPU."),
     session_option("op_compiler_cache_dir", Path, default="$HOME/atc_data", example="op_cache", ge="ge.op_compiler_cache_dir",
         help="The directory in which op_compiler_cache_mode keeps compiled kernels, in a folder kernel_cache; "
              "$ASCEND_CACHE_PATH counts when it is unset."),

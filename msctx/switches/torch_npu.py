@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import json
 import os
 import re
@@ -91,14 +92,22 @@ def _cache_dir() -> str:
 # --- operators whose list cannot be emptied, whose checks cannot be switched off ----------------------------------------
 
 
+NO_EMPTY_LIST = "CANN has no word for an empty list"
+
+
 def _list_of_types(name: str, key: str) -> Switch:
-    """The list to which op_select_implmode is limited. CANN has no word for none: it stays, and is idle once the mode is back."""
+    """The list to which op_select_implmode is limited, which is idle once the mode is back. ``None``: the mode is for all."""
+
+    def blocked(value: str | None) -> str:
+        return f"op_select_implmode is limited to {_get(key)}, set before: {NO_EMPTY_LIST}" if value is None else ""
+
     return Switch(
         name=name,
         read=lambda: _get(key),
         write=lambda value: None if value is None else _set(key, value),
-        satisfied=lambda value: value is None or _get(key) == value,
-        load=lambda found: None if found is None else _set(key, found),
+        restore="never",
+        lasts=NO_EMPTY_LIST,
+        blocked=blocked,
         available=is_here,
     )
 
@@ -112,7 +121,7 @@ def _checks_of_kernels(name: str, key: str) -> Switch:
     return Switch(
         name=name,
         read=lambda: _get(key),
-        write=lambda value: _set(key, value or ""),
+        write=lambda value: None if value is None else _set(key, value),
         restore="never",
         lasts="torch_npu cannot switch it off again",
         blocked=blocked,
@@ -130,10 +139,9 @@ def _is_jit_compiled() -> bool:
     return not npu().is_jit_compile_false() if npu().is_initialized() else not has_float32_products()
 
 
-def _jit_compile(on: bool | None) -> None:
-    """``None``: as it is by itself."""
-    if on is not None:
-        npu().set_compile_mode(jit_compile=on)
+def _jit(on: bool | None) -> bool:
+    """``None``: as torch_npu has it on this chip."""
+    return not has_float32_products() if on is None else on
 
 
 def _allows_internal_format() -> bool:
@@ -144,19 +152,32 @@ def _allows_internal_format() -> bool:
 
 # --- the time that an operator may take ---------------------------------------------------------------------------------
 
-SECONDS = 547
-"""What torch_npu sends when it initialises a device; it has no call that reads the limit."""
+MILLISECONDS = 547_000
+"""What torch_npu sends when it initialises a device."""
+
+
+def _op_limit() -> int:
+    """In milliseconds, as CANN has it; torch_npu has no call that reads it."""
+    found = ctypes.c_uint32()
+    try:
+        failed = ctypes.CDLL("libascendcl.so").aclrtGetOpExecuteTimeout(ctypes.byref(found))
+    except (OSError, AttributeError):  # an older one
+        return MILLISECONDS
+    return MILLISECONDS if failed else found.value or MILLISECONDS
 
 
 class _Timeout:
     seconds: int | None = None
+    found = MILLISECONDS
 
     @classmethod
     def write(cls, seconds: int | None) -> None:
-        """``None``: torch_npu's own."""
+        """``None``: as it was before."""
         if seconds is not None or npu().is_initialized():
             npu().current_stream()  # the first stream initialises the device, which sends a limit of its own
-            npu().set_op_timeout_ms((seconds or SECONDS) * 1000)
+            if cls.seconds is None:
+                cls.found = _op_limit()
+            npu().set_op_timeout_ms(cls.found if seconds is None else seconds * 1000)
         cls.seconds = seconds
 
 
@@ -210,7 +231,7 @@ def _acl_init() -> dict[str, Any]:
         return {}
     found = json.loads(Path(path).read_text(encoding="utf-8"))
     if not isinstance(found, dict) or not isinstance(found.get("dump", {}), dict):
-        raise ValueError("it holds no dictionary")
+        raise ValueError("not a JSON object")
     return found
 
 
@@ -230,7 +251,8 @@ def _no_exception_dump(value: str) -> str:
     try:
         _acl_init()
     except (OSError, ValueError) as error:
-        return f"{ACL_INIT}={os.environ[ACL_INIT]}, which is to be kept beside it, cannot be read: {error}"
+        why = error.strerror if isinstance(error, OSError) else "not a JSON object"
+        return f"{ACL_INIT}={os.environ[ACL_INIT]}: {why}; fix it, or unset the variable"
     return is_late("exception_dump")
 
 
@@ -239,17 +261,26 @@ def _write_exception_dump(value: str) -> None:
     from torch_npu.npu.utils import get_cann_version
 
     found = _acl_init()
+    dump = {key: of_users for key, of_users in found.pop("dump", {}).items() if key != "dump_scene"}
     version = re.match(r"(\d+)\.(\d+)", str(get_cann_version("RUNTIME")))
     if version is None or (int(version[1]), int(version[2])) >= (8, 3):
         found.setdefault("defaultDevice", {"default_device": "0"})
-    found.pop("dump", None)
     if value != "0":
-        found["dump"] = {"dump_scene": SCENES[value]}
+        dump["dump_scene"] = SCENES[value]
+    if dump:
+        found["dump"] = dump
     handle, name = tempfile.mkstemp(prefix="msctx_acl_", suffix=".json")
     with open(handle, "w", encoding="utf-8") as file:
         json.dump(found, file)
     atexit.register(_remove, name, os.getpid())
     os.environ[ACL_INIT] = name
+
+
+def _load_exception_dump(path: str | None) -> None:
+    if path is None:
+        os.environ.pop(ACL_INIT, None)
+    else:
+        os.environ[ACL_INIT] = path
 
 
 def _remove(name: str, process: int) -> None:
@@ -297,8 +328,8 @@ SWITCHES = (
     Switch(
         name="torch.npu.jit_compile",
         read=_is_jit_compiled,
-        write=_jit_compile,
-        satisfied=lambda on: on is None or _is_jit_compiled() is on,
+        write=lambda on: npu().set_compile_mode(jit_compile=_jit(on)),
+        satisfied=lambda on: _is_jit_compiled() is _jit(on),
         available=is_here,
     ),
     Switch(
@@ -319,6 +350,8 @@ SWITCHES = (
         name="torch.npu.exception_dump",
         read=_exception_dump,
         write=_write_exception_dump,
+        save=lambda: os.environ.get(ACL_INIT),
+        load=_load_exception_dump,
         restore="never",
         only_before="the first use of an NPU",
         blocked=_no_exception_dump,

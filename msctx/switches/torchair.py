@@ -20,9 +20,10 @@ CONVERTER = "torchair._ge_concrete_graph.fx2ge_converter"
 ENGINE = "torchair.core._backend"
 Options = Mapping[str, str]
 DUMPS = (
-    "ge.exec.enableDump ge.exec.dumpPath ge.exec.dumpMode ge.exec.dumpStep ge.exec.dumpLayer ge.exec.dumpData ge.quant_dumpable"
+    *("ge.exec.enableDump", "ge.exec.dumpPath", "ge.exec.dumpMode", "ge.exec.dumpStep", "ge.exec.dumpLayer"),
+    *("ge.exec.dumpData", "ge.quant_dumpable"),
 )
-"""Options of a graph that torchair takes from among those of the engine."""
+"""Options of a graph that torchair writes to a file; among those of the engine they would hold for the whole process."""
 
 
 class _Wanted:
@@ -31,6 +32,8 @@ class _Wanted:
     tuner: Options | None = None
     sent: dict[str, str] = {}
     """What of the engine's options was ours when it was initialised."""
+    dumped: dict[str, str] = {}
+    """The settings of the graphs in torchair's list of those that CANN dumps."""
 
 
 def _initialised() -> dict[str, str] | None:
@@ -87,7 +90,8 @@ def _hook() -> None:
 
 
 def _into_torchair() -> None:
-    graphs = sys.modules[CONVERTER].GeConcreteGraph
+    converter: Any = sys.modules[CONVERTER]
+    graphs, taken = converter.GeConcreteGraph, converter._get_ge_dump_options
     make, normal = graphs.__init__, graphs._normalize_ge_option
 
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -97,16 +101,25 @@ def _into_torchair() -> None:
 
     graphs.__init__ = made
     graphs._normalize_ge_option = lambda self: _merged(*normal(self))
+    converter._get_ge_dump_options = lambda engine: taken(engine) | _dumps()
 
 
 def _merged(graph: dict[str, str], engine: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    ours = dict(_Wanted.graph or {})
-    dumps = {key: ours.pop(key) for key in DUMPS.split() if key in ours}
-    if path := dumps.get("ge.exec.dumpPath"):
-        os.makedirs(path, exist_ok=True)
+    ours = {key: value for key, value in (_Wanted.graph or {}).items() if key not in DUMPS}
     if _initialised() is None:
         _Wanted.sent = dict(_Wanted.engine or {})
-    return graph | ours, engine | _Wanted.sent | dumps
+    return graph | ours, engine | _Wanted.sent
+
+
+def _dumps() -> dict[str, str]:
+    """What is to be dumped of the graph that is about to be compiled."""
+    found = {key: value for key, value in (_Wanted.graph or {}).items() if key in DUMPS}
+    if found and found != _Wanted.dumped:
+        os.makedirs(found["ge.exec.dumpPath"], exist_ok=True)
+        converter: Any = sys.modules[CONVERTER]
+        converter.g_cached_dump_root = None  # its list has one path and one mode: those of the first graph
+        _Wanted.dumped = found
+    return found
 
 
 def _tuning(config: Any, tuner: Options) -> Any:

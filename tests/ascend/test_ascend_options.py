@@ -18,21 +18,31 @@ def test_jit_compile_is_set_and_put_back(ascend: Run) -> None:
             with msctx.context(ascend_config={"jit_compile": False}):
                 assert read() == b"disable"
             assert read() == b"enable"
+            with msctx.context(jit_compile="auto"):
+                assert read() == b"disable", "what this chip does unasked"
+            assert read() == b"enable"
         assert read() == b"disable", "what this chip does unasked, and no empty text"
         assert not torch.npu.is_initialized()
         torch.npu.set_device(0)
         assert [call for call in calls() if "JIT" in call][-1] == "aclSetCompileopt(ACL_OP_JIT_COMPILE, disable)"
         with msctx.context(jit_compile="auto"):
             assert read() == b"disable"
+        msctx.set_context(jit_compile="true")
+        assert read() == b"enable"
+        msctx.set_context(jit_compile="auto")
+        assert read() == b"disable"
     """)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("soc", "cann", "unasked"),
-    [("Ascend910B1", "8.5.0", "must_keep_origin_dtype"), ("Ascend910A", "8.0.0", "allow_fp32_to_fp16")],
+    ("soc", "cann", "precision"),
+    [("Ascend910B1", "8.5.0", ()), ("Ascend910A", "8.0.0", ("must_keep_origin_dtype", "allow_fp32_to_fp16"))],
 )
-def test_options_that_were_unset_get_the_value_in_effect_back(ascend: Run, soc: str, cann: str, unasked: str) -> None:
+def test_options_that_were_unset_get_the_value_in_effect_back(
+    ascend: Run, soc: str, cann: str, precision: tuple[str, ...]
+) -> None:
+    """*precision*: what reaches CANN, inside and after; nothing where it is the chip's own."""
     code = """
         asked = dict(precision_mode="must_keep_origin_dtype", op_select_implmode="high_precision", op_debug_level=1,
             debug_dir="kept", op_compiler_cache_mode="disable")
@@ -45,9 +55,70 @@ def test_options_that_were_unset_get_the_value_in_effect_back(ascend: Run, soc: 
         assert not [call for call in after if call.endswith(", )")], after
         for found in ("ACL_OP_DEBUG_LEVEL, 0", "ACL_OP_SELECT_IMPL_MODE, high_performance", "ACL_OP_COMPILER_CACHE_MODE, enable"):
             assert f"aclSetCompileopt({found})" in after, (found, after)
-        assert torch_npu._C._npu_getOption("ACL_PRECISION_MODE").decode() in ("", UNASKED)
+        found = [call.removesuffix(")").partition(", ")[2] for call in inside + after if "(ACL_PRECISION_MODE," in call]
+        assert found == EXPECTED, found
+        assert sum("(ACL_PRECISION_MODE," in call for call in inside) == len(EXPECTED) // 2
     """
-    ascend(code.replace("UNASKED", repr(unasked)), soc=soc, cann=cann)
+    ascend(code.replace("EXPECTED", repr([*precision])), soc=soc, cann=cann)
+
+
+@pytest.mark.full
+def test_the_mode_of_the_cache_leaves_the_users_folder(ascend: Run) -> None:
+    ascend("""
+        torch.npu.set_option({"ACL_OP_COMPILER_CACHE_DIR": "own"})
+        with msctx.context(op_compiler_cache_mode="disable", enable_compile_cache=True):
+            assert torch_npu._C._npu_getOption("ACL_OP_COMPILER_CACHE_DIR") == b"own"
+            assert torch_npu._C._npu_getOption("ACL_OP_COMPILER_CACHE_MODE") == b"disable"
+        assert torch_npu._C._npu_getOption("ACL_OP_COMPILER_CACHE_MODE") == b"enable"
+    """)
+
+
+@pytest.mark.full
+def test_a_list_of_types_stays_which_is_said(ascend: Run) -> None:
+    ascend("""
+        import warnings
+        def told(options):
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                with msctx.context(**options):
+                    pass
+            return [str(one.message) for one in found]
+        limited = {"op_select_implmode": "high_precision", "optypelist_for_implmode": "SoftmaxV2"}
+        for_all = {"op_select_implmode": "high_precision"}
+        assert told(for_all) == []
+        try:
+            msctx.context(**limited, strict=True).__enter__()
+        except msctx.StrictError as error:
+            assert "no word for an empty list" in str(error)
+        else:
+            raise AssertionError("strict takes nothing that stays")
+        assert any("stays after this with-block: CANN has no word" in text for text in told(limited))
+        assert any("limited to SoftmaxV2, set before" in text for text in told(for_all)), told(for_all)
+        assert told({"op_select_implmode": "high_performance"}) == []
+        assert torch_npu._C._npu_getOption("ACL_OP_SELECT_IMPL_MODE") == b"high_performance"
+    """)
+
+
+@pytest.mark.full
+def test_no_empty_text_reaches_cann_when_entering_fails(ascend: Run) -> None:
+    """Checks of kernels are written first, and cannot be switched off again."""
+    ascend("""
+        import tempfile
+        from pathlib import Path
+        config = Path(tempfile.mkdtemp()) / "a.cfg"
+        config.write_text("op_debug_config = oom")
+        torch.ones(4, device="npu").erfinv_()
+        calls()
+        fail("aclrtSetOpExecuteTimeOutV2")
+        try:
+            msctx.context(op_debug_config=str(config), op_timeout=9).__enter__()
+        except msctx.MsctxError as error:
+            assert "op_timeout did not take 9" in str(error), error
+        else:
+            raise AssertionError("the call was to fail")
+        found = calls("aclSetCompileopt(ACL_OP_DEBUG_OPTION")
+        assert found == ["aclSetCompileopt(ACL_OP_DEBUG_OPTION, oom)"], found
+    """)
 
 
 @pytest.mark.full
@@ -109,6 +180,10 @@ def test_the_time_of_an_operator_arrives_after_torch_npus_own(ascend: Run) -> No
             f"aclrtSetOpExecuteTimeOutV2({seconds}000000)" for seconds in (547, 9, 5, 9, 547)]
         with msctx.context(op_timeout=0):
             assert calls("aclrtSetOpExecuteTimeOut") == []
+        torch.npu.set_op_timeout_ms(60_500)
+        with msctx.context(op_timeout=9):
+            pass
+        assert calls("aclrtSetOpExecuteTimeOut")[-1] == "aclrtSetOpExecuteTimeOutV2(60500000)", "the program's own"
     """)
 
 
@@ -207,14 +282,41 @@ def test_a_file_of_the_users_own_is_kept_beside_it(ascend: Run) -> None:
             warnings.simplefilter("always")
             with msctx.context(exception_dump="1"):
                 assert os.environ["TORCH_ACL_INIT_CONFIG_PATH"] == str(own)
-        assert any("cannot be read" in str(one.message) for one in told), [str(one.message) for one in told]
-        own.write_text('{"max_opqueue_num": "9", "dump": {"dump_scene": "lite_exception"}}')
+        assert any("No such file or directory; fix it" in str(one.message) for one in told), [str(one.message) for one in told]
+        own.write_text('{"max_opqueue_num": "9", "dump": {"dump_scene": "lite_exception", "dump_path": "kept"}}')
         assert msctx.state()["torch.npu.exception_dump"] == "2"
         msctx.set_context(exception_dump="1")
         given = json.load(open(os.environ["TORCH_ACL_INIT_CONFIG_PATH"]))
         assert given["max_opqueue_num"] == "9"
-        assert given["dump"] == {"dump_scene": "aic_err_norm_dump"}
+        assert given["dump"] == {"dump_scene": "aic_err_norm_dump", "dump_path": "kept"}
         assert own.read_text().startswith('{"max')
+    """)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("own", [True, False])
+def test_the_file_is_as_it_was_where_entering_fails(ascend: Run, own: bool) -> None:
+    ascend(f"""
+        import os, tempfile
+        from pathlib import Path
+        from msctx.switches import SWITCHES
+        file = Path(tempfile.mkdtemp()) / "acl.json"
+        file.write_text('{{"dump": {{"dump_list": [{{"model_name": "net"}}], "dump_path": "kept"}}}}')
+        name = "TORCH_ACL_INIT_CONFIG_PATH"
+        if {own}:
+            os.environ[name] = str(file)
+        found = os.environ.get(name)
+        def failing(seconds):
+            assert os.environ.get(name) != found, "it was written before"
+            raise RuntimeError("the call fails")
+        object.__setattr__(SWITCHES["torch.npu.op_timeout"], "write", failing)
+        try:
+            msctx.context(exception_dump="1", op_timeout=9).__enter__()
+        except msctx.MsctxError as error:
+            assert "op_timeout did not take 9" in str(error), error
+        else:
+            raise AssertionError("the call was to fail")
+        assert os.environ.get(name) == found
     """)
 
 
@@ -239,9 +341,12 @@ def compiled(config=None):
     backend = torchair.get_npu_backend(compiler_config=config or torchair.CompilerConfig())
     try:
         torch.compile(lambda a: a @ a, backend=backend)(x)
-    except Exception:  # the recorder compiles nothing
-        pass
-    return calls()
+    except Exception as error:
+        found = calls()
+        if found[-1:] != ["CompileGraph()"]:  # there the recorder fails; all that fails before is a fault
+            raise
+        return found
+    raise AssertionError("the recorder compiles nothing")
 def sent(kind, found):
     pairs = [call.removeprefix(kind)[1:-1].partition("=") for call in found if call.startswith(kind + "(")]
     return {key: value for key, _, value in pairs}
@@ -291,17 +396,28 @@ def test_dumps_and_tuning_of_graphs(ascend: Run) -> None:
     ascend(
         COMPILE
         + """
-import tempfile
+import json, os, tempfile
 from pathlib import Path
 folder = Path(tempfile.mkdtemp())
-import os
 os.chdir(folder)  # torchair writes beside
 from torchair._ge_concrete_graph.fx2ge_converter import GeConcreteGraph
 tuned = []
 GeConcreteGraph.auto_tune = lambda self, inputs: tuned.append(self)  # the recorder has no tuner
-with msctx.context(session={"enable_dump": True}, dump_path=str(folder / "dumps"), dump_mode="all", aoe_tune_mode="online"):
+compiled()  # the engine is initialised with a graph that is not dumped
+def dumped():
+    (file,) = Path("ge_dump_data_json").glob("*.json")
+    return json.loads(file.read_text())["dump"]
+for place in ("first", "second"):
+    with msctx.context(session={"enable_dump": True}, dump_path=str(folder / place), dump_mode="all"):
+        found = compiled()
+    assert not [call for call in found if "dump" in call.lower() and not call.startswith("aclmdl")], found
+    assert (folder / place).is_dir()
+    assert dumped()["dump_mode"] == "all"
+    assert dumped()["dump_path"] == str(folder / place)
+    assert len(dumped()["dump_list"]) == 1
+assert not [call for call in compiled() if "dump" in call.lower()]
+with msctx.context(aoe_tune_mode="online"):
     found = sent("AddGraph", compiled())
-assert (folder / "dumps").is_dir()
 assert found["aoe_mode"] == "2"
 assert len(tuned) == 1
 config = torchair.CompilerConfig()
@@ -321,10 +437,12 @@ def test_graph_mode_goes_to_torchair(ascend: Run) -> None:
         with msctx.context(mode="GRAPH_MODE", jit_compile="false"):
             try:
                 model(x)
-            except Exception:  # the recorder compiles nothing
-                pass
-        found = calls()
-        assert "CompileGraph()" in found, found
+            except Exception:
+                found = calls()
+                if found[-1:] != ["CompileGraph()"]:  # there the recorder fails; all that fails before is a fault
+                    raise
+            else:
+                raise AssertionError("the recorder compiles nothing")
         assert "AddGraph(ge.jit_compile=0)" in found
         assert not [call for call in found if "aclnn" in call], "no operator ran by itself"
         with msctx.context(mode="GRAPH_MODE", enable_graph_kernel=False):
@@ -376,7 +494,7 @@ def test_torchair_asks_where_the_options_are_laid_over_its_own(ascend: Run) -> N
         assert "self._config = config" in inspect.getsource(made.__init__)
         assert hasattr(_backend, "_GLOBAL_COMPILE_OPTION")
         taken = inspect.getsource(fx2ge_converter._get_ge_dump_options)
-        assert all(f'"{key}"' in taken for key in switch.DUMPS.split())
+        assert all(f'"{key}"' in taken for key in switch.DUMPS)
     """)
 
 

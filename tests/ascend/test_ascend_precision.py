@@ -117,3 +117,27 @@ def test_hf32_reaches_products_and_convolutions_apart(ascend: Run, soc: str) -> 
         """,
         soc=soc,
     )
+
+
+@pytest.mark.parametrize("asked", [{"precision_mode": "force_fp32"}, {"precision_mode_v2": "origin"}])
+def test_chips_that_lower_float32_products_by_default_keep_them(ascend: Run, asked: dict[str, str]) -> None:
+    ascend(
+        f"""
+        torch.npu.set_compile_mode(jit_compile=False)  # a kernel that is there, aclnn's
+        a = torch.randn(8, 8).npu()
+
+        def kind():
+            '''cubeMathType: 0 keeps the dtype, 1 and 2 may lower it.'''
+            calls()
+            a @ a
+            (found,) = [call[-2] for call in calls() if "cubeMathType" in call]
+            return found
+
+        assert kind() == "2"
+        with msctx.context(device_target="Ascend", **{asked}):
+            assert kind() == "0"
+        assert kind() == "2"
+        """,
+        soc="Ascend910A",
+        cann="8.0.0",
+    )

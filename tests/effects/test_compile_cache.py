@@ -65,9 +65,32 @@ def test_the_modes_of_the_cache_of_kernels(options: dict[str, Any], expected: Co
 
 
 def test_torch_npu_has_its_own_cache_of_kernels() -> None:
-    found = planned({"op_compiler_cache_mode": "force", "op_compiler_cache_dir": "ops"}, on="ascend").assignments
-    assert found["torch.npu.op_compiler_cache_mode"] == "force"
-    assert found["torch.npu.op_compiler_cache_dir"] == "ops"
+    mode, folder = "torch.npu.op_compiler_cache_mode", "torch.npu.op_compiler_cache_dir"
+    both = {"op_compiler_cache_mode": "force", "op_compiler_cache_dir": "ops"}
+    for graphs in ({}, ON, {"enable_compile_cache": False}):
+        for layers in ((both | graphs,), (both, graphs), (graphs, both)):
+            found = planned(*layers, on="ascend").assignments
+            assert (found[mode], found[folder]) == ("force", "ops"), "torch's cache of graphs is another one"
+            assert found["torch.npu.graph_options"]["ge.op_compiler_cache_mode"] == "force", "the engine's is the same"
+            assert found.get(HERE) == (None if not graphs else CompileCache(".") if graphs == ON else OFF)
+    assert folder not in planned({"op_compiler_cache_mode": "enable"}, on="ascend").assignments, "the user's stays"
+    assert mode not in planned({"op_compiler_cache_dir": "ops"}, on="ascend").assignments
+
+
+def test_cann_reads_the_limits_of_its_kernels_itself(tmp_path: Path) -> None:
+    path = tmp_path / "op_cache.ini"
+    path.write_text("[op_compiler_cache]\nmax_op_cache_size=7\nremain_cache_size_ratio=20\n")
+    limits = {"op_compiler_cache_dir.op_cache_ini": str(path)}
+    check(
+        [
+            (
+                "ascend",
+                {"op_compiler_cache_dir": "ops"} | limits,
+                {next(iter(limits)): ("inert", {}, "kernel_cache/op_cache.ini")},
+            )
+        ]
+    )
+    assert planned(ON | limits, on="ascend").assignments[HERE].megabytes == 7
 
 
 @pytest.mark.parametrize("on", [True, False])

@@ -42,6 +42,7 @@ def test_torch_npus_switch_for_operators_that_are_compiled_for_the_call() -> Non
         "false": ("honoured", False),
         "auto": ("approximated", None),
     }
+    assert found["auto"].reason.startswith("torch_npu's default for this chip applies to eager operators; it has no `auto`")
 
 
 def test_a_key_that_is_an_option_acts_as_that_option() -> None:
@@ -51,6 +52,20 @@ def test_a_key_that_is_an_option_acts_as_that_option() -> None:
     assert found[GRAPH] == {"ge.exec.atomicCleanPolicy": "0"}, "ge_options wins"
     known = rows({"ge_options": {"session": {"ge.exec.atomicCleanPolicy": "0"}}}, on="ascend")["ge_options.session"]
     assert (known.status, known.assignments, known.reason) == ("honoured", {}, "its keys are options of their own")
+
+
+def test_a_key_that_the_engine_does_not_get_is_told() -> None:
+    """Of two that torchair fixes, its own values hold in graphs."""
+    for level in ("global", "session"):
+        name = f"ge_options.{level}"
+        for key, value, status, reason in (
+            ("ge.exec.precision_mode", "force_fp16", "honoured", "ge.exec.precision_mode: carried out by msctx, the engine"),
+            ("ge.opSelectImplmode", "high_performance", "approximated", "torchair's ge.opSelectImplmode=high_precision holds"),
+            ("ge.opSelectImplmode", "high_precision", "honoured", "the engine does not get it"),
+            ("ge.exec.staticMemoryPolicy", "0", "approximated", "torchair's ge.exec.staticMemoryPolicy=2 holds"),
+            ("ge.bufferOptimize", "off_optimize", "honoured", "its keys are options of their own"),
+        ):
+            check([("ascend", {name: {key: value}}, {name: (status, {}, reason)})])
 
 
 def test_what_the_engine_is_initialised_with() -> None:

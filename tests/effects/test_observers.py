@@ -38,7 +38,9 @@ def test_all_options_of_a_dump_come_to_one_value() -> None:
 
 
 def test_graphs_of_torchair_are_dumped_by_cann() -> None:
-    found = planned(DUMP | {"dump_step": "0|3-5", "dump_mode": "all"}, on=("ascend",)).assignments
+    plan = planned(DUMP | {"dump_step": "0|3-5", "dump_mode": "all"}, on=("ascend",))
+    assert all("ge_dump_data_json" in row.reason for row in plan.rows)
+    found = plan.assignments
     assert found["observers.dump"] == Dump("p", "0|3-5", "all")
     assert found["torch.npu.graph_options"] == {
         "ge.exec.enableDump": "1",

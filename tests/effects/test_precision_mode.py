@@ -52,12 +52,18 @@ def test_a_mode_is_a_policy() -> None:
 
 
 def test_on_ascend_our_policy_holds(file: Write) -> None:
-    """With HF32 allowed, as it is for convolutions, torch_npu's own allow_fp32_to_fp16 need not compute in float16. Its options for
-    implementations reach the operators that CANN compiles for the call alone; aclnn's never read them."""
-    for mode in PRECISION_MODES:
-        found = rows({"precision_mode": mode}, on="ascend")["precision_mode"].assignments
-        assert found.get("torch.npu.precision_mode") == (mode if mode == "must_keep_origin_dtype" else None)
-        assert "native.precision.ascend" in found
+    """With HF32 allowed, as it is for convolutions, torch_npu's own allow_fp32_to_fp16 need not compute in float16; where float32
+    stays, it must not lower it itself. Its options for implementations reach the operators that CANN compiles for the call alone;
+    aclnn's never read them."""
+    keeping = ("force_fp32", "must_keep_origin_dtype", "origin")
+    for name, modes in (("precision_mode", PRECISION_MODES), ("precision_mode_v2", PRECISION_MODES_V2)):
+        for mode in (mode for mode in modes if "hif8" not in mode):
+            for more in ({}, {"op_precision_mode": file("[ByOpType]\nmm=high_precision\n")}):
+                row = rows({name: mode} | more, on="ascend")[name]
+                expected = "must_keep_origin_dtype" if mode in keeping else None
+                assert row.assignments.get("torch.npu.precision_mode") == expected, mode
+                assert "native.precision.ascend" in row.assignments
+                assert ("910A" in row.reason) is (expected is not None), row
     asked = {"op_select_implmode": "high_precision", "optypelist_for_implmode": "Pooling"}
     found = rows(asked, on="ascend")["op_select_implmode"].assignments
     assert {name: found[f"torch.npu.{name}"] for name in asked} == asked == json.loads(found["native.precision.ascend"])

@@ -66,6 +66,8 @@ const char* name(aclrtMemcpyKind kind) {
   }
 }
 
+uint64_t op_microseconds = 0;
+
 int device() { return current < 0 ? 0 : current; }
 
 aclError take(const char* call, void** place, size_t size) {
@@ -374,7 +376,12 @@ aclError aclrtSetOpExecuteTimeOut(uint32_t seconds) {
 
 aclError aclrtSetOpExecuteTimeOutV2(uint64_t microseconds, uint64_t* actual) {
   CALLED(microseconds);
-  *actual = microseconds;
+  *actual = op_microseconds = microseconds;
+  return ACL_SUCCESS;
+}
+
+aclError aclrtGetOpExecuteTimeout(uint32_t* milliseconds) {
+  *milliseconds = op_microseconds / 1000;
   return ACL_SUCCESS;
 }
 
