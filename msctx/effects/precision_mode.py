@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from msctx.effects.base import STAYS, Outcome, Want, approximated, effect, honoured, inert, refused
+from msctx.effects.graph_engine import PINNED
 from msctx.options import operators
 from msctx.options.layer import Setting
 from msctx.options.precision_rules import ACCELERATE, CHOOSABLE, INDEXED, OF_CANN, colour_of, mode_of, text_of
@@ -164,6 +165,8 @@ def implementation(want: Want) -> Outcome:
     told = [*_without_operator(types), *_with_one_way(types)]
     if told and len(told) == len(types):
         return inert("; ".join(told))
+    if want.device == "ascend" and want.value in ("high_performance", "high_performance_for_all"):
+        told.append(f"in graphs torchair's ge.opSelectImplmode={PINNED['ge.opSelectImplmode']} holds")
     outcome = _with(want, told)
     if types and BY_TORCH_NPU[want.option.name] in outcome.assignments:
         return replace(outcome, reason="; ".join(filter(None, (outcome.reason, LIST_STAYS))))

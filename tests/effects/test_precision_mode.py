@@ -67,6 +67,8 @@ def test_on_ascend_our_policy_holds(file: Write) -> None:
     asked = {"op_select_implmode": "high_precision", "optypelist_for_implmode": "Pooling"}
     found = rows(asked, on="ascend")["op_select_implmode"].assignments
     assert {name: found[f"torch.npu.{name}"] for name in asked} == asked == json.loads(found["native.precision.ascend"])
+    faster = rows({"op_select_implmode": "high_performance"}, on="ascend")["op_select_implmode"]
+    assert (faster.status, faster.reason) == ("approximated", "in graphs torchair's ge.opSelectImplmode=high_precision holds")
     for options in (
         {"precision_mode": "allow_fp32_to_fp16", "op_precision_mode": file("[ByOpType]\nmm=high_precision\n")},
         {"op_select_implmode": "high_precision_for_all"},
