@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert
+from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, refused
 from msctx.effects.compilation import LEFT_TO_NPU
 from msctx.effects.graph_engine import with_graphs
 from msctx.options.compile_cache import CompileCache
 
 OFF = CompileCache(off=True)
+OF_NPU = {
+    "op_compiler_cache_mode": "torch.npu.op_compiler_cache_mode",
+    "op_compiler_cache_dir": "torch.npu.op_compiler_cache_dir",
+}
 LIMITED = (
     "CANN takes the limits of its kernels from kernel_cache/op_cache.ini in op_compiler_cache_dir, or from ASCEND_MAX_OP_CACHE_SIZE "
     "and ASCEND_REMAIN_CACHE_SIZE_RATIO"
@@ -79,10 +83,9 @@ def kernels(want: Want) -> Outcome:
         return off
     if want.device != "ascend":
         return _kept(want)
-    found = {f"torch.npu.{want.option.name}": want.value}
-    return honoured(found | with_graphs(want))
+    return honoured({OF_NPU[want.option.name]: want.value} | with_graphs(want))
 
 
 @effect("op_compiler_cache_dir.op_cache_ini")
 def op_cache_ini(want: Want) -> Outcome:
-    return inert(LIMITED) if want.device == "ascend" and cache(want) is None else _kept(want)
+    return refused(LIMITED) if want.device == "ascend" and cache(want) is None else _kept(want)

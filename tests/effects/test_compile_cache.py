@@ -86,7 +86,7 @@ def test_cann_reads_the_limits_of_its_kernels_itself(tmp_path: Path) -> None:
             (
                 "ascend",
                 {"op_compiler_cache_dir": "ops"} | limits,
-                {next(iter(limits)): ("inert", {}, "kernel_cache/op_cache.ini")},
+                {next(iter(limits)): ("refused", {}, "kernel_cache/op_cache.ini")},
             )
         ]
     )
