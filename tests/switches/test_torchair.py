@@ -23,7 +23,7 @@ class Graph:
         if backend._GLOBAL_COMPILE_OPTION is None:
             backend._GLOBAL_COMPILE_OPTION = self.sent[1]
         there = backend._GLOBAL_COMPILE_OPTION
-        if any(there.get(key) != value for key, value in self.sent[1].items() if key not in torchair.DUMPS):
+        if any(there.get(key) != value for key, value in self.sent[1].items()):
             raise ValueError("Unsupport twice initialtion")
 
     @property
@@ -32,6 +32,11 @@ class Graph:
 
     def _normalize_ge_option(self) -> tuple[dict[str, str], dict[str, str]]:
         return {"ge.exec.atomicCleanPolicy": "1"}, {"ge.opSelectImplmode": "high_precision"}
+
+
+def taken_from(engine: dict[str, str]) -> dict[str, str]:
+    """As torchair takes what is to be dumped of a graph, which by then may only be a program's own."""
+    return {key: engine.pop(key) for key in torchair.DUMPS if key in engine}
 
 
 def config() -> Any:
@@ -43,14 +48,16 @@ def config() -> Any:
 @pytest.fixture
 def graph(monkeypatch: pytest.MonkeyPatch) -> type[Graph]:
     kind = type("GeConcreteGraph", (Graph,), {})
-    for name, content in ((torchair.CONVERTER, {"GeConcreteGraph": kind}), (torchair.ENGINE, {"_GLOBAL_COMPILE_OPTION": None})):
+    converter = {"GeConcreteGraph": kind, "_get_ge_dump_options": taken_from, "g_cached_dump_root": None}
+    for name, content in ((torchair.CONVERTER, converter), (torchair.ENGINE, {"_GLOBAL_COMPILE_OPTION": None})):
         module = ModuleType(name)
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(torchair, "_waiting", [])
     for name in ("engine", "graph", "tuner"):
         monkeypatch.setattr(torchair._Wanted, name, None)
-    monkeypatch.setattr(torchair._Wanted, "sent", {})
+    for name in ("sent", "dumped"):
+        monkeypatch.setattr(torchair._Wanted, name, {})
     return kind
 
 
@@ -84,12 +91,25 @@ def test_an_engine_that_others_initialised_is_left_alone(graph: type[Graph]) -> 
     assert graph(config()).sent[1] == {"ge.opSelectImplmode": "high_precision"}
 
 
-def test_torchair_takes_dumps_from_among_the_engines_options(graph: type[Graph], tmp_path: Any) -> None:
-    GRAPH.set({"ge.exec.enableDump": "1", "ge.exec.dumpPath": str(tmp_path / "made"), "ge.new": "x"})
-    options, engine = graph(config()).sent
-    assert options == {"ge.exec.atomicCleanPolicy": "1", "ge.new": "x"}
-    assert engine["ge.exec.enableDump"] == "1"
-    assert (tmp_path / "made").is_dir()
+def test_dumps_go_with_a_graph_and_not_to_the_engine(graph: type[Graph], tmp_path: Any) -> None:
+    graph(config())
+    converter: Any = sys.modules[torchair.CONVERTER]
+    for place in ("first", "second"):
+        dumps = {"ge.exec.enableDump": "1", "ge.exec.dumpPath": str(tmp_path / place)}
+        GRAPH.set(dumps | {"ge.new": "x"})
+        options, engine = graph(config()).sent
+        assert options == {"ge.exec.atomicCleanPolicy": "1", "ge.new": "x"}
+        assert engine == {"ge.opSelectImplmode": "high_precision"}
+        converter.g_cached_dump_root = "that of other settings"
+        for _ in range(2):
+            assert converter._get_ge_dump_options({"ge.exec.dumpMode": "all"}) == dumps | {"ge.exec.dumpMode": "all"}
+            assert converter.g_cached_dump_root is None
+        converter.g_cached_dump_root = "its own"
+        converter._get_ge_dump_options({})
+        assert converter.g_cached_dump_root == "its own", "graphs under the same settings share a list"
+        assert (tmp_path / place).is_dir()
+    GRAPH.set(None)
+    assert converter._get_ge_dump_options({}) == {}
 
 
 def test_a_graph_that_is_tuned_has_a_configuration_of_its_own(graph: type[Graph]) -> None:
