@@ -52,8 +52,10 @@ def test_what_takes_effect_early_is_written_first(lasting: Globals) -> None:
         ledger.undo(ledger.apply({"a": 1, "b": 2, "c": 3}, "one"))
     assert [name for name, _ in lasting.log[:3]] == ["b", "a", "c"]
     lasting.log.clear()
-    rebase(ledger.Hold("set_context", base=True), {"a": 2, "b": 3, "c": 4})
+    base = ledger.Hold("set_context", base=True)
+    rebase(base, {"a": 2, "b": 3, "c": 4})
     assert [name for name, _ in lasting.log[:3]] == ["b", "a", "c"]
+    rebase(base, {})
 
 
 def test_what_would_stay_is_not_written_when_warnings_are_errors(lasting: Globals) -> None:
