@@ -353,6 +353,12 @@ def test_devices_agree_about_each_value(option: Option) -> None:
         assert_agreed(make({option.name: value}, devices=DEVICES))
 
 
+def test_devices_agree_where_one_has_a_setting_of_its_own() -> None:
+    own = {"ascend_config.parallel_speed_up_json_path.recompute_comm_overlap": True}
+    for more in ({}, {"parallel_speed_up_json_path": str(DATA / "parallel_speed_up.json")}):
+        assert_agreed(make({**more, **own}, devices=DEVICES))
+
+
 @settings(max_examples=400)
 @given(layers=LAYERS, facts=MACHINES)
 def test_rows_agree(layers: list[dict[str, object]], facts: Facts) -> None:

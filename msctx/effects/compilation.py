@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from msctx.effects import graph_engine
@@ -66,7 +67,12 @@ def _kernels(want: Want, words: Collection[str]) -> Kernels | None:
 
 
 def apart(want: Want) -> dict[str, Any]:
-    """What distinguishes the code that is compiled under all these options."""
+    """What distinguishes the code that is compiled under all these options; alike on all devices, which share the switch."""
+    words = [word for device in DEVICES for word in _apart(replace(want, device=device))]
+    return {"torch.dynamo.apart": " ".join(dict.fromkeys([*words, *graph_engine.words(want)])) or None}
+
+
+def _apart(want: Want) -> list[str]:
     words = sorted(_words(want))
     if _kernels(want, words):
         words.append(f"in {want.other('debug_dir', '')}")
@@ -76,10 +82,8 @@ def apart(want: Want) -> dict[str, Any]:
         words.append(f"graphs {want.other('save_graphs')} in {want.other('save_graphs_path', '.')}")
     if want.other("debug_level"):
         words.append("debug")
-    found = ((name, want.other(f"{SPEED_UP}.{name}")) for name in IN_GRAPHS)  # alike on all devices, which share this switch
-    words += [f"{name}={value}" for name, value in found if value is not None]
-    words += graph_engine.words(want)
-    return {"torch.dynamo.apart": " ".join(words) or None}
+    found = ((name, want.other(f"{SPEED_UP}.{name}")) for name in IN_GRAPHS)
+    return words + [f"{name}={value}" for name, value in found if value is not None]
 
 
 def _marks(want: Want) -> bool:

@@ -71,6 +71,19 @@ class Held:
     def release(self, count: int) -> None:
         with self._lock:
             self._holders -= count
-            if not self._holders and self._remove is not None:
-                self._remove()
-                self._remove = None
+            if not self._holders:
+                self._take_away()
+
+    def hold(self, on: bool) -> None:
+        """One holder, or none: who was interrupted may ask again."""
+        with self._lock:
+            self._holders = int(on)
+            if not on:
+                self._take_away()
+            elif self._remove is None:
+                self._remove = self._install()
+
+    def _take_away(self) -> None:
+        remove, self._remove = self._remove, None  # first: it may be interrupted, and is installed anew the next time
+        if remove is not None:
+            remove()

@@ -107,14 +107,14 @@ def put(around: Around, place: int) -> None:
     with _lock:
         _arounds[around] = place
         _renew()
-        _installed.want(1)
+        _installed.hold(True)
 
 
 def take(around: Around) -> None:
     with _lock:
-        del _arounds[around]
+        _arounds.pop(around, None)  # an interruption may have come in between
         _renew()
-        _installed.release(1)
+        _installed.hold(bool(_arounds))
 
 
 def _renew() -> None:
