@@ -72,6 +72,6 @@ def test_a_training_ends_with_the_losses_of_the_cpu_and_a_record_of_the_device(a
 
 
 def test_doctor_and_explain_know_the_machine(ascend_fresh: Run) -> None:
-    assert "torch_npu 2.13.0, 2 devices" in ascend_fresh("-m", "msctx", "doctor")
+    assert "torch_npu 2.13.0, 2 devices" in ascend_fresh("-m", "msctx", "doctor", "--json")
     text = ascend_fresh("-m", "msctx", "explain", "device_target=Ascend", "matmul_allow_hf32=true")
     assert "torch.npu.matmul.allow_hf32 = True" in text
