@@ -359,7 +359,7 @@ def test_devices_agree_where_one_has_a_setting_of_its_own() -> None:
         assert_agreed(make({**more, **own}, devices=DEVICES))
 
 
-@settings(max_examples=400)
+@settings(max_examples=2000)
 @given(layers=LAYERS, facts=MACHINES)
 def test_rows_agree(layers: list[dict[str, object]], facts: Facts) -> None:
     assert_agreed(plan.make(Settings(valid(layers)), facts))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar
@@ -90,6 +90,11 @@ class Want:
         """The value in force of another option on this device."""
         setting = self.settings.get(name, self.device)
         return setting.value if setting else default
+
+    @property
+    def shared(self) -> Want:
+        """For a switch that all devices share: an option that is set for an NPU alone does not decide it."""
+        return replace(self, device="cpu") if self.device == "ascend" and "cpu" in self.facts.devices else self
 
     def in_force(self, name: str) -> Setting | None:
         """The setting of an option that has a meaning on this device, unless another one rules it out."""

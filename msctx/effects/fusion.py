@@ -32,10 +32,7 @@ def fused(want: Want) -> bool | None:
 
 def ready_made(want: Want) -> bool:
     """Whether graphs run kernels of the libraries, one for each node, but on an NPU, whose engine has the option itself."""
-    return (
-        all(want.other(name) is None for name in (LEVEL, "enable_graph_kernel"))
-        and replace(want, device="cpu").other("jit_compile") == "false"
-    )
+    return all(want.other(name) is None for name in (LEVEL, "enable_graph_kernel")) and want.other("jit_compile") == "false"
 
 
 def _is_off(want: Want) -> bool:

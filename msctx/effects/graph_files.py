@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured
@@ -25,8 +24,7 @@ def saving(want: Want) -> Outcome:
     if files is None:
         return honoured({"observers.graph_files": None}) if want.option.name == "save_graphs" else NOTHING_ASKED
     found: dict[str, Any] = {"observers.graph_files": files} | apart(want)
-    on_host = "cpu" in want.facts.devices  # torch's cache is one for all devices
-    kept = cache(replace(want, device="cpu") if on_host else want)
+    kept = cache(want.shared)
     is_cached = kept is not None and not kept.off
     if not is_cached:
         found["torch.inductor.fx_graph_cache"] = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ast import literal_eval
-from dataclasses import replace
 from typing import Any
 
 from msctx.effects import fusion
@@ -19,6 +18,7 @@ ALONE = "for functions of msctx.jit alone: without mode=GRAPH_MODE modules run e
 
 def compilation(want: Want) -> Compilation:
     """What all options of graph mode come to together."""
+    want = want.shared
     return Compilation(
         whole=want.other("jit_syntax_level", LAX) == STRICT or want.other("mix_compile_mode") is False,
         only=bool(want.other("precompile_only")),
@@ -43,7 +43,7 @@ def shapes(want: Want) -> Shapes:
         gears = gears_of(want.other("input_shape"), want.other("dynamic_dims"))
         return Shapes(gears=gears, named=want.other("dynamic_node_type") == 1, dynamic=False)
     if not want.other("dynamic_input"):
-        own_code = False if replace(want, device="cpu").other("jit_compile") == "true" else None  # alike on all devices
+        own_code = False if want.other("jit_compile") == "true" else None
         return Shapes(dynamic=want.other("compile_dynamic_mode", own_code))
     ranges = ranges_of(want.other("dynamic_inputs_shape_range", "")) if want.in_force("dynamic_inputs_shape_range") else ()
     lazy = want.other("dynamic_graph_execute_mode") == "lazy_recompile"

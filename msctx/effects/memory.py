@@ -152,7 +152,7 @@ def pool_policy(want: Want) -> Outcome | None:
         return refused(want.facts.native)
     if want.option.name == "env_config_path.sys.mem_reuse":
         apart = "no tensor gets an address that another one had; code that torch.compile makes inside reuses no buffer"
-        return honoured(pool(want) | IN_GRAPHS[want.value], "" if want.value else apart)
+        return honoured(pool(want) | in_graphs(want), "" if want.value else apart)
     if want.option.name == "memory_optimize_level" and want.value == "O1":
         return honoured(pool(want) | recomputation(want), RECOMPUTED)
     if not reuses(want):
@@ -243,12 +243,18 @@ EXPANDS = {
 """What is asked for → what the caching allocator gives of it."""
 
 
+def in_graphs(want: Want) -> dict[str, Any]:
+    """Of buffers in compiled code: ``buffer_optimize`` may forbid what ``mem_reuse`` allows."""
+    is_left = want.value and want.other("buffer_optimize") == "off_optimize"
+    return {} if is_left else IN_GRAPHS[want.value]
+
+
 def on_accelerator(want: Want) -> Outcome:
     """The same options on a device whose memory torch already pools: they are settings of its allocator."""
     asked, name = (want.option.name, want.value), ALLOCATOR[want.device]
     found = allocator(want) | (recomputation(want) if want.option.name == "memory_optimize_level" else {})
     if want.option.name == "env_config_path.sys.mem_reuse":
-        found = CACHING[want.device][want.value] | IN_GRAPHS[want.value]
+        found = CACHING[want.device][want.value] | in_graphs(want)
         return honoured(found) if want.value else approximated(found, AGAIN)
     if asked in KEPT:
         return honoured(found, KEPT[asked])
