@@ -179,8 +179,8 @@ changes_by_hand = st.sampled_from(sorted(BY_HAND)).flatmap(
 
 # --- options, each with values of its own type ----------------------------------------------------------------------------
 
-NOT_DRAWN = {"inter_op_parallel_num", "strict", *(option.name for option in OPTIONS.values() if option.waits_for)}
-"""What torch takes once in a process, what refuses most of the others, and what does nothing yet."""
+NOT_DRAWN = {"inter_op_parallel_num", "strict"}
+"""What torch takes once in a process, and what refuses most of the others."""
 PRINTS = tempfile.TemporaryDirectory()
 """What a context that is entered with one of these makes, it makes here."""
 FOLDERS = {"print_file_path": "prints.bin", "compile_cache_path": "graphs", "op_compiler_cache_dir": "kernels"}

@@ -80,8 +80,7 @@ def test_options_of_memory_apply_to_the_host_where_it_is_all_there_is() -> None:
 
 def test_every_option_is_in_one_place() -> None:
     translated("seed", 0, "cpu")  # loads the themes
-    waiting = [o.name for o in OPTIONS.values() if o.waits_for]
-    places = Counter([*EFFECTS, *waiting, *(o.name for o in OPTIONS.values() if o.replaced_by)])
+    places = Counter([*EFFECTS, *(o.name for o in OPTIONS.values() if o.replaced_by)])
     assert {name: count for name, count in places.items() if count != 1} == {}
     assert set(places) == set(OPTIONS)
 
@@ -301,7 +300,7 @@ def test_one_grep_finds_the_whole_chain_of_an_option() -> None:
     """The name of an option that is built is written out where it is declared, translated and tested; that of a switch that it
     assigns, where it is translated and where the switch is. Flags are translated where graphs are compiled."""
     flags = {f"graph_kernel_flags.{flag.name}": flag for flag in FLAGS}
-    options = {n for n, option in OPTIONS.items() if not option.waits_for and not option.replaced_by and n not in flags}
+    options = {n for n, option in OPTIONS.items() if not option.replaced_by and n not in flags}
     wanted = {"options": [*flags.values()], "graph": [flag for flag in flags.values() if not flag.why_not]}
     texts = {place: _text_of(PACKAGE / place) for place in ("options", "effects", "switches")}
     hidden = [(name, place) for place in ("options", "effects") for name in options if f'"{name}"' not in texts[place]]

@@ -184,6 +184,4 @@ def translate(want: Want) -> Outcome | None:
         return inert(f"deprecated and without effect; use {want.option.replaced_by}")
     if want.device not in want.option.devices:
         return inert(f"it has no meaning on {want.device}")
-    if want.option.waits_for:
-        return not_built(want.option.waits_for)
     return _load()[want.option.name](want)

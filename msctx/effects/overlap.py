@@ -110,3 +110,13 @@ def tailing(want: Want) -> Outcome:
         "an update before the last gradients are there would come before what programs do between backward() and step(), such as "
         "clipping and unscaling. A program that does neither can use torch.distributed.optim._apply_optimizer_in_backward"
     )
+
+
+@effect("parallel_speed_up_json_path.enable_begin_end_inline_opt")
+def inline(want: Want) -> Outcome:
+    if not want.value:
+        return NOTHING_ASKED
+    return refused(
+        "torch 2.13 computes wrong gradients where some calls of a torch.compiler.nested_compile_region are part of the graph around "
+        "and others are not. Call the function itself for the first and the last micro-batch instead of the region"
+    )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from msctx.effects.base import STAYS, Outcome, Want, approximated, effect, honoured, not_built, refused
+from msctx.effects.base import STAYS, Outcome, Want, approximated, effect, honoured, refused
 
 NO_STREAMS = "a CPU has no streams and no events that anybody waits for; hccl_timeout limits how long collectives wait"
 FIRST_GROUP = "torch_npu tells the device when the first process group of HCCL is made, and not before"
 OF_STREAMS = "torch.npu.synchronize() waits for the whole device, which has a limit of its own (ACL_DEVICE_SYNC_TIMEOUT)"
+NO_LIMIT = "CUDA does not limit how long a stream waits for an event; hccl_timeout and op_timeout limit what it waits for"
 BY_POLLING = (
-    "torch_npu has no such limit: torch.npu.Event.synchronize() looks at the event again and again meanwhile; waits inside torch_npu "
-    "and those for a torch.Event have none"
+    "the driver has no such limit: synchronize() of torch.cuda.Stream, torch.cuda.Event and torch.npu.Event polls instead; "
+    "item() and waits inside torch, for a torch.Event and for a whole device have no limit"
 )
 BY_NCCL = "NCCL's watchdog ends the process by itself: its message does not name the rank that did not come"
 
@@ -25,16 +26,10 @@ def hccl_timeout(want: Want) -> Outcome:
     return honoured(assignments) if want.device == "cpu" else approximated(assignments, BY_NCCL)
 
 
-def _elsewhere(want: Want) -> Outcome:
-    if want.device == "cpu":
-        return refused(NO_STREAMS)
-    return not_built("waits with a deadline on CUDA")
-
-
 @effect("op_wait_timeout")
 def op_wait_timeout(want: Want) -> Outcome:
     if want.device != "ascend":
-        return _elsewhere(want)
+        return refused(NO_STREAMS if want.device == "cpu" else NO_LIMIT)
     return honoured(
         {"env.HCCL_EVENT_TIMEOUT": str(want.value)},
         f"{STAYS}, since torch_npu reads it once: HCCL_EVENT_TIMEOUT; {FIRST_GROUP}",
@@ -43,15 +38,19 @@ def op_wait_timeout(want: Want) -> Outcome:
 
 @effect("stream_sync_timeout")
 def stream_sync_timeout(want: Want) -> Outcome:
-    if want.device != "ascend":
-        return _elsewhere(want)
-    return honoured({"env.ACL_STREAM_TIMEOUT": str(want.value)}, OF_STREAMS)
+    if want.device == "ascend":
+        return honoured({"env.ACL_STREAM_TIMEOUT": str(want.value)}, OF_STREAMS)
+    return _by_polling(want, "torch.cuda.stream_sync_timeout")
 
 
 @effect("event_sync_timeout")
 def event_sync_timeout(want: Want) -> Outcome:
-    if want.device != "ascend":
-        return _elsewhere(want)
+    return _by_polling(want, "torch.npu.event_sync_timeout" if want.device == "ascend" else "torch.cuda.event_sync_timeout")
+
+
+def _by_polling(want: Want, switch: str) -> Outcome:
+    if want.device == "cpu":
+        return refused(NO_STREAMS)
     if want.value < 0:
-        return honoured({"torch.npu.event_sync_timeout": None})
-    return approximated({"torch.npu.event_sync_timeout": want.value}, BY_POLLING)
+        return honoured({switch: None})
+    return approximated({switch: want.value}, BY_POLLING)

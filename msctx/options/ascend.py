@@ -105,7 +105,6 @@ OPTIONS = (
         help="Removes concatenations from compiled graphs that only put together again what was split before, as happens "
              "when a batch is computed in two halves."),
     ascend_option("parallel_speed_up_json_path.enable_begin_end_inline_opt", Bool, default=False, example=True,
-        waits_for="calls of nested regions that join the graph around one by one: torch 2.13 then computes wrong gradients",
         help="Compiles the first and the last micro-batch of a pipeline into the surrounding graph instead of into graphs "
              "of their own, so that more may overlap there. Needs pipeline parallelism."),
     ascend_option("parallel_speed_up_json_path.compute_communicate_fusion_level", Choice({

@@ -81,7 +81,6 @@ class Option:
         content: the format of the file that the value names, or of the text that it is (in :mod:`msctx.options.formats`).
         documented: the paths under which source documents define it, where these are not its groups or its name.
         replaced_by: for a deprecated option: what to use instead. Such an option is inert everywhere.
-        waits_for: what an option without an implementation requires; no file of :mod:`msctx.effects` translates it.
         source: the document that defines it; ``"msctx"`` marks an option of our own.
         example: one value a user could write.
     """
@@ -100,7 +99,6 @@ class Option:
     content: str = ""
     documented: tuple[str, ...] = ()
     replaced_by: str = ""
-    waits_for: str = ""
     source: str = "mindspore.set_context"
     example: Any = UNSET
 

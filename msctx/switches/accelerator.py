@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -166,3 +168,32 @@ def synchronize_each_op(name: str, module: Module, available: Callable[[], bool]
             modes.pop().__exit__(None, None, None)
 
     return Switch(name=name, read=lambda: bool(stack.modes), write=write, scope="thread", available=available)
+
+
+def wait(name: str, module: Module, kind: str, available: Callable[[], bool]) -> Switch:
+    """The most milliseconds that ``synchronize()`` of the module's class *kind* (Event, Stream) waits; ``None``: for ever.
+
+    The class has no deadline of its own: its objects are asked again and again whether they are done.
+    """
+    limit: int | None = None
+    found: Any = None
+
+    def synchronize(waited_for: Any) -> None:
+        end, pause = time.monotonic() + (math.inf if limit is None else limit / 1000), 1e-5  # None: just put back
+        while not waited_for.query():
+            if time.monotonic() >= end:
+                raise RuntimeError(f"{name.rpartition('.')[2]}={limit}: the {kind.lower()} was not reached within {limit} ms")
+            time.sleep(pause)
+            pause = min(2 * pause, 1e-3)
+
+    def write(milliseconds: int | None) -> None:
+        nonlocal limit, found
+        of = getattr(module(), kind)
+        if milliseconds is not None:
+            limit = milliseconds
+            if found is None:
+                found, of.synchronize = of.synchronize, synchronize
+        elif found is not None:
+            of.synchronize, found, limit = found, None, None
+
+    return Switch(name=name, read=lambda: limit, write=write, available=available)

@@ -8,7 +8,7 @@ import torch
 from torch import _C
 
 from msctx.switches import cuda_context
-from msctx.switches.accelerator import current_device, memory_cap, synchronize_each_op
+from msctx.switches.accelerator import current_device, memory_cap, synchronize_each_op, wait
 from msctx.switches.base import Switch
 
 
@@ -47,6 +47,8 @@ SWITCHES = (
         available=is_here,
     ),
     synchronize_each_op("torch.cuda.synchronize_each_op", lambda: torch.cuda, is_here),
+    wait("torch.cuda.stream_sync_timeout", lambda: torch.cuda, "Stream", is_here),
+    wait("torch.cuda.event_sync_timeout", lambda: torch.cuda, "Event", is_here),
     Switch(name="torch.cuda.sanitizer", read=_sanitizes, write=_sanitize, available=is_here),
     Switch(name="torch.cuda.context_overhead", read=cuda_context.observed, available=is_here),
     Switch(name="torch.cudnn.enabled", read=_C._get_cudnn_enabled),

@@ -8,14 +8,13 @@ import json
 import os
 import re
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from msctx.switches.accelerator import current_device, memory_cap, synchronize_each_op
+from msctx.switches.accelerator import current_device, memory_cap, synchronize_each_op, wait
 from msctx.switches.base import Switch
 
 
@@ -189,35 +188,6 @@ def _too_long(seconds: int | None) -> str:
     return f"torch_npu takes at most {LONGEST} seconds" if seconds is not None and seconds > LONGEST else ""
 
 
-# --- waiting for an event with a deadline -------------------------------------------------------------------------------
-
-
-class _Events:
-    """``torch.npu.Event.synchronize``, which has no deadline of its own, looks at the event again and again instead."""
-
-    milliseconds: int | None = None
-    found: Any = None
-
-    @classmethod
-    def write(cls, milliseconds: int | None) -> None:
-        cls.milliseconds = milliseconds
-        kind = npu().Event
-        if milliseconds is None and cls.found is not None:
-            kind.synchronize, cls.found = cls.found, None
-        elif milliseconds is not None and cls.found is None:
-            cls.found, kind.synchronize = kind.synchronize, _synchronize
-
-
-def _synchronize(event: Any) -> None:
-    limit = _Events.milliseconds or 0
-    end, pause = time.monotonic() + limit / 1000, 1e-5
-    while not event.query():
-        if time.monotonic() >= end:
-            raise RuntimeError(f"event_sync_timeout={limit}: the event was not reached within {limit} ms")
-        time.sleep(pause)
-        pause = min(2 * pause, 1e-3)
-
-
 # --- what only the start of the device reads ----------------------------------------------------------------------------
 
 ACL_INIT = "TORCH_ACL_INIT_CONFIG_PATH"
@@ -345,7 +315,7 @@ SWITCHES = (
         blocked=_too_long,
         available=is_here,
     ),
-    Switch(name="torch.npu.event_sync_timeout", read=lambda: _Events.milliseconds, write=_Events.write, available=is_here),
+    wait("torch.npu.event_sync_timeout", npu, "Event", is_here),
     Switch(
         name="torch.npu.exception_dump",
         read=_exception_dump,

@@ -30,23 +30,23 @@ def msctx(capsys, monkeypatch):
     return msctx
 
 
-WAITING = "parallel_speed_up_json_path.enable_begin_end_inline_opt=true"
-"""An option that is not implemented yet."""
+REFUSED = "parallel_speed_up_json_path.enable_begin_end_inline_opt=true"
+"""An option that is refused."""
 
 
 def test_explain_as_a_table(msctx):
-    code, out, _ = msctx("explain", "deterministic=ON", WAITING, "gpu_config.conv_allow_tf32=false")
+    code, out, _ = msctx("explain", "deterministic=ON", REFUSED, "gpu_config.conv_allow_tf32=false")
     assert code == 0
     for expected in (
         "deterministic = ON",
         "command line",
         "honoured",
         "torch.deterministic = True",
-        "not_built",
+        "refused",
         "no CUDA device here",
     ):
         assert expected in out
-    assert f"1 of 3 options carried out; not: {WAITING.partition('=')[0]}, gpu_config.conv_allow_tf32" in out
+    assert f"1 of 3 options carried out; not: {REFUSED.partition('=')[0]}, gpu_config.conv_allow_tf32" in out
 
 
 def test_explain_for_a_device_that_is_absent(msctx):
@@ -96,9 +96,9 @@ def test_explain_changes_nothing_and_needs_no_torch():
         (("run", "digits", "args.epoch=1"), 4, "did you mean epochs?"),
         (("run", "digits", "device_target=GPU"), 6, "there is no such device here (found: CPU)"),
         (
-            ("run", "digits", WAITING, "strict=true"),
+            ("run", "digits", REFUSED, "strict=true"),
             7,
-            "enable_begin_end_inline_opt=True on cpu: not_built",
+            "enable_begin_end_inline_opt=True on cpu: refused",
         ),
         (("state", "determinstic=ON"), 2, "unknown option"),
         (("diff", "none.json", "none.json"), 3, "cannot be read"),
@@ -108,9 +108,9 @@ def test_explain_changes_nothing_and_needs_no_torch():
         (("explain", "deterministic="), 2, "None is not a value"),
         (("options", "conv_fprop_alog"), 2, "did you mean conv_fprop_algo?"),
         (
-            ("run", "digits", WAITING, "strict=true", "--dry-run"),
+            ("run", "digits", REFUSED, "strict=true", "--dry-run"),
             7,
-            "enable_begin_end_inline_opt=True on cpu: not_built",
+            "enable_begin_end_inline_opt=True on cpu: refused",
         ),
         (("run", "digits", "device_target=GPU", "--dry-run"), 6, "there is no such device here"),
     ],
@@ -255,10 +255,10 @@ def test_output_that_cannot_be_written():
 
 @pytest.mark.full
 def test_warnings_are_one_line_and_name_no_line_of_ours():
-    command = [sys.executable, "-m", "msctx", "state", WAITING]
+    command = [sys.executable, "-m", "msctx", "state", REFUSED]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"warning: {WAITING.partition('=')[0]}=True on cpu: not_built: not implemented yet: requires ")
+    assert line.startswith(f"warning: {REFUSED.partition('=')[0]}=True on cpu: refused: torch 2.13 ")
     done = subprocess.run([sys.executable, "-W", "error", *command[1:]], capture_output=True, text=True)
     assert (done.returncode, "Traceback" in done.stderr) == (7, False)
 
@@ -447,9 +447,9 @@ def test_explain_all_shows_what_was_set_though_it_is_overridden(msctx):
 
 
 def test_explain_reports_that_strict_would_refuse(msctx):
-    _, out, _ = msctx("explain", "strict=true", WAITING)
+    _, out, _ = msctx("explain", "strict=true", REFUSED)
     assert "strict=True: entering this would be refused" in out
-    assert f"1 of 2 options carried out; not: {WAITING.partition('=')[0]}" in out
+    assert f"1 of 2 options carried out; not: {REFUSED.partition('=')[0]}" in out
 
 
 def test_a_terminal_of_few_letters(tmp_path):

@@ -14,9 +14,20 @@ def test_how_long_a_collective_waits(device: str, status: str) -> None:
 
 @pytest.mark.parametrize("name", ["op_wait_timeout", "stream_sync_timeout", "event_sync_timeout"])
 def test_a_cpu_has_no_streams(name: str) -> None:
-    found = planned({name: 600}, on=("cpu", "cuda", "ascend"))
-    assert [row.status for row in found.rows][:2] == ["refused", "not_built"]
-    assert "hccl_timeout" in found.rows[0].reason
+    (row,) = planned({name: 600}, on=("cpu",)).rows
+    assert (row.status, "hccl_timeout" in row.reason) == ("refused", True)
+
+
+def test_how_long_cuda_is_waited_for() -> None:
+    check(
+        ("cuda", {name: value}, {name: expected})
+        for name, value, expected in (
+            ("op_wait_timeout", 60, ("refused", {}, "op_timeout")),
+            ("stream_sync_timeout", 900, ("approximated", {"torch.cuda.stream_sync_timeout": 900}, "torch.cuda.Stream")),
+            ("event_sync_timeout", 900, ("approximated", {"torch.cuda.event_sync_timeout": 900}, "torch.cuda.Event")),
+            ("event_sync_timeout", -1, ("honoured", {"torch.cuda.event_sync_timeout": None}, "")),
+        )
+    )
 
 
 def test_how_long_an_npu_is_waited_for() -> None:

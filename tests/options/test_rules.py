@@ -416,14 +416,6 @@ def test_some_modes_allow_what_others_forbid() -> None:
     assert row({"deterministic": "ON", "aoe_tune_mode": "offline"}, "aoe_tune_mode").status == "honoured"
 
 
-def test_no_option_that_is_built_asks_for_one_that_is_not() -> None:
-    """Else strict would ask for what it then refuses."""
-    waiting = {option.name for option in OPTIONS.values() if option.waits_for}
-    asking = [rule for rule in rules.NEEDS if rule.option.name not in waiting]
-    assert asking
-    assert [rule.option.name for rule in asking if waiting.issuperset(other.name for other in rule.others)] == []
-
-
 def test_checked_kernels_are_not_cached_unless_they_are_listed(tmp_path: Path) -> None:
     path = tmp_path / "debug.cfg"
     given = {"op_debug_config": str(path), "op_compiler_cache_mode": "enable"}

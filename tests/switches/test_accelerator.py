@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from msctx.errors import MsctxWarning, SwitchError
-from msctx.switches.accelerator import current_device, memory_cap, synchronize_each_op
+from msctx.switches.accelerator import current_device, memory_cap, synchronize_each_op, wait
 
 GB = 2**30
 
@@ -231,3 +231,35 @@ def test_a_mode_left_inside_is_told(module):
     finally:
         other.__exit__(None, None, None)
         switch.set(False)
+
+
+class Waited:
+    """Like an event: done when it was asked often enough."""
+
+    def __init__(self, asks: float) -> None:
+        self.asks = asks
+
+    def query(self) -> bool:
+        self.asks -= 1
+        return self.asks <= 0
+
+    def synchronize(self) -> str:
+        return "the driver's"
+
+
+def test_waits_end_in_time_and_the_class_is_as_it_was(module):
+    module.Event = type("Event", (Waited,), {"synchronize": Waited.synchronize})
+    found = module.Event.synchronize
+    switch = wait("torch.cuda.event_sync_timeout", lambda: module, "Event", lambda: True)
+    before = switch.take()
+    switch.set(30)
+    outer = switch.take()
+    switch.set(20)
+    assert module.Event(3).synchronize() is None
+    with pytest.raises(RuntimeError, match=r"^event_sync_timeout=20: the event was not reached within 20 ms$"):
+        module.Event(float("inf")).synchronize()
+    switch.put_back(outer)
+    assert switch.read() == 30
+    switch.put_back(before)
+    assert (switch.read(), module.Event.synchronize) == (None, found)
+    assert module.Event(3).synchronize() == "the driver's"
