@@ -32,16 +32,53 @@ int kinds_of(const at::Tensor& t) {
 
 bool may_hold_nonfinite(const at::Tensor& t) { return (t.is_floating_point() || t.is_complex()) && !values_of(t).defined(); }
 
-// What of it is not finite. A tensor without dimensions is a number, unless it is trained.
-int kinds_in(const c10::IValue& value) {
-  std::vector<at::Tensor> tensors;
-  tensors_in(value, tensors);
+// A tensor without dimensions is a number, unless it is trained.
+int as_given(const at::Tensor& t, int kinds) {
+  if (!kinds || t.is_nested() || t.dim() != 0 || t.requires_grad()) return kinds;
+  return kinds & 1 ? number_nan : number_inf;
+}
+
+// What an operator read: tensors that are there still, and of those that it wrote over what was counted before.
+struct Given {
+  std::vector<at::Tensor> still;
+  int64_t over = 0;  // values that were not finite, in all that was written over
   int kinds = 0;
-  for (const at::Tensor& t : tensors)
-    if (const int found = kinds_of(t)) {
-      kinds |= t.is_nested() || t.dim() != 0 || t.requires_grad() ? found : found & 1 ? number_nan : number_inf;
+  bool is_known = true, is_spread = false;  // is_spread: a value may reach other places than its own
+};
+
+int64_t count(const Statistics& s) { return s.nan + s.positive_inf + s.negative_inf; }
+
+Given given_to(const Operator& op, const std::vector<c10::IValue>& arguments, const std::vector<std::optional<Statistics>>& before) {
+  Given found;
+  std::vector<at::Tensor> written;
+  const auto is_written = [&](size_t i) { return i < op.is_written.size() && op.is_written[i]; };
+  const auto is_spread = [&](size_t i) { return !op.is_pointwise && !(op.adds_first && i == 0); };
+  for (size_t i = 0; i < arguments.size(); i++)
+    if (is_written(i)) tensors_in(arguments[i], written);
+  for (size_t n = 0, i = 0; i < arguments.size(); i++) {
+    found.kinds |= kinds_of_number(arguments[i]);
+    if (i < op.is_result.size() && op.is_result[i]) continue;
+    std::vector<at::Tensor> tensors;
+    tensors_in(arguments[i], tensors);
+    for (const at::Tensor& t : tensors) {
+      int kinds = 0;
+      if (is_written(i)) {
+        const auto& was = n < before.size() ? before[n] : std::nullopt;
+        n++;
+        found.is_known &= was.has_value();
+        if (!was || !(kinds = kinds_of(*was))) continue;
+        found.over += count(*was);
+      } else {
+        if (std::ranges::any_of(written, [&](const at::Tensor& over) { return t.is_alias_of(over); })) continue;
+        found.is_known &= !may_hold_nonfinite(t);
+        if (!(kinds = kinds_of(t))) continue;
+        found.still.push_back(t);
+      }
+      found.kinds |= as_given(t, kinds);
+      found.is_spread |= is_spread(i);
     }
-  return kinds;
+  }
+  return found;
 }
 
 // What of a result is not finite on purpose: logarithms of zero, and extremes of nothing.
@@ -51,35 +88,33 @@ int kinds_meant(const Operator& op, const std::vector<c10::IValue>& arguments, s
   return arguments[1].toStringRef() == "max" ? 4 : arguments[1].toStringRef() == "min" ? 2 : 0;
 }
 
-int64_t nonfinite_in(const at::Tensor& t) {
-  const Statistics s = statistics_of(t);
-  return s.nan + s.positive_inf + s.negative_inf;
-}
+int64_t nonfinite_in(const at::Tensor& t) { return count(statistics_of(t)); }
 
 // Whether a result holds more than it was given: what is not finite where nothing is in the arguments, at the same place. It cannot be
-// told of operators in which a value reaches many places.
-bool makes_more(const Operator& op, const std::vector<c10::IValue>& arguments, const std::vector<at::Tensor>& results) {
-  std::vector<at::Tensor> given;
-  for (size_t i = 0; i < arguments.size(); i++) {
-    std::vector<at::Tensor> tensors;
-    if (i >= op.is_written.size() || !(op.is_written[i] || op.is_result[i])) tensors_in(arguments[i], tensors);
-    for (const at::Tensor& t : tensors) {
-      if (!kinds_of(t)) continue;
-      if (!is_readable(t) || (!op.is_pointwise && !(op.adds_first && i == 0))) return false;
-      given.push_back(t);
-    }
-  }
+// told of operators in which a value reaches many places. Of what was written over, only how much it was.
+bool makes_more(const Operator& op, const Given& given, const std::vector<at::Tensor>& results) {
+  if (given.is_spread || !std::ranges::all_of(given.still, is_readable)) return false;
+  const auto fits = [&](const at::Tensor& left) {
+    return std::ranges::all_of(given.still, [&](const at::Tensor& t) { return at::is_expandable_to(t.sizes(), left.sizes()); });
+  };
+  const auto spread = [&](const at::Tensor& left) {
+    int64_t most = 0;
+    for (const at::Tensor& t : given.still) most += nonfinite_in(t) * (left.numel() / t.numel());
+    return most;
+  };
+  int64_t made = 0, most = given.over;
   for (at::Tensor left : results) {
     if (!is_readable(left) || !has_nonfinite(left)) continue;
-    for (const at::Tensor& t : given)
-      if (!at::is_expandable_to(t.sizes(), left.sizes())) return false;
-    if (op.keeps_nonfinite && given.size() == 1 && !left.is_complex() &&  // to count is cheaper
-        nonfinite_in(left) == nonfinite_in(given[0]) * (left.numel() / given[0].numel()))
+    if (!fits(left)) return false;
+    if (given.over) {
+      made += nonfinite_in(left), most += spread(left);
       continue;
-    for (const at::Tensor& t : given) left = at::masked_fill(left, at::logical_not(at::isfinite(t)).to(left.device()), 0);
+    }
+    if (op.keeps_nonfinite && given.still.size() == 1 && !left.is_complex() && nonfinite_in(left) == spread(left)) continue;  // cheaper
+    for (const at::Tensor& t : given.still) left = at::masked_fill(left, at::logical_not(at::isfinite(t)).to(left.device()), 0);
     if (has_nonfinite(left)) return true;
   }
-  return false;
+  return made > most;
 }
 
 }  // namespace
@@ -88,31 +123,18 @@ bool has_overflowed(
     const Operator& op, int wanted, const std::vector<c10::IValue>& arguments,
     const std::vector<std::optional<Statistics>>& before, const std::vector<at::Tensor>& results) {
   if (!op.makes_data || op.puts_constants || !(wanted & (op.accumulates ? 2 : 1))) return false;
-  int given = 0, kinds = 0;
-  for (const c10::IValue& value : arguments) given |= kinds_of_number(value);
-  if (given & number_nan) return false;
+  int kinds = 0;
   for (size_t i = 0; i < results.size(); i++)
     if (const int found = kinds_of(results[i])) kinds |= found & ~kinds_meant(op, arguments, i);
   if (!kinds) return false;
   const bool is_passed_on = (wanted & 4) != 0;
-  bool is_known = true;
-  for (const auto& one : before) {
-    if (one && kinds_of(*one)) return is_passed_on && !op.moves_data;
-    is_known &= one.has_value();
-  }
-  for (size_t i = 0; i < arguments.size(); i++) {
-    if (i < op.is_written.size() && (op.is_written[i] || op.is_result[i])) continue;
-    given |= kinds_in(arguments[i]);
-    std::vector<at::Tensor> tensors;
-    tensors_in(arguments[i], tensors);
-    is_known &= !std::ranges::any_of(tensors, may_hold_nonfinite);
-  }
+  const Given given = given_to(op, arguments, before);
+  if (given.over && op.moves_data) return false;
   // Inf becomes NaN, and 1/-0 -Inf: what was not finite is passed on. A mask's -Inf, and a number, have made no NaN before.
-  if (given & number_nan) return false;
-  if (given == number_inf) return (kinds & 1) != 0;
-  if (!given || (!(given & number_inf) && makes_more(op, arguments, results))) return is_known || is_passed_on;
-  given &= ~number_inf;
-  return given == 4 ? (kinds & 3) != 0 : is_passed_on;
+  if (given.kinds & number_nan) return false;
+  if (given.kinds == number_inf) return (kinds & 1) != 0;
+  if (!given.kinds || (!(given.kinds & number_inf) && makes_more(op, given, results))) return given.is_known || is_passed_on;
+  return (given.kinds & ~number_inf) == 4 ? (kinds & 3) != 0 : is_passed_on;
 }
 
 }  // namespace msctx::glue

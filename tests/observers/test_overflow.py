@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
 import warnings
 from collections.abc import Callable
@@ -44,6 +45,11 @@ def fused_step() -> torch.Tensor:
 
 def ctc_loss(log_probs: torch.Tensor) -> torch.Tensor:
     return nn.functional.ctc_loss(log_probs, torch.tensor([[1, 2]]), torch.tensor([6]), torch.tensor([2]))
+
+
+def scores(value: float = 0.0) -> torch.Tensor:
+    """Of float16, masked."""
+    return torch.full((4, 4), value, dtype=torch.float16).masked_fill_(torch.ones(4, 4).triu(1).bool(), -INF)
 
 
 def mask() -> torch.Tensor:
@@ -125,6 +131,20 @@ def test_what_a_mask_had_is_told_beside_what_came_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("run", "report"),
+    [
+        (lambda: [(m := scores()), m.sub_(m)], "aten::sub_ in no watched module, forward pass, {}: 6 NaN"),
+        (lambda: scores().sub_(scores()), "aten::sub_ in no watched module, forward pass, {}: 6 NaN"),
+        (lambda: scores(3e4).mul_(4), "aten::mul_ in no watched module, forward pass, {}: 10 Inf and 6 -Inf"),
+        (lambda: scores(-6e4).mul_(4), "aten::mul_ in no watched module, forward pass, {}: 16 -Inf"),
+    ],
+)
+def test_what_is_made_in_place_beside_a_mask_is_news_after_other_reports(run: Run, report: str, tmp_path: Path) -> None:
+    _, found = overflows(lambda: [torch.zeros(1).log(), run()], tmp_path)
+    assert re.search(report.format(r"test_overflow.py:\d+"), found)
+
+
+@pytest.mark.parametrize(
     ("given", "report"),
     [
         (torch.full((2,), INF).to_sparse(), "2 Inf, not finite before: self float32[2] (2 Inf)"),
@@ -169,6 +189,19 @@ HARMLESS: dict[str, Run] = {
     "a mask": lambda: torch.ones(4, 4).masked_fill(torch.ones(4, 4).triu(1).bool(), -INF).softmax(-1),
     "a mask that is added": lambda: (torch.ones(4, 4) + torch.full((4, 4), -INF).triu(1)).softmax(-1),
     "a mask that is added to a product": lambda: product_with(mask(), 1.0).softmax(-1),
+    "a mask that is divided in place": lambda: scores(1.0).div_(0.7).softmax(-1),
+    "a mask to which is added in place": lambda: scores().add_(torch.ones(4, 4)).softmax(-1),
+    "masks that are added in place": lambda: scores().add_(scores()).softmax(-1),
+    "a mask of which a part is kept": lambda: torch.full((4, 4), -INF).triu_(1),
+    "a mask to which a product is added in place": lambda: (
+        scores().float()[None].baddbmm_(torch.ones(1, 4, 2), torch.ones(1, 2, 4))
+    ),
+    "scores that are filled and divided in place": lambda: (
+        torch.ones(4).index_put_((torch.tensor([1]),), torch.tensor(-INF)).div_(2)
+    ),
+    "the largest of nothing yet, in place": lambda: torch.full((2,), -INF).scatter_reduce_(
+        0, torch.tensor([0]), torch.ones(1), "amax"
+    ),
     "a mask that is widened": lambda: (torch.ones(2, 3, 4) + torch.tensor([0.0, 0, -INF, -INF])).softmax(-1),
     "a mask that is summed": lambda: torch.full((4, 4), -INF).triu(1).sum(-1),
     "attention": lambda: nn.functional.scaled_dot_product_attention(*torch.ones(3, 1, 1, 4, 8), is_causal=True),
