@@ -12,18 +12,19 @@ BY_POLLING = (
     "the driver has no such limit: synchronize() of torch.cuda.Stream, torch.cuda.Event and torch.npu.Event polls instead; "
     "item() and waits inside torch, for a torch.Event and for a whole device have no limit"
 )
+BY_GLOO = "recv() in a group of gloo that was made before waits as long as gloo was given then: torch cannot change that"
 BY_NCCL = "NCCL's watchdog ends the process by itself: its message does not name the rank that did not come"
 
 
 @effect("hccl_timeout")
 def hccl_timeout(want: Want) -> Outcome:
-    """Of the process group, and of those that are made inside the block; 0 is as long as the back ends can count."""
+    """Of the process groups, and of those that are made inside the block; 0 is as long as the back ends can count."""
     assignments = dict.fromkeys(("torch.distributed.timeout", "observers.last_steps"), want.value)
     if want.device == "ascend":
         return honoured(
             assignments | {"env.HCCL_EXEC_TIMEOUT": str(want.value)}, f"{STAYS}, since HCCL reads it once: HCCL_EXEC_TIMEOUT"
         )
-    return honoured(assignments) if want.device == "cpu" else approximated(assignments, BY_NCCL)
+    return approximated(assignments, BY_GLOO if want.device == "cpu" else BY_NCCL)
 
 
 @effect("op_wait_timeout")

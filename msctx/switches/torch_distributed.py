@@ -1,4 +1,4 @@
-"""The timeout of collectives, of the process group that is there and of those that are made later."""
+"""The timeout of collectives, of the process groups that are there and of those that are made later."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def _c10d() -> Any:
 
 
 def _backends() -> list[Any]:
-    """Of the process group that is there, those whose timeout can be read and set."""
+    """Of the process groups that are there, the default group first, those whose timeout can be read and set."""
     c10d = _c10d()
     if c10d is None or not c10d.is_initialized():
         return []
-    group = c10d._get_default_group()
-    found = [group._get_backend(device) for device in group._device_types]
+    groups = dict.fromkeys([c10d._get_default_group(), *c10d._world.pg_map])
+    found = [group._get_backend(device) for group in groups for device in group._device_types]
     return [backend for backend in found if hasattr(backend, "_set_default_timeout") and hasattr(backend, "options")]
 
 
@@ -42,7 +42,7 @@ def _has_defaults() -> bool:
 
 
 def read() -> int:
-    """That of the group; without one, what one that is made now will have."""
+    """That of the default group; without one, what one that is made now will have."""
     return _seconds(next((backend.options._timeout for backend in _backends()), _c10d().default_pg_timeout))
 
 
@@ -71,7 +71,7 @@ def write(seconds: int) -> None:
 
 def _is_satisfied(seconds: int) -> bool:
     backends, defaults = save()
-    return {_timedelta(seconds)} == {*dict(backends).values(), *defaults.values()} - {None}
+    return {_timedelta(seconds)} == {*(found for _, found in backends), *defaults.values()} - {None}
 
 
 SWITCHES = (

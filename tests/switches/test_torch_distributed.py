@@ -1,4 +1,4 @@
-"""The timeout of collectives: of the group that is there, and of those that are made inside a block."""
+"""The timeout of collectives: of the groups that are there, and of those that are made inside a block."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ def group() -> Iterator[Any]:
 
 def test_the_group_and_those_that_are_made_inside_have_it(group: Any) -> None:
     own = distributed_c10d.default_pg_timeout
+    other = dist.new_group(backend="gloo", timeout=timedelta(seconds=800))._get_backend(torch.device("cpu"))
     with msctx.context(hccl_timeout=60):
-        assert group.options._timeout == timedelta(seconds=60)
+        assert group.options._timeout == other.options._timeout == timedelta(seconds=60)
         assert distributed_c10d.default_pg_timeout == timedelta(seconds=60)
         inside = dist.new_group(backend="gloo")
         assert inside._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=60)
         with msctx.context(hccl_timeout=0):
             assert group.options._timeout > timedelta(days=20), "for ever"
         assert group.options._timeout == timedelta(seconds=60)
-    assert group.options._timeout == timedelta(seconds=900)
+    assert (group.options._timeout, other.options._timeout) == (timedelta(seconds=900), timedelta(seconds=800))
     assert distributed_c10d.default_pg_timeout == own
 
 
