@@ -37,6 +37,10 @@ const std::unordered_set<std::string> of_sums{
     "aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::baddbmm_", "aten::addbmm", "aten::addbmm_", "aten::addmv", "aten::addmv_",
     "aten::addr", "aten::addr_", "aten::_addmm_activation"};
 const std::unordered_set<std::string> of_terms{"aten::add", "aten::add_", "aten::sub", "aten::sub_", "aten::mul", "aten::mul_"};
+// They choose between values, of which a tensor without dimensions is one that somebody has written there.
+const std::unordered_set<std::string> of_choices{
+    "aten::where", "aten::minimum", "aten::maximum", "aten::fmin", "aten::fmax", "aten::clamp", "aten::clamp_", "aten::clamp_min",
+    "aten::clamp_min_", "aten::clamp_max", "aten::clamp_max_"};
 // Their results hold nothing yet, or what was there before.
 const std::unordered_set<std::string> of_nothing{
     "aten::detach_", "aten::requires_grad_", "aten::as_strided_", "aten::squeeze_", "aten::unsqueeze_", "aten::t_", "aten::transpose_",
@@ -77,7 +81,8 @@ std::unique_ptr<Operator> look_up(const std::string& name, const std::string& ov
   found->accumulates = accumulating.count(name) > 0;
   found->puts_constants = of_constants.count(name) > 0;
   found->moves_data = of_moves.count(name) > 0;
-  found->is_pointwise = handle->hasTag(at::Tag::pointwise);
+  found->is_pointwise = handle->hasTag(at::Tag::pointwise) || name.starts_with("aten::_foreach_");
+  found->chooses = of_choices.count(name) > 0;
   found->adds_first = of_sums.count(name) > 0;
   found->keeps_nonfinite = found->adds_first || of_terms.count(name);
   return found;

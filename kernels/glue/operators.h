@@ -13,6 +13,7 @@ struct Operator {
   bool stands_for_others = false, makes_data = true, accumulates = false, puts_constants = false, moves_data = false;
   bool is_pointwise = false, adds_first = false;  // each value of a result comes from those at its place in all arguments, or in the first one
   bool keeps_nonfinite = false;  // of these arguments, at their places
+  bool chooses = false;          // one of its arguments, at each place
   std::vector<std::string> arguments;
   std::vector<bool> is_written, is_result;  // in place; given for the results alone (out=)
   std::vector<size_t> unreturned;           // arguments that it writes to and does not return

@@ -32,9 +32,10 @@ int kinds_of(const at::Tensor& t) {
 
 bool may_hold_nonfinite(const at::Tensor& t) { return (t.is_floating_point() || t.is_complex()) && !values_of(t).defined(); }
 
-// A tensor without dimensions is a number, unless it is trained.
-int as_given(const at::Tensor& t, int kinds) {
-  if (!kinds || t.is_nested() || t.dim() != 0 || t.requires_grad()) return kinds;
+// A tensor without dimensions may stand for a number that is written in the program.
+int as_given(const Operator& op, const at::Tensor& t, int kinds) {
+  const bool is_number = !t.is_nested() && t.dim() == 0 && (op.chooses || op.moves_data || t.unsafeGetTensorImpl()->is_wrapped_number());
+  if (!kinds || !is_number || t.requires_grad()) return kinds;
   return kinds & 1 ? number_nan : number_inf;
 }
 
@@ -74,7 +75,7 @@ Given given_to(const Operator& op, const std::vector<c10::IValue>& arguments, co
         if (!(kinds = kinds_of(t))) continue;
         found.still.push_back(t);
       }
-      found.kinds |= as_given(t, kinds);
+      found.kinds |= as_given(op, t, kinds);
       found.is_spread |= is_spread(i);
     }
   }

@@ -56,7 +56,8 @@ class OverflowReader(Reader):
             same = (row["operator"], row["module"], row["direction"])
             if any(same == (one["operator"], one["module"], one["direction"]) for one in self.found):
                 for tensor in (*row["inputs"], *row["outputs"]):
-                    (self._scratch.path / (tensor["file"] or "-")).unlink(missing_ok=True)
+                    if tensor["file"]:
+                        (self._scratch.path / tensor["file"]).unlink(missing_ok=True)
                 continue
             row["source"] = row["line"] or collector.line_here()
             self.found.append(row)

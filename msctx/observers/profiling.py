@@ -164,6 +164,8 @@ class _Recording:
             pass
         except Exception as error:  # whatever a profile does, training goes on
             _warn(f"the profile cannot be written to {self._folder}, and training goes on without it", error)
+        finally:
+            part.profiler = None  # what torch holds of it, files too, goes now: a profile refers to itself
 
     def _write_files(self, part: profile, full: bool) -> None:
         stem, read = folder.stem(), []

@@ -82,8 +82,8 @@ def read(path: str) -> Certificate:
     """
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
-        if data["format"] != FORMAT:
-            raise ValueError(f"its format is {data['format']!r}, not {FORMAT!r}")
+        if (found_format := data.get("format")) != FORMAT:
+            raise ValueError(f"its format is {found_format!r}, not {FORMAT!r}")
         found = Certificate(data)
         for number in range(found.steps):
             found.step(number)

@@ -377,7 +377,10 @@ def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = []
+
     def full(self: profile, path: str) -> None:
+        parts.append(self)
         for name in (path, f"{path}.tmp"):  # as torch does: it raises nothing
             Path(name).write_text('{"traceEvents": [')
 
@@ -385,6 +388,7 @@ def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.warns(MsctxWarning, match="is the disk full"):
         trained(tmp_path, 1)
     assert not [*tmp_path.iterdir()]
+    assert [part.profiler for part in parts] == [None], "torch's half file stays open"
 
 
 def test_a_users_file_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,6 +195,7 @@ BAD = [
     ("OP_CACHE", "[op_compiler_cache]\nmax_op_cache_size=1\nremain_cache_size_ratio=101",
      "3:25 op_compiler_cache.remain_cache_size_ratio: 101 is out of range", ""),
     ("PROFILING", "on", "1:1 : this is not JSON: on is neither a number nor quoted text", '"on"'),
+    ("PROFILING", '{"storage_limit": "10"}', "1:19 storage_limit: '10' is not an amount", ""),
     ("PROFILING", '{"storage_limit": "100MB"}', "1:19 storage_limit: '100MB' is out of range", ""),
     ("PROFILING", '{"training_trace": "ture"}', "1:20 training_trace: 'ture' is not one of the values", "true"),
     ("PROFILING", '{"task_time": "l2"}', "1:15 task_time: 'l2' is not one of the values", ""),
