@@ -393,9 +393,8 @@ def test_a_folder_that_cannot_be_written_is_reported_and_the_program_goes_on(tmp
     options = {"enable_dump_debug": True, "dump_path": str(tmp_path / "file")}
     lost = r"enable_dump_debug: cannot write to .*file.* \(.*\); those files are missing"
     with pytest.warns(MsctxWarning, match=lost) as found, msctx.context(session=options):
-        for _ in range(2):  # the second is no news, and has no file to remove
-            result = (-torch.ones(3)).log()
-    assert result.isnan().all()
+        results = [(-torch.ones(3)).log() for _ in range(2)]  # the second is no news, and has no file to remove
+    assert all(result.isnan().all() for result in results)
     lost_files, overflow = sorted(str(one.message) for one in found)
     assert (lost_files[:17], overflow[:31]) == ("enable_dump_debug", "overflow in step 0: aten::log i")
 
