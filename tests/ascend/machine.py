@@ -63,13 +63,19 @@ def wheel() -> Path:
         raise NotHere(f"torch_npu {version} needs torch {version}, this is {torch.__version__}")
     if torch.cuda.is_available():
         raise NotHere("torch_npu does not share a process with CUDA")
+    return fetched(version)
+
+
+@cache
+def fetched(version: str) -> Path:
+    """The folder that holds a version of torch_npu, to be read; another than torch's cannot be imported."""
 
     def fetch(folder: Path) -> None:
         options = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-compile", "--retries=1", "--timeout=20")
-        command = (sys.executable, "-m", "pip", "install", *options, "--target", str(folder), _pinned())
+        command = (sys.executable, "-m", "pip", "install", *options, "--target", str(folder), f"torch_npu=={version}")
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise NotHere(f"pip cannot fetch {_pinned()}: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+            raise NotHere(f"pip cannot fetch torch_npu {version}: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
 
     return _once("torch_npu", f"{version}-{sys.implementation.cache_tag}", fetch)
 
