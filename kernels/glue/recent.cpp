@@ -46,6 +46,7 @@ constexpr int fatal[] = {SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL};
 struct sigaction handled_before[std::size(fatal)];
 bool is_handling = false;
 char fatal_file[PATH_MAX];
+pid_t fatal_process = 0;  // a forked one has its parent's operators, and is not read
 
 struct Digits {
   char room[24];
@@ -98,9 +99,8 @@ void for_recent(const Use& use) {
 // Under another name until it is whole.
 template <class Write>
 void write_fatal(const char* suffix, const Write& write) {
-  char file[sizeof fatal_file + 40], part[sizeof file];  // a forked process has one of its own
-  std::strcpy(file, fatal_file);
-  std::strcat(std::strcat(file, Digits(getpid()).text), suffix);
+  char file[sizeof fatal_file + 40], part[sizeof file];
+  std::strcat(std::strcpy(file, fatal_file), suffix);
   std::strcat(std::strcpy(part, file), ".part");
   Out out{::open(part, O_WRONLY | O_CREAT | O_EXCL, 0644)};
   if (out.file < 0) return;
@@ -109,8 +109,13 @@ void write_fatal(const char* suffix, const Write& write) {
   else ::unlink(part);
 }
 
+// As recorder.py writes it.
 void write_text(Out& out, int number) {
-  out.text("================== execution order ==================\nfatal signal ");
+  int64_t size = 0, place = 0;
+  for_recent([&](const Recent&) { size++; });
+  out.text("================== execution order ==================\nexecution_order size: ");
+  out.number(size);
+  out.text("\nfatal signal ");
   out.number(number);
   out.text(", process ");
   out.number(getpid());
@@ -118,15 +123,20 @@ void write_text(Out& out, int number) {
   out.number(gettid());
   out.text("\n");
   for_recent([&](const Recent& one) {
-    out.number(one.id);
     const int64_t took = one.took;
-    out.text(took == -1 ? ":\trunning\t" : took == -2 ? ":\traised\t" : ":\t");
-    for (const char* part : {one.op->name.c_str(), "\t", one.module, "\t", one.direction, "\t", (const char*)one.shapes, "\tthread "}) out.text(part);
+    out.number(place++);
+    out.text(":\n");
+    for (const char* text : {one.op->name.c_str(), one.module, one.direction, (const char*)one.shapes, (const char*)one.algorithm}) {
+      out.text("\t");
+      out.text(*text ? text : "-");
+      out.text("\n");
+    }
+    if (took == -1) out.text("\trunning");
+    else if (took == -2) out.text("\traised");
+    else out.text("\t"), out.number(took), out.text(" us");
+    out.text("\n\tthread ");
     out.number(int64_t(one.thread));
-    for (const char* text : {"\talgorithm ", one.algorithm[0] ? (const char*)one.algorithm : "-", "\tbegan "}) out.text(text);
-    out.number(one.began);
-    if (took >= 0) out.text(" us\ttook "), out.number(took);
-    out.text(" us\n");
+    out.text("\n");
   });
 }
 
@@ -154,8 +164,10 @@ void write_json(Out& out, int number) {
 
 void on_fatal(int number) {
   put_back_handlers();
-  write_fatal(".txt", [&](Out& out) { write_text(out, number); });
-  write_fatal(".json", [&](Out& out) { write_json(out, number); });
+  if (getpid() == fatal_process) {
+    write_fatal(".txt", [&](Out& out) { write_text(out, number); });
+    write_fatal(".json", [&](Out& out) { write_json(out, number); });
+  }
   raise(number);
 }
 
@@ -246,11 +258,11 @@ std::string recent_as_json() {
 using namespace msctx;
 using namespace msctx::glue;
 
-// How the file begins, before the number of the process, into which a fatal signal writes the last operators before it ends the process as it
-// would have; "": it does not.
+// The file, but for its ending, into which a fatal signal writes the last operators before it ends the process as it would have; "": it does not.
 MSCTX_API void msctx_record_fatal(const char* file) {
   const bool is_wanted = *file != 0;
   copy(fatal_file, sizeof fatal_file, file);
+  fatal_process = getpid();
   if (is_wanted == is_handling) return;
   is_handling = is_wanted;
   if (!is_wanted) {

@@ -43,7 +43,7 @@ class RecorderReader(Reader):
     def begin(self) -> None:
         self._around = sys.exc_info()[1]  # that is handled around the scope: it is none of its own
         files.guarded(OPTION, self._folder, lambda: self._folder.mkdir(parents=True, exist_ok=True))
-        core.load().c.msctx_record_fatal(f"{self._folder}/KERNEL.graph_exec_order.fatal.{time.strftime('%Y%m%d%H%M%S')}.")
+        core.load().c.msctx_record_fatal(str(self._stem("fatal")))
         self._hook(sys, lambda kind, error, trace: error)
         self._hook(threading, lambda args: args.exc_value)
         atexit.register(self._end)
@@ -77,22 +77,31 @@ class RecorderReader(Reader):
                 owner.excepthook = before
         self._hooked.clear()
 
+    @property
+    def _is_here(self) -> bool:
+        """A forked process has its parent's operators alone, and its hooks."""
+        return self.process == os.getpid()
+
     def _end(self) -> None:
-        if self.settings.mode == 2 and collector.recent():
+        if self._is_here and self.settings.mode == 2 and collector.recent():
             self._write("ended")
 
     def fail(self, error: BaseException | None) -> None:
-        if error is None or error is not self._written:
+        if self._is_here and (error is None or error is not self._written):
             self._written = error
             self._write("failed" if error is None else named(error))
 
+    def _stem(self, suffix: str) -> Path:
+        """``{module}.{name}.{suffix}.{timestamp}``, as RDR's."""
+        return self._folder / f"KERNEL.graph_exec_order.{os.getpid()}_{suffix}.{time.strftime('%Y%m%d%H%M%S')}"
+
     def _write(self, reason: str) -> None:
         rows = collector.recent()
-        stem = self._folder / f"KERNEL.graph_exec_order.{time.strftime('%Y%m%d%H%M%S')}.{os.getpid()}.{next(_numbers)}"
+        stem = self._stem(str(next(_numbers)))
         text = ["================== execution order ==================", f"execution_order size: {len(rows)}", reason]
         for number, row in enumerate(rows):
             state = {-1: "running", -2: "raised"}.get(row["took"], f"{row['took']} us")
-            named = (row["operator"], row["module"] or "-", row["direction"], row["shapes"], row["algorithm"] or "-")
+            named = (row["operator"], row["module"] or "-", row["direction"], row["shapes"] or "-", row["algorithm"] or "-")
             fields = (*named, state, f"thread {row['thread']}")
             text += [f"{number}:", *(f"\t{field}" for field in fields)]
         found = {"reason": reason, "operators": rows, "collectives": distributed.flight_record(), "memory": _memory()}

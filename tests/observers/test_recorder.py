@@ -161,20 +161,22 @@ def test_a_fatal_signal(name: str, tmp_path: Path, run_python: Any) -> None:
     """
     done = run_python(program)
     assert done.returncode == code
-    (text,) = tmp_path.glob("out/rank_0/rdr/KERNEL.graph_exec_order.fatal.*.txt")
+    (text,) = tmp_path.glob("out/rank_0/rdr/KERNEL.graph_exec_order.*_fatal.*.txt")
     assert f"fatal signal {-code}, process " in text.read_text()
     found = json.loads(text.with_suffix(".json").read_text())
     assert found["reason"] == f"fatal signal {-code}"
     assert {"id", "step", "began", "took", "thread", "operator", "module", "direction", "shapes", "algorithm"} == found[
         "operators"
     ][-1].keys()
-    assert "aten::exp\t\tforward\tFloat[3]\tthread " in text.read_text()
-    lines = text.read_text().splitlines()
-    assert re.search(r"\talgorithm -\tbegan \d{16} us\ttook \d+ us$", next(line for line in lines if "aten::exp" in line))
-    assert "\talgorithm gemm\tbegan " in next(line for line in lines if "aten::convolution" in line)
-    (raised,) = (line for line in lines if ":\traised\t" in line)
-    assert "aten::mm" in raised
-    assert "took" not in raised
+    head, size, _, *_ = text.read_text().splitlines()
+    assert (head, size) == ("================== execution order ==================", f"execution_order size: {len(found['operators'])}")
+    rows = re.split(r"^\d+:\n\t", text.read_text(), flags=re.MULTILINE)[1:]
+    assert len(rows) == len(found["operators"])
+    (exp,) = (row for row in rows if row.startswith("aten::exp\n"))
+    assert re.fullmatch(r"aten::exp\n\t-\n\tforward\n\tFloat\[3\]\n\t-\n\t\d+ us\n\tthread \d+\n", exp)
+    assert "\n\tgemm\n" in next(row for row in rows if row.startswith("aten::convolution\n"))
+    (raised,) = (row for row in rows if "\n\traised\n" in row)
+    assert raised.startswith("aten::mm\n")
 
 
 def test_half_a_file_of_a_fatal_signal_does_not_stay(tmp_path: Path, run_python: Any) -> None:
@@ -202,6 +204,22 @@ def test_an_error_under_the_processs_own_context(tmp_path: Path, run_python: Any
     assert "ZeroDivisionError" in done.stderr
     (found,) = written(tmp_path)
     assert found["reason"] == "ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize("end", ["sys.exit(0)", "raise ValueError", "os.abort()"])
+def test_a_forked_process_writes_nothing_of_its_parents(end: str, tmp_path: Path, run_python: Any) -> None:
+    done = run_python(f"""
+        import os, sys, torch, msctx
+        msctx.set_context(env_config_path={settings(tmp_path, 2)!r})
+        torch.ones(3).exp()
+        if os.fork() == 0:
+            {end}
+        os.wait()
+        print(os.getpid())
+    """)
+    assert done.returncode == 0, done.stderr
+    (file,) = tmp_path.glob("out/rank_0/rdr/*.json")
+    assert re.fullmatch(rf"KERNEL\.graph_exec_order\.{done.stdout.strip()}_1\.\d{{14}}\.json", file.name)
 
 
 def test_a_handled_error_around_the_block_and_a_normal_exit_are_no_failures(tmp_path: Path) -> None:
@@ -247,4 +265,4 @@ def test_a_stack_overflow(tmp_path: Path, run_python: Any) -> None:
             libc.qsort(values, 2, 4, deeper)
     """)
     assert done.returncode == -signal.SIGSEGV, done.stderr[-300:]
-    assert [*tmp_path.glob("out/rank_0/rdr/KERNEL.graph_exec_order.fatal.*.txt")]
+    assert [*tmp_path.glob("out/rank_0/rdr/KERNEL.graph_exec_order.*_fatal.*.txt")]
