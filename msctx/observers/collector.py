@@ -10,6 +10,8 @@ from ctypes import py_object
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
+
 from msctx import locks, notices
 from msctx.errors import named
 from msctx.native import core
@@ -216,6 +218,11 @@ def flush() -> None:
     """Hand out the rows that wait."""
     for one in _of_this_process():
         _take(one.number)
+
+
+def known_operators() -> set[str]:
+    """All that PyTorch's dispatcher knows: ``aten::add``."""
+    return {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
 
 
 def recent() -> list[Row]:

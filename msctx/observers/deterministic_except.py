@@ -13,7 +13,7 @@ from msctx.errors import did_you_mean
 from msctx.memory import watched
 from msctx.native import core, models
 from msctx.observers import collector
-from msctx.observers.collector import Reader
+from msctx.observers.collector import Reader, known_operators
 from msctx.options.observation import DeterministicExcept
 
 OPTION = "deterministic_except"
@@ -54,18 +54,13 @@ class ExceptReader(Reader):
             {path for model in watched.models() for path, _ in models.paths_of(model)} if self._unmet - _operators else set()
         )
         left = [pattern for pattern in self._unmet - _operators if not _means_any(pattern, paths)]
-        names = (
-            {n for operator in torch._C._dispatch_get_all_op_names() for n in _names_of(operator.partition(".")[0])}
-            if left
-            else ()
-        )
+        names = {name for operator in known_operators() for name in _names_of(operator)} if left else set()
         _operators.update(pattern for pattern in left if _means_any(pattern, names))
-        for pattern in sorted({*left} - _operators):
-            text = (
-                f"no operator, and no module of a watched model, is called {pattern!r}{did_you_mean(pattern, (*names, *paths))}"
-            )
-            notices.tell(OPTION, pattern, f"{OPTION}: {text}")
         self._unmet.clear()
+        if unknown := sorted({*left} - _operators):
+            near = [f"{name!r}{did_you_mean(name, (*names, *paths))}" for name in unknown]
+            text = "\n".join(f"{OPTION}: no operator, and no module of a watched model, is called {one}" for one in near)
+            notices.tell(OPTION, " ".join(unknown), text)
 
 
 _operators: set[str] = set()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import re
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from msctx.errors import did_you_mean
 from msctx.memory import watched
 from msctx.native import models
 from msctx.observers import collector, files, modules, scope_names, steps
-from msctx.observers.collector import BITS, Reader, Row
+from msctx.observers.collector import BITS, Reader, Row, known_operators
 from msctx.observers.dump_layouts import MindSpore, MsProbe
 from msctx.options.grammars import expression_in
 from msctx.options.observation import Dump
@@ -67,6 +67,7 @@ class DumpReader(Reader):
         """Module → the names of the models that it is in."""
         self._moment = -1
         self._met: set[str] = set()
+        """Of the layers, those that something was called, or that were told of."""
         self._missed: set[str] = set()
         self._scratch = files.Scratch(OPTION, self._folder)
         self._needs_files = settings.data != "stats" or settings.has_digests
@@ -111,7 +112,7 @@ class DumpReader(Reader):
 
     def _is_meant(self, operator: str, module: str, inside: nn.Module | None) -> bool:
         self._look_at_models()
-        kind = operator.rpartition("::")[2]
+        kind = _kind(operator)
         roots = self._roots.get(inside, set()) if inside is not None else set()
         around = [module.rsplit(".", depth)[0] for depth in range(module.count(".") + 1)] if module else []
         around += [name.replace(".", "/") for name in around]
@@ -154,7 +155,7 @@ class DumpReader(Reader):
         for row in rows:
             row["step"] = self._step
             if row["problem"]:
-                files.guarded(OPTION, self._folder, partial(_fail, row["problem"]))
+                files.guarded(OPTION, self._folder, functools.partial(_fail, row["problem"]))
         files.guarded(OPTION, self._folder, lambda: self._layout.write(rows, self._scratch.path))
 
     def end_step(self) -> None:
@@ -162,7 +163,6 @@ class DumpReader(Reader):
         self._layout.end_step()
         self._step += 1
         self._moment = -1
-        self._tell_unmet([layer for layer in self.settings.layers if not self._is_module(layer)])
 
     def _end(self) -> None:
         if self.process == os.getpid():
@@ -180,23 +180,43 @@ class DumpReader(Reader):
                 SET_DUMP,
                 f"dump_mode 2 dumps modules marked by {SET_DUMP} in models passed to ctx.watch(model): none ran",
             )
-        self._tell_unmet(self.settings.layers)
+        if self._is_of_rank:
+            self._tell_unmet()
 
-    def _tell_unmet(self, layers: Iterable[str]) -> None:
-        """Once for each, of those that nothing was called so far."""
-        for layer in layers:
-            if self._missed and layer not in self._met:
-                hint = did_you_mean(layer, sorted(self._missed))
-                text = (
-                    f"module {layer!r} has not run"
-                    if self._is_module(layer)
-                    else f"no operator or module that ran is called {layer!r}{hint}"
-                )
-                notices.tell("dump_layer", layer, f"dump_layer: {text}")
+    def _tell_unmet(self) -> None:
+        """Once for each layer, of those that nothing was called so far; where no operator was asked about, that nothing is."""
+        self._look_at_models()
+        if self._missed:
+            left, names, what = self.settings.layers, self._missed, "operator or module that ran"
+        else:
+            left = tuple(layer for layer in self.settings.layers if not self._is_module(layer) and not _may_be_operator(layer))
+            names, what = {*self._names, *map(_kind, known_operators())} if left else set(), "operator or module"
+        left = tuple(layer for layer in left if layer not in self._met)
+        self._met.update(left)
+        texts = [
+            f"module {layer!r} has not run"
+            if self._is_module(layer)
+            else f"no {what} is called {layer!r}{did_you_mean(layer, sorted(names))}"
+            for layer in left
+        ]
+        if texts:
+            notices.tell("dump_layer", " ".join(left), "\n".join(f"dump_layer: {text}" for text in texts))
 
 
 def _fail(text: str) -> None:
     raise OSError(text)
+
+
+def _kind(operator: str) -> str:
+    return operator.rpartition("::")[2]
+
+
+@functools.cache
+def _may_be_operator(layer: str) -> bool:
+    """Or an expression, or an operator in a module."""
+    if "/" in layer or expression_in(layer) is not None:
+        return True
+    return any(_is_meant(layer, {name, _kind(name)}, _kind(name)) for name in known_operators())
 
 
 def _is_meant(layer: str, names: set[str], kind: str) -> bool:

@@ -107,6 +107,13 @@ def test_a_name_that_nothing_has_is_reported(name: str, hint: str) -> None:
     assert [str(one.message) for one in found] == [told]
 
 
+def test_names_that_nothing_has_are_reported_together() -> None:
+    with pytest.warns(msctx.MsctxWarning) as found, under("exq nothing"):
+        torch.ones(1).exp()
+    (told,) = {str(one.message) for one in found}
+    assert [line.rpartition("is called ")[2].partition(";")[0] for line in told.splitlines()] == ["'exq'", "'nothing'"]
+
+
 def test_a_name_that_nothing_has_is_reported_when_a_step_ends() -> None:
     """What set_context sets is never left."""
     msctx.set_context(deterministic="ON", deterministic_except="exq")

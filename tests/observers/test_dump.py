@@ -294,16 +294,33 @@ def test_a_layer_that_nothing_is_called_is_reported_with_near_names(tmp_path: Pa
         dumped(tmp_path, model(), dump_layer="rellu")
 
 
-def test_a_layer_that_nothing_is_called_is_reported_when_the_first_step_ends(tmp_path: Path) -> None:
-    session = {"enable_dump": True, "dump_path": str(tmp_path), "dump_layer": "exq late", "dump_step": "0|1"}
-    net = nn.ModuleDict({"late": nn.ReLU()})
-    with msctx.context(session=session).watch(net):
+def test_layers_that_nothing_was_called_are_reported_together_at_the_end(tmp_path: Path) -> None:
+    session = {"enable_dump": True, "dump_path": str(tmp_path), "dump_layer": "exq head late sin", "dump_step": "0|1"}
+    net = nn.ModuleDict({"late": nn.ReLU(), "head": nn.Tanh()})
+    with pytest.warns(MsctxWarning) as found, msctx.context(session=session).watch(net):
         torch.ones(1).exp()
-        with pytest.warns(MsctxWarning) as found:
-            msctx.step()
-        assert [str(one.message) for one in found] == [
-            "dump_layer: no operator or module that ran is called 'exq'; did you mean exp?"
-        ]
+        msctx.step()
+        net["late"](torch.ones(1)).sin()
+    assert [str(one.message) for one in found] == [
+        "dump_layer: no operator or module that ran is called 'exq'; did you mean exp?\ndump_layer: module 'head' has not run"
+    ]
+
+
+def test_a_layer_that_nothing_is_called_is_reported_where_no_step_is_dumped(tmp_path: Path, run_python: Any) -> None:
+    """Of what does not run nothing else is known."""
+    done = run_python(f"""
+        import torch, msctx
+        layers = "rellu late late/relu sin name-regex(ex) lin*"
+        session = {{"enable_dump": True, "dump_path": {str(tmp_path)!r}, "dump_layer": layers, "dump_step": "10"}}
+        net = torch.nn.ModuleDict({{"late": torch.nn.ReLU()}})
+        msctx.set_context(session=session)
+        msctx.context(seed=0).watch(net)
+        torch.ones(1).exp()
+        msctx.step()
+    """)
+    assert done.returncode == 0, done.stderr
+    (told,) = (line for line in done.stderr.splitlines() if "dump_layer: " in line)
+    assert told.endswith("dump_layer: no operator or module is called 'rellu'; did you mean relu?")
 
 
 def test_a_module_that_does_not_run_is_reported_as_such(tmp_path: Path) -> None:
