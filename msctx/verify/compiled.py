@@ -28,8 +28,8 @@ FACTOR = 8
 """How many times larger the error of one side may be; with many digits a quarter of them, since Inductor's order of the sums of batch
 norms costs six bits."""
 NUDGED = 2
-"""Runs with other last bits. What agrees in half of its digits, or in three quarters of those of the largest value of all results, or
-all gradients, is no difference."""
+"""Runs with other last bits. What agrees in half of its digits is no difference. Nor is what agrees in three quarters of those of the
+largest value of all results, or all gradients, where it is nothing but rounding: what else is small is compared with itself."""
 RECOMPILES = 1 << 16
 """Code that is compiled more often than Dynamo's limit would run eagerly."""
 INTEGERS = 1e-3
@@ -175,7 +175,7 @@ class Trial:
             compiled = sample.run(self._compiled)
         except Exception as error:
             raise CompiledRaises(named(error)) from None
-        scales = [_largest(reference, are_gradients=which) for which in (False, True)]
+        scales = [_largest(reference, kind) for kind in ("result", "gradient")]
         return [
             _held(
                 name,
@@ -211,9 +211,9 @@ def _is_gradient(name: str) -> bool:
     return name.startswith("gradient")
 
 
-def _largest(reference: Mapping[str, torch.Tensor], *, are_gradients: bool) -> float:
-    """The largest value of all gradients, or of all results."""
-    found = [graph.in_float64(one) for name, one in reference.items() if _is_gradient(name) == are_gradients]
+def _largest(reference: Mapping[str, torch.Tensor], kind: str) -> float:
+    """The largest value of all gradients, or of all results that are no integers: not of inputs, such as masks and indices."""
+    found = [graph.in_float64(one) for name, one in reference.items() if name.startswith(kind) and _has_rounding(one)]
     return max((_norm(one[one.isfinite()], float("inf")) for one in found), default=0.0)
 
 
@@ -228,7 +228,7 @@ def _held(
 ) -> Held:
     if compiled.shape != eager.shape or compiled.dtype != eager.dtype:
         return Held(name, 0.0, float("inf"), agrees=False)
-    if not (eager.dtype.is_floating_point or eager.is_complex()):
+    if not _has_rounding(eager):
         return _held_integers(name, eager, compiled, nudged)
     one, other, right, *changed = (graph.in_float64(each) for each in (eager, compiled, reference, *nudged))
     if not _same(_specials(one), _specials(other)):
@@ -236,7 +236,6 @@ def _held(
         return Held(name, _far(one, right), _far(other, right), agrees=agrees)
     is_finite = torch.stack([each.isfinite() for each in (one, right, *changed)]).all(0)
     one, other, right, *changed = (each[is_finite] for each in (one, other, right, *changed))
-    # of all values of their kind, single results may be nothing but rounding
     floors = {2: eps**0.75 * scale * math.sqrt(one.numel()), float("inf"): eps**0.75 * scale}
     agrees = all(_agree(one, other, right, changed, eps, order, floor) for order, floor in floors.items())
     size = _norm(right, 2) or 1.0
@@ -255,8 +254,12 @@ def _agree(
     """By the norm of all (2), or the largest difference (inf), which shows single values."""
     small, large = sorted((_norm(one - right, order), _norm(other - right, order)))
     rounding = max(_norm(each - one, order) for each in changed)
-    factor = max(FACTOR, 1 / math.sqrt(math.sqrt(eps)))
-    return large <= factor * (small + rounding) + max(math.sqrt(eps) * _norm(right, order), floor)
+    lost, size = max(FACTOR, 1 / math.sqrt(math.sqrt(eps))) * (small + rounding), _norm(right, order)
+    return large <= lost + max(math.sqrt(eps) * size, floor if lost >= size else 0.0)
+
+
+def _has_rounding(tensor: torch.Tensor) -> bool:
+    return tensor.dtype.is_floating_point or tensor.is_complex()
 
 
 def _norm(values: torch.Tensor, order: float) -> float:

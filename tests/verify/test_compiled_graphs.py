@@ -28,6 +28,16 @@ class WrongBackward(torch.autograd.Function):
         return gradient
 
 
+class NoBackward(WrongBackward):
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 0
+
+
+def without_gradient(x: torch.Tensor) -> torch.Tensor:
+    return NoBackward.apply(x)
+
+
 def with_wrong_backward(x: torch.Tensor) -> torch.Tensor:
     return WrongBackward.apply(x)
 
@@ -59,13 +69,14 @@ def net(places: int = 3, wrong: int = 1, act: Callable[..., Any] = torch.tanh) -
     return nn.Sequential(*[Block(act if place == wrong else torch.relu) for place in range(places)])
 
 
-def report(model: nn.Module, backend: Any, x: torch.Tensor | None = None) -> dict[str, Any]:
+def report(model: nn.Module, backend: Any, *inputs: torch.Tensor, trains: bool = True) -> dict[str, Any]:
     torch._dynamo.reset()
     graphs = Graphs()
-    with graphs.captured():
-        result = torch.compile(model, backend=backend)(torch.randn(4, 8) if x is None else x)
-        if result.requires_grad:
-            result.sum().backward()
+    with graphs.captured(), torch.set_grad_enabled(trains):
+        result = torch.compile(model, backend=backend)(*(inputs or (torch.randn(4, 8),)))
+        results = result if isinstance(result, tuple) else (result,)
+        if results[0].requires_grad:
+            sum(one.sum() for one in results).backward()
     torch._dynamo.reset()
     return graphs.report
 
@@ -105,26 +116,94 @@ def test_the_side_that_is_off_is_named() -> None:
     assert found["reason"] == "the eager result is inaccurate"
 
 
-def test_rounding_is_no_difference() -> None:
-    def otherwise(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        return (x.flip(-1).unsqueeze(-2) * weight.flip(-1)).sum(-1) + bias
+def in_another_order(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """A linear layer that sums from the other end."""
+    return (x.flip(-1).unsqueeze(-2) * weight.flip(-1)).sum(-1) + bias
 
-    found = report(net(), taking("linear", otherwise))
+
+def test_rounding_is_no_difference() -> None:
+    found = report(net(), taking("linear", in_another_order))
     assert (found["finding"], found["count"], found["notes"]) == (None, 1, [])
     assert sum(found["nearer"].values()) > 0
 
 
-def test_a_gradient_that_is_only_rounding_is_no_difference() -> None:
-    """That of a bias is zero but for rounding, where a mean is subtracted after it."""
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(torch.softmax(self.inner(x) + mask, -1) * 4)
+
+
+class TwoResults(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.inner, self.factor = nn.Linear(16, 16), factor
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.tanh(self.inner(x)), self.inner(x) * self.factor
+
+
+class TwoPaths(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.small, self.large, self.factor = nn.Linear(16, 16), nn.Linear(16, 16), factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.small(x)) + self.large(x * self.factor)
+
+
+def words() -> nn.Module:
+    return nn.Sequential(nn.Embedding(1000, 16), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
+
+
+def mask(value: float) -> torch.Tensor:
+    return torch.zeros(16).index_fill(0, torch.arange(8, 16), value)
+
+
+SCALES: dict[str, tuple[Callable[[], nn.Module], torch.dtype, list[torch.Tensor], bool]] = {
+    "indices": (words, torch.bfloat16, [torch.arange(32) * 31], False),
+    "mask": (Masked, torch.float32, [mask(-1e9)], False),
+    "lowest": (Masked, torch.float32, [mask(torch.finfo(torch.float32).min)], False),
+    "results in bfloat16": (lambda: TwoResults(100.0), torch.bfloat16, [], True),
+    "results": (lambda: TwoResults(1e6), torch.float32, [], True),
+    "gradients in bfloat16": (lambda: TwoPaths(30.0), torch.bfloat16, [], True),
+    "gradients": (lambda: TwoPaths(1e6), torch.float32, [], True),
+}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_what_is_small_beside_something_large_is_compared_with_itself(scale: str) -> None:
+    torch.manual_seed(0)
+    make, dtype, inputs, trains = SCALES[scale]
+    model = make().to(dtype)
+    if scale != "indices":
+        inputs = [torch.randn(4, 16, dtype=dtype), *inputs]
+    assert report(model, taking("linear", in_another_order), *inputs, trains=trains)["finding"] is None
+    wrong = without_gradient if scale.startswith("gradients") else torch.sigmoid
+    found = report(model, taking("tanh", wrong), *inputs, trains=trains)["finding"]
+    assert (found["operator"], found["reason"]) == ("tanh", "the compiled result is inaccurate")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("factor", [0.0, 1e4])
+def test_a_gradient_that_is_only_rounding_is_no_difference(factor: float, dtype: torch.dtype) -> None:
+    """That of a bias is zero but for rounding, where a mean is subtracted after it; those beside it may be large."""
 
     class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.beside = nn.Linear(8, 8), nn.Linear(8, 8)
+
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x - torch.mean(x, 0)
+            made = self.inner(x)
+            return made - torch.mean(made, 0) + self.beside(x) * factor
 
     def otherwise(x: torch.Tensor, axis: int) -> torch.Tensor:
         return x.flip(axis).cumsum(axis)[-1] / x.shape[axis]
 
-    found = report(nn.Sequential(nn.Linear(8, 8), Centred()), taking("mean", otherwise), torch.randn(100, 8))
+    found = report(Centred().to(dtype), taking("mean", otherwise), torch.randn(100, 8, dtype=dtype))
     assert (found["finding"], found["count"]) == (None, 1)
 
 
