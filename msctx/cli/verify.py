@@ -118,8 +118,10 @@ def _progress() -> Iterator[Any]:
 def _page(result: Result) -> tuple[Any, ...]:
     from rich.text import Text
 
-    from msctx.verify.table import facts
+    from msctx.verify.table import facts, settings
 
-    table = render.pairs_table(facts(result), ("", ""))
-    table.show_header = False
-    return Text(result.sentence, style="green" if result.finding is None else "red"), table
+    tables = [render.pairs_table(pairs, ("", "")) for pairs in (settings(result), facts(result))]
+    for table in tables:
+        table.show_header = False
+    before, after = tables
+    return *[before] * bool(result.settings), Text(result.sentence, style="green" if result.finding is None else "red"), after

@@ -8,7 +8,7 @@ import jinja2
 
 from msctx._version import __version__
 from msctx.verify.result import Result
-from msctx.verify.table import facts
+from msctx.verify.table import facts, settings
 
 
 def page(result: Result, command: str) -> str:
@@ -16,5 +16,9 @@ def page(result: Result, command: str) -> str:
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
     return template.render(
-        equal=result.finding is None, sentence=result.sentence, facts=facts(result), command=command, version=__version__
+        equal=result.finding is None,
+        sentence=result.sentence,
+        facts=settings(result) | facts(result),
+        command=command,
+        version=__version__,
     )

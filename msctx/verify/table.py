@@ -9,9 +9,27 @@ from msctx.verify.result import Result
 NO_KERNEL = "raises: it has no deterministic kernel"
 
 
+def settings(result: Result) -> dict[str, str]:
+    """What is not as it was under the certificate, which holds but digests of arguments."""
+    return {
+        f"differs: {name}": _other_argument(*both)
+        if name.startswith("args.")
+        else f"{_value(both[0])} there, {_value(both[1])} here"
+        for name, both in result.settings.items()
+    }
+
+
+def _other_argument(there: Any, here: Any) -> str:
+    return "given here alone" if there is None else "given there alone" if here is None else "another value"
+
+
+def _value(one: Any) -> str:
+    return "not set" if one is None else str(one)
+
+
 def facts(result: Result) -> dict[str, str]:
-    """What there is to know beside the sentence."""
-    shown = {f"differs: {name}": f"{a} and {b}" for name, (a, b) in result.settings.items()}
+    """What there is to know beside the sentence and the settings."""
+    shown: dict[str, str] = {}
     if (found := result.finding) is not None:
         shown |= {
             "agree": f"{result.steps} step{'s' * (result.steps != 1)} and {result.operators} {result.unit} before it",

@@ -80,6 +80,14 @@ def test_equal_runs_make_a_certificate_that_a_run_is_held_against(capsys: Any, t
     assert result["finding"]["kind"] == "module"
     assert (result["finding"]["module"], result["finding"]["step"]) == ("body.1", 1)
     assert {"args.fault", "args.poison", "args.step"} == result["settings"].keys()
+    code, out, _ = run(capsys, "args.steps=1", "seed=1", "--against", file)
+    first, second, verdict, *_ = out.splitlines()
+    assert (code, first.split(), second.split()) == (
+        1,
+        ["differs:", "args.steps", "given", "here", "alone"],
+        ["differs:", "seed", "not", "set", "there,", "1", "here"],
+    )
+    assert verdict.startswith("the certificate and this run differ: ")
     code, _, err = run(capsys, "--save", file)
     assert (code, "exists already" in err) == (3, True)
 
