@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from ctypes import py_object
 from fnmatch import fnmatchcase
 
-import torch
-
 from msctx import notices
 from msctx.errors import did_you_mean
 from msctx.memory import watched

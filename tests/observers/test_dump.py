@@ -297,10 +297,15 @@ def test_a_layer_that_nothing_is_called_is_reported_with_near_names(tmp_path: Pa
 def test_layers_that_nothing_was_called_are_reported_together_at_the_end(tmp_path: Path) -> None:
     session = {"enable_dump": True, "dump_path": str(tmp_path), "dump_layer": "exq head late sin", "dump_step": "0|1"}
     net = nn.ModuleDict({"late": nn.ReLU(), "head": nn.Tanh()})
-    with pytest.warns(MsctxWarning) as found, msctx.context(session=session).watch(net):
-        torch.ones(1).exp()
-        msctx.step()
-        net["late"](torch.ones(1)).sin()
+
+    def run() -> None:
+        with msctx.context(session=session).watch(net):
+            torch.ones(1).exp()
+            msctx.step()
+            net["late"](torch.ones(1)).sin()
+
+    with pytest.warns(MsctxWarning) as found:
+        run()
     assert [str(one.message) for one in found] == [
         "dump_layer: no operator or module that ran is called 'exq'; did you mean exp?\ndump_layer: module 'head' has not run"
     ]

@@ -169,7 +169,10 @@ def test_a_fatal_signal(name: str, tmp_path: Path, run_python: Any) -> None:
         "operators"
     ][-1].keys()
     head, size, _, *_ = text.read_text().splitlines()
-    assert (head, size) == ("================== execution order ==================", f"execution_order size: {len(found['operators'])}")
+    assert (head, size) == (
+        "================== execution order ==================",
+        f"execution_order size: {len(found['operators'])}",
+    )
     rows = re.split(r"^\d+:\n\t", text.read_text(), flags=re.MULTILINE)[1:]
     assert len(rows) == len(found["operators"])
     (exp,) = (row for row in rows if row.startswith("aten::exp\n"))
