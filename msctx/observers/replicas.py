@@ -6,12 +6,15 @@ that came first. There is no collective: a rank that is late or gone holds nobod
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterator
 from ctypes import c_int64, c_uint64, c_void_p
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from msctx import notices
 from msctx.memory import watched
@@ -29,49 +32,70 @@ KEPT = 2
 """Checks whose digests stay in the store, for ranks that are behind."""
 
 
-class Check(steps.Stepper):
-    """*setting*: after how many steps there is one; *done*: how many there have been."""
+_keys: WeakKeyDictionary[Any, tuple[str, Iterator[int]]] = WeakKeyDictionary()
+"""Data-parallel model → where its digests are in the store, and the numbers of its checks: they go on from block to block."""
+_numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+"""Ranks → the numbers of the models that they have in common: they come to them in one order."""
+_silent: set[int] = set()
+"""The process groups whose store has given no answer: who has none now does not wait again."""
 
-    def __init__(self, setting: int) -> None:
-        super().__init__(setting)
-        self.done = 0
+
+class Check(steps.Stepper):
+    """*setting*: after how many steps there is one."""
 
     def _ended(self, step: int) -> None:
-        if (step + 1) % self.setting or distributed.rank() is None:
+        if (step + 1) % self.setting or distributed.rank() is None or (group := distributed.run()) in _silent:
             return
-        self.done += 1
         from torch.distributed import get_process_group_ranks
 
-        models = [found for model in watched.models() for found in _replicated(model)]
+        models = {module: path for model in watched.models() for path, module in _replicated(model)}
         if not models:
             notices.tell("replica_check", "models", NO_MODEL)
-        for number, (path, model) in enumerate(models):
-            exchange = partial(self._exchange, number, get_process_group_ranks(model.process_group), _digests(model, path))
+        for model, path in models.items():
+            exchange = partial(_exchange, *_place(model), get_process_group_ranks(model.process_group), _digests(model))
             found = distributed.within(SECONDS, exchange)
             if found is None:
-                notices.tell("replica_check", "store", "replica_check: the store of the process group gave no answer")
-            elif found:
-                self._tell(step, {r: json.loads(text) for r, text in found.items()})
-
-    def _exchange(self, number: int, ranks: list[int], mine: dict[str, str]) -> dict[int, str]:
-        store, rank = distributed.store(), distributed.rank() or 0
-        of = f"msctx/replicas/{min(ranks)}/{number}"
-        found = distributed.exchange(store, f"{of}/{self.done}", rank, ranks, json.dumps(mine))
-        for key in (str(rank), *(["first"] if rank == min(ranks) else ())):
-            store.delete_key(f"{of}/{self.done - KEPT}/{key}")
-        return found
-
-    def _tell(self, step: int, ranks: dict[int, dict[str, str]]) -> None:
-        differing = [name for name in next(iter(ranks.values())) if len({one.get(name) for one in ranks.values()}) > 1]
-        holders: defaultdict[str | None, list[int]] = defaultdict(list)
-        for rank, one in sorted(ranks.items()):
-            holders[one.get(differing[0])].append(rank)
-        groups = sorted(holders.values(), key=len, reverse=True)
-        more = f", and {len(differing) - 1} more parameters" if len(differing) > 1 else ""
-        text = f"replica_check: after step {step}, {differing[0]} differs between " + " and ".join(map(in_words, groups)) + more
-        notices.tell("replica_check", differing[0], text)
+                _silent.add(group)
+                notices.tell("replica_check", "store", NO_ANSWER)
+                return
+            _tell(step, path, {rank: json.loads(text) for rank, text in found.items()})
 
 
+def _place(model: Any) -> tuple[str, int]:
+    """Where this check of *model* is in the store: no other check, of this model or another one, was ever there."""
+    if model not in _keys:
+        from torch.distributed import get_process_group_ranks
+
+        ranks = hashlib.sha256(json.dumps(get_process_group_ranks(model.process_group)).encode()).hexdigest()[:16]
+        _keys[model] = f"msctx/replicas/{ranks}/{next(_numbers[ranks])}", itertools.count(1)
+    of, numbers = _keys[model]
+    return of, next(numbers)
+
+
+def _exchange(of: str, number: int, ranks: list[int], mine: dict[str, str]) -> dict[int, str]:
+    store, rank = distributed.store(), distributed.rank() or 0
+    found = distributed.exchange(store, f"{of}/{number}", rank, ranks, json.dumps(mine))
+    for key in (str(rank), *(["first"] if rank == min(ranks) else ())):
+        store.delete_key(f"{of}/{number - KEPT}/{key}")
+    return found
+
+
+def _tell(step: int, path: str, ranks: dict[int, dict[str, str]]) -> None:
+    names = dict.fromkeys(name for one in ranks.values() for name in one)
+    differing = [name for name in names if len({one.get(name) for one in ranks.values()}) > 1]
+    if not differing:
+        return
+    holders: defaultdict[str | None, list[int]] = defaultdict(list)
+    for rank, one in sorted(ranks.items()):
+        holders[one.get(differing[0])].append(rank)
+    groups = sorted(holders.values(), key=len, reverse=True)
+    more = f", and {len(differing) - 1} more parameters" if len(differing) > 1 else ""
+    name = f"{path}.{differing[0]}" if path else differing[0]
+    text = f"replica_check: after step {step}, {name} differs between " + " and ".join(map(in_words, groups)) + more
+    notices.tell("replica_check", name, text)
+
+
+NO_ANSWER = "replica_check: the store of the process group gave no answer: from here on nothing is compared"
 NO_MODEL = (
     "replica_check: there is nothing to compare: inside the block, give ctx.watch(model) the model that DistributedDataParallel"
     " has wrapped"
@@ -87,10 +111,9 @@ def _replicated(model: nn.Module) -> Iterator[tuple[str, Any]]:
             yield path, module
 
 
-def _digests(model: nn.Module, path: str) -> dict[str, str]:
+def _digests(model: nn.Module) -> dict[str, str]:
     """Of the parameters: buffers belong to their rank until the next forward pass."""
-    start = f"{path}." if path else ""
-    return {start + name.removeprefix("module."): _digest(value) for name, value in model.named_parameters()}
+    return {name.removeprefix("module."): _digest(value) for name, value in model.named_parameters()}
 
 
 def _digest(value: torch.Tensor) -> str:

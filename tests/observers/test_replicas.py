@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import textwrap
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,29 +29,50 @@ class Ranks:
         self.store: Any = HashStore()
         self.rank = 0
         self.models = []
-        for _ in range(size):
-            torch.manual_seed(0)
-            self.models.append(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)))
+        self.numbers: list[Any] = [defaultdict(itertools.count) for _ in range(size)]
+        self.monkeypatch = monkeypatch
+        self.new_model()
         monkeypatch.setattr(distributed, "rank", lambda: self.rank)
         monkeypatch.setattr(distributed, "store", lambda: self.store)
         monkeypatch.setattr("torch.distributed.get_process_group_ranks", lambda group: [*range(size)])
         monkeypatch.setattr(replicas, "_replicated", self._replicated)
 
     def _replicated(self, model: nn.Module) -> Iterator[tuple[str, Any]]:
-        yield "", SimpleNamespace(process_group=None, named_parameters=self.models[self.rank].named_parameters)
+        yield "", self.parallel[self.rank]
 
-    def check(self, number: int) -> list[str]:
-        """One check on all ranks; what is reported."""
+    def new_model(self) -> None:
+        """From here on another one is watched."""
+        self.models = []
+        for _ in self.numbers:
+            torch.manual_seed(0)
+            self.models.append(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)))
+        self.parallel = [Parallel(model) for model in self.models]
+
+    def train(self) -> None:
+        with torch.no_grad():
+            for model in self.models:
+                model[0].weight += 1
+
+    def check(self, step: int) -> list[str]:
+        """One check on all ranks, in a block of its own; what is reported."""
         watched, found = nn.ReLU(), []
         for rank in range(len(self.models)):
             self.rank = rank
+            self.monkeypatch.setattr(replicas, "_numbers", self.numbers[rank])
             with msctx.context().watch(watched), warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                one = replicas.Check(1)
-                one.done = number - 1
-                one._ended(number - 1)
+                replicas.Check(1)._ended(step)
             found += [str(one.message) for one in caught]
         return found
+
+
+class Parallel:
+    """What a check takes of DistributedDataParallel."""
+
+    process_group = None
+
+    def __init__(self, model: nn.Module) -> None:
+        self.named_parameters = model.named_parameters
 
 
 @pytest.fixture
@@ -60,8 +82,8 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
 
 def test_equal_replicas_are_silent_and_leave_nothing_in_the_store(ranks: Ranks) -> None:
     keys = set()
-    for number in range(1, 7):
-        assert ranks.check(number) == []
+    for step in range(6):
+        assert ranks.check(step) == []
         keys.add(ranks.store.num_keys())
     assert keys == {5, 10}, "five a check, of the last two"
 
@@ -69,7 +91,7 @@ def test_equal_replicas_are_silent_and_leave_nothing_in_the_store(ranks: Ranks) 
 def test_one_bit_of_one_weight(ranks: Ranks) -> None:
     with torch.no_grad():
         ranks.models[2][1].weight.view(torch.int32)[1, 1] ^= 1
-    (text,) = ranks.check(7)
+    (text,) = ranks.check(6)
     assert text == "replica_check: after step 6, 1.weight differs between ranks 0-1 and rank 2"
 
 
@@ -77,8 +99,30 @@ def test_the_rank_that_came_first_may_be_the_one_astray(ranks: Ranks) -> None:
     with torch.no_grad():
         ranks.models[0][0].bias[0] = float("nan")
         ranks.models[0][1].bias[0] += 1
-    found = ranks.check(1)
+    found = ranks.check(0)
     assert found[-1] == "replica_check: after step 0, 0.bias differs between ranks 1-3 and rank 0, and 1 more parameters"
+
+
+def test_blocks_and_models_that_follow_each_other_are_not_compared(ranks: Ranks) -> None:
+    for _ in range(2):
+        for _ in range(2):
+            ranks.train()
+            assert ranks.check(0) == []
+        ranks.new_model()
+
+
+def test_names_that_one_rank_alone_has(ranks: Ranks) -> None:
+    ranks.models[0].register_parameter("more", nn.Parameter(torch.zeros(1)))
+    assert ranks.check(0)[-1] == "replica_check: after step 0, more differs between ranks 1-3 and rank 0"
+
+
+def test_a_store_without_an_answer_is_asked_once(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(distributed, "within", lambda seconds, call: asked.append(seconds))
+    monkeypatch.setattr(replicas, "_silent", set[int]())
+    assert "from here on nothing is compared" in ranks.check(0)[0]
+    assert ranks.check(1) == []
+    assert len(asked) == 1
 
 
 def test_negative_zero_and_another_dtype_differ() -> None:
@@ -110,15 +154,16 @@ def test_real_ranks(tmp_path: Path) -> None:
             torch.manual_seed(0)
             net = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
             optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-            with msctx.context(replica_check=2).watch(net):
-                for step in range(8):
-                    optimizer.zero_grad()
-                    net(torch.randn(8, 4) + dist.get_rank()).square().sum().backward()
-                    optimizer.step()
-                    if step == 4 and dist.get_rank() == 1:
-                        with torch.no_grad():
-                            net.module[0].weight.view(torch.int32)[0, 0] ^= 1
-            dist.barrier()
+            for block in range(2):
+                with msctx.context(replica_check=2).watch(net):
+                    for step in range(8):
+                        optimizer.zero_grad()
+                        net(torch.randn(8, 4) + dist.get_rank()).square().sum().backward()
+                        optimizer.step()
+                        if block == 1 and step == 4 and dist.get_rank() == 1:
+                            with torch.no_grad():
+                                net.module[0].weight.view(torch.int32)[0, 0] ^= 1
+                        dist.barrier()
             dist.destroy_process_group()
         """)
     )
@@ -126,6 +171,7 @@ def test_real_ranks(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "replica_check: after step 5, 0.weight differs between" in done.stderr
+    assert "after step 1" not in done.stderr, "nothing is left of the block before"
     assert "after step 3" not in done.stderr, "buffers belong to their rank"
 
 
