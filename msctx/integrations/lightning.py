@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from os import PathLike
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 import msctx
 from msctx.context import Context
@@ -69,6 +69,8 @@ class MsctxCallback(Callback):
             self.context.__exit__(type(error) if error else None, error, None)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if isinstance(trainer.model, nn.Module):
+            self.context.watch(trainer.model)  # by now the strategy may have put it into DistributedDataParallel
         self.scaling = LossScaling(self.context, pl_module, *trainer.optimizers) if trainer.optimizers else None
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:

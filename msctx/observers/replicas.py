@@ -97,8 +97,8 @@ def _tell(step: int, path: str, ranks: dict[int, dict[str, str]]) -> None:
 
 NO_ANSWER = "replica_check: the store of the process group gave no answer: from here on nothing is compared"
 NO_MODEL = (
-    "replica_check: there is nothing to compare: inside the block, give ctx.watch(model) the model that DistributedDataParallel"
-    " has wrapped"
+    "replica_check: there is nothing to compare: inside the block, give ctx.watch() what DistributedDataParallel(model) returned, not"
+    " the model that is inside it"
 )
 
 

@@ -1,7 +1,18 @@
 """No library of these tests goes to the network, and none sets environment variables in the middle of a test."""
 
 import os
+from collections.abc import Iterator
 
+import pytest
 import torch._inductor.config  # noqa: F401 (the cache folder of inductor)
+import torch.distributed
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """A process group of this process alone."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()

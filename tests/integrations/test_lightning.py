@@ -12,6 +12,8 @@ from torch import nn
 
 import msctx
 from msctx.amp import watched
+from msctx.memory.reductions import data_parallel
+from msctx.memory.watched import models
 
 lightning = pytest.importorskip("lightning.pytorch")
 
@@ -174,3 +176,17 @@ def test_a_model_without_optimizers_is_fitted(tmp_path: Path) -> None:
     model = Still()
     trainer(tmp_path, MsctxCallback(precision_mode="allow_mix_precision_fp16")).fit(model, data())
     assert model.seen
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_the_data_parallel_model_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Looks(Digits):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.wrappers = [one for model in models() for one in data_parallel(model)]
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # else Lightning sets it
+    model = Looks()
+    callback = MsctxCallback(conv_fprop_algo="gemm")
+    trainer(tmp_path, callback, strategy="ddp", devices=1).fit(model, data())
+    assert [one.module for one in model.wrappers] == [model]
+    assert {row.module for row in callback.context.choices()} == {"layers.0"}

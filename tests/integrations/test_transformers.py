@@ -11,6 +11,7 @@ import torch
 
 import msctx
 from msctx.amp import watched
+from msctx.memory.watched import models
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -115,3 +116,16 @@ def test_a_context_that_is_not_open_is_an_error(tmp_path: Path) -> None:
         trainer(model(), MsctxCallback(msctx.context(deterministic="ON")), tmp_path).train()
     with pytest.raises(TypeError, match="takes a context, not 'reproducible'"):
         MsctxCallback("reproducible")
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_the_data_parallel_model_is_watched() -> None:
+    """As the Trainer calls it: with the model inside."""
+    net = model()
+    parallel = torch.nn.parallel.DistributedDataParallel(net)
+    with msctx.context(deterministic="ON") as ctx:
+        callback = MsctxCallback(ctx)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        callback.on_train_begin(None, None, None, model=net, optimizer=optimizer)
+        assert models() == [net, parallel]
+        callback._remove()
