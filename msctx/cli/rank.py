@@ -6,6 +6,7 @@ msctx.pth leaves it alone: the run lays the plan under the program itself, after
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -20,10 +21,13 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def main() -> None:
     """Run it; the launching process reports what fails."""
     from msctx.cli.run import run_here
-    from msctx.run import launch
+    from msctx.run import ending, launch
 
     if sys.platform == "linux":  # a launching process that is killed cannot end its ranks
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    ending.last_word(launch.report)
+    if (file := launch.fault_file(os.environ)) and not faulthandler.is_enabled():
+        faulthandler.enable(file.open("w"))  # when it was written is when the rank ended
     try:
         experiment, out, as_json = launch.handed(os.environ)
         run_here(experiment, out, as_json)

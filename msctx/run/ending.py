@@ -6,9 +6,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from msctx.errors import EntryFailed
 
 
 class Terminated(BaseException):
@@ -18,6 +20,7 @@ class Terminated(BaseException):
 class _State:
     came: float | None = None
     process: int | None = None  # that handles the signal
+    last_word: Callable[[EntryFailed], object] = staticmethod(lambda why: None)
 
 
 SECONDS = 5.0
@@ -30,8 +33,19 @@ def _terminate(number: int, frame: Any) -> None:
         signal.raise_signal(number)
     now = time.monotonic()
     if _State.came is None or now - _State.came > SECONDS:
+        if _State.came is None:
+            leave_word(EntryFailed("signal 15 (SIGTERM) ended it"))
         _State.came = now
         raise Terminated
+
+
+def last_word(leave: Callable[[EntryFailed], object]) -> None:
+    """From here on, *leave* is called with why a run fails or ends by SIGTERM as soon as that is known, before anything is restored."""
+    _State.last_word = staticmethod(leave)
+
+
+def leave_word(why: EntryFailed) -> None:
+    _State.last_word(why)
 
 
 def _ignore(number: int, frame: Any) -> None:

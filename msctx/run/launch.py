@@ -104,7 +104,7 @@ def launch(experiment: Experiment, how: Launch, out: str | None, as_json: bool) 
         try:
             launch_agent(config, sys.executable, ["-m", RANK])
         except ChildFailedError as failed:
-            failure: EntryFailed | None = _first(failed.failures)
+            failure: EntryFailed | None = _first(failed.failures, Path(scratch))
             ended = {rank: _why(one) for rank, one in failed.failures.items()}
         except SignalException as signalled:
             if signalled.sigval == signal.SIGINT:
@@ -179,14 +179,29 @@ def _new_stores(restarts: int) -> Iterator[None]:
 # --- what became of the ranks -----------------------------------------------------------------------------------------
 
 
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_was_left = False
+"""Word of why this rank ends: what comes after the first is no news."""
+
+
 def report(error: BaseException) -> None:
     """In a rank: leave word of why it ends, where the agent looks for it; all at once, for the agent may end it meanwhile."""
-    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+    global _was_left
+    if (file := os.environ.get(_ERROR_FILE)) and not _was_left:
+        _was_left = True
         more = {"timestamp": str(int(time.time())), "moment": time.time(), "exit_code": getattr(error, "exit_code", 1)}
         text = text_of(error) if isinstance(error, MsctxError) else named(error)
         with contextlib.suppress(OSError):
             (part := Path(f"{file}.part")).write_text(json.dumps({"message": {"message": text, "extraInfo": more}}))
             part.replace(file)
+
+
+def fault_file(environment: Mapping[str, str]) -> Path | None:
+    """Beside the agent's file of a rank: what Python writes when a signal such as SIGABRT ends it."""
+    return Path(file).with_name(FAULT) if (file := environment.get(_ERROR_FILE)) else None
+
+
+FAULT = "fault.txt"
 
 
 class RankFailed(EntryFailed):
@@ -201,11 +216,15 @@ CRASHES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.
 """What ends a rank by itself; SIGABRT is how NCCL ends one that waits for another, SIGTERM how the agent does."""
 
 
-def _first(failures: Mapping[int, Any]) -> RankFailed:
-    """Torch's moments are whole seconds, in which the others have failed, too: for the first one was gone."""
+def _first(failures: Mapping[int, Any], scratch: Path) -> RankFailed:
+    """Torch's moments are whole seconds, in which the others have failed, too: for the first one was gone.
+
+    *scratch*: the agent's folder.
+    """
 
     def moment(failure: Any) -> float:
-        if (own := _left_by(failure).get("moment")) is not None:
+        own = _left_by(failure).get("moment") or _fault(scratch, failure.local_rank)
+        if own is not None:
             return float(own)
         by_itself = failure.exitcode > 0 or -failure.exitcode in CRASHES  # it left no word: os._exit, a library's exit()
         return 0.0 if by_itself else float(failure.timestamp + 1)
@@ -214,6 +233,13 @@ def _first(failures: Mapping[int, Any]) -> RankFailed:
     others = f", {len(failures) - 1} more after it" if len(failures) > 1 else ""
     exit_code = _left_by(failure).get("exit_code", EntryFailed.exit_code)
     return RankFailed(f"rank {rank} failed first{others}: {_why(failure)}", exit_code)
+
+
+def _fault(scratch: Path, local_rank: int) -> float | None:
+    """When a signal such as SIGABRT ended the last process of that number."""
+    attempts = sorted(scratch.glob(f"*/attempt_*/{local_rank}/{FAULT}"), key=lambda file: int(file.parts[-3].partition("_")[2]))
+    found = attempts[-1].stat() if attempts else None
+    return found.st_mtime if found is not None and found.st_size else None
 
 
 def _left_by(failure: Any) -> dict[str, Any]:

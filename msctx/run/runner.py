@@ -27,7 +27,7 @@ from msctx.options import carried
 from msctx.plan import Plan, make
 from msctx.run import ranks
 from msctx.run.config import Experiment
-from msctx.run.ending import Terminated, deafen, is_terminated, terminable
+from msctx.run.ending import Terminated, deafen, is_terminated, leave_word, terminable
 from msctx.run.entry import in_a_line, resolve, users_traceback
 from msctx.run.memory import MemoryOfRun
 from msctx.run.record import Record
@@ -219,6 +219,8 @@ def _call(entry: Any, run: Run, undisturbed: ExitStack) -> tuple[dict[str, Any],
             result["reason"] = in_a_line(raised)
             error = EntryFailed(f"the entry raised; the run is recorded in {run.dir}\n{text}")
     undisturbed.enter_context(uninterrupted())
+    if isinstance(error, EntryFailed):
+        leave_word(error)
     if is_terminated():  # a library may have made another exception of it
         result |= {"status": "interrupted", "reason": "SIGTERM"}
     if not run.rows and result["status"] == "completed":

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
-import torch._inductor.config  # noqa: F401 (the cache folder of inductor)
+import torch._inductor.config  # the cache folder of inductor
 import torch.distributed
 
 os.environ["HF_HUB_OFFLINE"] = "1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -117,6 +118,14 @@ def test_a_rank_that_is_killed(folder: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGABRT])
+def test_a_rank_that_gets_a_signal_is_before_those_that_lose_it(folder: Path, number: signal.Signals) -> None:
+    done = run(folder, "args.fails=1", f"args.sends={int(number)}", "--nproc", "3", "--out", "out")
+    assert done.returncode == 5
+    assert f"rank 1 failed first, 2 more after it: signal {int(number)} ({number.name}) ended it" in done.stderr
+
+
+@pytest.mark.full
 def test_a_rank_that_ends_itself_without_a_word(folder: Path) -> None:
     """Rank 0 waits for it, fails for that, and the agent ends it."""
     done = run(folder, "args.fails=1", "args.exits=7", "--out", "out")
@@ -222,12 +231,17 @@ def test_what_only_ranks_take(folder: Path, words: list[str], expected: str, cap
     assert expected in capsys.readouterr().err
 
 
-def failure(code: int, moment: float | None = None) -> SimpleNamespace:
+def failure(code: int, moment: float | None = None, local: int = 0) -> SimpleNamespace:
     data: dict[str, Any] = {"message": ""}
     if moment is not None:
         data = {"message": {"message": f"at {moment}", "extraInfo": {"moment": moment, "exit_code": 5}}}
     return SimpleNamespace(
-        exitcode=code, timestamp=1000, error_file_data=data, message=data["message"], signal_name=lambda: "its name"
+        local_rank=local,
+        exitcode=code,
+        timestamp=1000,
+        error_file_data=data,
+        message=data["message"],
+        signal_name=lambda: "its name",
     )
 
 
@@ -244,8 +258,19 @@ def failure(code: int, moment: float | None = None) -> SimpleNamespace:
         ({0: failure(-11, 1000.3), 1: failure(5, 1000.2)}, "rank 1 failed first, 1 more after it: at 1000.2"),
     ],
 )
-def test_which_was_first(failures: dict[int, SimpleNamespace], expected: str) -> None:
-    assert str(launch._first(failures)) == expected
+def test_which_was_first(failures: dict[int, SimpleNamespace], expected: str, tmp_path: Path) -> None:
+    assert str(launch._first(failures, tmp_path)) == expected
+
+
+@pytest.mark.parametrize(("moment", "expected"), [(1000.3, 1), (1000.7, 0)])
+def test_when_a_signal_ended_a_rank_is_known_from_what_python_wrote(moment: float, expected: int, tmp_path: Path) -> None:
+    for attempt, content in ((9, ""), (10, "Fatal Python error: Aborted")):
+        file = tmp_path / "run" / f"attempt_{attempt}" / "1" / launch.FAULT
+        file.parent.mkdir(parents=True)
+        file.write_text(content)
+        os.utime(file, (moment, moment))
+    failures = {0: failure(5, 1000.5), 1: failure(-6, local=1)}
+    assert f"rank {expected} failed first" in str(launch._first(failures, tmp_path))
 
 
 def test_a_traceback_that_torch_has_recorded_is_shown() -> None:
@@ -260,7 +285,9 @@ def test_what_a_rank_leaves_of_its_end(tmp_path: Path, monkeypatch: pytest.Monke
             raise RuntimeError("no text")
 
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    monkeypatch.setattr(launch, "_was_left", False)
     launch.report(MuteError())
+    launch.report(ValueError("what follows from it"))
     assert json.loads((tmp_path / "error.json").read_text())["message"]["message"].startswith("MuteError: ")
     assert [*tmp_path.iterdir()] == [tmp_path / "error.json"], "it was written aside, and renamed"
 
