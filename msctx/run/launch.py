@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -60,8 +61,12 @@ class Launch:
         elif int(most or least) > 1 and not self.rendezvous:
             text = "is missing: several nodes must find each other"
             problems.append(Diagnostic("--rdzv", text, "command line", PLACE))
-        if self.rendezvous and not self.rendezvous.rpartition(":")[2].isdecimal():
+        port = self.rendezvous.rpartition(":")[2]
+        if self.rendezvous and not (port.isdecimal() and int(port) < 2**16):
             problems.append(Diagnostic("--rdzv", f"{self.rendezvous!r} names no port", "command line", PLACE))
+        if not re.fullmatch(r"[\w.-]*", self.run_id, re.ASCII):
+            text = f"{self.run_id!r} cannot be the name of a folder"
+            problems.append(Diagnostic("--run-id", text, "command line", "letters, digits, '.', '_' and '-'"))
         if problems:
             raise OptionError(problems)
         return int(least), int(most or least)

@@ -201,6 +201,8 @@ def _is_running(process: Path) -> bool:
         (["--nnodes", "3:2"], "'3:2' is not a number of nodes"),
         (["--nnodes", "2"], "--rdzv: is missing"),
         (["--nnodes", "2", "--rdzv", "localhost:29999"], "--out: is missing"),
+        (["--rdzv", "localhost:99999"], "--rdzv: 'localhost:99999' names no port"),
+        (["--run-id", "a/b c"], "--run-id: 'a/b c' cannot be the name of a folder"),
         (["--rdzv", "foo"], "--rdzv: 'foo' names no port"),
         (["determinstic=ON"], "did you mean deterministic?"),
         (["--nproc", "0"], "greater than or equal to 1"),
