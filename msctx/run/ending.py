@@ -40,7 +40,7 @@ def _terminate(number: int, frame: Any) -> None:
 
 
 def last_word(leave: Callable[[EntryFailed], object]) -> None:
-    """From here on, *leave* is called with why a run fails or ends by SIGTERM as soon as that is known, before anything is restored."""
+    """From here on, *leave* is called with why a run fails or ends by SIGTERM: as soon as that is known."""
     _State.last_word = staticmethod(leave)
 
 

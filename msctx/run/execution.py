@@ -15,7 +15,9 @@ from msctx.notices import tell
 from msctx.options import Layer, carried
 
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-"""Passed on to the command; Ctrl-C reaches it from the terminal."""
+"""Passed on to the command."""
+KEYS = ("SIGINT", "SIGQUIT")
+"""As well, but not those of a terminal, which sends them to the command itself."""
 
 
 def execute(command: Sequence[str], layer: Layer, *, strict: bool = False) -> int:
@@ -55,8 +57,21 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
     def pass_on(number: int, frame: Any) -> None:
         process.send_signal(number)
 
-    for name in SIGNALS:
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), pass_on)
-    signal.signal(signal.SIGINT, lambda number, frame: None)  # not SIG_IGN: a command that starts late would inherit that
+    def pass_on_what_is_no_key(number: int, frame: Any) -> None:
+        if not _has_terminal():
+            process.send_signal(number)
+
+    for names, handler in ((SIGNALS, pass_on), (KEYS, pass_on_what_is_no_key)):
+        for name in names:
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), handler)
     return process.wait()
+
+
+def _has_terminal() -> bool:
+    """Whether the keys of a terminal reach this process, and with it the command."""
+    try:
+        with open("/dev/tty", "rb") as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False

@@ -189,16 +189,39 @@ def test_a_python_without_torch_reads_nothing_of_ours() -> None:
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
 def test_signals_reach_the_command(folder: Path, number: signal.Signals) -> None:
+    """Of one without a terminal."""
     program = (
         "import signal, sys, time\nsignal.signal(int(sys.argv[1]), lambda *_: sys.exit(11))\n"
         "print('on', flush=True)\ntime.sleep(60)"
     )
     command = [sys.executable, "-m", "msctx", "exec", *OPTIONS, "--", sys.executable, "-c", program, str(int(number))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipes) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "on\n"
         time.sleep(0.1)
         process.send_signal(number)
         assert process.wait(60) == 11
+
+
+def test_a_key_of_a_terminal_reaches_the_command_once(folder: Path) -> None:
+    pty = pytest.importorskip("pty")
+    program = (
+        "import signal, sys, time\ncame = []\nsignal.signal(signal.SIGINT, lambda *_: came.append(1))\n"
+        "print('on', flush=True)\nend = time.monotonic() + 60\n"
+        "while not came and time.monotonic() < end:\n    time.sleep(0.1)\n"
+        "time.sleep(1)\nprint(len(came), 'times', flush=True)"
+    )
+    number, terminal = pty.fork()
+    if not number:
+        os.execv(sys.executable, [sys.executable, "-m", "msctx", "exec", *OPTIONS, "--", sys.executable, "-c", program])
+    shown = b""
+    while b"times" not in shown:
+        if b"on\r\n" in shown and b"^C" not in shown:
+            os.write(terminal, b"\x03")
+        shown += os.read(terminal, 1000)
+    os.close(terminal)
+    os.waitpid(number, 0)
+    assert b"1 times" in shown, shown
