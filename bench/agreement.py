@@ -34,28 +34,39 @@ ASKERS = 2
 TURNS = 5
 
 
-def text() -> str:
+def values() -> dict[str, Any]:
     """What a rank puts into the store."""
-    return json.dumps(agreement._in_force(msctx.explain("reproducible")), sort_keys=True)
+    return agreement._in_force(msctx.explain("reproducible"))
 
 
-def asker(port: int, of: str, ranks: list[int], size: int, differs: bool) -> None:
+def ask(store: TCPStore, of: str, rank: int, found: dict[str, Any]) -> None:
+    """All that a rank asks."""
+    mine = json.dumps(found, sort_keys=True)
+    first, _ = agreement.ask(store, of, rank, mine, agreement._same(found), "one place", decides=True)
+    if first:
+        distributed.collect(store, of, rank, mine, first[0])
+
+
+def asker(port: int, of: str, ranks: list[int], differing: int) -> None:
     """These ranks, one after the other; prints when the first began and the last had ended."""
-    mine = text()
+    mine = values()
+    other = {**mine, "torch.num_threads": (-1, "elsewhere")}
     store = TCPStore("localhost", port, is_master=False, timeout=timedelta(seconds=60))
     print("ready", flush=True)
     input()
     began = time.time()
     for rank in ranks:
-        own = mine.replace('"as found"', f'"{rank}"') if differs and rank == size - 1 else mine
-        agreement.ask(store, of, rank, size, own, "one place", decides=True)
+        ask(store, of, rank, other if rank == differing else mine)
     print(json.dumps([began, time.time()]), flush=True)
 
 
-def seconds(store: TCPStore, size: int, turn: int, differs: bool) -> float:
-    """From the first rank's question to the last one's answer; *differs*: the last rank has something else, and reads all others'."""
-    of = f"{size}/{turn}/{differs}"
-    command = [sys.executable, __file__, "--asker", str(store.port), of, str(size), str(int(differs))]
+def seconds(store: TCPStore, size: int, turn: int, differing: int) -> float:
+    """From the first rank's question to the last one's answer. Rank *differing* has something else; 0 was there before the others,
+    so that all of them differ from the first."""
+    of = f"{size}/{turn}/{differing}"
+    if differing == 0:
+        ask(store, of, 0, {**values(), "torch.num_threads": (-1, "elsewhere")})
+    command = [sys.executable, __file__, "--asker", str(store.port), of, str(size), str(differing)]
     running = [
         subprocess.Popen([*command, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for number in range(ASKERS)
@@ -86,17 +97,28 @@ def measured() -> dict[str, Any]:
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     rows = []
     for size in RANKS:
-        equal, differing = ([seconds(store, size, turn, differs) for turn in range(TURNS)] for differs in (False, True))
-        rows.append({"ranks": size, "equal": equal, "differing": differing})
-    return {"machine": contest.machine(), "bytes": len(distributed.packed(text())), "rows": rows, "digests": digests()}
+        rows.append(
+            {"ranks": size}
+            | {
+                name: [seconds(store, size, turn, rank) for turn in range(TURNS)]
+                for name, rank in (("equal", -1), ("last", size - 1), ("first", 0))
+            }
+        )
+    return {
+        "machine": contest.machine(),
+        "bytes": len(distributed.packed(json.dumps(values(), sort_keys=True))),
+        "rows": rows,
+        "digests": digests(),
+    }
 
 
 def table(found: dict[str, Any]) -> list[str]:
     def figure(times: list[float]) -> str:
         return f"{1e3 * statistics.median(times):.1f} ms ({1e3 * min(times):.1f} to {1e3 * max(times):.1f})"
 
-    lines = ["| ranks | all agree | one differs, and collects |", "|---|---|---|"]
-    lines += [f"| {row['ranks']:,} | {figure(row['equal'])} | {figure(row['differing'])} |" for row in found["rows"]]
+    columns = {"equal": "all agree", "last": "the last one differs", "first": "the first one differs"}
+    lines = [f"| ranks | {' | '.join(columns.values())} |", "|---|---|---|---|"]
+    lines += [f"| {row['ranks']:,} | {' | '.join(figure(row[name]) for name in columns)} |" for row in found["rows"]]
     last, digest = found["rows"][-1], found["digests"]
     each = 1e6 * statistics.median(last["equal"]) / last["ranks"]
     millions, of = digest["parameters"] / 1e6, found["machine"]
@@ -118,8 +140,8 @@ def main() -> None:
     parser.add_argument("--asker", nargs=5)
     given = parser.parse_args()
     if given.asker:
-        port, of, size, differs, number = given.asker
-        asker(int(port), of, [*range(int(number), int(size), ASKERS)], int(size), differs == "1")
+        port, of, size, differing, number = given.asker
+        asker(int(port), of, [*range(int(number), int(size), ASKERS)], int(differing))
     elif given.docs:
         contest.into_docs("agreement", table(json.loads(given.docs.read_text())))
     else:

@@ -23,7 +23,7 @@ from typing import Any
 from msctx._version import __version__
 from msctx.errors import StrictError
 from msctx.native import distributed, environment_key
-from msctx.native.distributed import in_words
+from msctx.native.distributed import Alike, in_words
 from msctx.notices import tell
 from msctx.options.conv_policy import plain
 from msctx.plan import Plan
@@ -77,14 +77,27 @@ def check(plan: Plan) -> None:
     _begun.add(group)
     if decides:
         _compared.add(group)
-    mine, place = json.dumps(_in_force(plan), sort_keys=True), _place()
-    ranks = distributed.within(SECONDS, lambda: _exchange(group, mine, place, decides))
-    if ranks is None:
+    in_force = _in_force(plan)
+    mine, same, place = json.dumps(in_force, sort_keys=True), _same(in_force), _place()
+    rank = (distributed.rank() or 0) if group else distributed.number("RANK")
+    of = f"msctx/agreement/{distributed.number('TORCHELASTIC_RESTART_COUNT')}"
+
+    def asked() -> tuple[Any, list[Alike], list[Alike]]:
+        store = distributed.store() if group else distributed.agents_store("ranks")
+        return store, *ask(store, of, rank, mine, same, place, decides=decides)
+
+    answer = distributed.within(SECONDS, asked)
+    if answer is None:
         _compared.add(group)  # who has no answer now does not wait again
         why = f"the store by which they found each other is lost, or gave no answer within {SECONDS:g} s"
         tell("ranks", "store", f"whether all ranks have the same options is unknown: {why}")
-    elif lines := [*_table({rank: json.loads(one) for rank, one in ranks.items() if one})]:
-        if late := [rank for rank, one in ranks.items() if not one]:
+        return
+    store, first, lost = answer  # that they differ is known, even if the store does not tell any more who has what
+    all_ = (distributed.within(SECONDS, lambda: distributed.collect(store, of, rank, mine, first[0])) if first else None) or []
+    found = [*(all_ or [*first, Alike(rank, mine, [rank])]), *lost]
+    if lines := [*_table([one for one in found if one.text])]:
+        lines += [f"  {in_words(one.ranks)}: something else again" for one in found if not one.text]
+        if all_ and (late := sorted({*range(_size(group))}.difference(*(one.ranks for one in found)))):
             lines.append(f"  {in_words(late)}: not there yet")
         text = "\n".join(["ranks differ in what they compute:", *lines])
         if plan.strict or plan.without_fallback:
@@ -131,36 +144,45 @@ def _in_force(plan: Plan) -> dict[str, tuple[Any, str]]:
     return found | {name: (value, platform.node()) for name, value in facts.items()}
 
 
+def _same(in_force: Mapping[str, tuple[Any, str]]) -> str:
+    """Equal on ranks that have the same values, from wherever they are."""
+    return hashlib.sha256(json.dumps({k: value for k, (value, _) in in_force.items()}, sort_keys=True).encode()).hexdigest()[
+        :12
+    ]
+
+
 def _size(group: int) -> int:
     return distributed.size() if group else distributed.number("WORLD_SIZE")
 
 
-def _exchange(group: int, mine: str, place: str, decides: bool) -> dict[int, str]:
-    store = distributed.store() if group else distributed.agents_store("ranks")
-    rank = (distributed.rank() or 0) if group else distributed.number("RANK")
-    of = f"msctx/agreement/{distributed.number('TORCHELASTIC_RESTART_COUNT')}"
-    return ask(store, of, rank, _size(group), mine, place, decides=decides)
+def ask(store: Any, of: str, rank: int, mine: str, same: str, place: str, *, decides: bool) -> tuple[list[Alike], list[Alike]]:
+    """The first rank that has something else; and the first at this place of the program, where one of the two decides nothing.
 
-
-def ask(store: Any, of: str, rank: int, size: int, mine: str, place: str, *, decides: bool) -> dict[int, str]:
-    """What ranks have put into the store until now, ``""`` for those of all that have not; empty: there is nothing to compare.
-
-    A rank that decides numerics is compared with the others that do, wherever they are in the program; and with the first that came
-    to the same place, where one of the two decides nothing: it has lost its options. Nobody waits.
+    A rank that decides numerics is compared with the others that do, wherever they are in the program. One that decides nothing has
+    lost its options, if others decide something at the same place. Nobody waits.
     """
-    found = distributed.exchange(store, of, rank, range(size), mine) if decides else {}
-    late = {other: "" for other in range(size) if found and other not in found}
-    first = distributed.first_of(store, f"{of}/at/{place}", json.dumps([decides, rank, mine]))
-    its, other, text = json.loads(first) if first else (decides, rank, mine)
-    return late | found | ({} if its == decides else {other: text, rank: mine})
+    first = distributed.post(store, of, rank, mine, same) if decides else []
+    text = distributed.first_of(store, f"{of}/at/{place}", json.dumps([decides, rank, mine]))
+    its, other, theirs = json.loads(text) if text else (decides, rank, mine)
+    return first, [] if its == decides else [Alike(other, theirs, [other])]
 
 
-def _table(ranks: Mapping[int, Mapping[str, Sequence[Any]]]) -> Iterator[str]:
-    """A line for each switch in which they differ: its values, with the ranks that have each, and where it is from."""
-    for name in sorted({name for one in ranks.values() for name in one}):
-        holders: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-        for rank, one in sorted(ranks.items()):
-            value, origin = one.get(name, (None, "not there"))
-            holders[str(value), origin].append(rank)
-        if len({value for value, _ in holders}) > 1:
-            yield f"  {name}: " + "; ".join(f"{in_words(found)}: {value} ({at})" for (value, at), found in holders.items())
+def _table(found: Sequence[Alike]) -> Iterator[str]:
+    """A line for each switch in which they differ: its values, with the ranks that have each, and where one of them has it from."""
+    all_ = [(one, json.loads(one.text)) for one in found]
+    for name in sorted({name for _, in_force in all_ for name in in_force}):
+        values: dict[int, str] = {}
+        origins: dict[str, tuple[int, str]] = {}
+        for one, in_force in all_:
+            value, origin = in_force.get(name, (None, "not there"))
+            values |= dict.fromkeys(one.ranks, str(value))
+            origins.setdefault(str(value), (one.rank, origin))
+        holders: defaultdict[str, list[int]] = defaultdict(list)
+        for rank, text in sorted(values.items()):
+            holders[text].append(rank)
+        if len(holders) > 1:
+            yield f"  {name}: " + "; ".join(_cell(text, ranks, *origins[text]) for text, ranks in holders.items())
+
+
+def _cell(value: str, ranks: list[int], rank: int, origin: str) -> str:
+    return f"{in_words(ranks)}: {value} ({f'rank {rank}: ' * (len(ranks) > 1)}{origin})"

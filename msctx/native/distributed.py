@@ -13,11 +13,12 @@ import os
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
@@ -133,26 +134,62 @@ def first_of(store: Any, key: str, mine: str) -> str | None:
     return unpacked(store.compare_set(key, "", packed(mine)))
 
 
-def exchange(store: Any, of: str, rank: int, ranks: Iterable[int], mine: str) -> dict[int, str]:
-    """What each rank of *ranks* has put under *of* until now, this one's included; empty: the first that came has the same.
+class Alike(NamedTuple):
+    """Ranks that have the same, and what one of them has put into the store; ``""``: it was not read."""
+
+    rank: int
+    text: str
+    ranks: list[int]
+
+
+READ = 4
+"""Texts that a rank reads beside that of the first that came."""
+
+
+def post(store: Any, of: str, rank: int, mine: str, same: str) -> list[Alike]:
+    """Put *mine* under *of*; the first rank that came, where it has something else than this one. *same* is equal on ranks that have
+    the same.
 
     Nobody waits, and where they agree it costs two calls of the store.
     """
+    text = first_of(store, f"{of}/first", json.dumps([rank, same, mine]))
+    first, its, theirs = json.loads(text) if text else (rank, same, mine)
+    if first == rank or its == same:
+        store.append(f"{of}/all", f"{rank} ")
+        return []
     store.set(f"{of}/{rank}", packed(mine))
-    if first_of(store, f"{of}/first", mine) == mine:
-        return {}
-    found = {rank: mine}
-    for other in ranks:
-        if other != rank and store.check([key := f"{of}/{other}"]) and (one := unpacked(store.get(key))) is not None:
-            found[other] = one
+    store.append(f"{of}/all", f"{rank}:{same} ")
+    return [Alike(first, theirs, [first])]
+
+
+def collect(store: Any, of: str, rank: int, mine: str, first: Alike) -> list[Alike]:
+    """All ranks that have come until now, by what they have; *first*: what :func:`post` has found.
+
+    However many there are and however many of them differ, it costs a few calls: one key has all of them, and of what is neither the
+    first's nor this rank's only some texts are read.
+    """
+    entries = (entry.partition(":") for entry in store.get(f"{of}/all").decode().split())
+    has = {int(other): same for other, _, same in entries} | {first.rank: ""}
+    holders: defaultdict[str, list[int]] = defaultdict(list)
+    for other in sorted(has):
+        holders[has[other]].append(other)
+    found = [first._replace(ranks=holders.pop("")), Alike(rank, mine, holders.pop(has[rank]))]
+    for number, ranks in enumerate(holders.values()):
+        text = unpacked(store.get(f"{of}/{ranks[0]}")) if number < READ else None
+        found.append(Alike(ranks[0], text or "", ranks))
     return found
+
+
+RUNS = 8
+"""Of ranks with subsequent numbers, which a message names."""
 
 
 def in_words(ranks: Sequence[int]) -> str:
     """``[0, 1, 2, 5]`` as ``ranks 0-2, 5``."""
     runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
-    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-    return f"rank{'s' * (len(ranks) > 1)} {text}"
+    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs[:RUNS])
+    more = f" and {rest} more" if (rest := sum(map(len, runs[RUNS:]))) else ""
+    return f"rank{'s' * (len(ranks) > 1)} {text}{more}"
 
 
 def agreed(name: str, mine: str) -> str | None:

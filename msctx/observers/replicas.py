@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 from msctx import notices
 from msctx.memory import watched
 from msctx.native import core, distributed
-from msctx.native.distributed import in_words
+from msctx.native.distributed import Alike, in_words
 from msctx.observers import steps
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Check(steps.Stepper):
                 _silent.add(group)
                 notices.tell("replica_check", "store", NO_ANSWER)
                 return
-            _tell(step, path, {rank: json.loads(text) for rank, text in found.items()})
+            _tell(step, path, found)
 
 
 def _place(model: Any) -> tuple[str, int]:
@@ -72,24 +72,25 @@ def _place(model: Any) -> tuple[str, int]:
     return of, next(numbers)
 
 
-def _exchange(of: str, number: int, ranks: list[int], mine: dict[str, str]) -> dict[int, str]:
-    store, rank = distributed.store(), distributed.rank() or 0
-    found = distributed.exchange(store, f"{of}/{number}", rank, ranks, json.dumps(mine))
-    for key in (str(rank), *(["first"] if rank == min(ranks) else ())):
+def _exchange(of: str, number: int, ranks: list[int], mine: dict[str, str]) -> list[Alike]:
+    store, rank, text = distributed.store(), distributed.rank() or 0, json.dumps(mine)
+    first = distributed.post(store, f"{of}/{number}", rank, text, hashlib.sha256(text.encode()).hexdigest()[:12])
+    for key in (str(rank), *(["first", "all"] if rank == min(ranks) else ())):
         store.delete_key(f"{of}/{number - KEPT}/{key}")
-    return found
+    return distributed.collect(store, f"{of}/{number}", rank, text, first[0]) if first else []
 
 
-def _tell(step: int, path: str, ranks: dict[int, dict[str, str]]) -> None:
-    names = dict.fromkeys(name for one in ranks.values() for name in one)
-    differing = [name for name in names if len({one.get(name) for one in ranks.values()}) > 1]
+def _tell(step: int, path: str, found: list[Alike]) -> None:
+    all_ = [(one.ranks, json.loads(one.text)) for one in found if one.text]
+    names = dict.fromkeys(name for _, digests in all_ for name in digests)
+    differing = [name for name in names if len({digests.get(name) for _, digests in all_}) > 1]
     if not differing:
         return
     holders: defaultdict[str | None, list[int]] = defaultdict(list)
-    for rank, one in sorted(ranks.items()):
-        holders[one.get(differing[0])].append(rank)
-    groups = sorted(holders.values(), key=len, reverse=True)
-    more = f", and {len(differing) - 1} more parameters" if len(differing) > 1 else ""
+    for ranks, digests in all_:
+        holders[digests.get(differing[0])] += ranks
+    groups = sorted(map(sorted, holders.values()), key=lambda ranks: (-len(ranks), ranks))
+    more = f", and {rest} more parameter{'s' * (rest > 1)}" if (rest := len(differing) - 1) else ""
     name = f"{path}.{differing[0]}" if path else differing[0]
     text = f"replica_check: after step {step}, {name} differs between " + " and ".join(map(in_words, groups)) + more
     notices.tell("replica_check", name, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import textwrap
@@ -61,7 +62,7 @@ def test_the_table_names_the_switch_the_ranks_and_where_it_is_from(ranks: Ranks)
     with pytest.warns(msctx.MsctxWarning) as warned:
         ranks.enter(3, deterministic="OFF")
     text = str(warned[0].message)
-    assert "torch.deterministic: ranks 0-1: True (deterministic=ON from with-block at" in text
+    assert "torch.deterministic: ranks 0-1: True (rank 0: deterministic=ON from with-block at" in text
     assert "; rank 3: False (deterministic=OFF from with-block at" in text
     assert "rank 2: not there yet" in text
     assert "torch.num_threads" not in text, "in which they do not differ"
@@ -71,6 +72,82 @@ def test_ranks_that_would_send_different_messages_find_out(ranks: Ranks) -> None
     ranks.enter(0, **{"parallel_speed_up_json_path.enable_task_opt": True})
     with pytest.raises(msctx.StrictError, match=r"models\.gradients_bundled: rank 0: True .*rank 1: False"):
         ranks.enter(1, deterministic="ON", strict=True)
+
+
+class Counted:
+    """A store that counts what is asked of it; with *refuses*, it loses the connection at those."""
+
+    def __init__(self, store: Any, refuses: tuple[str, ...] = ()) -> None:
+        self._store, self._refuses, self.asked = store, refuses, 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked += 1
+        if name in self._refuses:
+            raise RuntimeError("connection reset by peer")
+        return getattr(self._store, name)
+
+
+def test_what_a_rank_asks_does_not_grow_with_the_ranks_that_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    def most(size: int, values: int) -> int:
+        ranks, asked = Ranks(monkeypatch, size), []
+        store = ranks.store
+        for rank in range(size):
+            ranks.store = Counted(store)
+            with pytest.warns(msctx.MsctxWarning) if rank else contextlib.nullcontext():
+                ranks.enter(rank, **({"runtime_num_threads": 1 + rank % values} if rank else {"deterministic": "ON"}))
+            asked.append(ranks.store.asked)
+        return max(asked)
+
+    forget()
+    assert most(40, 1) == most(20, 1) <= 5
+    assert most(40, 30) == most(20, 20)
+    forget()
+
+
+def test_the_last_of_many_that_differ_knows_of_all(ranks: Ranks) -> None:
+    def train() -> None:
+        for rank, value in enumerate(("ON", "OFF", "OFF", "OFF")):
+            ranks.enter(rank, deterministic=value)
+
+    with pytest.warns(msctx.MsctxWarning) as warned:
+        train()
+    texts = [str(one.message) for one in warned]
+    assert len(texts) == 3
+    assert "ranks 2-3: not there yet" in texts[0]
+    assert "rank 0: True (deterministic=ON from with-block at" in texts[2]
+    assert "; ranks 1-3: False (rank 3: deterministic=OFF from with-block at" in texts[2]
+
+
+def test_more_values_than_are_read(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "READ", 1)
+
+    def train() -> None:
+        for rank in range(4):
+            ranks.enter(rank, runtime_num_threads=rank + 1)
+
+    with pytest.warns(msctx.MsctxWarning) as warned:
+        train()
+    text = str(warned[-1].message)
+    assert "rank 0: 1 (runtime_num_threads=" in text
+    assert "rank 1: 2 (runtime_num_threads=" in text
+    assert "rank 3: 4 (runtime_num_threads=" in text
+    assert text.endswith("  rank 2: something else again")
+
+
+def test_a_difference_that_is_known_counts_though_the_store_is_lost_then(ranks: Ranks) -> None:
+    ranks.enter(0, deterministic="ON")
+    ranks.store = Counted(ranks.store, refuses=("get",))
+    with pytest.raises(msctx.StrictError, match=r"torch\.deterministic: rank 0: True .*; rank 3: False"):
+        ranks.enter(3, deterministic="OFF", strict=True)
+
+
+@pytest.mark.filterwarnings("error")
+def test_machines_of_other_names_are_no_difference(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in range(4):
+        monkeypatch.setattr("platform.node", lambda rank=rank: f"node{rank}")
+        ranks.store = Counted(ranks.store)
+        ranks.enter(rank, deterministic="ON")
+        assert ranks.store.asked == 3, "two for the values, one for the place"
 
 
 @pytest.mark.parametrize("how", [{"strict": True}, {"fallback": "error"}])
@@ -152,7 +229,7 @@ def test_the_same_options_from_two_places_are_the_same(ranks: Ranks) -> None:
 
 def test_contexts_that_decide_nothing_ask_once(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(agreement, "ask", lambda *_, decides: asked.append(decides) or {})
+    monkeypatch.setattr(agreement, "ask", lambda *_, decides: asked.append(decides) or ([], []))
     for options in ({}, {"seed": 1}, {}, {"deterministic": "ON"}, {}, {"deterministic": "OFF"}):
         with msctx.context(**options):
             pass
@@ -170,7 +247,7 @@ def test_who_has_no_answer_does_not_wait_again(ranks: Ranks, monkeypatch: pytest
 def test_a_store_that_does_not_answer_holds_nobody_up(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
     monkeypatch.setattr(agreement, "SECONDS", 0.05)
-    monkeypatch.setattr(ranks.store.__class__, "set", lambda *_: never.wait(60), raising=False)
+    monkeypatch.setattr(ranks.store.__class__, "append", lambda *_: never.wait(60), raising=False)
     with pytest.warns(msctx.MsctxWarning, match="whether all ranks have the same options is unknown"):
         ranks.enter(0, deterministic="ON")
     never.set()
