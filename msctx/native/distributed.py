@@ -59,6 +59,12 @@ def size() -> int:
     return 1 if dist is None else int(dist.get_world_size())
 
 
+def groups() -> int:
+    """How many process groups this process is in; 0: it is alone."""
+    dist = _distributed()
+    return 0 if dist is None else len(dist.distributed_c10d._world.pg_map)
+
+
 def flight_record() -> dict[str, Any] | None:
     """The trace of PyTorch's Flight Recorder; ``None``: it holds no collective."""
     c10d = sys.modules.get("torch._C._distributed_c10d")

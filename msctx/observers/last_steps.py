@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -31,6 +32,10 @@ SIGNS = (
 )
 """Of gloo's messages: a wait was too long, here or on another rank, which then closes its connections."""
 OF = "msctx/last_steps"
+WAITING = f"{OF}/waiting"
+"""The ranks whose wait was too long, in the order in which they have left word, as ``3``; ``-3``: that one had come too late."""
+NAMED = 8
+"""Ranks that did not come whose last steps are named."""
 
 
 class LastSteps(steps.Stepper):
@@ -44,7 +49,8 @@ class LastSteps(steps.Stepper):
         now = time.monotonic()
         if (rank := distributed.rank()) is not None and now - self._left >= EVERY:
             self._left = now
-            distributed.within(SECONDS, lambda: distributed.store().set(f"{OF}/{rank}", f"{step} {time.time()}"))
+            moment = time.strftime("%H:%M:%S", time.gmtime())
+            distributed.within(SECONDS, lambda: distributed.store().set(f"{OF}/{rank}", f"{step} {moment}"))
 
 
 SLOT = steps.Slot(LastSteps)
@@ -61,48 +67,84 @@ def explained(error: BaseException) -> CollectiveError | None:
         or not any(sign in text_of(error) for sign in SIGNS)
     ):
         return None
-    others = distributed.within(SECONDS + GRACE, lambda: _others(rank)) or {}
-    late = {other: text for other, text in others.items() if text is not None}
+    name, place, group = _call(error.__traceback__)
+    ranks = [*range(distributed.size())] if group is None else group
+    late = distributed.within(SECONDS + GRACE, lambda: _late(rank, ranks))
     if late:
-        why = "; ".join(f"{in_words([other])} did not come: {text}" for other, text in late.items())
-    elif others:
+        why = "; ".join(f"{in_words([other])} did not come: {text}" for other, text in late.items() if text)
+        if more := [other for other, text in late.items() if not text]:
+            why += f"; {in_words(more)} did not come"
+        if group is None and distributed.groups() > 1:
+            why += "; in which group it was is unknown, and ranks outside of that did not have to come"
+    elif late is not None:
         why = "the others had stopped waiting when this rank came"
     else:
         why = "which rank did not come is unknown: the store of the process group gave no answer"
-    where = f"{_operator(error.__traceback__)} in step {steps.current()} of rank {rank}"
+    where = f"{name}{place} in step {steps.current()} of rank {rank}"
     return CollectiveError(f"hccl_timeout={seconds} s: {where} ended without the others: {why}")
 
 
-def _others(rank: int) -> dict[int, str | None]:
-    """Each other rank's last step, or ``None`` where it waits, too."""
+_read = 0
+"""How many of those that wait this process has read of: they waited then, and for something else."""
+
+
+def _late(rank: int, ranks: list[int]) -> dict[int, str]:
+    """Which of these ranks do not wait, too, and of some of them the last step. However many wait, it costs a few calls each."""
+    global _read
     store = distributed.store()
-    store.set(f"{OF}/{rank}/waits", "1")
+    store.append(WAITING, f"{rank} ")
     time.sleep(GRACE)
-    found: dict[int, str | None] = {}
-    for other in range(distributed.size()):
-        if other != rank:
-            found[other] = None if store.check([f"{OF}/{other}/waits"]) else _last(store, other)
-    return found
+    words = store.get(WAITING).decode().split()
+    waiting = {rank}
+    for word in words[_read if _read < len(words) else 0 :]:  # fewer: this is another store
+        if word.startswith("-"):
+            waiting.discard(int(word[1:]))
+        else:
+            waiting.add(int(word))
+    _read = len(words)
+    late = [other for other in ranks if other not in waiting]
+    if not late:
+        store.append(WAITING, f"-{rank} ")
+    return {other: _last(store, other) if number < NAMED else "" for number, other in enumerate(late)}
 
 
 def _last(store: Any, rank: int) -> str:
+    """By its own clock: those of two machines may differ."""
     if not store.check([f"{OF}/{rank}"]):
         return "it had ended no step"
     step, moment = store.get(f"{OF}/{rank}").decode().split()
-    return f"{max(0.0, time.time() - float(moment)):.0f} s ago it had ended step {step} (steps are written once a second)"
+    return f"it had ended step {step} at {moment} UTC by its clock (steps are written once a second)"
 
 
-def _operator(trace: TracebackType | None) -> str:
-    """The collective that was called, with the user's line; a backward pass calls them in threads of its own."""
-    name, place = "a collective", ""
+def _call(trace: TracebackType | None) -> tuple[str, str, list[int] | None]:
+    """The collective that was called, the user's line, and the ranks that have to come, if its call tells; a backward pass calls them
+    in threads of its own."""
+    name, place, ranks = "a collective", "", None
     inside = os.path.join("torch", "")
     while trace is not None:
         code = trace.tb_frame.f_code
         if code.co_filename.endswith("distributed_c10d.py") and not code.co_name.startswith("_"):
             name = code.co_name if name == "a collective" else name
+            ranks = _ranks(code.co_name, trace.tb_frame.f_locals) or ranks
         elif inside not in code.co_filename:
             place = f" at {os.path.basename(code.co_filename)}:{trace.tb_lineno}"
         elif code.co_name == "backward":
             name = "a collective of the backward pass"
         trace = trace.tb_next
-    return f"{name}{place}"
+    return name, place, ranks
+
+
+def _ranks(name: str, given: Mapping[str, Any]) -> list[int] | None:
+    """Those for which this function of torch waits, called with such arguments."""
+    if "group" not in given:
+        return None
+    from torch.distributed import get_process_group_ranks
+
+    peer = {"recv": "src", "send": "dst"}.get(name, "")
+    if (of_all := given.get(peer)) is not None:
+        return [of_all]
+    try:
+        ranks = get_process_group_ranks(given["group"])
+    except (KeyError, ValueError):  # it was destroyed meanwhile
+        return None
+    return ranks if (of_group := given.get(f"group_{peer}")) is None else [ranks[of_group]]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from ranks import torchrun
 from torch.distributed import HashStore
 
@@ -27,17 +28,19 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(distributed, "size", lambda: 4)
     monkeypatch.setattr(distributed, "store", lambda: store)
     monkeypatch.setattr(last_steps, "GRACE", 0.01)
+    monkeypatch.setattr(last_steps, "_read", 0)
     return store
 
 
 def test_the_ranks_that_do_not_wait_are_named(store: Any) -> None:
-    store.set("msctx/last_steps/1/waits", "1")
-    store.set("msctx/last_steps/2", f"17 {time.time() - 40}")
+    store.append(last_steps.WAITING, "1 ")
+    store.set("msctx/last_steps/2", "17 14:03:22")
     with pytest.raises(msctx.CollectiveError) as caught, msctx.context(hccl_timeout=2):
         raise TIMED_OUT
     assert re.fullmatch(
         r"hccl_timeout=2 s: a collective at test_last_steps.py:\d+ in step 0 of rank 0 ended without the others: rank 2 did not "
-        r"come: 40 s ago it had ended step 17 \(steps are written once a second\); rank 3 did not come: it had ended no step",
+        r"come: it had ended step 17 at 14:03:22 UTC by its clock \(steps are written once a second\); "
+        r"rank 3 did not come: it had ended no step",
         str(caught.value),
     )
     assert caught.value.__cause__ is TIMED_OUT
@@ -45,13 +48,87 @@ def test_the_ranks_that_do_not_wait_are_named(store: Any) -> None:
 
 
 def test_the_rank_that_came_too_late(store: Any) -> None:
-    for rank in (1, 2, 3):
-        store.set(f"msctx/last_steps/{rank}/waits", "1")
+    store.append(last_steps.WAITING, "1 2 3 ")
     with (
         pytest.raises(msctx.CollectiveError, match="the others had stopped waiting when this rank came"),
         msctx.context(hccl_timeout=2),
     ):
         raise RuntimeError("Connection closed by peer [127.0.0.1]")
+
+
+def ended() -> str:
+    """What a block says whose collective has waited too long."""
+
+    def collective() -> None:
+        raise RuntimeError(str(TIMED_OUT))
+
+    with pytest.raises(msctx.CollectiveError) as caught, msctx.context(hccl_timeout=2):
+        collective()
+    return str(caught.value)
+
+
+def test_a_second_wait_that_was_too_long_is_not_taken_for_the_first(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 comes too late each time."""
+    read = {0: 0, 1: 0}
+
+    def as_rank(rank: int) -> str:
+        monkeypatch.setattr(distributed, "rank", lambda: rank)
+        monkeypatch.setattr(last_steps, "_read", read[rank])
+        text = ended()
+        read[rank] = last_steps._read
+        return text
+
+    monkeypatch.setattr(distributed, "size", lambda: 2)
+    for _ in range(3):
+        assert "rank 1 did not come" in as_rank(0)
+        assert "the others had stopped waiting when this rank came" in as_rank(1)
+
+
+@pytest.mark.parametrize("late", [1, 200])
+def test_what_a_rank_asks_does_not_grow_with_those_that_wait(store: Any, monkeypatch: pytest.MonkeyPatch, late: int) -> None:
+    asked = []
+
+    class Counted:
+        def __getattr__(self, name: str) -> Any:
+            asked.append(name)
+            return getattr(store, name)
+
+    monkeypatch.setattr(distributed, "size", lambda: 512)
+    monkeypatch.setattr(distributed, "store", Counted)
+    store.append(last_steps.WAITING, "".join(f"{rank} " for rank in range(1, 512 - late)))
+    text = ended()
+    assert len(asked) <= 2 + 2 * last_steps.NAMED
+    assert f"rank {512 - late} did not come: it had ended no step" in text
+    assert ("; ranks 320-511 did not come" in text) == (late == 200)
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ("all_reduce(tensor, group=group)", {3}),
+        ("recv(tensor, src=2)", {2}),
+        ("recv(tensor, group_src=1, group=group)", {3}),
+        ("barrier()", {1, 2, 3}),
+    ],
+)
+def test_only_those_are_named_that_had_to_come(
+    store: Any, monkeypatch: pytest.MonkeyPatch, call: str, expected: set[int]
+) -> None:
+    def raises(*args: object, **kwargs: object) -> None:
+        raise RuntimeError(str(TIMED_OUT))
+
+    monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: [0, 3] if group == "group" else [0, 1, 2, 3])
+    for name in ("_rank_not_in_group", "irecv", "_get_default_group"):
+        monkeypatch.setattr(dist.distributed_c10d, name, raises)
+    with pytest.raises(msctx.CollectiveError) as caught, msctx.context(hccl_timeout=2):
+        eval(f"dist.{call}", {"dist": dist, "tensor": torch.ones(1), "group": "group"})
+    assert {int(rank) for rank in re.findall(r"rank (\d) did not come", str(caught.value))} == expected
+    assert "in which group" not in str(caught.value)
+
+
+def test_a_group_that_is_not_known_is_told_where_there_are_several(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "groups", lambda: 2)
+    assert ended().endswith("in which group it was is unknown, and ranks outside of that did not have to come")
 
 
 def test_a_store_that_is_lost(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,3 +186,45 @@ def test_real_ranks(tmp_path: Path, how: str) -> None:
         process.send_signal(15)
     assert {re.search(r"of rank (\d)", line)[1] for line in found} == {"0", "2"}  # type: ignore[index]
     assert all("all_reduce at train.py:" in line for line in found)
+
+
+@pytest.mark.full
+def test_real_ranks_outside_of_the_group_and_in_a_backward_pass(tmp_path: Path) -> None:
+    """Rank 1 comes too late twice; rank 2 is not in the first group."""
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+            import msctx, os, time, torch, torch.distributed as dist
+            dist.init_process_group("gloo")
+            rank = dist.get_rank()
+            model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+            group = dist.new_group([0, 1])
+
+            def reduces():
+                if rank < 2:
+                    time.sleep(5 * rank)
+                    dist.all_reduce(torch.ones(1), group=group)
+
+            def trains():
+                time.sleep(5 * (rank == 1))
+                model(torch.ones(2, 4)).sum().backward()
+
+            for collective in reduces, trains:
+                try:
+                    with msctx.context(hccl_timeout=2):
+                        collective()
+                except msctx.CollectiveError as error:
+                    print(error, flush=True)
+                dist.distributed_c10d._get_default_store().add(collective.__name__, 1)
+                while dist.distributed_c10d._get_default_store().add(collective.__name__, 0) < 3:
+                    time.sleep(0.1)
+            os._exit(0)
+        """)
+    )
+    done = subprocess.run(torchrun(3, tmp_path / "train.py"), capture_output=True, text=True, timeout=300, check=False)
+    errors = done.stdout.splitlines()
+    found = {("of rank 0" in error, "backward pass" in error): error for error in errors if "of rank 1 " not in error}
+    assert set(found) == {(True, False), (True, True), (False, True)}, done.stderr
+    assert "all_reduce at train.py:" in found[True, False]
+    assert found[True, False].endswith("rank 1 did not come: it had ended no step")
+    assert all("rank 1 did not come" in error and "rank 2 did" not in error for error in found.values())
+    assert sum("of rank 1 ended without the others: the others had stopped" in error for error in errors) == 2
