@@ -193,6 +193,25 @@ def test_options_that_one_rank_has_lost(ranks: Ranks, nothing: dict[str, Any], l
     assert f"rank {1 - loser}: True (deterministic=ON from with-block at" in text
 
 
+def test_what_was_entered_before_the_group_is_compared_by_the_next_context(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without torchrun there is no store before."""
+
+    def enter(rank: int, **options: Any) -> None:
+        forget()
+        ranks.rank = rank
+        monkeypatch.setattr(distributed, "run", lambda: 0)
+        with msctx.context(**options):
+            monkeypatch.setattr(distributed, "run", lambda: 1)
+            with msctx.context():
+                pass
+
+    enter(0, deterministic="OFF")
+    with pytest.raises(msctx.StrictError, match=r"torch\.deterministic: rank 0: False .*rank 1: True"):
+        enter(1, deterministic="ON", strict=True)
+
+
 @pytest.mark.usefixtures("base")
 def test_options_of_set_context_that_one_rank_has_lost(ranks: Ranks) -> None:
     def train() -> None:
