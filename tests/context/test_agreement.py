@@ -141,6 +141,16 @@ def test_a_difference_that_is_known_counts_though_the_store_is_lost_then(ranks: 
         ranks.enter(3, deterministic="OFF", strict=True)
 
 
+def test_the_first_rank_was_killed_while_it_entered(ranks: Ranks) -> None:
+    store = ranks.store
+    ranks.store = Counted(store, refuses=("append",))
+    with pytest.warns(msctx.MsctxWarning, match="is unknown"):
+        ranks.enter(0, deterministic="ON")
+    ranks.store = store
+    with pytest.warns(msctx.MsctxWarning, match=r"torch\.deterministic: rank 0: True .*; rank 3: False"):
+        ranks.enter(3, deterministic="OFF")
+
+
 @pytest.mark.filterwarnings("error")
 def test_machines_of_other_names_are_no_difference(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in range(4):
