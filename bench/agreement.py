@@ -101,7 +101,7 @@ def measured() -> dict[str, Any]:
             {"ranks": size}
             | {
                 name: [seconds(store, size, turn, rank) for turn in range(TURNS)]
-                for name, rank in (("equal", -1), ("last", size - 1), ("first", 0))
+                for name, rank in (("equal", -1), ("differing", size - 1), ("first", 0))
             }
         )
     return {
@@ -116,8 +116,9 @@ def table(found: dict[str, Any]) -> list[str]:
     def figure(times: list[float]) -> str:
         return f"{1e3 * statistics.median(times):.1f} ms ({1e3 * min(times):.1f} to {1e3 * max(times):.1f})"
 
-    columns = {"equal": "all agree", "last": "the last one differs", "first": "the first one differs"}
-    lines = [f"| ranks | {' | '.join(columns.values())} |", "|---|---|---|---|"]
+    columns = {"equal": "all agree", "differing": "the last one differs", "first": "the first one differs"}
+    columns = {name: title for name, title in columns.items() if name in found["rows"][0]}  # older files have no "first"
+    lines = [f"| ranks | {' | '.join(columns.values())} |", "|---" * (1 + len(columns)) + "|"]
     lines += [f"| {row['ranks']:,} | {' | '.join(figure(row[name]) for name in columns)} |" for row in found["rows"]]
     last, digest = found["rows"][-1], found["digests"]
     each = 1e6 * statistics.median(last["equal"]) / last["ranks"]
