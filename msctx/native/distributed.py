@@ -123,6 +123,23 @@ def within(seconds: float, call: Callable[[], T]) -> T | None:
     return found[0] if found else None
 
 
+_silent: set[int] = set()
+"""The process groups whose store has given no answer to what is asked step by step."""
+
+
+def is_silent() -> bool:
+    """Whether the store of this process group has given no answer: who has none now does not wait again in each step."""
+    return run() in _silent
+
+
+def in_step(seconds: float, call: Callable[[], T]) -> T | None:
+    """As :func:`within`, for what is asked step by step."""
+    found = within(seconds, call)
+    if found is None:
+        _silent.add(run())
+    return found
+
+
 def packed(text: str) -> str:
     return base64.b64encode(zlib.compress(text.encode())).decode()
 

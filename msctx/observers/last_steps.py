@@ -47,10 +47,14 @@ class LastSteps(steps.Stepper):
 
     def _ended(self, step: int) -> None:
         now = time.monotonic()
-        if (rank := distributed.rank()) is not None and now - self._left >= EVERY:
+        if (rank := distributed.rank()) is not None and now - self._left >= EVERY and not distributed.is_silent():
             self._left = now
-            moment = time.strftime("%H:%M:%S", time.gmtime())
-            distributed.within(SECONDS, lambda: distributed.store().set(f"{OF}/{rank}", f"{step} {moment}"))
+            distributed.in_step(SECONDS, lambda: _leave(rank, step))
+
+
+def _leave(rank: int, step: int) -> bool:
+    distributed.store().set(f"{OF}/{rank}", f"{step} {time.strftime('%H:%M:%S', time.gmtime())}")
+    return True
 
 
 SLOT = steps.Slot(LastSteps)

@@ -36,15 +36,13 @@ _keys: WeakKeyDictionary[Any, tuple[str, Iterator[int]]] = WeakKeyDictionary()
 """Data-parallel model → where its digests are in the store, and the numbers of its checks: they go on from block to block."""
 _numbers: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 """Ranks → the numbers of the models that they have in common: they come to them in one order."""
-_silent: set[int] = set()
-"""The process groups whose store has given no answer: who has none now does not wait again."""
 
 
 class Check(steps.Stepper):
     """*setting*: after how many steps there is one."""
 
     def _ended(self, step: int) -> None:
-        if (step + 1) % self.setting or distributed.rank() is None or (group := distributed.run()) in _silent:
+        if (step + 1) % self.setting or distributed.rank() is None or distributed.is_silent():
             return
         from torch.distributed import get_process_group_ranks
 
@@ -53,9 +51,8 @@ class Check(steps.Stepper):
             notices.tell("replica_check", "models", NO_MODEL)
         for model, path in models.items():
             exchange = partial(_exchange, *_place(model), get_process_group_ranks(model.process_group), _digests(model))
-            found = distributed.within(SECONDS, exchange)
+            found = distributed.in_step(SECONDS, exchange)
             if found is None:
-                _silent.add(group)
                 notices.tell("replica_check", "store", NO_ANSWER)
                 return
             _tell(step, path, found)

@@ -140,6 +140,24 @@ def test_a_store_that_is_lost(store: Any, monkeypatch: pytest.MonkeyPatch) -> No
         raise TIMED_OUT
 
 
+def test_a_store_without_an_answer_is_not_asked_in_each_step(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(distributed, "within", lambda seconds, call: asked.append(seconds))
+    monkeypatch.setattr(distributed, "_silent", set[int]())
+    monkeypatch.setattr(last_steps, "EVERY", 0.0)
+    with msctx.context(hccl_timeout=2):
+        for _ in range(3):
+            msctx.step()
+    assert len(asked) == 1
+
+
+def test_steps_are_left_once_a_second(store: Any) -> None:
+    with msctx.context(hccl_timeout=2):
+        for _ in range(3):
+            msctx.step()
+    assert store.get("msctx/last_steps/0").decode().startswith("0 ")
+
+
 def test_other_exceptions_are_the_programs_own(store: Any) -> None:
     with pytest.raises(RuntimeError, match=r"^mine$"), msctx.context(hccl_timeout=2):
         raise RuntimeError("mine")
