@@ -49,16 +49,27 @@ def free_memory() -> int:
 def facts(settings: Iterable[str] = ()) -> Facts:
     """What plans depend on; the native core is looked for only where one of the options *settings* needs it."""
     native = cudnn = matrix_unit = mkl = ""
+    half_products = None
     if not NEED_CORE.isdisjoint(settings):
         from msctx.native import core
 
         native = core.obstacle()
         cudnn = core.cudnn_obstacle() if "cuda" in here() else ""
         matrix_unit = core.matrix_unit_obstacle()
+        half_products = not core.has_float32_products() if "ascend" in here() else None
     if any(name in settings for name in INVARIANT):
         from msctx.switches import torch_mkl
 
         mkl = torch_mkl.obstacle()
     emulates = os.environ.get(CUBLAS, "0") not in ("", "0")
     cublas = f"{CUBLAS}={os.environ[CUBLAS]}" if emulates else ""
-    return Facts(devices=here(), cann=_cann(), native=native, cudnn=cudnn, mkl=mkl, cublas=cublas, matrix_unit=matrix_unit)
+    return Facts(
+        devices=here(),
+        cann=_cann(),
+        native=native,
+        cudnn=cudnn,
+        mkl=mkl,
+        cublas=cublas,
+        matrix_unit=matrix_unit,
+        half_products=half_products,
+    )

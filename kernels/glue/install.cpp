@@ -6,6 +6,7 @@
 #include "glue/finished.h"
 #include "glue/hook.h"
 #include "glue/kept_weights.h"
+#include "glue/npu.h"
 #include "glue/product.h"
 #include "glue/registered.h"
 #include "glue/routes.h"
@@ -54,7 +55,7 @@ void install() {
   aten.impl("convolution_backward", TORCH_FN(convolution_backward<Place::cpu>));
   install_routes(Place::cpu, {CPU, c10::DispatchKey::MkldnnCPU, c10::DispatchKey::QuantizedCPU});
   for (const char* name : hooked) in_force_at(Place::cpu).watch(operator_named(name), CPU);
-  install_products(in_force_at(Place::cpu));
+  install_products<Place::cpu>(in_force_at(Place::cpu));
   install_finished();
 }
 
@@ -103,6 +104,19 @@ MSCTX_API const char* msctx_install_cuda(const char* cudnn, const char* torch_cu
   return problem.c_str();
 }
 
+// Registers the hook of products at the key of an NPU's tensors, where torch_npu is loaded. "" or what went wrong. To be called once.
+MSCTX_API const char* msctx_install_npu(int has_float32) {
+  static std::string problem;
+  try {
+    const glue::Silent silent;
+    glue::set_npu(has_float32);
+    glue::install_products<Place::ascend>(glue::in_force_at(Place::ascend));
+  } catch (const std::exception& error) {
+    problem = error.what();
+  }
+  return problem.c_str();
+}
+
 // "" while our kernels are in force at a place, else whose is.
 MSCTX_API const char* msctx_hook_problem(int place) try {
   thread_local std::string problem;
@@ -126,7 +140,7 @@ MSCTX_API void msctx_warn_again() { times_warned_again++; }
 
 // 0: there was no memory for it.
 MSCTX_API int msctx_set_policy(int place, const PolicyText* text) try {
-  const ConvTable& table = Place(place) == Place::cpu ? table_in_use() : glue::cuda_table();
+  const ConvTable& table = Place(place) == Place::cpu ? table_in_use() : Place(place) == Place::cuda ? glue::cuda_table() : glue::npu_table();
   set_policy(Place(place), text, table);
   if (Place(place) == Place::cpu) {
     glue::drop_kept_weights();

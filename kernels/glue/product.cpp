@@ -10,6 +10,9 @@
 #include <ATen/ops/baddbmm_ops.h>
 #include <ATen/ops/bmm_ops.h>
 #include <ATen/ops/gelu_ops.h>
+#include <ATen/ops/matmul_backward_ops.h>
+#include <ATen/ops/matmul_native.h>
+#include <ATen/ops/matmul_ops.h>
 #include <ATen/ops/mm_ops.h>
 #include <ATen/ops/mv_ops.h>
 #include <ATen/ops/relu_ops.h>
@@ -21,6 +24,7 @@
 #include <utility>
 
 #include "glue/hook.h"
+#include "glue/npu.h"
 #include "glue/tensors.h"
 #include "msctx/measure.h"
 
@@ -28,6 +32,7 @@ namespace msctx::glue {
 namespace {
 
 constexpr Direction matmul = Direction::matmul;
+bool is_at(Place place, const at::Tensor& t) { return t.device().type() == (place == Place::cpu ? at::kCPU : at::kPrivateUse1); }
 // Rows are cut into images of this width: what algorithms on the matrix unit take together.
 constexpr int64_t width = 32;
 
@@ -79,7 +84,7 @@ at::Tensor by_torch(Kind kind, const Terms& t) {
 // A product that is ours to compute, in plain numbers.
 class Product {
  public:
-  Product(Kind kind, const Terms& t, const PolicyOptions& policy) : kind_(kind), t_(t) {
+  Product(Place place, Kind kind, const Terms& t, const PolicyOptions& policy) : place_(place), kind_(kind), t_(t) {
     const at::Tensor &a = t.left, &b = t.right;
     const bool has_batches = kind == Kind::batches;
     if (a.dim() != (has_batches ? 3 : 2) || b.dim() != (kind == Kind::vector ? 1 : a.dim())) return;
@@ -115,6 +120,7 @@ class Product {
     call.module = has_batches ? nullptr : module_of(b, false);
     const at::Context& torch = at::globalContext();
     call.torch_is_deterministic = torch.deterministicAlgorithms() && !torch.deterministicAlgorithmsWarnOnly();
+    call.device = larger(0, a.device().index());
     is_valid_ = true;
   }
 
@@ -127,6 +133,7 @@ class Product {
 
   // The whole result by a row.
   at::Tensor run(const Policy& policy, const ConvRow& row, Ran& ran) const {
+    if (place_ == Place::ascend) return on_npu(row);
     at::Tensor result = t_.scales() ? scaled(policy, row, ran) : product(policy, row, widened(t_.left), ran);
     result = result.view(sizes());
     // The factor by itself: torch's loops join it to the addition for some elements, by their place.
@@ -137,8 +144,16 @@ class Product {
   }
 
  private:
-  static bool is_ours(const at::Tensor& t) {
-    return t.defined() && t.layout() == at::kStrided && t.device().is_cpu() && t.has_storage() && dtype_of(t) && !t.is_neg();
+  bool is_ours(const at::Tensor& t) const {
+    return t.defined() && t.layout() == at::kStrided && is_at(place_, t) && t.has_storage() && dtype_of(t) && !t.is_neg();
+  }
+  at::Tensor on_npu(const ConvRow& row) const {
+    if (!computes_from_halves(row)) return by_torch(kind_, t_);
+    at::Tensor result = product_of_halves(t_.left, kind_ == Kind::vector ? t_.right.unsqueeze(1) : t_.right).view(sizes());
+    if (t_.scales()) result.mul_(t_.alpha);
+    if (t_.adds()) result.add_(*t_.added, t_.beta);
+    if (t_.activation == Activation::relu) result.relu_();
+    return t_.activation == Activation::gelu ? at::_ops::gelu::call(result, "none") : result;
   }
   static void lay(ConvProblem& p, int64_t height, int64_t across) {
     p.in[1] = p.out[1] = height;
@@ -229,6 +244,7 @@ class Product {
       compute(0, batches_);
   }
 
+  const Place place_;
   const Kind kind_;
   const Terms& t_;
   bool is_valid_ = false, wide_ = false, right_transposed_ = false;
@@ -237,11 +253,11 @@ class Product {
 };
 
 // What a policy makes of a product; undefined: torch is to compute it. `in_place`: what is added has the shape of the result.
-at::Tensor computed(Kind kind, const Terms& terms, bool in_place = false) {
-  Taken taken = msctx::policy(Place::cpu);
+at::Tensor computed(Place place, Kind kind, const Terms& terms, bool in_place = false) {
+  Taken taken = msctx::policy(place);
   if (!taken.policy) return {};
   Policy& policy = *taken.policy;
-  const Product product(kind, terms, policy);
+  const Product product(place, kind, terms, policy);
   if (!product.is_valid() || (in_place && terms.added->sizes() != product.sizes())) return {};
   const ConvCall& call = product.call();
   Decided decision = policy.decide(call, matmul, at::get_num_threads(), taken.books);
@@ -267,6 +283,27 @@ at::Tensor computed(Kind kind, const Terms& terms, bool in_place = false) {
   return result;
 }
 
+// torch_npu has kernels of its own for matmul and its gradients, past mm and bmm: where products are asked for, they are what torch makes
+// of them on other devices.
+template <class Op>
+constexpr bool is_composed = std::string_view(Op::name) == "aten::matmul" || std::string_view(Op::name) == "aten::matmul_backward";
+
+at::Tensor composed(const at::Tensor& a, const at::Tensor& b) { return at::native::matmul(a, b); }
+at::Tensor& composed(const at::Tensor& a, const at::Tensor& b, at::Tensor& out) { return at::native::matmul_out(a, b, out); }
+std::tuple<at::Tensor, at::Tensor> composed(const at::Tensor& grad, const at::Tensor& a, const at::Tensor& b, std::array<bool, 2> mask) {
+  const at::Tensor left = a.dim() == 1 ? a.unsqueeze(0) : a, right = b.dim() == 1 ? b.unsqueeze(1) : b;
+  at::Tensor g = b.dim() == 1 ? grad.unsqueeze(-1) : grad;
+  if (a.dim() == 1) g = g.unsqueeze(-2);
+  at::Tensor of_a, of_b;
+  if (mask[0]) of_a = at::sum_to(at::native::matmul(g, right.mT()), left.sizes()).view(a.sizes());
+  if (mask[1]) {
+    const bool is_shared = right.dim() == 2;  // by all batches, which are rows then
+    const at::Tensor rows = is_shared ? left.reshape({-1, left.size(-1)}) : left, sums = is_shared ? g.reshape({-1, g.size(-1)}) : g;
+    of_b = at::sum_to(at::native::matmul(rows.mT(), sums), right.sizes()).view(b.sizes());
+  }
+  return {of_a, of_b};
+}
+
 template <class First, class... Rest>
 at::Tensor& written(First&& first, Rest&&... rest) {
   if constexpr (std::is_same_v<First, at::Tensor&>)
@@ -275,11 +312,11 @@ at::Tensor& written(First&& first, Rest&&... rest) {
     return written(std::forward<Rest>(rest)...);
 }
 
-// An operator at the CPU's key, in one of its forms: the kernel that was in force is called as the dispatcher would.
-template <class Op, class Signature = typename Op::schema>
+// An operator at a device's key, in one of its forms: the kernel that was in force is called as the dispatcher would.
+template <Place place, class Op, class Signature = typename Op::schema>
 struct Hooked;
-template <class Op, class Return, class... Arguments>
-struct Hooked<Op, Return(Arguments...)> {
+template <Place place, class Op, class Return, class... Arguments>
+struct Hooked<place, Op, Return(Arguments...)> {
   static inline c10::KernelFunction torchs;
   static inline std::optional<c10::OperatorHandle> op;
   static inline Before others;
@@ -291,10 +328,10 @@ struct Hooked<Op, Return(Arguments...)> {
 
   static Return pass_on(c10::DispatchKeySet keys, Arguments... arguments) {
     const InsideTorch guard;
-    if (others.kernel) {
+    if constexpr (place == Place::cpu) {
       torch::jit::Stack stack;
-      (stack.emplace_back(arguments), ...);
-      if (others.call(*op, keys, &stack)) {
+      if (others.kernel) (stack.emplace_back(arguments), ...);
+      if (others.kernel && others.call(*op, keys, &stack)) {
         if constexpr (is_written)
           return written<Arguments...>(std::forward<Arguments>(arguments)...);
         else
@@ -305,26 +342,28 @@ struct Hooked<Op, Return(Arguments...)> {
   }
 
   static Return run(c10::DispatchKeySet keys, Arguments... arguments) {
-    if (inside_torch > 0 || !asks_for_products(Place::cpu)) return pass_on(keys, std::forward<Arguments>(arguments)...);
-    const Terms terms = terms_of(arguments...);
-    if constexpr (is_written) {
+    if (inside_torch > 0 || !asks_for_products(place)) return pass_on(keys, std::forward<Arguments>(arguments)...);
+    if constexpr (is_composed<Op>) {
+      return composed(arguments...);
+    } else if constexpr (is_written) {
+      const Terms terms = terms_of(arguments...);
       at::Tensor& out = written<Arguments...>(std::forward<Arguments>(arguments)...);
-      const bool fits = out.device().is_cpu() && out.scalar_type() == terms.left.scalar_type() && out.layout() == at::kStrided;
-      const at::Tensor result = fits ? computed(kind, terms, &out == terms.added) : at::Tensor();
+      const bool fits = is_at(place, out) && out.scalar_type() == terms.left.scalar_type() && out.layout() == at::kStrided;
+      const at::Tensor result = fits ? computed(place, kind, terms, &out == terms.added) : at::Tensor();
       if (!result.defined()) return pass_on(keys, std::forward<Arguments>(arguments)...);
       at::native::resize_output(out, result.sizes());
       return out.copy_(result), out;
     } else {
-      at::Tensor result = computed(kind, terms);
+      at::Tensor result = computed(place, kind, terms_of(arguments...));
       return result.defined() ? result : pass_on(keys, std::forward<Arguments>(arguments)...);
     }
   }
 
   static void install(InForce& in_force) {
-    constexpr c10::DispatchKey key = c10::DispatchKey::CPU;
+    constexpr c10::DispatchKey key = place == Place::cpu ? c10::DispatchKey::CPU : c10::DispatchKey::PrivateUse1;
     op = c10::Dispatcher::singleton().findSchema({Op::name, Op::overload_name});
     if (!op || !op->hasComputedKernelForDispatchKey(key)) return;
-    others = anothers(*op, key);
+    if (place == Place::cpu) others = anothers(*op, key);  // an NPU's kernels are torch_npu's, which stays
     torchs = in_table(*op, key);
     const std::string overload = Op::overload_name;
     library("aten", key).impl((std::string(Op::name).substr(6) + (overload.empty() ? "" : "." + overload)).c_str(), TORCH_FN(run));
@@ -332,18 +371,22 @@ struct Hooked<Op, Return(Arguments...)> {
   }
 };
 
-template <class... Ops>
+template <Place place, class... Ops>
 void install_all(InForce& in_force) {
-  (Hooked<Ops>::install(in_force), ...);
+  (Hooked<place, Ops>::install(in_force), ...);
 }
 
 }  // namespace
 
+template <Place place>
 void install_products(InForce& in_force) {
   install_all<
-      at::_ops::mm, at::_ops::mm_out, at::_ops::addmm, at::_ops::addmm_out, at::_ops::addmm_, at::_ops::bmm, at::_ops::bmm_out,
+      place, at::_ops::mm, at::_ops::mm_out, at::_ops::addmm, at::_ops::addmm_out, at::_ops::addmm_, at::_ops::bmm, at::_ops::bmm_out,
       at::_ops::baddbmm, at::_ops::baddbmm_out, at::_ops::baddbmm_, at::_ops::mv, at::_ops::mv_out, at::_ops::addmv, at::_ops::addmv_out,
       at::_ops::addmv_, at::_ops::_addmm_activation, at::_ops::_addmm_activation_out>(in_force);
+  if constexpr (place == Place::ascend) install_all<place, at::_ops::matmul, at::_ops::matmul_out, at::_ops::matmul_backward>(in_force);
 }
+template void install_products<Place::cpu>(InForce&);
+template void install_products<Place::ascend>(InForce&);
 
 }  // namespace msctx::glue

@@ -86,7 +86,20 @@ PAST_THE_HOOK = (
     "turns into sums (of a vector, of few columns) run as they do without it"
 )
 EMULATES = "{} makes cuBLAS compute float32 products from parts: unset it before the program starts"
+NO_PARTS = "it computes products from parts, and allow_fp32_emulation=False asks for products in float32 alone"
 POLICY = {"cpu": "native.convolution.cpu", "cuda": "native.convolution.cuda"}
+CUBE_MATH_TYPE = "torch.npu.matmul.cube_math_type"
+ON_NPU = ("fp16x3", "strict")
+NO_OTHER = f"an NPU has {' and '.join(ON_NPU)} alone: torch_npu's own products run"
+HALF_ALONE = "the matrix unit of this chip has float16 alone; fp16x3 has errors like float32's"
+ITS_ORDER = "CANN chooses the order of additions"
+FROM_HALVES = (
+    "three products of float16 parts through torch_npu's kernels that are there (jit_compile=false), for eager mm, addmm, bmm, "
+    "baddbmm, mv, addmv, matmul and what calls them"
+)
+BY_UNIT = "the matrix unit of this chip computes float32 itself: torch_npu's own products, without HF32"
+BY_CHIP = f"on chips of the 910A class {FROM_HALVES}; on later ones torch_npu's own float32, without HF32"
+COMPILED = "jit_compile={} has CANN compile products for the call, which adds them up as it likes"
 DIRECT_ON_CUDA = "by a kernel of msctx's own, for depthwise convolutions: cuDNN never implemented it"
 
 
@@ -133,6 +146,23 @@ def conv_policy(want: Want) -> dict[str, Any]:
     return {POLICY[want.device]: policy}
 
 
+def npu_policy(want: Want) -> dict[str, Any]:
+    """The assignments that the options for products come to together on an NPU."""
+    named = asked(want)
+    if not named or want.facts.native:
+        return {}
+    option, rules = want.in_force("matmul_algo"), want.in_force("matmul_algo_rules")
+    kept = [str(rule) for rule in rules_of(rules.value) if not _excluded(want, rule.asked[0][1])] if rules else []
+    policy = ConvPolicy(
+        matmul_algo=option.value if option and not _excluded(want, option.value) else None,
+        matmul_algo_rules="; ".join(kept) or None,
+        fallback=want.other("fallback", "error" if want.other("strict", False) else "warn"),
+        allow_fp32_emulation=want.other("allow_fp32_emulation", True),
+    )
+    by_halves = {CUBE_MATH_TYPE: "USE_FP16", "torch.npu.jit_compile": False}
+    return {"native.convolution.ascend": policy} | (by_halves if want.facts.half_products else {CUBE_MATH_TYPE: "KEEP_DTYPE"})
+
+
 def carried_out(want: Want) -> dict[str, Any]:
     """In eager code and in what inductor compiles."""
     return conv_policy(want) | ({} if only_records(want) else INDUCTOR)
@@ -153,10 +183,11 @@ def _only_recorded(want: Want) -> list[str]:
 
 def asked(want: Want) -> dict[tuple[str, str], str]:
     """All that the native core is asked for on this device: (direction, algorithm) → who asks for it."""
-    tuned = measured(want)
-    named = {d: want.other(option_of(d)) or tuned.get(option_of(d)) for d in (ASKED if want.device == "cpu" else DIRECTIONS)}
-    rules = [want.other(name) or tuned.get(name) for name in ("conv_algo_rules", "matmul_algo_rules")]
-    found = asked_by(named, rules[0], rules[1] if PRODUCT in named else None)
+    tuned = measured(want) if want.device in POLICY else {}
+    directions = {"cpu": ASKED, "cuda": DIRECTIONS, "ascend": (PRODUCT,)}[want.device]
+    named = {d: want.other(option_of(d)) or tuned.get(option_of(d)) for d in directions}
+    of = {"conv_algo_rules": DIRECTIONS[0], "matmul_algo_rules": PRODUCT}
+    found = asked_by(named, *((want.other(name) or tuned.get(name)) if d in named else None for name, d in of.items()))
     if want.device == "cpu":  # there are options for what is left open
         for option in INVARIANT:
             found |= {(d, option): option for d in ASKED if want.other(option) and not named[d]}
@@ -270,17 +301,25 @@ def products(want: Want) -> Outcome:
     names = {name for _, name in asked_by(named, *([] if named else [want.value]))}
     missing = {name: why for name in sorted(names) if (why := _excluded(want, name))}
     told = "; ".join(f"{name}: {why}" for name, why in missing.items())
+    if want.device == "ascend" and names.isdisjoint(ON_NPU):
+        return inert(NO_OTHER)
     if names <= {*missing}:
         return refused(told)
-    return approximated(carried_out(want), told) if missing else honoured(carried_out(want), PAST_THE_HOOK)
+    if want.device != "ascend":
+        return approximated(carried_out(want), told) if missing else honoured(carried_out(want), PAST_THE_HOOK)
+    if differs := "; ".join(filter(None, (told, ITS_ORDER if "strict" in names - {*missing} else ""))):
+        return approximated(npu_policy(want), differs)
+    return honoured(npu_policy(want), {True: FROM_HALVES, False: BY_UNIT, None: BY_CHIP}[want.facts.half_products])
 
 
 def _excluded(want: Want, product: str) -> str:
     """Why no product may be computed in a way; ``""``: it may."""
+    if want.device == "ascend":
+        return _excluded_on_npu(want, product)
     if product in PARTS and want.device == "cpu" and want.facts.matrix_unit:
         return want.facts.matrix_unit
     if product in PARTS and want.other("allow_fp32_emulation") is False:
-        return "it computes products from parts, and allow_fp32_emulation=False asks for products in float32 alone"
+        return NO_PARTS
     if product in ROUNDING and want.other("matmul_allow_tf32") is False:
         return "it rounds, and matmul_allow_tf32=False asks for products that do not"
     if product in PARTS and want.other("batch_invariant"):
@@ -288,6 +327,18 @@ def _excluded(want: Want, product: str) -> str:
             "the values of other rows decide how it computes one, and batch_invariant=True asks for the same bits in any batch"
         )
     return ""
+
+
+def _excluded_on_npu(want: Want, product: str) -> str:
+    if product not in ON_NPU:
+        return NO_OTHER
+    if not want.facts.half_products:
+        return ""
+    if product == "strict":
+        return HALF_ALONE
+    if (jit := want.other("jit_compile", "false")) != "false":
+        return COMPILED.format(jit)
+    return NO_PARTS if want.other("allow_fp32_emulation") is False else ""
 
 
 def _by_torchs_flags(want: Want) -> Outcome:
@@ -355,9 +406,10 @@ def fallback(want: Want) -> Outcome:
 def detail(want: Want, also: str = "", ability: str = "", of: tuple[str, ...] = ASKED) -> Outcome:
     """Of an option for how algorithms run; on the CPU, of those with an *ability*."""
     if not (mine := asked_of(want, *of)):
-        convolutions = ["conv_fprop_algo and its like", "conv_algo_rules"] if of != (PRODUCT,) else []
-        products = [*PRODUCTS, "matmul_allow_tf32"] if PRODUCT in of and want.device == "cpu" else []
-        asking = ", ".join((*convolutions, *products, *INVARIANT)) + " and enable_small_channel" * bool(convolutions)
+        convolutions = ["conv_fprop_algo and its like", "conv_algo_rules"] if of != (PRODUCT,) and want.device in POLICY else []
+        products = {"cpu": [*PRODUCTS, "matmul_allow_tf32"], "ascend": PRODUCTS}.get(want.device, []) if PRODUCT in of else []
+        invariant = INVARIANT if want.device in POLICY else ()
+        asking = ", ".join((*convolutions, *products, *invariant)) + " and enable_small_channel" * bool(convolutions)
         elsewhere = want.settings.devices - {*want.facts.devices}  # groups that wait for a machine with such a device
         waits = any(want.settings.get(name, device) for device in elsewhere for name in NAMED)
         return replace(inert(f"no algorithm is asked for: it goes with {asking}{also}"), expected=waits)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from msctx.effects.algorithms import EMULATES, OPEN, asked_of, carried_out, detail
+from msctx.effects.algorithms import EMULATES, OPEN, asked_of, carried_out, detail, npu_policy
 from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, refused
 from msctx.options.conv_rules import DIRECTIONS, PRODUCT
 
@@ -87,6 +87,8 @@ def allow_fp32_emulation(want: Want) -> Outcome:
 @effect("matmul_allow_hf32", "conv_allow_hf32")
 def allow_hf32(want: Want) -> Outcome:
     if want.device == "ascend":
+        if want.option.name == "matmul_allow_hf32" and npu_policy(want):
+            return inert("overridden by matmul_algo or its rules, under which float32 products do not round to HF32")
         return honoured({HF32[want.option.name]: want.value})
     if not want.value:
         return honoured(reason="no other device than an NPU rounds to HF32")

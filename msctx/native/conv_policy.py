@@ -21,7 +21,7 @@ class InForce:
     @property
     def load(self) -> Callable[[], core.Core]:
         """What brings the library that carries it out."""
-        return core.load if self.place == "cpu" else core.load_with_cuda
+        return {"cpu": core.load, "cuda": core.load_with_cuda, "ascend": core.load_with_npu}[self.place]
 
     def read(self) -> dict[str, Any] | None:
         """As plain data."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ISA_VARIABLE = "MSCTX_ISA"
 FALLBACKS = ("warn", "error", "silent")
-PLACES = ("cpu", "cuda")
+PLACES = ("cpu", "cuda", "ascend")
 """The kinds of devices that have a policy of their own."""
 CUDA = ("libcudnn.so.9", "libtorch_cuda.so", "CUDA")
 """The libraries in which torch has cuDNN and its handle, and the dispatch key of its tensors."""
@@ -124,6 +124,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_warn_again": (None, []),
     "msctx_leave_python": (None, []),
     "msctx_install_cuda": (TEXT, [STR, STR, STR]),
+    "msctx_install_npu": (TEXT, [c_int]),
     "msctx_serve_cuda_kernels": (c_char_p, [py_object, STR]),
     "msctx_hook_problem": (TEXT, [c_int]),
     "msctx_threads_seen": (c_int, []),
@@ -189,7 +190,7 @@ class Core:
         torch.ops.load_library(path)
         self.path = path
         self.c = c = declared(ctypes.CDLL(path), _SIGNATURES)
-        self._has_cuda = False
+        self._has_cuda = self._has_npu = False
         self._choose_isa()
         if problem := c.msctx_install(_warn):
             raise NativeError(f"the native core could not be registered with PyTorch's dispatcher: {problem}")
@@ -230,6 +231,14 @@ class Core:
 
         # without a driver nothing of ours runs there, as its rows show
         self.c.msctx_serve_cuda_kernels(plans.plan, driver.LIBRARY)
+
+    def install_npu(self, *, has_float32: bool) -> None:
+        """Hook matrix products of an NPU's tensors, too; once is enough. *has_float32*: its matrix unit computes float32."""
+        if self._has_npu:
+            return
+        if problem := self.c.msctx_install_npu(has_float32):
+            raise NativeError(f"matrix products cannot be hooked on this NPU: {problem}")
+        self._has_npu = True
 
     def cuda_problem(self) -> str:
         """``""`` while convolutions of CUDA tensors are hooked, or may yet be."""
@@ -405,6 +414,29 @@ def load_with_cuda() -> Core:
     library = load()
     with _lock:
         library.install_cuda(*CUDA)
+    return library
+
+
+ASCEND910B1 = 220
+"""The number by which torch_npu knows the first chip whose matrix unit computes float32."""
+
+
+def has_float32_products() -> bool:
+    """Whether the matrix unit of the NPU that is here computes float32; nothing is initialised to find out."""
+    import torch_npu
+
+    return bool(torch_npu._C._npu_get_soc_version() >= ASCEND910B1)
+
+
+def load_with_npu() -> Core:
+    """The library, with products on an NPU.
+
+    Raises:
+        NativeError: it cannot be had.
+    """
+    library = load()
+    with _lock:
+        library.install_npu(has_float32=has_float32_products())
     return library
 
 

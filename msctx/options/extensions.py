@@ -53,11 +53,11 @@ OPTIONS = (
             "warn": "torch's own path runs, with one warning for each problem",
             "error": "the call raises, with every candidate and all of its reasons",
             "silent": "torch's own path runs; only choices() shows it",
-        }), example="error", devices=("cpu", "cuda"),
+        }), example="error",
         help="What happens when a convolution or product cannot run the algorithm that was named for it. Unset it is warn, and error "
              "under strict. strict applies to options, this to single calls."),
-    extension("allow_fp32_emulation", Bool, example=False, devices=("cpu", "cuda"),
-        help="Whether msctx's own kernels may compute float32 products from parts of the values on a matrix unit (AMX), "
+    extension("allow_fp32_emulation", Bool, example=False,
+        help="Whether msctx's own kernels may compute float32 products from parts of the values on a matrix unit (AMX, or an NPU's), "
              "with sums in float32 and errors like those of float32's own (choices() has each one's bound); values that the "
              "parts cannot carry (Inf, NaN) are computed in float32. Unset they may; false asks for products in float32 "
              "alone, even where conv_allow_tf32 or matmul_allow_tf32 is set: on CUDA no convolution takes TF32 then."),
@@ -86,7 +86,7 @@ OPTIONS = (
              "like. The first rule that matches decides. Module paths are known for models given to ctx.watch(model); the "
              "fields of a problem are those that choices() shows."),
     extension("matmul_algo_rules", Annotated[str, RulesKind(PRODUCTS)],
-        example={"encoder.*": "bf16x6", "input=*x4096": "strict"}, devices=("cpu",),
+        example={"encoder.*": "bf16x6", "input=*x4096": "strict"}, devices=("cpu", "ascend"),
         help="matmul_algo for single products, by module path or by problem; a rule wins over matmul_algo. The first rule that "
              "matches decides. Module paths are known for the weights of models given to ctx.watch(model); the fields of a "
              "problem are those that choices() shows."),

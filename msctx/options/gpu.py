@@ -3,7 +3,7 @@
 from functools import partial
 
 from msctx.options.kinds import Bool, Choice
-from msctx.options.option import Option
+from msctx.options.option import DEVICES, Option
 
 SOURCE = "mindspore.set_context(gpu_config)"
 NORMAL = "a choice by shape and dtype, without measuring"
@@ -88,10 +88,10 @@ OPTIONS = (
             "bf16x3": "three products of two bfloat16 parts: 16 bits of each value",
             "tf32": "of values rounded to 11 bits or more, on a matrix unit",
             "reference": REFERENCE,
-        }, JAX, MEASURED), default="normal", example="strict", source="msctx",
+        }, JAX, MEASURED), default="normal", example="strict", source="msctx", devices=DEVICES,
         help="How matrix products are computed: mm, addmm, bmm, baddbmm, mv and addmv, and so what linear, matmul, einsum "
              "and LSTM cells call, forward and backward. A product that the named way does not support runs torch's own "
-             "path, with a warning. On CUDA strict and tf32 set torch's own flags."),
+             "path, with a warning. On CUDA strict and tf32 set torch's own flags. An NPU has fp16x3 and strict."),
     gpu_option("conv_allow_tf32", Bool, default=True, example=False, also=("device_context.gpu.op_precision.conv_allow_tf32",),
         help="Whether float32 convolutions may round their operands to TF32 (10 bits of mantissa) to run on tensor cores. "
              "Unset, CUDA follows torch's own flag and the CPU never rounds."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from msctx.native import conv_policy, core, memory, precision_switch
-from msctx.switches import torch_cuda
+from msctx.switches import torch_cuda, torch_npu
 from msctx.switches.base import Switch
 
 
@@ -20,7 +20,7 @@ def _convolution(name: str) -> Switch:
         load=here.write,
         satisfied=here.is_in_force,
         prepare=here.load,
-        available=torch_cuda.is_here if place == "cuda" else lambda: True,
+        available={"cuda": torch_cuda.is_here, "ascend": torch_npu.is_here}.get(place, lambda: True),
     )
 
 
@@ -41,6 +41,7 @@ def _precision(name: str) -> Switch:
 SWITCHES = (
     _convolution("native.convolution.cpu"),
     _convolution("native.convolution.cuda"),
+    _convolution("native.convolution.ascend"),
     _precision("native.precision.cpu"),
     _precision("native.precision.cuda"),
     _precision("native.precision.ascend"),

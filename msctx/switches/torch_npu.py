@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from msctx.native.core import has_float32_products
 from msctx.switches.accelerator import current_device, memory_cap, synchronize_each_op, wait
 from msctx.switches.base import Switch
 
@@ -40,14 +41,6 @@ def _c() -> Any:
     return torch_npu._C
 
 
-ASCEND910B1 = 220
-"""The number by which torch_npu knows the first chip whose matrix unit computes float32; asking for it initialises nothing."""
-
-
-def has_float32_products() -> bool:
-    return bool(_c()._npu_get_soc_version() >= ASCEND910B1)
-
-
 def _get(key: str) -> str | None:
     found = _c()._npu_getOption(key)
     return (found.decode() if isinstance(found, bytes) else found) or None
@@ -71,6 +64,19 @@ def _option(name: str, key: str, unset: Callable[[], str], **more: Any) -> Switc
         available=is_here,
         **more,
     )
+
+
+def _cube_math_type() -> str | None:
+    """What is told to CANN of all float32 products, whatever other options say. ``None``: these decide."""
+    found = npu().matmul.cube_math_type
+    return None if found is None else str(found.name)
+
+
+def _write_cube_math_type(name: str | None) -> None:
+    if name is None:
+        _set("CUBE_MATH_TYPE", "")  # torch_npu's own word for that: CANN gets none of its texts
+    else:
+        npu().matmul.cube_math_type = npu().CubeMathType[name]
 
 
 def _variable(name: str, otherwise: str) -> Callable[[], str]:
@@ -283,6 +289,12 @@ SWITCHES = (
     synchronize_each_op("torch.npu.synchronize_each_op", npu, is_here),
     _hf32("torch.npu.matmul.allow_hf32", "matmul"),
     _hf32("torch.npu.conv.allow_hf32", "conv"),
+    Switch(
+        name="torch.npu.matmul.cube_math_type",
+        read=_cube_math_type,
+        write=_write_cube_math_type,
+        available=is_here,
+    ),
     _option(
         "torch.npu.precision_mode",
         "ACL_PRECISION_MODE",

@@ -306,6 +306,40 @@ def test_rules_ask_for_no_product_that_is_excluded() -> None:
     )
 
 
+def test_products_from_halves_on_an_npu_are_for_chips_without_float32() -> None:
+    asked = {"matmul_algo": "fp16x3"}
+    policy = {"native.convolution.ascend": ConvPolicy(matmul_algo="fp16x3")}
+    by_halves = policy | {"torch.npu.matmul.cube_math_type": "USE_FP16", "torch.npu.jit_compile": False}
+    by_unit = policy | {"torch.npu.matmul.cube_math_type": "KEEP_DTYPE"}
+    halves = ("honoured", by_halves, "three products of float16 parts")
+    for more in ({}, {"jit_compile": "false"}, {"batch_invariant": True}):
+        check([("ascend", asked | more, {"matmul_algo": halves})], half_products=True)
+    for value in ("true", "auto"):
+        compiled = ("refused", {}, f"jit_compile={value} has CANN compile products")
+        check([("ascend", asked | {"jit_compile": value}, {"matmul_algo": compiled})], half_products=True)
+    emulation = {"matmul_algo": ("refused", {}, "float32 alone"), "allow_fp32_emulation": ("inert", {}, "no algorithm")}
+    check([("ascend", asked | {"allow_fp32_emulation": False}, emulation)], half_products=True)
+    check(
+        [("ascend", asked | {"jit_compile": "true"}, {"matmul_algo": ("honoured", by_unit, "computes float32 itself")})],
+        half_products=False,
+    )
+    hf32 = {"matmul_allow_hf32": True}
+    check([("ascend", asked | hf32, {"matmul_allow_hf32": ("inert", {}, "overridden by matmul_algo")})], half_products=False)
+    unknown = ("honoured", by_unit, "on chips of the 910A class three products")
+    detail = {"fallback": ("honoured", {}, "part of the policy"), "matmul_max_error": ("inert", {}, "no meaning")}
+    check([("ascend", asked | {"fallback": "warn", "matmul_max_error": 1e-6}, {"matmul_algo": unknown} | detail)])
+    check([("ascend", asked, {"matmul_algo": ("refused", {}, "no compiler")})], native="no compiler")
+    check([("ascend", {"matmul_algo": "strict"}, {"matmul_algo": ("refused", {}, "float16 alone")})], half_products=True)
+    strict = by_unit | {"native.convolution.ascend": ConvPolicy(matmul_algo="strict")}
+    check([("ascend", {"matmul_algo": "strict"}, {"matmul_algo": ("approximated", strict, "order of additions")})])
+    check([("ascend", {"matmul_algo": "bf16x6"}, {"matmul_algo": ("inert", {}, "fp16x3 and strict alone")})])
+    rules = ConvPolicy(matmul_algo_rules="a: matmul=fp16x3")
+    some = by_unit | {"native.convolution.ascend": rules}
+    mixed = {"matmul_algo_rules": {"a": "fp16x3", "b": "int8x6"}}
+    check([("ascend", mixed, {"matmul_algo_rules": ("approximated", some, "int8x6: an NPU has fp16x3")})])
+    check([("ascend", {"fallback": "warn"}, {"fallback": ("inert", {}, "it goes with matmul_algo, matmul_algo_rules")})])
+
+
 def test_a_limit_of_workspaces_is_of_convolutions() -> None:
     check(
         [("cpu", {"matmul_algo": "bf16x6", "conv_workspace_limit": 0}, {"conv_workspace_limit": ("inert", {}, "no algorithm")})]

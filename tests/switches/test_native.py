@@ -11,7 +11,7 @@ from msctx.native import core, precision
 from msctx.options.conv_policy import FLAGS, ConvPolicy
 from msctx.switches import SWITCHES
 
-CPU, CUDA = SWITCHES["native.convolution.cpu"], SWITCHES["native.convolution.cuda"]
+CPU, CUDA, ASCEND = (SWITCHES[f"native.convolution.{place}"] for place in core.PLACES)
 
 
 def test_a_policy_is_written_and_put_back_whole() -> None:
@@ -30,7 +30,7 @@ def test_a_policy_is_written_and_put_back_whole() -> None:
 
 
 def test_policies_bring_the_library_of_their_place() -> None:
-    assert (CPU.prepare, CUDA.prepare) == (core.load, core.load_with_cuda)
+    assert (CPU.prepare, CUDA.prepare, ASCEND.prepare) == (core.load, core.load_with_cuda, core.load_with_npu)
 
 
 def test_the_library_reads_each_flag_where_it_is_written() -> None:

@@ -19,6 +19,7 @@ def test_every_option_of_ascend_has_its_switch():
         "torch.npu.synchronize_each_op",
         "torch.npu.matmul.allow_hf32",
         "torch.npu.conv.allow_hf32",
+        "torch.npu.matmul.cube_math_type",
         "torch.npu.precision_mode",
         "torch.npu.op_select_implmode",
         "torch.npu.optypelist_for_implmode",

@@ -14,8 +14,8 @@
 namespace msctx {
 
 // Where a policy holds: each kind of device has its own, and its own table.
-enum class Place : int32_t { cpu, cuda };
-constexpr int places = 2;
+enum class Place : int32_t { cpu, cuda, ascend };
+constexpr int places = 3;
 
 enum class Fallback : int32_t { warn, error, silent };
 

@@ -172,6 +172,7 @@ std::function<void()> product(const aclTensor& a, const aclTensor& b, const aclT
   const aclTensor extra = added ? *c : out;
   return [=] {
     const bool single = a.dtype == ACL_FLOAT;
+    const bool sums_in_float = a.dtype == ACL_FLOAT16 || (single && cube == 2);  // as a matrix unit for float16 does
     auto seen = [&](double value) -> double {
       if (!single || cube == 0) return value;
       return cube == 2 ? to_half(value) : to_hf32(value);
@@ -183,6 +184,7 @@ std::function<void()> product(const aclTensor& a, const aclTensor& b, const aclT
       for (int64_t k = 0; k < a.sizes.back(); k++) {
         row[last] = column[last - 1] = k;
         sum += seen(get(a, row)) * seen(get(b, column));
+        if (sums_in_float) sum = static_cast<float>(sum);
       }
       set(out, i, alpha * sum + (added ? beta * get(extra, i) : 0));
     });
@@ -410,6 +412,8 @@ BINARY(aclnnMaximum, std::fmax(x, y))
 BINARY(aclnnMinimum, std::fmin(x, y))
 WITH_SCALAR(aclnnPowTensorScalar, std::pow(x, y))
 INPLACE_WITH_SCALAR(aclnnInplacePowTensorScalar, std::pow(x, y))
+WITH_SCALAR(aclnnClampMin, std::fmax(x, y))
+WITH_SCALAR(aclnnBitwiseAndScalar, static_cast<int64_t>(x) & static_cast<int64_t>(y))
 BINARY(aclnnTanhBackward, x*(1 - y * y))
 BINARY(aclnnSigmoidBackward, x* y*(1 - y))
 UNARY(LogicalNot, !x)
@@ -423,6 +427,11 @@ UNARY(Log, std::log(x))
 UNARY(Tanh, std::tanh(x))
 UNARY(Abs, std::fabs(x))
 UNARY(IsFinite, std::isfinite(x))
+
+EXECUTES(aclnnNanToNum)(const aclTensor* in, float nan, float most, float least, aclTensor* out, LATER) {
+  OPERATOR(name(in->dtype));
+  return later(workspace, executor, map(*in, *out, [=](double x) { return x != x ? nan : x == INFINITY ? most : x == -INFINITY ? least : x; }));
+}
 
 EXECUTES(aclnnIsClose)(const aclTensor* a, const aclTensor* b, double relative, double absolute, bool nan, aclTensor* out, LATER) {
   OPERATOR(name(a->dtype), name(b->dtype));
@@ -467,6 +476,11 @@ EXECUTES(aclnnMax)(const aclTensor* in, aclTensor* out, LATER) {
 EXECUTES(aclnnMin)(const aclTensor* in, aclTensor* out, LATER) {
   OPERATOR(name(in->dtype));
   return later(workspace, executor, fold(*in, {}, *out, INFINITY, [](double least, double x) { return std::fmin(least, x); }));
+}
+
+EXECUTES(aclnnAmax)(const aclTensor* in, const aclIntArray* dims, bool, aclTensor* out, LATER) {
+  OPERATOR(name(in->dtype));
+  return later(workspace, executor, fold(*in, *dims, *out, -INFINITY, [](double most, double x) { return std::fmax(most, x); }));
 }
 
 EXECUTES(aclnnSoftmax)(const aclTensor* in, int64_t dim, aclTensor* out, LATER) {
