@@ -26,7 +26,7 @@ LIBRARIES = (
     *("ascendcl", "hccl", "opapi", "acl_op_compiler", "acl_tdt_channel", "ge_runner", "graph", "fmk_parser", "ascend_protobuf"),
 )
 """CANN's, all of them one file here: the loader knows a file again by its inode."""
-FLAGS = ("-std=c++20", "-O1", "-fPIC", "-Wall", "-Wextra")
+FLAGS = ("-std=c++20", "-O2", "-fPIC", "-Wall", "-Wextra")
 OLD_STRINGS = {"ge_old_strings.cpp": ("-D_GLIBCXX_USE_CXX11_ABI=0",)}
 PATTERNS = ("torch_npu/lib/*.so", "torch_npu/_C*.so", "torch_npu/dynamo/torchair/core/*.so")
 

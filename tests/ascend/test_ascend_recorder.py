@@ -64,5 +64,51 @@ def test_what_a_product_rounds_to_is_seen_in_its_result(ascend: Run) -> None:
 
 
 @pytest.mark.full
+def test_a_network_for_images_trains_as_on_the_cpu(ascend: Run) -> None:
+    ascend("""
+        from torch import nn
+        torch.npu.conv.allow_hf32 = False
+
+        def trained(device):
+            torch.manual_seed(0)
+            model = nn.Sequential(
+                nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), nn.BatchNorm2d(8),
+                nn.Conv2d(8, 8, (3, 1), dilation=2, groups=4, bias=False), nn.BatchNorm2d(8), nn.MaxPool2d(3, 2, padding=1),
+                nn.Flatten(), nn.Dropout(0.0), nn.Linear(24, 5),
+            ).to(device)
+            optimizer = torch.optim.AdamW(model.parameters(), 1e-2, eps=1e-3)
+            losses = []
+            for _ in range(3):
+                x, y = torch.randn(4, 3, 12, 12).to(device), torch.randint(0, 5, (4,)).to(device)
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(x), y)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+            model.eval()
+            return [torch.tensor(losses), model(x).detach().cpu(), *(value.cpu() for value in model.state_dict().values())]
+
+        for mine, theirs in zip(trained("npu"), trained("cpu")):
+            assert torch.allclose(mine, theirs, rtol=1e-4, atol=1e-5), (mine, theirs)
+        assert not calls("aclop"), "all of it is computed"
+    """)
+
+
+@pytest.mark.full
+def test_dropout_draws_as_it_is_seeded(ascend: Run) -> None:
+    ascend("""
+        x = torch.ones(1000).npu()
+
+        def drawn(seed):
+            torch.manual_seed(seed)
+            return torch.dropout(x, 0.25, True).cpu()
+
+        assert torch.equal(drawn(1), drawn(1)) and not torch.equal(drawn(1), drawn(2))
+        assert set(drawn(1).tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
+        assert 0.2 < float((drawn(1) == 0).float().mean()) < 0.3
+    """)
+
+
+@pytest.mark.full
 def test_a_fresh_process_finds_torch_npu_by_itself(ascend_fresh: Run) -> None:
     assert ascend_fresh("-c", "import torch; print(torch.accelerator.current_accelerator())").split()[-1] == "npu"

@@ -48,7 +48,12 @@ def _trained(run: Run, folder: Path, device: str, **options: str) -> tuple[dict[
     )
     run("-m", "msctx", "run", str(file), cwd=folder)
     assert (folder / "trained.pt").exists()
-    (record,) = (folder / "runs").iterdir()
+    return _recorded(folder / "runs")
+
+
+def _recorded(runs: Path) -> tuple[dict[str, object], list[float]]:
+    """What the only run there ended with, and its losses."""
+    (record,) = runs.iterdir()
     result = json.loads((record / "result.json").read_text(encoding="utf-8"))
     rows = [json.loads(line) for line in (record / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     environment = json.loads((record / "environment.json").read_text(encoding="utf-8"))
@@ -69,6 +74,22 @@ def test_a_training_ends_with_the_losses_of_the_cpu_and_a_record_of_the_device(a
     _, mixed = _trained(ascend_fresh, tmp_path / "mixed", "Ascend", precision_mode="allow_mix_precision_bf16")
     assert mixed != losses
     assert mixed == pytest.approx(losses, rel=0.1)
+
+
+def test_the_digits_experiment_goes_to_its_end(ascend_fresh: Run, tmp_path: Path) -> None:
+    def trained(name: str, device: str) -> tuple[dict[str, object], list[float]]:
+        given = (f"device_target={device}", "args.epochs=2", f"record.dir={tmp_path / name}")
+        ascend_fresh("-m", "msctx", "run", "configs/experiments/digits.yaml", *given)
+        return _recorded(tmp_path / name)
+
+    result, losses = trained("npu", "Ascend")
+    assert (result["status"], result["restored"]) == ("completed", True)
+    assert result["test_accuracy"] > 0.95
+    again, its_losses = trained("again", "Ascend")
+    assert (again["weights_sha256"], its_losses) == (result["weights_sha256"], losses)
+    on_cpu, expected = trained("cpu", "CPU")
+    assert losses == pytest.approx(expected, rel=0.3)  # other numbers are drawn for dropout, and convolutions take HF32
+    assert on_cpu["weights_sha256"] != result["weights_sha256"]
 
 
 def test_doctor_and_explain_know_the_machine(ascend_fresh: Run) -> None:

@@ -3,167 +3,9 @@
 // Each is logged with the dtypes that reach it. A product rounds its inputs as cubeMathType says, so that the choice can be seen in
 // the result, too.
 
-#include <acl/acl.h>
-
-#include <bit>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <functional>
-#include <vector>
-
-#include "recorder.h"
-
-using Sizes = std::vector<int64_t>;
-
-struct aclTensor {
-  Sizes sizes, strides;
-  int64_t offset;
-  aclDataType dtype;
-  char* data;
-};
-struct aclScalar {
-  double value;
-};
-struct aclIntArray : Sizes {
-  using Sizes::Sizes;
-};
-struct aclTensorList : std::vector<const aclTensor*> {
-  using std::vector<const aclTensor*>::vector;
-};
-struct aclOpExecutor {
-  std::function<void()> run;
-};
+#include "opapi.h"
 
 namespace {
-
-const char* name(aclDataType dtype) {
-  switch (dtype) {
-    case ACL_FLOAT: return "float32";
-    case ACL_FLOAT16: return "float16";
-    case ACL_BF16: return "bfloat16";
-    case ACL_DOUBLE: return "float64";
-    case ACL_INT8: return "int8";
-    case ACL_UINT8: return "uint8";
-    case ACL_INT16: return "int16";
-    case ACL_INT32: return "int32";
-    case ACL_INT64: return "int64";
-    case ACL_BOOL: return "bool";
-    default: return "?";
-  }
-}
-
-// --- numbers -------------------------------------------------------------------------------------------------------------------
-
-// Its lowest bits are rounded away, ties to even.
-float rounded(float value, int bits) {
-  uint32_t word = std::bit_cast<uint32_t>(value);
-  const uint32_t half = uint32_t{1} << (bits - 1), last = (word >> bits) & 1;
-  if (std::isfinite(value)) word += half - 1 + last;
-  return std::bit_cast<float>(word & ~((half << 1) - 1));
-}
-
-float to_half(float value) { return static_cast<float>(static_cast<_Float16>(value)); }
-float to_hf32(float value) { return rounded(value, 12); }  // 11 bits of the 23
-
-template <class T>
-double at(const char* place) {
-  T value;
-  std::memcpy(&value, place, sizeof value);
-  return static_cast<double>(value);
-}
-
-template <class T>
-void put(char* place, double value) {
-  const T converted = static_cast<T>(value);
-  std::memcpy(place, &converted, sizeof converted);
-}
-
-double load(aclDataType dtype, const char* place) {
-  switch (dtype) {
-    case ACL_FLOAT: return at<float>(place);
-    case ACL_FLOAT16: return at<_Float16>(place);
-    case ACL_BF16: return std::bit_cast<float>(static_cast<uint32_t>(at<uint16_t>(place)) << 16);
-    case ACL_DOUBLE: return at<double>(place);
-    case ACL_INT8: return at<int8_t>(place);
-    case ACL_UINT8: case ACL_BOOL: return at<uint8_t>(place);
-    case ACL_INT16: return at<int16_t>(place);
-    case ACL_INT32: return at<int32_t>(place);
-    case ACL_INT64: return at<int64_t>(place);
-    default: std::abort();
-  }
-}
-
-void store(aclDataType dtype, char* place, double value) {
-  switch (dtype) {
-    case ACL_FLOAT: return put<float>(place, value);
-    case ACL_FLOAT16: return put<_Float16>(place, value);
-    case ACL_BF16: return put<uint16_t>(place, std::bit_cast<uint32_t>(rounded(value, 16)) >> 16);
-    case ACL_DOUBLE: return put<double>(place, value);
-    case ACL_INT8: return put<int8_t>(place, value);
-    case ACL_UINT8: return put<uint8_t>(place, value);
-    case ACL_BOOL: return put<uint8_t>(place, value != 0);
-    case ACL_INT16: return put<int16_t>(place, value);
-    case ACL_INT32: return put<int32_t>(place, value);
-    case ACL_INT64: return put<int64_t>(place, value);
-    default: std::abort();
-  }
-}
-
-size_t width(aclDataType dtype) {
-  switch (dtype) {
-    case ACL_DOUBLE: case ACL_INT64: return 8;
-    case ACL_FLOAT: case ACL_INT32: return 4;
-    case ACL_FLOAT16: case ACL_BF16: case ACL_INT16: return 2;
-    default: return 1;
-  }
-}
-
-// --- tensors -------------------------------------------------------------------------------------------------------------------
-
-int64_t count(const Sizes& sizes) {
-  int64_t all = 1;
-  for (const int64_t size : sizes) all *= size;
-  return all;
-}
-
-// Calls a function with every index, in order.
-template <class F>
-void each(const Sizes& sizes, F&& f) {
-  Sizes index(sizes.size());
-  for (int64_t left = count(sizes); left > 0; left--) {
-    f(index);
-    for (size_t d = sizes.size(); d-- > 0 && ++index[d] == sizes[d];) index[d] = 0;
-  }
-}
-
-// The place of an element; of a tensor that is broadcast, that of the one repeated.
-char* place(const aclTensor& tensor, const Sizes& index) {
-  int64_t offset = tensor.offset;
-  const size_t more = index.size() - tensor.sizes.size();
-  for (size_t d = 0; d < tensor.sizes.size(); d++)
-    if (tensor.sizes[d] != 1) offset += index[d + more] * tensor.strides[d];
-  return tensor.data + offset * static_cast<int64_t>(width(tensor.dtype));
-}
-
-double get(const aclTensor& tensor, const Sizes& index) { return load(tensor.dtype, place(tensor, index)); }
-void set(const aclTensor& tensor, const Sizes& index, double value) { store(tensor.dtype, place(tensor, index), value); }
-
-int later(uint64_t* workspace, aclOpExecutor** executor, std::function<void()> run) {
-  *workspace = 0;
-  *executor = new aclOpExecutor{std::move(run)};
-  return 0;
-}
-
-template <class F>
-std::function<void()> map(const aclTensor& in, const aclTensor& out, F f) {
-  return [=] { each(out.sizes, [&](const Sizes& i) { set(out, i, f(get(in, i))); }); };
-}
-
-template <class F>
-std::function<void()> map(const aclTensor& a, const aclTensor& b, const aclTensor& out, F f) {
-  return [=] { each(out.sizes, [&](const Sizes& i) { set(out, i, f(get(a, i), get(b, i))); }); };
-}
 
 // beta * c + alpha * a @ b; with a batch in front or without.
 std::function<void()> product(const aclTensor& a, const aclTensor& b, const aclTensor& out, int8_t cube, const aclTensor* c = nullptr,
@@ -230,18 +72,6 @@ void rows(const Sizes& sizes, int64_t dim, F&& f) {
 
 }  // namespace
 
-#define EXECUTES(operator)                                                                       \
-  int operator(void*, uint64_t, aclOpExecutor* executor, aclrtStream) {                          \
-    executor->run();                                                                             \
-    delete executor;                                                                             \
-    return 0;                                                                                    \
-  }                                                                                              \
-  int operator##GetWorkspaceSize
-#define LATER uint64_t *workspace, aclOpExecutor **executor
-#define OPERATOR(...)                                                                            \
-  if (const int code = recorder::called(std::string(__func__, std::strlen(__func__) - 16).c_str() __VA_OPT__(, ) __VA_ARGS__)) \
-  return code
-
 extern "C" {
 
 // --- arguments -----------------------------------------------------------------------------------------------------------------
@@ -267,6 +97,24 @@ aclIntArray* aclCreateIntArray(const int64_t* values, uint64_t count) { return n
 
 int aclDestroyIntArray(const aclIntArray* array) {
   delete array;
+  return 0;
+}
+
+aclBoolArray* aclCreateBoolArray(const bool* values, uint64_t count) { return new aclBoolArray(values, values + count); }
+
+int aclDestroyBoolArray(const aclBoolArray* array) {
+  delete array;
+  return 0;
+}
+
+aclScalarList* aclCreateScalarList(const aclScalar* const* scalars, uint64_t count) {
+  auto* list = new aclScalarList;
+  for (uint64_t i = 0; i < count; i++) list->push_back(scalars[i]->value);
+  return list;
+}
+
+int aclDestroyScalarList(const aclScalarList* list) {
+  delete list;
   return 0;
 }
 
@@ -301,13 +149,6 @@ EXECUTES(aclnnAddmm)(const aclTensor* c, const aclTensor* a, const aclTensor* b,
                      aclTensor* out, int8_t cube, LATER) {
   OPERATOR(name(a->dtype), "cubeMathType=" + std::to_string(cube));
   return later(workspace, executor, product(*a, *b, *out, cube, c, beta->value, alpha->value));
-}
-
-// Logged, and not computed: what it is given is all that the tests want to know.
-EXECUTES(aclnnConvolution)(const aclTensor* in, const aclTensor*, const aclTensor*, const aclIntArray*, const aclIntArray*,
-                           const aclIntArray*, bool, const aclIntArray*, int64_t, aclTensor*, int8_t cube, LATER) {
-  OPERATOR(name(in->dtype), "cubeMathType=" + std::to_string(cube));
-  return later(workspace, executor, [] {});
 }
 
 // --- copies and constants ------------------------------------------------------------------------------------------------------
@@ -440,6 +281,18 @@ EXECUTES(aclnnIsClose)(const aclTensor* a, const aclTensor* b, double relative, 
                }));
 }
 
+EXECUTES(aclnnInplaceLerps)(aclTensor* in, const aclTensor* end, const aclScalar* weight, LATER) {
+  OPERATOR(name(in->dtype), weight->value);
+  return later(workspace, executor, map(*in, *end, *in, [k = weight->value](double x, double y) { return x + k * (y - x); }));
+}
+
+EXECUTES(aclnnInplaceAddcdiv)(aclTensor* in, const aclTensor* a, const aclTensor* b, const aclScalar* factor, LATER) {
+  OPERATOR(name(in->dtype), factor->value);
+  return later(workspace, executor, [x = *in, a = *a, b = *b, k = factor->value] {
+    each(x.sizes, [&](const Sizes& i) { set(x, i, get(x, i) + k * get(a, i) / get(b, i)); });
+  });
+}
+
 EXECUTES(aclnnThresholdBackward)(const aclTensor* grad, const aclTensor* in, const aclScalar* threshold, aclTensor* out, LATER) {
   OPERATOR(name(grad->dtype));
   return later(workspace, executor,
@@ -466,6 +319,22 @@ EXECUTES(aclnnAll)(const aclTensor* in, const aclIntArray* dims, bool, aclTensor
 EXECUTES(aclnnAny)(const aclTensor* in, const aclIntArray* dims, bool, aclTensor* out, LATER) {
   OPERATOR(name(in->dtype));
   return later(workspace, executor, fold(*in, *dims, *out, 0, [](double any, double x) { return any || x; }));
+}
+
+EXECUTES(aclnnArgMax)(const aclTensor* in, int64_t dim, bool, aclTensor* out, LATER) {
+  OPERATOR(name(in->dtype));
+  if (dim < 0) dim += in->sizes.size();
+  return later(workspace, executor, [=, in = *in, out = *out] {
+    std::vector<double> found;
+    rows(in.sizes, dim, [&](Sizes i) {
+      int64_t best = 0;
+      double most = -INFINITY;
+      for (i[dim] = 0; i[dim] < in.sizes[dim]; i[dim]++)
+        if (const double x = get(in, i); x > most) most = x, best = i[dim];
+      found.push_back(static_cast<double>(best));
+    });
+    fill(out, found);
+  });
 }
 
 EXECUTES(aclnnMax)(const aclTensor* in, aclTensor* out, LATER) {
@@ -551,19 +420,43 @@ EXECUTES(aclnnNLLLossBackward)(const aclTensor* grad, const aclTensor*, const ac
 
 // --- lists of tensors, as optimizers have them -----------------------------------------------------------------------------------
 
+// Each list is one operator; what it does to its tensors, one after the other.
+#define OF_LISTS(...)                                                         \
+  std::vector<std::function<void()>> parts;                                   \
+  for (size_t i = 0; i < out->size(); i++) parts.push_back(__VA_ARGS__);      \
+  return later(workspace, executor, [parts] { for (const auto& part : parts) part(); })
+
 EXECUTES(aclnnForeachMulScalarV2)(const aclTensorList* in, const aclScalar* factor, const aclTensorList* out, LATER) {
   OPERATOR(name(in->front()->dtype), factor->value);
-  std::vector<std::function<void()>> parts;
-  for (size_t i = 0; i < in->size(); i++) parts.push_back(map(*(*in)[i], *(*out)[i], [k = factor->value](double x) { return k * x; }));
-  return later(workspace, executor, [parts] { for (const auto& part : parts) part(); });
+  OF_LISTS(map(*(*in)[i], *(*out)[i], [k = factor->value](double x) { return k * x; }));
 }
 
 EXECUTES(aclnnForeachAddListV2)(const aclTensorList* a, const aclTensorList* b, const aclScalar* factor, const aclTensorList* out, LATER) {
   OPERATOR(name(a->front()->dtype), factor->value);
-  std::vector<std::function<void()>> parts;
-  for (size_t i = 0; i < a->size(); i++)
-    parts.push_back(map(*(*a)[i], *(*b)[i], *(*out)[i], [k = factor->value](double x, double y) { return x + k * y; }));
-  return later(workspace, executor, [parts] { for (const auto& part : parts) part(); });
+  OF_LISTS(map(*(*a)[i], *(*b)[i], *(*out)[i], [k = factor->value](double x, double y) { return x + k * y; }));
+}
+
+EXECUTES(aclnnForeachSqrt)(const aclTensorList* in, const aclTensorList* out, LATER) {
+  OPERATOR(name(in->front()->dtype));
+  OF_LISTS(map(*(*in)[i], *(*out)[i], [](double x) { return std::sqrt(x); }));
+}
+
+EXECUTES(aclnnForeachDivScalarList)(const aclTensorList* in, const aclScalarList* divisors, const aclTensorList* out, LATER) {
+  OPERATOR(name(in->front()->dtype));
+  OF_LISTS(map(*(*in)[i], *(*out)[i], [k = (*divisors)[i]](double x) { return x / k; }));
+}
+
+EXECUTES(aclnnForeachAddcmulScalarV2)(const aclTensorList* in, const aclTensorList* a, const aclTensorList* b, const aclScalar* factor,
+                                      const aclTensorList* out, LATER) {
+  OPERATOR(name(in->front()->dtype), factor->value);
+  OF_LISTS([x = *(*in)[i], a = *(*a)[i], b = *(*b)[i], out = *(*out)[i], k = factor->value] {
+    each(out.sizes, [&](const Sizes& j) { set(out, j, get(x, j) + k * get(a, j) * get(b, j)); });
+  });
+}
+
+EXECUTES(aclnnForeachAddScalarV2)(const aclTensorList* in, const aclScalar* added, const aclTensorList* out, LATER) {
+  OPERATOR(name(in->front()->dtype), added->value);
+  OF_LISTS(map(*(*in)[i], *(*out)[i], [k = added->value](double x) { return x + k; }));
 }
 
 }  // extern "C"
