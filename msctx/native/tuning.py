@@ -131,7 +131,7 @@ def here() -> dict[str, Stamp]:
 
     if build.obstacle() or build.cached() is None:
         return {}
-    places = [place for place in core.PLACES if place == "cpu" or (torch.cuda.device_count() and not mixed(place))]
+    places = ["cpu", *(["cuda"] if torch.cuda.device_count() and not mixed("cuda") else [])]  # on an NPU nothing is measured
     return {place: stamp(core.load(), place) for place in places}
 
 
