@@ -54,7 +54,11 @@ double error_of_halves(const ConvProblem& p, Op op) {
   const int64_t depth = op == Op::forward ? p.c : p.k;
   return std::exp2(-24.0) * double(depth + 4) + std::exp2(-21.0);
 }
-size_t memory_of_halves(const ConvProblem& p, Op, int) { return size_t(4 * (2 * (x_size(p) + w_size(p) + y_size(p)) - y_size(p))); }
+// Both halves of each factor, and the sum of the products with a low one.
+size_t memory_of_halves(const ConvProblem& p, Op op, int) {
+  const int64_t left = op == Op::forward ? x_size(p) : y_size(p), result = op == Op::forward ? y_size(p) : x_size(p);
+  return size_t(4 * (2 * (left + w_size(p)) + result));
+}
 
 bool never_run(const ConvProblem&, Op, const ConvTensors&, const Prepared&, void*, const Parallel&) { return false; }
 Merit none_expected(const ConvProblem&, Op) { return Merit::last_resort; }
