@@ -78,13 +78,13 @@ def test_a_training_ends_with_the_losses_of_the_cpu_and_a_record_of_the_device(a
 
 def test_the_digits_experiment_goes_to_its_end(ascend_fresh: Run, tmp_path: Path) -> None:
     def trained(name: str, device: str) -> tuple[dict[str, object], list[float]]:
-        given = (f"device_target={device}", "args.epochs=2", f"record.dir={tmp_path / name}")
+        given = (f"device_target={device}", "args.epochs=1", f"record.dir={tmp_path / name}")
         ascend_fresh("-m", "msctx", "run", "configs/experiments/digits.yaml", *given)
         return _recorded(tmp_path / name)
 
     result, losses = trained("npu", "Ascend")
     assert (result["status"], result["restored"]) == ("completed", True)
-    assert result["test_accuracy"] > 0.95
+    assert result["test_accuracy"] > 0.9
     again, its_losses = trained("again", "Ascend")
     assert (again["weights_sha256"], its_losses) == (result["weights_sha256"], losses)
     on_cpu, expected = trained("cpu", "CPU")
