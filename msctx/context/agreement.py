@@ -80,7 +80,7 @@ def check(plan: Plan) -> None:
     in_force = _in_force(plan)
     mine, same, place = json.dumps(in_force, sort_keys=True), _same(in_force), _place()
     rank = (distributed.rank() or 0) if group else distributed.number("RANK")
-    of = f"msctx/agreement/{distributed.number('TORCHELASTIC_RESTART_COUNT')}"
+    of = f"msctx/agreement/{distributed.restarts()}"
 
     def asked() -> tuple[Any, list[Alike], list[Alike]]:
         store = distributed.store() if group else distributed.agents_store("ranks")

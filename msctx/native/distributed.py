@@ -85,9 +85,21 @@ def number(variable: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
+def restarts() -> int:
+    """How often ranks were started before that have used the same store; 0 where each start has one of its own, as in `msctx run`.
+
+    With several nodes, torchrun's agent tells ranks only how often those of their own node have failed.
+    """
+    return number("TORCHELASTIC_RESTART_COUNT") if _agent_has_store() else 0
+
+
+def _agent_has_store() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 def has_agent() -> bool:
     """Whether torchrun has started this process beside others; its agent has a store for them, before there is a process group."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and number("WORLD_SIZE") > 1
+    return _agent_has_store() and number("WORLD_SIZE") > 1
 
 
 def agents_store(name: str) -> Any:

@@ -95,7 +95,7 @@ class _Share:
     def __init__(self, rank: int, others: list[int], group: int) -> None:
         self.rank, self.others, self.number = rank, others, 0
         first = (distributed.rank() or 0) - rank
-        name = f"msctx/batches/{distributed.number('TORCHELASTIC_RESTART_COUNT')}/{group}/{first}/{others}"
+        name = f"msctx/batches/{distributed.restarts()}/{group}/{first}/{others}"
         store = distributed.store()
         if rank == 0:
             self.folder = Path(tempfile.mkdtemp(prefix="msctx-batches-"))

@@ -39,7 +39,7 @@ class Launch:
         nnodes: nodes, or ``MIN:MAX`` of them.
         rendezvous: ``HOST:PORT`` of the node at which they find each other; with one node, none is needed.
         run_id: the same on all nodes, another for each job that uses the same rendezvous.
-        restarts: how often all ranks are started anew after one has failed, or a node has come or gone.
+        restarts: how often a node starts its ranks anew, and with them all others, after one of its own has failed.
     """
 
     nproc: int
@@ -85,6 +85,7 @@ def launch(experiment: Experiment, how: Launch, out: str | None, as_json: bool) 
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError, rendezvous_handler_registry
     from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
     least, most = how.nodes
@@ -93,7 +94,8 @@ def launch(experiment: Experiment, how: Launch, out: str | None, as_json: bool) 
     elif out is None:
         raise OptionError([Diagnostic("--out", "is missing: name a folder that all nodes see", "command line")])
     _share_processors(how.nproc)
-    with tempfile.TemporaryDirectory(prefix="msctx-run-") as scratch, _quiet(), _new_stores(how.restarts):
+    rendezvous_handler_registry.register("msctx", _rendezvous)
+    with tempfile.TemporaryDirectory(prefix="msctx-run-") as scratch, _quiet(), _new_stores(how.restarts > 0 or least < most):
         (seen := Path(scratch) / "folders").touch()
         os.environ[carried.VARIABLE] = _plan(experiment, out, as_json, seen)
         config = LaunchConfig(
@@ -101,7 +103,7 @@ def launch(experiment: Experiment, how: Launch, out: str | None, as_json: bool) 
             max_nodes=most,
             nproc_per_node=how.nproc,
             run_id=how.run_id or "msctx",
-            rdzv_backend="c10d",
+            rdzv_backend="msctx",
             rdzv_endpoint=how.rendezvous or "localhost:0",
             max_restarts=how.restarts,
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
@@ -112,6 +114,9 @@ def launch(experiment: Experiment, how: Launch, out: str | None, as_json: bool) 
         except ChildFailedError as failed:
             failure: EntryFailed | None = _first(failed.failures, Path(scratch))
             ended = {rank: _why(one) for rank, one in failed.failures.items()}
+        except RendezvousError as lost:
+            text = f"a node that is needed has ended, or does not answer at {how.rendezvous} ({named(lost)})"
+            failure = EntryFailed(f"{text}; what became of the ranks is in {out}")
         except SignalException as signalled:
             if signalled.sigval == signal.SIGINT:
                 raise KeyboardInterrupt from None
@@ -156,6 +161,30 @@ def _plan(experiment: Experiment, out: str | None, as_json: bool, seen: Path) ->
     return carried.pack(flatten(experiment.levels), experiment=mine, out=out, json=as_json, seen=str(seen))
 
 
+def _rendezvous(parameters: Any) -> Any:
+    """Torch's, after which the plan of the ranks also holds how often all of them were started before.
+
+    TORCHELASTIC_RESTART_COUNT does not: each agent counts how often ranks of its own node have failed.
+    """
+    from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
+
+    parameters.backend = "c10d"
+    handler = rendezvous_handler_registry.create_handler(parameters)
+    join = handler.next_rendezvous
+
+    def next_rendezvous() -> Any:
+        found = join()
+        store = found.store  # of this start alone; that below it is the same for all
+        if found.rank == 0:
+            store.set("msctx/restart", str(store.underlying_store.add(f"msctx/starts/{parameters.run_id}", 1) - 1))
+        plan = json.loads(os.environ[carried.VARIABLE]) | {"restart": int(store.get("msctx/restart"))}
+        os.environ[carried.VARIABLE] = json.dumps(plan, separators=(",", ":"))
+        return found
+
+    handler.next_rendezvous = next_rendezvous
+    return handler
+
+
 def handed(environment: Mapping[str, str]) -> tuple[Experiment, str | None, bool]:
     """What a rank was handed: its experiment, the run directory, and whether it reports in JSON."""
     found = carried.read(environment)
@@ -186,11 +215,11 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _new_stores(restarts: int) -> Iterator[None]:
+def _new_stores(may_restart: bool) -> Iterator[None]:
     """A restart has a store of its own: in the agent's, ranks would find the addresses of those that have ended."""
     name = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
     found = os.environ.get(name)
-    if restarts:
+    if may_restart:
         os.environ[name] = "1"
     try:
         yield

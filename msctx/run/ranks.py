@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from msctx.errors import Diagnostic, FileError
 from msctx.native import distributed
 from msctx.native.distributed import number
+from msctx.options import carried
 from msctx.run.record import Record
 
 
+def _restart() -> int | None:
+    """How often all ranks were started before, as `msctx run --nproc` has counted it; ``None``: it has not started this process."""
+    return carried.read(os.environ).get("restart")
+
+
 def is_one_of_several() -> bool:
-    """Whether a launcher has started this process beside others."""
-    return number("WORLD_SIZE") > 1
+    """Whether a launcher has started this process beside others; `msctx run --nproc` also may start one alone."""
+    return number("WORLD_SIZE") > 1 or _restart() is not None
 
 
 def rank() -> int:
@@ -29,12 +36,14 @@ def record(out: str | None, parent: str, name: str) -> Record:
     """
     if not is_one_of_several():
         return Record.create(out, parent, name)
-    mine, store = f"rank_{rank()}", distributed.agents_store("run") if distributed.has_agent() else None
-    if out is None and store is None:
+    mine, restart = f"rank_{rank()}", _restart()
+    if out is None and not distributed.has_agent():
         return Record.create(None, parent, f"{name}-{mine}")
     if out is None:
-        out = _agreed_folder(store, parent, name)
-    if restart := number("TORCHELASTIC_RESTART_COUNT"):
+        out = _agreed_folder(distributed.agents_store("run"), parent, name)
+    if restart is None:  # torchrun's agent counts how often the ranks of its node have failed; with one node it is the same
+        restart = number("TORCHELASTIC_RESTART_COUNT")
+    if restart:
         mine = f"restart_{restart}/{mine}"
     return Record.create(str(Path(out) / mine), parent, name)
 

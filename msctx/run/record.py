@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from msctx.errors import Diagnostic, FileError, text_of
+from msctx.native import cachedir
 
 
 class Record:
@@ -52,11 +53,8 @@ class Record:
         self.text(name, yaml.safe_dump(plain(data), sort_keys=False, allow_unicode=True))
 
     def text(self, name: str, text: str) -> None:
-        part = self.folder / f".{name}.part"
         try:
-            with open(part, "w", encoding="utf-8", opener=_for_the_user_alone) as file:
-                file.write(text)
-            os.replace(part, self.folder / name)
+            cachedir.write(self.folder / name, text.encode())  # nodes may write ranks.json at once
         except OSError as error:
             raise FileError([Diagnostic("", f"cannot be written: {error.strerror}", where=str(self.folder / name))]) from None
 

@@ -160,6 +160,16 @@ def test_machines_of_other_names_are_no_difference(ranks: Ranks, monkeypatch: py
         assert ranks.store.asked == 3, "two for the values, one for the place"
 
 
+def test_ranks_of_one_start_are_compared_whatever_their_agents_count(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank of this node has failed before, none of the other node; they have a new store."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    ranks.enter(0, deterministic="ON")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    with pytest.warns(msctx.MsctxWarning, match="ranks differ in what they compute"):
+        ranks.enter(1, deterministic="OFF")
+
+
 @pytest.mark.parametrize("how", [{"strict": True}, {"fallback": "error"}])
 def test_it_is_an_error_where_that_is_asked_for(ranks: Ranks, how: dict[str, Any]) -> None:
     ranks.enter(0, deterministic="ON")

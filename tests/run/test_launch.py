@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,9 +15,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed import HashStore, PrefixStore
+from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
 from msctx.cli import main
 from msctx.errors import OptionError
+from msctx.options import Layer, carried
 from msctx.run import launch
 from msctx.run.config import read
 from msctx.run.launch import Launch
@@ -30,9 +35,11 @@ import os, time, torch, torch.distributed as dist
 def main(run, fails=-1, sends=0, exits=0, restarts=False, sleeps=0.0, interrupts=-1):
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    count = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    if restarts and run.dir.parent.name == "restart_1":
+        fails, sleeps = -1, 0
     print("rank", rank, "is on", os.getpid(), flush=True)
-    if rank == fails and (first or not restarts):
+    if rank == fails:
         if exits:
             os._exit(exits)
         if sends:
@@ -44,7 +51,8 @@ def main(run, fails=-1, sends=0, exits=0, restarts=False, sleeps=0.0, interrupts
     if rank == interrupts:
         raise KeyboardInterrupt
     dist.destroy_process_group()
-    return {"total": total.item(), "on": torch.are_deterministic_algorithms_enabled(), "seed": torch.initial_seed()}
+    on, seed = torch.are_deterministic_algorithms_enabled(), torch.initial_seed()
+    return {"total": total.item(), "on": on, "seed": seed, "count": count}
 """
 
 
@@ -61,6 +69,21 @@ def command(*words: str) -> list[str]:
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*words), capture_output=True, text=True, timeout=300, cwd=folder, check=False)
+
+
+def two_nodes(folder: Path, *words: str) -> list[tuple[int, str]]:
+    """An agent for each of two nodes, with one rank; the exit code and the error output of each."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        place = f"localhost:{free.getsockname()[1]}"
+    words = command("--nproc", "1", "--nnodes", "2", "--rdzv", place, "--out", "out", *words)
+    agents = [subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        return [(agent.returncode, err) for agent in agents for _, err in [agent.communicate(timeout=300)]]
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.communicate()
 
 
 def ranks(folder: Path) -> list[dict[str, Any]]:
@@ -151,6 +174,61 @@ def test_a_restart_has_its_own_records(folder: Path) -> None:
     assert [(row["restart"], row["rank"]) for row in ranks(folder / "out")] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert {row["status"] for row in ranks(folder / "out")[2:]} == {"completed"}
     assert (folder / "out" / "restart_1" / "rank_1" / "result.json").exists()
+
+
+@pytest.mark.full
+def test_a_restart_on_two_nodes(folder: Path) -> None:
+    """Only the agent whose rank has failed counts it; for the other one a node has gone and come again."""
+    ended = two_nodes(folder, "args.fails=1", "args.restarts=true", "args.sleeps=600", "--max-restarts", "1")
+    assert [code for code, _ in ended] == [0, 0], ended
+    found = ranks(folder / "out")
+    assert [(row["restart"], row["rank"], row["status"]) for row in found] == [
+        *((0, 0, "interrupted"), (0, 1, "failed")),
+        *((1, 0, "completed"), (1, 1, "completed")),
+    ]
+    results = [json.loads((folder / "out" / row["folder"] / "result.json").read_text()) for row in found[2:]]
+    assert [one["count"] for one in results] == ["0", "1"]
+
+
+@pytest.mark.full
+def test_two_nodes_of_which_one_fails_for_good(folder: Path) -> None:
+    ended = two_nodes(folder, "args.fails=1", "--max-restarts", "1")
+    assert [code for code, _ in ended] == [5, 5], ended
+    assert any("rank 1 failed first" in err and "ValueError: it is rank one" in err for _, err in ended)
+    assert not [err for _, err in ended if "torch/distributed/elastic" in err]
+    assert {row["restart"] for row in ranks(folder / "out")} == {0, 1}
+
+
+@pytest.mark.full
+def test_one_rank(folder: Path) -> None:
+    done = run(folder, "--nproc", "1", "--out", "out")
+    assert done.returncode == 0, done.stderr
+    ((row,), made) = ranks(folder / "out"), sorted(path.name for path in folder.iterdir())
+    assert (row["rank"], row["restart"], row["folder"], row["status"]) == (0, 0, "rank_0", "completed")
+    assert made == ["entry.py", "out", "two.yaml"]
+
+
+def test_agents_number_the_starts_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two agents, one after the other in each of three rounds of the rendezvous."""
+    monkeypatch.setenv(carried.VARIABLE, carried.pack(Layer()))
+    store, rounds, found = HashStore(), itertools.count(), []
+
+    def create(parameters: Any) -> Any:
+        assert parameters.backend == "c10d"
+
+        def next_rendezvous() -> Any:
+            turn, rank = divmod(next(rounds), 2)
+            return SimpleNamespace(store=PrefixStore(f"round {turn}", store), rank=rank)
+
+        return SimpleNamespace(next_rendezvous=next_rendezvous)
+
+    monkeypatch.setattr(rendezvous_handler_registry, "create_handler", create)
+    agents = [launch._rendezvous(SimpleNamespace(run_id="x", backend="msctx")) for _ in range(2)]
+    for _ in range(3):
+        for agent in agents:
+            agent.next_rendezvous()
+            found.append(carried.read(os.environ)["restart"])
+    assert found == [0, 0, 1, 1, 2, 2]
 
 
 @pytest.mark.full

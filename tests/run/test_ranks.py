@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from msctx.errors import FileError
+from msctx.options import Layer, carried
 from msctx.run import ranks
 
 EXPERIMENT = "context: {{seed: 0}}\nexperiment: {{name: two, entry: entry.py:main}}\nrecord: {{dir: {where}}}\n"
@@ -58,6 +59,17 @@ def test_the_rank_is_the_launchers(world: str, rank: str, expected: int, monkeyp
     monkeypatch.setenv("WORLD_SIZE", world)
     monkeypatch.setenv("RANK", rank)
     assert ranks.rank() == expected
+
+
+@pytest.mark.parametrize(("restart", "expected"), [(0, "rank_0"), (2, "restart_2/rank_0")])
+def test_msctx_run_numbers_restarts_itself(
+    restart: int, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's agents count their own failures alone; and a rank may be the only one there is."""
+    for name, value in {"WORLD_SIZE": "1", "RANK": "0", "TORCHELASTIC_RESTART_COUNT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(carried.VARIABLE, carried.pack(Layer(), restart=restart))
+    assert ranks.record(str(tmp_path), "", "two").folder == tmp_path / expected
 
 
 def test_other_launchers_give_each_rank_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
