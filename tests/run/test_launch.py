@@ -71,14 +71,22 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*words), capture_output=True, text=True, timeout=300, cwd=folder, check=False)
 
 
-def two_nodes(folder: Path, *words: str) -> list[tuple[int, str]]:
-    """An agent for each of two nodes, with one rank; the exit code and the error output of each."""
+def two_nodes(folder: Path, *words: str, nodes: str = "2") -> list[tuple[int, str]]:
+    """An agent for each of two nodes, with one rank; the exit code and the error output of each.
+
+    Where one node is enough to begin with, the other one comes when the first rank runs.
+    """
     with socket.socket() as free:
         free.bind(("localhost", 0))
         place = f"localhost:{free.getsockname()[1]}"
-    words = command("--nproc", "1", "--nnodes", "2", "--rdzv", place, "--out", "out", *words)
-    agents = [subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    words = command("--nproc", "1", "--nnodes", nodes, "--rdzv", place, "--out", "out", *words)
+    agents: list[subprocess.Popen[str]] = []
     try:
+        for _ in range(2):
+            if agents and nodes != "2":
+                assert agents[0].stdout is not None
+                assert any("is on" in line for line in agents[0].stdout)
+            agents.append(subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
         return [(agent.returncode, err) for agent in agents for _, err in [agent.communicate(timeout=300)]]
     finally:
         for agent in agents:
@@ -197,6 +205,15 @@ def test_two_nodes_of_which_one_fails_for_good(folder: Path) -> None:
     assert any("rank 1 failed first" in err and "ValueError: it is rank one" in err for _, err in ended)
     assert not [err for _, err in ended if "torch/distributed/elastic" in err]
     assert {row["restart"] for row in ranks(folder / "out")} == {0, 1}
+
+
+@pytest.mark.full
+def test_a_node_that_comes_later(folder: Path) -> None:
+    ended = two_nodes(folder, "args.restarts=true", "args.sleeps=600", nodes="1:2")
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert [(row["restart"], row["rank"], row["status"]) for row in ranks(folder / "out")] == [
+        *((0, 0, "interrupted"), (1, 0, "completed"), (1, 1, "completed")),
+    ]
 
 
 @pytest.mark.full
