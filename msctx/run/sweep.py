@@ -227,6 +227,7 @@ def sweep(
         if results:
             record.text("sweep.csv", as_csv(found["points"]))
 
+    write(partial=True)  # who is killed in the first point can go on, too
     folders = {n: _folder(record.folder, f"{n:0{len(str(len(grid)))}d}") for n in range(1, len(grid) + 1) if n not in known}
     left = [(n, [*words, *words_of(grid[n - 1])], folder) for n, folder in folders.items()]
     with terminable(), closing(engine(file, left, record.folder / "jobs")) as ended:

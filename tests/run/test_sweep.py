@@ -166,6 +166,26 @@ def test_a_sweep_goes_on_where_it_stopped(
     assert "there is no sweep to resume" in err
 
 
+def test_a_sweep_that_ended_in_its_first_point_goes_on(
+    experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def run_point(children: Any, file: str, words: list[str], folder: Path) -> dict[str, Any]:
+        ran.append(folder.name)
+        folder.mkdir()
+        if len(ran) == 1:
+            raise MemoryError  # nothing is written any more, as when the process is killed
+        return {"status": "completed"}
+
+    monkeypatch.setattr(sweep, "run_point", run_point)
+    given = (experiment, "x", [], {"args.scale": [1, 2]}, str(tmp_path / "out"), "")
+    with pytest.raises(MemoryError):
+        sweep.sweep(*given)
+    assert len(sweep.sweep(*given, resume=True)["points"]) == 2
+    assert ran == ["1", "1-2", "2"]
+
+
 @pytest.mark.full
 def test_points_as_jobs(experiment: str, tmp_path: Path, capsys: Any) -> None:
     pytest.importorskip("submitit")
