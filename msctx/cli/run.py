@@ -54,7 +54,7 @@ def run(
     nnodes: Annotated[str, typer.Option(metavar="M", help="With --nproc: nodes, or MIN:MAX of them.")] = "1",
     rdzv: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where several nodes find each other, the same on all.")] = "",
     run_id: Annotated[str, typer.Option(help="Of one of several jobs that find each other at the same place.")] = "",
-    max_restarts: Annotated[int, typer.Option(min=0, help="How often all ranks start anew after one has failed.")] = 0,
+    max_restarts: Annotated[int, typer.Option(min=0, help="How often a rank of this node may fail: all start anew.")] = 0,
     json_: Json = False,
 ) -> None:
     """Run an experiment under its options, record it, and restore everything.

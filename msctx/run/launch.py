@@ -169,12 +169,12 @@ def _rendezvous(parameters: Any) -> Any:
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
     parameters.backend = "c10d"
-    handler = rendezvous_handler_registry.create_handler(parameters)
+    handler: Any = rendezvous_handler_registry.create_handler(parameters)
     join = handler.next_rendezvous
 
     def next_rendezvous() -> Any:
         found = join()
-        store = found.store  # of this start alone; that below it is the same for all
+        store: Any = found.store  # of this start alone; that below it is the same for all
         if found.rank == 0:
             store.set("msctx/restart", str(store.underlying_store.add(f"msctx/starts/{parameters.run_id}", 1) - 1))
         plan = json.loads(os.environ[carried.VARIABLE]) | {"restart": int(store.get("msctx/restart"))}

@@ -107,6 +107,20 @@ def test_torchrun_and_a_shell_are_reached(folder: Path) -> None:
     assert sorted(done.stdout.splitlines()) == ["no memory"] * 2 + ["rank True 1"] * 2
 
 
+@pytest.mark.full
+def test_accelerate_is_reached(folder: Path) -> None:
+    pytest.importorskip("accelerate")
+    (folder / "train.py").write_text(
+        "import echo\nfrom accelerate import Accelerator\n"
+        "with Accelerator(cpu=True).main_process_first():\n    echo.show('rank')\n"
+    )
+    # --multi_gpu is how it starts several ranks, on a CPU too
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1", "--num_processes", "2"]
+    done = run(*OPTIONS, "--", *launch, "--mixed_precision", "no", "--dynamo_backend", "no", folder / "train.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["rank True 1"] * 2
+
+
 def test_a_file_gives_the_options_and_the_command_its_exit_code(folder: Path) -> None:
     (folder / "options.yaml").write_text("context: {deterministic: 'ON', runtime_num_threads: 2}")
     program = "import echo, sys; echo.show('program'); sys.exit(int(sys.argv[-1]))"
@@ -114,19 +128,21 @@ def test_a_file_gives_the_options_and_the_command_its_exit_code(folder: Path) ->
     assert (done.stdout, done.returncode) == ("program True 1\n", 9), done.stderr
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.full)])
 def test_a_program_takes_the_options_back_for_good(folder: Path, start: str) -> None:
+    """A forkserver has begun before, with the options in its environment."""
     (folder / "taken_back.py").write_text(
         "import multiprocessing, msctx, echo\n"
-        "if __name__ == '__main__':\n"
-        "    echo.show('before')\n    msctx.reset_context()\n    msctx.get_context('deterministic')\n"
+        "def child():\n"
         f"    child = multiprocessing.get_context({start!r}).Process(target=echo.show, args=('child',))\n"
         "    child.start()\n    child.join()\n"
+        "if __name__ == '__main__':\n"
+        "    child()\n    msctx.reset_context()\n    msctx.get_context('deterministic')\n    child()\n"
         "    with msctx.context(runtime_num_threads=2):\n        echo.show('inside')\n"
     )
     done = run("deterministic=ON", "--", sys.executable, folder / "taken_back.py")
     assert [line.split()[:2] for line in done.stdout.splitlines()] == [
-        ["before", "True"],
+        ["child", "True"],
         ["child", "False"],
         ["inside", "False"],
     ]

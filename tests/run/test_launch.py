@@ -149,6 +149,41 @@ def test_a_rank_that_is_killed(folder: Path) -> None:
     assert (last["status"], last["reason"]) == ("unknown", "signal 9 (SIGKILL) ended it")
 
 
+KILLED = """
+import os, signal, torch, torch.distributed as dist, msctx
+def main(at):
+    dist.init_process_group("gloo")
+    write, calls = torch.set_num_threads, []
+    def set_num_threads(count):
+        calls.append(count)
+        if dist.get_rank() == 1 and len(calls) == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        write(count)
+    torch.set_num_threads = set_num_threads
+    found = torch.get_num_threads()
+    with msctx.context(runtime_num_threads=found + 1):
+        pass
+    assert calls == [found + 1, found]
+    torch.set_num_threads = write
+    dist.barrier()
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("at", [1, 2], ids=["entering", "leaving"])
+def test_a_rank_that_is_killed_while_it_enters_or_leaves(folder: Path, at: int) -> None:
+    """The other one has entered and left; it fails where it waits for this one."""
+    (folder / "entry.py").write_text(KILLED)
+    done = run(folder, f"args.at={at}", "--out", "out")
+    assert done.returncode == 5
+    assert "rank 1 failed first" in done.stderr
+    other, killed = ranks(folder / "out")
+    assert (killed["status"], killed["reason"]) == ("unknown", "signal 9 (SIGKILL) ended it")
+    assert other["status"] in ("failed", "interrupted"), "by the agent, which may come first"
+    assert "AssertionError" not in other["reason"]
+    assert json.loads((folder / "out" / "rank_0" / "result.json").read_text())["restored"]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGABRT])
 def test_a_rank_that_gets_a_signal_is_before_those_that_lose_it(folder: Path, number: signal.Signals) -> None:
