@@ -67,14 +67,17 @@ def run(
 
     experiment = read(file, overrides or (), need_entry=True)
     require(experiment.sinks, experiment.sinks_mark)
+    of_nodes = {"--nnodes": nnodes != "1", "--rdzv": rdzv, "--run-id": run_id}
     if sweep:
-        how = ["--nproc", str(nproc)] if nproc else []
+        _refuse(of_nodes, "does not go with --sweep, whose points run on one node each")
+        if not nproc:
+            _refuse({"--max-restarts": max_restarts}, "needs --nproc")
+        how = ["--nproc", str(nproc), "--max-restarts", str(max_restarts)] if nproc else []
         _sweep(file, overrides or [], sweep, experiment, out, dry_run, json_, how, resume, engine, job or [])
         return
-    _refuse("--sweep", {"--engine": engine, "--job": job, "--resume": resume})
+    _refuse({"--engine": engine, "--job": job, "--resume": resume}, "needs --sweep")
     if not nproc:
-        given = {"--nnodes": nnodes != "1", "--rdzv": rdzv, "--run-id": run_id, "--max-restarts": max_restarts}
-        _refuse("--nproc", given)
+        _refuse(of_nodes | {"--max-restarts": max_restarts}, "needs --nproc")
     from msctx.run.runner import prepare_environment  # from here on torch is imported
 
     prepare_environment(experiment)
@@ -98,8 +101,8 @@ def run(
     _launch(experiment, Launch(nproc, nnodes, rdzv, run_id, max_restarts), out, json_)
 
 
-def _refuse(needed: str, given: dict[str, Any]) -> None:
-    if problems := [Diagnostic(flag, f"needs {needed}", "command line") for flag, value in given.items() if value]:
+def _refuse(given: dict[str, Any], why: str) -> None:
+    if problems := [Diagnostic(flag, why, "command line") for flag, value in given.items() if value]:
         raise OptionError(problems)
 
 

@@ -220,6 +220,8 @@ def test_each_point_may_have_several_ranks(experiment: str, tmp_path: Path, caps
         (["--sweep", "seed=1,2", "--engine", "slurm"], "--engine: slurm: "),
         (["--engine", "local"], "--engine: needs --sweep"),
         (["--resume"], "--resume: needs --sweep"),
+        (["--sweep", "seed=1,2", "--nnodes", "2", "--rdzv", "a:1"], "--rdzv: does not go with --sweep"),
+        (["--sweep", "seed=1,2", "--max-restarts", "1"], "--max-restarts: needs --nproc"),
     ],
 )
 def test_mistakes_about_where_points_run(experiment: str, tmp_path: Path, capsys: Any, words: list[str], told: str) -> None:
