@@ -12,7 +12,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 @pytest.fixture
 def one_rank() -> Iterator[None]:
-    """A process group of this process alone."""
+    """A process group of this process alone; what frameworks tell their processes by the environment goes with it."""
+    found = dict(os.environ)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
+    os.environ.clear()
+    os.environ.update(found)

@@ -179,12 +179,11 @@ def test_a_model_without_optimizers_is_fitted(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_rank")
-def test_the_data_parallel_model_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_parallel_model_is_watched(tmp_path: Path) -> None:
     class Looks(Digits):
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
             self.wrappers = [one for model in models() for one in data_parallel(model)]
 
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # else Lightning sets it
     model = Looks()
     callback = MsctxCallback(conv_fprop_algo="gemm")
     trainer(tmp_path, callback, strategy="ddp", devices=1).fit(model, data())
