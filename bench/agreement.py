@@ -88,7 +88,7 @@ def digests() -> dict[str, Any]:
     times = []
     for _ in range(TURNS):
         began = time.perf_counter()
-        replicas._digests(model, "")
+        replicas._digests(model)
         times.append(time.perf_counter() - began)
     return {"parameters": sum(p.numel() for p in model.parameters()), "seconds": statistics.median(times)}
 
@@ -117,7 +117,6 @@ def table(found: dict[str, Any]) -> list[str]:
         return f"{1e3 * statistics.median(times):.1f} ms ({1e3 * min(times):.1f} to {1e3 * max(times):.1f})"
 
     columns = {"equal": "all agree", "differing": "the last one differs", "first": "the first one differs"}
-    columns = {name: title for name, title in columns.items() if name in found["rows"][0]}  # older files have no "first"
     lines = [f"| ranks | {' | '.join(columns.values())} |", "|---" * (1 + len(columns)) + "|"]
     lines += [f"| {row['ranks']:,} | {' | '.join(figure(row[name]) for name in columns)} |" for row in found["rows"]]
     last, digest = found["rows"][-1], found["digests"]
