@@ -210,7 +210,7 @@ double seconds_of(const std::function<void()>& run) {
 }
 
 Decided measured(Policy& policy, const ConvCall& call, const Decided& guessed, Direction direction, int threads, const Run& run) {
-  if (here || forked) return guessed;
+  if (here || forks) return guessed;
   const std::unique_lock<std::mutex> mine(measuring, std::try_to_lock);
   if (!mine.owns_lock()) return guessed;
   const Here guard;

@@ -97,7 +97,7 @@ std::string text_of(const PolicyText& t, const ConvTable& table) {
   };
   number(t.options);  // its padding is zero: ctypes made it
   number(t.rules);
-  number(int32_t(forked));
+  number(int32_t(forks > 0));
   number(&table);
   for (const char* asked : t.asked) word(asked);
   for (int i = 0; i < t.rules; i++) {

@@ -43,7 +43,7 @@ void Policy::tune(
   else if (deterministic) why = "nothing is measured under deterministic=ON, and no entry of the tuning file with the same stamp has it";
   else if (batch_invariant) why = "under batch_invariant=True the choice must not depend on the size of the batch";
   else if (thread_invariant) why = "nothing is measured under thread_invariant=True, and the tuning file does not have it";
-  else if (why.empty() && forked) why = "nothing is measured in a forked worker, and the tuning file does not have it";
+  else if (why.empty() && forks) why = "nothing is measured in a forked worker, and the tuning file does not have it";
   decision.to_measure = why.empty();
   choice.reasons.clear();
   decision.row = guess(call, direction, choice);

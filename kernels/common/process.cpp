@@ -2,13 +2,14 @@
 #include "msctx/process.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <new>
 #include <vector>
 
 namespace msctx {
 
-bool forked = false;
+int64_t forks = 0;
 std::atomic<int64_t> times_warned_again{1};
 
 namespace {
@@ -31,7 +32,7 @@ void release() {
   for (std::mutex* mutex : mutexes().taken) mutex->unlock();
 }
 void begin_child() {
-  forked = true;
+  forks++;
   release();
   for (std::mutex* mutex : mutexes().renewed) new (mutex) std::mutex;
 }
@@ -39,6 +40,13 @@ void begin_child() {
 const int registered = pthread_atfork(take, release, begin_child);
 
 }  // namespace
+
+uint64_t thread_id() {
+  thread_local uint64_t id = 0;
+  thread_local int64_t known_after = -1;
+  if (known_after != forks) id = uint64_t(gettid()), known_after = forks;
+  return id;
+}
 
 std::mutex& fork_safe_mutex(bool is_short) {
   auto* mutex = new std::mutex;

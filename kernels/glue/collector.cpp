@@ -6,7 +6,6 @@
 #include <ATen/record_function.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -73,7 +72,7 @@ at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;
 std::atomic<PythonFunction> sink{nullptr}, chooser{nullptr}, placer{nullptr};  // Python's, for the life of the process
 constexpr size_t enough = 512, most = 1 << 16;  // rows that Python is asked to take; that wait for it at most
 struct State {
-  pid_t process = getpid();
+  int64_t process = forks;
   std::map<int64_t, std::deque<Row>> waiting;  // of each reader
   std::unordered_set<std::string> texts;  // lines of code, which keep their places
   std::deque<std::string> modules;        // the path of each
@@ -82,9 +81,9 @@ struct State {
 // The lock is held. What waits in a process that forks is its own: the child has none of it.
 State& state() {
   static auto* all = new State;
-  if (const pid_t here = getpid(); all->process != here) {
+  if (all->process != forks) {
     for (auto& queue : all->waiting) queue.second.clear();
-    all->process = here;
+    all->process = forks;
   }
   return *all;
 }
@@ -345,7 +344,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
     row.maker = maker.id;
     row.line = maker.line;
   }
-  row.thread = uint64_t(gettid());
+  row.thread = thread_id();
   row.began = now();
   const Config& a = *asked;
   at->was_deterministic = at::globalContext().deterministicAlgorithms();

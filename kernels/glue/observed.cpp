@@ -50,7 +50,7 @@ std::vector<Found> in_pieces(const at::Tensor& t, const Read& read) {
   const auto each = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) found[i] = read(data + i * piece * t.element_size(), std::min(piece, count - i * piece));
   };
-  if (forked) each(0, pieces);
+  if (forks) each(0, pieces);
   else at::parallel_for(0, pieces, 1, each);
   return found;
 }

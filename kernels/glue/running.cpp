@@ -1,7 +1,5 @@
 #include "glue/running.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -24,20 +22,20 @@ struct Running {
 // The lock is held. Of the threads of a process that forks, only the one that does so is in the child.
 std::vector<std::shared_ptr<Running>>& running() {
   static auto* all = new std::vector<std::shared_ptr<Running>>;
-  static pid_t process = getpid();
-  if (const pid_t here = getpid(); process != here) {
+  static int64_t process = forks;
+  if (process != forks) {
     all->clear();
-    process = here;
+    process = forks;
   }
   return *all;
 }
 std::shared_ptr<Running>& running_here() {
   thread_local std::shared_ptr<Running> mine;
-  thread_local pid_t process = 0;
-  if (const pid_t here = getpid(); process != here) {
-    process = here;
+  thread_local int64_t process = -1;
+  if (process != forks) {
+    process = forks;
     mine = std::make_shared<Running>();
-    mine->thread = uint64_t(gettid());
+    mine->thread = thread_id();
     const std::lock_guard<std::mutex> guard(lock);
     auto& all = running();
     all.erase(std::remove_if(all.begin(), all.end(), [](const auto& one) { return one.use_count() == 1; }), all.end());

@@ -23,7 +23,7 @@ inline const void* storage_of(const at::Tensor& t) {
 }
 
 inline Parallel threads_of_torch() {
-  if (forked || at::in_parallel_region()) return serial();
+  if (forks || at::in_parallel_region()) return serial();
   return {at::get_num_threads(), nullptr, [](void*, int64_t tasks, void (*task)(void*, int64_t, int), void* arg) {
             at::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
               const int slot = at::get_thread_num();

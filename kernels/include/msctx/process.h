@@ -10,8 +10,12 @@
 
 namespace msctx {
 
-// Whether this process was forked after the library was loaded. OpenMP's threads did not come along: waiting for them would never end.
-extern bool forked;
+// How often this process, or one that it comes from, was forked after the library was loaded. OpenMP's threads did not come along: waiting
+// for them would never end.
+extern int64_t forks;
+
+// The kernel's number of this thread. It is asked once, since that is a system call.
+uint64_t thread_id();
 
 // A mutex for the life of the process that a forked child finds free. A fork waits for those that are held for short; the others are
 // renewed in the child, since the thread that held them did not come along.
