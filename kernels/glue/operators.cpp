@@ -37,10 +37,11 @@ const std::unordered_set<std::string> of_sums{
     "aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::baddbmm_", "aten::addbmm", "aten::addbmm_", "aten::addmv", "aten::addmv_",
     "aten::addr", "aten::addr_", "aten::_addmm_activation"};
 const std::unordered_set<std::string> of_terms{"aten::add", "aten::add_", "aten::sub", "aten::sub_", "aten::mul", "aten::mul_"};
-// They choose between values, of which a tensor without dimensions is one that somebody has written there.
+// They choose between values, or copy them: a tensor without dimensions is one that somebody has written there.
 const std::unordered_set<std::string> of_choices{
     "aten::where", "aten::minimum", "aten::maximum", "aten::fmin", "aten::fmax", "aten::clamp", "aten::clamp_", "aten::clamp_min",
-    "aten::clamp_min_", "aten::clamp_max", "aten::clamp_max_"};
+    "aten::clamp_min_", "aten::clamp_max", "aten::clamp_max_", "aten::clone", "aten::_to_copy", "aten::stack", "aten::index_fill",
+    "aten::index_put"};
 // Their results hold nothing yet, or what was there before.
 const std::unordered_set<std::string> of_nothing{
     "aten::detach_", "aten::requires_grad_", "aten::as_strided_", "aten::squeeze_", "aten::unsqueeze_", "aten::t_", "aten::transpose_",

@@ -1,6 +1,7 @@
 #include "glue/overflow.h"
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/logical_not.h>
 #include <ATen/ops/masked_fill.h>
@@ -47,6 +48,13 @@ struct Given {
   bool is_known = true, is_spread = false;  // is_spread: a value may reach other places than its own
 };
 
+// Whether it was written over, too; of views that interleave it is not known.
+bool overlap(const at::Tensor& t, const at::Tensor& over) {
+  if (!t.has_storage() || !over.has_storage()) return false;
+  const auto found = at::get_overlap_status(t, over);
+  return found == at::MemOverlapStatus::Full || found == at::MemOverlapStatus::Partial;
+}
+
 int64_t count(const Statistics& s) { return s.nan + s.positive_inf + s.negative_inf; }
 
 Given given_to(const Operator& op, const std::vector<c10::IValue>& arguments, const std::vector<std::optional<Statistics>>& before) {
@@ -70,7 +78,7 @@ Given given_to(const Operator& op, const std::vector<c10::IValue>& arguments, co
         if (!was || !(kinds = kinds_of(*was))) continue;
         found.over += count(*was);
       } else {
-        if (std::ranges::any_of(written, [&](const at::Tensor& over) { return t.is_alias_of(over); })) continue;
+        if (std::ranges::any_of(written, [&](const at::Tensor& over) { return overlap(t, over); })) continue;
         found.is_known &= !may_hold_nonfinite(t);
         if (!(kinds = kinds_of(t))) continue;
         found.still.push_back(t);
@@ -108,6 +116,7 @@ bool makes_more(const Operator& op, const Given& given, const std::vector<at::Te
     if (!is_readable(left) || !has_nonfinite(left)) continue;
     if (!fits(left)) return false;
     if (given.over) {
+      if (left.is_complex()) return false;  // one part that is not finite makes the other one so
       made += nonfinite_in(left), most += spread(left);
       continue;
     }

@@ -140,12 +140,29 @@ def test_what_a_mask_had_is_told_beside_what_came_of_it(tmp_path: Path) -> None:
             lambda: torch._foreach_mul_([scores(), scores(-6e4)], 4),
             "aten::_foreach_mul_ in no watched module, forward pass, {}: 22 -Inf",
         ),
+        (
+            lambda: (d := torch.full((3,), 3e38)).add_(d.clone().to_sparse()),
+            "aten::add_ in no watched module, forward pass, {}: 3 Inf",
+        ),
         (lambda: scores(-6e4).mul_(4), "aten::mul_ in no watched module, forward pass, {}: 16 -Inf"),
     ],
 )
 def test_what_is_made_in_place_beside_a_mask_is_news_after_other_reports(run: Run, report: str, tmp_path: Path) -> None:
     _, found = overflows(lambda: [torch.zeros(1).log(), run()], tmp_path)
     assert re.search(report.format(r"test_overflow.py:\d+"), found)
+
+
+def chunks() -> None:
+    flat = torch.ones(6)
+    flat[3] = INF
+    one, other = flat.chunk(2)
+    one.mul_(other)
+
+
+@pytest.mark.parametrize("run", [chunks, lambda: torch.tensor([complex(INF, 0), 1, 1]).mul_(2)])
+def test_what_is_passed_on_in_place_is_no_news_after_other_reports(run: Run, tmp_path: Path) -> None:
+    (first,) = overflows(lambda: [torch.zeros(1).log(), run()], tmp_path)
+    assert "aten::log in" in first
 
 
 @pytest.mark.parametrize(
@@ -209,6 +226,11 @@ HARMLESS: dict[str, Run] = {
         0, torch.tensor([0]), torch.ones(1), "amax"
     ),
     "a number that is chosen": lambda: torch.where(torch.ones(3) > 2, torch.ones(3), torch.tensor(NAN)).nansum(),
+    "a number that is copied": lambda: [
+        torch.tensor(INF).clone().to(torch.float64),
+        torch.stack([torch.tensor(INF), torch.tensor(NAN)]),
+        torch.ones(3).index_fill(0, torch.tensor([0]), torch.tensor(INF)),
+    ],
     "a number in the program": lambda: torch.ones(3) * INF,
     "a mask that is widened": lambda: (torch.ones(2, 3, 4) + torch.tensor([0.0, 0, -INF, -INF])).softmax(-1),
     "a mask that is summed": lambda: torch.full((4, 4), -INF).triu(1).sum(-1),
