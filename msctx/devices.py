@@ -48,7 +48,7 @@ def free_memory() -> int:
 
 def facts(settings: Iterable[str] = ()) -> Facts:
     """What plans depend on; the native core is looked for only where one of the options *settings* needs it."""
-    native = cudnn = matrix_unit = mkl = ""
+    native = cudnn = npu = matrix_unit = mkl = ""
     half_products = None
     if not NEED_CORE.isdisjoint(settings):
         from msctx.native import core
@@ -56,6 +56,7 @@ def facts(settings: Iterable[str] = ()) -> Facts:
         native = core.obstacle()
         cudnn = core.cudnn_obstacle() if "cuda" in here() else ""
         matrix_unit = core.matrix_unit_obstacle()
+        npu = core.npu_obstacle()
         half_products = not core.has_float32_products() if "ascend" in here() else None
     if any(name in settings for name in INVARIANT):
         from msctx.switches import torch_mkl
@@ -68,6 +69,7 @@ def facts(settings: Iterable[str] = ()) -> Facts:
         cann=_cann(),
         native=native,
         cudnn=cudnn,
+        npu=npu,
         mkl=mkl,
         cublas=cublas,
         matrix_unit=matrix_unit,

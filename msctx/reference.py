@@ -164,6 +164,7 @@ BESIDE = (
         "precision_mode": "allow_mix_precision",
     },
     {"conv_fprop_algo": "gemm"},
+    {"matmul_algo": "fp16x3"},
 )
 """What our own options are a part of: each acts beside one of these."""
 

@@ -54,10 +54,10 @@ double error_of_halves(const ConvProblem& p, Op op) {
   const int64_t depth = op == Op::forward ? p.c : p.k;
   return std::exp2(-24.0) * double(depth + 4) + std::exp2(-21.0);
 }
-// Both halves of each factor, and the sum of the products with a low one.
+// Of a matrix of each batch: both halves of each factor, the high ones with what is not finite, and the sum of the products with a low one.
 size_t memory_of_halves(const ConvProblem& p, Op op, int) {
   const int64_t left = op == Op::forward ? x_size(p) : y_size(p), result = op == Op::forward ? y_size(p) : x_size(p);
-  return size_t(4 * (2 * (left + w_size(p)) + result));
+  return size_t(4 * (3 * (left + w_size(p)) + result));
 }
 
 bool never_run(const ConvProblem&, Op, const ConvTensors&, const Prepared&, void*, const Parallel&) { return false; }

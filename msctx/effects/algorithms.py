@@ -90,12 +90,13 @@ NO_PARTS = "it computes products from parts, and allow_fp32_emulation=False asks
 POLICY = {"cpu": "native.convolution.cpu", "cuda": "native.convolution.cuda"}
 CUBE_MATH_TYPE = "torch.npu.matmul.cube_math_type"
 ON_NPU = ("fp16x3", "strict")
-NO_OTHER = f"an NPU has {' and '.join(ON_NPU)} alone: torch_npu's own products run"
+NO_OTHER = f"an NPU has {' and '.join(ON_NPU)} alone"
+LEFT_OUT = "a rule with another one is left out, and what comes after it decides"
 HALF_ALONE = "the matrix unit of this chip has float16 alone; fp16x3 has errors like float32's"
 ITS_ORDER = "CANN chooses the order of additions"
 FROM_HALVES = (
     "three products of float16 parts through torch_npu's kernels that are there (jit_compile=false), for eager mm, addmm, bmm, "
-    "baddbmm, mv, addmv, matmul and what calls them"
+    "baddbmm, mv, addmv, matmul and what calls them, but for the second derivatives of matmul, which torch_npu computes by itself"
 )
 BY_UNIT = "the matrix unit of this chip computes float32 itself: torch_npu's own products, without HF32"
 BY_CHIP = f"on chips of the 910A class {FROM_HALVES}; on later ones torch_npu's own float32, without HF32"
@@ -149,7 +150,7 @@ def conv_policy(want: Want) -> dict[str, Any]:
 def npu_policy(want: Want) -> dict[str, Any]:
     """The assignments that the options for products come to together on an NPU."""
     named = asked(want)
-    if not named or want.facts.native:
+    if not named or want.facts.native or want.facts.npu:
         return {}
     option, rules = want.in_force("matmul_algo"), want.in_force("matmul_algo_rules")
     kept = [str(rule) for rule in rules_of(rules.value) if not _excluded(want, rule.asked[0][1])] if rules else []
@@ -295,14 +296,14 @@ def disable_format_transform(want: Want) -> Outcome:
 def products(want: Want) -> Outcome:
     if want.device == "cuda":
         return _by_torchs_flags(want)
-    if want.facts.native:
-        return refused(want.facts.native)
+    if why := want.facts.native or (want.facts.npu if want.device == "ascend" else ""):
+        return refused(why)
     named = {PRODUCT: want.value} if want.option.name == "matmul_algo" else {}
     names = {name for _, name in asked_by(named, *([] if named else [want.value]))}
     missing = {name: why for name in sorted(names) if (why := _excluded(want, name))}
-    told = "; ".join(f"{name}: {why}" for name, why in missing.items())
+    told = "; ".join([*(f"{name}: {why}" for name, why in missing.items()), *([LEFT_OUT] if missing and not named else [])])
     if want.device == "ascend" and names.isdisjoint(ON_NPU):
-        return inert(NO_OTHER)
+        return inert(f"{NO_OTHER}: {LEFT_OUT}" if not named else f"{NO_OTHER}: torch_npu's own products run")
     if names <= {*missing}:
         return refused(told)
     if want.device != "ascend":

@@ -57,6 +57,8 @@ class Facts:
     """The environment variable that makes cuBLAS compute float32 products from parts, with its value; ``""``: it is not set."""
     matrix_unit: str = ""
     """Why the native core has no matrix unit on this processor; ``""``: it has one, as far as is known."""
+    npu: str = ""
+    """Why products on an NPU cannot be named in this process; ``""``: they can."""
     half_products: bool | None = None
     """Whether the matrix unit of the NPU has float16 alone; ``None``: not known."""
     free_memory: int = 0

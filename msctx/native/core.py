@@ -244,6 +244,10 @@ class Core:
         """``""`` while convolutions of CUDA tensors are hooked, or may yet be."""
         return self.hook_problem("cuda") if self._has_cuda else ""
 
+    def npu_problem(self) -> str:
+        """``""`` while products of an NPU's tensors are hooked, or may yet be."""
+        return self.hook_problem("ascend") if self._has_npu else ""
+
     def set_policy(self, place: str, policy: Any) -> None:
         """Put what :func:`policy_of` returned in force; ``None``: no policy."""
         self.c.msctx_set_policy(PLACES.index(place), None if policy is None else ctypes.byref(policy))
@@ -438,6 +442,11 @@ def load_with_npu() -> Core:
     with _lock:
         library.install_npu(has_float32=has_float32_products())
     return library
+
+
+def npu_obstacle() -> str:
+    """Why products on an NPU cannot be named in this process, or ``""``; cheap."""
+    return _core.npu_problem() if _core is not None else ""
 
 
 def cudnn_obstacle() -> str:
