@@ -154,10 +154,6 @@ class EntryError(MsctxError):
     exit_code = 4
 
 
-class EntryRaised(EntryError):
-    """The module of an entry raised while it was imported."""
-
-
 class EntryFailed(MsctxError):
     """The entry of an experiment raised; the traceback shown is the user's own."""
 

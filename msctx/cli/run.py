@@ -133,14 +133,12 @@ def run_here(experiment: Any, out: str | None, json_: bool) -> None:
 
 
 def _launch(experiment: Any, how: Any, out: str | None, json_: bool) -> None:
-    from msctx.run.launch import check, launch
+    from msctx.run.launch import launch
     from msctx.run.ranks import is_one_of_several
 
     if is_one_of_several():
         text = "a launcher has started this process already: leave --nproc out, or run it without torchrun"
         raise OptionError([Diagnostic("--nproc", text, "command line")])
-    with only_json(json_):
-        check(experiment)
     found = launch(experiment, how, out, json_)
     if not json_ and found["run_dir"]:
         print_text(f"ranks.json is in {found['run_dir']}")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from msctx.errors import MOST, EntryError, EntryFailed, EntryRaised, Mark, did_you_mean
+from msctx.errors import MOST, EntryError, EntryFailed, Mark, did_you_mean
 from msctx.run.config import Experiment
 from msctx.shipped import CONFIGS
 
@@ -60,8 +60,8 @@ def resolve(experiment: Experiment) -> Entry:
     return _with_arguments(function, experiment, mark)
 
 
-def _error(mark: Mark | None, text: str, kind: type[EntryError] = EntryError) -> EntryError:
-    return kind(f"{mark}  {text}" if mark else text)
+def _error(mark: Mark | None, text: str) -> EntryError:
+    return EntryError(f"{mark}  {text}" if mark else text)
 
 
 def _import(load: Callable[[], Any], entry: str, mark: Mark | None) -> Any:
@@ -71,11 +71,9 @@ def _import(load: Callable[[], Any], entry: str, mark: Mark | None) -> Any:
         hint = ": pip install scikit-learn, which the shipped experiments need" if error.name == "sklearn" else ""
         raise _error(mark, f"entry {entry!r}: no module named {error.name!r}{hint}") from None
     except SystemExit as end:
-        text = f"entry {entry!r} cannot be imported: it ends itself with {end.code!r}"
-        raise _error(mark, text, EntryRaised) from None
+        raise _error(mark, f"entry {entry!r} cannot be imported: it ends itself with {end.code!r}") from None
     except Exception as error:
-        text = f"entry {entry!r} cannot be imported: {in_a_line(error)}\n{users_traceback(error)}"
-        raise _error(mark, text, EntryRaised) from None
+        raise _error(mark, f"entry {entry!r} cannot be imported: {in_a_line(error)}\n{users_traceback(error)}") from None
 
 
 def _load_file(path: Path) -> Any:

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msctx.errors import Diagnostic, EntryFailed, EntryRaised, MsctxError, OptionError, named, text_of
+from msctx.errors import Diagnostic, EntryFailed, MsctxError, OptionError, named, text_of
 from msctx.options import Layer, carried
 from msctx.options.layers import flatten
 from msctx.run.config import Experiment
-from msctx.run.entry import resolve
 from msctx.run.record import Record
 
 RANK = "msctx.cli.rank"
@@ -129,24 +128,6 @@ def launch(experiment: Experiment, how: Launch, out: str | None, as_json: bool) 
     if failure is not None:
         raise failure
     return found
-
-
-def check(experiment: Experiment) -> None:
-    """Look the entry up here, so that a mistake that all ranks would find ends the run before they start.
-
-    What its module does to the environment when it is imported is undone. One that raises may need what ranks alone have, such as
-    RANK: they report it.
-
-    Raises:
-        EntryError: the entry is not there, or does not take the arguments given.
-    """
-    found = dict(os.environ)
-    try:
-        with contextlib.suppress(EntryRaised):
-            resolve(experiment)
-    finally:
-        os.environ.clear()
-        os.environ.update(found)
 
 
 def _plan(experiment: Experiment, out: str | None, as_json: bool, seen: Path) -> str:

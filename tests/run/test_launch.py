@@ -22,7 +22,6 @@ from msctx.cli import main
 from msctx.errors import OptionError
 from msctx.options import Layer, carried
 from msctx.run import launch
-from msctx.run.config import read
 from msctx.run.launch import Launch
 
 EXPERIMENT = """
@@ -348,34 +347,6 @@ def test_mistakes(
     assert end.value.code == 2
     assert expected in capsys.readouterr().err
     assert not (folder / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["args.foo=1"], "args.foo: entry.py:main takes no such argument"),
-        (["experiment.entry=other.py:main"], "there is no file other.py"),
-        (["experiment.entry=entry.py:train"], "entry.py has no 'train'"),
-    ],
-)
-def test_mistakes_that_all_ranks_would_find(
-    folder: Path, words: list[str], expected: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
-    with pytest.raises(SystemExit) as end:
-        main(["run", "two.yaml", "--nproc", "2", *words])
-    assert end.value.code == 4
-    shown = capsys.readouterr().err
-    assert expected in shown
-    assert "failed first" not in shown
-    assert not (folder / "runs").exists()
-
-
-def test_a_module_that_only_ranks_can_import_is_left_to_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RANK", raising=False)
-    (folder / "needs_rank.py").write_text("import os\nos.environ['LEFT'] = '1'\nrank = os.environ['RANK']\ndef main(run): ...")
-    launch.check(read(str(folder / "two.yaml"), ["experiment.entry=needs_rank.py:main"], need_entry=True))
-    assert "LEFT" not in os.environ
 
 
 @pytest.mark.parametrize(
