@@ -23,8 +23,9 @@ EVERY = 1.0
 """Seconds between two that a rank leaves."""
 GRACE = 0.5
 """Seconds in which the others that wait come to the same end."""
+OWN = "Timed out waiting"
 SIGNS = (
-    "Timed out waiting",
+    OWN,
     "timeout caused pair closure",
     "Connection closed by peer",
     "Connection reset by peer",
@@ -33,7 +34,8 @@ SIGNS = (
 """Of gloo's messages: a wait was too long, here or on another rank, which then closes its connections."""
 OF = "msctx/last_steps"
 WAITING = f"{OF}/waiting"
-"""The ranks whose wait was too long, in the order in which they have left word, as ``3``; ``-3``: that one had come too late."""
+"""The ranks whose wait was too long, in the order in which they have left word, as ``3``; ``-3``: that one had come too late, or
+waits no more. The last word counts."""
 NAMED = 8
 """Ranks that did not come whose last steps are named."""
 
@@ -53,8 +55,17 @@ class LastSteps(steps.Stepper):
 
 
 def _leave(rank: int, step: int) -> bool:
-    distributed.store().set(f"{OF}/{rank}", f"{step} {time.strftime('%H:%M:%S', time.gmtime())}")
+    global _waits
+    store = distributed.store()
+    if _waits:
+        _waits = False
+        store.append(WAITING, f"-{rank} ")
+    store.set(f"{OF}/{rank}", f"{step} {time.strftime('%H:%M:%S', time.gmtime())}")
     return True
+
+
+_waits = False
+"""Whether this rank has left word of a wait, after which it has ended no step."""
 
 
 SLOT = steps.Slot(LastSteps)
@@ -72,44 +83,53 @@ def explained(error: BaseException) -> CollectiveError | None:
     ):
         return None
     name, place, group = _call(error.__traceback__)
-    ranks = [*range(distributed.size())] if group is None else group
-    late = distributed.within(SECONDS + GRACE, lambda: _late(rank, ranks))
-    if late:
-        why = "; ".join(f"{in_words([other])} did not come: {text}" for other, text in late.items() if text)
-        if more := [other for other, text in late.items() if not text]:
-            why += f"; {in_words(more)} did not come"
+    ranks, has_waited = [*range(distributed.size())] if group is None else group, OWN in text_of(error)
+    found = distributed.within(SECONDS + GRACE, lambda: _late(rank, ranks, has_waited))
+    if found is None:
+        why = "which rank did not come is unknown: the store of the process group gave no answer"
+    elif found[0]:
+        why = _told(found[0], "did not come")
         if group is None and distributed.groups() > 1:
             why += "; in which group it was is unknown, and ranks outside of that did not have to come"
-    elif late is not None:
+    elif not has_waited:
         why = "the others had stopped waiting when this rank came"
+    elif found[1]:
+        why = f"the ranks of its group wait, too; of the others, {_told(found[1], 'does not wait')}"
     else:
-        why = "which rank did not come is unknown: the store of the process group gave no answer"
+        why = "all ranks wait, for each other or for one that has come too late"
     where = f"{name}{place} in step {steps.current()} of rank {rank}"
     return CollectiveError(f"hccl_timeout={seconds} s: {where} ended without the others: {why}")
 
 
-_read = 0
-"""How many of those that wait this process has read of: they waited then, and for something else."""
+def _told(late: Mapping[int, str], what: str) -> str:
+    texts = [f"{in_words([other])} {what}: {text}" for other, text in late.items() if text]
+    if more := [other for other, text in late.items() if not text]:
+        texts.append(f"{in_words(more)} {what}")
+    return "; ".join(texts) + " (steps are written once a second)"
 
 
-def _late(rank: int, ranks: list[int]) -> dict[int, str]:
-    """Which of these ranks do not wait, too, and of some of them the last step. However many wait, it costs a few calls each."""
-    global _read
+def _late(rank: int, ranks: list[int], has_waited: bool) -> tuple[dict[int, str], dict[int, str]]:
+    """Which of these ranks do not wait, too, and of some of them the last step; where all of them do, those of the other ranks.
+
+    However many wait, it costs a few calls each.
+    """
+    global _waits
     store = distributed.store()
     store.append(WAITING, f"{rank} ")
     time.sleep(GRACE)
-    words = store.get(WAITING).decode().split()
     waiting = {rank}
-    for word in words[_read if _read < len(words) else 0 :]:  # fewer: this is another store
+    for word in store.get(WAITING).decode().split():
         if word.startswith("-"):
             waiting.discard(int(word[1:]))
         else:
             waiting.add(int(word))
-    _read = len(words)
     late = [other for other in ranks if other not in waiting]
-    if not late:
+    outside = [other for other in range(distributed.size()) if other not in waiting] if has_waited and not late else []
+    _waits = bool(late) or has_waited
+    if not _waits:
         store.append(WAITING, f"-{rank} ")
-    return {other: _last(store, other) if number < NAMED else "" for number, other in enumerate(late)}
+    named = {other: _last(store, other) if number < NAMED else "" for number, other in enumerate(late or outside)}
+    return (named, {}) if late else ({}, named)
 
 
 def _last(store: Any, rank: int) -> str:
@@ -117,7 +137,7 @@ def _last(store: Any, rank: int) -> str:
     if not store.check([f"{OF}/{rank}"]):
         return "it had ended no step"
     step, moment = store.get(f"{OF}/{rank}").decode().split()
-    return f"it had ended step {step} at {moment} UTC by its clock (steps are written once a second)"
+    return f"it had ended step {step} at {moment} UTC by its clock"
 
 
 def _call(trace: TracebackType | None) -> tuple[str, str, list[int] | None]:
@@ -129,7 +149,7 @@ def _call(trace: TracebackType | None) -> tuple[str, str, list[int] | None]:
         code = trace.tb_frame.f_code
         if code.co_filename.endswith("distributed_c10d.py") and not code.co_name.startswith("_"):
             name = code.co_name if name == "a collective" else name
-            ranks = _ranks(code.co_name, trace.tb_frame.f_locals) or ranks
+            ranks = ranks or _ranks(code.co_name, trace.tb_frame.f_locals)
         elif inside not in code.co_filename:
             place = f" at {os.path.basename(code.co_filename)}:{trace.tb_lineno}"
         elif code.co_name == "backward":
@@ -144,7 +164,7 @@ def _ranks(name: str, given: Mapping[str, Any]) -> list[int] | None:
         return None
     from torch.distributed import get_process_group_ranks
 
-    peer = {"recv": "src", "send": "dst"}.get(name, "")
+    peer = {"recv": "src", "irecv": "src", "send": "dst", "isend": "dst"}.get(name, "")
     if (of_all := given.get(peer)) is not None:
         return [of_all]
     try:

@@ -42,7 +42,10 @@ class Check(steps.Stepper):
     """*setting*: after how many steps there is one."""
 
     def _ended(self, step: int) -> None:
-        if (step + 1) % self.setting or distributed.rank() is None or distributed.is_silent():
+        if (step + 1) % self.setting or distributed.rank() is None:
+            return
+        if distributed.is_silent():
+            notices.tell("replica_check", "store", NO_ANSWER)
             return
         from torch.distributed import get_process_group_ranks
 
@@ -90,6 +93,8 @@ def _tell(step: int, path: str, found: list[Alike]) -> None:
     more = f", and {rest} more parameter{'s' * (rest > 1)}" if (rest := len(differing) - 1) else ""
     name = f"{path}.{differing[0]}" if path else differing[0]
     text = f"replica_check: after step {step}, {name} differs between " + " and ".join(map(in_words, groups)) + more
+    if unread := sorted(rank for one in found if not one.text for rank in one.ranks):
+        text += f"; {in_words(unread)}: something else again"
     notices.tell("replica_check", name, text)
 
 

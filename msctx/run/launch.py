@@ -250,17 +250,25 @@ CRASHES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.
 """What ends a rank by itself; SIGABRT is how NCCL ends one that waits for another, SIGTERM how the agent does."""
 
 
+PATIENCE = 25
+"""Seconds that torch's agent waits at least before it kills a rank that does not end."""
+
+
 def _first(failures: Mapping[int, Any], scratch: Path) -> RankFailed:
     """Torch's moments are whole seconds, in which the others have failed, too: for the first one was gone.
 
     *scratch*: the agent's folder.
     """
 
+    began = min(failure.timestamp for failure in failures.values())
+
     def moment(failure: Any) -> float:
         own = _left_by(failure).get("moment") or _fault(scratch, failure.local_rank)
         if own is not None:
             return float(own)
-        by_itself = failure.exitcode > 0 or -failure.exitcode in CRASHES  # it left no word: os._exit, a library's exit()
+        # it left no word: os._exit, a library's exit(); the agent kills those that do not end by SIGTERM half a minute later
+        was_killed = failure.exitcode == -signal.SIGKILL and failure.timestamp >= began + PATIENCE
+        by_itself = failure.exitcode > 0 or (-failure.exitcode in CRASHES and not was_killed)
         return 0.0 if by_itself else float(failure.timestamp + 1)
 
     rank, failure = min(failures.items(), key=lambda one: moment(one[1]))

@@ -28,7 +28,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(distributed, "size", lambda: 4)
     monkeypatch.setattr(distributed, "store", lambda: store)
     monkeypatch.setattr(last_steps, "GRACE", 0.01)
-    monkeypatch.setattr(last_steps, "_read", 0)
+    monkeypatch.setattr(last_steps, "_waits", False)
     return store
 
 
@@ -39,8 +39,8 @@ def test_the_ranks_that_do_not_wait_are_named(store: Any) -> None:
         raise TIMED_OUT
     assert re.fullmatch(
         r"hccl_timeout=2 s: a collective at test_last_steps.py:\d+ in step 0 of rank 0 ended without the others: rank 2 did not "
-        r"come: it had ended step 17 at 14:03:22 UTC by its clock \(steps are written once a second\); "
-        r"rank 3 did not come: it had ended no step",
+        r"come: it had ended step 17 at 14:03:22 UTC by its clock; rank 3 did not come: it had ended no step "
+        r"\(steps are written once a second\)",
         str(caught.value),
     )
     assert caught.value.__cause__ is TIMED_OUT
@@ -56,11 +56,11 @@ def test_the_rank_that_came_too_late(store: Any) -> None:
         raise RuntimeError("Connection closed by peer [127.0.0.1]")
 
 
-def ended() -> str:
+def ended(message: str = str(TIMED_OUT)) -> str:
     """What a block says whose collective has waited too long."""
 
     def collective() -> None:
-        raise RuntimeError(str(TIMED_OUT))
+        raise RuntimeError(message)
 
     with pytest.raises(msctx.CollectiveError) as caught, msctx.context(hccl_timeout=2):
         collective()
@@ -68,20 +68,31 @@ def ended() -> str:
 
 
 def test_a_second_wait_that_was_too_long_is_not_taken_for_the_first(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 1 comes too late each time."""
-    read = {0: 0, 1: 0}
+    """Rank 1 comes too late each time; in between both end a step."""
+    waits = {0: False, 1: False}
 
-    def as_rank(rank: int) -> str:
+    def as_rank(rank: int, step: int, message: str) -> str:
         monkeypatch.setattr(distributed, "rank", lambda: rank)
-        monkeypatch.setattr(last_steps, "_read", read[rank])
-        text = ended()
-        read[rank] = last_steps._read
+        monkeypatch.setattr(last_steps, "_waits", waits[rank])
+        last_steps._leave(rank, step)
+        text = ended(message)
+        waits[rank] = last_steps._waits
         return text
 
     monkeypatch.setattr(distributed, "size", lambda: 2)
-    for _ in range(3):
-        assert "rank 1 did not come" in as_rank(0)
-        assert "the others had stopped waiting when this rank came" in as_rank(1)
+    for step in range(3):
+        assert "rank 1 did not come" in as_rank(0, step, str(TIMED_OUT))
+        assert "the others had stopped waiting when this rank came" in as_rank(1, step, "Connection closed by peer")
+
+
+def test_a_rank_whose_group_waits_names_those_outside(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 waits for rank 1, which waits for rank 2, which is stuck: nobody says that rank 0 had come too late."""
+    monkeypatch.setattr(last_steps, "_call", lambda trace: ("all_reduce", "", [0, 1]))
+    store.append(last_steps.WAITING, "1 3 ")
+    assert "the ranks of its group wait, too; of the others, rank 2 does not wait: it had ended no step" in ended()
+    assert "-0" not in store.get(last_steps.WAITING).decode()
+    store.append(last_steps.WAITING, "2 ")
+    assert ended().endswith("all ranks wait, for each other or for one that has come too late")
 
 
 @pytest.mark.parametrize("late", [1, 200])
@@ -107,6 +118,7 @@ def test_what_a_rank_asks_does_not_grow_with_those_that_wait(store: Any, monkeyp
     [
         ("all_reduce(tensor, group=group)", {3}),
         ("recv(tensor, src=2)", {2}),
+        ("send(tensor, dst=2)", {2}),
         ("recv(tensor, group_src=1, group=group)", {3}),
         ("barrier()", {1, 2, 3}),
     ],
@@ -243,6 +255,6 @@ def test_real_ranks_outside_of_the_group_and_in_a_backward_pass(tmp_path: Path) 
     found = {("of rank 0" in error, "backward pass" in error): error for error in errors if "of rank 1 " not in error}
     assert set(found) == {(True, False), (True, True), (False, True)}, done.stderr
     assert "all_reduce at train.py:" in found[True, False]
-    assert found[True, False].endswith("rank 1 did not come: it had ended no step")
+    assert "rank 1 did not come: it had ended no step" in found[True, False]
     assert all("rank 1 did not come" in error and "rank 2 did" not in error for error in found.values())
     assert sum("of rank 1 ended without the others: the others had stopped" in error for error in errors) == 2

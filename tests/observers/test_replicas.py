@@ -131,7 +131,7 @@ def test_a_store_without_an_answer_is_asked_once(ranks: Ranks, monkeypatch: pyte
     monkeypatch.setattr(distributed, "within", lambda seconds, call: asked.append(seconds))
     monkeypatch.setattr(distributed, "_silent", set[int]())
     assert "from here on nothing is compared" in ranks.check(0)[0]
-    assert ranks.check(1) == []
+    assert {*ranks.check(1)} == {replicas.NO_ANSWER}, "it may have been another observer that had no answer"
     assert len(asked) == 1
 
 

@@ -363,14 +363,14 @@ def test_what_only_ranks_take(folder: Path, words: list[str], expected: str, cap
     assert expected in capsys.readouterr().err
 
 
-def failure(code: int, moment: float | None = None, local: int = 0) -> SimpleNamespace:
+def failure(code: int, moment: float | None = None, local: int = 0, timestamp: int = 1000) -> SimpleNamespace:
     data: dict[str, Any] = {"message": ""}
     if moment is not None:
         data = {"message": {"message": f"at {moment}", "extraInfo": {"moment": moment, "exit_code": 5}}}
     return SimpleNamespace(
         local_rank=local,
         exitcode=code,
-        timestamp=1000,
+        timestamp=timestamp,
         error_file_data=data,
         message=data["message"],
         signal_name=lambda: "its name",
@@ -383,6 +383,7 @@ def failure(code: int, moment: float | None = None, local: int = 0) -> SimpleNam
         ({0: failure(5, 1000.5), 1: failure(5, 1000.4)}, "rank 1 failed first, 1 more after it: at 1000.4"),
         ({0: failure(5, 1000.5), 1: failure(-15)}, "rank 0 failed first, 1 more after it: at 1000.5"),
         ({0: failure(5, 1000.5), 1: failure(-9)}, "rank 1 failed first, 1 more after it: signal 9 (its name) ended it"),
+        ({0: failure(5, 1000.5), 1: failure(-9, timestamp=1031)}, "rank 0 failed first, 1 more after it: at 1000.5"),
         ({0: failure(-6), 1: failure(5, 1000.9)}, "rank 1 failed first, 1 more after it: at 1000.9"),
         ({3: failure(77)}, "rank 3 failed first: it ended with exit code 77"),
         ({0: failure(-15, 1000.1), 1: failure(7)}, "rank 1 failed first, 1 more after it: it ended with exit code 7"),
