@@ -102,21 +102,17 @@ def fused(want: Want) -> Outcome:
     return _compiled(want, found, f"{IN_CODE}; {ALONE}", needs if want.value else "")
 
 
-@effect("is_tailing_optimization")
-def tailing(want: Want) -> Outcome:
-    if not want.value:
-        return NOTHING_ASKED
-    return refused(
-        "an update before the last gradients are there would come before what programs do between backward() and step(), such as "
-        "clipping and unscaling. A program that does neither can use torch.distributed.optim._apply_optimizer_in_backward"
-    )
+UNSAFE = {
+    "is_tailing_optimization": "an update before the last gradients are there would come before what programs do between "
+    "backward() and step(), such as clipping and unscaling. A program that does neither can use "
+    "torch.distributed.optim._apply_optimizer_in_backward",
+    "parallel_speed_up_json_path.enable_begin_end_inline_opt": "torch 2.13 computes wrong gradients where some calls of a "
+    "torch.compiler.nested_compile_region are part of the graph around and others are not. Call the function itself for the first "
+    "and the last micro-batch instead of the region",
+}
 
 
-@effect("parallel_speed_up_json_path.enable_begin_end_inline_opt")
-def inline(want: Want) -> Outcome:
-    if not want.value:
-        return NOTHING_ASKED
-    return refused(
-        "torch 2.13 computes wrong gradients where some calls of a torch.compiler.nested_compile_region are part of the graph around "
-        "and others are not. Call the function itself for the first and the last micro-batch instead of the region"
-    )
+@effect(*UNSAFE)
+def unsafe(want: Want) -> Outcome:
+    """What would change the numbers."""
+    return refused(UNSAFE[want.option.name]) if want.value else NOTHING_ASKED
