@@ -2,9 +2,11 @@
 //
 // An operator counts once: operators that it is made of belong to it, and those that only stand for others (linear, matmul) give way to
 // them. Its module is the one whose forward pass runs; in a backward pass, the one in which the node of the graph was made.
+#include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <atomic>
