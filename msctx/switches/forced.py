@@ -16,9 +16,9 @@ _all: dict[str, list[Forced]] = {}
 
 
 def entry_of(module: str, key: str) -> Any:
-    """What a configuration module knows of *key*; None while it is not loaded."""
+    """What a configuration module knows of *key*; None while it is not loaded, and in a version of torch without it."""
     config = sys.modules.get(module)
-    return config._config[key] if config is not None and hasattr(config, "_config") else None
+    return config._config.get(key) if config is not None and hasattr(config, "_config") else None
 
 
 class Forced:
