@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
 import types
@@ -107,11 +108,9 @@ class Forms:
     def __init__(self, function: Callable[..., Any], wanted: Compilation) -> None:
         from msctx.graph.backend import backend
 
-        how: dict[str, Any] = {
-            "backend": backend(wanted),
-            "dynamic": wanted.shapes.dynamic,
-            "recompile_limit": VARIANTS + len(wanted.shapes.gears),
-        }
+        how: dict[str, Any] = {"backend": backend(wanted), "dynamic": wanted.shapes.dynamic}
+        if "recompile_limit" in inspect.signature(torch.compile).parameters:  # torch 2.11: Dynamo's own limit holds
+            how["recompile_limit"] = VARIANTS + len(wanted.shapes.gears)
         self.eager, self.has_gears = function, False
         self.compiled = torch.compile(function, fullgraph=wanted.whole, **how)
         self.ahead = torch.compile(function, fullgraph=True, **how)
