@@ -21,6 +21,21 @@ def _has_no_cache(on: bool) -> str:
     return "" if backend == "native" else f"the allocator {backend} has no cache of torch's to switch off"
 
 
+_caches = True
+"""What :func:`_keep` last wrote: torch 2.11 cannot be asked."""
+
+
+def _keeps() -> bool:
+    ask = getattr(_C, "_cuda_cudaCachingAllocator_is_enabled", None)
+    return bool(ask()) if ask else _caches
+
+
+def _keep(on: bool) -> None:
+    global _caches
+    _C._cuda_cudaCachingAllocator_enable(on)
+    _caches = on
+
+
 def _sanitizes() -> bool:
     found = sys.modules.get("torch.cuda._sanitizer")
     return found is not None and found.cuda_sanitizer.enabled
@@ -41,8 +56,8 @@ SWITCHES = (
     # by the functions below torch.cuda's, which does nothing before CUDA is initialised
     Switch(
         name="torch.cuda.caching_allocator",
-        read=lambda: _C._cuda_cudaCachingAllocator_is_enabled(),
-        write=lambda on: _C._cuda_cudaCachingAllocator_enable(on),
+        read=_keeps,
+        write=_keep,
         blocked=_has_no_cache,
         available=is_here,
     ),
