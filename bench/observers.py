@@ -107,46 +107,58 @@ def contenders(folder: Path) -> dict[str, Scope]:
     return found
 
 
+def step_of(model: torch.nn.Module, x: torch.Tensor) -> Callable[[], object]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def transformer() -> Callable[[], object]:
+    layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
+    return step_of(torch.nn.TransformerEncoder(layer, 4), torch.randn(8, 128, 256))
+
+
+TRANSFORMER = "transformer, 4 layers of 256, batch 8 x 128"
+
+
 def steps() -> dict[str, Callable[[], object]]:
     torch.manual_seed(0)
-
-    def of(model: torch.nn.Module, x: torch.Tensor) -> Callable[[], object]:
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
-
-        def step() -> None:
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
-
-        return step
-
-    layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
     return {
-        "ResNet-50, batch 4, 128 x 128": of(networks.resnet50(), torch.randn(4, 3, 128, 128)),
-        "transformer, 4 layers of 256, batch 8 x 128": of(torch.nn.TransformerEncoder(layer, 4), torch.randn(8, 128, 256)),
+        "ResNet-50, batch 4, 128 x 128": step_of(networks.resnet50(), torch.randn(4, 3, 128, 128)),
+        TRANSFORMER: transformer(),
     }
+
+
+def in_turns(step: Callable[[], object], scopes: Mapping[str, Scope], rounds: int = ROUNDS) -> dict[str, list[float]]:
+    """CPU seconds of a step in each round, under each scope; ``""``: under none."""
+    times: dict[str, list[float]] = {"": [], **{name: [] for name in scopes}}
+    for turn in range(-1, rounds):
+        for name in times if turn % 2 else reversed([*times]):
+            with scopes.get(name, nullcontext)():
+                begun = time.process_time()
+                step()
+                if turn >= 0:
+                    times[name].append(time.process_time() - begun)
+    return times
+
+
+def ratios(times: dict[str, list[float]]) -> dict[str, float]:
+    """The median over the rounds, of each time over that without."""
+    plain = times[""]
+    return {name: statistics.median(a / b for a, b in zip(own, plain, strict=True)) for name, own in times.items() if name}
 
 
 def measured() -> dict[str, dict[str, float]]:
     torch.set_num_threads(1)
-    found: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         others = contenders(Path(folder))
-        for model, step in steps().items():
-            times: dict[str, list[float]] = {"": [], **{name: [] for name in others}}
-            for turn in range(-1, ROUNDS):
-                for name in times if turn % 2 else reversed([*times]):
-                    with others.get(name, nullcontext)():
-                        begun = time.process_time()
-                        step()
-                        if turn >= 0:
-                            times[name].append(time.process_time() - begun)
-            plain = times.pop("")
-            found[model] = {
-                name: statistics.median(a / b for a, b in zip(own, plain, strict=True)) for name, own in times.items()
-            }
-    return found
+        return {model: ratios(in_turns(step, others)) for model, step in steps().items()}
 
 
 def table(results: list[dict[str, Any]]) -> list[str]:

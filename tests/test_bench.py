@@ -306,3 +306,35 @@ def test_what_keeping_bits_costs_is_a_figure_for_each_number_of_threads(bench: C
     head, _, line, _, _ = bench("invariance").table([{"machine": of, "processes": 3, "rows": rows}])
     assert head.endswith("| 1 thread | 2 threads | A/A | error: torch, ours |")
     assert line == "| a product | **0.51 (0.50 to 0.52)** | - | 0.99 to 1.30 | 3e-07, 2e-07 |"
+
+
+def test_each_way_to_see_operators_is_timed_beside_its_control(
+    bench: Callable[[str], Any], native: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways = bench("ways_to_collect")
+    monkeypatch.setattr(ways, "CALLS", 2)
+    monkeypatch.setattr(ways, "networks_", lambda: {"a network": lambda: torch.ones(2) + 1})
+    threads = torch.get_num_threads()
+    found = [ways.measured(rounds=1) for _ in range(2)]
+    torch.set_num_threads(threads)
+    sees = {way: {"forward": "yes"} for way in ways.WAYS}
+    of = {"cpu": "a CPU", "amx_fp16": False, "cores": 2, "torch": "2"}
+    lines = ways.table([{"machine": of, "load": 7.25, "sees": sees, "found": found}])
+    assert [line.split(" | ")[0] for line in lines[2:9]] == [f"| {way}" for way in (ways.AGAIN, *ways.WAYS)]
+    assert {line.count(" to ") for line in lines[4:9]} == {3, 4}, "two operators, a network, and a name"
+    assert lines[10].startswith("a CPU (without AMX-FP16), 2 cores, torch 2; one thread, 2 processes.")
+    assert lines[10].endswith("The machine was busy with other work (load up to 7.2).")
+    assert lines[14:] == [f"| {way} | yes |" for way in ways.WAYS]
+
+
+def test_what_each_way_sees_of_a_program(bench: Callable[[str], Any], native: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = bench("ways_to_collect")
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda graph, inputs: graph)
+    found = ways.sights()
+    assert set(found[ways.CALLBACK].values()) == {"yes", "runs"}
+    unseen = {way: {name for name, sees in row.items() if sees == "no"} for way, row in found.items()}
+    assert unseen[ways.COLLECTOR] == unseen[ways.ROWS] == {"`linear` by name"}, "it counts what that calls"
+    assert unseen[ways.BOXED] == {"other threads"}
+    assert unseen[ways.DISPATCH] == {"`linear` by name", "other threads"}
+    assert unseen[ways.FUNCTION] >= {"forward", "backward", "other threads"}
+    assert [found[way]["compiled code"] for way in (ways.BOXED, ways.DISPATCH)] == ["compiled anew", "runs eagerly"]
