@@ -73,6 +73,8 @@ PRODUCED: dict[str, tuple[str, Run]] = {
     "float16": ("aten::mul", lambda: torch.full((3,), 300.0, dtype=torch.float16) * 300),
     "bfloat16": ("aten::exp", lambda: torch.full((3,), 100.0, dtype=torch.bfloat16).exp() * 2),
     "a cast": ("aten::_to_copy", lambda: torch.full((3,), 1e6).half() + 1),
+    "a cast to float8 with infinities": ("aten::_to_copy", lambda: torch.full((3,), 1e6).to(torch.float8_e5m2)),
+    "a cast to float8 with NaN alone": ("aten::_to_copy", lambda: torch.full((3,), 1e6).to(torch.float8_e4m3fnuz)),
     "out=": ("aten::log", lambda: torch.log(torch.zeros(3), out=torch.full((3,), NAN))),
     "complex": ("aten::log", lambda: torch.zeros(3, dtype=torch.complex64).log() + 1),
     "a row that is masked throughout": ("aten::_softmax", lambda: torch.full((2, 2), -INF).softmax(-1) @ torch.ones(2, 2)),
@@ -256,6 +258,13 @@ HARMLESS: dict[str, Run] = {
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_is_meant_is_no_overflow(name: str, tmp_path: Path) -> None:
     assert overflows(HARMLESS[name], tmp_path) == []
+
+
+def test_a_cast_to_float8_that_clips_is_no_overflow(tmp_path: Path) -> None:
+    """torch 2.11 does not clip: it makes NaN, which is one."""
+    large = torch.tensor([448.0, 1e4, -1e4])
+    clips = large.to(torch.float8_e4m3fn).float().tolist() == [448.0, 448.0, -448.0]
+    assert len(overflows(lambda: large.to(torch.float8_e4m3fn), tmp_path)) == (0 if clips else 1)
 
 
 class Root(nn.Module):
