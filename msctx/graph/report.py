@@ -219,8 +219,8 @@ class Tally(ScopeCounter):
 
     def graphs(self) -> Graphs:
         spans = [*self._spans, *([(self._since, LISTENER.count)] if self._open else [])]
-        return Graphs(row for number, row in LISTENER.rows if any(a < number <= b for a, b in spans))
+        return Graphs(row for number, row in LISTENER.rows.copy() if any(a < number <= b for a, b in spans))
 
 
 def of_process() -> Graphs:
-    return Graphs(row for _, row in LISTENER.rows)
+    return Graphs(row for _, row in LISTENER.rows.copy())  # other threads may compile

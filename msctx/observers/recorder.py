@@ -29,8 +29,10 @@ _numbers = itertools.count(1)
 
 
 class RecorderReader(Reader):
-    def __init__(self, settings: Recorder) -> None:
+    def __init__(self, graphs: Callable[[], list[dict[str, Any]]], settings: Recorder) -> None:
+        """*graphs*: those that the process has compiled."""
         self.settings = settings
+        self._graphs = graphs
         self._folder = Path(settings.path).absolute() / f"rank_{files.rank()}" / "rdr"
         self._hooked: list[tuple[Any, Callable[..., None], Callable[..., None]]] = []
         self._written: BaseException | None = None
@@ -105,6 +107,7 @@ class RecorderReader(Reader):
             fields = (*named, state, f"thread {row['thread']}")
             text += [f"{number}:", *(f"\t{field}" for field in fields)]
         found = {"reason": reason, "operators": rows, "collectives": distributed.flight_record(), "memory": _memory()}
+        found["graphs"] = self._graphs()
 
         def write() -> None:
             files.write(stem.with_name(f"{stem.name}.txt"), "\n".join(text) + "\n")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
-from msctx.graph import stages
+from msctx.graph import report, stages
 from msctx.native import core
 from msctx.observers import collector, fusions, kernels, last_steps, print_file, replicas, scope_names
 from msctx.observers.checked_gradients import NODES
@@ -53,7 +54,7 @@ SWITCHES = (
     _observer("observers.dump", DumpReader),
     _observer("observers.overflow", OverflowReader),
     _observer("observers.errors", ErrorReader),
-    _observer("observers.recorder", RecorderReader),
+    _observer("observers.recorder", partial(RecorderReader, lambda: report.of_process().as_dicts())),
     _observer("observers.watchdog", WatchdogReader),
     _observer("observers.deterministic_except", ExceptReader),
     Switch(

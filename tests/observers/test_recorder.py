@@ -69,6 +69,19 @@ def test_a_normal_end(mode: int, tmp_path: Path) -> None:
         assert (one["operators"][-1]["operator"], one["operators"][-1]["algorithm"]) == ("aten::convolution", "gemm")
 
 
+def test_the_graphs_that_were_compiled_are_named(tmp_path: Path) -> None:
+    class Compiled(nn.Linear):
+        pass
+
+    net = Compiled(4, 3)
+    with msctx.context(env_config_path=settings(tmp_path, 2), mode="GRAPH_MODE").watch(net):
+        net(torch.ones(1, 4))
+    (found,) = written(tmp_path)
+    (graph,) = (one for one in found["graphs"] if "Compiled" in one["function"])
+    assert (graph["operators"], graph["failed"]) == (1, "")
+    assert graph["id"] in {row.id for row in msctx.graphs()}
+
+
 @pytest.mark.parametrize("path", ["out", "./out/more"])
 def test_a_relative_path_is_not_taken(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
