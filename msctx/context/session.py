@@ -149,40 +149,47 @@ class _Turn:
 
 
 class _Places:
-    """How many threads are inside; a thread that is inside already needs no other place."""
+    """How many threads are inside; a thread that is inside already needs no other place.
+
+    No condition variable: what a signal's handler raises as one of them is entered leaves its lock taken.
+    """
 
     def __init__(self) -> None:
-        self._free = threading.Condition(locks.plain())
+        self._lock = locks.plain()
         self._inside: dict[int, int] = {}
+        self._waiting: list[threading.Lock] = []
+        """Each is taken by a thread that waits for it to be released."""
         self._process = os.getpid()
 
     def take(self, most: int | None, turn: _Turn) -> None:
         taken: list[int] = []
         while not taken:
-            with self._free:
-                self._free.wait_for(partial(self._is_free, most))
-            turn.begin(partial(self._try, most, taken), self._leave)
+            gate = threading.Lock()
+            gate.acquire()
+            turn.begin(partial(self._try, most, taken, gate), self._leave)
+            if not taken:
+                gate.acquire()
 
-    def _is_free(self, most: int | None) -> bool:
-        me = threading.get_ident()
-        if self._process != os.getpid():  # the other threads are the parent's
-            self._process, self._inside = os.getpid(), {thread: n for thread, n in self._inside.items() if thread == me}
-        return most is None or me in self._inside or len(self._inside) < most
-
-    def _try(self, most: int | None, taken: list[int]) -> list[int]:
-        with self._free:
-            if self._is_free(most):
-                taken.append(me := threading.get_ident())
+    def _try(self, most: int | None, taken: list[int], gate: threading.Lock) -> list[int]:
+        with self._lock:
+            me = threading.get_ident()
+            if self._process != os.getpid():  # the other threads are the parent's
+                self._process, self._inside = os.getpid(), {thread: n for thread, n in self._inside.items() if thread == me}
+            if most is None or me in self._inside or len(self._inside) < most:
+                taken.append(me)
                 self._inside[me] = self._inside.get(me, 0) + 1
+            else:
+                self._waiting.append(gate)
         return taken
 
     def _leave(self, taken: list[int]) -> None:
-        with self._free:
+        with self._lock:
             while taken:
                 self._inside[me := taken.pop()] -= 1
                 if not self._inside[me]:
                     del self._inside[me]
-                    self._free.notify()
+                    while self._waiting:  # all of them: some may have been interrupted
+                        self._waiting.pop().release()
 
 
 def _models(scope: Scope) -> list[nn.Module]:

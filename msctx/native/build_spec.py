@@ -30,6 +30,9 @@ FLAGS = ("-std=c++20", "-fPIC", "-pthread", "-fvisibility=hidden", "-ffp-contrac
 SUFFIXES = (".cpp", ".h", ".hpp", ".inc")
 TORCH = "<torch>"
 """Stands for torch's folder: the same torch in another environment is the same key."""
+RUNTIME = "<libstdc++>"
+"""Stands for the C++ runtime that torch has loaded. It is named because some compilers link a copy of their own into the library:
+that one sees none of torch's exceptions and formats no numbers in messages."""
 
 
 def isas() -> tuple[str, ...]:
@@ -45,6 +48,13 @@ def emulated(has_avx512: bool) -> dict[str, tuple[str, ...]]:
     """TILES with a matrix unit in software, and its vectors where need be: for tests, not in the library that is used."""
     vectors = INTRINSICS if has_avx512 else SOFTWARE
     return {f"{isa}_emulated": (*vectors, "-Icpu/amx", "-DMSCTX_EMULATED_TILES") for isa in TILES}
+
+
+def _runtime() -> tuple[str, ...]:
+    """The file of libstdc++ in this process; none where torch is built with another."""
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+        paths = (line.split(maxsplit=5)[-1].rstrip("\n") for line in file if "libstdc++.so" in line)
+        return tuple(path for path in [*paths][:1] if Path(path).is_file())
 
 
 def _has_avx512() -> bool:
@@ -107,6 +117,7 @@ class BuildSpec:
 
     def link_command(self, objects: list[Path], tool: Compiler, result: Path) -> tuple[str, ...]:
         last = (flag.replace(TORCH, self.torch_folder) for flag in self.link)
+        last = (word for flag in last for word in (_runtime() if flag == RUNTIME else (flag,)))
         return (*tool.command, "-shared", *(path.name for path in objects), *last, "-o", str(result))
 
 
@@ -130,7 +141,7 @@ def spec_of(product: str, sanitize: str, sources: Path | None) -> BuildSpec:
     flags = (*FLAGS, *(checks or ("-O3",)), abi, "-Iinclude")
     link = ("-pthread", *checks)
     if with_torch:  # libgomp is not named: OpenMP must be the copy that torch has loaded, which libtorch_cpu leads to
-        link += (f"-L{TORCH}/lib", "-Wl,--as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-Wl,--allow-shlib-undefined")
+        link += (RUNTIME, f"-L{TORCH}/lib", "-Wl,--as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-Wl,--allow-shlib-undefined")
     files = read_sources(root, SUFFIXES)
     if not with_torch:
         files = {name: data for name, data in files.items() if not name.startswith("glue/")}

@@ -7,6 +7,8 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -550,6 +552,23 @@ def test_signals_whose_handlers_raise_leave_nothing_behind(
     finally:
         signal.signal(signal.SIGALRM, handler)
     assert raised
+
+
+def test_what_is_raised_inside_a_lock_of_pythons_leaves_no_place_taken(net: Net) -> None:
+    """At the end of Condition.__enter__ the lock is taken, and the with-block that releases it has not begun."""
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if event == "return" and frame.f_code.co_filename == threading.__file__ and frame.f_code.co_name == "__enter__":
+            raise TimeLimit
+        return trace
+
+    with msctx.session(graph_max_parallel_model_num=1) as session:
+        session.run(net, X)
+        sys.settrace(trace)
+        with suppress(TimeLimit):
+            session.run(net, X)
+        sys.settrace(None)
+        assert in_thread(lambda: session.run(same, 1)) == 1
 
 
 def test_the_dictionary_of_session_options_is_taken_too() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -129,3 +130,14 @@ def test_clang_gets_no_openmp_of_its_own(sources):
     for version, has in (("g++ 12.2.0", True), ("Debian clang version 16.0.6", False)):
         tool = compiler.Compiler(("/usr/bin/c++",), version)
         assert ("-fopenmp" in made_of.command(unit, tool, Path("x.o"))) == has
+
+
+def test_torchs_c_runtime_is_linked_where_a_compiler_would_bring_its_own(sources: Path, tmp_path: Path) -> None:
+    """Its own would see none of torch's exceptions."""
+    static = compiler.Compiler((*compiler.find().command, "-static-libstdc++"), "g++")
+    (tmp_path / "one.cpp").write_text("#include <iostream>\nvoid print(int n) { std::cout << n; }\n")
+    made, result = tmp_path / "one.o", tmp_path / "one.so"
+    subprocess.run([*static.command, "-fPIC", "-c", tmp_path / "one.cpp", "-o", made], check=True)
+    command = spec_of("library", "", sources).link_command([made], static, result)
+    subprocess.run(command, check=True, cwd=tmp_path)
+    assert b"libstdc++.so.6" in result.read_bytes()
