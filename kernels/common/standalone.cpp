@@ -80,13 +80,12 @@ void msctx_strided_fingerprint(
   low_and_high[0] = found.low, low_and_high[1] = found.high;
 }
 
-void msctx_statistics(const char* isa, int dtype, const void* data, int64_t count, double* ranges, int64_t* counts, int* is_nonfinite) {
-  const Statistics s = table_of(isa)->passes->statistics(DType(dtype), data, count);
-  const double found[] = {s.least, s.largest, s.sum, s.squares};
-  const int64_t counted[] = {s.count, s.nan, s.positive_inf, s.negative_inf, s.zero, s.negative};
-  std::copy(std::begin(found), std::end(found), ranges);
-  std::copy(std::begin(counted), std::end(counted), counts);
-  *is_nonfinite = table_of(isa)->passes->has_nonfinite(DType(dtype), data, count);
+int msctx_contents(const char* isa, int dtype, const void* data, int64_t count, int threads, uint64_t* low_and_high, Statistics* pieces) {
+  const auto* passes = table_of(isa)->passes;
+  Fingerprint found{};
+  passes->contents(DType(dtype), data, count, low_and_high ? &found : nullptr, pieces, in_threads(threads));
+  if (low_and_high) low_and_high[0] = found.low, low_and_high[1] = found.high;
+  return passes->has_nonfinite(DType(dtype), data, count);
 }
 
 int msctx_run(

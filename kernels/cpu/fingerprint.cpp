@@ -1,78 +1,8 @@
-// 128 bits that stand for any number of bytes: whether a weight is still the one that was prepared, whether a tensor is that of another
-// run. The same on every instruction set, for any number of threads and for any strides. Made for accidents, not for adversaries.
-//
-// Each word is multiplied with itself, half by half, after a key that no other place has was mixed in; and it is added to its
-// neighbour's sum, so that no zero factor hides it (after XXH3 by Y. Collet). A sum of 64-bit words reads as fast as memory gives.
-#include "msctx/table.h"
-#include "words.h"
+// Fingerprints of tensors, however they lie in memory.
+#include "msctx/fingerprint.h"
 
 namespace msctx::MSCTX_ISA {
 namespace {
-
-constexpr int lanes = 8;
-constexpr int64_t stripe = lanes * sizeof(uint64_t);
-constexpr int64_t chunk = 512 << 10;  // a task; less is not worth a second thread
-constexpr int64_t ahead = 512;        // bytes to fetch before they are needed
-constexpr uint64_t step = 0x9e3779b97f4a7c15;  // odd: the keys of a lane are all different
-// The first binary digits of pi.
-constexpr uint64_t first_key[lanes] = {0x243f6a8885a308d3, 0x13198a2e03707344, 0xa4093822299f31d0, 0x082efa98ec4e6c89,
-                                       0x452821e638d01377, 0xbe5466cf34e90c6c, 0xc0ac29b7c97c50dd, 0x3f84d5b5b5470917};
-
-// Each bit of the result depends on each of v, and different ones stay different (A. Appleby's MurmurHash3).
-uint64_t mix(uint64_t v) {
-  v = (v ^ v >> 33) * 0xff51afd7ed558ccd;
-  v = (v ^ v >> 33) * 0xc4ceb9fe1a85ec53;
-  return v ^ v >> 33;
-}
-
-void add_stripe(const void* from, Words& key, Words& sums) {
-  const Words words = Words::load(from);
-  sums = sums + (halves_product(words ^ key) + swap_pairs(words));
-  key = key + Words::all(step);
-}
-
-class Chunk {
- public:
-  // Whole stripes, until the last call.
-  void add(const char* from, int64_t bytes) {
-    Words keys = key_, sums = sums_;
-    for (bytes_ += bytes; bytes >= stripe; bytes -= stripe, from += stripe) {
-      __builtin_prefetch(from + ahead);
-      add_stripe(from, keys, sums);
-    }
-    key_ = keys, sums_ = sums;
-    for (int64_t i = 0; i < bytes; i++) last_[i] = from[i];
-  }
-
-  Fingerprint found(int64_t index) {
-    add_stripe(last_, key_, sums_);
-    uint64_t sum[lanes];
-    sums_.store(sum);
-    Fingerprint found = {mix(uint64_t(index) * step + uint64_t(bytes_)), mix(uint64_t(index) + step)};
-    for (const uint64_t word : sum) found = {mix(found.low ^ word), mix(found.high + word)};
-    return found;
-  }
-
- private:
-  Words key_ = Words::load(first_key), sums_ = Words::all(0);
-  int64_t bytes_ = 0;
-  char last_[stripe] = {};
-};
-
-// `add` gives a chunk its bytes from `start` on.
-template <class Add>
-Fingerprint in_chunks(int64_t bytes, const Parallel& parallel, const Add& add) {
-  Fingerprint all = {mix(uint64_t(bytes)), 0};
-  parallel_for(parallel, divide_up(bytes, chunk), [&](int64_t index, int) {
-    const int64_t start = index * chunk;
-    Chunk one;
-    add(one, start, smaller(chunk, bytes - start));
-    const Fingerprint found = one.found(index);
-    __atomic_fetch_add(&all.low, found.low, __ATOMIC_RELAXED);  // sums of chunks that know their index: in any order
-    __atomic_fetch_add(&all.high, found.high, __ATOMIC_RELAXED);
-  });
-  return all;
-}
 
 template <class T>
 constexpr int side = 32 / sizeof(T);
@@ -180,9 +110,9 @@ Fingerprint strided(const void* data, const Dimension* dimensions, int count, co
           from = room, from_stride = room_stride;
           copy(room, from_stride, piece);
         }
-        for (int64_t r = 0; r < piece.rows; r++) one.add(reinterpret_cast<const char*>(from + r * from_stride), row);
+        for (int64_t r = 0; r < piece.rows; r++) one.add_row(reinterpret_cast<const char*>(from + r * from_stride), row);
       });
-      if (!has_rows) one.add(reinterpret_cast<const char*>(room), part);
+      if (!has_rows) one.add_row(reinterpret_cast<const char*>(room), part);
     }
   });
 }

@@ -1,14 +1,13 @@
-// What a piece of a tensor holds, in one pass: its range, its sums in float64, and how many of its values are of a kind.
+// What a tensor holds, in one pass: its range, its sums in float64, how many of its values are of a kind, and its fingerprint.
 #include "msctx/elements.h"
-#include "msctx/table.h"
+#include "msctx/fingerprint.h"
+#include "vec.h"
 
 namespace msctx::MSCTX_ISA {
 namespace {
 
-constexpr int64_t block = 256;  // values that are widened at once
+constexpr int64_t block = 512;  // values that are read at once: in the first cache
 
-template <class T>
-constexpr int lanes = 64 / sizeof(T);
 // Operators act lane by lane; comparisons give -1 and 0.
 template <class T, int count>
 using Lanes __attribute__((vector_size(count * sizeof(T)))) = T;
@@ -39,72 +38,103 @@ bool has_exponent(const void* data, int64_t count, Word mask) {
   return false;
 }
 
-// The lanes are added up in order at the end.
+// A value counts for one of `lanes`, the same on every instruction set, which are added up in order at the end. What a register holds of
+// them is read at a time, so that its sums stay in registers.
 template <class T>
 struct Sums {
+  // `parts`: of a register, as doubles.
+  static constexpr int lanes = 64 / sizeof(T), width = Vec::width * sizeof(float) / sizeof(T), parts = sizeof(double) / sizeof(T);
   using Word = typename Bits<T>::type;
-  using Values = Lanes<T, lanes<T>>;
-  using Words = Lanes<Word, lanes<T>>;
-  using Doubles = Lanes<double, lanes<T>>;
+  using Values = Lanes<T, width>;
+  using Words = Lanes<Word, width>;
+  using Doubles = Lanes<double, width / parts>;
   static constexpr T infinity = T(__builtin_inf());
-  Values least = Values{} + infinity, largest = Values{} - infinity;
-  Doubles sum = {}, squares = {};
-  Words nan = {}, positive_inf = {}, negative_inf = {}, zero = {}, negative = {};
+  struct Some {
+    Values least = Values{} + infinity, largest = Values{} - infinity;
+    Doubles sum[parts] = {}, squares[parts] = {};
+    Words zero = {}, negative = {};
+  };
+  Some all[lanes / width];
+  Words nan[lanes / width] = {}, positive_inf[lanes / width] = {}, negative_inf[lanes / width] = {};
 
-  // Of one block: the counts of a lane fit into a word.
-  void add(const T* from, int64_t count) {
-    if (has_exponent<Word>(from, count, Bits<T>::infinite))
-      add_any(from, count);
-    else
-      add_finite(from, count);
+  // `stored`: as they lie in memory, where the next ones are to be fetched.
+  template <class Stored>
+  void add(const T* from, int64_t count, const Stored* stored) {
+    for (int i = 0; i < lanes / width; i++)
+      if (!add_finite(all[i], from + i * width, count, stored)) add_any(i, from + i * width, count);
   }
 
-  void add_finite(const T* from, int64_t count) {
-    for (int64_t i = 0; i < count; i += lanes<T>) {
+  // One of each lane.
+  void add_any(const T* from) {
+    for (int i = 0; i < lanes / width; i++) add_any(i, from + i * width, 1);
+  }
+
+  // Nothing and false where one is not finite, or too large to be added.
+  template <class Stored>
+  static bool add_finite(Some& to, const T* from, int64_t count, const Stored* stored) {
+    Some sums = to;
+    for (int64_t i = 0; i < count; i += lanes) {
       Values v;
+      __builtin_prefetch(reinterpret_cast<const char*>(stored + i) + ahead);
       __builtin_memcpy(&v, from + i, sizeof v);
-      add_values(v, v, v);
+      add_values(sums, v, v, v, from + i);
     }
+    Doubles none = {};
+    for (const Doubles& sum : sums.sum) none += sum - sum;
+    double all = 0;
+    for (int l = 0; l < width / parts; l++) all += none[l];
+    if (!(all == 0)) return false;
+    to = sums;
+    return true;
   }
 
-  void add_any(const T* from, int64_t count) {
-    for (int64_t i = 0; i < count; i += lanes<T>) {
+  void add_any(int at, const T* from, int64_t count) {
+    Some sums = all[at];
+    for (int64_t i = 0; i < count; i += lanes) {
       Values v;
       Words bits;
       __builtin_memcpy(&v, from + i, sizeof v);
       __builtin_memcpy(&bits, from + i, sizeof bits);
       const Words size = bits & Bits<T>::magnitude, is_finite = size < Bits<T>::infinite;
-      add_values(is_finite ? v : Values{} + infinity, is_finite ? v : Values{} - infinity, is_finite ? v : Values{});
-      zero += is_finite == 0;
-      nan -= size > Bits<T>::infinite;
-      positive_inf -= bits == Bits<T>::infinite;
+      const Values kept = is_finite ? v : Values{};
+      add_values(sums, is_finite ? v : Values{} + infinity, is_finite ? v : Values{} - infinity, kept, reinterpret_cast<const T*>(&kept));
       const Words below = bits == (Bits<T>::infinite | ~Bits<T>::magnitude);
-      negative_inf -= below;
-      negative -= below;
+      sums.zero += is_finite == 0;
+      sums.negative -= below;
+      nan[at] -= size > Bits<T>::infinite;
+      positive_inf[at] -= bits == Bits<T>::infinite;
+      negative_inf[at] -= below;
     }
+    all[at] = sums;
   }
 
-  void add_values(Values up, Values down, Values kept) {
-    const Doubles wide = __builtin_convertvector(kept, Doubles);
-    least = up < least ? up : least;
-    largest = down > largest ? down : largest;
-    sum += wide;
-    squares += wide * wide;
-    zero -= kept == T(0);
-    negative -= kept < T(0);
+  // `in_memory`: what is kept.
+  static void add_values(Some& to, Values up, Values down, Values kept, const T* in_memory) {
+    to.least = up < to.least ? up : to.least;
+    to.largest = down > to.largest ? down : to.largest;
+    for (int i = 0; i < parts; i++) {
+      Doubles wide;
+      for (int l = 0; l < width / parts; l++) wide[l] = double(in_memory[i * (width / parts) + l]);
+      to.sum[i] += wide;
+      to.squares[i] += wide * wide;
+    }
+    to.zero = kept == T(0) ? to.zero + 1 : to.zero;
+    to.negative = kept < T(0) ? to.negative + 1 : to.negative;
   }
 
-  void into(Statistics& all) const {
-    for (int l = 0; l < lanes<T>; l++) {
-      all.least = double(least[l]) < all.least ? double(least[l]) : all.least;
-      all.largest = double(largest[l]) > all.largest ? double(largest[l]) : all.largest;
-      all.sum += sum[l];
-      all.squares += squares[l];
-      all.nan += nan[l];
-      all.positive_inf += positive_inf[l];
-      all.negative_inf += negative_inf[l];
-      all.zero += zero[l];
-      all.negative += negative[l];
+  void into(Statistics& found) const {
+    for (int l = 0; l < lanes; l++) {
+      const int at = l / width, i = l % width, part = i / (width / parts), in_part = i % (width / parts);
+      const Some& sums = all[at];
+      found.least = double(sums.least[i]) < found.least ? double(sums.least[i]) : found.least;
+      found.largest = double(sums.largest[i]) > found.largest ? double(sums.largest[i]) : found.largest;
+      found.sum += sums.sum[part][in_part];
+      found.squares += sums.squares[part][in_part];
+      found.nan += nan[at][i];
+      found.positive_inf += positive_inf[at][i];
+      found.negative_inf += negative_inf[at][i];
+      found.zero += sums.zero[i];
+      found.negative += sums.negative[i];
     }
   }
 };
@@ -116,13 +146,14 @@ void widen_all(const T* from, int64_t count, Wide* to) {
 
 // As to_float does, lane by lane: compilers make no vectors of that.
 void widen_all(const Half* from, int64_t count, float* to) {
-  using Words = Lanes<int32_t, lanes<float>>;
+  constexpr int width = Vec::width;
+  using Words = Lanes<int32_t, width>;
   int64_t i = 0;
-  for (; i + lanes<float> <= count; i += lanes<float>) {
-    Lanes<uint16_t, lanes<float>> halves;
+  for (; i + width <= count; i += width) {
+    Lanes<uint16_t, width> halves;
     __builtin_memcpy(&halves, from + i, sizeof halves);
     const Words bits = __builtin_convertvector(halves, Words), sign = (bits & 0x8000) << 16, rest = bits & 0x7fff;
-    const auto tiny = __builtin_convertvector(rest, Lanes<float, lanes<float>>) * 0x1p-24f;
+    const auto tiny = __builtin_convertvector(rest, Lanes<float, width>) * 0x1p-24f;
     Words small;
     __builtin_memcpy(&small, &tiny, sizeof small);
     const Words normal = (rest << 13) + (rest >= 0x7c00 ? Words{} + (224 << 23) : Words{} + (112 << 23));
@@ -132,25 +163,29 @@ void widen_all(const Half* from, int64_t count, float* to) {
   for (; i < count; i++) to[i] = to_float(from[i]);
 }
 
+// `chunk`: what its bytes are added to, in the same pass, or nullptr.
 template <class T>
-Statistics of(const T* from, int64_t count) {
+Statistics of(const T* from, int64_t count, Chunk* chunk) {
   using Wide = typename SumOf<T>::type;
+  constexpr int lanes = Sums<Wide>::lanes;
   Statistics all;
   all.count = count;
   Sums<Wide> sums;
-  Wide wide[block];
-  for (int64_t start = 0; start < count; start += block) {
-    const int64_t size = smaller(block, count - start);
-    int64_t end = size;
+  for (int64_t start = 0; start < count; start += block, from += block) {
+    const int64_t size = smaller(block, count - start), whole = size / lanes * lanes;
+    if (chunk) chunk->add(reinterpret_cast<const char*>(from), size * int64_t(sizeof(T)));
     if constexpr (sizeof(T) == sizeof(Wide)) {
-      if (size == block) {
-        sums.add(from + start, block);
-        continue;
-      }
+      sums.add(from, whole, from);
+    } else {
+      Wide wide[block];
+      widen_all(from, whole, wide);
+      sums.add(wide, whole, from);
     }
-    widen_all(from + start, size, wide);
-    while (end % lanes<Wide>) wide[end++] = Wide(__builtin_nan("")), all.nan--;
-    sums.add(wide, end);
+    if (whole == size) continue;
+    Wide last[lanes];
+    widen_all(from + whole, size - whole, last);
+    for (int64_t i = size - whole; i < lanes; i++) last[i] = Wide(__builtin_nan("")), all.nan--;
+    sums.add_any(last);
   }
   sums.into(all);
   return all;
@@ -158,10 +193,24 @@ Statistics of(const T* from, int64_t count) {
 
 }  // namespace
 
-Statistics statistics(DType dtype, const void* data, int64_t count) {
-  Statistics found;
-  with_type(dtype, [&](auto type) { found = of(static_cast<const decltype(type)*>(data), count); });
-  return found;
+void contents(DType dtype, const void* data, int64_t count, Fingerprint* fingerprint, Statistics* statistics, const Parallel& parallel) {
+  with_type(dtype, [&](auto type) {
+    using T = decltype(type);
+    const auto* values = static_cast<const T*>(data);
+    const auto read = [&](int64_t start, int64_t end, Chunk* chunk) {
+      for (; start < end; start += statistics_piece)
+        statistics[start / statistics_piece] = of(values + start, smaller(statistics_piece, end - start), chunk);
+    };
+    if (fingerprint)
+      *fingerprint = in_chunks(count * int64_t(sizeof(T)), parallel, [&](Chunk& one, int64_t start, int64_t bytes) {
+        if (statistics) read(start / int64_t(sizeof(T)), (start + bytes) / int64_t(sizeof(T)), &one);
+        else one.add(static_cast<const char*>(data) + start, bytes);
+      });
+    else
+      parallel_for(parallel, divide_up(count, statistics_piece), [&](int64_t i, int) {
+        read(i * statistics_piece, smaller(count, (i + 1) * statistics_piece), nullptr);
+      });
+  });
 }
 
 bool has_nonfinite(DType dtype, const void* data, int64_t count) {

@@ -9,6 +9,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -22,9 +23,12 @@
 namespace msctx::glue {
 namespace {
 
-constexpr int64_t piece = 64 << 10;  // values of a task: the sums depend on it, never on threads
-
 const Passes& passes() { return *table_in_use().passes; }
+
+at::Tensor as_real(at::Tensor t) {
+  t = t.resolve_conj().resolve_neg();  // a copy where memory holds other signs
+  return t.is_complex() ? at::view_as_real(t) : t;
+}
 
 // All values once: expanded dimensions are one wide. `times`: how often each of them stands in the tensor.
 at::Tensor once(at::Tensor t, int64_t& times) {
@@ -34,26 +38,12 @@ at::Tensor once(at::Tensor t, int64_t& times) {
       times *= t.size(d);
       t = t.narrow(d, 0, 1);
     }
-  t = t.resolve_conj().resolve_neg();  // a copy where memory holds other signs
-  if (t.is_complex()) t = at::view_as_real(t);
+  t = as_real(t);
   return t.is_non_overlapping_and_dense() ? t : t.contiguous();
 }
 
 // An accelerator's is copied, which waits for the device.
 at::Tensor on_host(const at::Tensor& t) { return t.device().is_cpu() ? t : t.cpu(); }
-
-template <class Found, class Read>
-std::vector<Found> in_pieces(const at::Tensor& t, const Read& read) {
-  const int64_t count = t.numel(), pieces = (count + piece - 1) / piece;
-  const auto* data = static_cast<const char*>(t.const_data_ptr());
-  std::vector<Found> found(pieces);
-  const auto each = [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; i++) found[i] = read(data + i * piece * t.element_size(), std::min(piece, count - i * piece));
-  };
-  if (forks) each(0, pieces);
-  else at::parallel_for(0, pieces, 1, each);
-  return found;
-}
 
 // One at least; those that lie as one are one.
 std::vector<Dimension> dimensions_of(const at::Tensor& t) {
@@ -133,18 +123,24 @@ bool has_nonfinite(const at::Tensor& given) {
   const at::Tensor t = once(on_host(given), times);
   const auto dtype = dtype_of(t);
   if (!dtype) return !at::isfinite(t.to(at::kFloat)).all().item<bool>();  // float8 and the like
-  const auto found = in_pieces<char>(t, [&](const char* data, int64_t count) { return passes().has_nonfinite(*dtype, data, count); });
-  return std::find(found.begin(), found.end(), char(true)) != found.end();
+  const auto* data = static_cast<const char*>(t.const_data_ptr());
+  std::atomic<bool> found{false};
+  parallel_for(threads_of_torch(), divide_up(t.numel(), statistics_piece), [&](int64_t i, int) {
+    const int64_t start = i * statistics_piece;
+    if (passes().has_nonfinite(*dtype, data + start * t.element_size(), smaller(statistics_piece, t.numel() - start))) found = true;
+  });
+  return found;
 }
 
-Statistics statistics_of(const at::Tensor& given) {
+// `print`: of a contiguous tensor its bytes', read in the same pass; nullptr: not wanted.
+static Statistics statistics_of(const at::Tensor& on_host, Fingerprint* print) {
   int64_t times;
-  at::Tensor t = once(on_host(given), times);
+  at::Tensor t = once(on_host, times);
   if (!dtype_of(t)) t = t.to(at::kDouble);
-  const DType dtype = *dtype_of(t);
+  std::vector<Statistics> pieces(divide_up(t.numel(), statistics_piece));
+  passes().contents(*dtype_of(t), t.const_data_ptr(), t.numel(), print, pieces.data(), threads_of_torch());
   Statistics all;
-  const auto parts = in_pieces<Statistics>(t, [&](const char* data, int64_t count) { return passes().statistics(dtype, data, count); });
-  for (const Statistics& one : parts) {
+  for (const Statistics& one : pieces) {
     all.least = std::min(all.least, one.least);
     all.largest = std::max(all.largest, one.largest);
     all.sum += one.sum * double(times);
@@ -159,6 +155,8 @@ Statistics statistics_of(const at::Tensor& given) {
   return all;
 }
 
+Statistics statistics_of(const at::Tensor& t) { return statistics_of(on_host(t), nullptr); }
+
 std::optional<Statistics> known_of(const at::Tensor& t) try {
   const at::Tensor values = values_of(t);
   return values.defined() ? std::optional(statistics_of(values)) : std::nullopt;
@@ -166,14 +164,17 @@ std::optional<Statistics> known_of(const at::Tensor& t) try {
   return std::nullopt;
 }
 
-uint64_t digest_of(const at::Tensor& given) {
-  at::Tensor t = on_host(given).resolve_conj().resolve_neg();
-  if (t.is_complex()) t = at::view_as_real(t);
-  const Parallel threads = threads_of_torch();
+uint64_t digest_of(const at::Tensor& given, Statistics* statistics) {
+  const at::Tensor t = as_real(on_host(given));
   const auto all = dimensions_of(t);
-  const bool is_dense = all.size() == 1 && all[0].stride == 1;
-  const Fingerprint found = is_dense ? passes().fingerprint(t.const_data_ptr(), int64_t(t.nbytes()), threads)
-                                     : passes().strided_fingerprint(t.const_data_ptr(), int(t.element_size()), all.data(), int(all.size()), threads);
+  const bool is_dense = all.size() == 1 && all[0].stride == 1, in_one_pass = statistics && is_dense && dtype_of(t);
+  Fingerprint found;
+  if (statistics) *statistics = statistics_of(t, in_one_pass ? &found : nullptr);
+  if (!in_one_pass) {
+    const Parallel threads = threads_of_torch();
+    found = is_dense ? passes().fingerprint(t.const_data_ptr(), int64_t(t.nbytes()), threads)
+                     : passes().strided_fingerprint(t.const_data_ptr(), int(t.element_size()), all.data(), int(all.size()), threads);
+  }
   uint64_t shape = 0xcbf29ce484222325;
   for (const int64_t size : given.sizes()) shape = (shape ^ uint64_t(size)) * 0x100000001b3;
   return found.low ^ shape ^ uint64_t(given.scalar_type()) << 56;

@@ -32,7 +32,9 @@ bool has_wrapped(at::ArrayRef<c10::IValue>);
 bool has_nonfinite(const at::Tensor&);  // of floating-point and complex ones
 Statistics statistics_of(const at::Tensor&);
 std::optional<Statistics> known_of(const at::Tensor&);  // of its values; nothing where they cannot be read
-uint64_t digest_of(const at::Tensor&);  // of the values in logical order, their dtype and shape: the same for any strides
+// Of the values in logical order, their dtype and shape: the same for any strides. With `statistics` also those, in one pass over a
+// contiguous tensor; those of others are read as they lie in memory.
+uint64_t digest_of(const at::Tensor&, Statistics* statistics = nullptr);
 // In NumPy's format; dtypes that it does not have (bfloat16, float8, complex32) as float32 or complex64, or, with `keeps_bits`, as
 // unsigned integers with the same bits. Throws where the file cannot be written whole.
 void write_npy(const at::Tensor&, const std::string& path, bool keeps_bits);

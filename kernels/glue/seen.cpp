@@ -62,8 +62,11 @@ std::vector<Seen> seen(
       if (reading.of_any_layout) take_statistics(one, known_of(t));
       if (!one.unread.empty()) continue;
       try {
-        if (reading.statistics && !reading.of_any_layout) take_statistics(one, statistics_of(t));
-        if (reading.digests) one.digest = digest_of(t), one.has_digest = true;
+        Statistics read;
+        const bool wants_statistics = reading.statistics && !reading.of_any_layout;
+        if (reading.digests) one.digest = digest_of(t, wants_statistics ? &read : nullptr), one.has_digest = true;
+        else if (wants_statistics) read = statistics_of(t);
+        if (wants_statistics) take_statistics(one, read);
       } catch (const std::exception&) {
         take_statistics(one, std::nullopt);
         continue;

@@ -18,6 +18,8 @@ TARGETS = (2, 0, 1)
 FACTORS = ((0, 1), (2, 1), (0, 2))
 """Which two it reads."""
 DTYPES = ("float32", "float64", "float16", "bfloat16")
+PIECE = 64 << 10
+"""Values whose statistics are sums of their own."""
 DIRECTIONS = ("fprop", "dgrad", "wgrad", "matmul")
 PRODUCT = 3
 EMULATED = "_emulated"
@@ -144,11 +146,7 @@ class Kernels:
                 None,
                 [c_char_p, c_void_p, c_int, c_void_p, c_int, c_int, POINTER(c_uint64 * 2)],
             ),
-            (
-                "statistics",
-                None,
-                [c_char_p, c_int, c_void_p, c_int64, POINTER(c_double * 4), POINTER(c_int64 * 6), POINTER(c_int)],
-            ),
+            ("contents", c_int, [c_char_p, c_int, c_void_p, c_int64, c_int, POINTER(c_uint64 * 2), c_void_p]),
         ):
             function = getattr(self._c, f"msctx_{name}")
             function.restype, function.argtypes = result, arguments
@@ -249,12 +247,25 @@ class Kernels:
         self._c.msctx_strided_fingerprint(isa.encode(), data, size, numbers, values.ndim, threads, byref(found))
         return found[0], found[1]
 
-    def statistics(self, values: np.ndarray[Any, Any], dtype: int, isa: str) -> tuple[list[float], list[int], bool]:
-        """Ranges and sums, counts, and whether anything is not finite; *dtype*: 0 float32, 1 float64, 2 float16, 3 bfloat16."""
-        ranges, counts, nonfinite = (c_double * 4)(), (c_int64 * 6)(), c_int()
-        data = c_void_p(values.ctypes.data)
-        self._c.msctx_statistics(isa.encode(), dtype, data, values.size, byref(ranges), byref(counts), byref(nonfinite))
-        return [*ranges], [*counts], bool(nonfinite.value)
+    def contents(
+        self,
+        values: np.ndarray[Any, Any],
+        dtype: int,
+        isa: str,
+        threads: int = 1,
+        statistics: bool = True,
+        fingerprint: bool = False,
+    ) -> tuple[list[tuple[float, ...]], tuple[int, int] | None, bool]:
+        """Of each piece the range, the sums and the counts; the fingerprint; whether anything is not finite.
+
+        *dtype*: its place in DTYPES.
+        """
+        kind = np.dtype([(str(i), np.float64 if i < 4 else np.int64) for i in range(10)])
+        pieces = np.zeros(-(-values.size // PIECE) if statistics else 0, kind)
+        found, asked = (c_uint64 * 2)(), c_void_p(pieces.ctypes.data if statistics else None)
+        data, pair = c_void_p(values.ctypes.data), byref(found) if fingerprint else None
+        nonfinite = self._c.msctx_contents(isa.encode(), dtype, data, values.size, threads, pair, asked)
+        return pieces.tolist(), (found[0], found[1]) if fingerprint else None, bool(nonfinite)
 
     def _run(
         self,

@@ -65,7 +65,7 @@ def main(path: str) -> None:
             kernels.fingerprint(np.ones(size, np.uint8), isa, threads=3)
             kernels.strided_fingerprint(np.ones((size, 37), np.uint16)[::2].T, isa, threads=3)
             for dtype, kind in enumerate((np.float32, np.float64, np.float16, np.uint16)):
-                kernels.statistics(np.ones(size, kind), dtype, isa)
+                kernels.contents(np.ones(size, kind), dtype, isa, threads=3, fingerprint=True)
     print(f"{count} convolutions")
 
 

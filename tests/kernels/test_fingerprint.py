@@ -67,6 +67,17 @@ def test_what_an_optimizer_does(kernels: Kernels, size: int, seed: int, shift: i
     assert len({*found}) == len(found)
 
 
+def test_values_that_certificates_hold(kernels: Kernels) -> None:
+    """They may not change from one version to the next."""
+    expected = {
+        0: (0, 0),
+        5: (0xBD06CD7CD906C4CB, 0xD3E18A1249930E0E),
+        1000: (0xE26C4080874AEB85, 0x16E8A4B7496C4963),
+        2 * CHUNK + 7: (0x64037E3EBA39350B, 0xB8DC07BDCC4602B2),
+    }
+    assert {size: of(kernels, (np.arange(size) % 251).astype(np.uint8)) for size in expected} == expected
+
+
 def test_every_length(kernels: Kernels) -> None:
     """Zeros at the end count: so do those that stand for what is not there."""
     for fill in (0, 1):

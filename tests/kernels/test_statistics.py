@@ -1,4 +1,4 @@
-"""What a piece of a tensor holds, against NumPy in float64, on every instruction set."""
+"""What a tensor holds, against NumPy in float64, on every instruction set."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernels import Kernels
+from kernels import DTYPES, PIECE, Kernels
 
-DTYPES = ("float32", "float64", "float16", "bfloat16")
 SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -1e-40, 65504.0, 3e38)
 property_of = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -25,23 +24,66 @@ def stored(values: np.ndarray[Any, Any], dtype: str) -> tuple[np.ndarray[Any, An
         return found, found.astype(np.float64)
 
 
-@property_of
-@given(st.integers(0, 1000) | st.integers(60_000, 70_000), st.integers(0, 99), st.sampled_from(DTYPES), st.floats(0, 0.3))
-def test_statistics_are_those_of_numpy(kernels: Kernels, size: int, seed: int, dtype: str, special: float) -> None:
+def drawn(size: int, seed: int, special: float) -> np.ndarray[Any, Any]:
     generator = np.random.default_rng(seed)
     values = generator.standard_normal(size) * 10.0 ** generator.integers(-4, 4)
     place = generator.random(size) < special
     values[place] = generator.choice(SPECIAL, int(place.sum()))
-    memory, exact = stored(values, dtype)
+    return values
+
+
+@property_of
+@given(st.integers(0, 1000) | st.integers(60_000, 70_000), st.integers(0, 99), st.sampled_from(DTYPES), st.floats(0, 0.3))
+def test_statistics_are_those_of_numpy(kernels: Kernels, size: int, seed: int, dtype: str, special: float) -> None:
+    memory, exact = stored(drawn(size, seed, special), dtype)
     finite = exact[np.isfinite(exact)]
     counts = [np.isnan(exact), exact == np.inf, exact == -np.inf, exact == 0, exact < 0]
     for isa in kernels.isas:
-        (least, largest, total, squares), found, nonfinite = kernels.statistics(memory, DTYPES.index(dtype), isa)
-        assert found == [size, *(int(one.sum()) for one in counts)], isa
+        pieces, _, nonfinite = kernels.contents(memory, DTYPES.index(dtype), isa)
+        least, largest, total, squares, *found = zip(*pieces, strict=True) if pieces else ((),) * 10
+        assert [sum(one) for one in found] == [size, *(int(one.sum()) for one in counts)], isa
         assert nonfinite == (len(finite) < size), isa
-        assert (least, largest) == ((finite.min(), finite.max()) if len(finite) else (np.inf, -np.inf)), isa
-        assert abs(total - finite.sum()) <= 1e-12 * np.abs(finite).sum(), isa
-        assert abs(squares - (finite**2).sum()) <= 1e-12 * (finite**2).sum(), isa
+        ranges = min(least, default=np.inf), max(largest, default=-np.inf)
+        assert ranges == ((finite.min(), finite.max()) if len(finite) else (np.inf, -np.inf)), isa
+        assert abs(sum(total) - finite.sum()) <= 1e-12 * np.abs(finite).sum(), isa
+        assert abs(sum(squares) - (finite**2).sum()) <= 1e-12 * (finite**2).sum(), isa
+
+
+@property_of
+@given(
+    st.integers(0, 1000) | st.integers(1, 300_000), st.integers(0, 99), st.sampled_from(DTYPES), st.sampled_from([0, 1e-4, 0.1])
+)
+def test_one_pass_finds_what_two_find_bit_for_bit(kernels: Kernels, size: int, seed: int, dtype: str, special: float) -> None:
+    """On every instruction set, for any number of threads."""
+    memory, number = stored(drawn(size, seed, special), dtype)[0], DTYPES.index(dtype)
+    found = [
+        (kernels.contents(memory, number, isa, threads, fingerprint=True), kernels.contents(memory, number, isa, threads))
+        for isa in kernels.isas
+        for threads in (1, 3)
+    ]
+    print_of = kernels.fingerprint(memory.view(np.uint8), kernels.isas[0])
+    assert all(both[1] == print_of and both[0] == alone[0] == found[0][0][0] for both, alone in found)
+    assert kernels.contents(memory, number, kernels.isas[0], statistics=False, fingerprint=True)[:2] == ([], print_of)
+
+
+def test_sums_are_in_one_order(kernels: Kernels) -> None:
+    """A value counts for a lane by its place in the piece, and the lanes are added up in order: on every machine."""
+    for dtype, lanes in (("float32", 16), ("float64", 8)):
+        values = stored(drawn(PIECE + 5, 1, 0), dtype)[0]
+        expected = []
+        for piece in (values[:PIECE], values[PIECE:]):
+            rows = np.zeros(-(-piece.size // lanes) * lanes)
+            rows[: piece.size] = piece
+            expected.append(sum(np.add.accumulate(rows.reshape(-1, lanes))[-1].tolist()))
+        for isa in kernels.isas:
+            assert [one[2] for one in kernels.contents(values, DTYPES.index(dtype), isa)[0]] == expected, isa
+
+
+def test_finite_values_whose_sum_is_not(kernels: Kernels) -> None:
+    values = np.full(100, 1.7e308)
+    for isa in kernels.isas:
+        ((least, largest, total, squares, *counts),) = kernels.contents(values, DTYPES.index("float64"), isa)[0]
+        assert (least, largest, total, squares, *counts) == (1.7e308, 1.7e308, np.inf, np.inf, 100, 0, 0, 0, 0, 0), isa
 
 
 def test_one_value_that_is_not_finite_is_found_wherever_it_is(kernels: Kernels) -> None:
@@ -51,4 +93,4 @@ def test_one_value_that_is_not_finite_is_found_wherever_it_is(kernels: Kernels) 
                 values = np.ones(9999)
                 values[place] = value
                 for isa in kernels.isas:
-                    assert kernels.statistics(stored(values, dtype)[0], DTYPES.index(dtype), isa)[2], (dtype, place, isa)
+                    assert kernels.contents(stored(values, dtype)[0], DTYPES.index(dtype), isa)[2], (dtype, place, isa)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import pickle
 import threading
@@ -372,6 +373,17 @@ def test_a_digest_is_of_values_and_their_places(collected: Any) -> None:
     assert digest(collected, swapped) != before
     x[1, 2, 3, 4] = torch.nextafter(x[1, 2, 3, 4], torch.tensor(9.0))
     assert digest(collected, x) != before
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64])
+def test_statistics_and_digest_together_are_those_alone(dtype: torch.dtype, collected: Any) -> None:
+    x = (torch.randn(2, 3, 40, 700) * 5).to(dtype)
+    for how in ("contiguous", "channels_last", "sliced", "transposed", "expanded"):
+        given, found = laid_out(x, how), []
+        for asked in ({"statistics": 1, "digests": 1}, {"statistics": 1}, {"digests": 1}):
+            rows = collected(functools.partial(torch.isnan, given), inputs=1, **asked)
+            found.append(rows[0]["inputs"][0])
+        assert found[0] == {**found[1], **found[2]}, how
 
 
 def test_values_depend_on_no_number_of_threads(collected: Any) -> None:

@@ -64,6 +64,6 @@ MSCTX_API int msctx_run(
 MSCTX_API void msctx_fingerprint(const char* isa, const void* data, int64_t bytes, int threads, uint64_t* low_and_high);
 MSCTX_API void msctx_strided_fingerprint(
     const char* isa, const void* data, int bytes_of_element, const msctx::Dimension*, int dimensions, int threads, uint64_t* low_and_high);
-// Of `count` values: least, largest, sum and sum of squares of the finite ones; how many there are, NaN, Inf, -Inf, zero, negative; and
-// whether any is not finite.
-MSCTX_API void msctx_statistics(const char* isa, int dtype, const void* data, int64_t count, double* ranges, int64_t* counts, int* is_nonfinite);
+// The contents of `count` values: their fingerprint and the statistics of each piece; nullptr: not wanted. Whether any is not finite.
+MSCTX_API int msctx_contents(
+    const char* isa, int dtype, const void* data, int64_t count, int threads, uint64_t* low_and_high, msctx::Statistics* pieces);

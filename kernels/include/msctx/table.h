@@ -30,7 +30,7 @@ struct ConvRow {
   bool (*exists)(Op) = nullptr;  // null: for all; another Op has none of this name, and does not list it
 };
 
-// What distinguishes two tensors, by all of their bytes: see cpu/fingerprint.cpp.
+// What distinguishes two tensors, by all of their bytes: see fingerprint.h.
 struct Fingerprint {
   uint64_t low, high;
   bool operator==(const Fingerprint&) const = default;
@@ -46,13 +46,15 @@ struct Statistics {
   double least = __builtin_inf(), largest = -__builtin_inf(), sum = 0, squares = 0;
   int64_t count = 0, nan = 0, positive_inf = 0, negative_inf = 0, zero = 0, negative = 0;
 };
+constexpr int64_t statistics_piece = 64 << 10;  // its values: sums depend on it, never on threads
 
 // Passes over tensors, beside convolutions.
 struct Passes {
   Fingerprint (*fingerprint)(const void* data, int64_t bytes, const Parallel&);
   // The same of a tensor as if it were contiguous, the innermost dimension last; of elements of 1, 2, 4 or 8 bytes.
   Fingerprint (*strided_fingerprint)(const void* data, int bytes_of_element, const Dimension*, int dimensions, const Parallel&);
-  Statistics (*statistics)(DType, const void* data, int64_t count);
+  // The fingerprint and the statistics of a contiguous tensor, of each piece, in one pass; nullptr: not wanted.
+  void (*contents)(DType, const void* data, int64_t count, Fingerprint*, Statistics*, const Parallel&);
   bool (*has_nonfinite)(DType, const void* data, int64_t count);
   // Raises a number for each channel to the bits of its largest magnitude, those of Inf where one is not finite.
   void (*peaks)(const float* values, int64_t n, int64_t channels, int64_t positions, bool channels_last, int32_t* bits, const Parallel&);
