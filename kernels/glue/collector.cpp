@@ -4,6 +4,7 @@
 // them. Its module is the one whose forward pass runs; in a backward pass, the one in which the node of the graph was made.
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/function.h>
@@ -29,9 +30,11 @@
 #include "glue/recent.h"
 #include "glue/rows.h"
 #include "glue/running.h"
+#include "glue/scratch.h"
 #include "glue/seen.h"
 #include "msctx/api.h"
 #include "msctx/choices.h"
+#include "msctx/json.h"
 #include "msctx/process.h"
 
 namespace msctx::glue {
@@ -114,7 +117,9 @@ struct Here {
   std::string last_node;
   Maker last_maker;
   int64_t last_task = -1;
-  std::string algorithm;  // that computed what runs, where it is ours or we know it
+  std::string algorithm;  // that computes what runs, where it is ours or we know it
+  std::string provider;   // of that
+  int64_t workspace = 0;  // that it asks for, in bytes
   std::shared_ptr<const Config> config;
   int64_t version = -1;
 };
@@ -169,6 +174,7 @@ struct Context : at::ObserverContext {
   int64_t errors = 0;  // that operators had raised before
   std::vector<Wanted> wanted;
   bool was_deterministic = false;
+  std::optional<HoldOnFailure> hold;
   bool has_failed() const { return std::uncaught_exceptions() > exceptions; }
 };
 // Of a node of a backward pass, or of the optimizer.
@@ -373,12 +379,37 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
     }
   if (a.recent) at->recent = remember(row, given);
   if (a.running) begin_running(row);
-  here.algorithm.clear();
+  here.algorithm.clear(), here.provider.clear();
+  if (a.errors) at->hold.emplace();
   here.is_inside = true;
   return at;
 } catch (const std::exception&) {  // no memory: this one is not seen
   dropped++;
   return nullptr;
+}
+
+// As JSON: which algorithm asked for memory beside its tensors, for how much, and what it had got of that when it raised. Of other
+// operators than ours: nothing.
+std::string workspace_of(const Context& at, const Reader& by, std::string& problem) {
+  const bool is_ours = at.hold && !here.provider.empty() && here.provider != "torch";
+  std::string json = "{\"bytes\":" + (is_ours ? std::to_string(here.workspace) : "null") + ",";
+  member(json, "algorithm", is_ours ? here.algorithm : "");
+  member(json, "provider", is_ours ? here.provider : "torch");
+  json += "\"blocks\":[";
+  const auto blocks = at.hold ? held_here() : std::vector<Held>();
+  for (size_t i = 0; i < blocks.size(); i++) {
+    const std::string file = stem_of_files(at.row, by.reader) + ".workspace." + std::to_string(i) + ".npy";
+    json += std::string(i ? "," : "") + "{\"bytes\":" + std::to_string(blocks[i].bytes) + ",";
+    try {
+      const auto count = int64_t(blocks[i].bytes);
+      write_npy(at::from_blob(const_cast<void*>(blocks[i].data), {count}, at::kByte), by.files + "/" + file, false);
+      member(json, "file", file);
+    } catch (const std::exception& error) {
+      problem = error.what();
+    }
+    json.back() = '}';
+  }
+  return json + "]}";
 }
 
 void finish_failed(const Context& at) {
@@ -393,6 +424,7 @@ void finish_failed(const Context& at) {
     error.settings = settings;
     error.inputs = seen(at.arguments, at.row, "input", of_error(one), error.problem);
     error.attributes = attributes_of(at.arguments, *at.row.op);
+    error.workspace = workspace_of(at, one, error.problem);
     hand_over(one, std::move(error), 1);
   }
 }
@@ -454,15 +486,16 @@ void end(const at::RecordFunction& fn, at::ObserverContext* given) try {
   }
   if (at.config->running) end_running();
   struct Outside {
-    ~Outside() { here.is_inside = false; }
-  } outside;  // operators of what is called here are part of it, too
+    Context& at;
+    ~Outside() { here.is_inside = false, at.hold.reset(); }
+  } outside{at};  // operators of what is called here are part of it, too
   finish(fn, at);
 } catch (const std::exception&) {
   dropped++;
 }
 
 void note_algorithm(const Choice& choice) {
-  if (here.is_inside) here.algorithm = choice.ran;
+  if (here.is_inside) here.algorithm = choice.ran, here.provider = choice.provider, here.workspace = choice.workspace;
 }
 
 }  // namespace
@@ -485,7 +518,7 @@ MSCTX_API int msctx_collect(const Asked* asked, int count, PythonFunction on_row
   sink = on_rows;
   chooser = choose;
   placer = place;
-  on_count = count ? note_algorithm : nullptr;
+  on_choice = count ? note_algorithm : nullptr;
   state().chosen.clear();
   version++;
   if (count && callback == at::INVALID_CALLBACK_HANDLE) {

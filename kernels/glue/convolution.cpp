@@ -179,6 +179,7 @@ at::Tensor computed(
     try {
       at::RecordFunction range(at::RecordScope::USER_SCOPE);  // for torch.profiler; else it costs a look at a counter
       if (range.isActive()) range.before(std::string("msctx::") + decision->row->name + " " + name_of(direction));
+      tell(*decision->choice);
       at::Tensor result = ours(*decision->row);
       count(asked, *decision, ran);
       return result;

@@ -277,6 +277,7 @@ at::Tensor computed(Place place, Kind kind, const Terms& terms, bool in_place = 
   if (decision->row) {
     at::RecordFunction range(at::RecordScope::USER_SCOPE);
     if (range.isActive()) range.before(std::string("msctx::") + decision->row->name + " matmul");
+    tell(*decision->choice);
     result = product.run(policy, *decision->row, ran);
   }
   msctx::count(decision->choice, {1, ran.weights_kept, ran.weights_prepared}, ran.again, taken.books);

@@ -67,6 +67,7 @@ std::string json_of(const Row& row) {
   json += "\"outputs\":";
   write(json, row.outputs);
   if (!row.settings.empty()) json += "\"settings\":" + row.settings + ",";
+  if (!row.workspace.empty()) json += "\"workspace\":" + row.workspace + ",";
   json += "\"attributes\":" + (row.attributes.empty() ? "{}" : row.attributes);
   return json + "}";
 }

@@ -31,7 +31,7 @@ struct Row {
   const char* direction = "forward";
   const char* line = "";  // of the maker
   std::string node, algorithm, attributes, problem;
-  std::string settings;  // JSON
+  std::string settings, workspace;  // JSON
   uint64_t thread = 0;
   std::vector<Seen> inputs, outputs;
 };

@@ -8,7 +8,10 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <exception>
+#include <limits>
 #include <list>
+#include <utility>
 
 #include "msctx/policy.h"
 #include "msctx/process.h"
@@ -22,7 +25,7 @@ constexpr size_t most_blocks = 64, least = 4096;
 
 struct Block {
   at::DataPtr data;
-  size_t bytes;
+  size_t bytes, asked = 0;
 };
 using Blocks = std::list<Block>;
 std::mutex& lock = fork_safe_mutex();
@@ -34,6 +37,9 @@ Pool& pool() {
   static auto* all = new Pool;  // never destroyed: threads may still run convolutions while the process ends
   return *all;
 }
+
+thread_local int exceptions_before = std::numeric_limits<int>::max();  // this thread holds what more of them release
+thread_local Blocks held;
 
 // The smallest idle block that holds `bytes` and not much more. The lock is held.
 bool take_idle(Pool& all, size_t bytes) {
@@ -89,15 +95,37 @@ size_t size_of(size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
+// What nobody uses any more; what is `dropped` is to be freed when the lock, which is held, is not.
+void give_back(Pool& all, Blocks& blocks, Blocks& dropped) {
+  for (const Block& block : blocks) all.idle_bytes += block.bytes;
+  all.idle.splice(all.idle.begin(), blocks);
+  drop(all, in_force(Place::cpu) ? most_idle : most_outside, dropped);
+}
+
+void let_go() {
+  if (held.empty()) return;
+  Blocks dropped;
+  {
+    const std::lock_guard<std::mutex> guard(lock);
+    give_back(pool(), held, dropped);
+  }
+  free_blocks(std::move(dropped));
+}
+
 void* allocate(void*, size_t asked) {
+  let_go();  // somebody has caught the exception
   Pool& all = pool();
   const size_t bytes = size_of(asked);
   {
     const std::lock_guard<std::mutex> guard(lock);
-    if (take_idle(all, bytes)) return all.used.front().data.get();
+    if (take_idle(all, bytes)) {
+      all.used.front().asked = asked;
+      return all.used.front().data.get();
+    }
   }
   Blocks made;
   made.push_back(fresh(bytes));
+  made.front().asked = asked;
   const std::lock_guard<std::mutex> guard(lock);
   all.used.splice(all.used.begin(), made);
   return all.used.front().data.get();
@@ -105,19 +133,32 @@ void* allocate(void*, size_t asked) {
 
 void release(void*, void* data) {
   Pool& all = pool();
-  Blocks dropped;  // freed when the lock is not held
+  Blocks released, dropped;
   {
     const std::lock_guard<std::mutex> guard(lock);
     auto block = all.used.begin();
     while (block->data.get() != data) ++block;
-    all.idle_bytes += block->bytes;
-    all.idle.splice(all.idle.begin(), all.used, block);
-    drop(all, in_force(Place::cpu) ? most_idle : most_outside, dropped);
+    const bool has_failed = std::uncaught_exceptions() > exceptions_before;
+    Blocks& to = has_failed ? held : released;
+    to.splice(to.begin(), all.used, block);
+    give_back(all, released, dropped);
   }
   free_blocks(std::move(dropped));
 }
 
 }  // namespace
+
+HoldOnFailure::HoldOnFailure() { exceptions_before = std::uncaught_exceptions(); }
+HoldOnFailure::~HoldOnFailure() {
+  exceptions_before = std::numeric_limits<int>::max();
+  let_go();
+}
+
+std::vector<Held> held_here() {
+  std::vector<Held> found;
+  for (const Block& block : held) found.push_back({block.data.get(), block.asked});
+  return found;
+}
 
 Memory scratch_memory() { return {allocate, release, nullptr}; }
 

@@ -73,11 +73,14 @@ std::vector<Seen> seen(
       }
       if (!reading.folder) continue;
       const std::string slot = std::string(".") + what + "." + std::to_string(found.size() - 1) + ".npy";
-      const std::string name = std::to_string(getpid()) + "-" + std::to_string(reading.reader) + "-" + std::to_string(row.id);
-      keep(one, t, reading, name + slot, problem);
+      keep(one, t, reading, stem_of_files(row, reading.reader) + slot, problem);
     }
   }
   return found;
+}
+
+std::string stem_of_files(const Row& row, int64_t reader) {
+  return std::to_string(getpid()) + "-" + std::to_string(reader) + "-" + std::to_string(row.id);
 }
 
 std::string attributes_of(const std::vector<c10::IValue>& values, const Operator& op) {

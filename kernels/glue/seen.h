@@ -27,6 +27,8 @@ std::vector<Seen> seen(
     const std::vector<c10::IValue>& values, const Row&, const char* what, const Reading&, std::string& problem,
     const std::vector<std::optional<Statistics>>* before = nullptr);
 
+// What the names of its files begin with, for a reader.
+std::string stem_of_files(const Row&, int64_t reader);
 // The arguments as JSON.
 std::string attributes_of(const std::vector<c10::IValue>& values, const Operator&);
 

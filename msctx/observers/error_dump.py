@@ -59,6 +59,16 @@ def _source(row: Row) -> dict[str, Any]:
     }
 
 
+def _of_workspace(found: dict[str, Any]) -> str:
+    if found["bytes"] is None:
+        return "No kernel of msctx ran, and those of PyTorch do not show what memory they use beside their tensors."
+    had = sum(block["bytes"] for block in found["blocks"])
+    return (
+        f"{found['algorithm']} of {found['provider']} computed it, with a workspace of {found['bytes']} bytes; "
+        f"it had {had} bytes in {len(found['blocks'])} blocks when it raised."
+    )
+
+
 class ErrorReader(Reader):
     def __init__(self, settings: ErrorDump) -> None:
         self.settings = settings
@@ -97,6 +107,11 @@ class ErrorReader(Reader):
             if tensor["file"]:
                 moves.append((self._scratch.path / tensor["file"], self._folder / f"{name}.input.{slot}.npy"))
                 tensor["file"] = moves[-1][1].name
+        row["workspace"]["note"] = _of_workspace(row["workspace"])
+        for number, block in enumerate(row["workspace"]["blocks"]):
+            if file := block.get("file"):
+                moves.append((self._scratch.path / file, self._folder / f"{name}.workspace.{number}.npy"))
+                block["file"] = moves[-1][1].name
         settings = row["settings"]
         settings["dtype"] = DTYPES[settings["dtype"]]
         settings["autocast"] = {device: DTYPES[dtype] for device, dtype in settings["autocast"].items()}

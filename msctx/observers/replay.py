@@ -25,6 +25,8 @@ def main() -> None:
     path = Path(__file__).resolve()
     found = json.loads(path.with_name(path.name.replace(".replay.py", ".json")).read_text())
     operator, settings = _operator(found, found["source"]), found["settings"]
+    if (workspace := found["workspace"])["bytes"] is not None:
+        print(f"{workspace['note']} This script calls the operator without msctx.", file=sys.stderr)
     make = functools.partial(_value, inputs=_Inputs(found, path.parent))
     given = {name: make(value) for name, value in found["attributes"].items()}
     torch.set_default_dtype(getattr(torch, settings["dtype"]))

@@ -381,3 +381,54 @@ def test_the_script_names_the_program_that_registers_an_operator(kind: str, here
     again = ran(here, script, program.name)
     assert error.startswith(CALLS[kind][0])
     assert f"ValueError: {error}" in again.stderr, again.stderr
+
+
+# --- workspaces -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:aten..")
+def test_a_workspace_for_which_there_is_no_memory(here: Path) -> None:
+    """Its size, the algorithm that asked for it, and what this had of it; all is given back."""
+    x, weight, problems = torch.randn(8, 64, 64, 64), torch.randn(64, 64, 3, 3), []
+    with msctx.context(max_device_memory="60MB", session={"enable_exception_dump": 1}, conv_fprop_algo="fft"):
+        for _ in range(5):
+            with pytest.raises(RuntimeError) as raised:
+                torch.conv2d(x, weight, padding=1)
+            problems.append(str(raised.value).partition(" The cap is")[0])
+    assert len({*problems}) == 1, problems  # as much is in use each time
+    path, *others = here.glob("extra-info/*.json")
+    assert len(others) == 4
+    found = json.loads(path.read_text())
+    workspace = found["workspace"]
+    assert (found["algorithm"], workspace["algorithm"], workspace["provider"]) == ("fft", "fft", "msctx")
+    assert workspace["bytes"] > 60e6
+    assert workspace["blocks"]
+    for block in workspace["blocks"]:
+        saved = np.load(here / "extra-info" / block["file"])
+        assert (saved.dtype, saved.shape) == (np.uint8, (block["bytes"],))
+    files = {block["file"] for block in workspace["blocks"]}
+    assert len(files) == len(workspace["blocks"])
+    assert not [*here.glob("extra-info/.*")]
+    again = ran(here, path.with_suffix(".replay.py"))
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.startswith(f"fft of msctx computed it, with a workspace of {workspace['bytes']} bytes; it had ")
+    assert "without msctx" in again.stderr
+
+
+@pytest.mark.filterwarnings("ignore:aten..")
+@pytest.mark.parametrize("of", ["torch", "msctx"])
+def test_other_operators_show_no_workspace(of: str, here: Path) -> None:
+    """PyTorch's; and a convolution that is refused, because an algorithm of ours asks for more than is allowed."""
+    x, options = torch.randn(2, 3, 16, 16), {"conv_workspace_limit": 0} if of == "msctx" else {}
+    ctx = msctx.context(session={"enable_exception_dump": 1}, conv_fprop_algo="fft", fallback="error", **options)
+
+    def computes() -> None:
+        torch.conv2d(x, torch.randn(4, 3, 3, 3))
+        torch.mm(torch.ones(2, 3), torch.ones(2, 3))
+
+    with pytest.raises(RuntimeError, match="above conv_workspace_limit" if options else "cannot be multiplied"), ctx:
+        computes()
+    (path,) = here.glob("extra-info/*.json")
+    workspace = json.loads(path.read_text())["workspace"]
+    assert workspace.pop("note").startswith("No kernel of msctx ran")
+    assert workspace == {"bytes": None, "algorithm": "", "provider": "torch", "blocks": []}

@@ -33,8 +33,11 @@ struct Counts {
 };
 // `books`: of books_opened, taken before the call's policy.
 void count(const std::shared_ptr<Choice>&, const Counts&, bool computed_again, int64_t books);
-// Called with each choice that is counted, in the thread that computes; nullptr: nobody is.
-extern std::atomic<void (*)(const Choice&)> on_count;
+// Called with each choice of ours before it computes, and with each that is counted, in the thread that computes; nullptr: nobody is.
+extern std::atomic<void (*)(const Choice&)> on_choice;
+inline void tell(const Choice& choice) {
+  if (const auto told = on_choice.load(std::memory_order_relaxed)) told(choice);
+}
 
 // How many books have been opened until now. A call counts in none that was opened after it began: it may run by what held before.
 int64_t books_opened();
