@@ -98,6 +98,7 @@ def contenders(folder: Path) -> dict[str, Scope]:
         "digests of all tensors": lambda: collecting(inputs=1, outputs=1, digests=1),
         "statistics of results": lambda: collecting(outputs=1, statistics=1),
         "statistics of all tensors": lambda: collecting(inputs=1, outputs=1, statistics=1),
+        "both of all tensors": lambda: collecting(inputs=1, outputs=1, statistics=1, digests=1),
         "dump of statistics of all tensors": lambda: msctx.context(session=dump),
         "torch.autograd.detect_anomaly": lambda: torch.autograd.detect_anomaly(check_nan=True),
         "torch's DebugMode with hashes": debug_mode,

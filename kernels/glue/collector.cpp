@@ -396,7 +396,7 @@ std::string workspace_of(const Context& at, const Reader& by, std::string& probl
   member(json, "algorithm", is_ours ? here.algorithm : "");
   member(json, "provider", is_ours ? here.provider : "torch");
   json += "\"blocks\":[";
-  const auto blocks = at.hold ? held_here() : std::vector<Held>();
+  const auto blocks = is_ours ? held_here() : std::vector<Held>();
   for (size_t i = 0; i < blocks.size(); i++) {
     const std::string file = stem_of_files(at.row, by.reader) + ".workspace." + std::to_string(i) + ".npy";
     json += std::string(i ? "," : "") + "{\"bytes\":" + std::to_string(blocks[i].bytes) + ",";
