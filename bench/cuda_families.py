@@ -13,6 +13,7 @@ FAMILIES = (
     (r"\w*scudnn_\d+x\d+_relu_\w+", "fprop", "implicit_precomp_gemm"),
     (r"explicit_convolve_\w*gemm", "fprop", "gemm"),
     (r"im2col4d_kernel", "fprop", "gemm"),
+    (r"conv2d_grouped_direct_kernel", "fprop", "gemm"),
     (r"dgrad_engine", "dgrad", "algo_0 algo_1"),
     (r"sm\d+_xmma_dgrad_\w+", "dgrad", "algo_1"),
     (r"cutlass_\w*dgrad_\w+", "dgrad", "algo_1"),

@@ -218,7 +218,10 @@ def tried(
                 bound = problem.arithmetic.bound
                 figure.why = "" if error <= bound else f"wrong: an error of {error:.0e}, beyond {bound:.0e}"
             if not figure.why:
-                figure.ms = measure.seconds_of(repeated(contender, problem, sets[:1]), problem.device) * 1e3
+                alone = repeated(contender, problem, sets[:1])
+                figure.ms = measure.seconds_of(alone, problem.device) * 1e3
+                if figure.ms > longest:  # or it was held up
+                    figure.ms = min(figure.ms, measure.seconds_of(alone, problem.device) * 1e3)
             if figure.ms is not None and figure.ms <= longest:
                 figure.ms = measure.seconds_of(repeated(contender, problem, sets), problem.device) / ROUND * 1e3
     except Exception as error:

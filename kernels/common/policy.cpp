@@ -247,16 +247,18 @@ double Policy::error_of(const ConvRow& row, const ConvCall& call) {
 // What `normal` and `performance` ask of a row; 16-bit results round more than that by themselves.
 bool Policy::is_exact(const ConvRow& row, const ConvCall& call) const {
   const bool half = call.problem.dtype == DType::f16 || call.problem.dtype == DType::bf16;
-  const double asked = most_error(row.direction);
-  if (half || (asked == 0.0 && is(row, "tf32"))) return true;
-  const double allowed = asked == 0.0 ? largest_error : asked;
-  return error_of(row, call) <= allowed;
+  return half || error_of(row, call) <= allowed_error(row);
 }
 
-std::string Policy::too_inexact(Direction direction) const {
-  const double asked = most_error(direction);
-  const std::string option = direction == Direction::matmul ? "matmul_max_error=" : "conv_max_error=";
-  return "its error bound is above " + (asked == 0.0 ? "3e-5" : option + in_words(asked));
+double Policy::allowed_error(const ConvRow& row) const {
+  const double asked = most_error(row.direction);
+  return asked != 0.0 ? asked : is(row, "tf32") ? largest_tf32_error : largest_error;
+}
+
+std::string Policy::too_inexact(const ConvRow& row) const {
+  const bool is_asked = most_error(row.direction) != 0.0;
+  const std::string option = !is_asked ? "" : row.direction == Direction::matmul ? "matmul_max_error=" : "conv_max_error=";
+  return "its error bound is above " + option + in_words(allowed_error(row));
 }
 
 // How much `normal` expects of a row for a call: 0, where torch's own path is as good a guess.
@@ -399,7 +401,7 @@ const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& 
     std::vector<std::string> why = obstacles(row, call);
     const bool can = why.empty(), is_good = row.merit(call.problem, op_of(direction, call.transposed)) != Merit::last_resort;
     if (can && !is_exact(row, call)) {
-      why.push_back(too_inexact(direction));
+      why.push_back(too_inexact(row));
       if (!inexact && is_good) inexact = &row;
     } else if (can) {
       if (const int rank = rank_of(row, call); rank > (best ? rank_of(*best, call) : 0)) best = &row;
@@ -445,7 +447,7 @@ std::string Policy::complaint(const Choice& choice, const ConvCall& call, Direct
     const ConvRow& row = table_.rows[i];
     if (row.direction != direction || !allows_math(row, choice.asked) || !(exists(row, call) || choice.asked == row.name)) continue;
     std::vector<std::string> why = obstacles(row, call);
-    if (why.empty() && is_invariance(choice.asked) && !is_exact(row, call)) why.push_back(too_inexact(direction));
+    if (why.empty() && is_invariance(choice.asked) && !is_exact(row, call)) why.push_back(too_inexact(row));
     const std::string label = label_of(row), text = why.empty() ? "could compute it" : sentence(why);
     const auto same = std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.first == label; });
     if (same == lines.end())

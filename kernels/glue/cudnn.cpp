@@ -239,7 +239,11 @@ struct Row {
     if (number < 0 || is_empty(p)) return 0;
     return described(p, tf32).asked_for(op, number).second;
   }
-  static double error(const ConvProblem&, Op) { return 0.0; }  // cuDNN states none
+  // cuDNN states none. What is known: with windows of 5, Winograd was off by 1.2e-2 of the largest result on an H100 (cuDNN 9.19).
+  static double error(const ConvProblem& p, Op) {
+    const bool is_five = std::any_of(p.window, p.window + p.dims, [](int64_t size) { return size == 5; });
+    return is_five && std::string_view(named.name) == "winograd_nonfused" ? 1.3e-2 : 0.0;
+  }
   static Merit merit(const ConvProblem& p, Op op) {
     const int number = named.number[int(op)];
     if (number < 0 || is_empty(p)) return Merit::last_resort;

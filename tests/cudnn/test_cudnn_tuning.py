@@ -19,6 +19,21 @@ def test_normal_is_cudnns_heuristic(asking: Run) -> None:
     """)
 
 
+def test_winograd_with_windows_of_5_runs_by_name_alone(asking: Run) -> None:
+    """On a GPU its results are off by a hundredth."""
+    asking("""
+    x, w = torch.randn(2, 4, 9, 11), torch.randn(6, 4, 5, 5)
+    every = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
+    for asked in ("normal", "performance", "winograd_nonfused"):
+        ask(**dict.fromkeys(every, asked), fallback="silent")
+        compute(*on_far(x, w))
+        log(cudnn)
+        compute(*on_far(x, w))
+        assert {line.split()[1] == "winograd_nonfused" for line in log(cudnn)} == {asked == "winograd_nonfused"}, asked
+    assert {round(row.error, 4) for row in rows() if row.asked == asked} == {1.3e-2}
+    """)
+
+
 def test_normal_asks_for_the_arithmetic_that_is_allowed(asking: Run) -> None:
     """cuDNN's order with TF32 is another one, and no row of the other arithmetic mixes into it."""
     asking("""

@@ -43,8 +43,8 @@ struct PolicyText {
   const RuleText* rule;
 };
 
-// `normal` and `performance` take only rows whose bound is at most this, where no other is given; TF32, once allowed, may have more.
-constexpr double largest_error = 3e-5;
+// `normal` and `performance` take only rows whose bound is at most this, where no other is given.
+constexpr double largest_error = 3e-5, largest_tf32_error = 1e-2;
 // `performance` tries no algorithm with a larger workspace: 1 GB.
 constexpr size_t largest_trial = size_t(1) << 30;
 
@@ -109,7 +109,8 @@ class Policy : public PolicyOptions {
   std::vector<std::string> obstacles(const ConvRow&, const ConvCall&) const;
   static double error_of(const ConvRow&, const ConvCall&);
   bool is_exact(const ConvRow&, const ConvCall&) const;
-  std::string too_inexact(Direction) const;
+  double allowed_error(const ConvRow&) const;
+  std::string too_inexact(const ConvRow&) const;
   const char* invariance() const { return batch_invariant ? "batch_invariant" : "thread_invariant"; }
   const ConvRow* guess(const ConvCall&, Direction, Choice&) const;
   std::unique_ptr<Decision> make(const ConvCall&, Direction, int threads, const std::string& why_not_measured) const;
