@@ -1,7 +1,9 @@
-"""A callback for Lightning: ``Trainer(callbacks=[MsctxCallback(deterministic="ON")])``."""
+"""A callback for Lightning, ``Trainer(callbacks=[MsctxCallback(deterministic="ON")])``, and the same as a plugin."""
 
 from __future__ import annotations
 
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from os import PathLike
 from typing import Any
@@ -15,8 +17,10 @@ from msctx.integrations.scaling import LossScaling
 
 if find_spec("lightning"):
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.plugins import Precision
 else:  # the older package, with the same interface
     from pytorch_lightning import Callback, LightningModule, Trainer  # type: ignore[assignment]
+    from pytorch_lightning.plugins import Precision  # type: ignore[assignment]
 
 
 class MsctxCallback(Callback):
@@ -49,19 +53,24 @@ class MsctxCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if sum(isinstance(callback, MsctxCallback) for callback in trainer.callbacks) > 1:  # type: ignore[attr-defined]
-            raise ValueError("a Trainer takes one MsctxCallback: give it all options")
-        if not self.context.is_open:
-            self.context.__enter__()
-            self._entered = True
+            raise ValueError("a Trainer takes one MsctxCallback or MsctxPrecision: give it all options")
+        self.begin()
         self.context.watch(pl_module)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._end()
+        self.end()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._end(exception)
+        self.end(exception)
 
-    def _end(self, error: BaseException | None = None) -> None:
+    def begin(self) -> None:
+        """Enter the context, unless somebody has."""
+        if not self.context.is_open:
+            self.context.__enter__()
+            self._entered = True
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Leave it, if it was entered here; nothing hooks the model any more."""
         if self.scaling is not None:
             self.scaling.remove()
         if self._entered:
@@ -83,3 +92,40 @@ class MsctxCallback(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for logger in trainer.loggers:
             logger.log_metrics(report.summary(self.context, self.scaling), step=trainer.global_step)
+
+
+class MsctxPrecision(Precision):
+    """The same as a plugin, which stands where ``Trainer(precision=...)`` does: Lightning refuses both at once.
+
+    It takes what :class:`MsctxCallback` takes, and leaves the rest to one. Two things differ. The options hold from
+    ``configure_model`` on, which comes after ``setup``. And checkpoints hold the scale of the loss: a training that is resumed goes
+    on with it. Strategies with a precision plugin of their own (FSDP, DeepSpeed) refuse this one: give them the callback.
+
+    Attributes:
+        callback: with ``context`` and ``scaling``.
+    """
+
+    def __init__(self, context: Context | str | PathLike[str] | None = None, /, **options: Any) -> None:
+        self.callback = MsctxCallback(context, **options)
+
+    def module_init_context(self) -> AbstractContextManager[None]:
+        self.callback.begin()
+        return nullcontext()
+
+    def convert_module(self, module: LightningModule) -> LightningModule:  # type: ignore[override]
+        trainer: Any = module.trainer
+        if self.callback not in trainer.callbacks:  # the first place in which a plugin sees its trainer
+            trainer.callbacks.insert(0, self.callback)
+            self.callback.setup(trainer, module, str(trainer.state.fn))
+        return module
+
+    def teardown(self) -> None:
+        self.callback.end(sys.exc_info()[1])
+
+    def state_dict(self) -> dict[str, Any]:
+        scaling = self.callback.scaling
+        return {} if scaling is None else scaling.scaler.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self.callback.scaling is not None:
+            self.callback.scaling.scaler.load_state_dict(state_dict)
