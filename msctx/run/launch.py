@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,7 @@ def _rendezvous(parameters: Any) -> Any:
 
     parameters.backend = "c10d"
     handler: Any = rendezvous_handler_registry.create_handler(parameters)
+    _by_own_clock(handler._state_holder)
     join = handler.next_rendezvous
 
     def next_rendezvous() -> Any:
@@ -164,6 +166,23 @@ def _rendezvous(parameters: Any) -> Any:
 
     handler.next_rendezvous = next_rendezvous
     return handler
+
+
+def _by_own_clock(holder: Any) -> None:
+    """A node has ended when its heartbeat no longer changes. Torch compares the node's clock with its own, which may differ."""
+    found, seen = holder._sanitize, dict[Any, tuple[datetime, float]]()
+
+    def sanitize() -> None:
+        written: dict[Any, datetime] = holder.state.last_heartbeats
+        for node, beat in written.items():
+            if node not in seen or seen[node][0] != beat:
+                seen[node] = beat, time.monotonic()
+        now = datetime.now(timezone.utc)
+        holder.state.last_heartbeats = {node: now - timedelta(seconds=time.monotonic() - seen[node][1]) for node in written}
+        found()
+        holder.state.last_heartbeats = {node: written[node] for node in holder.state.last_heartbeats}
+
+    holder._sanitize = sanitize
 
 
 def handed(environment: Mapping[str, str]) -> tuple[Experiment, str | None, bool]:
@@ -223,7 +242,7 @@ def report(error: BaseException) -> None:
     global _was_left
     if (file := os.environ.get(_ERROR_FILE)) and not _was_left:
         _was_left = True
-        more = {"timestamp": str(int(time.time())), "moment": time.time(), "exit_code": getattr(error, "exit_code", 1)}
+        more = {"timestamp": str(int(time.time())), "exit_code": getattr(error, "exit_code", 1)}
         text = text_of(error) if isinstance(error, MsctxError) else named(error)
         with contextlib.suppress(OSError):
             (part := Path(f"{file}.part")).write_text(json.dumps({"message": {"message": text, "extraInfo": more}}))
@@ -255,33 +274,42 @@ PATIENCE = 25
 
 
 def _first(failures: Mapping[int, Any], scratch: Path) -> RankFailed:
-    """Torch's moments are whole seconds, in which the others have failed, too: for the first one was gone.
+    """By when the ranks left word: the file system's clock is the same for all, which a program may see to be untrue of its own.
+
+    Torch's moments are whole seconds, in which the others have failed, too: for the first one was gone.
 
     *scratch*: the agent's folder.
     """
 
-    began = min(failure.timestamp for failure in failures.values())
+    words = {rank: _written(Path(one.error_file)) or _fault(scratch, one.local_rank) for rank, one in failures.items()}
+    began = min(words[rank] or float(one.timestamp) for rank, one in failures.items())
 
-    def moment(failure: Any) -> float:
-        own = _left_by(failure).get("moment") or _fault(scratch, failure.local_rank)
-        if own is not None:
-            return float(own)
+    def moment(rank: int, failure: Any) -> float:
+        if (own := words[rank]) is not None:
+            return own
         # it left no word: os._exit, a library's exit(); the agent kills those that do not end by SIGTERM half a minute later
         was_killed = failure.exitcode == -signal.SIGKILL and failure.timestamp >= began + PATIENCE
         by_itself = failure.exitcode > 0 or (-failure.exitcode in CRASHES and not was_killed)
         return 0.0 if by_itself else float(failure.timestamp + 1)
 
-    rank, failure = min(failures.items(), key=lambda one: moment(one[1]))
+    rank, failure = min(failures.items(), key=lambda one: moment(*one))
     others = f", {len(failures) - 1} more after it" if len(failures) > 1 else ""
     exit_code = _left_by(failure).get("exit_code", EntryFailed.exit_code)
     return RankFailed(f"rank {rank} failed first{others}: {_why(failure)}", exit_code)
 
 
+def _written(file: Path) -> float | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime if found.st_size else None
+
+
 def _fault(scratch: Path, local_rank: int) -> float | None:
     """When a signal such as SIGABRT ended the last process of that number."""
     attempts = sorted(scratch.glob(f"*/attempt_*/{local_rank}/{FAULT}"), key=lambda file: int(file.parts[-3].partition("_")[2]))
-    found = attempts[-1].stat() if attempts else None
-    return found.st_mtime if found is not None and found.st_size else None
+    return _written(attempts[-1]) if attempts else None
 
 
 def _left_by(failure: Any) -> dict[str, Any]:

@@ -321,3 +321,45 @@ def test_real_ranks(tmp_path: Path, has_group: bool) -> None:
     assert sorted(done.stdout.splitlines()) == ["rank 0 is on", "rank 1 is on", "rank 2 is on"], done.stderr
     assert "ranks differ in what they compute" in done.stderr
     assert json.dumps("torch.deterministic:")[1:-1] in done.stderr
+
+
+@pytest.fixture
+def other_version(tmp_path: Path) -> Path:
+    """A folder with this package, of another version."""
+    package, other = Path(msctx.__file__).parent, tmp_path / "other"
+    (other / "msctx").mkdir(parents=True)
+    for one in package.iterdir():
+        (other / "msctx" / one.name).symlink_to(one)
+    for one in ("configs", "kernels"):
+        (other / one).symlink_to(package.parent / one)
+    (other / "msctx" / "_version.py").unlink()
+    (other / "msctx" / "_version.py").write_text('__version__ = "0.0.9"\n')
+    return other
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("strict", [False, True], ids=["warns", "strict"])
+def test_real_ranks_of_two_versions(tmp_path: Path, other_version: Path, strict: bool) -> None:
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent(f"""
+            import os, sys
+            rank = int(os.environ["RANK"])
+            if rank == 1:
+                sys.path.insert(0, {str(other_version)!r})
+            import torch.distributed
+            torch.distributed.init_process_group("gloo")
+            import msctx
+            try:
+                with msctx.context(deterministic="ON", strict={strict}):
+                    print(f"rank {{rank}} is on", msctx.__version__)
+            except msctx.StrictError as error:
+                print(f"rank {{rank}} is refused")
+                print(error, file=sys.stderr)
+            torch.distributed.barrier()
+        """)
+    )
+    done = subprocess.run(torchrun(2, tmp_path / "train.py"), capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"msctx: rank 0: {msctx.__version__} (" in done.stderr
+    assert "; rank 1: 0.0.9 (" in done.stderr
+    assert (done.stdout.count("is on"), done.stdout.count("is refused")) == ((1, 1) if strict else (2, 0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,9 +32,12 @@ record: {dir: runs}
 """
 ENTRY = """
 import os, time, torch, torch.distributed as dist
-def main(run, fails=-1, sends=0, exits=0, restarts=False, sleeps=0.0, interrupts=-1):
+def main(run, fails=-1, sends=0, exits=0, restarts=False, sleeps=0.0, interrupts=-1, behind=-1):
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    if rank == behind:
+        now = time.time
+        time.time = lambda: now() - 3600
     count = os.environ["TORCHELASTIC_RESTART_COUNT"]
     if restarts and run.dir.parent.name == "restart_1":
         fails, sleeps = -1, 0
@@ -70,10 +74,14 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*words), capture_output=True, text=True, timeout=300, cwd=folder, check=False)
 
 
-def two_nodes(folder: Path, *words: str, nodes: str = "2") -> list[tuple[int, str]]:
+def two_nodes(
+    folder: Path, *words: str, nodes: str = "2", more: tuple[dict[str, str], ...] = ({}, {})
+) -> list[tuple[int, str]]:
     """An agent for each of two nodes, with one rank; the exit code and the error output of each.
 
     Where one node is enough to begin with, the other one comes when the first rank runs.
+
+    *more*: variables of each.
     """
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -81,11 +89,14 @@ def two_nodes(folder: Path, *words: str, nodes: str = "2") -> list[tuple[int, st
     words = command("--nproc", "1", "--nnodes", nodes, "--rdzv", place, "--out", "out", *words)
     agents: list[subprocess.Popen[str]] = []
     try:
-        for _ in range(2):
+        for variables in more:
             if agents and nodes != "2":
                 assert agents[0].stdout is not None
                 assert any("is on" in line for line in agents[0].stdout)
-            agents.append(subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+            env = os.environ | variables
+            agents.append(
+                subprocess.Popen(words, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            )
         return [(agent.returncode, err) for agent in agents for _, err in [agent.communicate(timeout=300)]]
     finally:
         for agent in agents:
@@ -232,6 +243,39 @@ def test_a_restart_on_two_nodes(folder: Path) -> None:
     assert [one["count"] for one in results] == ["0", "1"]
 
 
+@pytest.fixture(scope="module")
+def clock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables under which a program's clock is ahead by AHEAD seconds."""
+    compiler = shutil.which("cc")
+    if compiler is None or sys.platform != "linux":
+        pytest.skip("no C compiler")
+    library = tmp_path_factory.mktemp("clock") / "clock.so"
+    subprocess.run([compiler, "-shared", "-fPIC", Path(__file__).with_name("clock.c"), "-o", library], check=True)
+    return {"LD_PRELOAD": str(library)}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ahead", [3600, -3600], ids=["ahead", "behind"])
+def test_a_restart_on_two_nodes_whose_clocks_differ(folder: Path, clock: dict[str, str], ahead: int) -> None:
+    """Torch's agents take a node whose heartbeat is old by their own clock for one that has ended."""
+    words = ["args.fails=1", "args.restarts=true", "args.sleeps=600", "--max-restarts", "1"]
+    ended = two_nodes(folder, *words, more=({}, clock | {"AHEAD": str(ahead)}))
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert [(row["restart"], row["rank"], row["status"]) for row in ranks(folder / "out")] == [
+        *((0, 0, "interrupted"), (0, 1, "failed")),
+        *((1, 0, "completed"), (1, 1, "completed")),
+    ]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("failing", "sends"), [(0, 0), (1, 0), (0, int(signal.SIGKILL))])
+def test_which_was_first_whatever_the_ranks_clocks(folder: Path, failing: int, sends: int) -> None:
+    """Rank 1's is an hour behind."""
+    done = run(folder, f"args.fails={failing}", f"args.sends={sends}", "args.behind=1", "--out", "out")
+    assert done.returncode == 5
+    assert f"rank {failing} failed first" in done.stderr
+
+
 @pytest.mark.full
 def test_two_nodes_of_which_one_fails_for_good(folder: Path) -> None:
     ended = two_nodes(folder, "args.fails=1", "--max-restarts", "1")
@@ -271,7 +315,7 @@ def test_agents_number_the_starts_of_all_ranks(monkeypatch: pytest.MonkeyPatch) 
             turn, rank = divmod(next(rounds), 2)
             return SimpleNamespace(store=PrefixStore(f"round {turn}", store), rank=rank)
 
-        return SimpleNamespace(next_rendezvous=next_rendezvous)
+        return SimpleNamespace(next_rendezvous=next_rendezvous, _state_holder=SimpleNamespace(_sanitize=None))
 
     monkeypatch.setattr(rendezvous_handler_registry, "create_handler", create)
     agents = [launch._rendezvous(SimpleNamespace(run_id="x", backend="msctx")) for _ in range(2)]
@@ -366,8 +410,10 @@ def test_what_only_ranks_take(folder: Path, words: list[str], expected: str, cap
 def failure(code: int, moment: float | None = None, local: int = 0, timestamp: int = 1000) -> SimpleNamespace:
     data: dict[str, Any] = {"message": ""}
     if moment is not None:
-        data = {"message": {"message": f"at {moment}", "extraInfo": {"moment": moment, "exit_code": 5}}}
+        data = {"message": {"message": f"at {moment}", "extraInfo": {"exit_code": 5}}}
     return SimpleNamespace(
+        moment=moment,
+        error_file="<N/A>",
         local_rank=local,
         exitcode=code,
         timestamp=timestamp,
@@ -375,6 +421,16 @@ def failure(code: int, moment: float | None = None, local: int = 0, timestamp: i
         message=data["message"],
         signal_name=lambda: "its name",
     )
+
+
+def leave(failures: dict[int, SimpleNamespace], folder: Path) -> None:
+    """The files in which ranks have left word, as old as that is."""
+    for rank, one in failures.items():
+        if one.moment is not None:
+            file = folder / f"error_{rank}.json"
+            file.write_text(json.dumps(one.error_file_data))
+            os.utime(file, (one.moment, one.moment))
+            one.error_file = str(file)
 
 
 @pytest.mark.parametrize(
@@ -392,6 +448,7 @@ def failure(code: int, moment: float | None = None, local: int = 0, timestamp: i
     ],
 )
 def test_which_was_first(failures: dict[int, SimpleNamespace], expected: str, tmp_path: Path) -> None:
+    leave(failures, tmp_path)
     assert str(launch._first(failures, tmp_path)) == expected
 
 
@@ -403,6 +460,7 @@ def test_when_a_signal_ended_a_rank_is_known_from_what_python_wrote(moment: floa
         file.write_text(content)
         os.utime(file, (moment, moment))
     failures = {0: failure(5, 1000.5), 1: failure(-6, local=1)}
+    leave(failures, tmp_path)
     assert f"rank {expected} failed first" in str(launch._first(failures, tmp_path))
 
 
