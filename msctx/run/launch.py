@@ -17,7 +17,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from msctx.errors import Diagnostic, EntryFailed, MsctxError, OptionError, named, text_of
+from msctx.errors import Diagnostic, EntryFailed, FileError, MsctxError, OptionError, named, text_of
 from msctx.options import Layer, carried
 from msctx.options.layers import flatten
 from msctx.run.config import Experiment
@@ -108,12 +108,11 @@ def launch(experiment: Experiment, how: Launch, out: str | None, as_json: bool) 
             max_restarts=how.restarts,
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
         )
-        ended: dict[int, str] = {}
         try:
-            launch_agent(config, sys.executable, ["-m", RANK])
+            with _noting_failures(seen):
+                launch_agent(config, sys.executable, ["-m", RANK])
         except ChildFailedError as failed:
             failure: EntryFailed | None = _first(failed.failures, Path(scratch))
-            ended = {rank: _why(one) for rank, one in failed.failures.items()}
         except RendezvousError as lost:
             text = f"a node that is needed has ended, or does not answer at {how.rendezvous} ({named(lost)})"
             failure = EntryFailed(f"{text}; what became of the ranks is in {out}")
@@ -125,7 +124,7 @@ def launch(experiment: Experiment, how: Launch, out: str | None, as_json: bool) 
             failure = None
         finally:
             del os.environ[carried.VARIABLE]
-            found = _gathered(seen, ended)
+            found = _gathered(seen)
     if failure is not None:
         raise failure
     return found
@@ -329,21 +328,52 @@ def _why(failure: Any) -> str:
     return f"it ended with exit code {failure.exitcode}"
 
 
-def _gathered(seen: Path, ended: Mapping[int, str]) -> dict[str, Any]:
-    """Write ranks.json beside the folders of the ranks: a row for each, of all restarts.
+@contextlib.contextmanager
+def _noting_failures(seen: Path) -> Iterator[None]:
+    """Ranks that were killed cannot write down why they have failed. The agent knows, until it starts all anew.
 
-    *ended*: why those of the last one failed, for those that could not write it down themselves.
+    *seen*: the folders that ranks have made.
     """
-    own = [Path(line) for line in seen.read_text(encoding="utf-8").splitlines()]
-    if not own:
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+    found = LocalElasticAgent._monitor_workers
+
+    def monitor(agent: LocalElasticAgent, group: Any) -> Any:
+        result = found(agent, group)
+        folders = {_order(folder): folder for folder in _folders(seen)} if result.failures else {}
+        for rank, failure in result.failures.items():
+            folder = folders.get((carried.read(os.environ)["restart"], rank))
+            if folder is not None and (ended := _result(folder))["status"] != "completed":
+                with contextlib.suppress(FileError):
+                    Record(folder).json("result.json", {"reason": _why(failure).strip().rpartition("\n")[2], **ended})
+        return result
+
+    LocalElasticAgent._monitor_workers = monitor  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        LocalElasticAgent._monitor_workers = found  # type: ignore[method-assign]
+
+
+def _folders(seen: Path) -> list[Path]:
+    return [Path(line) for line in seen.read_text(encoding="utf-8").splitlines()]
+
+
+def _result(folder: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # killed, or on another node and not at its end
+        found = {"status": "unknown"}
+    return found
+
+
+def _gathered(seen: Path) -> dict[str, Any]:
+    """Write ranks.json beside the folders of the ranks: a row for each, of all restarts."""
+    if not (own := _folders(seen)):
         return {"run_dir": None, "ranks": []}
     top = own[0].parent.parent if own[0].parent.name.startswith("restart_") else own[0].parent
     folders = sorted({*top.glob("rank_*"), *top.glob("restart_*/rank_*")}, key=_order)
-    rows = [_row(folder, top) for folder in folders]
-    for row in rows:
-        if row["restart"] == rows[-1]["restart"] and row["status"] != "completed" and (why := ended.get(row["rank"])):
-            row.setdefault("reason", why.strip().splitlines()[-1])
-    found = {"run_dir": str(top), "ranks": rows}
+    found = {"run_dir": str(top), "ranks": [_row(folder, top) for folder in folders]}
     Record(top).json("ranks.json", found)
     return found
 
@@ -355,9 +385,6 @@ def _order(folder: Path) -> tuple[int, int]:
 
 def _row(folder: Path, top: Path) -> dict[str, Any]:
     restart, rank = _order(folder)
-    try:
-        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # killed, or on another node and not at its end
-        result = {"status": "unknown"}
-    shown = {key: result[key] for key in ("status", "reason", "seconds", "host", "plan") if key in result}
+    result = _result(folder)
+    shown: dict[str, Any] = {key: result[key] for key in ("status", "reason", "seconds", "host", "plan") if key in result}
     return {"rank": rank, "restart": restart, "folder": str(folder.relative_to(top)), **shown}

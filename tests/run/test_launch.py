@@ -230,6 +230,20 @@ def test_a_restart_has_its_own_records(folder: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_why_a_rank_has_failed_is_known_after_a_restart(folder: Path, nodes: int) -> None:
+    """Whichever node is the last to write ranks.json."""
+    words = ["args.fails=1", f"args.sends={int(signal.SIGKILL)}", "args.restarts=true", "--max-restarts", "1"]
+    if nodes == 2:
+        assert [code for code, _ in two_nodes(folder, "args.sleeps=600", *words)] == [0, 0]
+    else:
+        assert run(folder, *words, "--out", "out").returncode == 0
+    killed = ranks(folder / "out")[1]
+    assert (killed["rank"], killed["status"], killed["reason"]) == (1, "unknown", "signal 9 (SIGKILL) ended it")
+    assert json.loads((folder / "out" / "rank_1" / "result.json").read_text())["reason"] == killed["reason"]
+
+
+@pytest.mark.full
 def test_a_restart_on_two_nodes(folder: Path) -> None:
     """Only the agent whose rank has failed counts it; for the other one a node has gone and come again."""
     ended = two_nodes(folder, "args.fails=1", "args.restarts=true", "args.sleeps=600", "--max-restarts", "1")
