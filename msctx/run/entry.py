@@ -69,11 +69,13 @@ def _import(load: Callable[[], Any], entry: str, mark: Mark | None) -> Any:
         return load()
     except ModuleNotFoundError as error:
         hint = ": pip install scikit-learn, which the shipped experiments need" if error.name == "sklearn" else ""
-        raise _error(mark, f"entry {entry!r}: no module named {error.name!r}{hint}") from None
+        failed = _error(mark, f"entry {entry!r}: no module named {error.name!r}{hint}")
     except SystemExit as end:
-        raise _error(mark, f"entry {entry!r} cannot be imported: it ends itself with {end.code!r}") from None
+        failed = _error(mark, f"entry {entry!r} cannot be imported: it ends itself with {end.code!r}")
     except Exception as error:
-        raise _error(mark, f"entry {entry!r} cannot be imported: {in_a_line(error)}\n{users_traceback(error)}") from None
+        failed = _error(mark, f"entry {entry!r} cannot be imported: {in_a_line(error)}\n{users_traceback(error)}")
+    failed.is_in_file = False
+    raise failed
 
 
 def _load_file(path: Path) -> Any:

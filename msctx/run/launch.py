@@ -12,12 +12,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from msctx.errors import Diagnostic, EntryFailed, FileError, MsctxError, OptionError, named, text_of
+from msctx.errors import Diagnostic, EntryFailed, FileError, Mark, MsctxError, OptionError, named, text_of
 from msctx.options import Layer, carried
 from msctx.options.layers import flatten
 from msctx.run.config import Experiment
@@ -135,6 +135,7 @@ def _plan(experiment: Experiment, out: str | None, as_json: bool, seen: Path) ->
         "file": str(experiment.file.absolute()) if experiment.file else None,
         "name": experiment.name,
         "entry": experiment.entry,
+        "entry_mark": experiment.entry_mark and astuple(experiment.entry_mark),
         "args": dict(experiment.args),
         "record_dir": str(Path(experiment.record_dir).absolute()),
         "sinks": [*experiment.sinks],
@@ -188,7 +189,8 @@ def handed(environment: Mapping[str, str]) -> tuple[Experiment, str | None, bool
     """What a rank was handed: its experiment, the run directory, and whether it reports in JSON."""
     found = carried.read(environment)
     mine: dict[str, Any] = found["experiment"]
-    own = {"file": Path(mine["file"]) if mine["file"] else None, "sinks": tuple(mine["sinks"])}
+    own: dict[str, Any] = {"file": Path(mine["file"]) if mine["file"] else None, "sinks": tuple(mine["sinks"])}
+    own["entry_mark"] = Mark(*mine["entry_mark"]) if mine["entry_mark"] else None
     layer: Layer = carried.layer_of(environment)
     return Experiment(levels={"command line": layer}, **{**mine, **own}), found["out"], found["json"]
 
@@ -242,6 +244,7 @@ def report(error: BaseException) -> None:
     if (file := os.environ.get(_ERROR_FILE)) and not _was_left:
         _was_left = True
         more = {"timestamp": str(int(time.time())), "exit_code": getattr(error, "exit_code", 1)}
+        more["is_in_file"] = getattr(error, "is_in_file", False)
         text = text_of(error) if isinstance(error, MsctxError) else named(error)
         with contextlib.suppress(OSError):
             (part := Path(f"{file}.part")).write_text(json.dumps({"message": {"message": text, "extraInfo": more}}))
@@ -292,9 +295,10 @@ def _first(failures: Mapping[int, Any], scratch: Path) -> RankFailed:
         return 0.0 if by_itself else float(failure.timestamp + 1)
 
     rank, failure = min(failures.items(), key=lambda one: moment(*one))
+    left = _left_by(failure)
     others = f", {len(failures) - 1} more after it" if len(failures) > 1 else ""
-    exit_code = _left_by(failure).get("exit_code", EntryFailed.exit_code)
-    return RankFailed(f"rank {rank} failed first{others}: {_why(failure)}", exit_code)
+    blamed = "" if left.get("is_in_file") else f"rank {rank} failed first{others}: "
+    return RankFailed(f"{blamed}{_why(failure)}", left.get("exit_code", EntryFailed.exit_code))
 
 
 def _written(file: Path) -> float | None:

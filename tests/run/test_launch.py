@@ -164,6 +164,25 @@ def test_the_rank_that_failed_first_is_reported_with_its_own_traceback(folder: P
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(
+    ("entry", "words", "expected"),
+    [
+        ("entry.py:mian", [], "error: two.yaml:3:32  entry 'entry.py:mian': entry.py has no 'mian'; did you mean main?"),
+        ("entry.py:main", ["args.fial=1"], "error: two.yaml:3:32  args.fial: entry.py:main takes no such argument"),
+        ("other.py:main", [], "error: two.yaml:3:32  entry 'other.py:main': there is no file other.py beside"),
+        ("raises.py:main", [], ": two.yaml:3:32  entry 'raises.py:main' cannot be imported"),
+    ],
+)
+def test_no_rank_is_blamed_for_a_mistake_in_a_file(folder: Path, entry: str, words: list[str], expected: str) -> None:
+    (folder / "two.yaml").write_text(EXPERIMENT.replace("entry.py:main", entry))
+    (folder / "raises.py").write_text("raise ValueError('rank by rank')")
+    done = run(folder, *words)
+    assert done.returncode == 4
+    assert expected in done.stderr
+    assert ("failed first" in done.stderr) == (entry == "raises.py:main")
+
+
+@pytest.mark.full
 def test_a_rank_that_is_killed(folder: Path) -> None:
     done = run(folder, "args.fails=1", f"args.sends={int(signal.SIGKILL)}", "--out", "out")
     assert done.returncode == 5
