@@ -8,7 +8,6 @@ died holds the lock on its own file no longer. The last one out removes the fold
 from __future__ import annotations
 
 import atexit
-import fcntl
 import json
 import os
 import shutil
@@ -23,7 +22,7 @@ from typing import Any
 
 from msctx import locks
 from msctx.errors import Diagnostic, OptionError, ScopeError, named
-from msctx.native import distributed
+from msctx.native import alive, distributed
 
 SECONDS = 1800.0
 """That a process waits for another one that lives, as torch's own collectives do."""
@@ -99,7 +98,7 @@ class _Share:
         store = distributed.store()
         if rank == 0:
             self.folder = Path(tempfile.mkdtemp(prefix="msctx-batches-"))
-            self.alive = _hold(self.folder / "alive.0")
+            self.alive = alive.hold(self.folder / "alive.0")
             store.set(name, str(self.folder))
         else:
             self.folder = Path()
@@ -108,7 +107,7 @@ class _Share:
             if not self.folder.is_dir():
                 text = f"rank {first} shares its batches in {self.folder}, which is not on this machine"
                 raise OptionError([Diagnostic("local_rank_id", text, suggestion="count the ranks of each machine from 0")])
-            self.alive = _hold(self.folder / f"alive.{rank}")
+            self.alive = alive.hold(self.folder / f"alive.{rank}")
         atexit.register(self.leave, os.getpid())
 
     def leave(self, process: int) -> None:
@@ -118,13 +117,8 @@ class _Share:
                 shutil.rmtree(self.folder, ignore_errors=True)
 
     def lives(self, rank: int) -> bool:
-        """Whether the process of a rank is there: it has the lock on its file."""
-        try:
-            with (self.folder / f"alive.{rank}").open("rb") as file:
-                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return False
-        except OSError:  # it has the lock, or has not come yet
-            return True
+        """Whether the process of a rank is there, or has not come yet."""
+        return alive.is_held(self.folder / f"alive.{rank}")
 
     def wait(self, done: Callable[[], bool], rank: int, what: str = "") -> None:
         """Wait for the process of a rank.
@@ -148,14 +142,6 @@ class _Share:
         with _lock:
             self.number += 1
             return self.folder / str(self.number)
-
-
-def _hold(path: Path) -> Any:
-    new = path.with_name(f".{path.name}")
-    file = new.open("wb")
-    fcntl.lockf(file, fcntl.LOCK_EX)  # not flock: workers that are forked must not have it
-    new.replace(path)
-    return file
 
 
 def _described(loader: Any) -> list[Any]:

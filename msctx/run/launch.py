@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
@@ -20,6 +19,7 @@ from typing import Any
 from msctx.errors import Diagnostic, EntryFailed, FileError, Mark, MsctxError, OptionError, named, text_of
 from msctx.options import Layer, carried
 from msctx.options.layers import flatten
+from msctx.run import scratch
 from msctx.run.config import Experiment
 from msctx.run.record import Record
 
@@ -95,8 +95,8 @@ def launch(experiment: Experiment, how: Launch, out: str | None, as_json: bool) 
         raise OptionError([Diagnostic("--out", "is missing: name a folder that all nodes see", "command line")])
     _share_processors(how.nproc)
     rendezvous_handler_registry.register("msctx", _rendezvous)
-    with tempfile.TemporaryDirectory(prefix="msctx-run-") as scratch, _quiet(), _new_stores(how.restarts > 0 or most > 1):
-        (seen := Path(scratch) / "folders").touch()
+    with scratch.folder("msctx-run-") as own, _quiet(), _new_stores(how.restarts > 0 or most > 1):
+        (seen := own / "folders").touch()
         os.environ[carried.VARIABLE] = _plan(experiment, out, as_json, seen)
         config = LaunchConfig(
             min_nodes=least,
@@ -106,13 +106,13 @@ def launch(experiment: Experiment, how: Launch, out: str | None, as_json: bool) 
             rdzv_backend="msctx",
             rdzv_endpoint=how.rendezvous or "localhost:0",
             max_restarts=how.restarts,
-            logs_specs=DefaultLogsSpecs(log_dir=scratch),
+            logs_specs=DefaultLogsSpecs(log_dir=str(own)),
         )
         try:
             with _noting_failures(seen):
                 launch_agent(config, sys.executable, ["-m", RANK])
         except ChildFailedError as failed:
-            failure: EntryFailed | None = _first(failed.failures, Path(scratch))
+            failure: EntryFailed | None = _first(failed.failures, own)
         except RendezvousError as lost:
             text = f"a node that is needed has ended, or does not answer at {how.rendezvous} ({named(lost)})"
             failure = EntryFailed(f"{text}; what became of the ranks is in {out}")
@@ -275,15 +275,15 @@ PATIENCE = 25
 """Seconds that torch's agent waits at least before it kills a rank that does not end."""
 
 
-def _first(failures: Mapping[int, Any], scratch: Path) -> RankFailed:
+def _first(failures: Mapping[int, Any], own: Path) -> RankFailed:
     """By when the ranks left word: the file system's clock is the same for all, which a program may see to be untrue of its own.
 
     Torch's moments are whole seconds, in which the others have failed, too: for the first one was gone.
 
-    *scratch*: the agent's folder.
+    *own*: the agent's folder.
     """
 
-    words = {rank: _written(Path(one.error_file)) or _fault(scratch, one.local_rank) for rank, one in failures.items()}
+    words = {rank: _written(Path(one.error_file)) or _fault(own, one.local_rank) for rank, one in failures.items()}
     began = min(words[rank] or float(one.timestamp) for rank, one in failures.items())
 
     def moment(rank: int, failure: Any) -> float:
@@ -309,9 +309,9 @@ def _written(file: Path) -> float | None:
     return found.st_mtime if found.st_size else None
 
 
-def _fault(scratch: Path, local_rank: int) -> float | None:
+def _fault(own: Path, local_rank: int) -> float | None:
     """When a signal such as SIGABRT ended the last process of that number."""
-    attempts = sorted(scratch.glob(f"*/attempt_*/{local_rank}/{FAULT}"), key=lambda file: int(file.parts[-3].partition("_")[2]))
+    attempts = sorted(own.glob(f"*/attempt_*/{local_rank}/{FAULT}"), key=lambda file: int(file.parts[-3].partition("_")[2]))
     return _written(attempts[-1]) if attempts else None
 
 

@@ -408,8 +408,11 @@ def test_it_is_ended_from_outside(folder: Path, number: signal.Signals) -> None:
 @pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a child that its parent has ended")
 def test_ranks_end_with_a_launching_process_that_is_killed(folder: Path) -> None:
-    words = command("args.sleeps=60", "--out", "out")
-    with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    """The next one removes what it could not."""
+    words, temporary = command("args.sleeps=60", "--out", "out"), folder / "temporary"
+    temporary.mkdir()
+    more: dict[str, Any] = {"cwd": folder, "env": os.environ | {"TMPDIR": str(temporary)}, "text": True}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **more) as process:
         assert process.stdout is not None
         found: list[Path] = []
         for line in process.stdout:
@@ -422,6 +425,9 @@ def test_ranks_end_with_a_launching_process_that_is_killed(folder: Path) -> None
         while any(map(_is_running, found)) and time.monotonic() < end:
             time.sleep(0.1)
         assert not any(map(_is_running, found))
+    assert [*temporary.glob("msctx-run-*")]
+    assert subprocess.run(command("--out", "again"), timeout=300, check=False, **more).returncode == 0
+    assert not [*temporary.glob("msctx-run-*")]
 
 
 def _is_running(process: Path) -> bool:
