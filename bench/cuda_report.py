@@ -181,6 +181,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=440, help="for everything together")
     parser.add_argument("--parts", type=lambda text: text.split(","), default=[], metavar="NAME,NAME", help=", ".join(PARTS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tries the script itself")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="write the tables of a result into the documentation")
     parser.add_argument("--work", default="", help=argparse.SUPPRESS)
     parser.add_argument("--skip", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -188,6 +189,11 @@ def main() -> int:
         parser.error(f"there is no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
     if not given.seconds > 0:
         parser.error(f"--seconds {given.seconds:g}: allowed is more than 0")
+    if given.docs:
+        import cuda_tables
+
+        contest.into_docs("cuda figures", cuda_tables.for_docs(json.loads(given.docs.read_text(encoding="utf-8"))))
+        return 0
     if given.work:
         work(given.work, given.device, given.skip, given.seconds)
         return 0

@@ -195,6 +195,37 @@ def costs(rows: Rows) -> Lines:
             )
 
 
+NAMES = (AGAIN, BENCHMARK, "normal", "performance")
+NOTABLE = 1.05
+"""From this ratio on a choice of ``performance`` has a row in the documentation."""
+
+
+def for_docs(result: dict[str, Any]) -> list[str]:
+    """Markdown: how torch's own time compares with that of each, by arithmetic and direction; and what performance chose."""
+    parts = result["parts"]
+    rows: Rows = parts["figures"]["rows"]
+    lines = ["| torch's time over that of | " + " | ".join(NAMES) + " |", "|---" * (1 + len(NAMES)) + "|"]
+    for arithmetic, direction in dict.fromkeys((row["arithmetic"], row["direction"]) for row in rows):
+        mine = [by_name(row) for row in rows if (row["arithmetic"], row["direction"]) == (arithmetic, direction)]
+        cells = [_range([of[name]["ratio"] for of in mine if of[name]["rounds"] > 1]) for name in NAMES]
+        lines.append(f"| {direction}, {arithmetic}, {len(mine)} problems | {' | '.join(cells)} |")
+    lines += ["", "| `performance` chose | torch, ms | with benchmark | `performance` | error, torch's |", "|---|---|---|---|---|"]
+    for row in rows:
+        of = by_name(row)
+        chosen, own = of["performance"], of[TORCH]
+        if (chosen["ratio"] or 0) >= NOTABLE and chosen["ran"] != "torch":
+            what = f"`{chosen['ran']}` for {row['layer']}, {row['direction']}, {row['arithmetic']}, {row['layout']}"
+            errors = f"{chosen['error']:.0e}, {own['error']:.0e}"
+            lines.append(f"| {what} | {own['ms']:.2f} | {of[BENCHMARK]['ratio']:.2f} | {chosen['ratio']:.2f} | {errors} |")
+    about = next(iter(parts["environment"]["rows"]))
+    where = f"{about['GPU']}, torch {about['torch']}, cuDNN {about['cuDNN']}"
+    return [*lines, "", f"{where}, {about['date'][:10]}; batches of 16 to 64. Geometric mean (smallest to largest)."]
+
+
+def _range(ratios: list[float]) -> str:
+    return f"{contest.geomean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else ""
+
+
 TABLES: dict[str, Callable[[Rows], Iterable[str | Table]]] = {
     "environment": pairs,
     "build": builds,
