@@ -9,6 +9,11 @@ from pathlib import Path
 from typing import Any
 
 
+def passes_of(found: Any) -> tuple[Any, ...]:
+    """The passes that a program has in one of inductor's places: none, one, or, since torch 2.13, several."""
+    return tuple(found) if isinstance(found, (list, tuple)) else () if found is None else (found,)
+
+
 class Beside:
     """A pass of inductor over a graph, after those that the program has in the same place.
 
@@ -29,8 +34,7 @@ class Beside:
         raise NotImplementedError
 
     def _passes(self) -> tuple[Any, ...]:
-        found = self._programs_own()
-        return tuple(found) if isinstance(found, (list, tuple)) else () if found is None else (found,)
+        return passes_of(self._programs_own())
 
     def __call__(self, graph: Any) -> None:
         for one in self._passes():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import fx
 
+from msctx.inductor_pass import passes_of
 from msctx.notices import tell
 
 FOLDER = "graph_kernel_dump"
@@ -25,19 +26,29 @@ KERNELS = {"_pre_fusion_custom_pass": "kernels_before_fusion", "_post_fusion_cus
 _numbers = itertools.count()
 
 
+def _in_turn(passes: Sequence[Callable[[fx.Graph], None]]) -> Callable[[fx.Graph], None]:
+    """One pass in place of several, of which inductor takes a list since torch 2.13."""
+
+    def run(graph: fx.Graph) -> None:
+        for one in passes:
+            one(graph)
+
+    return run
+
+
 class Dump:
     """Writes one file for each stage of each graph, numbered in the order of this process; each rank in its own folder."""
 
     def hooks(self) -> dict[str, Any]:
         """Entries of inductor's configuration, beside what the program has there."""
-        from torch._inductor import config
-        from torch._inductor.custom_graph_pass import get_custom_graph_passes
+        from torch._inductor import config, custom_graph_pass
 
+        several = list if hasattr(custom_graph_pass, "get_custom_graph_passes") else _in_turn
         found: dict[str, Any] = {}
         for key, stage in STAGES.items():
-            theirs = get_custom_graph_passes(getattr(config, key))
+            theirs = passes_of(getattr(config, key))
             mine = self._pass(stage)
-            found[key] = [mine, *theirs] if key.endswith("pre_pass") else [*theirs, mine]
+            found[key] = several([mine, *theirs] if key.endswith("pre_pass") else [*theirs, mine])
         for key, stage in KERNELS.items():
             found[key] = self._kernels(stage, getattr(config, key))
         return found

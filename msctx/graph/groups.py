@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any
 
 import torch
@@ -130,14 +131,29 @@ def groups_in(graph: fx.GraphModule, rules: Rules) -> list[list[fx.Node]]:
     """The nodes of each group, in the order of the graph."""
     if not rules.dynamic and any(_is_dynamic(node) for node in graph.graph.nodes):
         return []
-    found = CapabilityBasedPartitioner(
-        graph, _Support(rules), allows_single_node_partition=True, skip_horizontal_fusion=not rules.beside
-    ).propose_partitions()
+    by_torch = "skip_horizontal_fusion" in signature(CapabilityBasedPartitioner).parameters  # torch >= 2.13
+    how = {"skip_horizontal_fusion": not rules.beside} if by_torch else {}
+    made = CapabilityBasedPartitioner(graph, _Support(rules), allows_single_node_partition=True, **how).propose_partitions()
+    found: list[Any] = [partition.nodes for partition in made]
+    if not by_torch and not rules.beside:
+        found = [part for group in found for part in _connected(group)]
     place = {node: i for i, node in enumerate(graph.graph.nodes)}
-    nodes = [sorted(partition.nodes, key=place.__getitem__) for partition in found]
+    nodes = [sorted(group, key=place.__getitem__) for group in found]
     parts = [part for group in nodes for shallow in _by_depth(group, rules.depth) for part in _by_size(shallow, rules.size)]
     least = 1 if rules.size != 1 and rules.least == 1 else 2
     return sorted((part for part in parts if len(_computing(part)) >= least), key=lambda part: place[part[0]])
+
+
+def _connected(group: Iterable[fx.Node]) -> Iterator[set[fx.Node]]:
+    """The parts that have nothing to do with each other."""
+    left = {*group}
+    while left:
+        part, new = set[fx.Node](), {left.pop()}
+        while new:
+            part |= new
+            new = {near for node in new for near in (*node.all_input_nodes, *node.users)} & left
+            left -= new
+        yield part
 
 
 def _is_dynamic(node: fx.Node) -> bool:
