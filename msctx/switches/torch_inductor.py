@@ -15,7 +15,7 @@ from msctx.errors import SwitchError
 from msctx.inductor_pass import Beside
 from msctx.switches.base import Switch
 from msctx.switches.forced import NOTHING, Forced, entry_of
-from msctx.torch_config import override, put_override
+from msctx.torch_config import is_threads_own, override, put_override
 
 _MODULE = "torch._inductor.config"
 
@@ -57,7 +57,8 @@ class _Flag:
 
     def load(self, state: tuple[str | None, bool | None, Any, threading.Thread]) -> None:
         variable, default, own, thread = state
-        if isinstance(own, bool) and thread is not threading.current_thread() and thread.is_alive():
+        is_ours = thread is threading.current_thread() or (own is not None and not is_threads_own(sys.modules[_MODULE], self.key))
+        if isinstance(own, bool) and not is_ours and thread.is_alive():
             raise SwitchError(f"another thread has its own torch._inductor.config.{self.key}: reset it there")
         self._set_variable(variable)
         entry = _entry(self.key)
@@ -69,7 +70,7 @@ class _Flag:
             default, own = (self.default if variable is None else variable) == "1", _UNSET_SENTINEL
         entry.default = default
         config = sys.modules[_MODULE]
-        put_override(config, self.key, own if thread is threading.current_thread() else override(config, self.key))
+        put_override(config, self.key, own if is_ours else override(config, self.key))
 
     def _set_variable(self, value: str | None) -> None:
         if value is None:
