@@ -154,12 +154,19 @@ def _keep_out(translator: Any) -> None:
 
 
 def _guard(builder: Any, guard: Any) -> None:
-    """Of compiled code: a module that is called in it."""
+    """Of compiled code: a module that is called in it.
+
+    Under an accessor of its own, for Dynamo may skip guards that lie in a module's dictionary while that is unchanged:
+    use_recursive_dict_tags_for_guards, which is on in torch 2.11.
+    """
+    from torch._dynamo.guards import GuardManagerType
 
     def is_inside(module: nn.Module) -> bool:
         return _is_kept_out is None or not _is_kept_out(module)
 
-    builder.get_guard_manager(guard).add_lambda_guard(is_inside, [f"no rule of msctx names {guard.name}"], guard.user_stack)
+    text = f"no rule of msctx names {guard.name}"
+    found = builder.get_guard_manager(guard).lambda_manager(is_inside, text, True, GuardManagerType.GUARD_MANAGER)
+    found.add_lambda_guard(bool, [text], guard.user_stack)
 
 
 def keep_from_dynamo(*functions: Callable[..., Any], around: Around | None = None) -> None:
