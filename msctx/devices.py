@@ -48,7 +48,7 @@ def free_memory() -> int:
 
 def facts(settings: Iterable[str] = ()) -> Facts:
     """What plans depend on; the native core is looked for only where one of the options *settings* needs it."""
-    native = cudnn = npu = matrix_unit = mkl = ""
+    native = cudnn = npu = matrix_unit = mkl = inductor = ""
     half_products = None
     if not NEED_CORE.isdisjoint(settings):
         from msctx.native import core
@@ -62,6 +62,10 @@ def facts(settings: Iterable[str] = ()) -> Facts:
         from msctx.switches import torch_mkl
 
         mkl = torch_mkl.obstacle()
+    if "batch_invariant" in settings:
+        from msctx.switches import torch_inductor
+
+        inductor = torch_inductor.obstacle("batch_invariant")
     emulates = os.environ.get(CUBLAS, "0") not in ("", "0")
     cublas = f"{CUBLAS}={os.environ[CUBLAS]}" if emulates else ""
     return Facts(
@@ -71,6 +75,7 @@ def facts(settings: Iterable[str] = ()) -> Facts:
         cudnn=cudnn,
         npu=npu,
         mkl=mkl,
+        inductor=inductor,
         cublas=cublas,
         matrix_unit=matrix_unit,
         half_products=half_products,

@@ -28,9 +28,11 @@ def _invariant(want: Want, nothing_for: str) -> Outcome:
     if want.facts.native:
         return refused(want.facts.native)
     assignments: dict[str, Any] = dict(carried_out(want))
+    lacking = ""
     if want.option.name == "batch_invariant" and want.other("mode") == 0:
-        assignments["torch.inductor.batch_invariant"] = True
+        lacking = f"; nor for other compiled code, since {want.facts.inductor}" if want.facts.inductor else ""
+        assignments |= {} if lacking else {"torch.inductor.batch_invariant": True}
     by_mkl = f"those of float32 and float64 run in MKL's strict mode, which {STAYS}"
     how = f"products run msctx's own kernels, since {want.facts.mkl}" if want.facts.mkl else by_mkl
-    differs = f"holds for convolutions and matrix products; {how}; nothing is promised for {nothing_for}"
+    differs = f"holds for convolutions and matrix products; {how}; nothing is promised for {nothing_for}{lacking}"
     return approximated(assignments if want.facts.mkl else assignments | MKL, differs)

@@ -132,7 +132,7 @@ def groups_in(graph: fx.GraphModule, rules: Rules) -> list[list[fx.Node]]:
     if not rules.dynamic and any(_is_dynamic(node) for node in graph.graph.nodes):
         return []
     by_torch = "skip_horizontal_fusion" in signature(CapabilityBasedPartitioner).parameters  # torch >= 2.13
-    how = {"skip_horizontal_fusion": not rules.beside} if by_torch else {}
+    how: dict[str, Any] = {"skip_horizontal_fusion": not rules.beside} if by_torch else {}
     made = CapabilityBasedPartitioner(graph, _Support(rules), allows_single_node_partition=True, **how).propose_partitions()
     found: list[Any] = [partition.nodes for partition in made]
     if not by_torch and not rules.beside:

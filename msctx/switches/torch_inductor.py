@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +25,16 @@ _MODULE = "torch._inductor.config"
 
 def _entry(key: str) -> Any:
     return entry_of(_MODULE, key)
+
+
+@cache
+def obstacle(key: str) -> str:
+    """Why a key cannot be set: this version of torch has none of that name, by its source; ``""``: it has."""
+    try:
+        source = Path(torch.__path__[0], "_inductor", "config.py").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    return "" if re.search(rf"^{key}\b", source, re.MULTILINE) else f"torch {torch.__version__} has no {_MODULE}.{key}"
 
 
 # --- in place of inductor's default -----------------------------------------------------------------------------------
@@ -57,7 +70,9 @@ class _Flag:
 
     def load(self, state: tuple[str | None, bool | None, Any, threading.Thread]) -> None:
         variable, default, own, thread = state
-        is_ours = thread is threading.current_thread() or (own is not None and not is_threads_own(sys.modules[_MODULE], self.key))
+        is_ours = thread is threading.current_thread() or (
+            own is not None and not is_threads_own(sys.modules[_MODULE], self.key)
+        )
         if isinstance(own, bool) and not is_ours and thread.is_alive():
             raise SwitchError(f"another thread has its own torch._inductor.config.{self.key}: reset it there")
         self._set_variable(variable)

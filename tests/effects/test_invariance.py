@@ -37,6 +37,15 @@ def test_where_mkl_cannot_follow_the_reason_is_given() -> None:
     check([("cpu", {"thread_invariant": True}, {"thread_invariant": ("refused", {}, "no compiler")})], native="no compiler")
 
 
+def test_where_inductor_cannot_be_told_the_plan_says_so() -> None:
+    in_graphs = {"mode": 0, "batch_invariant": True}
+    assert rows(in_graphs)["batch_invariant"].assignments["torch.inductor.batch_invariant"] is True
+    row = rows(in_graphs, inductor="torch has no such key")["batch_invariant"]
+    assert "torch.inductor.batch_invariant" not in row.assignments
+    assert row.reason.endswith("nor for other compiled code, since torch has no such key")
+    assert "compiled" not in rows({"batch_invariant": True}, inductor="torch has no such key")["batch_invariant"].reason[-60:]
+
+
 def test_what_the_values_of_other_images_decide_is_refused() -> None:
     for name in ("winograd", "winograd_nonfused", "fft", "fft_tiling"):
         found = rows({"conv_fprop_algo": name, "conv_wgrad_algo": "fft", "batch_invariant": True})

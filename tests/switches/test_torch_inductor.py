@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
 
 import pytest
+import torch
 
-from msctx.switches import torch_inductor
+from msctx.switches import forced, torch_inductor
 
 VARIABLES = {name: variable for name, (variable, _) in torch_inductor._FLAGS.items()} | {
     "torch.inductor.freezing": "TORCHINDUCTOR_FREEZING",
@@ -20,10 +23,15 @@ VARIABLES = {name: variable for name, (variable, _) in torch_inductor._FLAGS.ite
     "torch.inductor.cpp_cache_precompile_headers": "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS",
     "torch.inductor.trace.provenance_tracking_level": "INDUCTOR_PROVENANCE",
 }
+SOURCE = Path(torch.__path__[0], "_inductor", "config.py").read_text(encoding="utf-8")
+VARIABLES = {name: variable for name, variable in VARIABLES.items() if variable in SOURCE}  # torch 2.11 reads fewer
+LACKING = {f"torch.inductor.{key}" for key in ("batch_invariant",) if torch_inductor.obstacle(key)}
+"""What torch 2.11 has not."""
+FORCED = [name for name in torch_inductor._FORCED if name not in LACKING]
 BUCKETS = [f"torch.inductor.bucket_{kind}_fx" for kind in ("all_gathers", "reduce_scatters", "all_reduces")]
 PASSES = "torch.inductor.reorder_for_compute_comm_overlap_passes"
 DEFAULTS = {name: default == "1" for name, (_, default) in torch_inductor._FLAGS.items()} | {
-    **dict.fromkeys(torch_inductor._FORCED, False),
+    **dict.fromkeys(FORCED, False),
     "torch.inductor.max_autotune_conv_backends": "ATEN,TRITON",
     "torch.inductor.allow_buffer_reuse": True,
     "torch.inductor.inplace_buffers": True,
@@ -47,7 +55,7 @@ import os, sys, threading, traceback, torch
 from msctx.switches import SWITCHES
 defaults, others, variables, words = {DEFAULTS}, {OTHERS}, {VARIABLES}, {WORDS}
 switches = {{name.removeprefix("torch.inductor."): SWITCHES[name] for name in defaults}}
-forced = {{name.removeprefix("torch.inductor."): SWITCHES[name] for name in {list(torch_inductor._FORCED)}}}
+forced = {{name.removeprefix("torch.inductor."): SWITCHES[name] for name in {FORCED}}}
 defaults, others = ({{name.removeprefix("torch.inductor."): value for name, value in v.items()}} for v in (defaults, others))
 """
     + """
@@ -151,3 +159,9 @@ for check in (
 @pytest.mark.full
 def test_values_hold_in_every_thread_whether_inductor_is_loaded_or_not(passes: Callable[..., str]) -> None:
     assert passes(SCRIPT) == ""
+
+
+def test_only_what_the_plan_knows_of_is_not_there() -> None:
+    found = {one.key for module, those in forced._all.items() for one in those if one.key not in import_module(module)._config}
+    assert {f"torch.inductor.{key}" for key in found} == LACKING
+    assert torch_inductor.obstacle("no_such_key").endswith("has no torch._inductor.config.no_such_key")
