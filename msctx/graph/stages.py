@@ -2,7 +2,7 @@
 
 torch has no hooks for that. Its custom passes would be part of the keys of its caches, and would have to be chained with the
 program's own; the functions below are called with each graph in every version, and observing them changes nothing that they do. Code
-that comes out of a cache passes none of them but the first.
+that comes out of a cache passes none of them but the first, and in torch 2.11 the second.
 """
 
 from __future__ import annotations

@@ -327,6 +327,11 @@ def test_random_numbers_are_those_of_eager_code_under_deterministic() -> None:
     with torch.no_grad():
         right = model(images())
     torch._dynamo.reset()
+    with torch._inductor.config.patch(fallback_random=True), torch.no_grad():
+        torch.manual_seed(0)
+        if not torch.compile(model)(images()).allclose(right, atol=1e-5):
+            pytest.skip("torch's own fallback_random draws in the order of the memory that a convolution fills, as in 2.11")
+    torch._dynamo.reset()
     with msctx.context(**ASKED, deterministic="ON"), torch.no_grad():
         torch.manual_seed(0)
         torch.testing.assert_close(model(images()), right)

@@ -315,7 +315,8 @@ def test_a_cache_that_is_asked_for_is_used(tmp_path: Path) -> None:
         found.append(stems(tmp_path / "graphs"))
     first, both = found
     assert not {*FIRST} - {*first}
-    assert both == [*first, "00_bootstrap"]
+    assert both[: len(first)] == first
+    assert both[len(first) :] in (FIRST[:1], FIRST[:2])  # torch 2.11 looks into its cache later
 
 
 def test_code_that_was_compiled_before_is_compiled_again(tmp_path: Path) -> None:
