@@ -209,7 +209,11 @@ def for_docs(result: dict[str, Any]) -> list[str]:
         mine = [by_name(row) for row in rows if (row["arithmetic"], row["direction"]) == (arithmetic, direction)]
         cells = [_range([of[name]["ratio"] for of in mine if of[name]["rounds"] > 1]) for name in NAMES]
         lines.append(f"| {direction}, {arithmetic}, {len(mine)} problems | {' | '.join(cells)} |")
-    lines += ["", "| `performance` chose | torch, ms | with benchmark | `performance` | error, torch's |", "|---|---|---|---|---|"]
+    lines += [
+        "",
+        "| `performance` chose | torch, ms | with benchmark | `performance` | error, torch's |",
+        "|---|---|---|---|---|",
+    ]
     for row in rows:
         of = by_name(row)
         chosen, own = of["performance"], of[TORCH]
