@@ -35,6 +35,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _LIMIT = 100_000
 """The most values that a file may come to once its aliases are followed."""
 _DEPTH = 200
+_TOO_DEEP = f"nested more than {_DEPTH} levels deep"
 _LONGEST = 2**24
 """Characters in a file: a device may never end."""
 
@@ -185,11 +186,13 @@ def _composed(text: str) -> yaml.Node | None:
         for event in yaml.parse(text, Loader=_LOADER):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > _DEPTH:
-                raise RecursionError
+                raise RecursionError(_TOO_DEEP)
         return yaml.compose(text, Loader=_LOADER)
     except (yaml.YAMLError, UnicodeError):
         try:
             return yaml.compose(text, Loader=yaml.SafeLoader)  # its errors say more, and show the place
+        except RecursionError:  # PyYAML 6.0.4 has a limit of its own in C
+            raise RecursionError(_TOO_DEEP) from None
         except ValueError:
             raise yaml.YAMLError("an escape (\\U…) has a number that no character has") from None
 
@@ -214,8 +217,8 @@ def parse(text: str, file: str, *, collect: bool = False) -> Document:
         raise FileError([Diagnostic("", f"this is not YAML: {what}", where=file, mark=mark)]) from None
     except yaml.YAMLError as error:
         raise FileError([Diagnostic("", f"this is not YAML: {str(error).splitlines()[0]}", where=file)]) from None
-    except RecursionError:  # PyYAML 6.0.4 has a limit of its own, of thousands
-        raise FileError([Diagnostic("", f"nested more than {_DEPTH} levels deep", where=file)]) from None
+    except RecursionError as error:
+        raise FileError([Diagnostic("", str(error), where=file)]) from None
     if document.problems and not collect:
         raise FileError(document.problems)
     return document
