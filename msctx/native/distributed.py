@@ -111,17 +111,14 @@ def agents_store(name: str) -> Any:
 
 
 def store() -> Any:
-    """The one by which the processes of this run found each other, under a prefix for this group alone.
-
-    A program may destroy its group and make another on the same store, as under torchrun: what ranks have left for each other in the
-    first would answer those that ask in the second. Ranks number the groups in which they enter contexts, each for itself.
+    """The one by which the processes of this run found each other.
 
     Raises:
         RuntimeError, ValueError, AttributeError: it is lost; there is no group; torch has none of that name.
     """
-    from torch.distributed import PrefixStore, distributed_c10d  # type: ignore[attr-defined]
+    from torch.distributed import distributed_c10d
 
-    return PrefixStore(f"msctx/{run()}", distributed_c10d._get_default_store())
+    return distributed_c10d._get_default_store()
 
 
 def within(seconds: float, call: Callable[[], T]) -> T | None:

@@ -84,17 +84,17 @@ def _share(rank: int, others: list[int]) -> _Share:
     with _sharing:  # a receiver waits here for the one that loads
         found = _shares.get(key := (group, rank, tuple(others)))
         if found is None:
-            found = _shares[key] = _Share(rank, others)
+            found = _shares[key] = _Share(rank, others, group)
         return found
 
 
 class _Share:
     """The folder, and how often this process has begun to iterate."""
 
-    def __init__(self, rank: int, others: list[int]) -> None:
+    def __init__(self, rank: int, others: list[int], group: int) -> None:
         self.rank, self.others, self.number = rank, others, 0
         first = (distributed.rank() or 0) - rank
-        name = f"msctx/batches/{distributed.restarts()}/{first}/{others}"
+        name = f"msctx/batches/{distributed.restarts()}/{group}/{first}/{others}"
         store = distributed.store()
         if rank == 0:
             self.folder = Path(tempfile.mkdtemp(prefix="msctx-batches-"))

@@ -323,31 +323,6 @@ def test_real_ranks(tmp_path: Path, has_group: bool) -> None:
     assert json.dumps("torch.deterministic:")[1:-1] in done.stderr
 
 
-@pytest.mark.full
-def test_a_second_group_on_the_same_store(tmp_path: Path) -> None:
-    """What the ranks had in the first one is not compared with what they have now."""
-    (tmp_path / "train.py").write_text(
-        textwrap.dedent("""
-            import os, sys, torch.distributed as dist, msctx
-            import torch.testing._internal.distributed.fake_pg  # gloo itself would find addresses of the first group
-            rank = int(os.environ["RANK"])
-            store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-            for number, values in enumerate([("ON", "ON"), ("OFF", "OFF"), ("ON", "OFF")]):
-                print("group", number, file=sys.stderr, flush=True)
-                dist.init_process_group("fake", store=store, rank=rank, world_size=2)
-                with msctx.context(deterministic=values[rank]):
-                    store.set(f"{number}/{rank}", "")
-                    store.wait([f"{number}/0", f"{number}/1"])
-                dist.destroy_process_group()
-        """)
-    )
-    done = subprocess.run(torchrun(2, tmp_path / "train.py"), capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    before, _, after = done.stderr.partition("group 2")
-    assert "ranks differ" not in before
-    assert "torch.deterministic: rank 0: True (" in after
-
-
 @pytest.fixture
 def other_version(tmp_path: Path) -> Path:
     """A folder with this package, of another version."""
