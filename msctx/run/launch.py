@@ -95,7 +95,7 @@ def launch(experiment: Experiment, how: Launch, out: str | None, as_json: bool) 
         raise OptionError([Diagnostic("--out", "is missing: name a folder that all nodes see", "command line")])
     _share_processors(how.nproc)
     rendezvous_handler_registry.register("msctx", _rendezvous)
-    with scratch.folder("msctx-run-") as own, _quiet(), _new_stores(how.restarts > 0 or most > 1):
+    with scratch.folder("msctx-run-") as own, _quiet(), _new_stores(how.restarts > 0 or least < most):
         (seen := own / "folders").touch()
         os.environ[carried.VARIABLE] = _plan(experiment, out, as_json, seen)
         config = LaunchConfig(

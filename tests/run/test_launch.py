@@ -11,8 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,46 +74,34 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*words), capture_output=True, text=True, timeout=300, cwd=folder, check=False)
 
 
-@contextmanager
-def nodes_of(folder: Path, nodes: str, *words: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """A function that starts the agent of one more node, with one rank; it takes variables of its own."""
+def two_nodes(
+    folder: Path, *words: str, nodes: str = "2", more: tuple[dict[str, str], ...] = ({}, {})
+) -> list[tuple[int, str]]:
+    """An agent for each of two nodes, with one rank; the exit code and the error output of each.
+
+    Where one node is enough to begin with, the other one comes when the first rank runs.
+
+    *more*: variables of each.
+    """
     with socket.socket() as free:
         free.bind(("localhost", 0))
         place = f"localhost:{free.getsockname()[1]}"
-    all_words = command("--nproc", "1", "--nnodes", nodes, "--rdzv", place, "--out", "out", *words)
+    words = command("--nproc", "1", "--nnodes", nodes, "--rdzv", place, "--out", "out", *words)
     agents: list[subprocess.Popen[str]] = []
-
-    def start(**variables: str) -> subprocess.Popen[str]:
-        more: dict[str, Any] = {"cwd": folder, "env": os.environ | variables, "text": True}
-        agents.append(subprocess.Popen(all_words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more))
-        return agents[-1]
-
     try:
-        yield start
+        for variables in more:
+            if agents and nodes != "2":
+                assert agents[0].stdout is not None
+                assert any("is on" in line for line in agents[0].stdout)
+            env = os.environ | variables
+            agents.append(
+                subprocess.Popen(words, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            )
+        return [(agent.returncode, err) for agent in agents for _, err in [agent.communicate(timeout=300)]]
     finally:
         for agent in agents:
             agent.kill()
             agent.communicate()
-
-
-def wait_for_rank(agent: subprocess.Popen[str]) -> None:
-    assert agent.stdout is not None
-    assert any("is on" in line for line in agent.stdout)
-
-
-def two_nodes(folder: Path, *words: str, nodes: str = "2", second: dict[str, str] | None = None) -> list[tuple[int, str]]:
-    """The exit code and the error output of each agent.
-
-    Where one node is enough to begin with, the other one comes when the first rank runs.
-
-    *second*: variables of the second node.
-    """
-    with nodes_of(folder, nodes, *words) as start:
-        agents = [start()]
-        if nodes != "2":
-            wait_for_rank(agents[0])
-        agents.append(start(**(second or {})))
-        return [(agent.returncode, err) for agent in agents for _, err in [agent.communicate(timeout=300)]]
 
 
 def ranks(folder: Path) -> list[dict[str, Any]]:
@@ -306,7 +292,7 @@ def clock(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_a_restart_on_two_nodes_whose_clocks_differ(folder: Path, clock: dict[str, str], ahead: int) -> None:
     """Torch's agents take a node whose heartbeat is old by their own clock for one that has ended."""
     words = ["args.fails=1", "args.restarts=true", "args.sleeps=600", "--max-restarts", "1"]
-    ended = two_nodes(folder, *words, second=clock | {"AHEAD": str(ahead)})
+    ended = two_nodes(folder, *words, more=({}, clock | {"AHEAD": str(ahead)}))
     assert [code for code, _ in ended] == [0, 0], ended
     assert [(row["restart"], row["rank"], row["status"]) for row in ranks(folder / "out")] == [
         *((0, 0, "interrupted"), (0, 1, "failed")),
@@ -338,23 +324,6 @@ def test_a_node_that_comes_later(folder: Path) -> None:
     assert [code for code, _ in ended] == [0, 0], ended
     assert [(row["restart"], row["rank"], row["status"]) for row in ranks(folder / "out")] == [
         *((0, 0, "interrupted"), (1, 0, "completed"), (1, 1, "completed")),
-    ]
-
-
-@pytest.mark.full
-def test_a_node_that_is_replaced(folder: Path) -> None:
-    """No rank of the first node fails; it starts anew with that of the new node, in a store where no address of the lost one is."""
-    with nodes_of(folder, "2", "args.restarts=true", "args.sleeps=600") as start:
-        stays, lost = start(), start()
-        wait_for_rank(stays)
-        wait_for_rank(lost)
-        lost.kill()
-        lost.wait()
-        new = start()
-        assert [agent.wait(200) for agent in (stays, new)] == [0, 0]
-    assert [(row["restart"], row["rank"], row["status"]) for row in ranks(folder / "out")] == [
-        *((0, 0, "interrupted"), (0, 1, "interrupted")),
-        *((1, 0, "completed"), (1, 1, "completed")),
     ]
 
 
