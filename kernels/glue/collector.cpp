@@ -120,6 +120,7 @@ struct Here {
   std::string algorithm;  // that computes what runs, where it is ours or we know it
   std::string provider;   // of that
   int64_t workspace = 0;  // that it asks for, in bytes
+  bool is_computing = false;
   std::shared_ptr<const Config> config;
   int64_t version = -1;
 };
@@ -379,7 +380,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
     }
   if (a.recent) at->recent = remember(row, given);
   if (a.running) begin_running(row);
-  here.algorithm.clear(), here.provider.clear();
+  here.algorithm.clear(), here.provider.clear(), here.is_computing = false;
   if (a.errors) at->hold.emplace();
   here.is_inside = true;
   return at;
@@ -391,7 +392,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
 // As JSON: which algorithm asked for memory beside its tensors, for how much, and what it had got of that when it raised. Of other
 // operators than ours: nothing.
 std::string workspace_of(const Context& at, const Reader& by, std::string& problem) {
-  const bool is_ours = at.hold && !here.provider.empty() && here.provider != "torch";
+  const bool is_ours = at.hold && here.is_computing && here.provider != "torch";
   std::string json = "{\"bytes\":" + (is_ours ? std::to_string(here.workspace) : "null") + ",";
   member(json, "algorithm", is_ours ? here.algorithm : "");
   member(json, "provider", is_ours ? here.provider : "torch");
@@ -494,8 +495,10 @@ void end(const at::RecordFunction& fn, at::ObserverContext* given) try {
   dropped++;
 }
 
-void note_algorithm(const Choice& choice) {
-  if (here.is_inside) here.algorithm = choice.ran, here.provider = choice.provider, here.workspace = choice.workspace;
+void note_algorithm(const Choice& choice, bool has_ended) {
+  if (!here.is_inside) return;
+  here.algorithm = choice.ran, here.provider = choice.provider, here.workspace = choice.workspace;
+  here.is_computing = !has_ended;
 }
 
 }  // namespace

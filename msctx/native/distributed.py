@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 WAIT = timedelta(seconds=60)
 """For the store of torchrun's agent, and for what another rank leaves there."""
+PATIENCE = 10.0
+"""Seconds that a store has to name entries of a tuning file; whoever has none goes on without."""
 
 _runs: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 _numbers = itertools.count(1)  # that of a group that is gone is not used again
@@ -228,8 +230,5 @@ def in_words(ranks: Sequence[int]) -> str:
 
 
 def agreed(name: str, mine: str) -> str | None:
-    """The text that the first process of this run gave under *name*; ``None`` where no store has it."""
-    try:
-        return first_of(store(), f"msctx/tuning/{name}", mine)
-    except (RuntimeError, AttributeError, ValueError):
-        return None
+    """The text that the first process of this run gave under *name*; ``None`` where no store has it, or gives no answer."""
+    return within(PATIENCE, lambda: first_of(store(), f"msctx/tuning/{name}", mine))

@@ -363,3 +363,17 @@ def test_real_ranks_of_two_versions(tmp_path: Path, other_version: Path, strict:
     assert f"msctx: rank 0: {msctx.__version__} (" in done.stderr
     assert "; rank 1: 0.0.9 (" in done.stderr
     assert (done.stdout.count("is on"), done.stdout.count("is refused")) == ((1, 1) if strict else (2, 0))
+
+
+def test_a_store_that_is_silent_does_not_keep_tuning_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+
+    class Silent:
+        def compare_set(self, *_: str) -> bytes:
+            ended.wait()
+            return b""
+
+    monkeypatch.setattr(distributed, "store", Silent)
+    monkeypatch.setattr(distributed, "PATIENCE", 0.1)
+    assert distributed.agreed("convolutions", "[]") is None
+    ended.set()

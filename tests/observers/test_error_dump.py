@@ -432,3 +432,16 @@ def test_other_operators_show_no_workspace(of: str, here: Path) -> None:
     workspace = json.loads(path.read_text())["workspace"]
     assert workspace.pop("note").startswith("No kernel of msctx ran")
     assert workspace == {"bytes": None, "algorithm": "", "provider": "torch", "blocks": []}
+
+
+def test_a_kernel_of_ours_that_has_ended_did_not_raise(here: Path) -> None:
+    @torch.library.custom_op("workspaces::fails_later", mutates_args=())
+    def fails_later(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        torch.nn.functional.conv2d(x, w)
+        raise ValueError("of the operator itself")
+
+    ctx = msctx.context(session={"enable_exception_dump": 1}, conv_fprop_algo="gemm", fallback="error")
+    with pytest.warns(msctx.errors.MsctxWarning, match="fails_later raised"), pytest.raises(ValueError, match="itself"), ctx:
+        fails_later(torch.randn(1, 3, 8, 8), torch.randn(2, 3, 3, 3))
+    (path,) = (one for one in here.glob("extra-info/fails_later.*.json"))
+    assert json.loads(path.read_text())["workspace"]["bytes"] is None
