@@ -26,7 +26,7 @@ def main() -> None:
     found = json.loads(path.with_name(path.name.replace(".replay.py", ".json")).read_text())
     operator, settings = _operator(found, found["source"]), found["settings"]
     if (workspace := found["workspace"])["bytes"] is not None:
-        print(f"{workspace['note']} This script calls the operator without msctx.", file=sys.stderr)
+        print(f"{workspace['note']} This script calls the operator without a context of msctx.", file=sys.stderr)
     make = functools.partial(_value, inputs=_Inputs(found, path.parent))
     given = {name: make(value) for name, value in found["attributes"].items()}
     torch.set_default_dtype(getattr(torch, settings["dtype"]))
@@ -49,6 +49,8 @@ def _operator(found: dict[str, Any], source: dict[str, Any]) -> Any:
         runpy.run_path(given) if given.endswith(".py") else importlib.import_module(given)
     loads: list[Callable[[], object]] = [functools.partial(torch.ops.load_library, library) for library in source["libraries"]]
     loads += [functools.partial(importlib.import_module, one["module"]) for one in source["modules"]]
+    if space == "msctx":
+        loads = [_load_msctx]
     problems: list[str] = []
     for load in (lambda: None, *loads):
         try:
@@ -60,6 +62,12 @@ def _operator(found: dict[str, Any], source: dict[str, Any]) -> Any:
         f"{found['operator']} is not known here. It was registered by {source['by']}. To import what registers it: "
         f"python {sys.argv[0]} MODULE_OR_FILE.py{''.join(problems[1:])}"
     )
+
+
+def _load_msctx() -> None:
+    from msctx.native import core
+
+    core.load()
 
 
 @functools.cache

@@ -412,7 +412,7 @@ def test_a_workspace_for_which_there_is_no_memory(here: Path) -> None:
     again = ran(here, path.with_suffix(".replay.py"))
     assert again.returncode == 0, again.stderr
     assert again.stderr.startswith(f"fft of msctx computed it, with a workspace of {workspace['bytes']} bytes; it had ")
-    assert "without msctx" in again.stderr
+    assert "without a context of msctx" in again.stderr
 
 
 @pytest.mark.filterwarnings("ignore:aten..")
@@ -445,3 +445,16 @@ def test_a_kernel_of_ours_that_has_ended_did_not_raise(here: Path) -> None:
         fails_later(torch.randn(1, 3, 8, 8), torch.randn(2, 3, 3, 3))
     (path,) = (one for one in here.glob("extra-info/fails_later.*.json"))
     assert json.loads(path.read_text())["workspace"]["bytes"] is None
+
+
+def test_an_operator_of_ours_in_compiled_code_is_called_again(here: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()).eval()
+    x = torch.randn(8, 64, 64, 64)
+    options = {"mode": "GRAPH_MODE", "conv_fprop_algo": "fft", "fallback": "error", "max_device_memory": "60MB"}
+    with torch.no_grad(), pytest.warns(msctx.errors.MsctxWarning, match="convolution raised"):
+        with msctx.context(session={"enable_exception_dump": 1}, **options), pytest.raises(RuntimeError):
+            net(x)
+    (script,) = here.glob("extra-info/*.replay.py")
+    assert json.loads(script.with_name(script.name.replace(".replay.py", ".json")).read_text())["operator"] == "msctx::convolution"
+    again = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert (again.returncode, "tensor(" in again.stdout) == (0, True), again.stderr
