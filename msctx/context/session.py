@@ -164,7 +164,7 @@ class _Places:
     def take(self, most: int | None, turn: _Turn) -> None:
         taken: list[int] = []
         while not taken:
-            gate = threading.Lock()
+            gate = locks.plain()
             gate.acquire()
             turn.begin(partial(self._try, most, taken, gate), self._leave)
             if not taken:
