@@ -10,6 +10,7 @@ Run = Callable[..., str]
 # --- operators that CANN compiles for the call ------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_jit_compile_is_set_and_put_back(ascend: Run) -> None:
     ascend("""
         read = lambda: torch_npu._C._npu_getOption("jitCompile")
@@ -353,6 +354,7 @@ def sent(kind, found):
 """
 
 
+@pytest.mark.full
 def test_options_of_graphs_reach_the_graph_engine(ascend: Run) -> None:
     ascend(
         COMPILE

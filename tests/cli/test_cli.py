@@ -247,6 +247,7 @@ def test_a_run_goes_on_when_nobody_reads(tmp_path):
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "completed"
 
 
+@pytest.mark.full
 def test_output_that_cannot_be_written():
     for command in (f"{sys.executable} -m msctx state > /dev/full", f"{sys.executable} -m msctx explain seed=1 >&-"):
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
@@ -426,6 +427,7 @@ def test_options_of_an_option_that_holds_others_is_its_page(msctx):
     assert "default" in out
 
 
+@pytest.mark.full
 def test_an_example_can_be_typed_as_it_stands(msctx):
     _, out, _ = msctx("options", "--json")
     for option in json.loads(out):
@@ -452,6 +454,7 @@ def test_explain_reports_that_strict_would_refuse(msctx):
     assert f"1 of 2 options carried out; not: {REFUSED.partition('=')[0]}" in out
 
 
+@pytest.mark.full
 def test_a_terminal_of_few_letters(tmp_path):
     found = subprocess.run(
         [sys.executable, "-m", "msctx", "migrate", str(SCRIPT)],

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.full
 def test_bash_completes_options_and_values(tmp_path: Path) -> None:
     """In a real bash, whose words end at ``=``."""
     if (bash := shutil.which("bash")) is None:

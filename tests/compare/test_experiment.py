@@ -36,6 +36,7 @@ def once(name: str, **given: object) -> Comparison:
     return replace(read(name, Given(**given, quick=True)), total=math.inf)  # type: ignore[arg-type]
 
 
+@pytest.mark.full
 def test_each_choice_is_a_run_under_the_files_own_options(tmp_path: Path) -> None:
     experiment(tmp_path)
     text = "compare: {experiment: train.yaml}\ncontext: {seed: 3}\naxes: {deterministic: [ON]}\n"

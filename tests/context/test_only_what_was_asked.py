@@ -74,6 +74,7 @@ def test_an_inner_scope_writes_only_its_own(exact_state: State, options: dict[st
     assert threads() == 2
 
 
+@pytest.mark.full
 def test_importing_msctx_changes_and_reads_nothing(passes_fresh: Passes) -> None:
     code = """
         import sys, torch

@@ -57,6 +57,7 @@ def test_direct_is_our_own_kernel_in_every_dtype_and_layout(with_kernels: Run) -
     """)
 
 
+@pytest.mark.full
 def test_any_geometry(with_kernels: Run) -> None:
     with_kernels("""
     ask(conv_fprop_algo="direct", fallback="error")

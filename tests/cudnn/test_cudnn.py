@@ -10,6 +10,7 @@ import torch
 Run = Callable[[str], str]
 
 
+@pytest.mark.full
 def test_every_algorithm_in_every_direction_dtype_and_layout(asking: Run) -> None:
     """What ran is what was named, wherever cuDNN supports it; elsewhere it is refused, and the result is right all the same."""
     asking("""
@@ -50,6 +51,7 @@ def test_every_algorithm_in_every_direction_dtype_and_layout(asking: Run) -> Non
     """)
 
 
+@pytest.mark.full
 def test_any_geometry(asking: Run) -> None:
     asking("""
     ask(conv_fprop_algo="implicit_gemm", conv_dgrad_algo="algo_1", conv_wgrad_algo="algo_1", fallback="error")
@@ -104,6 +106,7 @@ def test_what_is_not_supported_falls_back_as_requested(asking: Run) -> None:
     """)
 
 
+@pytest.mark.full
 def test_determinism_refuses_what_adds_atomically(asking: Run) -> None:
     asking("""
     x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
@@ -200,6 +203,7 @@ def test_a_limit_counts_what_the_algorithm_itself_takes(asking: Run) -> None:
     """)
 
 
+@pytest.mark.full
 def test_a_run_that_fails_after_all_is_not_tried_again(asking: Run) -> None:
     asking("""
     x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
@@ -223,6 +227,7 @@ def test_a_run_that_fails_after_all_is_not_tried_again(asking: Run) -> None:
     """)
 
 
+@pytest.mark.full
 def test_an_algorithm_without_memory_for_its_workspace_falls_back(asking: Run) -> None:
     asking("""
     import ctypes, fake_device
@@ -245,6 +250,7 @@ def test_an_algorithm_without_memory_for_its_workspace_falls_back(asking: Run) -
     """)
 
 
+@pytest.mark.full
 def test_arguments_of_an_operator_apply_beside_the_flags(asking: Run) -> None:
     """As in models that were traced."""
     asking("""
@@ -274,6 +280,7 @@ def test_rules_match_modules_and_shapes(asking: Run) -> None:
     """)
 
 
+@pytest.mark.full
 def test_descriptors_are_kept_and_dropped(asking: Run) -> None:
     asking("""
     w = torch.randn(2, 1, 1, 1).to("far")
@@ -301,6 +308,7 @@ def test_without_a_policy_torch_computes(asking: Run) -> None:
     """)
 
 
+@pytest.mark.full
 def test_the_cpu_has_a_policy_of_its_own(asking: Run) -> None:
     asking("""
     x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
@@ -315,6 +323,7 @@ def test_the_cpu_has_a_policy_of_its_own(asking: Run) -> None:
     """)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has cuDNN")
 def test_without_cudnn_the_error_names_the_library(far: Callable[..., str]) -> None:
     far("""

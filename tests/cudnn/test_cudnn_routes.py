@@ -38,6 +38,7 @@ ROUTES = {
 convolution; torch's own, by its address; another library's."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("operator", ROUTES)
 def test_it_is_counted_and_refused(far: Callable[..., str], operator: str) -> None:
     call, then = ROUTES[operator]

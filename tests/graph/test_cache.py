@@ -72,6 +72,7 @@ def folder_in(path: Path) -> Path:
 # --- on and off -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_second_process_finds_what_the_first_has_compiled(run: Run, tmp_path: Path) -> None:
     code = "compiles(enable_compile_cache=True, compile_cache_path='kept')"
     first, second = run(code), run(code)

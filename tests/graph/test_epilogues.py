@@ -69,6 +69,7 @@ def images(*shape: int, last: bool = False) -> torch.Tensor:
     return x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("expected", TAILS)
 def test_what_follows_is_part_of_the_call(expected: str) -> None:
     torch.manual_seed(1)
@@ -190,6 +191,7 @@ def test_weights_and_statistics_may_change(algorithm: str) -> None:
         assert len(ctx.graphs()) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("expected", ["scale+shift+add+relu", "scale+shift+sigmoid"])
 def test_shapes_may_have_symbols(expected: str) -> None:
     block = Block(TAILS[expected]).eval()
@@ -277,6 +279,7 @@ PROGRAMS: dict[str, Callable[[Calls, torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_give_what_eager_code_gives(name: str) -> None:
     torch.manual_seed(2)
@@ -291,6 +294,7 @@ def test_programs_give_what_eager_code_gives(name: str) -> None:
             torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("expected", TAILS)
 def test_nan_stays_nan_on_torchs_path_too(expected: str) -> None:
     block, x = Block(TAILS[expected]).eval(), images()

@@ -37,6 +37,7 @@ def statistics(model: nn.Sequential) -> None:
     model.get_buffer("1.running_mean").add_(1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("change", [in_place, by_data, replaced, loaded, statistics])
 def test_results_follow_weights_that_change(change: Callable[[nn.Sequential], None]) -> None:
     model, x = net(), torch.randn(4, 6)

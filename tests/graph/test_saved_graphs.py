@@ -280,6 +280,7 @@ def test_what_somebody_else_has_put_there_stays(monkeypatch: pytest.MonkeyPatch,
     assert names(tmp_path) == []
 
 
+@pytest.mark.full
 def test_entering_loads_neither_dynamo_nor_inductor(passes: Callable[..., str], tmp_path: Path) -> None:
     code = f"""
         import os, sys, msctx
@@ -305,6 +306,7 @@ def test_code_that_torch_has_cached_is_made_again(tmp_path: Path) -> None:
     assert stems(tmp_path) == FIRST
 
 
+@pytest.mark.full
 def test_a_cache_that_is_asked_for_is_used(tmp_path: Path) -> None:
     options: dict[str, Any] = {"enable_compile_cache": True, "compile_cache_path": str(tmp_path / "cache"), "save_graphs": 2}
     found = []

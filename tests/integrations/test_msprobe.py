@@ -38,6 +38,7 @@ def msprobe(*command: str | Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("data", ["stats", "tensor"])
 def test_compare(data: str, tmp_path: Path) -> None:
     golden, same, other = (
@@ -56,6 +57,7 @@ def test_compare(data: str, tmp_path: Path) -> None:
     assert found[other][0].startswith(CHANGED)
 
 
+@pytest.mark.full
 def test_compare_by_sums(tmp_path: Path) -> None:
     """As under msProbe's ``summary_mode`` md5."""
     common = {"saved_data": "statistic", "statistic_category": ["md5"]}
@@ -72,6 +74,7 @@ def test_compare_by_sums(tmp_path: Path) -> None:
         assert all(len(line["NPU MD5"]) == 8 for line in lines)
 
 
+@pytest.mark.full
 def test_overflow_check(tmp_path: Path) -> None:
     msprobe("overflow_check", "-i", dumped(tmp_path / "dump", 3e38), "-o", tmp_path / "checked")
     (report,) = (tmp_path / "checked").glob("anomaly_analyze_*.json")

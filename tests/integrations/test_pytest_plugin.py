@@ -63,14 +63,17 @@ UNMARKED = """
 """
 
 
+@pytest.mark.full
 def test_marks_merge_and_the_nearest_wins(suite: Suite) -> None:
     assert "3 passed" in suite(MARKED, "--msctx", "seed=9", "--msctx", "deterministic=OFF")
 
 
+@pytest.mark.full
 def test_the_command_line_applies_to_all_tests(suite: Suite) -> None:
     assert "1 passed" in suite(UNMARKED, "--msctx", "seed=3", "--msctx", "mine.yaml", "--msctx", "deterministic=ON")
 
 
+@pytest.mark.full
 def test_mistakes_are_told(suite: Suite) -> None:
     told = suite(UNMARKED, "--msctx", "determinstic=ON")
     assert "did you mean deterministic" in told

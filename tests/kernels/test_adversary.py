@@ -23,6 +23,7 @@ def test_no_data_breaks_the_bound(kernels: Kernels, row: Row) -> None:
     assert not broken
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["opposite halves", "one way"])
 @pytest.mark.parametrize("row", ROWS, indirect=True)
 def test_products_alike_do_not_break_the_bound(kernels: Kernels, row: Row, kind: Kind) -> None:
@@ -81,6 +82,7 @@ def test_an_outlier_that_nothing_reads_costs_no_digits(kernels: Kernels, row: Ro
         assert distance(kernels.run(row, each, (x, w, y), isa), right) <= kernels.error(row, each) * largest(right), isa
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("row", ROWS, indirect=True)
 def test_deep_sums_of_equal_values(kernels: Kernels, row: Row) -> None:
     """Equal products round in one direction, so that errors add up."""

@@ -60,6 +60,7 @@ def right(x: np.ndarray[Any, Any], e: Epilogue) -> np.ndarray[Any, Any]:
     return act(v) + other if e.adds_last else act(v + other)
 
 
+@pytest.mark.full
 @ROW
 def test_values_and_bits(kernels: Kernels, row: Row) -> None:
     if row.op == 2:

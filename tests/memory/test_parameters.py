@@ -79,6 +79,7 @@ SETUP = """
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("place", ["host", "file"])
 def test_a_model_trains_with_its_parameters_on_the_host(far: Far, place: str) -> None:
     far(
@@ -104,6 +105,7 @@ def test_a_model_trains_with_its_parameters_on_the_host(far: Far, place: str) ->
     )
 
 
+@pytest.mark.full
 def test_the_backward_pass_fetches_parameters_again_instead_of_holding_copies(far: Far) -> None:
     far(
         SETUP
@@ -131,6 +133,7 @@ def test_the_backward_pass_fetches_parameters_again_instead_of_holding_copies(fa
     )
 
 
+@pytest.mark.full
 def test_what_takes_any_device_sees_parameters_where_they_are(far: Far) -> None:
     far(
         SETUP
@@ -161,6 +164,7 @@ def test_what_takes_any_device_sees_parameters_where_they_are(far: Far) -> None:
     )
 
 
+@pytest.mark.full
 def test_weights_on_the_host_stay_there_and_other_threads_have_their_own(far: Far) -> None:
     far(
         SETUP
@@ -213,6 +217,7 @@ def test_with_activations_on_the_host_too_next_to_nothing_is_left_on_the_device(
     )
 
 
+@pytest.mark.full
 def test_views_and_operators_in_place(far: Far) -> None:
     far(
         SETUP
@@ -275,6 +280,7 @@ def test_views_and_operators_in_place(far: Far) -> None:
     )
 
 
+@pytest.mark.full
 def test_a_copy_is_forgotten_with_its_scope_and_its_model(far: Far) -> None:
     far(
         SETUP
@@ -294,6 +300,7 @@ def test_a_copy_is_forgotten_with_its_scope_and_its_model(far: Far) -> None:
     )
 
 
+@pytest.mark.full
 def test_the_host_waits_for_copies_of_parameters_from_pinned_memory(far: Far) -> None:
     far(
         SETUP
@@ -316,6 +323,7 @@ def test_the_host_waits_for_copies_of_parameters_from_pinned_memory(far: Far) ->
     )
 
 
+@pytest.mark.full
 def test_flat_weights_of_an_rnn_stay(far: Far) -> None:
     far(
         SETUP

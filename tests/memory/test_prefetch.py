@@ -46,6 +46,7 @@ def lists(model):
 """
 
 
+@pytest.mark.full
 def test_weights_are_gathered_when_the_options_say(tmp_path: Path) -> None:
     two_ranks(
         tmp_path,

@@ -43,6 +43,7 @@ def are_apart(found):
 """
 
 
+@pytest.mark.full
 def test_gradients_are_reduced_when_and_as_the_options_say(tmp_path: Path) -> None:
     two_ranks(
         tmp_path,

@@ -105,6 +105,7 @@ signal.signal(signal.SIGALRM, handler)
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("look", ["choices", "precisions"])
 def test_a_handler_that_looks_or_enters_while_the_program_looks(passes: Passes, look: str) -> None:
     passes(
@@ -129,6 +130,7 @@ assert len(seen) > 10 and set(seen[1:]) == {{seen[1]}}, seen
     )
 
 
+@pytest.mark.full
 def test_a_handler_that_raises_while_memory_is_looked_at(passes: Passes) -> None:
     """No guard of torch's outlives the context that it was set in."""
     passes(
@@ -170,6 +172,7 @@ def interrupted(call, low, high, times):
 )
 
 
+@pytest.mark.full
 def test_a_handler_that_raises_in_named_modules(passes: Passes, tmp_path: Path) -> None:
     """Their policies do not outlive their calls."""
     file = tmp_path / "ops.ini"
@@ -189,6 +192,7 @@ with msctx.context(precision_mode="allow_mix_precision_bf16", op_precision_mode=
     )
 
 
+@pytest.mark.full
 def test_a_handler_that_raises_in_a_bound_function(passes: Passes) -> None:
     passes(
         RAISING

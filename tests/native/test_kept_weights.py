@@ -180,6 +180,7 @@ def test_frozen_weights_are_looked_at_once() -> None:
 # --- memory, threads, processes ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_memory_is_bounded(passes: Callable[..., str]) -> None:
     """150 weights whose transforms take 4.7 MB each, all of them alive; then they die."""
     passes("""
@@ -254,6 +255,7 @@ def test_same_bits_for_any_number_of_threads(count: int, threads: Callable[[int]
             assert bits([fn.conv2d(x, w)]) == bits([fresh(x, w)]) != bits([right])
 
 
+@pytest.mark.full
 def test_a_forked_child_has_them_and_goes_its_own_way(passes: Callable[..., str]) -> None:
     passes("""
         import os, torch, msctx
@@ -301,6 +303,7 @@ def test_they_make_room_where_memory_runs_out(passes: Callable[..., str]) -> Non
     )
 
 
+@pytest.mark.full
 def test_empty_cache_gives_back_what_was_made_of_a_weight_that_is_gone(passes: Callable[..., str]) -> None:
     passes("""
 import torch, msctx

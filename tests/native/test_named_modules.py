@@ -444,6 +444,7 @@ def test_a_thread_that_ends_inside_a_policy_takes_it_along(customs):
 # --- models that die --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dies", [True, False])
 @pytest.mark.parametrize("place", ["own", "inner", "process"])
 def test_a_model_that_was_there_while_a_context_was_open_has_had_the_name(rules, recwarn, place, dies):

@@ -41,6 +41,7 @@ def by_name(tmp_path):
     return str(rules)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("where", ["inside", "after", "in another"])
 @pytest.mark.parametrize("mode", [None, *each_mode.args[1]])

@@ -492,6 +492,7 @@ def test_a_wrong_expression_is_an_error_where_it_stands(layers: str, tmp_path: P
         msctx.context(session={"enable_dump": True, "dump_path": str(tmp_path), "dump_layer": layers})
 
 
+@pytest.mark.full
 def test_a_step_of_a_process_that_is_killed_is_whole_or_not_there(tmp_path: Path, run_python: Any) -> None:
     program = """
         import os, signal, torch, msctx
@@ -515,6 +516,7 @@ def test_a_step_of_a_process_that_is_killed_is_whole_or_not_there(tmp_path: Path
     assert counts == {key: count for key, count in whole.items() if key != ("killed", "2")}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("layout", ["mindspore", "msprobe"])
 @pytest.mark.parametrize("data", ["tensor", "stats"])
 def test_a_full_disk(layout: str, data: str, tmp_path: Path, run_python: Any) -> None:

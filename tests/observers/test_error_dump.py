@@ -116,6 +116,7 @@ def test_a_tensor_without_saved_values_is_named_in_a_sentence(make: Callable[[],
     assert re.fullmatch(expected, error), error
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:aten..")
 @pytest.mark.parametrize("number", [2, 1.5, True, 1j])
 def test_a_number_of_python_is_one_again(number: complex, here: Path) -> None:
@@ -354,6 +355,7 @@ def ran(folder: Path, *command: object, **more: Any) -> subprocess.CompletedProc
     return subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, check=False, cwd=folder, **more)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", CALLS)
 def test_the_script_imports_the_module_of_a_custom_operator(kind: str, here: Path) -> None:
     """Also the generator that it draws from is as it was before the call."""
@@ -368,6 +370,7 @@ def test_the_script_imports_the_module_of_a_custom_operator(kind: str, here: Pat
     assert f"ValueError: {error}" in again.stderr, again.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", CALLS)
 def test_the_script_names_the_program_that_registers_an_operator(kind: str, here: Path) -> None:
     program = here / "program.py"
@@ -451,10 +454,11 @@ def test_an_operator_of_ours_in_compiled_code_is_called_again(here: Path) -> Non
     net = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()).eval()
     x = torch.randn(8, 64, 64, 64)
     options = {"mode": "GRAPH_MODE", "conv_fprop_algo": "fft", "fallback": "error", "max_device_memory": "60MB"}
-    with torch.no_grad(), pytest.warns(msctx.errors.MsctxWarning, match="convolution raised"):
-        with msctx.context(session={"enable_exception_dump": 1}, **options), pytest.raises(RuntimeError):
-            net(x)
+    ctx = msctx.context(session={"enable_exception_dump": 1}, **options)
+    with torch.no_grad(), pytest.warns(msctx.errors.MsctxWarning, match="convolution raised"), pytest.raises(RuntimeError), ctx:
+        net(x)
     (script,) = here.glob("extra-info/*.replay.py")
-    assert json.loads(script.with_name(script.name.replace(".replay.py", ".json")).read_text())["operator"] == "msctx::convolution"
+    found = json.loads(script.with_name(script.name.replace(".replay.py", ".json")).read_text())
+    assert found["operator"] == "msctx::convolution"
     again = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert (again.returncode, "tensor(" in again.stdout) == (0, True), again.stderr

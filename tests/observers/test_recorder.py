@@ -222,6 +222,7 @@ def test_an_error_under_the_processs_own_context(tmp_path: Path, run_python: Any
     assert found["reason"] == "ZeroDivisionError: division by zero"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("end", ["sys.exit(0)", "raise ValueError", "os.abort()"])
 def test_a_forked_process_writes_nothing_of_its_parents(end: str, tmp_path: Path, run_python: Any) -> None:
     done = run_python(f"""

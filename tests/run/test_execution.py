@@ -205,6 +205,7 @@ def test_a_python_without_torch_reads_nothing_of_ours() -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
 def test_signals_reach_the_command(folder: Path, number: signal.Signals) -> None:
     """Of one without a terminal."""

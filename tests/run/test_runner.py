@@ -314,6 +314,7 @@ def test_a_signal_beside_the_entry_leaves_a_result_too(job, tmp_path, monkeypatc
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == (signal.default_int_handler, signal.SIG_DFL)
 
 
+@pytest.mark.full
 def test_ctrl_c_leaves_a_valid_record(job, tmp_path):
     source = "import time\ndef main(run):\n    run.log(epoch=1)\n    time.sleep(60)\n"
     out = tmp_path / "run"

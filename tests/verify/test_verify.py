@@ -41,6 +41,7 @@ def found(capsys: pytest.CaptureFixture[str], *words: str, code: int = 1, entry:
     return dict(json.loads(out))
 
 
+@pytest.mark.full
 def test_an_operator_that_returns_other_bits_is_named(capsys: Any) -> None:
     result = found(capsys, "args.fault=of_process", "args.step=1")
     finding = result["finding"]
@@ -55,6 +56,7 @@ def test_an_operator_that_returns_other_bits_is_named(capsys: Any) -> None:
     assert "its inputs agree and its outputs differ" in result["sentence"]
 
 
+@pytest.mark.full
 def test_operators_that_agree_in_the_step_that_differs_count(capsys: Any) -> None:
     code, out, err = run(capsys, "args.fault=of_process")
     assert code == 1, err
@@ -68,6 +70,7 @@ def test_runs_that_end_themselves_alike_are_no_difference(capsys: Any) -> None:
     assert err.splitlines()[-1] == "the entry ended itself with 3"
 
 
+@pytest.mark.full
 def test_equal_runs_make_a_certificate_that_a_run_is_held_against(capsys: Any, tmp_path: Path) -> None:
     file, page = str(tmp_path / "run.cert.json"), tmp_path / "page.html"
     code, out, _ = run(capsys, "--save", file, "--html", str(page))
@@ -115,6 +118,7 @@ def test_planted_faults_are_named(fault: str, capsys: Any) -> None:
         assert finding["source"] == line("optimizer.step()")
 
 
+@pytest.mark.full
 def test_a_dump_beside_it_has_what_it_asks_for_and_so_has_the_report(capsys: Any, tmp_path: Path) -> None:
     dump = {"enable_dump": "true", "dump_path": tmp_path, "dump_layer": "tanh", "dump_data": "stats"}
     words = [f"session.{name}={value}" for name, value in dump.items()]
@@ -127,6 +131,7 @@ def test_a_dump_beside_it_has_what_it_asks_for_and_so_has_the_report(capsys: Any
     assert {text.split(",")[0] for table in tables for text in table.read_text().splitlines()[1:]} == {"tanh", "tanh_backward"}
 
 
+@pytest.mark.full
 def test_programs_that_are_transformed_and_traced(capsys: Any) -> None:
     result = found(capsys, code=0, entry="transformed")
     assert (result["steps"], result["finding"], result["notes"]) == (2, None, [])
@@ -142,6 +147,7 @@ def test_a_sum_that_depends_on_threads(capsys: Any) -> None:
     assert (finding["operator"], finding["module"]) == ("planted::of_threads", "body.1")
 
 
+@pytest.mark.full
 def test_an_operator_that_depends_on_the_instruction_set(capsys: Any) -> None:
     if core.load().isa() == "generic":
         pytest.skip("this machine has one instruction set alone")
