@@ -162,6 +162,9 @@ std::vector<Held> held_here() {
 
 Memory scratch_memory() { return {allocate, release, nullptr}; }
 
-void trim_scratch(bool all) { trim(all ? 0 : most_outside); }
+void trim_scratch(bool all) {
+  if (all && std::uncaught_exceptions() <= exceptions_before) let_go();  // somebody has caught the exception
+  trim(all ? 0 : most_outside);
+}
 
 }  // namespace msctx::glue

@@ -65,7 +65,7 @@ def _of_workspace(found: dict[str, Any]) -> str:
     had = sum(block["bytes"] for block in found["blocks"])
     return (
         f"{found['algorithm']} of {found['provider']} computed it, with a workspace of {found['bytes']} bytes; "
-        f"it had {had} bytes in {len(found['blocks'])} blocks when it raised."
+        f"when it raised, it had {had} bytes, in blocks: {len(found['blocks'])}."
     )
 
 

@@ -414,7 +414,9 @@ def test_a_workspace_for_which_there_is_no_memory(here: Path) -> None:
     assert not [*here.glob("extra-info/.*")]
     again = ran(here, path.with_suffix(".replay.py"))
     assert again.returncode == 0, again.stderr
-    assert again.stderr.startswith(f"fft of msctx computed it, with a workspace of {workspace['bytes']} bytes; it had ")
+    assert again.stderr.startswith(
+        f"fft of msctx computed it, with a workspace of {workspace['bytes']} bytes; when it raised, it had "
+    )
     assert "without a context of msctx" in again.stderr
 
 
@@ -462,3 +464,16 @@ def test_an_operator_of_ours_in_compiled_code_is_called_again(here: Path) -> Non
     assert found["operator"] == "msctx::convolution"
     again = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
     assert (again.returncode, "tensor(" in again.stdout) == (0, True), again.stderr
+
+
+def test_a_program_that_catches_the_error_has_as_much_memory_as_without(here: Path) -> None:
+    @torch.library.custom_op("workspaces::falls_back", mutates_args=())
+    def falls_back(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        try:
+            return torch.conv2d(x, w, padding=1)
+        except RuntimeError:
+            return torch.empty(11 << 20)
+
+    x, w = torch.randn(8, 64, 64, 64), torch.randn(64, 64, 3, 3)
+    with msctx.context(max_device_memory="60MB", conv_fprop_algo="fft", session={"enable_exception_dump": 1}):
+        assert falls_back(x, w).numel() == 11 << 20
