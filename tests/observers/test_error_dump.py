@@ -414,9 +414,8 @@ def test_a_workspace_for_which_there_is_no_memory(here: Path) -> None:
     assert not [*here.glob("extra-info/.*")]
     again = ran(here, path.with_suffix(".replay.py"))
     assert again.returncode == 0, again.stderr
-    assert again.stderr.startswith(
-        f"fft of msctx computed it, with a workspace of {workspace['bytes']} bytes; when it raised, it had "
-    )
+    needs = f"with a workspace of {workspace['bytes']} bytes; when it raised, it had "
+    assert again.stderr.startswith(f"fft of msctx computed it, {needs}")
     assert "without a context of msctx" in again.stderr
 
 
