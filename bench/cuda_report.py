@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -143,7 +142,8 @@ def report(given: argparse.Namespace) -> dict[str, Any]:
     import cuda_tables
 
     asked = {part: share for part, share in PARTS.items() if not given.parts or part in given.parts}
-    result: dict[str, Any] = {"command": shlex.join(sys.argv), "device": given.device, "seconds": 0.0, "parts": {}}
+    command = f"bench/cuda_report.py --seconds {given.seconds:g}" + (f" --parts {','.join(given.parts)}" if given.parts else "")
+    result: dict[str, Any] = {"command": command, "device": given.device, "seconds": 0.0, "parts": {}}
     result["parts"] = {part: nothing("not asked for") for part in PARTS}
     began, share = time.monotonic(), 0.0
     for part in asked:

@@ -208,7 +208,7 @@ def test_a_rank_that_is_killed_while_it_enters_or_leaves(folder: Path, at: int) 
     assert "rank 1 failed first" in done.stderr
     other, killed = ranks(folder / "out")
     assert (killed["status"], killed["reason"]) == ("unknown", "signal 9 (SIGKILL) ended it")
-    if other["status"] == "unknown":  # seen once, on a loaded machine: gloo may abort the process where a peer is gone
+    if other["status"] == "unknown":  # seen once, on a loaded machine; the cause is not known
         assert "SIG" in other["reason"], (other, done.stderr)
         return
     assert other["status"] in ("failed", "interrupted"), "by the agent, which may come first"
