@@ -54,7 +54,7 @@ class Facts:
     mkl: str = ""
     """Why MKL's matrix products cannot keep their bits; ``""``: they can, as far as is known."""
     inductor: str = ""
-    """Why inductor cannot be told that bits must not depend on the batch; ``""``: it can, as far as is known."""
+    """Why inductor has no setting for bits that do not depend on the batch; ``""``: it has one, as far as is known."""
     cublas: str = ""
     """The environment variable that makes cuBLAS compute float32 products from parts, with its value; ``""``: it is not set."""
     matrix_unit: str = ""
