@@ -62,10 +62,13 @@ struct Reader : Asked {
 struct Config {
   std::vector<Reader> readers;
   int32_t overflow = 0, errors = 0, recent = 0, running = 0, lines = 0;  // that any of them asks for
+  bool results = false;  // that any of them looks at what comes out: torch collects it for that
 
   Config(const Asked* asked, int count) : readers(asked, asked + count) {
-    for (const Reader& one : readers)
+    for (const Reader& one : readers) {
       overflow |= one.overflow, errors |= one.errors, recent |= one.recent, running |= one.running, lines |= one.lines;
+      results |= one.inputs || one.outputs || one.overflow;
+    }
   }
 };
 
@@ -73,7 +76,8 @@ std::mutex& lock = fork_safe_mutex();
 std::atomic<int64_t> operators{0}, step{0}, dropped{0};
 std::shared_ptr<const Config> config;  // under the lock
 std::atomic<int64_t> version{0};
-at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;
+at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;  // under the lock
+bool callback_has_results = false;
 std::atomic<PythonFunction> sink{nullptr}, chooser{nullptr}, placer{nullptr};  // Python's, for the life of the process
 constexpr size_t enough = 512, most = 1 << 16;  // rows that Python is asked to take; that wait for it at most
 struct State {
@@ -124,14 +128,14 @@ struct Here {
   std::shared_ptr<const Config> config;
   int64_t version = -1;
 };
-thread_local Here here;
+thread_local Here here;  // what runs for each operator looks it up once
 
 int64_t now() {
   using namespace std::chrono;
   return duration_cast<microseconds>(system_clock::now().time_since_epoch()).count();
 }
 
-const std::shared_ptr<const Config>& config_here() {
+const std::shared_ptr<const Config>& config_of(Here& here) {
   if (const int64_t latest = version.load(std::memory_order_acquire); here.version != latest) {
     const std::lock_guard<std::mutex> guard(lock);
     here.config = config;
@@ -165,7 +169,10 @@ struct Wanted {
   std::string problem = {};
 };
 
-struct Context : at::ObserverContext {
+struct Observed : at::ObserverContext {
+  virtual void end(const at::RecordFunction&, Here&) = 0;
+};
+struct Context : Observed {
   Recent* recent = nullptr;
   std::shared_ptr<const Config> config;  // nullptr: it is not seen
   Row row;
@@ -177,18 +184,20 @@ struct Context : at::ObserverContext {
   bool was_deterministic = false;
   std::optional<HoldOnFailure> hold;
   bool has_failed() const { return std::uncaught_exceptions() > exceptions; }
+  void end(const at::RecordFunction&, Here&) override;
 };
 // Of a node of a backward pass, or of the optimizer.
-struct Around : at::ObserverContext {
+struct Around : Observed {
   const char* module = "";
   const char* node = "";
   Maker maker;
+  void end(const at::RecordFunction&, Here&) override;
 };
-
 // Of an operator on wrapped tensors: what was known of the one around it.
-struct Wrapped : at::ObserverContext {
+struct Wrapped : Observed {
   const Operator* op = nullptr;
   int64_t id = 0;
+  void end(const at::RecordFunction&, Here& here) override { here.wrapped = op, here.wrapped_id = id; }
 };
 
 // The operator's own, which are the last ones: a transform calls it on a stack that holds what it was called with itself.
@@ -202,7 +211,7 @@ at::ArrayRef<c10::IValue> own(const Values& values, size_t count) {
 const char* place_here(bool of_module) { return reinterpret_cast<const char*>(call_python(placer, 0, "(i)", int(of_module))); }
 
 // The user's line that calls the operator, where somebody wants to know; a node that another one makes belongs to the line of that one.
-const char* line_here(const Config& asked) {
+const char* line_of(const Here& here, const Config& asked) {
   if (!asked.lines) return "";
   if (here.backward && here.module == here.maker.module) return here.maker.line;
   const char* line = place_here(false);
@@ -210,7 +219,7 @@ const char* line_here(const Config& asked) {
 }
 
 // In compiled code no hook runs.
-const char* module_of_compiled() {
+const char* module_of(const Here& here) {
   const char* module = here.is_compiled && !here.backward ? place_here(true) : nullptr;
   return module ? module : here.module;
 }
@@ -310,11 +319,12 @@ bool is_traced() {
 }
 
 std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
+  Here& here = glue::here;
   if (here.looks_away) return nullptr;
   if (fn.scope() != at::RecordScope::FUNCTION) return is_traced() ? nullptr : begin_around(fn);
   if (here.is_inside) return nullptr;
-  const auto& asked = config_here();
-  if (!asked) return nullptr;
+  const auto& asked = config_of(here);
+  if (!asked || (asked->results && !fn.needsOutputs())) return nullptr;  // it began before they asked
   if (is_traced()) {  // it is none of the program's, and what the mode makes of it is part of it
     here.is_inside = true;
     return std::make_unique<Context>();
@@ -323,7 +333,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   if (op.stands_for_others && !asked->errors) return nullptr;
   if (!op.has_schema && fn.seqNr() < 0) return nullptr;  // such as the guards of compiled code
   const int64_t id = here.wrapped == &op ? here.wrapped_id : ++operators;
-  if (fn.seqNr() >= 0) makers().remember(fn.seqNr(), {here.module, line_here(*asked), id});
+  if (fn.seqNr() >= 0) makers().remember(fn.seqNr(), {here.module, line_of(here, *asked), id});
   if (!op.has_schema) return nullptr;
   const auto given = own(fn.inputs(), op.arguments.size());
   if (has_wrapped(given)) {
@@ -339,7 +349,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   row.id = id;
   row.step = step.load(std::memory_order_relaxed);
   row.op = &op;
-  row.module = module_of_compiled();
+  row.module = module_of(here);
   // What the engine runs between nodes, such as sums of gradients that were broadcast, belongs to the last one. A compiled backward pass
   // (compiled autograd) has none.
   const int64_t task = torch::autograd::get_current_graph_task_id();
@@ -430,7 +440,7 @@ void finish_failed(const Context& at) {
   }
 }
 
-void finish(const at::RecordFunction& fn, Context& at) {
+void finish(const at::RecordFunction& fn, const Here& here, Context& at) {
   Row& row = at.row;
   const Operator& op = *row.op;
   row.took = now() - row.began;
@@ -459,38 +469,33 @@ void finish(const at::RecordFunction& fn, Context& at) {
   }
 }
 
-void end(const at::RecordFunction& fn, at::ObserverContext* given) try {
-  if (!given) return;
-  if (auto* around = dynamic_cast<Around*>(given)) {
-    // Not a node that is called like a function.
-    if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION && torch::autograd::get_current_node())
-      here.last_node = here.node, here.last_maker = here.maker, here.last_task = torch::autograd::get_current_graph_task_id();
-    here.module = around->module;
-    here.node = around->node;
-    here.maker = around->maker;
-    (fn.scope() == at::RecordScope::USER_SCOPE ? here.optimizer : here.backward)--;
+void Around::end(const at::RecordFunction& fn, Here& here) {
+  // Not a node that is called like a function.
+  if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION && torch::autograd::get_current_node())
+    here.last_node = here.node, here.last_maker = here.maker, here.last_task = torch::autograd::get_current_graph_task_id();
+  here.module = module;
+  here.node = node;
+  here.maker = maker;
+  (fn.scope() == at::RecordScope::USER_SCOPE ? here.optimizer : here.backward)--;
+}
+
+void Context::end(const at::RecordFunction& fn, Here& here) {
+  if (config && row.op->stands_for_others) {
+    if (has_failed() && here.errors == errors) finish_failed(*this);
     return;
   }
-  if (const auto* around = dynamic_cast<Wrapped*>(given)) {
-    here.wrapped = around->op;
-    here.wrapped_id = around->id;
-    return;
-  }
-  auto& at = static_cast<Context&>(*given);
-  if (!at.config) {
-    here.is_inside = false;
-    return;
-  }
-  if (at.row.op->stands_for_others) {
-    if (at.has_failed() && here.errors == at.errors) finish_failed(at);
-    return;
-  }
-  if (at.config->running) end_running();
   struct Outside {
+    Here& here;
     Context& at;
     ~Outside() { here.is_inside = false, at.hold.reset(); }
-  } outside{at};  // operators of what is called here are part of it, too
-  finish(fn, at);
+  } outside{here, *this};  // operators of what is called here are part of it, too
+  if (!config) return;
+  if (config->running) end_running();
+  finish(fn, here, *this);
+}
+
+void end(const at::RecordFunction& fn, at::ObserverContext* given) try {
+  if (given) static_cast<Observed*>(given)->end(fn, here);
 } catch (const std::exception&) {
   dropped++;
 }
@@ -499,6 +504,18 @@ void note_algorithm(const Choice& choice, bool has_ended) {
   if (!here.is_inside) return;
   here.algorithm = choice.ran, here.provider = choice.provider, here.workspace = choice.workspace;
   here.is_computing = !has_ended;
+}
+
+// The lock is held.
+void call_back(bool is_wanted, bool has_results) {
+  if (callback != at::INVALID_CALLBACK_HANDLE && (!is_wanted || has_results != callback_has_results)) {
+    at::removeCallback(callback);
+    callback = at::INVALID_CALLBACK_HANDLE;
+  }
+  if (!is_wanted || callback != at::INVALID_CALLBACK_HANDLE) return;
+  callback = at::addGlobalCallback(at::RecordFunctionCallback(begin, end).needsInputs(true).needsOutputs(has_results).scopes(
+      {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION, at::RecordScope::USER_SCOPE}));
+  callback_has_results = has_results;
 }
 
 }  // namespace
@@ -524,13 +541,7 @@ MSCTX_API int msctx_collect(const Asked* asked, int count, PythonFunction on_row
   on_choice = count ? note_algorithm : nullptr;
   state().chosen.clear();
   version++;
-  if (count && callback == at::INVALID_CALLBACK_HANDLE) {
-    callback = at::addGlobalCallback(at::RecordFunctionCallback(begin, end).needsInputs(true).needsOutputs(true).scopes(
-        {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION, at::RecordScope::USER_SCOPE}));
-  } else if (!count && callback != at::INVALID_CALLBACK_HANDLE) {
-    at::removeCallback(callback);
-    callback = at::INVALID_CALLBACK_HANDLE;
-  }
+  call_back(count > 0, wanted && wanted->results);
   return 1;
 } catch (const std::exception&) {
   return 0;

@@ -25,7 +25,13 @@ struct Recent {
   const Operator* op;
   const char *module, *direction;
   uint64_t thread;
-  char shapes[120], algorithm[40];
+  // Of the tensors that go in, as far as there is room; a text of them is made when it is read.
+  int64_t sizes[24];
+  at::ScalarType dtypes[16];
+  int8_t dims[16];  // -1: nested
+  int8_t tensors;
+  bool has_more;
+  char algorithm[40];
 };
 
 namespace {
@@ -59,6 +65,43 @@ struct Digits {
     if (is_negative) *--at = '-';
     text = at;
   }
+};
+
+// What fits of a text into room on the stack.
+class Words {
+ public:
+  Words(char* room, size_t size) : room_(room), size_(size) { room_[0] = 0; }
+  void add(const char* text) {
+    const size_t length = std::strlen(text), fits = std::min(length, size_ - 1 - used_);
+    std::memcpy(room_ + used_, text, fits);
+    room_[used_ += fits] = 0;
+  }
+
+ private:
+  char* room_;
+  size_t size_, used_ = 0;
+};
+
+// Such as Float[8x8] Long[8].
+class Shapes {
+ public:
+  explicit Shapes(const Recent& of) {
+    Words words(text, sizeof text);
+    const int64_t* size = of.sizes;
+    for (int i = 0; i < of.tensors && i < int(std::size(of.dims)); i++) {
+      words.add(i ? " " : "");
+      words.add(c10::toString(of.dtypes[i]));
+      words.add("[");
+      if (of.dims[i] < 0) words.add("nested");
+      for (int d = 0; d < of.dims[i] && size < std::end(of.sizes); d++) {
+        words.add(d ? "x" : "");
+        words.add(Digits(*size++).text);
+      }
+      words.add("]");
+    }
+    if (of.has_more) words.add(" ...");
+  }
+  char text[900];
 };
 
 struct Out {
@@ -124,9 +167,10 @@ void write_text(Out& out, int number) {
   out.text("\n");
   for_recent([&](const Recent& one) {
     const int64_t took = one.took;
+    const Shapes shapes(one);
     out.number(place++);
     out.text(":\n");
-    for (const char* text : {one.op->name.c_str(), one.module, one.direction, (const char*)one.shapes, (const char*)one.algorithm}) {
+    for (const char* text : {one.op->name.c_str(), one.module, one.direction, shapes.text, (const char*)one.algorithm}) {
       out.text("\t");
       out.text(*text ? text : "-");
       out.text("\n");
@@ -147,6 +191,7 @@ void write_json(Out& out, int number) {
   out.text("\", \"operators\": [");
   const char* before = "\n";
   for_recent([&](const Recent& one) {
+    const Shapes shapes(one);
     out.text(before);
     before = ",\n";
     const std::pair<const char*, int64_t> numbers[] = {
@@ -155,7 +200,7 @@ void write_json(Out& out, int number) {
     for (const auto& [name, value] : numbers) out.text(name), out.number(value);
     const std::pair<const char*, const char*> texts[] = {
         {", \"operator\": ", one.op->name.c_str()}, {", \"module\": ", one.module}, {", \"direction\": ", one.direction},
-        {", \"shapes\": ", one.shapes}, {", \"algorithm\": ", one.algorithm}};
+        {", \"shapes\": ", shapes.text}, {", \"algorithm\": ", one.algorithm}};
     for (const auto& [name, value] : texts) out.text(name), out.quoted(value);
     out.text("}");
   });
@@ -173,57 +218,28 @@ void on_fatal(int number) {
 
 }  // namespace
 
-namespace {
-
-// What fits of a text into a slot's room, without memory of its own.
-class Words {
- public:
-  Words(char* room, size_t size) : room_(room), size_(size) { room_[0] = 0; }
-  bool is_full() const { return is_cut_; }
-  bool is_empty() const { return used_ == 0; }
-  void add(const char* text, size_t length) {
-    const size_t fits = std::min(length, size_ - 1 - used_);
-    std::memcpy(room_ + used_, text, fits);
-    room_[used_ += fits] = 0;
-    is_cut_ |= fits < length;
-    if (is_cut_) std::strcpy(room_ + size_ - 4, "...");  // there is more
-  }
-  void add(const char* text) { add(text, std::strlen(text)); }
-  void add(int64_t number) { add(Digits(number).text); }
-
- private:
-  char* room_;
-  size_t size_, used_ = 0;
-  bool is_cut_ = false;
-};
-
-void add(Words& words, const at::Tensor& t) {
-  if (!t.defined() || words.is_full()) return;
-  if (!words.is_empty()) words.add(" ");
-  words.add(c10::toString(t.scalar_type()));
-  words.add("[");
-  if (t.is_nested()) words.add("nested");
-  else
-    for (int64_t d = 0; d < t.dim(); d++) {
-      if (d) words.add("x");
-      words.add(t.size(d));
-    }
-  words.add("]");
+// Its dtype and sizes, the latter from `size` on. Returns where the next ones go.
+static int64_t* describe(Recent& slot, int64_t* size, const at::Tensor& t) {
+  if (!t.defined()) return size;
+  const int64_t dims = t.is_nested() ? 0 : t.dim();
+  if (slot.has_more |= slot.tensors == std::size(slot.dims) || dims > std::end(slot.sizes) - size; slot.has_more) return size;
+  slot.dtypes[slot.tensors] = t.scalar_type();
+  slot.dims[slot.tensors++] = t.is_nested() ? -1 : int8_t(dims);
+  for (int64_t d = 0; d < dims; d++) *size++ = t.size(d);
+  return size;
 }
-
-}  // namespace
 
 Recent* remember(const Row& row, at::ArrayRef<c10::IValue> arguments) {
   Recent& slot = recent[recent_count++ % most_recent];
   slot.id = row.id, slot.step = row.step, slot.began = row.began, slot.took = -1;
   slot.op = row.op, slot.module = row.module, slot.direction = row.direction, slot.thread = row.thread;
-  slot.algorithm[0] = 0;
-  Words shapes(slot.shapes, sizeof slot.shapes);
+  slot.algorithm[0] = 0, slot.tensors = 0, slot.has_more = false;
+  int64_t* size = slot.sizes;
   for (const c10::IValue& value : arguments) {
-    if (value.isTensor()) add(shapes, value.toTensor());
+    if (value.isTensor()) size = describe(slot, size, value.toTensor());
     else if (value.isList())
       for (const c10::IValue& one : value.toListRef())
-        if (one.isTensor()) add(shapes, one.toTensor());
+        if (one.isTensor()) size = describe(slot, size, one.toTensor());
   }
   return &slot;
 }
@@ -244,7 +260,7 @@ std::string recent_as_json() {
     member(json, "operator", one.op->name);
     member(json, "module", one.module);
     member(json, "direction", one.direction);
-    member(json, "shapes", one.shapes);
+    member(json, "shapes", Shapes(one).text);
     member(json, "algorithm", one.algorithm);
     json.back() = '}';
     json += ',';
