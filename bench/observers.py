@@ -11,8 +11,10 @@ of a process; of several processes the table shows the median and the range.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib.util
 import json
+import resource
 import statistics
 import subprocess
 import sys
@@ -33,7 +35,10 @@ from msctx.observers import collector
 
 Scope = Callable[[], AbstractContextManager[Any]]
 AGAIN = "without, again (A/A)"
+RECORDER = "recorder"
 ROUNDS = 9
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+"""Of glibc's ``malloc.h``."""
 
 
 class Forgets(collector.Reader):
@@ -91,7 +96,7 @@ def contenders(folder: Path) -> dict[str, Scope]:
     dump = {"enable_dump": True, "dump_path": str(folder / "dump"), "dump_mode": "all", "dump_data": "stats"}
     found: dict[str, Scope] = {
         AGAIN: nullcontext,
-        "recorder": lambda: msctx.context(env_config_path=str(folder / "env.json")),
+        RECORDER: lambda: msctx.context(env_config_path=str(folder / "env.json")),
         "watchdog": lambda: msctx.context(op_timeout=900),
         "overflow": lambda: msctx.context(session={"enable_dump_debug": True, "dump_path": str(folder / "overflow")}),
         "digests of results": lambda: collecting(outputs=1, digests=1),
@@ -135,17 +140,39 @@ def steps() -> dict[str, Callable[[], object]]:
     }
 
 
-def in_turns(step: Callable[[], object], scopes: Mapping[str, Scope], rounds: int = ROUNDS) -> dict[str, list[float]]:
-    """CPU seconds of a step in each round, under each scope; ``""``: under none."""
-    times: dict[str, list[float]] = {"": [], **{name: [] for name in scopes}}
+def heap_keeps_what_is_freed() -> None:
+    libc = ctypes.CDLL(None)
+    libc.mallopt(M_MMAP_MAX, 0)
+    libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def cpu_time(step: Callable[[], object]) -> float:
+    begun = time.process_time()
+    step()
+    return time.process_time() - begun
+
+
+def page_faults(step: Callable[[], object]) -> int:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    step()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def in_turns(
+    step: Callable[[], object],
+    scopes: Mapping[str, Scope],
+    rounds: int = ROUNDS,
+    measure: Callable[[Callable[[], object]], float] = cpu_time,
+) -> dict[str, list[float]]:
+    """The lesser measure of two steps (CPU seconds) in each round, under each scope; ``""``: under none."""
+    found: dict[str, list[float]] = {"": [], **{name: [] for name in scopes}}
     for turn in range(-1, rounds):
-        for name in times if turn % 2 else reversed([*times]):
+        for name in found if turn % 2 else reversed([*found]):
             with scopes.get(name, nullcontext)():
-                begun = time.process_time()
-                step()
+                least = min(measure(step) for _ in range(2))
                 if turn >= 0:
-                    times[name].append(time.process_time() - begun)
-    return times
+                    found[name].append(least)
+    return found
 
 
 def ratios(times: dict[str, list[float]]) -> dict[str, float]:
@@ -154,17 +181,21 @@ def ratios(times: dict[str, list[float]]) -> dict[str, float]:
     return {name: statistics.median(a / b for a, b in zip(own, plain, strict=True)) for name, own in times.items() if name}
 
 
-def measured() -> dict[str, dict[str, float]]:
+def measured() -> dict[str, Any]:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        others = contenders(Path(folder))
-        return {model: ratios(in_turns(step, others)) for model, step in steps().items()}
+        others, all_steps = contenders(Path(folder)), steps()
+        counted = {
+            model: in_turns(step, {RECORDER: others[RECORDER]}, measure=page_faults) for model, step in all_steps.items()
+        }
+        heap_keeps_what_is_freed()
+        return {"faults": counted, "ratios": {model: ratios(in_turns(step, others)) for model, step in all_steps.items()}}
 
 
 def table(results: list[dict[str, Any]]) -> list[str]:
     """Markdown: a line for each observer."""
-    processes = [one for result in results for one in result["found"]]
+    processes = [one["ratios"] for result in results for one in result["found"]]
     lines = [f"| a step's time over that without | {' | '.join(processes[0])} |", "|---" * (1 + len(processes[0])) + "|"]
     for name in processes[0][next(iter(processes[0]))]:
         cells = []
@@ -172,8 +203,17 @@ def table(results: list[dict[str, Any]]) -> list[str]:
             own = [one[model][name] for one in processes]
             cells.append(f"{statistics.median(own):.3f} ({min(own):.3f} to {max(own):.3f})")
         lines.append(f"| {name} | {' | '.join(cells)} |")
+
+    def faults(scope: str) -> str:
+        counts = {
+            model: [count for result in results for one in result["found"] for count in one["faults"][model][scope]]
+            for model in processes[0]
+        }
+        return " and ".join(f"{statistics.median(all_):,.0f} ({min(all_):,} to {max(all_):,})" for all_ in counts.values())
+
     where = f"{contest.described(results)}; one thread, {len(processes)} processes"
-    return [*lines, "", f"{where}. In brackets: the range over processes."]
+    heap = f"page faults of a step with glibc's default heap: without an observer {faults('')}, with the recorder {faults(RECORDER)}"
+    return [*lines, "", f"{where}. In brackets: the range over processes. The heap keeps what is freed here; {heap}."]
 
 
 def main() -> None:

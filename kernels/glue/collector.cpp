@@ -15,11 +15,8 @@
 #include <cstring>
 #include <deque>
 #include <exception>
-#include <map>
 #include <memory>
 #include <optional>
-#include <tuple>
-#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -27,6 +24,7 @@
 #include "glue/nodes.h"
 #include "glue/observed.h"
 #include "glue/overflow.h"
+#include "glue/readers.h"
 #include "glue/recent.h"
 #include "glue/rows.h"
 #include "glue/running.h"
@@ -40,62 +38,11 @@
 namespace msctx::glue {
 namespace {
 
-// What one reader asks for; Python has the same structure (native/core.py).
-struct Asked {
-  int64_t reader;                // whose queue the rows go to: a number that no other reader has had, above 0
-  const char* folder;            // of its files ("": none of an overflow are written)
-  int32_t inputs, outputs;       // rows of what goes in, of what comes out
-  int32_t statistics, digests;   // of these tensors
-  int32_t tensors;               // these tensors as files; with 2 in it, of dtypes that NumPy does not have the bits
-  int32_t overflow;              // 1: of operators that compute, 2: of those that accumulate into memory; 4: what was not finite before, too
-  int32_t errors;                // what goes into an operator that raises, as files
-  int32_t recent;                // the last operators, in memory
-  int32_t running;               // what runs now in each thread
-  int32_t attributes;            // the arguments that are no tensors
-  int32_t lines;                 // of the program, of the nodes that are made
-  int32_t chooses;               // among operators, of which it wants rows
-};
-struct Reader : Asked {
-  std::string files;  // its folder
-  explicit Reader(const Asked& asked) : Asked(asked), files(asked.folder) { folder = nullptr; }
-};
-struct Config {
-  std::vector<Reader> readers;
-  int32_t overflow = 0, errors = 0, recent = 0, running = 0, lines = 0;  // that any of them asks for
-  bool results = false;  // that any of them looks at what comes out: torch collects it for that
-
-  Config(const Asked* asked, int count) : readers(asked, asked + count) {
-    for (const Reader& one : readers) {
-      overflow |= one.overflow, errors |= one.errors, recent |= one.recent, running |= one.running, lines |= one.lines;
-      results |= one.inputs || one.outputs || one.overflow;
-    }
-  }
-};
-
 std::mutex& lock = fork_safe_mutex();
-std::atomic<int64_t> operators{0}, step{0}, dropped{0};
-std::shared_ptr<const Config> config;  // under the lock
-std::atomic<int64_t> version{0};
+std::atomic<int64_t> operators{0}, step{0};
 at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;  // under the lock
 bool callback_has_results = false;
-std::atomic<PythonFunction> sink{nullptr}, chooser{nullptr}, placer{nullptr};  // Python's, for the life of the process
-constexpr size_t enough = 512, most = 1 << 16;  // rows that Python is asked to take; that wait for it at most
-struct State {
-  int64_t process = forks;
-  std::map<int64_t, std::deque<Row>> waiting;  // of each reader
-  std::unordered_set<std::string> texts;  // lines of code, which keep their places
-  std::deque<std::string> modules;        // the path of each
-  std::map<std::tuple<int64_t, const Operator*, const char*>, bool> chosen;
-};
-// The lock is held. What waits in a process that forks is its own: the child has none of it.
-State& state() {
-  static auto* all = new State;
-  if (all->process != forks) {
-    for (auto& queue : all->waiting) queue.second.clear();
-    all->process = forks;
-  }
-  return *all;
-}
+std::atomic<PythonFunction> placer{nullptr};  // Python's, for the life of the process
 
 // Of the operator that has made a node of the graph.
 struct Maker {
@@ -135,37 +82,10 @@ int64_t now() {
   return duration_cast<microseconds>(system_clock::now().time_since_epoch()).count();
 }
 
-const std::shared_ptr<const Config>& config_of(Here& here) {
-  if (const int64_t latest = version.load(std::memory_order_acquire); here.version != latest) {
-    const std::lock_guard<std::mutex> guard(lock);
-    here.config = config;
-    here.version = latest;
-  }
-  return here.config;
-}
-
-// Python's answer holds for this operator in this module, or, with `ask_again`, for this one call.
-constexpr long chosen = 1, ask_again = 2;
-
-bool is_chosen(const Reader& by, const Row& row) {
-  if (!by.chooses) return true;
-  const std::tuple key{by.reader, row.op, row.module};
-  {
-    const std::lock_guard<std::mutex> guard(lock);
-    if (const auto found = state().chosen.find(key); found != state().chosen.end()) return found->second;
-  }
-  const auto module = reinterpret_cast<unsigned long long>(row.module);
-  const long answer =
-      call_python(chooser, chosen, "(LssLK)", (long long)by.reader, row.op->name.c_str(), row.module, (long long)row.id, module);
-  if (answer & ask_again) return answer & chosen;
-  const std::lock_guard<std::mutex> guard(lock);
-  return state().chosen[key] = answer & chosen;
-}
-
 // A row that a reader has chosen.
 struct Wanted {
   const Reader* by;
-  std::vector<Seen> inputs = {};
+  std::vector<Seen> inputs = {}, outputs = {};
   std::string problem = {};
 };
 
@@ -240,6 +160,26 @@ Reading of_rows(const Reader& by) {
   return found;
 }
 
+// For all who want it; what several ask of the same tensors, without files of them, is read in one pass.
+void see(
+    std::vector<Wanted>& wanted, const std::vector<c10::IValue>& values, const Row& row, const char* what, int32_t Asked::*asks,
+    std::vector<Seen> Wanted::*into) {
+  const Unseen unseen;
+  Reading together;
+  for (const Wanted& one : wanted)
+    if (one.by->*asks && !one.by->tensors) together.statistics |= one.by->statistics != 0, together.digests |= one.by->digests != 0;
+  const std::vector<Seen>* known = nullptr;
+  for (Wanted& one : wanted) {
+    const bool is_asked = one.by->*asks, shares = is_asked && !one.by->tensors;
+    if (!is_asked && what[0] == 'i') continue;
+    const Reading reading = shares ? together : is_asked ? of_rows(*one.by) : Reading{};
+    one.*into = shares && known ? *known : seen(values, row, what, reading, one.problem);
+    if (shares && !known) known = &(one.*into);
+  }
+  for (Wanted& one : wanted)
+    for (Seen& tensor : one.*into) tensor.has_statistics &= one.by->statistics != 0, tensor.has_digest &= one.by->digests != 0;
+}
+
 Reading of_overflow(const Reader& by) {
   Reading found = of_reader(by, !by.files.empty());
   found.of_any_layout = true;
@@ -268,21 +208,6 @@ bool has_overflowed(const Context& at, int wanted, const std::vector<c10::IValue
   return has_overflowed(*at.row.op, wanted, at.arguments, at.before, tensors);
 } catch (const std::exception&) {  // of a dtype that cannot be read
   return false;
-}
-
-// Once so many wait, Python is asked to take them.
-void hand_over(const Reader& to, Row&& row, size_t enough_of_them) {
-  size_t waiting;
-  {
-    const std::lock_guard<std::mutex> guard(lock);
-    const auto queue = state().waiting.find(to.reader);
-    if (queue == state().waiting.end()) return;  // it has gone meanwhile
-    auto& all = queue->second;
-    all.push_back(std::move(row));
-    if (all.size() > most) all.pop_front(), dropped++;
-    waiting = all.size();
-  }
-  if (waiting >= enough_of_them) call_python(sink.load(), 0, "(L)", (long long)to.reader);
 }
 
 std::unique_ptr<at::ObserverContext> begin_around(const at::RecordFunction& fn) {
@@ -323,7 +248,8 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   if (here.looks_away) return nullptr;
   if (fn.scope() != at::RecordScope::FUNCTION) return is_traced() ? nullptr : begin_around(fn);
   if (here.is_inside) return nullptr;
-  const auto& asked = config_of(here);
+  update(here.config, here.version);
+  const auto& asked = here.config;
   if (!asked || (asked->results && !fn.needsOutputs())) return nullptr;  // it began before they asked
   if (is_traced()) {  // it is none of the program's, and what the mode makes of it is part of it
     here.is_inside = true;
@@ -375,11 +301,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   for (const Reader& one : a.readers)
     if ((one.inputs || one.outputs) && op.makes_data && is_chosen(one, row)) at->wanted.push_back({&one});
   if (!at->wanted.empty() || a.overflow || a.errors) at->arguments = arguments_of(given, a);
-  for (Wanted& one : at->wanted) {
-    if (!one.by->inputs) continue;
-    const Unseen unseen;
-    one.inputs = seen(at->arguments, row, "input", of_rows(*one.by), one.problem);
-  }
+  if (!at->wanted.empty()) see(at->wanted, at->arguments, row, "input", &Asked::inputs, &Wanted::inputs);
   if (a.overflow && op.makes_data)
     for (size_t i = 0; i < op.is_written.size() && i < at->arguments.size(); i++) {
       if (!op.is_written[i]) continue;
@@ -459,11 +381,12 @@ void finish(const at::RecordFunction& fn, const Here& here, Context& at) {
     found.attributes = attributes_of(at.arguments, op);
     hand_over(one, std::move(found), 1);
   }
+  see(at.wanted, results, row, "output", &Asked::outputs, &Wanted::outputs);
   for (Wanted& one : at.wanted) {
     Row found = row;
     found.inputs = std::move(one.inputs);
+    found.outputs = std::move(one.outputs);
     found.problem = std::move(one.problem);
-    found.outputs = seen(results, row, "output", one.by->outputs ? of_rows(*one.by) : Reading{}, found.problem);
     if (one.by->attributes) found.attributes = attributes_of(at.arguments, op);
     hand_over(*one.by, std::move(found), enough);
   }
@@ -529,29 +452,15 @@ using namespace msctx::glue;
 
 // What each reader asks for from now on; none of them: nothing is collected. 0: there was no memory for it.
 MSCTX_API int msctx_collect(const Asked* asked, int count, PythonFunction on_rows, PythonFunction choose, PythonFunction place) try {
-  auto wanted = count ? std::make_shared<Config>(asked, count) : nullptr;
+  const auto wanted = count ? std::make_shared<Config>(asked, count) : nullptr;
   const std::lock_guard<std::mutex> guard(lock);
-  std::map<int64_t, std::deque<Row>> waiting;  // what waits for those that have gone, goes
-  for (int i = 0; i < count; i++) waiting[asked[i].reader] = std::move(state().waiting[asked[i].reader]);
-  state().waiting = std::move(waiting);
-  config = wanted;
-  sink = on_rows;
-  chooser = choose;
+  set_readers(wanted, on_rows, choose);
   placer = place;
   on_choice = count ? note_algorithm : nullptr;
-  state().chosen.clear();
-  version++;
   call_back(count > 0, wanted && wanted->results);
   return 1;
 } catch (const std::exception&) {
   return 0;
-}
-
-// In a forked process: its parent's observers do not read what it computes.
-MSCTX_API void msctx_collect_nothing() {
-  const std::lock_guard<std::mutex> guard(lock);
-  config = nullptr;
-  version++;
 }
 
 MSCTX_API void msctx_collect_step(int64_t number) { step = number; }
@@ -559,7 +468,8 @@ MSCTX_API void msctx_collect_step(int64_t number) { step = number; }
 // A text for the life of the process: a line of code.
 MSCTX_API const void* msctx_text(const char* given) try {
   const std::lock_guard<std::mutex> guard(lock);
-  return state().texts.emplace(given).first->c_str();
+  static auto* texts = new std::unordered_set<std::string>;  // they keep their places
+  return texts->emplace(given).first->c_str();
 } catch (const std::exception&) {
   return "";
 }
@@ -567,7 +477,8 @@ MSCTX_API const void* msctx_text(const char* given) try {
 // What stands for a module in msctx_enter_module, by its path: another one each time. It lives as long as the process.
 MSCTX_API const void* msctx_module(const char* path) try {
   const std::lock_guard<std::mutex> guard(lock);
-  return state().modules.emplace_back(path).c_str();
+  static auto* modules = new std::deque<std::string>;
+  return modules->emplace_back(path).c_str();
 } catch (const std::exception&) {
   return "";
 }
@@ -585,17 +496,3 @@ MSCTX_API int msctx_look_away(int looks_away) { return std::exchange(here.looks_
 
 // Whether what runs in this thread from now on is compiled code. Returns whether it was before.
 MSCTX_API int msctx_enter_compiled(int is_compiled) { return std::exchange(here.is_compiled, is_compiled != 0); }
-
-// The rows that wait for a reader; 0: the last operators, which stay. As JSON, to be freed.
-MSCTX_API char* msctx_collected(int64_t reader) try {
-  std::deque<Row> taken;
-  const std::lock_guard<std::mutex> guard(lock);
-  if (!reader) return strdup(recent_as_json().c_str());
-  if (const auto queue = state().waiting.find(reader); queue != state().waiting.end()) taken.swap(queue->second);
-  return strdup(json_of(taken).c_str());
-} catch (const std::exception&) {
-  return nullptr;
-}
-
-// Rows that nobody took in time.
-MSCTX_API int64_t msctx_collect_dropped() { return dropped.exchange(0); }

@@ -386,6 +386,23 @@ def test_statistics_and_digest_together_are_those_alone(dtype: torch.dtype, coll
         assert found[0] == {**found[1], **found[2]}, how
 
 
+def test_what_several_readers_ask_is_read_together_and_is_what_each_gets_alone(collected: Any) -> None:
+    x = torch.linspace(-3, 5, 41)
+    (alone,) = collected(lambda: x.exp())
+    readers = {"statistics": Listens(inputs=1, statistics=1), "digests": Listens(inputs=1, outputs=1, digests=1), "rows": Listens(outputs=1)}
+    for name, reader in readers.items():
+        collector.put(name, reader)
+    x.exp()
+    for name in readers:
+        collector.put(name, None)
+    (statistics,), (digests,), (rows,) = (reader.rows for reader in readers.values())
+    both, of_result = alone["inputs"][0], digests["outputs"][0]
+    assert {**statistics["inputs"][0], **digests["inputs"][0]} == both
+    assert not ("digest" in statistics["inputs"][0] or "min" in digests["inputs"][0])
+    assert (of_result["digest"], statistics["outputs"][0]["shape"], rows["inputs"]) == (alone["outputs"][0]["digest"], "41", [])
+    assert not {"digest", "min"} & {*statistics["outputs"][0], *rows["outputs"][0]}
+
+
 def test_values_depend_on_no_number_of_threads(collected: Any) -> None:
     x, before = torch.randn(1 << 20), torch.get_num_threads()
     try:
