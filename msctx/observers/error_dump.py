@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from msctx import notices
+from msctx.native import conv_policy, memory
 from msctx.observers import collector, files
 from msctx.observers.collector import DTYPES, Reader, Row, dtype_of, kind_of
 from msctx.options.observation import ErrorDump
@@ -21,6 +22,8 @@ OPTION = "enable_exception_dump"
 MOST = 20
 """Operators of one scope; code that catches errors may raise them without end."""
 
+PLACES = {"cuda": "cuda", "npu": "ascend"}
+"""Whose policy holds for tensors of a device; others: the CPU's."""
 REPLAY = Path(__file__).with_name("replay.py")
 """The script."""
 
@@ -69,6 +72,22 @@ def _of_workspace(found: dict[str, Any]) -> str:
     )
 
 
+NOT_CALLED_AGAIN = {"conv_algo_rules", "matmul_algo_rules", "tuning_file", "work_path", "torch_keeps_products", "deterministic"}
+"""Of the policy for convolutions and products: what is about modules, files, or restored as PyTorch's own setting."""
+
+
+def _of_policy(row: Row) -> dict[str, Any]:
+    """Option → value."""
+    place = next((PLACES[kind] for one in row["inputs"] if (kind := one["device"].partition(":")[0]) in PLACES), "cpu")
+    policy = conv_policy.PLACES[place].policy
+    return {} if policy is None else {name: value for name, value in policy.as_dict().items() if name not in NOT_CALLED_AGAIN}
+
+
+def _refusals() -> dict[str, int]:
+    """By cap."""
+    return {cap["origin"]: cap["out_of_memory"] for cap in memory.statistics()["caps"]}
+
+
 class ErrorReader(Reader):
     def __init__(self, settings: ErrorDump) -> None:
         self.settings = settings
@@ -76,6 +95,7 @@ class ErrorReader(Reader):
         self._folder = Path(settings.path).absolute() if settings.path else place(self._level)
         self._scratch = files.Scratch(OPTION, self._folder)
         self._count = 0
+        self._refusals = _refusals()
 
     @property
     def asked(self) -> Mapping[str, int]:
@@ -97,6 +117,13 @@ class ErrorReader(Reader):
             files.guarded(OPTION, self._folder, partial(self._write, row))
         collector.refresh()
 
+    def _memory_left(self, row: Row) -> int | None:
+        """The bytes of host memory that the operator could have, where a cap refused it more."""
+        before, self._refusals = self._refusals, _refusals()
+        refused = [cap for cap in memory.statistics()["caps"] if self._refusals[cap["origin"]] > before.get(cap["origin"], 0)]
+        held = sum(block["bytes"] for block in row["workspace"]["blocks"])
+        return min((max(cap["limit_bytes"] - cap["current_bytes"] + held, 1) for cap in refused), default=None)
+
     def _write(self, row: Row) -> None:
         """All files of it, or none."""
         name = f"{kind_of(row)}.{files.name_of(row['module']) or 'Net'}.{row['id']}.{row['began']}"
@@ -116,6 +143,8 @@ class ErrorReader(Reader):
         settings["dtype"] = DTYPES[settings["dtype"]]
         settings["autocast"] = {device: DTYPES[dtype] for device, dtype in settings["autocast"].items()}
         row["source"] = _source(row)
+        left = self._memory_left(row)
+        row["options"] = {**_of_policy(row), **({} if left is None else {"max_device_memory": left})}
         if self._level == 1:
             row["outputs"] = [tensor for tensor in row["inputs"] if tensor.get("is_written")]
         try:

@@ -26,12 +26,12 @@ def main() -> None:
     found = json.loads(path.with_name(path.name.replace(".replay.py", ".json")).read_text())
     operator, settings = _operator(found, found["source"]), found["settings"]
     if (workspace := found["workspace"])["bytes"] is not None:
-        print(f"{workspace['note']} This script calls the operator without a context of msctx.", file=sys.stderr)
+        print(workspace["note"], file=sys.stderr)
     make = functools.partial(_value, inputs=_Inputs(found, path.parent))
     given = {name: make(value) for name, value in found["attributes"].items()}
     torch.set_default_dtype(getattr(torch, settings["dtype"]))
     torch.use_deterministic_algorithms(settings["deterministic"], warn_only=settings["only_warns"])
-    with contextlib.ExitStack() as modes:
+    with _context(found["options"]), contextlib.ExitStack() as modes:
         modes.enter_context(torch.inference_mode(settings["inference"]))
         modes.enter_context(torch.set_grad_enabled(settings["grad"]))
         for kind, dtype in settings["autocast"].items():
@@ -39,6 +39,21 @@ def main() -> None:
         schema = {one.name: one.kwarg_only for one in operator._schema.arguments}
         by_place, by_name = ([name for name in schema if schema[name] is by_name] for by_name in (False, True))
         print(operator(*(given[name] for name in by_place), **{name: given[name] for name in by_name}))
+
+
+def _context(options: dict[str, Any]) -> contextlib.AbstractContextManager[object]:
+    """The algorithms that were asked for; of memory, where a limit refused it, what the operator could have beside its inputs."""
+    if not options:
+        return contextlib.nullcontext()
+    asked = f"msctx.context({', '.join(f'{name}={value!r}' for name, value in options.items())})"
+    try:
+        msctx = importlib.import_module("msctx")
+    except ImportError:
+        print(f"msctx is not installed here: the operator is called without {asked}", file=sys.stderr)
+        return contextlib.nullcontext()
+    print(f"called under {asked}", file=sys.stderr)
+    context: contextlib.AbstractContextManager[object] = msctx.context(**options)
+    return context
 
 
 def _operator(found: dict[str, Any], source: dict[str, Any]) -> Any:
@@ -65,9 +80,7 @@ def _operator(found: dict[str, Any], source: dict[str, Any]) -> Any:
 
 
 def _load_msctx() -> None:
-    from msctx.native import core
-
-    core.load()
+    importlib.import_module("msctx.native.core").load()
 
 
 @functools.cache

@@ -389,7 +389,11 @@ def test_statistics_and_digest_together_are_those_alone(dtype: torch.dtype, coll
 def test_what_several_readers_ask_is_read_together_and_is_what_each_gets_alone(collected: Any) -> None:
     x = torch.linspace(-3, 5, 41)
     (alone,) = collected(lambda: x.exp())
-    readers = {"statistics": Listens(inputs=1, statistics=1), "digests": Listens(inputs=1, outputs=1, digests=1), "rows": Listens(outputs=1)}
+    readers = {
+        "statistics": Listens(inputs=1, statistics=1),
+        "digests": Listens(inputs=1, outputs=1, digests=1),
+        "rows": Listens(outputs=1),
+    }
     for name, reader in readers.items():
         collector.put(name, reader)
     x.exp()

@@ -413,10 +413,35 @@ def test_a_workspace_for_which_there_is_no_memory(here: Path) -> None:
     assert len(files) == len(workspace["blocks"])
     assert not [*here.glob("extra-info/.*")]
     again = ran(here, path.with_suffix(".replay.py"))
-    assert again.returncode == 0, again.stderr
+    assert (again.returncode, problems[0].partition(". ")[0] in again.stderr) == (1, True), again.stderr
     needs = f"with a workspace of {workspace['bytes']} bytes; when it raised, it had "
     assert again.stderr.startswith(f"fft of msctx computed it, {needs}")
-    assert "without a context of msctx" in again.stderr
+    assert "called under msctx.context(conv_fprop_algo='fft', max_device_memory=" in again.stderr
+
+
+@pytest.mark.filterwarnings("ignore:aten..repeat")
+@pytest.mark.parametrize("cap", ["16MB", "12.004MB"])
+def test_an_operator_that_a_cap_refused_memory_is_refused_it_again(cap: str, here: Path) -> None:
+    """With what it could have beside its inputs: a part of what it needs, or next to nothing."""
+    with msctx.context(max_device_memory=cap, session={"enable_exception_dump": 1}):
+        x, kept = torch.ones(1000, 1000), torch.ones(2000, 1000)
+        with pytest.raises(torch.OutOfMemoryError, match="tried to allocate") as raised:
+            x.repeat(2, 1)
+        assert kept.numel()
+    again = replayed(here)
+    assert (again.returncode, str(raised.value).partition(". ")[0] in again.stderr) == (1, True), again
+
+
+@pytest.mark.filterwarnings("ignore:aten..")
+def test_an_operator_that_raises_after_one_that_lacked_memory_gets_all_it_wants(here: Path) -> None:
+    x = torch.ones(1000, 1000)
+    with msctx.context(max_device_memory="1MB", session={"enable_exception_dump": 1}):
+        with pytest.raises(torch.OutOfMemoryError):
+            x.exp()
+        with pytest.raises(RuntimeError):
+            torch.mm(x, x[1:])
+    options = {path.name.split(".")[0]: json.loads(path.read_text())["options"] for path in here.glob("extra-info/*.json")}
+    assert options == {"exp": {"max_device_memory": 2**20}, "mm": {}}
 
 
 @pytest.mark.filterwarnings("ignore:aten..")
@@ -456,13 +481,14 @@ def test_an_operator_of_ours_in_compiled_code_is_called_again(here: Path) -> Non
     x = torch.randn(8, 64, 64, 64)
     options = {"mode": "GRAPH_MODE", "conv_fprop_algo": "fft", "fallback": "error", "max_device_memory": "60MB"}
     ctx = msctx.context(session={"enable_exception_dump": 1}, **options)
-    with torch.no_grad(), pytest.warns(msctx.errors.MsctxWarning, match="convolution raised"), pytest.raises(RuntimeError), ctx:
-        net(x)
+    with torch.no_grad(), pytest.warns(msctx.errors.MsctxWarning, match="convolution raised"), ctx:
+        with pytest.raises(RuntimeError, match="tried to allocate") as raised:
+            net(x)
     (script,) = here.glob("extra-info/*.replay.py")
     found = json.loads(script.with_name(script.name.replace(".replay.py", ".json")).read_text())
     assert found["operator"] == "msctx::convolution"
     again = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
-    assert (again.returncode, "tensor(" in again.stdout) == (0, True), again.stderr
+    assert (again.returncode, str(raised.value).partition(". ")[0] in again.stderr) == (1, True), again.stderr
 
 
 def test_a_program_that_catches_the_error_has_as_much_memory_as_without(here: Path) -> None:
