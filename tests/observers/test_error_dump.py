@@ -481,9 +481,13 @@ def test_an_operator_of_ours_in_compiled_code_is_called_again(here: Path) -> Non
     x = torch.randn(8, 64, 64, 64)
     options = {"mode": "GRAPH_MODE", "conv_fprop_algo": "fft", "fallback": "error", "max_device_memory": "60MB"}
     ctx = msctx.context(session={"enable_exception_dump": 1}, **options)
-    with torch.no_grad(), pytest.warns(msctx.errors.MsctxWarning, match="convolution raised"), ctx:
-        with pytest.raises(RuntimeError, match="tried to allocate") as raised:
-            net(x)
+    with (
+        torch.no_grad(),
+        pytest.warns(msctx.errors.MsctxWarning, match="convolution raised"),
+        pytest.raises(RuntimeError, match="tried to allocate") as raised,
+        ctx,
+    ):
+        net(x)
     (script,) = here.glob("extra-info/*.replay.py")
     found = json.loads(script.with_name(script.name.replace(".replay.py", ".json")).read_text())
     assert found["operator"] == "msctx::convolution"
