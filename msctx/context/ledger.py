@@ -141,24 +141,33 @@ def apply(wants: Mapping[str, Any], owner: str, *, strict: bool = False) -> Hold
         _check_threads(switches, hold)
         _check_writable([s for s in switches if wants[s.name] is not AS_FOUND], wants, hold, strict)
         unread: list[Callable[[], None]] = []
-        """What brings back the switches that are read later: as long as nobody is inside, nobody has."""
         try:
             for switch in switches:
                 if switch.name not in hold.late:
                     _finish(switch)
                     if switch.restore == "never":
-                        unread.append(partial(switch.put_back, switch.take()))
+                        unread.append(_unread(switch))
                     _write(switch, wants[switch.name], hold)
             if strict and hold.late:
                 raise StrictError.of(sorted(hold.late.values()))
             deliver()
         except BaseException:
             for put_back in reversed(unread):
-                with suppress(Exception):  # those that can be set once
-                    put_back()
+                put_back()
             undo(hold, quiet=True)
             raise
     return hold
+
+
+def _unread(switch: Switch) -> Callable[[], None]:
+    """What brings back a switch that is read later: as long as nobody is inside, nobody has."""
+    put_back = partial(switch.put_back, switch.take())
+
+    def bring_back() -> None:
+        with suppress(Exception):  # those that can be set once
+            put_back()
+
+    return bring_back
 
 
 def _early_first(switches: Iterable[Switch]) -> list[Switch]:
@@ -573,11 +582,11 @@ def _remembered(switch: Switch, *holds: Hold) -> Callable[[], None]:
     name, entered = switch.name, [*_ledger.get(_key(switch), [])]
     kept = {hold: dict(hold.kept) for hold in holds}
     records = {hold: (hold.records[name], replace(hold.records[name])) for hold in holds if name in hold.records}
-    state = switch.take() if switch.restore in ("exact", "closing") else None
+    put_back = _unread(switch) if switch.restore == "never" else partial(switch.put_back, switch.take())
 
     def bring_back() -> None:
-        if switch.restore in ("exact", "closing"):
-            switch.put_back(state)  # first: what cannot be put back stays held
+        if switch.restore != "kept":
+            put_back()  # first: what cannot be put back stays held
         for hold in holds:
             hold.kept = kept[hold]
             hold.records.pop(name, None)

@@ -295,8 +295,9 @@ def test_a_file_of_the_users_own_is_kept_beside_it(ascend: Run) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("call", ["msctx.set_context({})", "msctx.context({}).__enter__()"])
 @pytest.mark.parametrize("own", [True, False])
-def test_the_file_is_as_it_was_where_entering_fails(ascend: Run, own: bool) -> None:
+def test_the_file_is_as_it_was_where_a_call_fails(ascend: Run, own: bool, call: str) -> None:
     ascend(f"""
         import os, tempfile
         from pathlib import Path
@@ -312,7 +313,7 @@ def test_the_file_is_as_it_was_where_entering_fails(ascend: Run, own: bool) -> N
             raise RuntimeError("the call fails")
         object.__setattr__(SWITCHES["torch.npu.op_timeout"], "write", failing)
         try:
-            msctx.context(exception_dump="1", op_timeout=9).__enter__()
+            {call.format('exception_dump="1", op_timeout=9')}
         except msctx.MsctxError as error:
             assert "op_timeout did not take 9" in str(error), error
         else:
