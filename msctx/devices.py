@@ -39,6 +39,16 @@ def _cann() -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
+@cache
+def _half_products() -> bool | None:
+    """Whether the matrix unit of the NPU that is here has float16 alone."""
+    if "ascend" not in here():
+        return None
+    from msctx.native.core import has_float32_products
+
+    return not has_float32_products()
+
+
 def free_memory() -> int:
     """Bytes of host memory that this process can still have. Only plans that are shown have it: those of runs are compared."""
     from msctx.native import limits
@@ -49,7 +59,7 @@ def free_memory() -> int:
 def facts(settings: Iterable[str] = ()) -> Facts:
     """What plans depend on; the native core is looked for only where one of the options *settings* needs it."""
     native = cudnn = npu = matrix_unit = mkl = inductor = ""
-    half_products = None
+    half_products = _half_products()
     if not NEED_CORE.isdisjoint(settings):
         from msctx.native import core
 
@@ -57,7 +67,6 @@ def facts(settings: Iterable[str] = ()) -> Facts:
         cudnn = core.cudnn_obstacle() if "cuda" in here() else ""
         matrix_unit = core.matrix_unit_obstacle()
         npu = core.npu_obstacle()
-        half_products = not core.has_float32_products() if "ascend" in here() else None
     if any(name in settings for name in INVARIANT):
         from msctx.switches import torch_mkl
 

@@ -37,7 +37,10 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 HIF8 = ("mixed_hif8", "cube_hif8")
 KEEPING = ("force_fp32", "must_keep_origin_dtype")
 """Modes under which float32 stays float32."""
-KEPT = "CANN is told must_keep_origin_dtype: by default it computes float32 products in float16 on 910A and 310P"
+KEPT = "CANN gets must_keep_origin_dtype: by default it computes float32 products in float16 on 910A and 310P"
+REFUSES = "the matrix unit of this chip has float16 alone: CANN refuses {} in float32"
+OF_ALL = f"{REFUSES.format('products and convolutions')}; matmul_algo=fp16x3 computes products of that precision"
+OF_CONVOLUTIONS = REFUSES.format("convolutions")
 NO_CHOICE = "all_ops_impl_mode.ini"
 BY_TORCH_NPU = {
     "optypelist_for_implmode": "torch.npu.optypelist_for_implmode",
@@ -105,7 +108,20 @@ def precision_mode(want: Want) -> Outcome:
     if mode == "force_fp16" and want.other("enable_reduce_precision") is not False:
         differs = "operators that have no kernel for float16 compute in float32; in what torch.compile makes they raise"
         return approximated(policy(want), differs)
-    return honoured(policy(want), KEPT if want.device == "ascend" and mode in KEEPING else "")
+    if want.device == "ascend" and mode in KEEPING:
+        return _kept(want)
+    return honoured(policy(want))
+
+
+def _kept(want: Want) -> Outcome:
+    """float32 stays float32, which the matrix unit of older chips does not have."""
+    if want.facts.half_products is None:
+        return honoured(policy(want), KEPT)
+    if not want.facts.half_products:
+        return honoured(policy(want))
+    by_parts = want.in_force("matmul_algo")
+    is_computed = by_parts is not None and by_parts.value == "fp16x3"
+    return approximated(policy(want), OF_CONVOLUTIONS if is_computed else OF_ALL)
 
 
 @effect("modify_mixlist")

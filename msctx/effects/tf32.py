@@ -16,6 +16,10 @@ TOGETHER = "batch_invariant=True excludes what rounds to TF32, since it scales t
 ON_UNIT = "a matrix unit (AMX) computes it, and choices() shows where it ran"
 HF32 = {"matmul_allow_hf32": "torch.npu.matmul.allow_hf32", "conv_allow_hf32": "torch.npu.conv.allow_hf32"}
 NO_HF32 = "it allows what no unit of this device does: only an NPU has HF32. {} allows TF32, which has one bit less of mantissa"
+HALF_ALONE = (
+    "the matrix unit of this chip has float16 alone, and no HF32: CANN computes float32 products in float16, where precision_mode and "
+    "matmul_algo ask for nothing else"
+)
 NO_PARTS = "overridden by allow_fp32_emulation=False, which asks for products in float32 alone"
 
 
@@ -87,6 +91,8 @@ def allow_fp32_emulation(want: Want) -> Outcome:
 @effect("matmul_allow_hf32", "conv_allow_hf32")
 def allow_hf32(want: Want) -> Outcome:
     if want.device == "ascend":
+        if want.facts.half_products:
+            return refused(HALF_ALONE) if want.value else honoured({HF32[want.option.name]: False}, HALF_ALONE)
         if want.option.name == "matmul_allow_hf32" and npu_policy(want):
             return inert("overridden by matmul_algo or its rules, under which float32 products do not round to HF32")
         return honoured({HF32[want.option.name]: want.value})

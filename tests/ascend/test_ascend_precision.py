@@ -119,25 +119,66 @@ def test_hf32_reaches_products_and_convolutions_apart(ascend: Run, soc: str) -> 
     )
 
 
+HALVES_ALONE = [("Ascend910A", "8.0.0"), ("Ascend310P3", "8.5.0")]
+KIND = """
+torch.npu.set_compile_mode(jit_compile=False)  # a kernel that is there, aclnn's
+a = torch.randn(8, 8).npu()
+
+def kind():
+    '''cubeMathType: 0 keeps the dtype, 1 and 2 may lower it.'''
+    calls()
+    a @ a
+    (found,) = [call[-2] for call in calls() if "cubeMathType" in call]
+    return found
+
+assert kind() == "2"
+"""
+
+
+@pytest.mark.parametrize(("soc", "cann"), HALVES_ALONE)
 @pytest.mark.parametrize("asked", [{"precision_mode": "force_fp32"}, {"precision_mode_v2": "origin"}])
-def test_chips_that_lower_float32_products_by_default_keep_them(ascend: Run, asked: dict[str, str]) -> None:
+def test_chips_without_float32_products_refuse_them_rather_than_lower_them(
+    ascend: Run, asked: dict[str, str], soc: str, cann: str
+) -> None:
     ascend(
-        f"""
-        torch.npu.set_compile_mode(jit_compile=False)  # a kernel that is there, aclnn's
-        a = torch.randn(8, 8).npu()
+        f"""{KIND}
+with msctx.context(device_target="Ascend", **{asked}) as ctx:
+    (row,) = [row for row in ctx.plan.rows if row.device == "ascend" and row.option.startswith("precision_mode")]
+    assert "CANN refuses products and convolutions in float32" in row.reason, row
+    try:
+        kind()
+    except RuntimeError as error:
+        assert "161002" in str(error), error
+    else:
+        raise AssertionError("CANN refuses cubeMathType=0 here")
+    assert [call[-2] for call in calls() if "cubeMathType" in call] == ["0"]
+    with msctx.context(matmul_algo="fp16x3"):
+        exact = a.cpu().double() @ a.cpu().double()
+        assert ((a @ a).cpu().double() - exact).abs().max() < 1e-5
+assert kind() == "2"
+""",
+        soc=soc,
+        cann=cann,
+    )
 
-        def kind():
-            '''cubeMathType: 0 keeps the dtype, 1 and 2 may lower it.'''
-            calls()
-            a @ a
-            (found,) = [call[-2] for call in calls() if "cubeMathType" in call]
-            return found
 
-        assert kind() == "2"
-        with msctx.context(device_target="Ascend", **{asked}):
-            assert kind() == "0"
-        assert kind() == "2"
-        """,
-        soc="Ascend910A",
-        cann="8.0.0",
+@pytest.mark.parametrize(("soc", "cann"), HALVES_ALONE)
+def test_chips_without_hf32_refuse_to_allow_it(ascend: Run, soc: str, cann: str) -> None:
+    ascend(
+        f"""{KIND}
+import warnings
+found = torch.npu.conv.allow_hf32
+lasting = {{"precision_mode": "force_fp32"}}
+for options in ({{"matmul_allow_hf32": True}}, {{"matmul_allow_hf32": True, **lasting}}, {{"conv_allow_hf32": True}}):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with msctx.context(device_target="Ascend", **options):
+            assert not torch.npu.matmul.allow_hf32 and torch.npu.conv.allow_hf32 is found
+    assert any("float16 alone, and no HF32" in str(one.message) for one in told), [str(one.message) for one in told]
+with msctx.context(device_target="Ascend", matmul_allow_hf32=False, conv_allow_hf32=False, strict=True):
+    assert kind() == "2" and not torch.npu.conv.allow_hf32
+assert kind() == "2" and torch.npu.conv.allow_hf32 is found
+""",
+        soc=soc,
+        cann=cann,
     )

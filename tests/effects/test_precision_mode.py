@@ -64,6 +64,14 @@ def test_on_ascend_our_policy_holds(file: Write) -> None:
                 assert row.assignments.get("torch.npu.precision_mode") == expected, mode
                 assert "native.precision.ascend" in row.assignments
                 assert ("910A" in row.reason) is (expected is not None), row
+    for more, half_products, status, reason in (
+        ({}, True, "approximated", "CANN refuses products and convolutions in float32"),
+        ({"matmul_algo": "fp16x3"}, True, "approximated", "CANN refuses convolutions in float32"),
+        ({}, False, "honoured", ""),
+    ):
+        row = rows({"precision_mode": "force_fp32"} | more, on="ascend", half_products=half_products)["precision_mode"]
+        assert (row.status, row.assignments["torch.npu.precision_mode"]) == (status, "must_keep_origin_dtype")
+        assert reason in row.reason if reason else not row.reason
     asked = {"op_select_implmode": "high_precision", "optypelist_for_implmode": "Pooling"}
     found = rows(asked, on="ascend")["op_select_implmode"].assignments
     assert {name: found[f"torch.npu.{name}"] for name in asked} == asked == json.loads(found["native.precision.ascend"])

@@ -32,6 +32,16 @@ def test_the_devices_own_flag() -> None:
     assert {name: value for name, value in found.items() if name not in PRODUCTS} == {flag[1]: True for flag in FLAGS.values()}
 
 
+def test_a_chip_without_hf32_refuses_it() -> None:
+    for name, switch in (
+        ("matmul_allow_hf32", "torch.npu.matmul.allow_hf32"),
+        ("conv_allow_hf32", "torch.npu.conv.allow_hf32"),
+    ):
+        check([("ascend", {name: True}, {name: ("refused", {}, "float16 alone, and no HF32")})], half_products=True)
+        check([("ascend", {name: False}, {name: ("honoured", {switch: False}, "no HF32")})], half_products=True)
+        check([("ascend", {name: True}, {name: ("honoured", {switch: True}, "")})], half_products=False)
+
+
 def test_elsewhere_nothing_is_switched_and_that_is_reported() -> None:
     for (name, device), status in ELSEWHERE.items():
         for value in (True, False):

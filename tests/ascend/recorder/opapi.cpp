@@ -14,11 +14,9 @@ std::function<void()> product(const aclTensor& a, const aclTensor& b, const aclT
   const aclTensor extra = added ? *c : out;
   return [=] {
     const bool single = a.dtype == ACL_FLOAT;
-    const bool sums_in_float = a.dtype == ACL_FLOAT16 || (single && cube == 2);  // as a matrix unit for float16 does
-    auto seen = [&](double value) -> double {
-      if (!single || cube == 0) return value;
-      return cube == 2 ? to_half(value) : to_hf32(value);
-    };
+    // as a matrix unit for float16 does
+    const bool sums_in_float = a.dtype == ACL_FLOAT16 || (single && (cube == 2 || has_halves_alone()));
+    auto seen = [&](double value) { return single ? as_unit_sees(value, cube) : value; };
     each(out.sizes, [&](const Sizes& i) {
       Sizes row = i, column = i;
       const size_t last = i.size() - 1;
@@ -131,23 +129,23 @@ int aclDestroyTensorList(const aclTensorList* list) {
 // --- products ------------------------------------------------------------------------------------------------------------------
 
 EXECUTES(aclnnMm)(const aclTensor* a, const aclTensor* b, aclTensor* out, int8_t cube, LATER) {
-  OPERATOR(name(a->dtype), "cubeMathType=" + std::to_string(cube));
+  ON_MATRIX_UNIT(a, cube);
   return later(workspace, executor, product(*a, *b, *out, cube));
 }
 
 EXECUTES(aclnnMatmul)(const aclTensor* a, const aclTensor* b, aclTensor* out, int8_t cube, LATER) {
-  OPERATOR(name(a->dtype), "cubeMathType=" + std::to_string(cube));
+  ON_MATRIX_UNIT(a, cube);
   return later(workspace, executor, product(*a, *b, *out, cube));
 }
 
 EXECUTES(aclnnBatchMatMul)(const aclTensor* a, const aclTensor* b, aclTensor* out, int8_t cube, LATER) {
-  OPERATOR(name(a->dtype), "cubeMathType=" + std::to_string(cube));
+  ON_MATRIX_UNIT(a, cube);
   return later(workspace, executor, product(*a, *b, *out, cube));
 }
 
 EXECUTES(aclnnAddmm)(const aclTensor* c, const aclTensor* a, const aclTensor* b, const aclScalar* beta, const aclScalar* alpha,
                      aclTensor* out, int8_t cube, LATER) {
-  OPERATOR(name(a->dtype), "cubeMathType=" + std::to_string(cube));
+  ON_MATRIX_UNIT(a, cube);
   return later(workspace, executor, product(*a, *b, *out, cube, c, beta->value, alpha->value));
 }
 

@@ -187,7 +187,23 @@ std::function<void()> map(const aclTensor& a, const aclTensor& b, const aclTenso
     return 0;                                                                                    \
   }                                                                                              \
   int operator##GetWorkspaceSize
+
+// Documented of cubeMathType: a matrix unit with float16 alone (910A, 310P) refuses float32 inputs that it may not round.
+inline bool has_halves_alone() {
+  static const std::string soc = recorder::setting("RECORDER_SOC", "");
+  static const bool found = soc == "Ascend910A" || soc == "Ascend910B" || soc.starts_with("Ascend910P") || soc.starts_with("Ascend310P");
+  return found;
+}
+inline int refused(const aclTensor& in, int8_t cube) { return in.dtype == ACL_FLOAT && cube == 0 && has_halves_alone() ? 161002 : 0; }
+inline double as_unit_sees(double value, int8_t cube) {
+  if (cube == 0) return value;
+  return cube == 2 || has_halves_alone() ? to_half(value) : to_hf32(value);
+}
+
 #define LATER uint64_t *workspace, aclOpExecutor **executor
 #define OPERATOR(...)                                                                            \
   if (const int code = recorder::called(std::string(__func__, std::strlen(__func__) - 16).c_str() __VA_OPT__(, ) __VA_ARGS__)) \
   return code
+#define ON_MATRIX_UNIT(in, cube)                                     \
+  OPERATOR(name(in->dtype), "cubeMathType=" + std::to_string(cube)); \
+  if (const int code = refused(*in, cube)) return code

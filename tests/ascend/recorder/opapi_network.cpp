@@ -44,8 +44,8 @@ struct Convolution {
 // What the matrix unit reads of a tensor.
 Values seen(const aclTensor& tensor, int8_t cube) {
   Values found = values(tensor);
-  if (tensor.dtype == ACL_FLOAT && cube != 0)
-    for (double& value : found) value = cube == 2 ? to_half(value) : to_hf32(value);
+  if (tensor.dtype == ACL_FLOAT)
+    for (double& value : found) value = as_unit_sees(value, cube);
   return found;
 }
 
@@ -100,7 +100,7 @@ extern "C" {
 EXECUTES(aclnnConvolution)(const aclTensor* in, const aclTensor* weight, const aclTensor* bias, const aclIntArray* stride,
                            const aclIntArray* padding, const aclIntArray* dilation, bool transposed, const aclIntArray*, int64_t groups,
                            aclTensor* out, int8_t cube, LATER) {
-  OPERATOR(name(in->dtype), "cubeMathType=" + std::to_string(cube));
+  ON_MATRIX_UNIT(in, cube);
   only_images(*in, transposed);
   const Convolution convolution(*in, *weight, *out, *stride, *padding, *dilation, groups);
   return later(workspace, executor, [=, in = *in, weight = *weight, out = *out, has_bias = bias != nullptr, bias = bias ? *bias : *in] {
@@ -119,7 +119,7 @@ EXECUTES(aclnnConvolutionBackward)(const aclTensor* grad, const aclTensor* in, c
                                    const aclIntArray* stride, const aclIntArray* padding, const aclIntArray* dilation, bool transposed,
                                    const aclIntArray*, int groups, const aclBoolArray* mask, int8_t cube, aclTensor* of_in,
                                    aclTensor* of_weight, aclTensor* of_bias, LATER) {
-  OPERATOR(name(in->dtype), "cubeMathType=" + std::to_string(cube));
+  ON_MATRIX_UNIT(in, cube);
   only_images(*in, transposed);
   const Convolution convolution(*in, *weight, *grad, *stride, *padding, *dilation, groups);
   const auto wanted = [&](int i, const aclTensor* t) { return (*mask)[i] && t ? std::vector<aclTensor>{*t} : std::vector<aclTensor>(); };
