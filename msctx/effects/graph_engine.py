@@ -65,8 +65,6 @@ def _dumps(want: Want) -> dict[str, str]:
 def engine_options(want: Want) -> dict[str, str]:
     """What the engine is initialised with."""
     found = {}
-    if want.in_force("ac_parallel_enable") is not None:
-        found["ge.exec.enableEngineParallel"] = want.other("ac_parallel_enable")
     if (setting := want.in_force("fusion_switch_file")) is not None:
         found[setting.option.ge] = setting.value
     return found | _raw(want, "global")
@@ -156,8 +154,7 @@ def host_scheduling_max_threshold(want: Want) -> Outcome:
 @effect("ac_parallel_enable")
 def ac_parallel_enable(want: Want) -> Outcome:
     if want.device == "ascend":
-        found = with_graphs(want) | {"torch.npu.engine_options": engine_options(want)}
-        return honoured(found, f"{GRAPHS}; {ONCE}")
+        return _in_graphs(want)
     if want.device == "cpu":
         return refused("the host is the device here: there is nothing beside it") if want.value == "1" else NOTHING_ASKED
     if want.value == "0":

@@ -17,8 +17,8 @@ ON_UNIT = "a matrix unit (AMX) computes it, and choices() shows where it ran"
 HF32 = {"matmul_allow_hf32": "torch.npu.matmul.allow_hf32", "conv_allow_hf32": "torch.npu.conv.allow_hf32"}
 NO_HF32 = "it allows what no unit of this device does: only an NPU has HF32. {} allows TF32, which has one bit less of mantissa"
 HALF_ALONE = (
-    "the matrix unit of this chip has float16 alone, and no HF32: CANN computes float32 products in float16, where precision_mode and "
-    "matmul_algo ask for nothing else"
+    "the matrix unit of this chip has float16 alone, and no HF32: CANN computes float32 products in float16, where precision_mode "
+    "and matmul_algo ask for nothing else"
 )
 NO_PARTS = "overridden by allow_fp32_emulation=False, which asks for products in float32 alone"
 

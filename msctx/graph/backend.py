@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -84,7 +85,26 @@ def _torchair(wanted: Compilation) -> Callable[..., Any]:
     config = torchair.CompilerConfig()
     config.experimental_config.frozen_parameter = wanted.frozen
     made: Callable[..., Any] = torchair.get_npu_backend(compiler_config=config)
-    return made
+    return functools.partial(_with_weights_as_inputs, made) if wanted.frozen else made
+
+
+def _with_weights_as_inputs(
+    compiler: Callable[..., Any], graph: torch.fx.GraphModule, inputs: Sequence[Any]
+) -> Callable[..., Any]:
+    """torchair freezes the parameters among a graph's inputs; under inductor's freezing, Dynamo leaves them in the module."""
+    there = dict(graph.named_parameters(remove_duplicate=False))
+    made = torch.fx.GraphModule(graph, deepcopy(graph.graph))
+    weights: list[torch.nn.Parameter] = []
+    first = next(iter(made.graph.nodes))
+    for node in [node for node in made.graph.nodes if node.op == "get_attr" and node.target in there]:
+        with made.graph.inserting_before(first):
+            node.replace_all_uses_with(placeholder := made.graph.placeholder(node.name))
+        placeholder.meta = node.meta
+        made.graph.erase_node(node)
+        weights.append(there[node.target])
+    made.recompile()
+    run = compiler(made, [*weights, *inputs])
+    return (lambda *args: run(*weights, *args)) if weights else run
 
 
 def _where(graph: torch.fx.GraphModule) -> str:

@@ -11,9 +11,11 @@ import pytest
 from samples import values
 
 import msctx
+from msctx.effects import graph_engine
 from msctx.options import OPTIONS
 from msctx.switches import SWITCHES
 from msctx.switches.torch_accelerator import DEFAULTS, NOT_EXPANDABLE
+from msctx.switches.torchair import DUMPS
 
 PACKAGE = machine.ROOT / "msctx"
 KEY = re.compile(r"ACL_[A-Z_]+|ALLOW_[A-Z0-9_]+|MM_BMM_ND_ENABLE|CUBE_MATH_TYPE|jitCompile\w*|mdldump\w+|autotune\w*")
@@ -123,3 +125,11 @@ def test_variables_and_settings_of_the_allocator_are_read_by_the_library(wheel: 
         missing = {name for name in names - OF_CANN if data.find(name.encode()) < 0}
     assert "PYTORCH_NO_NPU_MEMORY_CACHING" in names
     assert missing == set()
+
+
+def test_every_key_of_the_graph_engine_is_in_its_headers_or_in_torchair(wheel: Path) -> None:
+    ours = {OPTIONS[name].ge for name in graph_engine.SENT} | graph_engine.PINNED.keys() | {*DUMPS}
+    assert {"ge.jit_compile", "ac_parallel_enable", "ge.fusionSwitchFile", "ge.exec.dumpPath"} <= ours
+    sources = (wheel / "include/ge/ge_api_types.h", *(wheel / "dynamo/torchair").rglob("*.py"))
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
+    assert {key for key in ours if f'"{key}"' not in text} == set()

@@ -150,3 +150,27 @@ def test_prints_show_tensors_of_the_device(ascend: Run, tmp_path: Path) -> None:
         text, tensor = msctx.parse_print(file)
         assert text == "here" and tensor.tolist() == [0, 1]
     """)
+
+
+def test_profiles_hold_what_the_host_calls_and_add_no_call(ascend: Run, tmp_path: Path) -> None:
+    ascend(f"""
+        import json, os, pathlib
+        folder = pathlib.Path({str(tmp_path)!r})
+        os.chdir(folder)
+        a = torch.randn(4, 4).npu()
+        calls()
+        a @ a
+        plain = calls()
+        with msctx.context(device_target="Ascend", profiling_mode=True) as ctx:
+            (row,) = [row for row in ctx.plan.rows if row.device == "ascend" and row.option == "profiling_mode"]
+            assert row.status == "approximated" and "torch_npu's own profiler is not run" in row.reason, row
+            for _ in range(2):
+                a @ a
+                msctx.step()
+            assert calls() == plain * 2
+        (trace,) = folder.glob("*.pt.trace.json")
+        found = [event["name"] for event in json.loads(trace.read_text())["traceEvents"] if event.get("cat") == "cpu_op"]
+        assert found.count("aten::matmul") == 2, found
+        a @ a
+        assert calls() == plain and [*folder.glob("*.pt.trace.json")] == [trace]
+    """)

@@ -2,6 +2,7 @@
 
 import pytest
 from plans import check, planned, rows
+from samples import DATA
 
 GRAPH, ENGINE = "torch.npu.graph_options", "torch.npu.engine_options"
 
@@ -69,8 +70,9 @@ def test_a_key_that_the_engine_does_not_get_is_told() -> None:
 
 
 def test_what_the_engine_is_initialised_with() -> None:
-    found = planned({"ge_options": {"global": {"ge.new": "x"}}, "ac_parallel_enable": "1"}, on=("ascend",)).assignments
-    assert found[ENGINE] == {"ge.exec.enableEngineParallel": "1", "ge.new": "x"}
+    file = str(DATA / "fusion_switch.json")
+    found = planned({"ge_options": {"global": {"ge.new": "x"}}, "fusion_switch_file": file}, on=("ascend",)).assignments
+    assert found[ENGINE] == {"ge.fusionSwitchFile": file, "ge.new": "x"}
 
 
 def test_other_devices_take_what_has_a_meaning_there() -> None:

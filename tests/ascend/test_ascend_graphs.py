@@ -1,0 +1,288 @@
+"""Graphs that torchair hands to CANN's graph engine: the options that go with each, with the engine, and which weights are frozen."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.full
+Run = Callable[..., str]
+
+COMPILE = """
+import torchair
+x = torch.ones(4, 4).npu()
+def compiled(config=None):
+    torch._dynamo.reset()
+    calls()
+    backend = torchair.get_npu_backend(compiler_config=config or torchair.CompilerConfig())
+    try:
+        torch.compile(lambda a: a @ a, backend=backend)(x)
+    except Exception as error:
+        found = calls()
+        if found[-1:] != ["CompileGraph()"]:  # there the recorder fails; all that fails before is a fault
+            raise
+        return found
+    raise AssertionError("the recorder compiles nothing")
+def sent(kind, found):
+    pairs = [call.removeprefix(kind)[1:-1].partition("=") for call in found if call.startswith(kind + "(")]
+    return {key: value for key, _, value in pairs}
+"""
+
+
+def test_options_of_graphs_reach_the_graph_engine(ascend: Run) -> None:
+    ascend(
+        COMPILE
+        + """
+with msctx.context(atomic_clean_policy=0, host_scheduling_max_threshold=20, ge_options={"session": {"ge.new": "x"}}):
+    found = sent("AddGraph", compiled())
+    assert found["ge.exec.atomicCleanPolicy"] == "0", "over what torchair has fixed"
+    assert found["ge.exec.hostSchedulingMaxThreshold"] == "20"
+    assert found["ge.new"] == "x"
+found = sent("AddGraph", compiled())
+assert found["ge.exec.atomicCleanPolicy"] == "1"
+assert "ge.new" not in found
+"""
+    )
+
+
+def test_the_engine_is_initialised_once(ascend: Run) -> None:
+    ascend(
+        COMPILE
+        + """
+import warnings
+msctx.set_context(ascend_config={"ge_options": {"global": {"ge.opSelectImplmode": "high_precision", "ge.exec.new": "x"}}})
+first = compiled()
+for kind in ("GEInitialize", "Session"):
+    assert sent(kind, first)["ge.exec.new"] == "x"
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    with msctx.context(ge_options={"global": {"ge.exec.new": "y"}}):
+        second = compiled()
+assert any("torchair has initialised the graph engine" in str(one.message) for one in told), [str(t.message) for t in told]
+assert not sent("GEInitialize", second)
+assert sent("AddGraph", second), "torchair did not raise"
+assert sent("AddGraph", compiled())
+"""
+    )
+
+
+def test_dumps_and_tuning_of_graphs(ascend: Run) -> None:
+    ascend(
+        COMPILE
+        + """
+import json, os, tempfile
+from pathlib import Path
+folder = Path(tempfile.mkdtemp())
+os.chdir(folder)  # torchair writes beside
+from torchair._ge_concrete_graph.fx2ge_converter import GeConcreteGraph
+tuned = []
+GeConcreteGraph.auto_tune = lambda self, inputs: tuned.append(self)  # the recorder has no tuner
+compiled()  # the engine is initialised with a graph that is not dumped
+def dumped():
+    (file,) = Path("ge_dump_data_json").glob("*.json")
+    return json.loads(file.read_text())["dump"]
+for place in ("first", "second"):
+    with msctx.context(session={"enable_dump": True}, dump_path=str(folder / place), dump_mode="all"):
+        found = compiled()
+    assert not [call for call in found if "dump" in call.lower() and not call.startswith("aclmdl")], found
+    assert (folder / place).is_dir()
+    assert dumped()["dump_mode"] == "all"
+    assert dumped()["dump_path"] == str(folder / place)
+    assert len(dumped()["dump_list"]) == 1
+assert not [call for call in compiled() if "dump" in call.lower()]
+with msctx.context(aoe_tune_mode="online"):
+    found = sent("AddGraph", compiled())
+assert found["aoe_mode"] == "2"
+assert len(tuned) == 1
+config = torchair.CompilerConfig()
+assert "aoe_mode" not in sent("AddGraph", compiled(config))
+assert config.aoe_config.aoe_mode.value is None
+assert len(tuned) == 1
+"""
+    )
+
+
+def test_graph_mode_goes_to_torchair(ascend: Run) -> None:
+    ascend("""
+        model = torch.nn.Linear(4, 4).npu()
+        x = torch.ones(2, 4).npu()
+        calls()
+        with msctx.context(mode="GRAPH_MODE", jit_compile="false"):
+            try:
+                model(x)
+            except Exception:
+                found = calls()
+                if found[-1:] != ["CompileGraph()"]:  # there the recorder fails; all that fails before is a fault
+                    raise
+            else:
+                raise AssertionError("the recorder compiles nothing")
+        assert "AddGraph(ge.jit_compile=0)" in found
+        assert not [call for call in found if "aclnn" in call], "no operator ran by itself"
+        with msctx.context(mode="GRAPH_MODE", enable_graph_kernel=False):
+            model(x)
+        found = calls()
+        assert not [call for call in found if "Graph" in call], found
+        assert [call for call in found if "aclnn" in call], found
+    """)
+
+
+WITH_GRAPHS = (
+    ({"ac_parallel_enable": "1"}, {"ac_parallel_enable": "1"}),
+    (
+        {"stream_max_parallel_num": "DNN_VM_AICPU:2,AIcoreEngine:4"},
+        {"ge.streamMaxParallelNum": "DNN_VM_AICPU:2,AIcoreEngine:4"},
+    ),
+    ({"buffer_optimize": "off_optimize"}, {"ge.bufferOptimize": "off_optimize"}),
+    ({"input_fusion_size": 1000}, {"ge.exec.input_fusion_size": "1000"}),
+    ({"enable_small_channel": 1}, {"ge.enableSmallChannel": "1"}),
+    (
+        {"op_compiler_cache_mode": "force", "op_compiler_cache_dir": "kernels"},
+        {"ge.op_compiler_cache_mode": "force", "ge.op_compiler_cache_dir": "kernels"},
+    ),
+    ({"op_debug_level": 1, "debug_dir": "sources"}, {"ge.opDebugLevel": "1", "ge.debugDir": "sources"}),
+)
+
+
+def test_an_option_goes_with_each_graph_inside_and_with_none_afterwards(ascend: Run) -> None:
+    ascend(
+        COMPILE
+        + f"""
+import os, tempfile
+os.chdir(tempfile.mkdtemp())
+first = compiled()
+assert not [call for call in first if call.startswith("GEInitialize(ac_parallel")]
+plain = sent("AddGraph", first)
+for options, inside in {WITH_GRAPHS}:
+    with msctx.context(device_target="Ascend", strict=True, **options):
+        assert sent("AddGraph", compiled()) == plain | inside, options
+        with msctx.context(atomic_clean_policy=0):
+            assert sent("AddGraph", compiled()) == plain | inside | {{"ge.exec.atomicCleanPolicy": "0"}}, options
+    assert sent("AddGraph", compiled()) == plain, options
+"""
+    )
+
+
+def test_the_engine_gets_its_options_with_the_first_graph_and_keeps_them(ascend: Run, tmp_path: Path) -> None:
+    ascend(
+        COMPILE
+        + f"""
+import warnings
+from pathlib import Path
+file, other = (Path({str(tmp_path)!r}) / name for name in ("a.json", "b.json"))
+for one in (file, other):
+    one.write_text('{{"Switch": {{"GraphFusion": {{"ALL": "off"}}}}}}')
+def told(**options):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        with msctx.context(device_target="Ascend", **options):
+            first = compiled()
+    return first, [str(one.message) for one in found]
+first, messages = told(fusion_switch_file=str(file))
+for kind in ("GEInitialize", "Session"):
+    assert sent(kind, first)["ge.fusionSwitchFile"] == str(file)
+assert any("stays after this with-block" in text for text in messages), messages
+later, messages = told(fusion_switch_file=str(other))
+assert any("torchair has initialised the graph engine" in text for text in messages), messages
+assert not sent("GEInitialize", later)
+try:
+    msctx.context(fusion_switch_file=str(other), strict=True).__enter__()
+except msctx.StrictError as error:
+    assert "comes too late" in str(error)
+else:
+    raise AssertionError("strict takes nothing that comes too late")
+same, messages = told(fusion_switch_file=str(file))
+assert not any("too late" in text for text in messages), messages
+"""
+    )
+
+
+MODULES = """
+import os, tempfile, warnings
+os.chdir(tempfile.mkdtemp())
+warnings.simplefilter("ignore")
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).npu().eval()
+def sent(rows=2, **options):
+    calls()
+    with msctx.context(device_target="Ascend", mode="GRAPH_MODE", graph_run_mode=0, **options), torch.inference_mode():
+        try:
+            model(torch.ones(rows, 4).npu())
+        except Exception as error:
+            found = calls()
+            if found[-1:] != ["CompileGraph()"]:  # there the recorder fails; all that fails before is a fault
+                raise
+    pairs = [call.removeprefix("AddGraph(")[:-1].partition("=") for call in found if call.startswith("AddGraph(")]
+    return {key: value for key, _, value in pairs}
+"""
+
+
+def test_frozen_weights_are_named_to_the_engine(ascend: Run) -> None:
+    ascend(
+        MODULES
+        + """
+def frozen(**options):
+    found = sent(**options)
+    return found["frozen_parameter"], sorted(found["frozenInput"].split(","))
+assert frozen() == ("0", ["0"] * 5)
+assert frozen(frozen_variable=True) == ("1", ["0"] + ["1"] * 4), "two weights and two biases, and the input"
+assert frozen() == ("0", ["0"] * 5)
+"""
+    )
+
+
+def test_each_gear_is_a_graph_and_other_shapes_reach_no_engine(ascend: Run) -> None:
+    ascend(
+        MODULES
+        + """
+gears = dict(input_shape="input:-1,4", dynamic_dims="2;8", dynamic_node_type=1)
+for rows in (2, 8):
+    assert f"[{rows}, 4]" in sent(rows, **gears)["ge.inputHintShape"]
+try:
+    sent(3, **gears)
+except msctx.errors.GraphError as error:
+    assert "input:3,4, which dynamic_dims does not list" in str(error)
+else:
+    raise AssertionError("3 is no gear")
+assert not [call for call in calls() if "Graph" in call]
+assert "[3, 4]" in sent(3)["ge.inputHintShape"]
+"""
+    )
+
+
+def test_torchs_cache_of_graphs_sends_nothing_to_cann(ascend: Run) -> None:
+    """enable_compile_cache keeps what inductor makes; the caches of CANN stay as the options of that name have them."""
+    ascend(
+        COMPILE
+        + """
+import os, tempfile
+from torch_npu import _C
+os.chdir(tempfile.mkdtemp())
+kept = lambda: (_C._npu_getOption("ACL_OP_COMPILER_CACHE_MODE"), _C._npu_getOption("ACL_OP_COMPILER_CACHE_DIR"))
+found, plain = kept(), sent("AddGraph", compiled())
+with msctx.context(device_target="Ascend", enable_compile_cache=True, compile_cache_path="graphs") as ctx:
+    assert msctx.state()["torch.compiler.cache"]["path"] == "graphs"
+    assert kept() == found and sent("AddGraph", compiled()) == plain
+    assert any("left to torch_npu" in row.reason for row in ctx.plan.rows if row.device == "ascend")
+with msctx.context(device_target="Ascend", op_compiler_cache_mode="force", op_compiler_cache_dir="kernels"):
+    with msctx.context(enable_compile_cache=True):
+        assert kept() == (b"force", b"kernels") and msctx.state()["torch.compiler.cache"]["path"] == "."
+    assert kept() == (b"force", b"kernels") and msctx.state()["torch.compiler.cache"]["path"] == "kernels"
+assert kept()[0] == b"enable" and msctx.state()["torch.compiler.cache"] is None
+"""
+    )
+
+
+def test_torchair_asks_where_the_options_are_laid_over_its_own(ascend: Run) -> None:
+    ascend("""
+        import inspect
+        import torchair
+        from torchair._ge_concrete_graph import fx2ge_converter
+        from torchair.core import _backend
+        from msctx.switches import torchair as switch
+        made = fx2ge_converter.GeConcreteGraph
+        assert "_normalize_ge_option" in vars(made)
+        assert isinstance(vars(made)["config"], property)
+        assert "self._config = config" in inspect.getsource(made.__init__)
+        assert hasattr(_backend, "_GLOBAL_COMPILE_OPTION")
+        taken = inspect.getsource(fx2ge_converter._get_ge_dump_options)
+        assert all(f'"{key}"' in taken for key in switch.DUMPS)
+    """)
