@@ -28,15 +28,22 @@ def likely() -> tuple[str, ...]:
     return ("cpu", *(["cuda"] if nvidia else []), *(["ascend"] if glob("/dev/davinci[0-9]*") else []))
 
 
-@cache
 def _cann() -> tuple[int, int] | None:
     """The version of CANN's runtime, e.g. (8, 5)."""
+    match = re.match(r"(\d+)\.(\d+)", (ascend() or {}).get("cann") or "")
+    return (int(match[1]), int(match[2])) if match else None
+
+
+@cache
+def ascend() -> dict[str, str | None] | None:
+    """The name of the NPU's chip and the version of CANN's runtime; nothing is initialised to find out."""
     if "ascend" not in here():
         return None
     from torch_npu.npu.utils import get_cann_version
 
-    match = re.match(r"(\d+)\.(\d+)", str(get_cann_version("RUNTIME")))
-    return (int(match[1]), int(match[2])) if match else None
+    from msctx.switches.torch_npu import soc_name
+
+    return {"soc": soc_name(), "cann": str(get_cann_version("RUNTIME")) or None}
 
 
 @cache

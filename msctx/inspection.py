@@ -35,6 +35,8 @@ def environment() -> dict[str, Any]:
     """The machine and the versions a run depends on."""
     import torch
 
+    from msctx import devices
+
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -43,6 +45,7 @@ def environment() -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None,
+        "ascend": devices.ascend(),
         "devices": _devices(),
         "libraries": {name: version for name in LIBRARIES if (version := library_version(name))},
         "argv": recorded.command_line(sys.argv),

@@ -91,6 +91,8 @@ def _cuda() -> Iterator[Check]:
 
 
 def _ascend() -> Iterator[Check]:
+    from msctx import devices
+
     version = library_version("torch-npu")
     if version is None:
         yield Check("ascend", "missing", "torch_npu is not installed", "needs an Ascend NPU with CANN: pip install torch_npu")
@@ -101,7 +103,9 @@ def _ascend() -> Iterator[Check]:
         fix = "source CANN's set_env.sh; check `npu-smi info`"
         yield Check("ascend", "missing", f"torch_npu {version}, no device found", fix)
     else:
-        yield Check("ascend", "ok", f"torch_npu {version}, {npu.device_count()} devices")
+        chip = devices.ascend() or {}
+        text = f"torch_npu {version}, {npu.device_count()} devices ({chip.get('soc') or 'of unknown kind'}, CANN {chip.get('cann')})"
+        yield Check("ascend", "ok", text)
 
 
 def _compilers() -> Iterator[Check]:

@@ -28,6 +28,17 @@ def npu() -> Any:
     return vars(torch)["npu"]
 
 
+def soc_name() -> str | None:
+    """The chip as CANN names it; torch_npu has the name of a device only once that is initialised."""
+    try:
+        ask = ctypes.CDLL("libascendcl.so").aclrtGetSocName
+    except (OSError, AttributeError):
+        return None
+    ask.restype = ctypes.c_char_p
+    found = ask()
+    return found.decode() if found else None
+
+
 def _hf32(name: str, kind: str) -> Switch:
     def write(on: bool) -> None:
         getattr(npu(), kind).allow_hf32 = on

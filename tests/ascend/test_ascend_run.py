@@ -35,7 +35,7 @@ def train(run, checkpoint, epochs=4):
 """
 
 
-def _trained(run: Run, folder: Path, device: str, **options: str) -> tuple[dict[str, object], list[float]]:
+def _trained(run: Run, folder: Path, device: str, **options: object) -> tuple[dict[str, object], list[float]]:
     folder.mkdir()
     (folder / "job.py").write_text(JOB, encoding="utf-8")
     context = json.dumps({"device_target": device, **options})
@@ -58,15 +58,18 @@ def _recorded(runs: Path) -> tuple[dict[str, object], list[float]]:
     rows = [json.loads(line) for line in (record / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     environment = json.loads((record / "environment.json").read_text(encoding="utf-8"))
     assert environment["devices"]["ascend"] == 2
+    assert environment["ascend"] == {"soc": "Ascend910B1", "cann": "8.5.0"}
+    assert environment["libraries"]["torch-npu"] == "2.13.0"
     return result, [row["loss"] for row in rows]
 
 
 def test_a_training_ends_with_the_losses_of_the_cpu_and_a_record_of_the_device(ascend_fresh: Run, tmp_path: Path) -> None:
     on_cpu, expected = _trained(ascend_fresh, tmp_path / "cpu", "CPU")
-    on_npu, losses = _trained(ascend_fresh, tmp_path / "npu", "Ascend", deterministic="ON")
+    on_npu, losses = _trained(ascend_fresh, tmp_path / "npu", "Ascend", deterministic="ON", device_id=0)
     assert (on_cpu["device"], on_npu["device"]) == ("cpu", "npu")
     assert on_npu["status"] == "completed"
     assert on_npu["restored"] is True
+    assert "left_changed" not in on_npu, on_npu
     assert losses == pytest.approx(expected, rel=1e-3)
     assert losses[-1] < 0.5 * losses[0]
     _, again = _trained(ascend_fresh, tmp_path / "again", "Ascend", deterministic="ON")
@@ -93,6 +96,6 @@ def test_the_digits_experiment_goes_to_its_end(ascend_fresh: Run, tmp_path: Path
 
 
 def test_doctor_and_explain_know_the_machine(ascend_fresh: Run) -> None:
-    assert "torch_npu 2.13.0, 2 devices" in ascend_fresh("-m", "msctx", "doctor", "--json")
+    assert "torch_npu 2.13.0, 2 devices (Ascend910B1, CANN 8.5.0)" in ascend_fresh("-m", "msctx", "doctor", "--json")
     text = ascend_fresh("-m", "msctx", "explain", "device_target=Ascend", "matmul_allow_hf32=true")
     assert "torch.npu.matmul.allow_hf32 = True" in text
