@@ -18,6 +18,7 @@ from torch import _C
 
 from msctx.errors import SwitchError
 from msctx.switches.base import Switch
+from msctx.switches.torch_npu import ALLOCATOR, allocator_problem
 from msctx.switches.torch_npu import is_here as npu_is_here
 
 DEFAULTS = {"large_segment_size_mb": "20", "expandable_segments": "False"}
@@ -60,7 +61,7 @@ def _now() -> str:
     """The text in effect. torch_npu reads its own variable only when the first text reaches it."""
     if not is_here():
         return ""
-    variable = os.environ.get("PYTORCH_NPU_ALLOC_CONF", "") if hasattr(torch, "npu") else ""
+    variable = os.environ.get(ALLOCATOR, "") if hasattr(torch, "npu") else ""
     return _C._accelerator_getAllocatorSettings() or variable
 
 
@@ -135,6 +136,8 @@ def _is_satisfied(value: Mapping[str, Any] | None) -> bool:
 def _blocked(value: Mapping[str, Any] | None) -> str:
     if not is_here():
         return f"torch {torch.__version__} has no settings of its allocators that can be set late"
+    if npu_is_here() and (problem := allocator_problem()):
+        raise SwitchError(problem)
     text = _over(value)
     return obstacle(parse(text), npu=npu_is_here()) or _complaint(text, keep=False)
 

@@ -9,11 +9,13 @@ import os
 import re
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from msctx.errors import SwitchError
 from msctx.native.core import has_float32_products
 from msctx.switches.accelerator import current_device, memory_cap, synchronize_each_op, wait
 from msctx.switches.base import Switch
@@ -26,6 +28,32 @@ def is_here() -> bool:
 def npu() -> Any:
     """``torch.npu``, which torch_npu puts there."""
     return vars(torch)["npu"]
+
+
+ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF"
+
+
+def allocator_problem() -> str:
+    """Why torch_npu's allocator will not start: it reads its variable with the first use of a device, and crashes after a bad one."""
+    text = os.environ.get(ALLOCATOR, "")
+    if not text or npu().is_initialized() or torch._C._accelerator_getAllocatorSettings():
+        return ""
+    try:
+        torch._C._accelerator_setAllocatorSettings(text)
+    except (ValueError, IndexError, RuntimeError) as error:
+        return f"{ALLOCATOR}={text}: torch_npu does not take it ({str(error).splitlines()[0]}); fix it, or unset the variable"
+    return ""
+
+
+def _starting(switch: Switch) -> Switch:
+    """The same, for a switch that initialises the device where it is written."""
+
+    def blocked(value: Any) -> str:
+        if problem := allocator_problem():
+            raise SwitchError(problem)
+        return switch.blocked(value) if switch.blocked else ""
+
+    return replace(switch, blocked=blocked)
 
 
 def soc_name() -> str | None:
@@ -295,8 +323,8 @@ class _Aoe:
 
 
 SWITCHES = (
-    current_device("torch.npu.current_device", npu, is_here),
-    memory_cap("torch.npu.memory_cap", npu, is_here),
+    _starting(current_device("torch.npu.current_device", npu, is_here)),
+    _starting(memory_cap("torch.npu.memory_cap", npu, is_here)),
     synchronize_each_op("torch.npu.synchronize_each_op", npu, is_here),
     _hf32("torch.npu.matmul.allow_hf32", "matmul"),
     _hf32("torch.npu.conv.allow_hf32", "conv"),
@@ -331,12 +359,14 @@ SWITCHES = (
         write=lambda on: _set("ALLOW_INTERNAL_FORMAT", "enable" if on else "disable"),
         available=is_here,
     ),
-    Switch(
-        name="torch.npu.op_timeout",
-        read=lambda: _Timeout.seconds,
-        write=_Timeout.write,
-        blocked=_too_long,
-        available=is_here,
+    _starting(
+        Switch(
+            name="torch.npu.op_timeout",
+            read=lambda: _Timeout.seconds,
+            write=_Timeout.write,
+            blocked=_too_long,
+            available=is_here,
+        )
     ),
     wait("torch.npu.event_sync_timeout", npu, "Event", is_here),
     Switch(

@@ -197,3 +197,26 @@ def test_where_tensors_are_shows_in_copies_and_gradients_are_the_same(
         assert all(torch.equal(a, b) for a, b in zip(expected, again))
         assert {{parameter.device.type for parameter in model.parameters()}} == {{"npu"}}
     """)
+
+
+@pytest.mark.parametrize(
+    "options", [{"device_id": 0}, {"max_device_memory": "1GB"}, {"static_memory_policy": 3}, {"op_timeout": 9}]
+)
+@pytest.mark.parametrize("text", ["max_split_size_mb:abc", "nonsense:1"])
+def test_a_bad_text_of_the_users_is_an_error_before_anything_is_changed(
+    ascend: Run, options: dict[str, object], text: str
+) -> None:
+    ascend(
+        f"""
+        before = msctx.state()
+        try:
+            msctx.context(device_target="Ascend", matmul_allow_hf32=True, **{options}).__enter__()
+        except msctx.errors.SwitchError as error:
+            assert "PYTORCH_NPU_ALLOC_CONF={text}: torch_npu does not take it (" in str(error), error
+            assert "fix it, or unset the variable" in str(error)
+        else:
+            raise AssertionError("torch_npu would crash later")
+        assert msctx.diff(before, msctx.state()) == {{}} and not torch.npu.is_initialized()
+        """,
+        env={"PYTORCH_NPU_ALLOC_CONF": text},
+    )
