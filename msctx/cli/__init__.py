@@ -19,7 +19,8 @@ import typer
 
 from msctx._version import __version__
 from msctx.cli import build, cache, compare, doctor, execution, explain, run, starter, state, tune, verify
-from msctx.errors import FileError, MsctxError, MsctxWarning, StrictError, _ProblemsError
+from msctx.cli.output import NO_CANN
+from msctx.errors import DeviceError, FileError, MsctxError, MsctxWarning, StrictError, _ProblemsError
 
 app = typer.Typer(
     name="msctx",
@@ -81,6 +82,10 @@ def root(
     """See `msctx COMMAND --help`."""
 
 
+NOT_LOADED = "Failed to load the backend extension:"
+"""How torch begins where it cannot import a device's package, which is installed."""
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run a command; a user's mistake ends in a message and an exit code, never in a traceback of ours."""
     argv = sys.argv[1:] if argv is None else argv
@@ -110,6 +115,9 @@ def main(argv: list[str] | None = None) -> None:
         print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
         os._exit(FileError.exit_code)  # Python would try to write the rest once more
     except Exception as error:
+        if str(error).startswith(f"{NOT_LOADED} torch_npu"):
+            _report(found := DeviceError(f"torch cannot be imported: {NOT_LOADED} torch_npu; {NO_CANN}"), "--json" in argv)
+            sys.exit(found.exit_code)
         if (show := getattr(error, "show", None)) is None:  # not one of click's own: a bug of ours, shown whole
             raise
         show()

@@ -11,11 +11,10 @@ from pathlib import Path
 import typer
 
 from msctx.cli import render
-from msctx.cli.output import Json, emit
+from msctx.cli.output import NO_CANN, Json, emit
 from msctx.errors import named
 from msctx.inspection import library_version
 
-NO_CANN = "source CANN's set_env.sh; without CANN: set TORCH_DEVICE_BACKEND_AUTOLOAD=0, or uninstall torch_npu"
 TESTED_TORCH = ("2.11.0", "2.13.0", "2.14.1")
 """The versions of torch that the test suite has really run with."""
 

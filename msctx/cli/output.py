@@ -18,6 +18,8 @@ from msctx.plan import Plan
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
+NO_CANN = "source CANN's set_env.sh; without CANN: set TORCH_DEVICE_BACKEND_AUTOLOAD=0, or uninstall torch_npu"
+
 
 def emit(data: Any, as_json: bool, view: Callable[[], Any]) -> None:
     """Print *data* as JSON, or what *view* makes of it: text or something that rich can render."""
