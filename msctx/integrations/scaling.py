@@ -41,7 +41,7 @@ class LossScaling:
         if not optimizers:
             raise TypeError("LossScaling needs the optimizers that update the model: LossScaling(ctx, model, optimizer)")
         self.scaler = ctx.grad_scaler(**options)
-        self._module, self._optimizers = module, [*map(_innermost, optimizers)]
+        self._module, self._optimizers = module, [*map(innermost, optimizers)]
         self._parameters: dict[Tensor, RemovableHandle] = {}
         self._steps: list[RemovableHandle] = []
         self._inverse: Tensor | None = None  # while a backward pass goes through a scaled loss
@@ -67,6 +67,12 @@ class LossScaling:
             self._hook_parameters()
             loss.register_hook(self._scale)
         return loss
+
+    def add(self, optimizer: Optimizer) -> None:
+        """Protect the steps of another optimizer, too, that updates the module."""
+        self._optimizers.append(innermost(optimizer))
+        if self._steps:
+            self._steps.append(self._optimizers[-1].register_step_pre_hook(self._before_step))
 
     def remove(self) -> None:
         """Take every hook off again."""
@@ -142,7 +148,8 @@ class LossScaling:
             optimizer.zero_grad(set_to_none=True)
 
 
-def _innermost(optimizer: Any) -> Optimizer:
+def innermost(optimizer: Any) -> Optimizer:
+    """What the wrappers of frameworks hold."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     if not isinstance(optimizer, Optimizer):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -14,6 +12,7 @@ from msctx.context import Context
 from msctx.errors import ScopeError
 from msctx.integrations import report
 from msctx.integrations.scaling import LossScaling
+from msctx.integrations.wrappers import data_parallel_around
 
 
 class MsctxCallback(TrainerCallback):
@@ -45,7 +44,7 @@ class MsctxCallback(TrainerCallback):
         if not self.context.is_open:
             raise ScopeError("the context of MsctxCallback is not open: train inside its with-block")
         model, optimizer = kwargs["model"], kwargs["optimizer"]
-        for one in (model, *_around(model)):
+        for one in (model, *data_parallel_around(model)):
             self.context.watch(one)
         self.scaling = LossScaling(self.context, model, optimizer)
         if self.scaling.scaler.is_enabled():
@@ -70,11 +69,3 @@ class MsctxCallback(TrainerCallback):
         loss = output.get("loss") if hasattr(output, "get") else output[0] if isinstance(output, tuple) else output
         if self.scaling is not None and model.training and isinstance(loss, Tensor) and not loss.dim():
             self.scaling(loss)
-
-
-def _around(model: nn.Module) -> Iterator[nn.Module]:
-    """The DistributedDataParallel into which the Trainer has put *model*: it shows its callbacks the model inside alone."""
-    if distributed.is_available() and distributed.is_initialized():
-        for found in gc.get_objects():
-            if issubclass(type(found), nn.parallel.DistributedDataParallel) and found.module is model:
-                yield found
