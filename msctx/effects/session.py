@@ -65,4 +65,7 @@ def experimental_accelerate_train_mode(want: Want) -> Outcome:
 @effect("local_rank_id", "local_device_list")
 def shared_batches(want: Want) -> Outcome:
     ranks = sorted(map(int, want.other("local_device_list", "0").split(",")))
-    return approximated({"torch.dataloader.shared": {"rank": want.other("local_rank_id", 0), "ranks": ranks}}, SHARED)
+    asked = {"rank": want.other("local_rank_id", 0), "ranks": ranks}
+    if (seconds := want.other("hccl_timeout")) is not None:
+        asked["seconds"] = seconds
+    return approximated({"torch.dataloader.shared": asked}, SHARED)

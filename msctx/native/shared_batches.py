@@ -17,15 +17,23 @@ import time
 from collections.abc import Callable, Sized
 from contextlib import suppress
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from msctx import locks
 from msctx.errors import Diagnostic, OptionError, ScopeError, named
 from msctx.native import alive, distributed
+from msctx.notices import tell
 
 SECONDS = 1800.0
-"""That a process waits for another one that lives, as torch's own collectives do."""
+"""That a process waits for another one that lives, as torch's own collectives do; unless hccl_timeout sets both limits."""
+TO_COME = 300.0
+"""That it waits for one of which it has seen nothing yet: that one may have failed before, or not iterate at all."""
+SILENT = 30.0
+"""Of those, what it waits before it warns."""
+PATIENCE = 2.0
+"""That a store has for an answer, before it is asked again."""
 AHEAD = 8
 """How many batches the one that loads may be ahead of the slowest."""
 LONGEST_NAP = 0.01
@@ -70,11 +78,11 @@ def _iterate(loader: Any) -> Any:
     others = [rank for rank in asked["ranks"] if rank] if asked else []
     if asked is None or not others or asked["rank"] not in (0, *others) or get_worker_info() is not None:
         return _plain(loader)
-    share = _share(asked["rank"], others)
+    share = _share(asked["rank"], others, asked.get("seconds"))
     return _Receiver(share, loader) if asked["rank"] else _Sender(share, _plain(loader), loader)
 
 
-def _share(rank: int, others: list[int]) -> _Share:
+def _share(rank: int, others: list[int], seconds: float | None) -> _Share:
     """What this process has in common with the others of its machine, in the process group that is there now."""
     group = distributed.run()
     if not group:
@@ -84,15 +92,16 @@ def _share(rank: int, others: list[int]) -> _Share:
     with _sharing:  # a receiver waits here for the one that loads
         found = _shares.get(key := (group, rank, tuple(others)))
         if found is None:
-            found = _shares[key] = _Share(rank, others, group)
+            found = _shares[key] = _Share(rank, others, group, seconds)
+        found.seconds = seconds
         return found
 
 
 class _Share:
     """The folder, and how often this process has begun to iterate."""
 
-    def __init__(self, rank: int, others: list[int], group: int) -> None:
-        self.rank, self.others, self.number = rank, others, 0
+    def __init__(self, rank: int, others: list[int], group: int, seconds: float | None) -> None:
+        self.rank, self.others, self.number, self.seconds = rank, others, 0, seconds
         first = (distributed.rank() or 0) - rank
         name = f"msctx/batches/{distributed.restarts()}/{group}/{first}/{others}"
         store = distributed.store()
@@ -102,7 +111,7 @@ class _Share:
             store.set(name, str(self.folder))
         else:
             self.folder = Path()
-            self.wait(lambda: store.check([name]), 0)
+            self.wait(lambda: distributed.within(PATIENCE, lambda: store.check([name])) or False, 0, " to begin")
             self.folder = Path(store.get(name).decode())
             if not self.folder.is_dir():
                 text = f"rank {first} shares its batches in {self.folder}, which is not on this machine"
@@ -118,7 +127,10 @@ class _Share:
 
     def lives(self, rank: int) -> bool:
         """Whether the process of a rank is there, or has not come yet."""
-        return alive.is_held(self.folder / f"alive.{rank}")
+        return alive.is_held(self._file(rank))
+
+    def _file(self, rank: int) -> Path:
+        return self.folder / f"alive.{rank}"
 
     def wait(self, done: Callable[[], bool], rank: int, what: str = "") -> None:
         """Wait for the process of a rank.
@@ -126,17 +138,30 @@ class _Share:
         Raises:
             ScopeError: it has ended without doing it, or takes too long.
         """
-        end, nap = time.monotonic() + SECONDS, 1e-4
+        began, nap = time.monotonic(), 1e-4
         while not done():
-            gone = rank != self.rank and self.folder != Path() and not self.lives(rank)
-            if (gone and not done()) or time.monotonic() > end:
-                why = "its process has ended" if gone else f"it has not for {SECONDS:g} s"
+            has_come = self._file(rank).exists()
+            gone = has_come and not self.lives(rank)
+            waited, limit = time.monotonic() - began, self._limit(has_come)
+            waits = f"local_rank_id={self.rank} waits for local_rank_id={rank}{what}"
+            if (gone and not done()) or waited > limit:
+                never = "it has not" if has_come else "it has not begun to share batches"
+                why = "its process has ended" if gone else f"{never} for {limit:g} s (hccl_timeout sets another limit)"
                 raise ScopeError(
-                    f"local_rank_id={self.rank} waits for local_rank_id={rank}{what}: {why}. All that share batches iterate over the "
-                    "same loaders in the same order; one that reads its own data does so outside the context"
+                    f"{waits}: {why}. All that share batches iterate over the same loaders in the same order; one that reads its own "
+                    "data does so outside the context"
+                )
+            if not has_come and waited > SILENT:
+                tell(
+                    "local_rank_id", waits, f"{waits}, which has not begun to share batches; that is an error after {limit:g} s"
                 )
             time.sleep(nap)
             nap = min(2 * nap, LONGEST_NAP)
+
+    def _limit(self, has_come: bool) -> float:
+        if self.seconds is None:
+            return SECONDS if has_come else TO_COME
+        return self.seconds or inf  # as hccl_timeout=0 means it
 
     def begin(self) -> Path:
         with _lock:

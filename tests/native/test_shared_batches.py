@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import HashStore
 from torch.utils.data import DataLoader, Dataset
 
 import msctx
 from msctx.errors import OptionError
+from msctx.native import distributed, shared_batches
 
 START = """
 import json, os, sys
@@ -147,7 +151,7 @@ def test_nobody_waits_for_a_process_that_was_killed(tmp_path: Path) -> None:
 
 class Numbers(Dataset[int]):
     def __len__(self) -> int:
-        return 3
+        return 12
 
     def __getitem__(self, index: int) -> int:
         return index
@@ -162,4 +166,57 @@ def test_a_process_alone_is_told_what_is_missing_and_loaders_are_put_back() -> N
     assert DataLoader.__iter__ is plain
     for alone in ({"local_rank_id": 0, "local_device_list": "0"}, {"local_rank_id": 2, "local_device_list": "0,1"}):
         with msctx.context(**alone):
-            assert [int(x) for x in DataLoader(Numbers())] == [0, 1, 2]
+            assert [int(x) for x in DataLoader(Numbers())] == [*range(12)]
+
+
+class Silent:
+    """A store that gives no answer."""
+
+    def check(self, keys: list[str]) -> bool:
+        time.sleep(5)
+        return True
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Makes this process one of two that share, of which the other one does not come."""
+    monkeypatch.setattr(shared_batches, "TO_COME", 0.3)
+    monkeypatch.setattr(shared_batches, "PATIENCE", 0.05)
+    monkeypatch.setattr(distributed, "run", lambda: 10**6)
+
+    def is_rank(rank: int, store: Any) -> None:
+        monkeypatch.setattr(distributed, "rank", lambda: rank)
+        monkeypatch.setattr(distributed, "store", lambda: store)
+
+    yield is_rank
+    for key in [key for key in shared_batches._shares if key[0] == 10**6]:
+        share = shared_batches._shares.pop(key)
+        share.alive.close()
+        shutil.rmtree(share.folder)
+
+
+@pytest.mark.parametrize("store", [HashStore, Silent])
+def test_one_that_loads_and_does_not_come_is_named(alone: Callable[..., None], store: Any) -> None:
+    alone(1, store())
+    said = "local_rank_id=1 waits for local_rank_id=0 to begin: it has not begun to share batches for 0.3 s"
+    with msctx.context(local_rank_id=1, local_device_list="0,1"), pytest.raises(msctx.ScopeError, match=said):
+        iter(DataLoader(Numbers()))
+
+
+def test_a_receiver_that_does_not_come_is_named(alone: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    alone(0, HashStore())
+    monkeypatch.setattr(shared_batches, "SILENT", 0.1)
+    said = "local_rank_id=0 waits for local_rank_id=1 to take a batch"
+    begun = []
+    with msctx.context(local_rank_id=0, local_device_list="0,1"):
+        with pytest.raises(msctx.ScopeError, match=f"{said}: it has not begun"), pytest.warns(msctx.MsctxWarning, match=said):
+            begun += DataLoader(Numbers())
+        (end,) = (found.folder / "1" / "end" for key, found in shared_batches._shares.items() if key[0] == 10**6)
+        assert said in end.read_text(), "the others know of it"
+
+
+def test_hccl_timeout_sets_the_limit(alone: Callable[..., None]) -> None:
+    alone(1, HashStore())
+    options = {"local_rank_id": 1, "local_device_list": "0,1"}
+    with msctx.context(hccl_timeout=1, **options), pytest.raises(msctx.ScopeError, match="for 1 s"):
+        iter(DataLoader(Numbers()))
