@@ -82,6 +82,11 @@ def facts(settings: Iterable[str] = ()) -> Facts:
         from msctx.switches import torch_inductor
 
         inductor = torch_inductor.obstacle("batch_invariant")
+    rank = None
+    if "seed_by_rank" in settings:
+        from msctx.native import distributed
+
+        rank = distributed.known_rank()
     emulates = os.environ.get(CUBLAS, "0") not in ("", "0")
     cublas = f"{CUBLAS}={os.environ[CUBLAS]}" if emulates else ""
     return Facts(
@@ -94,5 +99,6 @@ def facts(settings: Iterable[str] = ()) -> Facts:
         inductor=inductor,
         cublas=cublas,
         matrix_unit=matrix_unit,
+        rank=rank,
         half_products=half_products,
     )

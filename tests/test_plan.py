@@ -312,6 +312,7 @@ BUILT = [
     *((f"{group}{name}_allow_hf32", (True, False)) for group in ("", "ascend_config.") for name in ("matmul", "conv")),
     ("seed", (0, 1)),
     ("seed_scope", (True, False)),
+    ("seed_by_rank", (True, False)),
     ("runtime_num_threads", (0, 1, 2)),
     ("inter_op_parallel_num", (0, 1, 2)),
     ("pynative_synchronize", (True, False)),

@@ -25,7 +25,7 @@ SCHEMA = "msctx.schema.json"
 ENTRY = "train.py"
 MODELINE = "# yaml-language-server: $schema="
 GROUPS = {
-    "The same bits in every run": ("deterministic", "thread_invariant", "seed", "seed_scope"),
+    "The same bits in every run": ("deterministic", "thread_invariant", "seed", "seed_by_rank", "seed_scope"),
     "Algorithms of convolutions": ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo", "fallback"),
     "Precision": ("precision_mode", "conv_allow_tf32", "matmul_allow_tf32", "allow_fp32_emulation"),
     "Memory": ("max_device_memory", "memory_optimize_level"),

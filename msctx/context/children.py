@@ -17,6 +17,7 @@ from msctx.options import Layer
 from msctx.signals import uninterrupted
 
 KEY = "msctx"
+SEEDS = ("seed", "seed_by_rank")
 Layers = tuple[Layer, ...]
 
 
@@ -90,5 +91,6 @@ class WorkerInit:
 
     def __call__(self, worker_id: int = 0) -> None:
         """A seed is left out: each worker has random numbers of its own."""
-        layers = [Layer({k: s for k, s in layer.settings.items() if k != "seed"}, layer.lost) for layer in self.layers]
+        left = [{k: s for k, s in layer.settings.items() if k not in SEEDS} for layer in self.layers]
+        layers = [Layer(settings, layer.lost) for settings, layer in zip(left, self.layers, strict=True)]
         _reported(lambda: hold(tuple(layer for layer in layers if layer.settings), alone=True))

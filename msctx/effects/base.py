@@ -63,6 +63,8 @@ class Facts:
     """Why products on an NPU cannot be named in this process; ``""``: they can."""
     half_products: bool | None = None
     """Whether the matrix unit of the NPU has float16 alone; ``None``: not known."""
+    rank: int | None = None
+    """The number of this process among those of its run; ``None``: it is alone, or not known."""
     free_memory: int = 0
     """Bytes of host memory that this process can still have; 0: not known."""
 

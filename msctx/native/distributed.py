@@ -55,6 +55,17 @@ def rank() -> int | None:
     return None if dist is None else int(dist.get_rank())
 
 
+LAUNCHERS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+"""The variables in which launchers give a process its rank."""
+
+
+def known_rank() -> int | None:
+    """The rank of this process, also before there is a process group; ``None`` where nobody has given it one."""
+    if (found := rank()) is not None:
+        return found
+    return next((int(text) for name in LAUNCHERS if (text := os.environ.get(name, "")).isdecimal()), None)
+
+
 def size() -> int:
     """How many processes the process group has; 1: there is none."""
     dist = _distributed()

@@ -19,6 +19,9 @@ OPTIONS = (
     extension("seed_scope", Bool, example=True,
         help="Saves the state of the generators of Python, NumPy and torch at entry and puts it back at exit, so that "
              "random numbers drawn inside do not change those drawn after."),
+    extension("seed_by_rank", Bool, example=True,
+        help="Derives a seed for each rank: numpy.random.SeedSequence(seed, spawn_key=(rank,)). The rank is that of the process "
+             "group, else the launcher's, else 0."),
     extension("default_device", Bool, example=True,
         help="Makes tensors that name no device be created on the context's device (device_target, device_id). Off unless "
              "asked for: torch does it with a Python mode that costs some microseconds per call."),

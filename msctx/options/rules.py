@@ -242,6 +242,7 @@ NEEDS = (
         (When("graph_kernel_flags.opt_level", (1, 2, 3)), When("enable_graph_kernel", TRUE)),
         "inert",
     ),
+    Needs(When("seed_by_rank", TRUE), (When("seed", test=_any),), "inert"),
     Needs(When("check_bprop_values"), (When("check_bprop", TRUE),), "inert"),
     Needs(When("dynamic_graph_execute_mode"), (When("dynamic_input", TRUE),), "inert"),
     Needs(When("dynamic_inputs_shape_range"), (When("dynamic_input", TRUE),), "inert"),

@@ -8,12 +8,20 @@ from typing import Any
 import numpy
 import torch
 
+from msctx.native import distributed
 from msctx.switches.base import Switch
 
 
-def _seed(seed: int) -> None:
+def of_rank(seed: int, rank: int) -> int:
+    """64 bits for one rank: ranks, and seeds, have independent ones by the design of NumPy's SeedSequence."""
+    return int(numpy.random.SeedSequence(seed, spawn_key=(rank,)).generate_state(1, numpy.uint64)[0])
+
+
+def _seed(asked: int | dict[str, Any]) -> None:
+    """Sow a seed; or, of a ``seed`` that is to differ ``by_rank``, what is derived for this process."""
+    seed = asked if isinstance(asked, int) else of_rank(asked["seed"], distributed.known_rank() or 0)
     random.seed(seed)
-    numpy.random.seed(seed)
+    numpy.random.seed(seed if isinstance(asked, int) else [seed % 2**32, seed >> 32])  # it takes words of 32 bits
     torch.manual_seed(seed)  # every device; workers of a DataLoader draw theirs from it
 
 

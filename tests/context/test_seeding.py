@@ -1,6 +1,7 @@
 """seed and seed_scope in force: every generator is seeded, kept or put back, in workers of a data loader too."""
 
 import random
+import warnings
 from contextlib import ExitStack
 from typing import Any
 
@@ -79,9 +80,53 @@ class Draws(torch.utils.data.Dataset[Any]):
         return index, random.random(), float(numpy.random.rand()), torch.rand(1).item()
 
 
-def test_workers_of_a_data_loader_draw_the_same_in_each_run() -> None:
-    def run(seed: int) -> list[Any]:
-        with msctx.context(seed=seed, seed_scope=True):
+def test_each_rank_has_a_seed_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is made under the seed, the training runs in a block inside."""
+    models, found = [], []
+    for rank in ("0", "1", "1"):
+        monkeypatch.setenv("RANK", rank)
+        with msctx.context(seed=1):
+            models.append(draw())
+            with msctx.context(seed=1, seed_by_rank=True):
+                found.append(draw())
+                with msctx.context(runtime_num_threads=1):  # has nothing to do with seeds
+                    found[-1] += draw()
+    assert models[0] == models[1]
+    assert {*map(str, found[0])}.isdisjoint(map(str, found[1]))
+    assert found[1] == found[2]
+    monkeypatch.delenv("RANK")
+    with msctx.context(seed=1, seed_by_rank=True):
+        assert draw() + draw() == found[0]
+
+
+def test_a_rank_that_becomes_known_later_does_not_seed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    with msctx.context(seed=1, seed_by_rank=True):
+        before = draw() + draw()
+    with msctx.context(seed=1, seed_by_rank=True):
+        after = draw()
+        monkeypatch.setenv("RANK", "2")
+        with msctx.context(runtime_num_threads=1):
+            assert after + draw() == before
+        with msctx.context(seed_by_rank=True, seed=1):
+            assert draw() != before[: len(after)]
+
+
+def test_a_seed_by_rank_needs_a_seed() -> None:
+    with pytest.warns(msctx.MsctxWarning, match="seed_by_rank=True.*without seed"), msctx.context(seed_by_rank=True):
+        pass
+
+
+def test_workers_by_worker_init_fn_have_neither() -> None:
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        msctx.context(seed=1, seed_by_rank=True).worker_init_fn()
+    assert torch.initial_seed() == 0
+
+
+def test_workers_of_a_data_loader_draw_the_same_in_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(seed: int, **more: Any) -> list[Any]:
+        with msctx.context(seed=seed, seed_scope=True, **more):
             loader = torch.utils.data.DataLoader(
                 Draws(), batch_size=None, shuffle=True, num_workers=2, multiprocessing_context="fork"
             )
@@ -90,4 +135,9 @@ def test_workers_of_a_data_loader_draw_the_same_in_each_run() -> None:
     first = run(0)
     assert run(0) == first
     assert {row[1:] for row in run(1)}.isdisjoint(row[1:] for row in first)
+    of_ranks = {}
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        of_ranks[rank] = run(0, seed_by_rank=True)
+    assert {row[1:] for row in of_ranks["1"]}.isdisjoint(row[1:] for row in [*first, *of_ranks["0"]])
     assert len({row[1] for row in first}) == len({row[2] for row in first}) == 6

@@ -1,4 +1,4 @@
-"""seed, seed_scope, strict: the context's own options mean the same on every device."""
+"""seed, seed_by_rank, seed_scope, strict: the context's own options mean the same on every device."""
 
 import pytest
 from plans import planned
@@ -15,6 +15,8 @@ from msctx.options import DEVICES
         ({"seed": 7, "seed_scope": True}, [("rng.saved", True), ("rng.seed", 7)]),
         ({"seed_scope": True, "seed": 7}, [("rng.saved", True), ("rng.seed", 7)]),
         ({"seed": 7, "seed_scope": False}, [("rng.seed", 7)]),
+        ({"seed": 7, "seed_by_rank": True}, [("rng.seed", {"seed": 7, "by_rank": True})]),
+        ({"seed_by_rank": False, "seed": 7}, [("rng.seed", 7)]),
         ({"strict": True}, []),
         ({"strict": False}, []),
     ],
@@ -37,3 +39,16 @@ def test_the_plan_says_that_generators_go_on(scope: dict[str, bool]) -> None:
 def test_an_inner_scope_may_stop_saving() -> None:
     found = planned({"seed": 1, "seed_scope": True}, {"seed": 2, "seed_scope": False})
     assert found.assignments == {"rng.seed": 2}
+
+
+@pytest.mark.parametrize(("rank", "said"), [(3, "this is rank 3"), (0, "this is rank 0"), (None, "this one counts as rank 0")])
+def test_the_plan_names_the_rank(rank: int | None, said: str) -> None:
+    row = next(r for r in planned({"seed": 7, "seed_by_rank": True}, rank=rank).rows if r.option == "seed_by_rank")
+    assert row.reason.endswith(said)
+
+
+def test_without_a_seed_there_is_nothing_to_derive_from() -> None:
+    (row,) = planned({"seed_by_rank": True}).rows
+    assert (row.status, dict(row.assignments)) == ("inert", {})
+    assert "seed" in row.reason
+    assert planned({"seed": 1}, {"seed_by_rank": True}).assignments == {"rng.seed": {"seed": 1, "by_rank": True}}

@@ -24,6 +24,7 @@ from msctx.errors import OptionError
 from msctx.options import Layer, carried
 from msctx.run import launch
 from msctx.run.launch import Launch
+from msctx.switches.generators import of_rank
 
 EXPERIMENT = """
 context: {deterministic: "ON", seed: 3}
@@ -133,6 +134,22 @@ def test_one_plan_for_all_ranks(folder: Path) -> None:
         check=False,
     )
     assert "env.RANK" not in differ.stdout
+
+
+@pytest.mark.full
+def test_each_rank_has_a_seed_of_its_own(folder: Path) -> None:
+    (folder / "two.yaml").write_text(EXPERIMENT.replace("seed: 3", "seed: 3, seed_by_rank: true"))
+    done = run(folder, "--out", "out")
+    assert done.returncode == 0, done.stderr
+    for number in range(2):
+        record = folder / "out" / f"rank_{number}"
+        assert json.loads((record / "result.json").read_text())["seed"] == of_rank(3, number)
+        rows = {row["option"]: row for row in json.loads((record / "plan.json").read_text())["options"]}
+        assert rows["seed"]["switches"] == {"rng.seed": {"seed": 3, "by_rank": True}}
+        assert rows["seed_by_rank"]["reason"] == f"this is rank {number}"
+    first, second = ranks(folder / "out")
+    assert first["plan"] == second["plan"]
+    assert "differ" not in done.stderr
 
 
 @pytest.mark.full

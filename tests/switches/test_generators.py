@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 
 import numpy
+import pytest
 import torch
 
+from msctx.native import distributed
 from msctx.switches import SWITCHES
+from msctx.switches.generators import of_rank
 
 
 def draw() -> tuple[float, float, float]:
@@ -35,3 +38,23 @@ def test_the_state_comes_back():
 def test_the_largest_seed():
     SWITCHES["rng.seed"].set(2**32 - 1)
     assert torch.initial_seed() == 2**32 - 1
+
+
+def test_a_seed_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {}
+    for rank in range(3):
+        monkeypatch.setattr(distributed, "known_rank", lambda rank=rank: rank)
+        SWITCHES["rng.seed"].set({"seed": 5, "by_rank": True})
+        assert torch.initial_seed() == of_rank(5, rank) > 2**32
+        found[rank] = draw()
+        SWITCHES["rng.seed"].set({"seed": 5, "by_rank": True})
+        assert draw() == found[rank]
+    SWITCHES["rng.seed"].set(5)
+    assert all(len({*column}) == 4 for column in zip(draw(), *found.values(), strict=True))
+    monkeypatch.setattr(distributed, "known_rank", lambda: None)
+    SWITCHES["rng.seed"].set({"seed": 5, "by_rank": True})
+    assert draw() == found[0], "who is alone is rank 0"
+
+
+def test_what_is_derived_does_not_change_between_versions() -> None:
+    assert [of_rank(1, rank) for rank in (0, 1)] == [8431846347943309920, 4042681867674859579]
