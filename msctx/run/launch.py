@@ -89,13 +89,20 @@ def launch(experiment: Experiment, how: Launch, out: str | None, as_json: bool) 
     from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
     least, most = how.nodes
-    if most == 1:
-        out = str(Record.create(out, experiment.record_dir, experiment.name).folder)
-    elif out is None:
+    if most > 1 and out is None:
         raise OptionError([Diagnostic("--out", "is missing: name a folder that all nodes see", "command line")])
     _share_processors(how.nproc)
     rendezvous_handler_registry.register("msctx", _rendezvous)
-    with scratch.folder("msctx-run-") as own, _quiet(), _new_stores(how.restarts > 0 or least < most):
+    with (
+        contextlib.ExitStack() as ending,
+        scratch.folder("msctx-run-") as own,
+        _quiet(),
+        _new_stores(how.restarts > 0 or least < most),
+    ):
+        if most == 1:
+            record = Record.create(out, experiment.record_dir, experiment.name)
+            ending.callback(record.discard)  # ranks that cannot begin, such as by a mistake in the file, record nothing
+            out = str(record.folder)
         (seen := own / "folders").touch()
         os.environ[carried.VARIABLE] = _plan(experiment, out, as_json, seen)
         config = LaunchConfig(

@@ -6,7 +6,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from msctx.native import cachedir
 class Record:
     """A run directory: plan.json, state.json, environment.json, config.yaml, metrics.jsonl, result.json."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, made: Sequence[Path] = ()) -> None:
+        """*made*: the folder, and those around it, that were not there before, the innermost first."""
+        self.folder, self._made = folder, made
 
     @classmethod
     def create(cls, out: str | None, parent: str, name: str) -> Record:
@@ -33,7 +35,9 @@ class Record:
                 folder = Path(parent) / f"{name}-{stamp}-{number}"
         else:
             folder = Path(out)
+        absolute = folder.absolute()  # the entry may go elsewhere
         try:
+            made = [path for path in (absolute, *absolute.parents) if not path.exists()]
             folder.mkdir(parents=True, exist_ok=out is not None)
             used = sorted(p.name for p in folder.iterdir())
         except OSError as error:
@@ -43,7 +47,13 @@ class Record:
             raise FileError(
                 [Diagnostic("", text, where=str(folder), suggestion="name a folder that is empty or not there yet")]
             )
-        return cls(folder.absolute())  # the entry may go elsewhere
+        return cls(absolute, made)
+
+    def discard(self) -> None:
+        """Remove what was made of folders, where nothing is in them: the run ended before it recorded anything."""
+        with suppress(OSError):
+            for path in self._made:
+                path.rmdir()
 
     def json(self, name: str, data: Mapping[str, Any] | list[dict[str, Any]]) -> None:
         """Write a file whole or not at all."""

@@ -183,6 +183,7 @@ def test_no_rank_is_blamed_for_a_mistake_in_a_file(folder: Path, entry: str, wor
     assert done.returncode == 4
     assert expected in done.stderr
     assert ("failed first" in done.stderr) == (entry == "raises.py:main")
+    assert not (folder / "runs").exists(), "no more than without --nproc"
 
 
 @pytest.mark.full
