@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,10 +17,13 @@ from msctx.errors import Diagnostic, FileError, OptionError
 from msctx.recorded import command_line
 
 if TYPE_CHECKING:
+    from msctx.compare.comparison import Watch
     from msctx.compare.result import Result
+    from msctx.run.jobs import Jobs
 
 
 def compare(
+    context: typer.Context,
     subject: Annotated[
         str,
         typer.Argument(
@@ -61,6 +64,15 @@ def compare(
     fail_below: Annotated[
         float | None, typer.Option(metavar="RATIO", help="End with 1 if a choice is slower: than torch, or than in --baseline.")
     ] = None,
+    engine: Annotated[
+        str, typer.Option(metavar="ENGINE", help="Measure all of it as one job of slurm, or local, and wait for it.")
+    ] = "",
+    job: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="With --engine: a parameter of submitit (slurm_partition, …).")
+    ] = None,
+    row_lines: Annotated[
+        bool, typer.Option("--row-lines", hidden=True, help="Progress as lines: a job has no terminal.")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Which algorithm, precision and determinism to use, and what each costs: measured beside torch's own path."""
@@ -75,11 +87,14 @@ def compare(
     from msctx.compare import result, summary
 
     earlier = result.read(baseline) if baseline else None
+    runs_in = _engine(engine, job or [])
     folder = _folder(out)
+    if runs_in is not None:
+        raise typer.Exit(_as_job(runs_in, context))
     from msctx.compare.run import run
 
     console = render.console(sys.stderr if json_ else sys.stdout)
-    with redirect_stdout(sys.stderr), _bar() as watch:  # what a model prints is no result
+    with redirect_stdout(sys.stderr), _bar(row_lines) as watch:  # what a model prints is no result
         found = run(comparison, watch)
     if earlier is not None:
         found.against, found.elsewhere = summary.against(found, earlier), summary.elsewhere(found, earlier)
@@ -133,12 +148,50 @@ def _write(found: Result, folder: Path) -> None:
         record.text(name, text)
 
 
+def _engine(name: str, words: list[str]) -> Jobs | None:
+    if not name and not words:
+        return None
+    from msctx.run.jobs import engine
+
+    return engine(name, words)
+
+
+def _as_job(engine: Jobs, context: typer.Context) -> int:
+    """The same command as a job, whose output and exit code are ours."""
+    command = [sys.executable, "-m", "msctx", "compare", "--row-lines"]
+    arguments = []
+    for parameter in context.command.params:
+        given = context.params.get(parameter.name or "")
+        values = given if isinstance(given, list | tuple) else [given]
+        if parameter.param_type_name == "argument":
+            arguments += [str(value) for value in values]
+        elif parameter.name not in ("engine", "job", "row_lines"):
+            flag = parameter.opts[0]
+            command += [flag if value is True else f"{flag}={value}" for value in values if value not in (None, False)]
+
+    def report(text: str) -> None:
+        with suppress(OSError):  # nobody reads any more
+            print(text, end="", file=sys.stderr, flush=True)
+
+    width = {"COLUMNS": str(render.console().width)}
+    try:
+        code, out = engine.one([*command, "--", *arguments], width, report)
+    except KeyboardInterrupt:
+        print("interrupted; the job was cancelled", file=sys.stderr)
+        return 130
+    print(out, end="", flush=True)
+    return code
+
+
 @contextmanager
-def _bar() -> Iterator[Any]:
-    """Progress on stderr where that is a terminal."""
+def _bar(as_lines: bool = False) -> Iterator[Any]:
+    """Progress on stderr where that is a terminal, or a line for each row."""
     from msctx.compare.comparison import Watch
 
     console = render.console(sys.stderr)
+    if as_lines:
+        yield _lines()
+        return
     if not console.is_terminal:
         yield Watch()
         return
@@ -152,6 +205,21 @@ def _bar() -> Iterator[Any]:
             row=lambda name: bar.update(task, description=name[:40]),
             end_row=lambda: bar.advance(task),
         )
+
+
+def _lines() -> Watch:
+    from msctx.compare.comparison import Watch
+
+    counts = {"of": 0, "row": 0}
+
+    def row(name: str) -> None:
+        counts["row"] += 1
+        place = (
+            f"{counts['row']} of {counts['of']}: " if counts["row"] <= counts["of"] else ""
+        )  # the budget comes after all rows
+        print(f"{place}{name}", file=sys.stderr, flush=True)
+
+    return Watch(begin=lambda rows: counts.update(of=rows), row=row)
 
 
 def capture(

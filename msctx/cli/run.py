@@ -165,6 +165,7 @@ def _sweep(
     job: list[str],
 ) -> None:
     """A run for each point of a grid; ends with 1 where one of them failed."""
+    from msctx.run import jobs
     from msctx.run import sweep as sweeping
     from msctx.run.config import read
     from msctx.run.ranks import is_one_of_several
@@ -190,7 +191,7 @@ def _sweep(
             console.print(sweeping.line(number, len(grid), point, result), markup=False, soft_wrap=True)
 
     try:
-        runs_in = _engine(engine, job) if engine or job else sweeping.in_turn
+        runs_in = jobs.engine(engine, job) if engine or job else sweeping.in_turn
         found = sweeping.sweep(
             *(file, experiment.name, [*overrides, *how], values, out, experiment.record_dir, done),
             engine=runs_in,
@@ -206,21 +207,3 @@ def _sweep(
         render.console().print(render.sweep_table(grid, results))
         print(f"sweep.json and sweep.csv are in {found['dir']}")
     raise typer.Exit(any(result["status"] != "completed" for result in results))
-
-
-def _engine(name: str, words: list[str]) -> Any:
-    from msctx.options.yamlfile import scalar
-    from msctx.run.jobs import ENGINES, Jobs
-
-    problems = []
-    if name not in ENGINES:
-        problems.append(Diagnostic("--engine", f"{name!r} is not an engine", "command line", ", ".join(ENGINES)))
-    pairs = [word.partition("=")[::2] for word in words]
-    problems += [
-        Diagnostic("--job", f"{word!r} is not KEY=VALUE", "command line")
-        for word, (key, value) in zip(words, pairs, strict=True)
-        if not key or not value
-    ]
-    if problems:
-        raise OptionError(problems)
-    return Jobs(name, {key: scalar(value) for key, value in pairs})

@@ -1,20 +1,48 @@
-"""The points of a sweep as jobs of Slurm, by submitit; its local executor runs them as processes of this machine, at once."""
+"""Jobs of Slurm, by submitit, whose local executor runs them as processes of this machine: the points of a sweep, or one command."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from msctx.errors import Diagnostic, OptionError, nearest, text_of
+from msctx.errors import Diagnostic, EntryFailed, FileError, OptionError, nearest, text_of
+from msctx.native.children import Children
+from msctx.options.yamlfile import scalar
 from msctx.run import sweep
+from msctx.run.ending import terminable
 
 ENGINES = ("local", "slurm")
 POLL = 0.5
 """Seconds between two looks at the jobs."""
+ONE = ("nodes", "slurm_nodes", "tasks_per_node", "slurm_ntasks_per_node")
+"""Parameters that would run the same thing several times."""
+
+
+def engine(name: str, words: Sequence[str]) -> Jobs:
+    """Of ``--engine`` and the words of ``--job``.
+
+    Raises:
+        OptionError: with every problem of theirs.
+    """
+    problems = []
+    if name not in ENGINES:
+        problems.append(Diagnostic("--engine", f"{name!r} is not an engine", "command line", ", ".join(ENGINES)))
+    pairs = [word.partition("=")[::2] for word in words]
+    problems += [
+        Diagnostic("--job", f"{word!r} is not KEY=VALUE", "command line")
+        for word, (key, value) in zip(words, pairs, strict=True)
+        if not key or not value
+    ]
+    if problems:
+        raise OptionError(problems)
+    return Jobs(name, {key: scalar(value) for key, value in pairs})
 
 
 class Jobs:
@@ -54,6 +82,8 @@ class Jobs:
                 )
             elif kind is not None and not isinstance(value, (int, float) if kind is float else kind):
                 yield Diagnostic("--job", f"{name}={value} is no {kind.__name__}", "command line")
+            elif name in ONE and value != 1:
+                yield Diagnostic("--job", f"{name}={value}: a job is one process on one node", "command line", "1")
 
     def _executor(self, folder: Path) -> Any:
         try:
@@ -65,10 +95,13 @@ class Jobs:
         return executor
 
     def __call__(self, file: str, points: Sequence[tuple[int, Sequence[str], Path]], scratch: Path) -> sweep.Results:
-        executor = self._executor(scratch)
-        jobs = {n: executor.submit(_run, sweep.command(file, words, folder), str(Path.cwd())) for n, words, folder in points}
+        executor, here = self._executor(scratch), str(Path.cwd())
+        scratch.mkdir(parents=True, exist_ok=True)
+        jobs: dict[int, Any] = {}
         folders = {number: folder for number, _, folder in points}
         try:
+            for number, words, folder in points:
+                jobs[number] = self._submit(executor, _run, sweep.command(file, words, folder), here)
             while jobs:
                 for number in [number for number, job in jobs.items() if job.done()]:
                     yield number, self._result(jobs.pop(number), folders[number])
@@ -76,6 +109,51 @@ class Jobs:
         finally:
             for job in jobs.values():
                 job.cancel()
+
+    def _submit(self, executor: Any, *what: Any) -> Any:
+        with _quiet(Path(executor.folder)):
+            try:
+                return executor.submit(*what)
+            except self._submitit.core.utils.FailedJobError as error:  # Slurm refuses it
+                text = text_of(error).strip().replace("\n", "; ")
+                raise OptionError([Diagnostic("--engine", f"{self._cluster}: {text}", "command line")]) from None
+
+    def one(self, command: Sequence[str], environment: Mapping[str, str], report: Callable[[str], None]) -> tuple[int, str]:
+        """Run a command as one job, from this folder, which its node must see: its exit code and standard output.
+
+        Args:
+            environment: variables of the command, beside those of this process.
+            report: called with what it writes on standard error, as it comes.
+
+        Raises:
+            EntryFailed: the job ended before the command did.
+            KeyboardInterrupt: Ctrl-C; the job was cancelled, as by any other exception.
+        """
+        here = Path.cwd()
+        try:
+            made = TemporaryDirectory(prefix=".msctx-job-", dir=here, ignore_cleanup_errors=True)  # a job may still write
+        except OSError as error:
+            raise FileError([Diagnostic("--engine", f"a folder cannot be made here: {error.strerror}", str(here))]) from None
+        with terminable(), made:
+            errors = Path(made.name, "errors")
+            errors.touch()
+            executor = self._executor(Path(made.name))
+            job = self._submit(executor, _run_beside, command, dict(environment), str(here), str(errors))
+            try:
+                with errors.open(encoding="utf-8", errors="replace") as written:
+                    is_done = False
+                    while not is_done:
+                        is_done = job.done()  # before what is left to read
+                        report(written.read())
+                        time.sleep(0 if is_done else POLL)
+            except BaseException:
+                job.cancel()
+                raise
+            try:
+                code, out = job.result()
+            except Exception as error:  # as in _result
+                raise EntryFailed(f"job {job.job_id}: {text_of(error).strip()}") from None
+        return code, out
 
     def _result(self, job: Any, folder: Path) -> dict[str, Any]:
         try:
@@ -85,7 +163,27 @@ class Jobs:
         return sweep.result_of(folder, code, out, err)
 
 
+@contextmanager
+def _quiet(scratch: Path) -> Iterator[None]:
+    """What the local engine's own processes write goes into a file: a traceback, each time a job is cancelled."""
+    kept = os.dup(2)
+    try:
+        with (scratch / "engine.log").open("ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
 def _run(command: Sequence[str], folder: str) -> tuple[int, str, str]:
     """In the job."""
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
     return done.returncode, done.stdout, done.stderr
+
+
+def _run_beside(command: Sequence[str], environment: Mapping[str, str], folder: str, errors: str) -> tuple[int, str]:
+    """In the job; what the command starts ends with it, when the job is cancelled, too."""
+    with Path(errors).open("a", encoding="utf-8") as file, Children() as children:
+        done = children.run(command, Path(folder), stderr=file, env={**os.environ, **environment})
+    return done.returncode, done.stdout
