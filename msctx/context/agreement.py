@@ -55,9 +55,12 @@ NUMERICS = (
 Seeds and memory may well differ.
 """
 
+AGENT, LAUNCHER = 0, -1
+"""In place of a process group's number: the ranks that torchrun's agent has started, or `msctx run` where each start of them has a
+store of its own. The first are compared once; the second have a group with another store, in which they are compared again."""
 _begun: set[int] = set()
 _compared: set[int] = set()
-"""The process groups in which this process has entered a context, and one that decides numerics; 0: the ranks of torchrun's agent."""
+"""The process groups in which this process has entered a context, and one that decides numerics."""
 
 
 def check(plan: Plan) -> None:
@@ -66,24 +69,24 @@ def check(plan: Plan) -> None:
     Raises:
         StrictError: they differ, and the plan is strict or has ``fallback="error"``. Nothing was changed.
     """
-    if 0 in _compared:
+    if AGENT in _compared:
         return
-    group = distributed.run()
-    if group in _compared or (not group and not distributed.has_agent()):
+    group = distributed.run() or (LAUNCHER if distributed.has_launchers_store() and not distributed.has_agent() else AGENT)
+    if group in _compared or (group == AGENT and not distributed.has_agent()):
         return
     decides = any(name.startswith(NUMERICS) for name in plan.assignments)
-    if not decides and not _begun.isdisjoint((0, group)):
+    if not decides and not _begun.isdisjoint((AGENT, group)):
         return
     _begun.add(group)
     if decides:
         _compared.add(group)
     in_force = _in_force(plan)
     mine, same, place = json.dumps(in_force, sort_keys=True), _same(in_force), _place()
-    rank = (distributed.rank() or 0) if group else distributed.number("RANK")
+    rank = (distributed.rank() or 0) if group > 0 else distributed.number("RANK")
     of = f"msctx/agreement/{distributed.restarts()}"
 
     def asked() -> tuple[Any, list[Alike], list[Alike]]:
-        store = distributed.store() if group else distributed.agents_store("ranks")
+        store = _store(group)
         return store, *ask(store, of, rank, mine, same, place, decides=decides)
 
     answer = distributed.within(SECONDS, asked)
@@ -151,8 +154,14 @@ def _same(in_force: Mapping[str, tuple[Any, str]]) -> str:
     ]
 
 
+def _store(group: int) -> Any:
+    if group == LAUNCHER:
+        return distributed.launchers_store()
+    return distributed.agents_store("ranks") if group == AGENT else distributed.store()
+
+
 def _size(group: int) -> int:
-    return distributed.size() if group else distributed.number("WORLD_SIZE")
+    return distributed.size() if group > 0 else distributed.number("WORLD_SIZE")
 
 
 def ask(store: Any, of: str, rank: int, mine: str, same: str, place: str, *, decides: bool) -> tuple[list[Alike], list[Alike]]:

@@ -21,6 +21,8 @@ from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
+from msctx.options import carried
+
 T = TypeVar("T")
 
 WAIT = timedelta(seconds=60)
@@ -117,10 +119,24 @@ def has_agent() -> bool:
 
 def agents_store(name: str) -> Any:
     """The store of torchrun's agent, under a prefix; connects to it."""
+    return _connected(os.environ.get("MASTER_ADDR", "localhost"), number("MASTER_PORT"), f"msctx/{name}")
+
+
+def has_launchers_store() -> bool:
+    """Whether `msctx run --nproc` has started this process beside others. The store by which its nodes found each other outlives
+    restarts, and has a prefix for each."""
+    return number("WORLD_SIZE") > 1 and "store" in carried.read(os.environ)
+
+
+def launchers_store() -> Any:
+    """Connects to it."""
+    return _connected(*carried.read(os.environ)["store"])
+
+
+def _connected(host: str, port: int, prefix: str) -> Any:
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # they are not in its __all__
 
-    host, port = os.environ.get("MASTER_ADDR", "localhost"), number("MASTER_PORT")
-    return PrefixStore(f"msctx/{name}", TCPStore(host, port, is_master=False, timeout=WAIT))
+    return PrefixStore(prefix, TCPStore(host, port, is_master=False, timeout=WAIT))
 
 
 def store() -> Any:

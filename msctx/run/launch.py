@@ -151,7 +151,8 @@ def _plan(experiment: Experiment, out: str | None, as_json: bool, seen: Path) ->
 
 
 def _rendezvous(parameters: Any) -> Any:
-    """Torch's, after which the plan of the ranks also holds how often all of them were started before.
+    """Torch's, after which the plan of the ranks also holds how often all of them were started before, and a store that they have in
+    common before there is a process group: that of the agents, under a prefix for this start.
 
     TORCHELASTIC_RESTART_COUNT does not: each agent counts how often ranks of its own node have failed.
     """
@@ -165,9 +166,12 @@ def _rendezvous(parameters: Any) -> Any:
     def next_rendezvous() -> Any:
         found = join()
         store: Any = found.store  # of this start alone; that below it is the same for all
+        below = store.underlying_store
         if found.rank == 0:
-            store.set("msctx/restart", str(store.underlying_store.add(f"msctx/starts/{parameters.run_id}", 1) - 1))
-        plan = json.loads(os.environ[carried.VARIABLE]) | {"restart": int(store.get("msctx/restart"))}
+            store.set("msctx/restart", str(below.add(f"msctx/starts/{parameters.run_id}", 1) - 1))
+        restart = int(store.get("msctx/restart"))
+        shared = [below.host, below.port, f"msctx/ranks/{parameters.run_id}/{restart}"]
+        plan = json.loads(os.environ[carried.VARIABLE]) | {"restart": restart, "store": shared}
         os.environ[carried.VARIABLE] = json.dumps(plan, separators=(",", ":"))
         return found
 

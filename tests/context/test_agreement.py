@@ -18,6 +18,7 @@ from torch.distributed import HashStore
 import msctx
 from msctx.context import agreement
 from msctx.native import distributed
+from msctx.options import Layer, carried
 
 
 def forget() -> None:
@@ -230,6 +231,41 @@ def test_what_was_entered_before_the_group_is_compared_by_the_next_context(
     enter(0, deterministic="OFF")
     with pytest.raises(msctx.StrictError, match=r"torch\.deterministic: rank 0: False .*rank 1: True"):
         enter(1, deterministic="ON", strict=True)
+
+
+@pytest.fixture
+def launched(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> Ranks:
+    """As by `msctx run --max-restarts`, before there is a process group."""
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv(carried.VARIABLE, carried.pack(Layer(), store=["localhost", 1, "msctx/ranks/x/0"]))
+    monkeypatch.setattr(distributed, "run", lambda: 0)
+    launchers = HashStore()
+    monkeypatch.setattr(distributed, "launchers_store", lambda: launchers)
+    return ranks
+
+
+def test_ranks_of_one_start_are_compared_before_there_is_a_group(launched: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    launched.enter(0, deterministic="ON")
+    monkeypatch.setenv("RANK", "1")
+    with pytest.warns(msctx.MsctxWarning) as warned:
+        launched.enter(1, deterministic="OFF")
+    text = str(warned[0].message)
+    assert "torch.deterministic: rank 0: True (deterministic=ON from with-block at" in text
+    assert "ranks 2-3: not there yet" in text
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_they_are_compared_in_their_group_all_the_same(launched: Ranks, monkeypatch: pytest.MonkeyPatch, is_lost: bool) -> None:
+    if is_lost:
+        monkeypatch.setattr(distributed, "launchers_store", lambda: Counted(None, ("append", "compare_set")))
+    with pytest.warns(msctx.MsctxWarning, match="is unknown") if is_lost else contextlib.nullcontext():
+        launched.enter(0, deterministic="ON")
+    monkeypatch.setattr(distributed, "run", lambda: 1)
+    with msctx.context(deterministic="ON"):
+        pass
+    with pytest.warns(msctx.MsctxWarning, match=r"torch\.deterministic: rank 0: True .*; rank 3: False"):
+        launched.enter(3, deterministic="OFF")
 
 
 @pytest.mark.usefixtures("base")

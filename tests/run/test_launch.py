@@ -357,10 +357,16 @@ def test_one_rank(folder: Path) -> None:
     assert made - {"__pycache__"} == {"entry.py", "out", "two.yaml"}
 
 
+class Shared(HashStore):  # type: ignore[misc]
+    """As that of the agents, which has an address."""
+
+    host, port = "node0", 29500
+
+
 def test_agents_number_the_starts_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two agents, one after the other in each of three rounds of the rendezvous."""
     monkeypatch.setenv(carried.VARIABLE, carried.pack(Layer()))
-    store, rounds, found = HashStore(), itertools.count(), []
+    store, rounds, found = Shared(), itertools.count(), []
 
     def create(parameters: Any) -> Any:
         assert parameters.backend == "c10d"
@@ -376,8 +382,9 @@ def test_agents_number_the_starts_of_all_ranks(monkeypatch: pytest.MonkeyPatch) 
     for _ in range(3):
         for agent in agents:
             agent.next_rendezvous()
-            found.append(carried.read(os.environ)["restart"])
-    assert found == [0, 0, 1, 1, 2, 2]
+            found.append(carried.read(os.environ))
+    assert [plan["restart"] for plan in found] == [0, 0, 1, 1, 2, 2]
+    assert [plan["store"] for plan in found[1::2]] == [["node0", 29500, f"msctx/ranks/x/{restart}"] for restart in range(3)]
 
 
 @pytest.mark.full
