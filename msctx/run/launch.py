@@ -97,7 +97,7 @@ def launch(experiment: Experiment, how: Launch, out: str | None, as_json: bool) 
         contextlib.ExitStack() as ending,
         scratch.folder("msctx-run-") as own,
         _quiet(),
-        _new_stores(how.restarts > 0 or least < most),
+        _new_stores(how.restarts > 0 or most > 1),
     ):
         if most == 1:
             record = Record.create(out, experiment.record_dir, experiment.name)
@@ -228,7 +228,10 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _new_stores(may_restart: bool) -> Iterator[None]:
-    """A restart has a store of its own: in the agent's, ranks would find the addresses of those that have ended."""
+    """A restart has a store of its own: in the agent's, ranks would find the addresses of those that have ended.
+
+    A node that takes the place of another one would not find the agent's.
+    """
     name = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
     found = os.environ.get(name)
     if may_restart:

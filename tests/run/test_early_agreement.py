@@ -61,11 +61,13 @@ def rows(folder: Path) -> list[tuple[int, int, str]]:
     return [(row["restart"], row["rank"], row["status"]) for row in found]
 
 
-@pytest.mark.parametrize("group", ["none", "env", "file"])
-def test_whatever_group_the_program_makes_afterwards(folder: Path, group: str) -> None:
-    ((code, err),) = run(folder, f"args.group={group}", "--max-restarts", "1")
-    assert code == 0, err
-    assert err.count(DIFFER) == 1
+@pytest.mark.parametrize(
+    ("group", "restarts", "nodes"), [("none", 1, 1), ("env", 1, 1), ("file", 1, 1), ("none", 0, 2), ("env", 0, 2)]
+)
+def test_whatever_group_the_program_makes_afterwards(folder: Path, group: str, restarts: int, nodes: int) -> None:
+    ended = run(folder, f"args.group={group}", "--max-restarts", str(restarts), nodes=nodes)
+    assert [code for code, _ in ended] == [0] * nodes, ended
+    assert sum(err.count(DIFFER) for _, err in ended) == 1
     assert rows(folder) == [(0, 0, "completed"), (0, 1, "completed")]
 
 
