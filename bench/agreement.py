@@ -2,9 +2,11 @@
 
 The ranks are simulated, the store is real: torch's TCPStore on the loopback, asked by two processes, each of which is half of the
 ranks, one after the other. So the time of all of them is an upper bound of what the last one waits. Beside it: how long the digests
-of a model take that `replica_check` compares.
+of a model take that `replica_check` compares, and what a whole check costs two real ranks that train ResNet-50 by gloo, with its
+requests of the store: in processor time, since what else the machine does at the time counts less there.
 
     python bench/agreement.py --out bench/results/NAME-agreement.json
+    python bench/agreement.py --checks bench/results/NAME-agreement.json   # the last part alone, into what is there
     python bench/agreement.py --docs bench/results/NAME-agreement.json
 """
 
@@ -12,17 +14,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import contest
+import networks
 import torch
+import torch.distributed as dist
 from torch.distributed import TCPStore
+from torch.nn.parallel import DistributedDataParallel
 
 import msctx
 from msctx.context import agreement
@@ -32,6 +40,12 @@ from msctx.observers import replicas
 RANKS = (8, 64, 1024)
 ASKERS = 2
 TURNS = 5
+TRAINING = 2
+"""Ranks that train."""
+CHECK_TURNS, STEPS, BATCH, SIZE = 10, 2, 4, 64
+EVERY = 50
+"""Steps from one check to the next, as in the issue; the checks that are measured are in each step."""
+CHECKED: dict[str, dict[str, Any]] = {"none": {}, "each step": {"replica_check": 1}, "none, again": {}}
 
 
 def values() -> dict[str, Any]:
@@ -93,6 +107,70 @@ def digests() -> dict[str, Any]:
     return {"parameters": sum(p.numel() for p in model.parameters()), "seconds": statistics.median(times)}
 
 
+def trains(number: int, port: int, out: str) -> None:
+    """A rank: the processor time of a step, in turns with and without checks."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://localhost:{port}", rank=number, world_size=TRAINING)
+    torch.manual_seed(0)
+    model = DistributedDataParallel(networks.resnet50())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    x = torch.randn(BATCH, 3, SIZE, SIZE)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    step()
+    seconds: dict[str, list[float]] = {name: [] for name in CHECKED}
+    for turn in range(CHECK_TURNS):
+        for name, options in [*CHECKED.items()][:: 1 if turn % 2 else -1]:
+            with msctx.context(**options).watch(model):
+                step()
+                dist.barrier()
+                began = time.process_time()
+                for _ in range(STEPS):
+                    step()
+                seconds[name].append((time.process_time() - began) / STEPS)
+    if not number:  # it has the store
+        found = {"seconds": seconds, "parameters": sum(p.numel() for p in model.parameters())}
+        Path(out).write_text(json.dumps(found), encoding="utf-8")
+    dist.barrier()
+    os._exit(0)
+
+
+def checks() -> dict[str, Any]:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        out = f"{folder}/found.json"
+        torch.multiprocessing.start_processes(trains, (port, out), nprocs=TRAINING, start_method="spawn")
+        found: dict[str, Any] = json.loads(Path(out).read_text(encoding="utf-8"))
+    return found
+
+
+def of_checks(found: dict[str, Any]) -> str:
+    seconds = found["seconds"]
+
+    def more(name: str) -> tuple[float, float, float]:
+        """Percent of a step, as if there were a check every EVERY steps: the quarter, the median, three quarters."""
+        shares = [100 * (with_ / without - 1) / EVERY for with_, without in zip(seconds[name], seconds["none"], strict=True)]
+        low, middle, high = statistics.quantiles(shares, n=4)
+        return low, middle, high
+
+    def shown(low: float, middle: float, high: float) -> str:
+        return f"{middle:.2f} % ({low:.2f} to {high:.2f})"
+
+    return (
+        f"A whole check with its requests of the store, on {TRAINING} ranks that train ResNet-50 by gloo "
+        f"({found['parameters'] / 1e6:.1f} million weights, batch {BATCH}, {SIZE} x {SIZE}): with `replica_check={EVERY}` "
+        f"{shown(*more('each step'))} of a step of {1e3 * statistics.median(seconds['none']):.0f} ms; nothing beside nothing: "
+        f"{shown(*more('none, again'))}. That is processor time of rank 0, which has the store, of a check in each step, divided by "
+        f"{EVERY}; medians and the middle half of {CHECK_TURNS} turns."
+    )
+
+
 def measured() -> dict[str, Any]:
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     rows = []
@@ -109,6 +187,7 @@ def measured() -> dict[str, Any]:
         "bytes": len(distributed.packed(json.dumps(values(), sort_keys=True))),
         "rows": rows,
         "digests": digests(),
+        "checks": checks(),
     }
 
 
@@ -129,6 +208,8 @@ def table(found: dict[str, Any]) -> list[str]:
         f"{found['bytes'] / 1024:.1f} KiB into the store. The digests of {millions:.1f} million float32 weights take "
         f"{1e3 * digest['seconds']:.1f} ms, with `replica_check=50` {1e3 * digest['seconds'] / 50:.2f} ms a step.",
         "",
+        of_checks(found["checks"]),
+        "",
         f"{of['cpu']}, {of['cores']} cores, torch {of['torch']}; medians of {TURNS} turns.",
     ]
 
@@ -137,11 +218,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--docs", type=Path)
+    parser.add_argument("--checks", type=Path)
     parser.add_argument("--asker", nargs=5)
     given = parser.parse_args()
     if given.asker:
         port, of, size, differing, number = given.asker
         asker(int(port), of, [*range(int(number), int(size), ASKERS)], int(differing))
+    elif given.checks:
+        found = json.loads(given.checks.read_text()) | {"checks": checks()}
+        print(of_checks(found["checks"]))
+        contest.keep(given.checks, found)
     elif given.docs:
         contest.into_docs("agreement", table(json.loads(given.docs.read_text())))
     else:
