@@ -36,7 +36,7 @@ from msctx.observers import collector
 Scope = Callable[[], AbstractContextManager[Any]]
 AGAIN = "without, again (A/A)"
 RECORDER = "recorder"
-ROUNDS = 9
+ROUNDS = 5
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Of glibc's ``malloc.h``."""
 
