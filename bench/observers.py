@@ -1,8 +1,12 @@
 """What observers cost: a training step's CPU time under each over that without, on one thread, in turns in one process.
 
 The first contender is the step without an observer again (A/A); torch's own tools come last, and msProbe's statistics of the calls of
-APIs (L1) where mindstudio-probe is installed. A figure is the median over the rounds
-of a process; of several processes the table shows the median and the range.
+APIs (L1) where mindstudio-probe is installed. A turn is the faster of two steps under an
+observer and of two without, one after the other, since the machine's speed drifts; a figure is the median over the rounds of a
+process; of several processes the table shows the median and the range.
+
+The times are taken with a heap that keeps what is freed. With glibc's defaults a step has between none and some 30,000 page faults, with
+an observer as without, and their time hides what an observer costs; how many there are is counted before.
 
     python bench/observers.py --processes 3 --out bench/results/NAME-observers.json
     python bench/observers.py --docs bench/results/NAME-observers.json
@@ -158,27 +162,34 @@ def page_faults(step: Callable[[], object]) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
+Turns = dict[str, list[tuple[float, float]]]
+
+
 def in_turns(
     step: Callable[[], object],
     scopes: Mapping[str, Scope],
     rounds: int = ROUNDS,
     measure: Callable[[Callable[[], object]], float] = cpu_time,
-) -> dict[str, list[float]]:
-    """The lesser measure of two steps (CPU seconds) in each round, under each scope; ``""``: under none."""
-    found: dict[str, list[float]] = {"": [], **{name: [] for name in scopes}}
+) -> Turns:
+    """Of each scope, in each round: the lesser measure of two steps (CPU seconds) under it, and that under none beside it."""
+    found: Turns = {name: [] for name in scopes}
+
+    def least(scope: Scope) -> float:
+        with scope():
+            return min(measure(step) for _ in range(2))
+
     for turn in range(-1, rounds):
-        for name in found if turn % 2 else reversed([*found]):
-            with scopes.get(name, nullcontext)():
-                least = min(measure(step) for _ in range(2))
-                if turn >= 0:
-                    found[name].append(least)
+        for name in found:
+            sides = [scopes[name], nullcontext]
+            pair = [least(scope) for scope in (sides if turn % 2 else reversed(sides))]
+            if turn >= 0:
+                found[name].append((pair[0], pair[1]) if turn % 2 else (pair[1], pair[0]))
     return found
 
 
-def ratios(times: dict[str, list[float]]) -> dict[str, float]:
+def ratios(turns: Turns) -> dict[str, float]:
     """The median over the rounds, of each time over that without."""
-    plain = times[""]
-    return {name: statistics.median(a / b for a, b in zip(own, plain, strict=True)) for name, own in times.items() if name}
+    return {name: statistics.median(own / plain for own, plain in pairs) for name, pairs in turns.items()}
 
 
 def measured() -> dict[str, Any]:
@@ -186,9 +197,8 @@ def measured() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         others, all_steps = contenders(Path(folder)), steps()
-        counted = {
-            model: in_turns(step, {RECORDER: others[RECORDER]}, measure=page_faults) for model, step in all_steps.items()
-        }
+        recorder = {RECORDER: others[RECORDER]}
+        counted = {model: in_turns(step, recorder, measure=page_faults)[RECORDER] for model, step in all_steps.items()}
         heap_keeps_what_is_freed()
         return {"faults": counted, "ratios": {model: ratios(in_turns(step, others)) for model, step in all_steps.items()}}
 
@@ -204,15 +214,15 @@ def table(results: list[dict[str, Any]]) -> list[str]:
             cells.append(f"{statistics.median(own):.3f} ({min(own):.3f} to {max(own):.3f})")
         lines.append(f"| {name} | {' | '.join(cells)} |")
 
-    def faults(scope: str) -> str:
+    def faults(side: int) -> str:
         counts = {
-            model: [count for result in results for one in result["found"] for count in one["faults"][model][scope]]
+            model: [pair[side] for result in results for one in result["found"] for pair in one["faults"][model]]
             for model in processes[0]
         }
         return " and ".join(f"{statistics.median(all_):,.0f} ({min(all_):,} to {max(all_):,})" for all_ in counts.values())
 
     where = f"{contest.described(results)}; one thread, {len(processes)} processes"
-    heap = f"page faults of a step with glibc's default heap: without an observer {faults('')}, with the recorder {faults(RECORDER)}"
+    heap = f"page faults of a step with glibc's default heap: without an observer {faults(1)}, with the recorder {faults(0)}"
     return [*lines, "", f"{where}. In brackets: the range over processes. The heap keeps what is freed here; {heap}."]
 
 

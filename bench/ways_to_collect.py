@@ -154,16 +154,19 @@ def measured(rounds: int = ROUNDS) -> dict[str, dict[str, dict[str, float]]]:
     native()
     scopes = {AGAIN: nullcontext, **WAYS}
 
-    def added(times: dict[str, list[float]]) -> dict[str, float]:
-        pairs = {name: zip(own, times[""], strict=True) for name, own in times.items() if name}
-        return {name: statistics.median((a - b) / CALLS * 1e9 for a, b in each) for name, each in pairs.items()}
+    def nanoseconds(turns: observers.Turns) -> dict[str, float]:
+        none = statistics.median(plain for _, plain in turns[AGAIN])
+        added = {name: statistics.median(own - plain for own, plain in pairs) for name, pairs in turns.items()}
+        return {name: seconds / CALLS * 1e9 for name, seconds in {"none": none, **added}.items()}
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         small = {name: observers.in_turns(step, scopes, rounds) for name, step in operators().items()}
         large = {name: observers.in_turns(step, scopes, min(rounds, 15)) for name, step in networks_().items()}
-    calls = {name: {"none": statistics.median(times[""]) / CALLS * 1e9, **added(times)} for name, times in small.items()}
-    return {"ns": calls, "ratios": {name: observers.ratios(times) for name, times in large.items()}}
+    return {
+        "ns": {name: nanoseconds(turns) for name, turns in small.items()},
+        "ratios": {name: observers.ratios(turns) for name, turns in large.items()},
+    }
 
 
 SIGHTS: Mapping[str, Callable[[Kept], bool]] = {
