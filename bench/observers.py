@@ -5,8 +5,8 @@ APIs (L1) where mindstudio-probe is installed. A turn is the faster of two steps
 observer and of two without, one after the other, since the machine's speed drifts; a figure is the median over the rounds of a
 process; of several processes the table shows the median and the range.
 
-The times are taken with a heap that keeps what is freed. With glibc's defaults a step has between none and some 30,000 page faults, with
-an observer as without, and their time hides what an observer costs; how many there are is counted before.
+The times are taken with a heap that keeps what is freed. With glibc's defaults a step has between none and some 30,000 page faults,
+with an observer as without, and their time hides what an observer costs; how many there are is counted before.
 
     python bench/observers.py --processes 3 --out bench/results/NAME-observers.json
     python bench/observers.py --docs bench/results/NAME-observers.json
