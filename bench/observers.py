@@ -215,15 +215,16 @@ def table(results: list[dict[str, Any]]) -> list[str]:
         lines.append(f"| {name} | {' | '.join(cells)} |")
 
     def faults(side: int) -> str:
-        counts = {
-            model: [pair[side] for result in results for one in result["found"] for pair in one["faults"][model]]
-            for model in processes[0]
-        }
-        return " and ".join(f"{statistics.median(all_):,.0f} ({min(all_):,} to {max(all_):,})" for all_ in counts.values())
+        counts = [[pair[side] for one in counted for pair in one[model]] for model in processes[0]]
+        return " and ".join(f"{statistics.median(own):,.0f} ({min(own):,} to {max(own):,})" for own in counts)
 
-    where = f"{contest.described(results)}; one thread, {len(processes)} processes"
-    heap = f"page faults of a step with glibc's default heap: without an observer {faults(1)}, with the recorder {faults(0)}"
-    return [*lines, "", f"{where}. In brackets: the range over processes. The heap keeps what is freed here; {heap}."]
+    counted = [one["faults"] for result in results for one in result["found"] if "faults" in one]
+    heap = (
+        f" The heap keeps what is freed here; page faults of a step with glibc's default heap: {faults(1)}" if counted else ""
+    )
+    heap += f", with the recorder {faults(0)}." if counted else ""
+    where = f"{contest.described(results)}; one thread; processes: {len(processes)}"
+    return [*lines, "", f"{where}. In brackets: the range over processes.{heap}"]
 
 
 def main() -> None:
@@ -236,7 +237,8 @@ def main() -> None:
     if given.work:
         print(json.dumps(measured()))
     elif given.docs:
-        contest.into_docs("observers", table(contest.read(given.docs)))
+        results = contest.read(given.docs)
+        contest.into_docs(f"observers-{results[0]['machine']['isa']}", table(results))
     else:
         result: dict[str, Any] = {"machine": contest.machine(), "found": []}
         for _ in range(given.processes):
