@@ -41,7 +41,6 @@ namespace {
 std::mutex& lock = fork_safe_mutex();
 std::atomic<int64_t> operators{0}, step{0};
 at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;  // under the lock
-bool callback_has_results = false;
 std::atomic<PythonFunction> placer{nullptr};  // Python's, for the life of the process
 
 // Of the operator that has made a node of the graph.
@@ -171,13 +170,16 @@ void see(
   const std::vector<Seen>* known = nullptr;
   for (Wanted& one : wanted) {
     const bool is_asked = one.by->*asks, shares = is_asked && !one.by->tensors;
-    if (!is_asked && what[0] == 'i') continue;
+    if (!is_asked && into == &Wanted::inputs) continue;
     const Reading reading = shares ? together : is_asked ? of_rows(*one.by) : Reading{};
     one.*into = shares && known ? *known : seen(values, row, what, reading, one.problem);
     if (shares && !known) known = &(one.*into);
   }
   for (Wanted& one : wanted)
-    for (Seen& tensor : one.*into) tensor.has_statistics &= one.by->statistics != 0, tensor.has_digest &= one.by->digests != 0;
+    for (Seen& tensor : one.*into) {
+      tensor.has_statistics &= one.by->statistics != 0, tensor.has_digest &= one.by->digests != 0;
+      if (!one.by->statistics && tensor.unread == unconvertible) tensor.unread.clear();
+    }
 }
 
 Reading of_overflow(const Reader& by) {
@@ -249,8 +251,8 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   if (fn.scope() != at::RecordScope::FUNCTION) return is_traced() ? nullptr : begin_around(fn);
   if (here.is_inside) return nullptr;
   update(here.config, here.version);
-  const auto& asked = here.config;
-  if (!asked || (asked->results && !fn.needsOutputs())) return nullptr;  // it began before they asked
+  const auto asked = here.config;
+  if (!asked) return nullptr;
   if (is_traced()) {  // it is none of the program's, and what the mode makes of it is part of it
     here.is_inside = true;
     return std::make_unique<Context>();
@@ -429,18 +431,6 @@ void note_algorithm(const Choice& choice, bool has_ended) {
   here.is_computing = !has_ended;
 }
 
-// The lock is held.
-void call_back(bool is_wanted, bool has_results) {
-  if (callback != at::INVALID_CALLBACK_HANDLE && (!is_wanted || has_results != callback_has_results)) {
-    at::removeCallback(callback);
-    callback = at::INVALID_CALLBACK_HANDLE;
-  }
-  if (!is_wanted || callback != at::INVALID_CALLBACK_HANDLE) return;
-  callback = at::addGlobalCallback(at::RecordFunctionCallback(begin, end).needsInputs(true).needsOutputs(has_results).scopes(
-      {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION, at::RecordScope::USER_SCOPE}));
-  callback_has_results = has_results;
-}
-
 }  // namespace
 
 const char* module_here() { return here.module; }
@@ -457,7 +447,13 @@ MSCTX_API int msctx_collect(const Asked* asked, int count, PythonFunction on_row
   set_readers(wanted, on_rows, choose);
   placer = place;
   on_choice = count ? note_algorithm : nullptr;
-  call_back(count > 0, wanted && wanted->results);
+  if (count && callback == at::INVALID_CALLBACK_HANDLE) {
+    callback = at::addGlobalCallback(at::RecordFunctionCallback(begin, end).needsInputs(true).needsOutputs(true).scopes(
+        {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION, at::RecordScope::USER_SCOPE}));
+  } else if (!count && callback != at::INVALID_CALLBACK_HANDLE) {
+    at::removeCallback(callback);
+    callback = at::INVALID_CALLBACK_HANDLE;
+  }
   return 1;
 } catch (const std::exception&) {
   return 0;

@@ -41,10 +41,8 @@ State& state() {
 }  // namespace
 
 Config::Config(const Asked* asked, int count) : readers(asked, asked + count) {
-  for (const Reader& one : readers) {
+  for (const Reader& one : readers)
     overflow |= one.overflow, errors |= one.errors, recent |= one.recent, running |= one.running, lines |= one.lines;
-    results |= one.inputs || one.outputs || one.overflow;
-  }
 }
 
 void set_readers(std::shared_ptr<const Config> given, PythonFunction take, PythonFunction choose) {
@@ -116,8 +114,10 @@ MSCTX_API void msctx_collect_nothing() {
 MSCTX_API char* msctx_collected(int64_t reader) try {
   if (!reader) return strdup(recent_as_json().c_str());
   std::deque<Row> taken;
-  const std::lock_guard<std::mutex> guard(lock);
-  if (const auto queue = state().waiting.find(reader); queue != state().waiting.end()) taken.swap(queue->second);
+  {
+    const std::lock_guard<std::mutex> guard(lock);
+    if (const auto queue = state().waiting.find(reader); queue != state().waiting.end()) taken.swap(queue->second);
+  }
   return strdup(json_of(taken).c_str());
 } catch (const std::exception&) {
   return nullptr;

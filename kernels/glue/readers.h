@@ -34,7 +34,6 @@ struct Reader : Asked {
 struct Config {
   std::vector<Reader> readers;
   int32_t overflow = 0, errors = 0, recent = 0, running = 0, lines = 0;  // that any of them asks for
-  bool results = false;  // that any of them looks at what comes out: torch collects it for that
 
   Config(const Asked* asked, int count);
 };

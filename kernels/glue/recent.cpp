@@ -99,7 +99,7 @@ class Shapes {
       }
       words.add("]");
     }
-    if (of.has_more) words.add(" ...");
+    if (of.has_more) words.add(of.tensors ? " ..." : "...");
   }
   char text[900];
 };

@@ -33,7 +33,13 @@ void keep(Seen& found, const at::Tensor& t, const Reading& reading, const std::s
 void take_statistics(Seen& found, const std::optional<Statistics>& known) {
   found.has_statistics = known.has_value();
   if (known) found.statistics = *known;
-  else if (found.unread.empty()) found.unread = "unconvertible";  // of a dtype that torch converts to no other
+  else if (found.unread.empty()) found.unread = unconvertible;
+}
+
+void take_digest(Seen& found, const at::Tensor& t) try {
+  found.digest = digest_of(t);
+  found.has_digest = true;
+} catch (const std::exception&) {
 }
 
 }  // namespace
@@ -69,6 +75,7 @@ std::vector<Seen> seen(
         if (wants_statistics) take_statistics(one, read);
       } catch (const std::exception&) {
         take_statistics(one, std::nullopt);
+        if (reading.digests && reading.statistics) take_digest(one, t);
         continue;
       }
       if (!reading.folder) continue;

@@ -21,6 +21,9 @@ struct Reading {
   bool of_any_layout = false;           // statistics, of the values that a sparse or nested one stores
 };
 
+// Why statistics are not read: torch converts the dtype to no other.
+inline constexpr const char* unconvertible = "unconvertible";
+
 // `what`: input or output. `before`: of the arguments that are written to, in order, where it is too late to read them (see known_of).
 // `problem`: why a file could not be written.
 std::vector<Seen> seen(

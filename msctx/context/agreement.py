@@ -74,6 +74,8 @@ def check(plan: Plan) -> None:
     group = distributed.run() or (LAUNCHER if distributed.has_launchers_store() and not distributed.has_agent() else AGENT)
     if group in _compared or (group == AGENT and not distributed.has_agent()):
         return
+    if group <= 0 and distributed.is_worker_of_rank():
+        return
     decides = any(name.startswith(NUMERICS) for name in plan.assignments)
     if not decides and not _begun.isdisjoint((AGENT, group)):
         return

@@ -73,6 +73,8 @@ class MsctxHook:
         """What ends with the block, and what with the prepared models and optimizers."""
         self._scales = self._reported = False
         self._step: int | None = None
+        self._overflows = 0
+        """Of all optimizers, after the last step of one."""
 
     def __enter__(self) -> MsctxHook:
         _check(self._accelerator, self.context)
@@ -94,9 +96,13 @@ class MsctxHook:
         return self
 
     def __exit__(self, kind: Any = None, error: Any = None, trace: Any = None) -> None:
-        with self._held:
+        try:
             if error is None:
                 self._report()
+        except BaseException as own:
+            self._held.__exit__(type(own), own, own.__traceback__)
+            raise
+        self._held.__exit__(kind, error, trace)
 
     def _take(self) -> None:
         """What the Accelerator has prepared since."""
@@ -115,14 +121,15 @@ class MsctxHook:
         if self.scaling is None:
             handler = self._accelerator.scaler_handler
             self.scaling = LossScaling(self.context, self._models, optimizer, **(handler.to_kwargs() if handler else {}))
+            self._overflows = self.scaling.scaler.overflow_steps
             self._hooks.callback(self.scaling.remove)
         else:
             self.scaling.add(optimizer)
-        scaler, seen = self.scaling.scaler, self.scaling.scaler.overflow_steps
+        scaler = self.scaling.scaler
 
         def after(*_: Any) -> None:  # schedulers ask whether the step was left out
-            nonlocal seen
-            optimizer._is_overflow, seen = scaler.overflow_steps > seen, scaler.overflow_steps
+            optimizer._is_overflow = scaler.overflow_steps > self._overflows
+            self._overflows = scaler.overflow_steps
 
         self._hooks.callback(setattr, optimizer, "_is_overflow", False)
         self._hooks.callback(innermost(optimizer).register_step_post_hook(after).remove)

@@ -112,6 +112,14 @@ def _agent_has_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
+_IS_WORKER = "RANK" in os.environ and any(word.startswith("from multiprocessing.") for word in sys.orig_argv)
+
+
+def is_worker_of_rank() -> bool:
+    """Whether a rank has started this process, such as a worker of its DataLoader, which has the rank's variables."""
+    return _IS_WORKER
+
+
 def has_agent() -> bool:
     """Whether torchrun has started this process beside others; its agent has a store for them, before there is a process group."""
     return _agent_has_store() and number("WORLD_SIZE") > 1

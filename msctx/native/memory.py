@@ -138,6 +138,19 @@ def statistics() -> dict[str, Any]:
     return dict(zip(STATISTICS, found, strict=True)) | {"caps": caps}
 
 
+class Room(NamedTuple):
+    refusals: int
+    left: int
+    """Bytes that the cap leaves."""
+
+
+def rooms() -> dict[int, Room]:
+    """By the number of each cap, which no other one has had."""
+    with _lock:
+        found = {cap.number: _of_cap(cap.number) for cap in _caps}
+    return {number: Room(of["out_of_memory"], of["limit_bytes"] - of["current_bytes"]) for number, of in found.items()}
+
+
 def _of_cap(number: int) -> dict[str, int]:
     found = (c_int64 * len(OF_CAP))()
     if not _library().msctx_cap_statistics(number, found):

@@ -24,6 +24,7 @@ MOST = 20
 
 PLACES = {"cuda": "cuda", "npu": "ascend"}
 """Whose policy holds for tensors of a device; others: the CPU's."""
+NO_ROOM = memory.Room(refusals=0, left=0)
 REPLAY = Path(__file__).with_name("replay.py")
 """The script."""
 
@@ -77,15 +78,12 @@ NOT_CALLED_AGAIN = {"conv_algo_rules", "matmul_algo_rules", "tuning_file", "work
 
 
 def _of_policy(row: Row) -> dict[str, Any]:
-    """Option → value."""
+    """Option → value. A policy that records problems for later computes by PyTorch's own path."""
     place = next((PLACES[kind] for one in row["inputs"] if (kind := one["device"].partition(":")[0]) in PLACES), "cpu")
     policy = conv_policy.PLACES[place].policy
-    return {} if policy is None else {name: value for name, value in policy.as_dict().items() if name not in NOT_CALLED_AGAIN}
-
-
-def _refusals() -> dict[str, int]:
-    """By cap."""
-    return {cap["origin"]: cap["out_of_memory"] for cap in memory.statistics()["caps"]}
+    if policy is None or policy.work_path is not None:
+        return {}
+    return {name: value for name, value in policy.as_dict().items() if name not in NOT_CALLED_AGAIN}
 
 
 class ErrorReader(Reader):
@@ -95,7 +93,7 @@ class ErrorReader(Reader):
         self._folder = Path(settings.path).absolute() if settings.path else place(self._level)
         self._scratch = files.Scratch(OPTION, self._folder)
         self._count = 0
-        self._refusals = _refusals()
+        self._rooms = memory.rooms()
 
     @property
     def asked(self) -> Mapping[str, int]:
@@ -119,13 +117,16 @@ class ErrorReader(Reader):
 
     def _memory_left(self, row: Row) -> int | None:
         """The bytes of host memory that the operator could have, where a cap refused it more."""
-        before, self._refusals = self._refusals, _refusals()
-        refused = [cap for cap in memory.statistics()["caps"] if self._refusals[cap["origin"]] > before.get(cap["origin"], 0)]
+        before, self._rooms = self._rooms, memory.rooms()
+        refused = [
+            room for number, room in self._rooms.items() if room.refusals > (before[number].refusals if number in before else 0)
+        ]
         held = sum(block["bytes"] for block in row["workspace"]["blocks"])
-        return min((max(cap["limit_bytes"] - cap["current_bytes"] + held, 1) for cap in refused), default=None)
+        return min((max(room.left + held, 1) for room in refused), default=None)
 
     def _write(self, row: Row) -> None:
         """All files of it, or none."""
+        left = self._memory_left(row)
         name = f"{kind_of(row)}.{files.name_of(row['module']) or 'Net'}.{row['id']}.{row['began']}"
         moves: list[tuple[Path, Path]] = []
         written: list[Path] = []
@@ -143,8 +144,9 @@ class ErrorReader(Reader):
         settings["dtype"] = DTYPES[settings["dtype"]]
         settings["autocast"] = {device: DTYPES[dtype] for device, dtype in settings["autocast"].items()}
         row["source"] = _source(row)
-        left = self._memory_left(row)
-        row["options"] = {**_of_policy(row), **({} if left is None else {"max_device_memory": left})}
+        row["options"] = _of_policy(row)
+        if left is not None:
+            row["options"] |= {"device_target": "CPU", "max_device_memory": f"{left}B"}
         if self._level == 1:
             row["outputs"] = [tensor for tensor in row["inputs"] if tensor.get("is_written")]
         try:

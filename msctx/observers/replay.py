@@ -51,8 +51,12 @@ def _context(options: dict[str, Any]) -> contextlib.AbstractContextManager[objec
     except ImportError:
         print(f"msctx is not installed here: the operator is called without {asked}", file=sys.stderr)
         return contextlib.nullcontext()
+    try:
+        context: contextlib.AbstractContextManager[object] = msctx.context(**options)
+    except msctx.errors.OptionError as error:
+        print(f"the operator is called without {asked}, which does not hold here: {error}", file=sys.stderr)
+        return contextlib.nullcontext()
     print(f"called under {asked}", file=sys.stderr)
-    context: contextlib.AbstractContextManager[object] = msctx.context(**options)
     return context
 
 

@@ -386,6 +386,17 @@ def test_statistics_and_digest_together_are_those_alone(dtype: torch.dtype, coll
         assert found[0] == {**found[1], **found[2]}, how
 
 
+def test_a_dtype_without_statistics_has_its_digest_beside_them(collected: Any) -> None:
+    x = torch.zeros(8, dtype=torch.uint8).view(torch.bits8)
+    (alone,) = collected(lambda: x.clone(), inputs=1, digests=1)
+    other = Listens(inputs=1, statistics=1)
+    collector.put("statistics", other)
+    (beside,) = collected(lambda: x.clone(), inputs=1, digests=1)
+    collector.put("statistics", None)
+    assert beside["inputs"] == alone["inputs"]
+    assert (alone["inputs"][0]["digest"], other.rows[-1]["inputs"][0]["unread"]) != (None, "")
+
+
 def test_what_several_readers_ask_is_read_together_and_is_what_each_gets_alone(collected: Any) -> None:
     x = torch.linspace(-3, 5, 41)
     (alone,) = collected(lambda: x.exp())

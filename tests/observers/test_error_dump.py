@@ -416,11 +416,11 @@ def test_a_workspace_for_which_there_is_no_memory(here: Path) -> None:
     assert (again.returncode, problems[0].partition(". ")[0] in again.stderr) == (1, True), again.stderr
     needs = f"with a workspace of {workspace['bytes']} bytes; when it raised, it had "
     assert again.stderr.startswith(f"fft of msctx computed it, {needs}")
-    assert "called under msctx.context(conv_fprop_algo='fft', max_device_memory=" in again.stderr
+    assert "called under msctx.context(conv_fprop_algo='fft', device_target='CPU', max_device_memory=" in again.stderr
 
 
 @pytest.mark.filterwarnings("ignore:aten..repeat")
-@pytest.mark.parametrize("cap", ["16MB", "12.004MB"])
+@pytest.mark.parametrize("cap", ["16MB", "11.45MB"])
 def test_an_operator_that_a_cap_refused_memory_is_refused_it_again(cap: str, here: Path) -> None:
     """With what it could have beside its inputs: a part of what it needs, or next to nothing."""
     with msctx.context(max_device_memory=cap, session={"enable_exception_dump": 1}):
@@ -441,7 +441,26 @@ def test_an_operator_that_raises_after_one_that_lacked_memory_gets_all_it_wants(
         with pytest.raises(RuntimeError):
             torch.mm(x, x[1:])
     options = {path.name.split(".")[0]: json.loads(path.read_text())["options"] for path in here.glob("extra-info/*.json")}
-    assert options == {"exp": {"max_device_memory": 2**20}, "mm": {}}
+    assert options == {"exp": {"device_target": "CPU", "max_device_memory": f"{2**20}B"}, "mm": {}}
+
+
+@pytest.mark.filterwarnings("ignore:aten..exp")
+def test_each_block_with_a_cap_that_refused_is_in_what_is_written(here: Path) -> None:
+    x = torch.ones(1000, 1000)
+    with msctx.context(session={"enable_exception_dump": 1}):
+        for _ in range(3):
+            with pytest.raises(torch.OutOfMemoryError), msctx.context(max_device_memory="1MB"):
+                x.exp()
+    found = [json.loads(path.read_text())["options"] for path in here.glob("extra-info/*.json")]
+    assert found == [{"device_target": "CPU", "max_device_memory": f"{2**20}B"}] * 3
+
+
+@pytest.mark.filterwarnings("ignore:aten..add")
+def test_a_program_whose_problems_are_recorded_is_called_again_as_it_computes(here: Path) -> None:
+    with msctx.context(session={"enable_exception_dump": 1}, aoe_tune_mode="offline"), pytest.raises(RuntimeError):
+        torch.add(torch.ones(2), torch.ones(3))
+    again = replayed(here)
+    assert ("must match the size of tensor b" in again.stderr, "msctx.context" in again.stderr) == (True, False)
 
 
 @pytest.mark.filterwarnings("ignore:aten..")
