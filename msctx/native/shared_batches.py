@@ -140,7 +140,7 @@ class _Share:
         """
         began, nap = time.monotonic(), 1e-4
         while not done():
-            has_come = self._file(rank).exists()
+            has_come = self.folder != Path() and self._file(rank).exists()
             gone = has_come and not self.lives(rank)
             waited, limit = time.monotonic() - began, self._limit(has_come)
             waits = f"local_rank_id={self.rank} waits for local_rank_id={rank}{what}"
@@ -152,9 +152,8 @@ class _Share:
                     "data does so outside the context"
                 )
             if not has_come and waited > SILENT:
-                tell(
-                    "local_rank_id", waits, f"{waits}, which has not begun to share batches; that is an error after {limit:g} s"
-                )
+                then = f"; that is an error after {limit:g} s" if limit < inf else ""
+                tell("local_rank_id", waits, f"{waits}, which has not begun to share batches{then}")
             time.sleep(nap)
             nap = min(2 * nap, LONGEST_NAP)
 

@@ -159,6 +159,29 @@ def test_a_step_that_overflows_is_left_out_by_schedulers_too() -> None:
     assert not it.optimizer_step_was_skipped
 
 
+def test_an_overflow_of_one_optimizer_leaves_out_no_step_of_another() -> None:
+    it, (large, small) = accelerator(), (net(), net())
+    left_out = []
+    with MsctxHook(it, precision_mode=FP16):
+        pairs = [it.prepare(model, torch.optim.SGD(model.parameters(), 1e-8)) for model in (large, small)]
+        for _ in range(3):
+            for (model, optimizer), size in zip(pairs, (1e6, 1e-3), strict=True):
+                train(it, model, optimizer, size=size, steps=1)
+            left_out.append([optimizer.step_was_skipped for _, optimizer in pairs])
+    assert left_out[0] == [True, False], left_out
+    assert not any(other for _, other in left_out)
+
+
+def test_the_context_gets_the_exception() -> None:
+    """As one that is left by with: contexts that are still open inside it go, too."""
+    before = torch.are_deterministic_algorithms_enabled()
+    with pytest.raises(RuntimeError, match="on purpose"), MsctxHook(accelerator(), deterministic="ON"):
+        msctx.context(matmul_allow_tf32=True).__enter__()
+        raise RuntimeError("on purpose")
+    assert torch.are_deterministic_algorithms_enabled() == before
+    assert msctx.current().plan.rows == () or not [row for row in msctx.current().plan.rows if row.spelling == "deterministic"]
+
+
 def test_two_optimizers_that_are_prepared_one_after_the_other() -> None:
     it, models_, kept = accelerator(), [net(), net()], []
     with MsctxHook(it, precision_mode=FP16) as hook:

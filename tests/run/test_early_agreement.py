@@ -15,6 +15,11 @@ ENTRY = """
 import os, signal, msctx, torch, torch.distributed as dist
 def main(run, group="none", strict=False, killed=False):
     rank, is_new = int(os.environ["RANK"]), run.dir.parent.name == "restart_1"
+    if group == "worker":  # its processes count as no ranks, and have what the program has set
+        torch.set_float32_matmul_precision("high")
+        with msctx.context(deterministic="ON", strict=strict):
+            loader = torch.utils.data.DataLoader(range(2), num_workers=1, multiprocessing_context="spawn")
+            return {"total": float(sum(loader))}
     if killed and not is_new and rank == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     with msctx.context(deterministic="ON" if rank or is_new else "OFF", strict=strict):
@@ -59,6 +64,12 @@ def run(folder: Path, *words: str, nodes: int = 1) -> list[tuple[int, str]]:
 def rows(folder: Path) -> list[tuple[int, int, str]]:
     found = json.loads((folder / "out" / "ranks.json").read_text())["ranks"]
     return [(row["restart"], row["rank"], row["status"]) for row in found]
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_workers_of_a_rank_are_not_compared(folder: Path, restarts: int) -> None:
+    (ended,) = run(folder, "args.group=worker", "args.strict=true", "strict=true", "--max-restarts", str(restarts))
+    assert (ended[0], "ranks differ" in ended[1]) == (0, False), ended
 
 
 @pytest.mark.parametrize(
