@@ -79,7 +79,7 @@ def compare(
     from msctx.compare import config
 
     keys = {"workload": workload, "budget": budget, "seconds": seconds, "batch": batch}
-    command = shlex.join(command_line(["msctx", *sys.argv[1:]]))
+    command = shlex.join(command_line(["msctx", *(word for word in sys.argv[1:] if word != "--row-lines")]))
     given = config.Given(overrides or (), axis or (), shape or (), keys, quick, command)
     comparison = config.read(subject, given)
     if fail_below is not None and not 0 < fail_below < 100:

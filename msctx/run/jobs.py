@@ -140,12 +140,14 @@ class Jobs:
             executor = self._executor(Path(made.name))
             job = self._submit(executor, _run_beside, command, dict(environment), str(here), str(errors))
             try:
-                with errors.open(encoding="utf-8", errors="replace") as written:
-                    is_done = False
-                    while not is_done:
-                        is_done = job.done()  # before what is left to read
+                is_done, place = False, 0
+                while not is_done:
+                    is_done = job.done()  # before what is left to read
+                    with errors.open(encoding="utf-8", errors="replace") as written:  # anew: NFS shows what is new at an open
+                        written.seek(place)
                         report(written.read())
-                        time.sleep(0 if is_done else POLL)
+                        place = written.tell()
+                    time.sleep(0 if is_done else POLL)
             except BaseException:
                 job.cancel()
                 raise

@@ -16,7 +16,7 @@ ENTRY = """
 import os, time, msctx, torch, torch.distributed as dist
 def main(run):
     is_new = run.dir.parent.name == "restart_1"
-    with msctx.context(deterministic="ON" if os.environ["RANK"] == "0" else "OFF"):
+    with msctx.context(deterministic="ON" if is_new and os.environ["RANK"] == "0" else "OFF"):
         pass
     dist.init_process_group("gloo")
     dist.barrier()
@@ -77,7 +77,7 @@ def test_without_restarts_of_its_own(tmp_path: Path) -> None:
             agent.communicate()
     rows = [row for row in json.loads((tmp_path / "out" / "ranks.json").read_text())["ranks"] if row["restart"]]
     assert [(row["restart"], row["rank"], row["status"]) for row in rows] == [(1, 0, "completed"), (1, 1, "completed")]
-    assert sum(err.count("ranks differ in what they compute") for err in ended) >= 1, ended
+    assert any("ranks differ in what they compute" in err for err in ended), ended
 
 
 def until_it_listens(place: str) -> None:
