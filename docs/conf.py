@@ -18,7 +18,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "option_reference"]
 myst_heading_anchors = 3  # so that a broken link to a heading is a warning, which the build turns into an error
 
 autodoc_member_order = "bysource"
-autodoc_mock_imports = ["accelerate", "lightning", "pytorch_lightning", "transformers", "hydra", "omegaconf"]  # the pages build without them
+# The pages build without them.
+autodoc_mock_imports = ["accelerate", "lightning", "pytorch_lightning", "transformers", "hydra", "omegaconf"]
 
 # Continuous integration has no network: the link check covers files and headings of this repository, not external pages.
 linkcheck_ignore = [r"https?://"]
