@@ -1,9 +1,9 @@
 """What observers cost: a training step's CPU time under each over that without, on one thread, in turns in one process.
 
 The first contender is the step without an observer again (A/A); torch's own tools come last, and msProbe's statistics of the calls of
-APIs (L1) where mindstudio-probe is installed. A turn is the faster of two steps under an
-observer and of two without, one after the other, since the machine's speed drifts; a figure is the median over the rounds of a
-process; of several processes the table shows the median and the range.
+APIs (L1) where mindstudio-probe is installed. A turn is the faster of two steps under an observer and of two without, one after the
+other, since the machine's speed drifts; a figure is the median over the rounds of a process; of several processes the table shows the
+median and the range.
 
 The times are taken with a heap that keeps what is freed. With glibc's defaults a step has between none and some 30,000 page faults,
 with an observer as without, and their time hides what an observer costs; how many there are is counted before.
@@ -211,7 +211,7 @@ def table(results: list[dict[str, Any]]) -> list[str]:
         cells = []
         for model in processes[0]:
             own = [one[model][name] for one in processes]
-            cells.append(f"{statistics.median(own):.3f} ({min(own):.3f} to {max(own):.3f})")
+            cells.append(f"{statistics.median(own):.3f}" + (f" ({min(own):.3f} to {max(own):.3f})" if len(own) > 1 else ""))
         lines.append(f"| {name} | {' | '.join(cells)} |")
 
     def faults(side: int) -> str:
@@ -224,7 +224,8 @@ def table(results: list[dict[str, Any]]) -> list[str]:
     )
     heap += f", with the recorder {faults(0)}." if counted else ""
     where = f"{contest.described(results)}; one thread; processes: {len(processes)}"
-    return [*lines, "", f"{where}. In brackets: the range over processes.{heap}"]
+    between = " In brackets: the range over processes." if len(processes) > 1 else ""
+    return [*lines, "", f"{where}.{between}{heap}"]
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from msctx.cli import completion, render
-from msctx.cli.output import Json, print_json, print_text, write_new
+from msctx.cli.output import Job, Json, print_json, print_text, write_new
 from msctx.errors import Diagnostic, FileError, OptionError
 from msctx.recorded import command_line
 
@@ -67,9 +67,7 @@ def compare(
     engine: Annotated[
         str, typer.Option(metavar="ENGINE", help="Measure all of it as one job of slurm, or local, and wait for it.")
     ] = "",
-    job: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="With --engine: a parameter of submitit (slurm_partition, …).")
-    ] = None,
+    job: Job = None,
     row_lines: Annotated[
         bool, typer.Option("--row-lines", hidden=True, help="Progress as lines: a job has no terminal.")
     ] = False,
@@ -214,9 +212,8 @@ def _lines() -> Watch:
 
     def row(name: str) -> None:
         counts["row"] += 1
-        place = (
-            f"{counts['row']} of {counts['of']}: " if counts["row"] <= counts["of"] else ""
-        )  # the budget comes after all rows
+        is_counted = counts["row"] <= counts["of"]  # the budget comes after all rows
+        place = f"{counts['row']} of {counts['of']}: " if is_counted else ""
         print(f"{place}{name}", file=sys.stderr, flush=True)
 
     return Watch(begin=lambda rows: counts.update(of=rows), row=row)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from msctx.cli import completion, render
-from msctx.cli.output import Json, emit, emit_plan, only_json, print_json, print_text
+from msctx.cli.output import Job, Json, emit, emit_plan, only_json, print_json, print_text
 from msctx.errors import Diagnostic, OptionError
 
 
@@ -44,9 +44,7 @@ def run(
     engine: Annotated[
         str, typer.Option(metavar="ENGINE", help="With --sweep: run its points as jobs of slurm, or local at once.")
     ] = "",
-    job: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="With --engine: a parameter of submitit (slurm_partition, …).")
-    ] = None,
+    job: Job = None,
     nproc: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Run it as N processes of this node, as torchrun does. Default: in this one."),

@@ -74,7 +74,8 @@ def _of_workspace(found: dict[str, Any]) -> str:
 
 
 NOT_CALLED_AGAIN = {"conv_algo_rules", "matmul_algo_rules", "tuning_file", "work_path", "torch_keeps_products", "deterministic"}
-"""Of the policy for convolutions and products: what is about modules, files, or restored as PyTorch's own setting."""
+"""Of the policy for convolutions and products: what is about modules, files, or restored as PyTorch's own setting. Nor is what would
+measure, which takes long and chooses anew."""
 
 
 def _of_policy(row: Row) -> dict[str, Any]:
@@ -83,7 +84,8 @@ def _of_policy(row: Row) -> dict[str, Any]:
     policy = conv_policy.PLACES[place].policy
     if policy is None or policy.work_path is not None:
         return {}
-    return {name: value for name, value in policy.as_dict().items() if name not in NOT_CALLED_AGAIN}
+    found = {name: value for name, value in policy.as_dict().items() if name not in NOT_CALLED_AGAIN}
+    return {name: value for name, value in found.items() if value != "performance"}
 
 
 class ErrorReader(Reader):
@@ -118,9 +120,7 @@ class ErrorReader(Reader):
     def _memory_left(self, row: Row) -> int | None:
         """The bytes of host memory that the operator could have, where a cap refused it more."""
         before, self._rooms = self._rooms, memory.rooms()
-        refused = [
-            room for number, room in self._rooms.items() if room.refusals > (before[number].refusals if number in before else 0)
-        ]
+        refused = [room for number, room in self._rooms.items() if room.refusals > before.get(number, NO_ROOM).refusals]
         held = sum(block["bytes"] for block in row["workspace"]["blocks"])
         return min((max(room.left + held, 1) for room in refused), default=None)
 

@@ -67,7 +67,15 @@ def test_errors_recorder_and_watchdog() -> None:
                 ("approximated", {"observers.errors": found}, UNSEEN) if found else ("honoured", {"observers.errors": None}, "")
             )
             if found:
-                check([(device, {"enable_exception_dump": level}, {"enable_exception_dump": (*status[:2], "msctx's kernels alone")})])
+                check(
+                    [
+                        (
+                            device,
+                            {"enable_exception_dump": level},
+                            {"enable_exception_dump": (*status[:2], "msctx's kernels alone")},
+                        )
+                    ]
+                )
             check([(device, {"enable_exception_dump": level}, {"enable_exception_dump": status})])
         for given, seconds in (({"op_timeout": 9}, 9), ({"op_timeout": 9, "op_execute_timeout": 5}, 5)):
             check(

@@ -8,12 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import is_running, until
 
 from msctx.cli import main
 from msctx.errors import OptionError
@@ -267,20 +267,6 @@ def waits(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str],
     for process in started:
         process.kill()
         process.communicate()
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 300  # however busy the machine is
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def is_running(number: int) -> bool:
-    try:
-        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

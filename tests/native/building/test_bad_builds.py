@@ -7,10 +7,10 @@ import shutil
 import signal
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from builds import ISAS, call, edit, leftovers, made
+from processes import is_running, until
 
 from msctx.errors import MsctxError, NativeError
 from msctx.native import build
@@ -102,20 +102,6 @@ def test_a_users_handler_of_sigterm_is_called_and_ends_the_compilers(cache, sour
     assert process.ended() == {"raised": "SystemExit", "text": "the user's own"}
     until(lambda: not any(map(is_running, held)))
     assert leftovers(cache) == []
-
-
-def until(holds):
-    end = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def is_running(number):
-    try:
-        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_kernel_with_a_mistake(cache, sources):
