@@ -190,7 +190,7 @@ def make(settings: Settings, facts: Facts) -> Plan:
     main = wanted or devices[-1]
     device_id = settings.get("session_device_id", main) or settings.get("device_id", main)
     rows = [row for device in devices for row in _rows(settings, device, facts)]
-    rows += _absent(settings, devices)
+    rows = [*_in_step(rows, main), *_absent(settings, devices)]
     # the device first: what is set for "the current device" must find it
     order = {name: i for i, name in enumerate(dict.fromkeys(["device_target", "device_id", "session_device_id", *settings]))}
     return Plan(
@@ -201,6 +201,28 @@ def make(settings: Settings, facts: Facts) -> Plan:
         missing=wanted not in (None, "cpu", *facts.devices),
         strict=bool(strict and strict.value),
     )
+
+
+def _in_step(rows: list[Row], main: str) -> Iterator[Row]:
+    """Devices share some switches: where a group of one device asks for another value there, the main device's row decides."""
+    deciding: dict[str, Row] = {}
+    for row in sorted(rows, key=lambda row: row.device != main):
+        for switch in row.assignments:
+            deciding.setdefault(switch, row)
+    for row in rows:
+        lost = {
+            switch: by
+            for switch, value in row.assignments.items()
+            if (by := deciding[switch]).device != row.device and by.assignments[switch] != value
+        }
+        if not lost:
+            yield row
+            continue
+        own = any(deciding[switch] is row for switch in row.assignments)
+        left = {switch: value for switch, value in row.assignments.items() if own and switch not in lost}
+        switch, by = next(iter(lost.items()))
+        reason = f"overridden by {by.spelling}={by.value!r} from {by.origin}: the devices share {switch}"
+        yield replace(row, assignments=left, status="approximated" if own else "inert", reason=reason)
 
 
 def _target(settings: Settings) -> str | None:

@@ -1,5 +1,6 @@
 """Plans: which setting counts on which device, what is reported, what fails, and that no two rows contradict each other."""
 
+import itertools
 import json
 
 import pytest
@@ -358,6 +359,29 @@ def test_devices_agree_where_one_has_a_setting_of_its_own() -> None:
     own = {"ascend_config.parallel_speed_up_json_path.recompute_comm_overlap": True}
     for more in ({}, {"parallel_speed_up_json_path": str(DATA / "parallel_speed_up.json")}):
         assert_agreed(make({**more, **own}, devices=DEVICES))
+
+
+@pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
+def test_where_devices_share_a_switch_the_main_one_decides(option: Option) -> None:
+    """And the other one's row has the reason."""
+    for whole, own in itertools.product(values(option), repeat=2):
+        for group in option.groups:
+            try:
+                found = make({option.name: whole, f"{group}.{option.name}": own}, devices=DEVICES)
+            except OptionError:  # a group of no device, or values that exclude each other
+                continue
+            assert_agreed(found)
+
+
+@pytest.mark.parametrize(("target", "postponed", "loser"), [("CPU", False, "ascend"), ("Ascend", True, "cpu")])
+def test_the_row_that_lost_a_shared_switch_names_the_winner(target: str, postponed: bool, loser: str) -> None:
+    name = "parallel_speed_up_json_path.enable_grad_comm_opt"
+    found = make({"device_target": target, name: True, f"ascend_config.{name}": False}, devices=("cpu", "ascend"))
+    assert found.assignments["models.gradients_postponed"] is postponed
+    (row,) = [row for row in found.rows if row.option == name and row.device == loser and not row.winner]
+    assert (row.status, row.assignments) == ("inert", {})
+    assert "overridden by " in row.reason and "the devices share models.gradients_postponed" in row.reason
+    assert (row in found.failing) == (target == "CPU"), "what the main device does not do is reported"
 
 
 @settings(max_examples=2000)

@@ -50,7 +50,7 @@ def test_torch_npu_without_cann_is_named_with_what_to_do(tmp_path: Path, command
     (tmp_path / "torch_npu-2.13.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: torch_npu\nVersion: 2.13.0\n")
     (tmp_path / "torch_npu-2.13.0.dist-info/entry_points.txt").write_text("[torch.backends]\ntorch_npu = torch_npu:_autoload\n")
     (tmp_path / "script.py").write_text("import mindspore as ms\nms.set_context(device_target='Ascend', device_id=0)\n")
-    variables = {**os.environ, "PYTHONPATH": str(tmp_path), "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path), "TORCH_DEVICE_BACKEND_AUTOLOAD": "1", "COLUMNS": "400"}
     words = (sys.executable, "-m", "msctx", *command.split())
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path, env=variables)
     assert "Traceback" not in done.stderr

@@ -179,7 +179,7 @@ def test_other_exceptions_are_the_programs_own(store: Any) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("how", ["time.sleep(6)", "os.kill(os.getpid(), signal.SIGSTOP)"])
+@pytest.mark.parametrize("how", ["time.sleep(600)", "os.kill(os.getpid(), signal.SIGSTOP)"])
 def test_real_ranks(tmp_path: Path, how: str) -> None:
     (tmp_path / "train.py").write_text(
         textwrap.dedent(f"""
@@ -194,13 +194,11 @@ def test_real_ranks(tmp_path: Path, how: str) -> None:
                         weight.grad = torch.ones(3)
                         if step == 5 and rank == 1:
                             {how}
-                        began = time.monotonic()
                         dist.all_reduce(weight.grad)
                         optimizer.step()
                         time.sleep(0.3)
             except msctx.CollectiveError as error:
-                assert time.monotonic() - began < 4, "the limit and two seconds"
-                print(error, flush=True)
+                print(f"{{error}}\\n", end="", flush=True)  # one write: the ranks share the pipe
             os._exit(0)
         """)
     )
@@ -244,7 +242,7 @@ def test_real_ranks_outside_of_the_group_and_in_a_backward_pass(tmp_path: Path) 
                     with msctx.context(hccl_timeout=2):
                         collective()
                 except msctx.CollectiveError as error:
-                    print(error, flush=True)
+                    print(f"{error}\\n", end="", flush=True)  # one write: the ranks share the pipe
                 dist.distributed_c10d._get_default_store().add(collective.__name__, 1)
                 while dist.distributed_c10d._get_default_store().add(collective.__name__, 0) < 3:
                     time.sleep(0.1)
@@ -254,7 +252,7 @@ def test_real_ranks_outside_of_the_group_and_in_a_backward_pass(tmp_path: Path) 
     done = subprocess.run(torchrun(3, tmp_path / "train.py"), capture_output=True, text=True, timeout=300, check=False)
     errors = done.stdout.splitlines()
     found = {("of rank 0" in error, "backward pass" in error): error for error in errors if "of rank 1 " not in error}
-    assert set(found) == {(True, False), (True, True), (False, True)}, done.stderr
+    assert set(found) == {(True, False), (True, True), (False, True)}, errors + [done.stderr]
     assert "all_reduce at train.py:" in found[True, False]
     assert "rank 1 did not come: it had ended no step" in found[True, False]
     assert all("rank 1 did not come" in error and "rank 2 did" not in error for error in found.values())
