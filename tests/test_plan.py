@@ -380,7 +380,8 @@ def test_the_row_that_lost_a_shared_switch_names_the_winner(target: str, postpon
     assert found.assignments["models.gradients_postponed"] is postponed
     (row,) = [row for row in found.rows if row.option == name and row.device == loser and not row.winner]
     assert (row.status, row.assignments) == ("inert", {})
-    assert "overridden by " in row.reason and "the devices share models.gradients_postponed" in row.reason
+    assert "overridden by " in row.reason
+    assert "the devices share models.gradients_postponed" in row.reason
     assert (row in found.failing) == (target == "CPU"), "what the main device does not do is reported"
 
 

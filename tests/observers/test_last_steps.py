@@ -252,7 +252,7 @@ def test_real_ranks_outside_of_the_group_and_in_a_backward_pass(tmp_path: Path) 
     done = subprocess.run(torchrun(3, tmp_path / "train.py"), capture_output=True, text=True, timeout=300, check=False)
     errors = done.stdout.splitlines()
     found = {("of rank 0" in error, "backward pass" in error): error for error in errors if "of rank 1 " not in error}
-    assert set(found) == {(True, False), (True, True), (False, True)}, errors + [done.stderr]
+    assert set(found) == {(True, False), (True, True), (False, True)}, [*errors, done.stderr]
     assert "all_reduce at train.py:" in found[True, False]
     assert "rank 1 did not come: it had ended no step" in found[True, False]
     assert all("rank 1 did not come" in error and "rank 2 did" not in error for error in found.values())
