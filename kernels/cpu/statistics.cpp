@@ -25,6 +25,19 @@ struct Bits<double> {
   static constexpr type infinite = 0x7ff0000000000000, magnitude = 0x7fffffffffffffff;
 };
 
+// The square of a float is exact as a double, so that a fused step rounds to the same bits.
+template <class Of, class Doubles>
+inline Doubles with_squares(Doubles sums, Doubles v) {
+  if constexpr (sizeof(Of) == sizeof(float)) {
+#if defined(__AVX512F__)
+    return Doubles(_mm512_fmadd_pd(__m512d(v), __m512d(v), __m512d(sums)));
+#elif defined(__FMA__)
+    return Doubles(_mm256_fmadd_pd(__m256d(v), __m256d(v), __m256d(sums)));
+#endif
+  }
+  return sums + v * v;
+}
+
 template <class Word>
 bool has_exponent(const void* data, int64_t count, Word mask) {
   const auto* from = static_cast<const Word*>(data);
@@ -116,7 +129,7 @@ struct Sums {
       Doubles wide;
       for (int l = 0; l < width / parts; l++) wide[l] = double(in_memory[i * (width / parts) + l]);
       to.sum[i] += wide;
-      to.squares[i] += wide * wide;
+      to.squares[i] = with_squares<T>(to.squares[i], wide);
     }
     to.zero = kept == T(0) ? to.zero + 1 : to.zero;
     to.negative = kept < T(0) ? to.negative + 1 : to.negative;
