@@ -59,6 +59,7 @@ struct Here {
   bool is_inside = false, looks_away = false, is_compiled = false;
   int backward = 0, optimizer = 0;
   int64_t errors = 0;  // that operators have raised
+  int standing = 0;    // operators that run and stand for others
   const Operator* wrapped = nullptr;  // that a transform (torch.func) is to call again for what is inside its tensors
   int64_t wrapped_id = 0;
   const char* node = "";
@@ -298,6 +299,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   if (op.stands_for_others) {  // it is seen if it raises and none of those does
     at->arguments = arguments_of(given, a);
     at->errors = here.errors;
+    here.standing++;
     return at;
   }
   for (const Reader& one : a.readers)
@@ -371,6 +373,7 @@ void finish(const at::RecordFunction& fn, const Here& here, Context& at) {
   row.algorithm = here.algorithm;
   const bool has_failed = at.has_failed();
   if (at.recent) finish(at.recent, row, has_failed);
+  if (has_failed && op.only_checks && here.standing) return;  // the one that called it has what went in
   if (has_failed) return finish_failed(at);
   if (at.wanted.empty() && !at.config->overflow) return;
   const Unseen unseen;
@@ -406,6 +409,7 @@ void Around::end(const at::RecordFunction& fn, Here& here) {
 
 void Context::end(const at::RecordFunction& fn, Here& here) {
   if (config && row.op->stands_for_others) {
+    here.standing--;
     if (has_failed() && here.errors == errors) finish_failed(*this);
     return;
   }

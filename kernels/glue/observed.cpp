@@ -326,6 +326,8 @@ std::string origin_of(const at::Tensor& t) {
     json += "\"storage\":" + std::to_string(reinterpret_cast<uintptr_t>(t.storage().unsafeGetStorageImpl())) +
             ",\"storage_bytes\":" + std::to_string(t.storage().nbytes()) + ",\"offset\":" + std::to_string(t.storage_offset()) + ",";
   json += std::string("\"is_inference\":") + (t.is_inference() ? "true," : "false,");
+  if (t.is_conj()) json += "\"is_conj\":true,";
+  if (t.is_neg()) json += "\"is_neg\":true,";
   const auto graph_of = [](const at::TensorBase& one) { return !one.requires_grad() ? "" : one.is_leaf() ? "leaf" : "computed"; };
   member(json, "graph", graph_of(t));
   if (!t.is_view()) return json;

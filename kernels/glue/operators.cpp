@@ -42,6 +42,8 @@ const std::unordered_set<std::string> of_choices{
     "aten::where", "aten::minimum", "aten::maximum", "aten::fmin", "aten::fmax", "aten::clamp", "aten::clamp_", "aten::clamp_min",
     "aten::clamp_min_", "aten::clamp_max", "aten::clamp_max_", "aten::clone", "aten::_to_copy", "aten::stack", "aten::index_fill",
     "aten::index_put"};
+const std::unordered_set<std::string> of_checks{
+    "aten::_linalg_check_errors", "aten::_assert_async", "aten::_assert_scalar", "aten::_assert_tensor_metadata"};
 // Their results hold nothing yet, or what was there before.
 const std::unordered_set<std::string> of_nothing{
     "aten::detach_", "aten::requires_grad_", "aten::as_strided_", "aten::squeeze_", "aten::unsqueeze_", "aten::t_", "aten::transpose_",
@@ -84,6 +86,7 @@ std::unique_ptr<Operator> look_up(const std::string& name, const std::string& ov
   found->moves_data = of_moves.count(name) > 0;
   found->is_pointwise = handle->hasTag(at::Tag::pointwise) || name.starts_with("aten::_foreach_");
   found->chooses = of_choices.count(name) > 0;
+  found->only_checks = of_checks.count(name) > 0;
   found->adds_first = of_sums.count(name) > 0;
   found->keeps_nonfinite = found->adds_first || of_terms.count(name);
   return found;

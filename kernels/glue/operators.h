@@ -14,6 +14,7 @@ struct Operator {
   bool is_pointwise = false, adds_first = false;  // each value of a result comes from those at its place in all arguments, or in the first one
   bool keeps_nonfinite = false;  // of these arguments, at their places
   bool chooses = false;          // one of its arguments, at each place
+  bool only_checks = false;      // what another operator has computed, and raises in its place
   std::vector<std::string> arguments;
   std::vector<bool> is_written, is_result;  // in place; given for the results alone (out=)
   std::vector<size_t> unreturned;           // arguments that it writes to and does not return

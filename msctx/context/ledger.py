@@ -22,6 +22,7 @@ from msctx import locks, notices
 from msctx.effects.base import AS_FOUND
 from msctx.errors import MsctxError, MsctxWarning, NativeError, RestoreError, ScopeError, StrictError, SwitchError
 from msctx.notices import user_frame
+from msctx.observers.steps import replacing
 from msctx.signals import uninterrupted
 from msctx.switches import SWITCHES as SWITCHES
 from msctx.switches import Switch
@@ -135,7 +136,7 @@ def apply(wants: Mapping[str, Any], owner: str, *, strict: bool = False) -> Hold
         SwitchError: a switch did not take its value.
     """
     hold = Hold(owner)
-    with _lock, uninterrupted() as deliver:
+    with _lock, uninterrupted() as deliver, replacing():
         found = [(SWITCHES[name], want) for name, want in wants.items()]
         switches = _early_first(switch for switch, want in found if want is not AS_FOUND or switch.restore == "exact")
         _check_threads(switches, hold)
@@ -303,7 +304,7 @@ def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:
         RestoreError: something could not be put back; or, when strict, had been changed by somebody else.
     """
     told: list[tuple[str, str, str]] = []
-    with _lock, uninterrupted(), notices.put_off(told):
+    with _lock, uninterrupted(), notices.put_off(told), replacing():
         hold.closed = True
         foreign = [] if quiet else _changed(hold)
         failed, interruption = _put_back(hold)
@@ -400,7 +401,7 @@ def settle(open_here: Collection[Hold]) -> None:
     """
     failed: list[str] = []
     interruption: BaseException | None = None
-    with _lock, uninterrupted():
+    with _lock, uninterrupted(), replacing():
         for hold in reversed(all_holds()):
             if hold.is_stranded or not (hold.base or hold in open_here or not hold.is_here):
                 hold.closed = True
@@ -481,7 +482,7 @@ def rebase(
     """
     undone: dict[str, Callable[[], None]] = {}
     covered: list[str] = []
-    with _lock, uninterrupted() as deliver:
+    with _lock, uninterrupted() as deliver, replacing():
         if not hold.who.is_alive():  # what a thread had for itself went with it, and its number may be another's by now
             for record in [r for r in hold.records.values() if r.switch.scope == "thread"]:
                 _drop(record.switch, hold)

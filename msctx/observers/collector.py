@@ -49,6 +49,7 @@ class Reader:
         number: its own; the library has a queue for each reader.
         goes_on: whether a scope with equal settings, entered later, goes on with it.
         is_choosy: whether :meth:`wants` decides about operators.
+        counted: the steps that were counted when it was paused; see :func:`steps.span`.
         wants_lines: whether rows of a backward pass have the user's ``line`` that called the operator of the forward pass.
     """
 
@@ -56,6 +57,7 @@ class Reader:
     is_choosy = False
     wants_lines: ClassVar[bool] = False
     process = number = 0
+    counted: object = None
     settings: Any
 
     @property
@@ -98,8 +100,8 @@ def reader(name: str) -> Reader | None:
     return _readers.get(name)
 
 
-def put(name: str, new: Reader | None) -> None:
-    """Make *new* the reader of this name, in the place of the one that there is."""
+def put(name: str, new: Reader | None, *, resumes: bool = False) -> None:
+    """Make *new* the reader of this name, in the place of the one that there is. *resumes*: it was off in an inner scope."""
     with _lock:
         before = _readers.get(name)
         if before is new:
@@ -112,6 +114,7 @@ def put(name: str, new: Reader | None) -> None:
                 _safely(before, before.pause)
             finally:  # also where a warning is an error
                 del _readers[name]
+                before.counted = steps.span()
             if lost := core.load().c.msctx_collect_dropped():
                 notices.tell(
                     "observers", "lost", f"{lost} operators could not be collected, or waited too long: they are not reported"
@@ -121,7 +124,7 @@ def put(name: str, new: Reader | None) -> None:
             _safely(new, new.begin)
             _readers[name] = new
         if _readers and not _counting:
-            _counting.append(steps.counting(_end_step))
+            _counting.append(steps.counting(_end_step, new.counted if new is not None and resumes else None))
             _counting[0].__enter__()
         elif not _readers and _counting:
             _counting.pop().__exit__(None, None, None)

@@ -47,7 +47,7 @@ def encode(values: Iterable[str | torch.Tensor]) -> bytes:
 
 
 def _text(value: str) -> bytes:
-    return _field(1, value.encode(errors="backslashreplace"))
+    return _field(1, value.encode())
 
 
 def _tensor(value: torch.Tensor) -> bytes:
@@ -185,7 +185,7 @@ def _read_tensor(message: memoryview, start: int) -> torch.Tensor:
     elements = 1
     for size in shape:
         elements *= size
-    if elements * dtype.itemsize != len(content):
+    if elements * dtype.itemsize != len(content) or any(size >= 2**63 for size in shape):
         raise _Broken(f"a tensor of shape {shape} and type {name} has {len(content)} bytes", start)
     flat = torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
     return flat.reshape(shape)

@@ -29,7 +29,8 @@ class Print:
         None.
 
     Raises:
-        TypeError: a value is none of these, or a tensor on the meta device, which has no values; nothing is printed.
+        TypeError: a value is none of these, an int that needs more than 64 bits, or a tensor on the meta device, which has no values;
+            nothing is printed.
 
     Source: ``mindspore.ops.Print``.
     """
@@ -40,7 +41,7 @@ class Print:
         kinds: list[str] = []
         for value in _each(values):
             if isinstance(value, str):
-                texts.append(value)
+                texts.append(value.encode(errors="backslashreplace").decode())
                 kinds.append("s")
             else:
                 tensors.append(_tensor(value))
@@ -61,6 +62,8 @@ def _each(values: Any) -> list[Any]:
 
 
 def _tensor(value: Any) -> torch.Tensor:
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise TypeError(f"Print: {value} needs more than the 64 bits of an Int64; pass a float or a text")
     if isinstance(value, (bool, int)):
         return torch.tensor(value)
     if isinstance(value, float):
@@ -69,9 +72,10 @@ def _tensor(value: Any) -> torch.Tensor:
         raise TypeError(
             f"Print: a {type(value).__name__} cannot be printed; allowed: tensors, str, bool, int, float, lists of them"
         )
-    if value.layout is not torch.strided or value.dtype not in NAMES:
+    if value.is_nested or value.layout is not torch.strided or value.dtype not in NAMES:
+        layout = "nested" if value.is_nested else value.layout
         raise TypeError(
-            f"Print: a tensor of layout {value.layout} and dtype {value.dtype} cannot be printed; allowed: dense tensors of "
+            f"Print: a tensor of layout {layout} and dtype {value.dtype} cannot be printed; allowed: dense tensors of "
             f"{', '.join(str(dtype).removeprefix('torch.') for dtype in NAMES)}; convert it first"
         )
     if value.is_meta:

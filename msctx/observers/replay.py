@@ -129,6 +129,12 @@ def _view(base: torch.Tensor, way: str, result: int, sizes: Sequence[int], strid
         return base.as_strided(sizes, strides, offset)
 
 
+def _lazily(t: dict[str, Any], tensor: torch.Tensor) -> torch.Tensor:
+    """As a view whose memory holds other signs: of what is in memory what it stands for, and the other way round."""
+    tensor = tensor.conj() if t.get("is_conj") else tensor
+    return torch._neg_view(tensor) if t.get("is_neg") else tensor
+
+
 class _Inputs:
     def __init__(self, found: dict[str, Any], folder: Path) -> None:
         self._all, self._folder, self._name = found["inputs"], folder, found["operator"].rpartition("::")[2]
@@ -153,10 +159,11 @@ class _Inputs:
         empty = functools.partial(torch.empty, 0, dtype=loaded.dtype, device=loaded.device)
         made = empty().set_(memory, t["offset"], loaded.shape, strides)
         once = tuple(slice(None) if n else slice(1) for n in strides)  # what is expanded has each value once
-        made[once].copy_(loaded[once])
+        made[once].copy_(_lazily(t, loaded[once]))
         if "view" in t:
             base = _in_graph(empty().set_(memory, 0, [len(memory) // made.itemsize], [1]), t["base"])
             made = _view(base, t["view"], t["result"], loaded.shape, strides, t["offset"])
+        made = _lazily(t, made)
         return made if made.requires_grad else _in_graph(made, t["graph"])
 
 

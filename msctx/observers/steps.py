@@ -8,7 +8,8 @@ accumulated gradients, for optimizers that are compiled. It may follow ``optimiz
 
 A step that a GradScaler skips does not end: no parameter has changed, and its work belongs to the step that goes on.
 
-The count belongs to the process, since backward passes run in threads of their own. It begins at 0 with the first observer.
+The count belongs to the process, since backward passes run in threads of their own. It begins at 0 with the first observer; one that
+takes the place of another goes on with its count, as does one that was off in an inner scope.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ _lock = locks.plain()
 _count = _Count()
 _listeners: list[Listener] = []
 _hooks: list[Any] = []
+_replacing = 0
+"""How many changes are under way in which one observer may take the place of another."""
 
 
 def current() -> int:
@@ -68,14 +71,15 @@ def advance() -> None:
 
 
 @contextmanager
-def counting(ended: Listener = lambda step: None) -> Iterator[None]:
-    """Count steps inside; *ended* is called with the index of each that ends."""
+def counting(ended: Listener = lambda step: None, going_on: object = None) -> Iterator[None]:
+    """Count steps inside; *ended* is called with the index of each that ends. *going_on*: the :func:`span` to continue, where nobody
+    counts."""
     global _count
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     with _lock:
-        if not _listeners:
-            _count = _Count()
+        if not _hooks:
+            _count = going_on if isinstance(going_on, _Count) else _Count()
             _hooks.append(register_optimizer_step_post_hook(_after_step))
         _listeners.append(ended)
     try:
@@ -83,9 +87,28 @@ def counting(ended: Listener = lambda step: None) -> Iterator[None]:
     finally:
         with _lock:
             _listeners.remove(ended)
-            if not _listeners:
-                _hooks.pop().remove()
-                _count = _Count()
+            _end_if_idle()
+
+
+@contextmanager
+def replacing() -> Iterator[None]:
+    """Inside, the count goes on while for a moment nobody counts."""
+    global _replacing
+    with _lock:
+        _replacing += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _replacing -= 1
+            _end_if_idle()
+
+
+def _end_if_idle() -> None:
+    global _count
+    if _hooks and not _listeners and not _replacing:
+        _hooks.pop().remove()
+        _count = _Count()
 
 
 def _end() -> None:

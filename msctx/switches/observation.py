@@ -44,7 +44,7 @@ def _observer(name: str, kind: Callable[[Any], Reader]) -> Switch:
         read=read,
         write=write,
         save=lambda: collector.reader(name),
-        load=lambda found: collector.put(name, found),
+        load=lambda found: collector.put(name, found, resumes=True),
         satisfied=lambda wanted: read() == (wanted and asdict(wanted)),
         prepare=core.load,
     )

@@ -21,6 +21,7 @@ Watch = Callable[[str], object]
 Keep = Callable[[Message], object]
 DIGESTS, REPLICA, COMPILED = {"kind": "digests"}, {"kind": "replica"}, {"kind": "compiled"}
 """What a run does beside itself."""
+NO_OPERATOR = "no operator of PyTorch ran in the entry's own process"
 
 
 def verify(subject: Subject, against: Against, steps: int | None, watch: Watch, keep: Keep) -> Result:
@@ -34,7 +35,7 @@ def verify(subject: Subject, against: Against, steps: int | None, watch: Watch, 
 
     Raises:
         EntryFailed: the entry raised, in all runs alike.
-        EntryError: the ranks have nothing that must agree: no model or no optimizer of theirs was met.
+        EntryError: nothing was compared: the entry ran no operator, or no model or no optimizer of the ranks was met.
         MsctxError: an option or the entry cannot be used.
     """
     sides = against.sides
@@ -78,7 +79,7 @@ def verify(subject: Subject, against: Against, steps: int | None, watch: Watch, 
     if difference is not None and has_place and not against.are_ranks:
         watch("one more pair of runs, for the lines and the values")
         closer.look(subject, sides, result, difference, rows)
-    return _with_something(result) if against.are_ranks else result
+    return _with_something(result, "" if against.are_ranks else NO_OPERATOR)
 
 
 def compiled(subject: Subject, against: Against, steps: int | None, watch: Watch) -> Result:
@@ -111,10 +112,10 @@ def compiled(subject: Subject, against: Against, steps: int | None, watch: Watch
     return _with_something(result)
 
 
-def _with_something(result: Result) -> Result:
+def _with_something(result: Result, why: str = "") -> Result:
     """Runs of which nothing was compared are not equal."""
     if result.finding is None and not result.operators:
-        raise EntryError("; ".join(["nothing was compared", *result.notes]))
+        raise EntryError("; ".join(filter(None, ["nothing was compared", why, *result.notes])))
     return result
 
 

@@ -267,6 +267,8 @@ VIEWS = {
     "one of several, of a plain tensor": lambda: view_of(torch.ones(2, 2), lambda x: x.split(1)[1]).mul_(leaf()),
     "of a view of a leaf": lambda: leaf().t()[1].add_(1),
     "of a function": lambda: Passed.apply(leaf() * 1).add_(1),
+    "conjugated": lambda: torch.view_as_real(torch.ones(2, dtype=torch.complex64).conj()),
+    "negated": lambda: torch.ones(3, dtype=torch.complex64).conj().imag.view(torch.int32),
 }
 
 
@@ -282,6 +284,35 @@ def test_a_view_is_made_again_as_it_was(name: str, here: Path, monkeypatch: pyte
         runpy.run_path(str(script), run_name="__main__")
     expected = re.sub("of Passed(|Backward) is", r"of _View\1 is", str(raised.value))  # the function itself is the program's
     assert str(again.value) == expected
+
+
+@pytest.mark.filterwarnings("ignore:aten..")
+def test_values_are_saved_as_the_operator_read_them(here: Path) -> None:
+    """Where memory holds other signs, the script makes such memory again."""
+    given = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64).conj().imag
+    with pytest.raises(RuntimeError), msctx.context(session={"enable_exception_dump": 1}):
+        given.add_(torch.ones(3))
+    (path,) = here.glob("extra-info/add_.*.input.0.npy")
+    assert np.array_equal(np.load(path), [-2, 4])
+    (script,) = here.glob("extra-info/*.replay.py")
+    made = runpy.run_path(str(script))
+    found = json.loads(script.with_name(script.name.replace(".replay.py", ".json")).read_text())
+    again = made["_Inputs"](found, script.parent)[0]
+    assert again.is_neg()
+    assert torch.equal(again, given)
+
+
+@pytest.mark.filterwarnings("ignore:aten..")
+@pytest.mark.parametrize(
+    ("name", "run"), [("linalg_cholesky", torch.linalg.cholesky), ("linalg_inv", torch.linalg.inv)], ids=["cholesky", "inv"]
+)
+def test_where_a_check_of_the_result_raises_what_went_into_the_operator_is_saved(name: str, run: Any, here: Path) -> None:
+    matrix = torch.tensor([[1.0, 2.0], [2.0, 4.0]]).neg()
+    with pytest.raises(RuntimeError) as raised, msctx.context(session={"enable_exception_dump": 1}):
+        run(matrix)
+    (path,) = here.glob(f"extra-info/{name}.*.input.0.npy")
+    assert np.array_equal(np.load(path), matrix)
+    assert str(raised.value).splitlines()[0] in replayed(here).stderr
 
 
 FAILING = {

@@ -137,6 +137,10 @@ def test_every_cut_is_reported_or_leaves_whole_values(tmp_path: Path) -> None:
         (b"\x0a\x00", "no printed value"),
         (b"\x0a\x08\x12\x06\x12\x04Quux", "unknown type 'Quux'"),
         (encode([torch.ones(2)]).replace(b"\x08\x02", b"\x08\x03"), r"shape \[3\] and type Float32 has 8 bytes"),
+        (
+            b"\x0a\x18\x12\x16\x08\x00\x08\x85" + b"\x80" * 8 + b"\x01\x12\x07Float32",
+            r"shape \[0, 9223372036854775813\] and type Float32 has 0 bytes",
+        ),
         (b"\xff" * 30, "cut off, or no printed values"),
     ],
 )
@@ -238,6 +242,29 @@ def test_what_cannot_be_printed_raises_and_writes_nothing(tmp_path: Path, value:
     with msctx.context(print_file_path=tmp_path / "p"), pytest.raises(TypeError, match=r"Print: .* cannot be printed; allowed"):
         PRINT("x", value)
     assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_raises(tmp_path: Path) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2)])
+    with msctx.context(print_file_path=tmp_path / "p"), pytest.raises(TypeError, match="a tensor of layout nested and dtype"):
+        PRINT("x", nested)
+    assert not (tmp_path / "p").exists()
+
+
+def test_a_number_beyond_64_bits_raises(tmp_path: Path) -> None:
+    with msctx.context(print_file_path=tmp_path / "p"):
+        PRINT(2**63 - 1, -(2**63))
+        for number in (2**63, -(2**63) - 1):
+            with pytest.raises(TypeError, match=rf"Print: {number} needs more than the 64 bits"):
+                PRINT(number)
+    assert [int(value) for value in msctx.parse_print(str(tmp_path / "p"))] == [2**63 - 1, -(2**63)]
+
+
+def test_a_text_that_is_no_unicode_is_escaped(tmp_path: Path) -> None:
+    with msctx.context(print_file_path=tmp_path / "p"):
+        PRINT("a\udc80")
+    assert msctx.parse_print(str(tmp_path / "p")) == ["a\\udc80"]
 
 
 def test_a_tensor_without_values_raises_and_writes_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -107,3 +108,46 @@ def test_counting_ends_where_the_block_raises() -> None:
     optimizer().step()
     assert steps.current() == 0
     assert not torch_optimizer._global_optimizer_post_hooks
+
+
+DUMP = {"enable_dump": True}
+OVERFLOW = {"enable_dump": False, "enable_dump_debug": True}
+
+
+def folders(path: Path) -> set[str]:
+    """The steps of which there are files."""
+    return {found.name for found in (path / "rank_0" / "Net" / "0").glob("*")}
+
+
+def test_the_count_goes_on_where_one_observer_takes_the_place_of_another(tmp_path: Path) -> None:
+    inside, dumps = [], {**DUMP, "dump_path": str(tmp_path)}
+    with msctx.context(session=dumps):
+        for _ in range(2):
+            torch.ones(1).exp()
+            msctx.step()
+        with (
+            pytest.warns(msctx.MsctxWarning, match=r"overflow in step 2: aten::pow"),
+            msctx.context(session={**OVERFLOW, "dump_path": str(tmp_path / "overflow")}),
+        ):
+            torch.full((2,), 1e30).square()
+            optimizer().step()  # ends no step, since the program does
+            msctx.step()
+            inside.append(steps.current())
+        torch.ones(1).exp()
+        inside.append(steps.current())
+    assert (inside, steps.current()) == ([3, 3], 0)
+    assert folders(tmp_path) == {"0", "1", "3"}
+
+
+def test_an_observer_goes_on_with_its_count_after_a_scope_without_it(tmp_path: Path) -> None:
+    overflows = {"enable_dump_debug": True, "dump_path": str(tmp_path)}
+    with msctx.context(session=overflows):
+        msctx.step()
+        with msctx.context(session={"enable_dump_debug": False}):
+            msctx.step()
+            assert steps.current() == 0
+        msctx.step()
+        with pytest.warns(msctx.MsctxWarning, match=r"overflow in step 2: aten::pow"):
+            torch.full((2,), 1e30).square()
+    with msctx.context(session=overflows):
+        assert steps.current() == 0, "another context begins anew"

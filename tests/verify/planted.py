@@ -229,6 +229,10 @@ def transformed(fault: str = "", steps: int = 2) -> None:
         msctx.step()
 
 
+def nothing() -> None:
+    pass
+
+
 def idle() -> None:
     torch.ones(3).sum()
 

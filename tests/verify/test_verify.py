@@ -269,6 +269,13 @@ def test_runs_of_which_nothing_is_compared_are_not_equal(what: str, capsys: Any)
     assert "nothing was compared" in err
 
 
+def test_an_entry_that_runs_no_operator_is_not_equal(tmp_path: Path, capsys: Any) -> None:
+    code, out, err = run(capsys, "--save", str(tmp_path / "run.cert.json"), entry="nothing")
+    assert (code, out) == (4, "")
+    assert "nothing was compared; no operator of PyTorch ran in the entry's own process" in " ".join(err.split())
+    assert not [*tmp_path.iterdir()], "no certificate of nothing"
+
+
 @pytest.mark.full
 def test_a_workspace_is_no_result(capsys: Any) -> None:
     assert found(capsys, code=0, entry="recurrent")["steps"] == 2
