@@ -74,6 +74,7 @@ from torch import nn
 from msctx import signals
 from msctx.context import ledger
 from msctx.native import models
+from msctx.switches import SWITCHES
 HOW = sys.argv[1]
 stack = sys.modules["msctx.context"].stack
 class TimeLimit(Exception):
@@ -121,7 +122,32 @@ def set_context(say):
 def agree():
     "Whether what get_context says is what is in force."
     depth = msctx.get_context("max_call_depth", origin=True)
-    return msctx.state()["torch.nn.max_call_depth"] == (None if depth.origin == "default" else depth.value)
+    return SWITCHES["torch.nn.max_call_depth"].read() == (None if depth.origin == "default" else depth.value)
+
+def put_right():
+    "After what was left behind, for the next attempt."
+    for hold in {id(h): h for holds in ledger._ledger.values() for h in holds}.values():
+        for record in reversed(hold.records.values()):
+            record.put_back()
+        hold.records.clear()
+    ledger._ledger.clear()
+    stack.scopes.clear()
+    assert msctx.state() == found
+
+KINDS = {}
+def kinds(code):
+    "Of each line of a function that is watched what it is; nothing of one at which no signal arrives."
+    file = code.co_filename
+    if not any(part in file for part in WATCHED):
+        return {}
+    found, leaves = {}, code.co_name == "__exit__" and "contextlib" in file
+    for number in {number for _, _, number in code.co_lines() if number}:
+        line = linecache.getline(file, number).strip()
+        if line == "try:" or line.startswith(("begun: ", "entered: ")):
+            continue  # no call, so Python looks for no signal; and it swallows what is raised in a finalizer
+        # there Python has begun to leave a with-block, and nothing helps against any exception
+        found[number] = "between" if leaves or line.startswith("with ") else "plain"
+    return found
 
 def attempt(action, n):
     "Do it with an exception on the n-th line that runs in msctx; return where that was, and what was left behind."
@@ -132,13 +158,11 @@ def attempt(action, n):
         sys.settrace(trace)
     def trace(frame, event, argument):
         nonlocal count, place
-        if not any(part in frame.f_code.co_filename for part in WATCHED):
-            return None
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-        if line == "try:" or line.startswith(("begun: ", "entered: ")):
-            return trace  # no call, so Python looks for no signal; and it swallows what is raised in a finalizer
-        between = line.startswith("with ") or (frame.f_code.co_name == "__exit__" and "contextlib" in frame.f_code.co_filename)
-        if event == "line" and not (HOW == "any" and between):  # there Python has begun to leave a with-block, and nothing helps
+        code = frame.f_code
+        _, lines = KINDS.get(id(code)) or KINDS.setdefault(id(code), (code, kinds(code)))
+        if (kind := lines.get(frame.f_lineno)) is None:
+            return trace if lines else None
+        if event == "line" and not (HOW == "any" and kind == "between"):
             count += 1
             if count == n:
                 first = frame.f_code.co_firstlineno
@@ -171,13 +195,8 @@ def attempt(action, n):
     models.OPEN.clear()
     if changed := msctx.diff(found, msctx.state()):
         problems.append(f"changed: {sorted(changed)}")
-    for hold in {id(h): h for holds in ledger._ledger.values() for h in holds}.values():
-        for record in reversed(hold.records.values()):
-            record.put_back()
-        hold.records.clear()
-    ledger._ledger.clear()
-    stack.scopes.clear()
-    assert msctx.state() == found
+    if problems:
+        put_right()
     return place, phase, problems
 
 bad, n = [], 0
