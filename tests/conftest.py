@@ -1,5 +1,6 @@
 """Watches every test for what it leaves behind, and runs code in a fresh interpreter where a test could not be undone."""
 
+import gc
 import importlib
 import itertools
 import os
@@ -30,7 +31,7 @@ import msctx
 from msctx import notices
 from msctx.context import ledger
 from msctx.context.base import BASE
-from msctx.native import environment_key, tuning_file
+from msctx.native import build, environment_key, tuning_file
 from msctx.options.layers import PREFIX, RESERVED
 from msctx.switches import SWITCHES
 from msctx.torch_config import override, put_override
@@ -140,6 +141,13 @@ def clean_up(before: dict[str, Any]) -> None:
         if name in SWITCHES and SWITCHES[name].write is not None:
             SWITCHES[name].write(value)
     put_precision_back(before["the old precision flags"], before["precision nodes"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def only_new_objects_are_searched() -> None:
+    """Each collection of garbage would go through all that the worker has imported since it began, which takes a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -291,7 +299,7 @@ RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def run_python() -> RunPython:
+def run_python(native_core: None) -> RunPython:
     """Run code in a fresh interpreter, in the root of the project."""
 
     def run(code: str, *, env: dict[str, str] | None = None, timeout: float = 120) -> "subprocess.CompletedProcess[str]":
@@ -335,7 +343,14 @@ def passed() -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def torch_interpreter() -> Iterator[Interpreter]:
+def native_core() -> None:
+    """Where there can be one, it is built now: that takes minutes, which no time limit of a test is to count."""
+    if not build.obstacle():
+        build.library()
+
+
+@pytest.fixture(scope="session")
+def torch_interpreter(native_core: None) -> Iterator[Interpreter]:
     interpreter = Interpreter("import torch")
     yield interpreter
     interpreter.close()
@@ -348,6 +363,22 @@ def passes(torch_interpreter: Interpreter) -> Callable[..., str]:
     Fails with its traceback if it fails, and returns what it printed.
     """
     return lambda code, **more: _passed(_run_forked(torch_interpreter, code, **more))
+
+
+@pytest.fixture
+def script(torch_interpreter: Interpreter) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """Run a script as ``python PATH`` does in the working directory, in a process of its own that has imported torch already."""
+
+    def run(path: Path, *, timeout: float = 120) -> "subprocess.CompletedProcess[str]":
+        start = f"""
+        import os, runpy, sys
+        os.chdir({os.getcwd()!r})
+        sys.argv, sys.path[0] = [{str(path)!r}], {str(path.parent)!r}
+        runpy.run_path({str(path)!r}, run_name="__main__")
+        """
+        return _run_forked(torch_interpreter, start, timeout=timeout)
+
+    return run
 
 
 @pytest.fixture
@@ -365,7 +396,7 @@ def far_library() -> str:
 
 
 @pytest.fixture(scope="session")
-def far_interpreter(far_library: str) -> Iterator[Interpreter]:
+def far_interpreter(far_library: str, native_core: None) -> Iterator[Interpreter]:
     interpreter = Interpreter("import fake_device\nfake_device.prepare()")
     yield interpreter
     interpreter.close()

@@ -22,7 +22,7 @@ PREPARE = "import torch, torch_npu, msctx\nfrom boundary import calls, fail"
 
 
 @pytest.fixture(scope="session")
-def ascend_machine() -> Variables:
+def ascend_machine(native_core: None) -> Variables:
     """The variables of a process on such a machine, by what it is to have; compiled and fetched once."""
     try:
         machine.recorder()
@@ -38,13 +38,13 @@ def ascend_machine() -> Variables:
 
 @pytest.fixture(scope="session")
 def _interpreters(ascend_machine: Variables) -> Iterator[Callable[..., Interpreter]]:
-    """One for each chip and version of CANN, since torch_npu asks for some versions when it is imported."""
-    found: dict[tuple[str, str], Interpreter] = {}
+    """One for each chip and version of CANN, since torch_npu asks for some versions when it is imported; *more*: prepared too."""
+    found: dict[tuple[str, str, str], Interpreter] = {}
 
-    def interpreter(soc: str, cann: str) -> Interpreter:
-        if (soc, cann) not in found:
-            found[soc, cann] = Interpreter(PREPARE, ascend_machine(soc=soc, cann=cann))
-        return found[soc, cann]
+    def interpreter(soc: str, cann: str, more: str) -> Interpreter:
+        if (soc, cann, more) not in found:
+            found[soc, cann, more] = Interpreter(f"{PREPARE}\n{more}", ascend_machine(soc=soc, cann=cann))
+        return found[soc, cann, more]
 
     yield interpreter
     for one in found.values():
@@ -53,11 +53,16 @@ def _interpreters(ascend_machine: Variables) -> Iterator[Callable[..., Interpret
 
 @pytest.fixture
 def ascend(ascend_machine: Variables, _interpreters: Callable[..., Interpreter], passed: Callable[..., str]) -> Run:
-    """Run a case, which has torch, torch_npu, msctx, calls() and fail(); returns what it printed. No device is initialised yet."""
+    """Run a case, which has torch, torch_npu, msctx, calls() and fail(); returns what it printed. No device is initialised yet.
 
-    def run(code: str, *, soc: str = "Ascend910B1", cann: str = "8.5.0", timeout: float = 120, **more: Any) -> str:
+    *prepare* is code that many cases begin with, and that initialises no device either: imports.
+    """
+
+    def run(
+        code: str, *, soc: str = "Ascend910B1", cann: str = "8.5.0", timeout: float = 120, prepare: str = "", **more: Any
+    ) -> str:
         variables = ascend_machine(soc=soc, cann=cann, **more)
-        return passed(_interpreters(soc, cann).run(textwrap.dedent(code) + END, variables, timeout))
+        return passed(_interpreters(soc, cann, prepare).run(textwrap.dedent(code) + END, variables, timeout))
 
     return run
 

@@ -7,9 +7,8 @@ import pytest
 
 pytestmark = pytest.mark.full
 Run = Callable[..., str]
-
+IMPORTS = "import torch._dynamo, torch._inductor.compile_fx, torchair"
 COMPILE = """
-import torchair
 x = torch.ones(4, 4).npu()
 def compiled(config=None):
     torch._dynamo.reset()
@@ -29,10 +28,21 @@ def sent(kind, found):
 """
 
 
-def test_options_of_graphs_reach_the_graph_engine(ascend: Run) -> None:
-    ascend(
-        COMPILE
-        + """
+@pytest.fixture
+def graphs(ascend: Run) -> Run:
+    """Run a case where torchair and what else compiles is imported."""
+    return lambda code: ascend(code, prepare=IMPORTS)
+
+
+@pytest.fixture
+def compiling(graphs: Run) -> Run:
+    """Run a case after COMPILE."""
+    return lambda code: graphs(COMPILE + code)
+
+
+def test_options_of_graphs_reach_the_graph_engine(compiling: Run) -> None:
+    compiling(
+        """
 with msctx.context(atomic_clean_policy=0, host_scheduling_max_threshold=20, ge_options={"session": {"ge.new": "x"}}):
     found = sent("AddGraph", compiled())
     assert found["ge.exec.atomicCleanPolicy"] == "0", "over what torchair has fixed"
@@ -45,10 +55,9 @@ assert "ge.new" not in found
     )
 
 
-def test_the_engine_is_initialised_once(ascend: Run) -> None:
-    ascend(
-        COMPILE
-        + """
+def test_the_engine_is_initialised_once(compiling: Run) -> None:
+    compiling(
+        """
 import warnings
 msctx.set_context(ascend_config={"ge_options": {"global": {"ge.opSelectImplmode": "high_precision", "ge.exec.new": "x"}}})
 first = compiled()
@@ -66,10 +75,9 @@ assert sent("AddGraph", compiled())
     )
 
 
-def test_dumps_and_tuning_of_graphs(ascend: Run) -> None:
-    ascend(
-        COMPILE
-        + """
+def test_dumps_and_tuning_of_graphs(compiling: Run) -> None:
+    compiling(
+        """
 import json, os, tempfile
 from pathlib import Path
 folder = Path(tempfile.mkdtemp())
@@ -143,10 +151,9 @@ WITH_GRAPHS = (
 )
 
 
-def test_an_option_goes_with_each_graph_inside_and_with_none_afterwards(ascend: Run) -> None:
-    ascend(
-        COMPILE
-        + f"""
+def test_an_option_goes_with_each_graph_inside_and_with_none_afterwards(compiling: Run) -> None:
+    compiling(
+        f"""
 import os, tempfile
 os.chdir(tempfile.mkdtemp())
 first = compiled()
@@ -162,10 +169,9 @@ for options, inside in {WITH_GRAPHS}:
     )
 
 
-def test_the_engine_gets_its_options_with_the_first_graph_and_keeps_them(ascend: Run, tmp_path: Path) -> None:
-    ascend(
-        COMPILE
-        + f"""
+def test_the_engine_gets_its_options_with_the_first_graph_and_keeps_them(compiling: Run, tmp_path: Path) -> None:
+    compiling(
+        f"""
 import warnings
 from pathlib import Path
 file, other = (Path({str(tmp_path)!r}) / name for name in ("a.json", "b.json"))
@@ -215,8 +221,8 @@ def sent(rows=2, **options):
 """
 
 
-def test_frozen_weights_are_named_to_the_engine(ascend: Run) -> None:
-    ascend(
+def test_frozen_weights_are_named_to_the_engine(graphs: Run) -> None:
+    graphs(
         MODULES
         + """
 def frozen(**options):
@@ -229,8 +235,8 @@ assert frozen() == ("0", ["0"] * 5)
     )
 
 
-def test_each_gear_is_a_graph_and_other_shapes_reach_no_engine(ascend: Run) -> None:
-    ascend(
+def test_each_gear_is_a_graph_and_other_shapes_reach_no_engine(graphs: Run) -> None:
+    graphs(
         MODULES
         + """
 gears = dict(input_shape="input:-1,4", dynamic_dims="2;8", dynamic_node_type=1)
@@ -248,11 +254,10 @@ assert "[3, 4]" in sent(3)["ge.inputHintShape"]
     )
 
 
-def test_torchs_cache_of_graphs_sends_nothing_to_cann(ascend: Run) -> None:
+def test_torchs_cache_of_graphs_sends_nothing_to_cann(compiling: Run) -> None:
     """enable_compile_cache keeps what inductor makes; the caches of CANN stay as the options of that name have them."""
-    ascend(
-        COMPILE
-        + """
+    compiling(
+        """
 import os, tempfile
 from torch_npu import _C
 os.chdir(tempfile.mkdtemp())
@@ -271,8 +276,8 @@ assert kept()[0] == b"enable" and msctx.state()["torch.compiler.cache"] is None
     )
 
 
-def test_torchair_asks_where_the_options_are_laid_over_its_own(ascend: Run) -> None:
-    ascend("""
+def test_torchair_asks_where_the_options_are_laid_over_its_own(graphs: Run) -> None:
+    graphs("""
         import inspect
         import torchair
         from torchair._ge_concrete_graph import fx2ge_converter

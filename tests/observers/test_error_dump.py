@@ -91,13 +91,21 @@ def test_what_the_operator_writes_to_is_an_output_of_the_full_dump(
         assert np.array_equal(np.load(path.parent / t["file"]), np.full((2, 2), 7.0))
 
 
-def replayed(folder: Path, device: str = "") -> subprocess.CompletedProcess[str]:
-    """What the script prints, if the tensors were on *device*."""
-    (script,) = folder.glob("extra-info/*.replay.py")
-    if device:
-        path = script.with_name(script.name.replace(".replay.py", ".json"))
-        path.write_text(path.read_text().replace('"device": "cpu"', f'"device": "{device}"'))
-    return subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+Ran = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture
+def replayed(here: Path, script: Callable[[Path], Ran]) -> Callable[..., Ran]:
+    """Runs the one script that was written, as if the tensors had been on *device*."""
+
+    def run(device: str = "") -> Ran:
+        (path,) = here.glob("extra-info/*.replay.py")
+        if device:
+            described = path.with_name(path.name.replace(".replay.py", ".json"))
+            described.write_text(described.read_text().replace('"device": "cpu"', f'"device": "{device}"'))
+        return script(path)
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -108,10 +116,12 @@ def replayed(folder: Path, device: str = "") -> subprocess.CompletedProcess[str]
         (lambda: torch.ones(2, 3).to_sparse_csr(), "sparse"),
     ],
 )
-def test_a_tensor_without_saved_values_is_named_in_a_sentence(make: Callable[[], torch.Tensor], kind: str, here: Path) -> None:
+def test_a_tensor_without_saved_values_is_named_in_a_sentence(
+    make: Callable[[], torch.Tensor], kind: str, here: Path, replayed: Callable[..., Ran]
+) -> None:
     with pytest.raises(RuntimeError), msctx.context(session={"enable_exception_dump": 1}):
         torch.mm(make(), torch.ones(2, 3, device=make().device))
-    error = replayed(here).stderr.strip()
+    error = replayed().stderr.strip()
     expected = rf"input 0 \(\w+, float32\[2x3\]\) cannot be made again: a {kind} tensor's values are not saved"
     assert re.fullmatch(expected, error), error
 
@@ -119,11 +129,11 @@ def test_a_tensor_without_saved_values_is_named_in_a_sentence(make: Callable[[],
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore:aten..")
 @pytest.mark.parametrize("number", [2, 1.5, True, 1j])
-def test_a_number_of_python_is_one_again(number: complex, here: Path) -> None:
+def test_a_number_of_python_is_one_again(number: complex, here: Path, replayed: Callable[..., Ran]) -> None:
     """Of an int8 tensor and a number the dtype depends on whether that is a tensor, and on its type."""
     with pytest.raises(RuntimeError) as raised, msctx.context(session={"enable_exception_dump": 1}):
         torch.div(torch.ones(3, dtype=torch.int8), number, out=torch.ones(3, dtype=torch.int8))
-    error = replayed(here).stderr
+    error = replayed().stderr
     assert str(raised.value) in error, error
     assert "result type ComplexFloat" in error if isinstance(number, complex) else "result type Float" in error
 
@@ -139,15 +149,17 @@ def test_a_number_of_python_is_one_again(number: complex, here: Path) -> None:
         ),
     ],
 )
-def test_tensors_are_made_again_where_they_were_or_on_the_cpu(device: str, reports: list[str], here: Path) -> None:
+def test_tensors_are_made_again_where_they_were_or_on_the_cpu(
+    device: str, reports: list[str], here: Path, replayed: Callable[..., Ran]
+) -> None:
     with pytest.raises(RuntimeError), msctx.context(session={"enable_exception_dump": 1}):
         torch.mm(torch.ones(2, 3), torch.ones(2, 3))
-    error = replayed(here, device).stderr
+    error = replayed(device).stderr
     assert all(error.count(report) == 1 for report in reports), error
 
 
 @pytest.mark.filterwarnings("ignore:aten..")
-def test_arguments_of_every_kind_come_back(here: Path) -> None:
+def test_arguments_of_every_kind_come_back(here: Path, replayed: Callable[..., Ran]) -> None:
     with pytest.raises(RuntimeError), msctx.context(session={"enable_exception_dump": 1}):
         torch.ops.aten.convolution(
             torch.ones(1, 3, 4, 4), torch.ones(2, 2, 3, 3), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1
@@ -156,8 +168,7 @@ def test_arguments_of_every_kind_come_back(here: Path) -> None:
     assert found["attributes"]["stride"] == [1, 1]
     assert found["attributes"]["bias"] is None
     assert found["attributes"]["transposed"] is False
-    (script,) = here.glob("extra-info/convolution.*.replay.py")
-    again = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    again = replayed()
     assert "to have 2 channels, but got 3 channels instead" in again.stderr
 
 
@@ -337,21 +348,20 @@ FAILING = {
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore:aten..")
 @pytest.mark.parametrize("name", FAILING)
-def test_each_failure_comes_back(name: str, here: Path) -> None:
+def test_each_failure_comes_back(name: str, here: Path, replayed: Callable[..., Ran]) -> None:
     with pytest.raises((RuntimeError, NotImplementedError)) as raised, msctx.context(session={"enable_exception_dump": 1}):
         FAILING[name]()
-    (script,) = here.glob("extra-info/*.replay.py")
-    again = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    again = replayed()
     assert again.returncode != 0
     assert str(raised.value).splitlines()[0] in again.stderr
 
 
 @pytest.mark.filterwarnings("ignore:aten..")
-def test_what_deterministic_except_leaves_out_is_left_out_again(here: Path) -> None:
+def test_what_deterministic_except_leaves_out_is_left_out_again(here: Path, replayed: Callable[..., Ran]) -> None:
     ctx = msctx.context(session={"enable_exception_dump": 1}, deterministic="ON", deterministic_except="max_unpool2d")
     with pytest.raises(RuntimeError, match="Found an invalid max index: 99"), ctx:
         nn.functional.max_unpool2d(torch.ones(1, 1, 2, 2), torch.full((1, 1, 2, 2), 99), 2)
-    assert "Found an invalid max index: 99" in replayed(here).stderr
+    assert "Found an invalid max index: 99" in replayed().stderr
 
 
 # --- operators of others ------------------------------------------------------------------------------------------------
@@ -421,7 +431,7 @@ def test_the_script_names_the_program_that_registers_an_operator(kind: str, here
 
 
 @pytest.mark.filterwarnings("ignore:aten..")
-def test_a_workspace_for_which_there_is_no_memory(here: Path) -> None:
+def test_a_workspace_for_which_there_is_no_memory(here: Path, script: Callable[[Path], Ran]) -> None:
     """Its size, the algorithm that asked for it, and what this had of it; all is given back."""
     x, weight, problems = torch.randn(8, 64, 64, 64), torch.randn(64, 64, 3, 3), []
     with msctx.context(max_device_memory="60MB", session={"enable_exception_dump": 1}, conv_fprop_algo="fft"):
@@ -443,7 +453,7 @@ def test_a_workspace_for_which_there_is_no_memory(here: Path) -> None:
     files = {block["file"] for block in workspace["blocks"]}
     assert len(files) == len(workspace["blocks"])
     assert not [*here.glob("extra-info/.*")]
-    again = ran(here, path.with_suffix(".replay.py"))
+    again = script(path.with_suffix(".replay.py"))
     assert (again.returncode, problems[0].partition(". ")[0] in again.stderr) == (1, True), again.stderr
     needs = f"with a workspace of {workspace['bytes']} bytes; when it raised, it had "
     assert again.stderr.startswith(f"fft of msctx computed it, {needs}")
@@ -452,14 +462,14 @@ def test_a_workspace_for_which_there_is_no_memory(here: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:aten..repeat")
 @pytest.mark.parametrize("cap", ["16MB", "11.45MB"])
-def test_an_operator_that_a_cap_refused_memory_is_refused_it_again(cap: str, here: Path) -> None:
+def test_an_operator_that_a_cap_refused_memory_is_refused_it_again(cap: str, here: Path, replayed: Callable[..., Ran]) -> None:
     """With what it could have beside its inputs: a part of what it needs, or next to nothing."""
     with msctx.context(max_device_memory=cap, session={"enable_exception_dump": 1}):
         x, kept = torch.ones(1000, 1000), torch.ones(2000, 1000)
         with pytest.raises(torch.OutOfMemoryError, match="tried to allocate") as raised:
             x.repeat(2, 1)
         assert kept.numel()
-    again = replayed(here)
+    again = replayed()
     assert (again.returncode, str(raised.value).partition(". ")[0] in again.stderr) == (1, True), again
 
 
@@ -488,10 +498,12 @@ def test_each_block_with_a_cap_that_refused_is_in_what_is_written(here: Path) ->
 
 @pytest.mark.filterwarnings("ignore:aten..add")
 @pytest.mark.parametrize("options", [{"aoe_tune_mode": "offline"}, {"conv_fprop_algo": "performance"}])
-def test_nothing_is_recorded_or_measured_when_an_operator_is_called_again(options: dict[str, str], here: Path) -> None:
+def test_nothing_is_recorded_or_measured_when_an_operator_is_called_again(
+    options: dict[str, str], here: Path, replayed: Callable[..., Ran]
+) -> None:
     with msctx.context(session={"enable_exception_dump": 1}, **options), pytest.raises(RuntimeError):
         torch.add(torch.ones(2), torch.ones(3))
-    again = replayed(here)
+    again = replayed()
     assert ("must match the size of tensor b" in again.stderr, "msctx.context" in again.stderr) == (True, False)
 
 
@@ -527,7 +539,7 @@ def test_a_kernel_of_ours_that_has_ended_did_not_raise(here: Path) -> None:
     assert json.loads(path.read_text())["workspace"]["bytes"] is None
 
 
-def test_an_operator_of_ours_in_compiled_code_is_called_again(here: Path) -> None:
+def test_an_operator_of_ours_in_compiled_code_is_called_again(here: Path, replayed: Callable[..., Ran]) -> None:
     net = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU()).eval()
     x = torch.randn(8, 64, 64, 64)
     options = {"mode": "GRAPH_MODE", "conv_fprop_algo": "fft", "fallback": "error", "max_device_memory": "60MB"}
@@ -542,7 +554,7 @@ def test_an_operator_of_ours_in_compiled_code_is_called_again(here: Path) -> Non
     (script,) = here.glob("extra-info/*.replay.py")
     found = json.loads(script.with_name(script.name.replace(".replay.py", ".json")).read_text())
     assert found["operator"] == "msctx::convolution"
-    again = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    again = replayed()
     assert (again.returncode, str(raised.value).partition(". ")[0] in again.stderr) == (1, True), again.stderr
 
 
