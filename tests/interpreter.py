@@ -13,6 +13,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ class Interpreter:
 
 def _serve(prepare: str) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
-    exec(prepare, names)
+    with redirect_stdout(sys.stderr):  # what a library prints when it is imported is no answer
+        exec(prepare, names)
     for line in sys.stdin:
         job = json.loads(line)
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:

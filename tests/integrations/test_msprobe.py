@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sqlite3
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from interpreter import Interpreter
 from torch import nn
 
 import msctx
@@ -33,14 +34,32 @@ def dumped(path: Path, weight: float = 1.0, data: str = "stats") -> Path:
     return path / "step0"
 
 
-def msprobe(*command: str | Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "msprobe.msprobe", *command], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+Msprobe = Callable[..., object]
+
+
+@pytest.fixture(scope="module")
+def _interpreter() -> Iterator[Interpreter]:
+    """Has imported what all of its commands do, which takes longer than each."""
+    interpreter = Interpreter("import torch, msprobe.msprobe, msprobe.pytorch")
+    yield interpreter
+    interpreter.close()
+
+
+@pytest.fixture
+def msprobe(_interpreter: Interpreter, passed: Callable[..., str]) -> Msprobe:
+    """A command of msProbe's, in a process of its own."""
+
+    def run(*words: str | Path) -> None:
+        command = ["msprobe", *map(str, words)]
+        code = f"import sys; sys.argv = {command!r}; msprobe.msprobe.main()"
+        passed(_interpreter.run(code, dict(os.environ), 300))
+
+    return run
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("data", ["stats", "tensor"])
-def test_compare(data: str, tmp_path: Path) -> None:
+def test_compare(data: str, tmp_path: Path, msprobe: Msprobe) -> None:
     golden, same, other = (
         dumped(tmp_path / name, weight, data) for name, weight in (("golden", 1.0), ("same", 1.0), ("other", 3.0))
     )
@@ -58,7 +77,7 @@ def test_compare(data: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_compare_by_sums(tmp_path: Path) -> None:
+def test_compare_by_sums(tmp_path: Path, msprobe: Msprobe) -> None:
     """As under msProbe's ``summary_mode`` md5."""
     common = {"saved_data": "statistic", "statistic_category": ["md5"]}
     for name, weight in (("golden", 1.0), ("same", 1.0), ("other", 3.0)):
@@ -75,7 +94,7 @@ def test_compare_by_sums(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_overflow_check(tmp_path: Path) -> None:
+def test_overflow_check(tmp_path: Path, msprobe: Msprobe) -> None:
     msprobe("overflow_check", "-i", dumped(tmp_path / "dump", 3e38), "-o", tmp_path / "checked")
     (report,) = (tmp_path / "checked").glob("anomaly_analyze_*.json")
     (found,) = json.loads(report.read_text())["rank_0"]
@@ -84,7 +103,7 @@ def test_overflow_check(tmp_path: Path) -> None:
     assert any(line.startswith(f"File {__file__}") for line in found["stack_info"])
 
 
-def test_graph_visualize(tmp_path: Path) -> None:
+def test_graph_visualize(tmp_path: Path, msprobe: Msprobe) -> None:
     msprobe("graph_visualize", "-tp", dumped(tmp_path / "dump") / "rank0", "-o", tmp_path / "graph")
     (file,) = (tmp_path / "graph").glob("*.vis.db")
     database = sqlite3.connect(file)
