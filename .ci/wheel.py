@@ -136,6 +136,8 @@ def used(folder: Path, python: Path) -> None:
     before = listing(packages)
     run("chmod", "-R", "a-w", packages)
     alone = {"PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin", "HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+    # what is built here, of the installed sources, serves the tests after it: the same sources have the same key
+    alone["MSCTX_CACHE_DIR"] = os.environ.get("MSCTX_CACHE_DIR") or str(Path.home() / ".cache" / "msctx")
     try:
         for words in (
             ["python", "-c", EVERY_MODULE],

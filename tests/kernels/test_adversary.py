@@ -8,7 +8,7 @@ from adversary import ATTACKED, DEEP, Kind, never_meeting, products_alike, ratio
 from cases import case
 from checks import distance, largest, stored, takes, truth_of
 
-from kernels import BACKWARD_WEIGHT, FACTORS, ROWS, Kernels, Row
+from kernels import BACKWARD_WEIGHT, FACTORS, FORWARD, ROWS, Kernels, Row
 
 ROUNDS = int(os.environ.get("ADVERSARY_ROUNDS", "6"))
 
@@ -87,10 +87,11 @@ def test_an_outlier_that_nothing_reads_costs_no_digits(kernels: Kernels, row: Ro
 def test_deep_sums_of_equal_values(kernels: Kernels, row: Row) -> None:
     """Equal products round in one direction, so that errors add up."""
     of_weights, draw, broken = row.op == BACKWARD_WEIGHT, np.random.default_rng(0), []
+    channels = (400, 40) if row.op == FORWARD else (40, 400)  # the sums are over the 400
     each = next(
         one
         for one in (
-            case(2, 3, 2, (60, 60), 3, padding=1) if of_weights else case(1, 400, 400, (4, 5), 3, padding=1),
+            case(2, 3, 2, (60, 60), 3, padding=1) if of_weights else case(1, *channels, (4, 5), 3, padding=1),
             case(2, 3, 3, (60, 60), 3, padding=1, groups=3),
             case(1, 4, 4, (30, 30), 29, padding=14, groups=4),
             case(1, 4000, 40, (1, 20), 1),
