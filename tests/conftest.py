@@ -143,11 +143,13 @@ def clean_up(before: dict[str, Any]) -> None:
     put_precision_back(before["the old precision flags"], before["precision nodes"])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def only_new_objects_are_searched() -> None:
-    """Each collection of garbage would go through all that the worker has imported since it began, which takes a second."""
+@pytest.fixture(scope="module")
+def only_new_objects_are_searched() -> Iterator[None]:
+    """gc.collect() goes through what the tests of the file make, and not each time through all that the worker has imported."""
     gc.collect()
     gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
