@@ -118,7 +118,8 @@ def _compare(node: Any, index: int, value: Any, function: Any, place: int) -> No
     dtype = getattr(getattr(function, "variable", None), "grad_dtype", wanted.dtype)
     if dtype not in (None, value.dtype):
         source = Source(node._forward_cls)
-        text = f"returned a gradient of dtype {value.dtype} for {source.argument(index)}, whose dtype is {dtype} "
+        casts = "" if value.is_complex() and not dtype.is_complex else " (torch alone would cast it)"
+        text = f"returned a gradient of dtype {value.dtype} for {source.argument(index)}, whose dtype is {dtype}{casts}"
         source.wrong(GradientDtypeError, text, "cast it to the input's dtype")
 
 
