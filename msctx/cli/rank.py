@@ -21,6 +21,8 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def main() -> None:
     """Run it; the launching process reports what fails."""
     from msctx.cli.run import run_here
+    from msctx.context import agreement
+    from msctx.context.base import make_ready, plan_here
     from msctx.run import ending, launch
 
     if sys.platform == "linux":  # a launching process that is killed cannot end its ranks
@@ -30,6 +32,9 @@ def main() -> None:
         faulthandler.enable(file.open("w"))  # when it was written is when the rank ended
     try:
         experiment, out, as_json = launch.handed(os.environ)
+        settings = experiment.settings
+        make_ready(settings)
+        agreement.check_launched(plan_here(settings))
         run_here(experiment, out, as_json)
     except MsctxError as error:
         launch.report(error)

@@ -6,6 +6,8 @@ each other (torchrun's, or that of the process group) and finds there what the f
 The very first context of a rank may decide nothing: because it is for a rank alone, or because its options were lost there. So it
 is compared with what another rank enters at the same place of the program, and no other. A rank that enters none is not missed: a
 program may well evaluate under a context on one rank alone.
+
+A rank of `msctx run --nproc` also compares its plan with the one that the launching process has made of the same options.
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ from typing import Any
 
 from msctx._version import __version__
 from msctx.errors import StrictError
-from msctx.native import distributed, environment_key
+from msctx.native import distributed, environment_key, tuning, tuning_file
 from msctx.native.distributed import Alike, in_words
 from msctx.notices import tell
+from msctx.options import carried
 from msctx.options.conv_policy import plain
-from msctx.plan import Plan
+from msctx.plan import FAILING, Plan
 
 SECONDS = 2.0
 """For all that is asked of the store."""
@@ -55,6 +58,10 @@ NUMERICS = (
 Seeds and memory may well differ.
 """
 
+HANDED = "plan"
+"""Where MSCTX_PLAN has what :func:`handed` returns."""
+LAUNCHING = -1
+"""In place of a rank: the launching process."""
 AGENT, LAUNCHER = 0, -1
 """In place of a process group's number: the ranks that torchrun's agent has started, or `msctx run` where each start of them has a
 store of its own. The first are compared once; the second have a group with another store, in which they are compared again."""
@@ -82,14 +89,15 @@ def check(plan: Plan) -> None:
     _begun.add(group)
     if decides:
         _compared.add(group)
-    in_force = _in_force(plan)
-    mine, same, place = json.dumps(in_force, sort_keys=True), _same(in_force), _place()
+    in_force, place = _in_force(plan), _place()
     rank = (distributed.rank() or 0) if group > 0 else distributed.number("RANK")
     of = f"msctx/agreement/{distributed.restarts()}"
 
-    def asked() -> tuple[Any, list[Alike], list[Alike]]:
+    def asked() -> tuple[Any, str, list[Alike], list[Alike]]:
         store = _store(group)
-        return store, *ask(store, of, rank, mine, same, place, decides=decides)
+        found = in_force | _tuning(plan, store, of, has_group=group > 0)
+        mine = json.dumps(found, sort_keys=True)
+        return store, mine, *ask(store, of, rank, mine, _same(found), place, decides=decides)
 
     answer = distributed.within(SECONDS, asked)
     if answer is None:
@@ -97,19 +105,50 @@ def check(plan: Plan) -> None:
         why = f"the store by which they found each other is lost, or gave no answer within {SECONDS:g} s"
         tell("ranks", "store", f"whether all ranks have the same options is unknown: {why}")
         return
-    store, first, lost = answer  # that they differ is known, even if the store does not tell any more who has what
+    store, mine, first, lost = answer  # that they differ is known, even if the store does not tell any more who has what
     all_ = (distributed.within(SECONDS, lambda: distributed.collect(store, of, rank, mine, first[0])) if first else None) or []
     found = [*(all_ or [*first, Alike(rank, mine, [rank])]), *lost]
     if lines := [*_table([one for one in found if one.text])]:
         lines += [f"  {in_words(one.ranks)}: something else again" for one in found if not one.text]
         if all_ and (late := sorted({*range(_size(group))}.difference(*(one.ranks for one in found)))):
             lines.append(f"  {in_words(late)}: not there yet")
-        text = "\n".join(["ranks differ in what they compute:", *lines])
-        if plan.strict or plan.without_fallback:
+        if _is_error(plan):
             _begun.discard(group)  # who tries again is compared again
             _compared.discard(group)
-            raise StrictError(f"{text}\nNothing was changed: give all ranks the same options, versions and variables.")
-        tell("ranks", text, text)
+        _report(plan, ["ranks differ in what they compute:", *lines])
+
+
+def handed(plan: Plan) -> str:
+    """Of the plan of a launching process: what its ranks compare theirs with."""
+    return distributed.packed(json.dumps([plan.digest, _rows(plan)]))
+
+
+def check_launched(plan: Plan) -> None:
+    """Compare *plan*, which this rank has made of the options that it was handed, with that of the launching process.
+
+    A rank makes its own: it has its own device, and its own environment where the launching process is on another node.
+
+    Raises:
+        StrictError: as :func:`check` does.
+    """
+    if (launched := distributed.unpacked(carried.read(os.environ).get(HANDED, "").encode())) is None:
+        return
+    digest, rows = json.loads(launched)
+    if digest != plan.digest:
+        rank = distributed.number("RANK")
+        lines = _table([Alike(LAUNCHING, json.dumps(rows), [LAUNCHING]), Alike(rank, json.dumps(_rows(plan)), [rank])])
+        _report(plan, [f"the options come to something else on rank {rank} than they did where it was launched:", *lines])
+
+
+def _is_error(plan: Plan) -> bool:
+    return plan.strict or bool(plan.without_fallback)
+
+
+def _report(plan: Plan, lines: Sequence[str]) -> None:
+    text = "\n".join(lines)
+    if _is_error(plan):
+        raise StrictError(f"{text}\nNothing was changed: give all ranks the same options, versions and variables.")
+    tell("ranks", text, text)
 
 
 def _place() -> str:
@@ -136,8 +175,7 @@ def _in_force(plan: Plan) -> dict[str, tuple[Any, str]]:
     found: dict[str, tuple[Any, str]] = {k: (v, "as found") for k, v in read_all().items() if k.startswith(NUMERICS)}
     for name, value in plan.assignments.items():
         if name.startswith(NUMERICS):
-            rows = (row for row in plan.rows if name in row.assignments)
-            found[name] = plain(value), ", ".join(f"{row.spelling}={row.value} from {row.origin}" for row in rows)
+            found[name] = plain(value), _set_by(plan, name)
     facts = {
         "msctx": __version__,
         "torch": torch.__version__,
@@ -147,6 +185,40 @@ def _in_force(plan: Plan) -> dict[str, tuple[Any, str]]:
         "instruction sets": environment_key.cpu()[1],
     }
     return found | {name: (value, platform.node()) for name, value in facts.items()}
+
+
+def _set_by(plan: Plan, switch: str) -> str:
+    return ", ".join(f"{row.spelling}={row.value} from {row.origin}" for row in plan.rows if switch in row.assignments)
+
+
+def _rows(plan: Plan) -> dict[str, tuple[str, str]]:
+    """All of which :attr:`Plan.digest` is made: each option's value and what comes of it, and each switch's."""
+    found: dict[str, tuple[str, str]] = {}
+    for row in plan.rows:
+        value = f"{plain(row.value)!r}, {row.status}" + f", overridden by {row.winner}" * bool(row.winner)
+        origin = row.origin + f": {row.reason}" * (row.status in FAILING)
+        before = found.get(name := f"{row.spelling} on {row.device}")
+        found[name] = (f"{before[0]}; {value}", f"{before[1]}; {origin}") if before else (value, origin)
+    return found | {switch: (repr(plain(value)), _set_by(plan, switch)) for switch, value in plan.assignments.items()}
+
+
+def _tuning(plan: Plan, store: Any, of: str, *, has_group: bool) -> dict[str, tuple[Any, str]]:
+    """Where calls run the fastest algorithm by measurement: what measurements depend on here, and which of them this rank has.
+
+    In a process group all choose by the first's (:func:`msctx.native.distributed.agreed`), and only that counts on what they depend.
+    """
+    policies = {place: plan.assignments.get(f"native.convolution.{place}") for place in ("cpu", "cuda")}
+    measuring = {place: policy for place, policy in policies.items() if policy is not None and policy.measures}
+    found: dict[str, tuple[Any, str]] = {}
+    for place, policy in measuring.items():
+        found[f"tuning on {place}"] = tuning.environment(place), platform.node()
+        if not has_group:
+            began = (
+                distributed.first_of(store, f"{of}/began", tuning.moment()) or ""
+            )  # what ranks measure themselves may differ
+            path = tuning_file.location(policy.tuning_file)
+            found[f"tuning file on {place}"] = tuning.known_before(began, path, place), f"{path} on {platform.node()}"
+    return found
 
 
 def _same(in_force: Mapping[str, tuple[Any, str]]) -> str:
@@ -196,4 +268,5 @@ def _table(found: Sequence[Alike]) -> Iterator[str]:
 
 
 def _cell(value: str, ranks: list[int], rank: int, origin: str) -> str:
-    return f"{in_words(ranks)}: {value} ({f'rank {rank}: ' * (len(ranks) > 1)}{origin})"
+    who = "launching process" if ranks == [LAUNCHING] else in_words(ranks)
+    return f"{who}: {value} ({f'rank {rank}: ' * (len(ranks) > 1)}{origin})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import json
 import math
 import sys
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from msctx.errors import FileError, MsctxWarning
 from msctx.native import build, core, distributed, limits, tuning_file
 from msctx.native.choices import Choice
 from msctx.native.core import Core, Tuned
-from msctx.native.environment_key import Stamp, mixed, stamp
+from msctx.native.environment_key import SOFT, Stamp, mixed, stamp
 from msctx.native.tuning_file import Entry, Groups
 
 Permission = IntEnum("Permission", "NOW LATER FOR_NEXT_RUN OTHER_RANK FORKED NOT_THIS_CALL", start=0)
@@ -95,7 +97,7 @@ def table(library: Core, given: str | None, place: str = "cpu") -> int:
 def keep(library: Core) -> None:
     """Write what was measured since the last time to the files."""
     with _lock:
-        when = time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime())
+        when = moment()
         found: dict[int, list[Entry]] = {}
         for row in library.measured():
             found.setdefault(row.pop("table"), []).append(Entry(**row, when=when))
@@ -122,6 +124,34 @@ def used_by(rows: Iterable[Choice]) -> Groups:
             if mine and not which.differs(stamp(library, place))[0]:
                 found.setdefault(which, {}).update(mine)
     return found
+
+
+def moment() -> str:
+    """Now, as entries have it."""
+    return time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime())
+
+
+def known_before(when: str, path: Path, place: str) -> str:
+    """The entries of a file that hold here and were measured before a moment, as a text that is equal where they choose alike."""
+    try:
+        groups = tuning_file.read(path)
+    except FileError as error:
+        return f"not used: {_text(error)}"
+    mine = stamp(core.load(), place)
+    chosen = sorted(
+        (*entry.key, entry.ran, entry.math)
+        for which, entries in groups.items()
+        if not which.differs(mine)[0]
+        for entry in entries.values()
+        if entry.when < when
+    )
+    return f"{len(chosen)} choices, {hashlib.sha256(json.dumps(chosen).encode()).hexdigest()[:12]}"
+
+
+def environment(place: str) -> str:
+    """What measurements on a kind of device depend on."""
+    mine = stamp(core.load(), place)
+    return ", ".join(getattr(mine, field.name) for field in fields(mine) if field.name not in SOFT)
 
 
 def here() -> dict[str, Stamp]:

@@ -16,8 +16,10 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from msctx.context import agreement
+from msctx.context.base import plan_here
 from msctx.errors import Diagnostic, EntryFailed, FileError, Mark, MsctxError, OptionError, named, text_of
-from msctx.options import Layer, carried
+from msctx.options import Layer, Settings, carried
 from msctx.options.layers import flatten
 from msctx.run import scratch
 from msctx.run.config import Experiment
@@ -147,12 +149,16 @@ def _plan(experiment: Experiment, out: str | None, as_json: bool, seen: Path) ->
         "record_dir": str(Path(experiment.record_dir).absolute()),
         "sinks": [*experiment.sinks],
     }
-    return carried.pack(flatten(experiment.levels), experiment=mine, out=out, json=as_json, seen=str(seen))
+    layer = flatten(experiment.levels)
+    plan = agreement.handed(plan_here(Settings([layer])))
+    more = {"experiment": mine, "out": out, "json": as_json, "seen": str(seen), agreement.HANDED: plan}
+    return carried.pack(layer, **more)
 
 
 def _rendezvous(parameters: Any) -> Any:
-    """Torch's, after which the plan of the ranks also holds how often all of them were started before, and a store that they have in
-    common before there is a process group: that of the agents, under a prefix for this start.
+    """Torch's, after which what the ranks are handed also holds how often all of them were started before, a store that they have in
+    common before there is a process group: that of the agents, under a prefix for this start; and the plan of the node that came
+    first.
 
     TORCHELASTIC_RESTART_COUNT does not: each agent counts how often ranks of its own node have failed.
     """
@@ -167,12 +173,14 @@ def _rendezvous(parameters: Any) -> Any:
         found = join()
         store: Any = found.store  # of this start alone; that below it is the same for all
         below = store.underlying_store
+        mine = json.loads(os.environ[carried.VARIABLE])
         if found.rank == 0:
             store.set("msctx/restart", str(below.add(f"msctx/starts/{parameters.run_id}", 1) - 1))
         restart = int(store.get("msctx/restart"))
         shared = [below.host, below.port, f"msctx/ranks/{parameters.run_id}/{restart}"]
-        plan = json.loads(os.environ[carried.VARIABLE]) | {"restart": restart, "store": shared}
-        os.environ[carried.VARIABLE] = json.dumps(plan, separators=(",", ":"))
+        plan = below.compare_set(f"msctx/plan/{parameters.run_id}", "", mine[agreement.HANDED]).decode()
+        mine |= {"restart": restart, "store": shared, agreement.HANDED: plan}
+        os.environ[carried.VARIABLE] = json.dumps(mine, separators=(",", ":"))
         return found
 
     handler.next_rendezvous = next_rendezvous

@@ -268,6 +268,29 @@ def test_they_are_compared_in_their_group_all_the_same(launched: Ranks, monkeypa
         launched.enter(3, deterministic="OFF")
 
 
+def test_a_rank_that_comes_to_another_plan_than_the_launching_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    there, here = (msctx.explain(deterministic=value, seed=3) for value in ("ON", "OFF"))
+    strict = msctx.explain(deterministic="ON", seed=4, strict=True)
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv(carried.VARIABLE, carried.pack(Layer(), **{agreement.HANDED: agreement.handed(there)}))
+    agreement.check_launched(there)
+    with pytest.warns(msctx.MsctxWarning) as warned:
+        agreement.check_launched(here)
+    text = str(warned[0].message)
+    assert text.startswith("the options come to something else on rank 2 than they did where it was launched:\n")
+    assert "torch.deterministic: launching process: True (deterministic=ON from explain); rank 2: False" in text
+    assert "deterministic on cpu: launching process: 'ON', honoured (explain); rank 2: 'OFF', honoured (explain)" in text
+    assert "seed" not in text, "in which they do not differ"
+    with pytest.raises(msctx.StrictError, match="rng.seed: launching process: .*3.*; rank 2: .*4"):
+        agreement.check_launched(strict)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_rank_that_was_handed_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(carried.VARIABLE, carried.pack(Layer()))
+    agreement.check_launched(msctx.explain(deterministic="ON"))
+
+
 @pytest.mark.usefixtures("base")
 def test_options_of_set_context_that_one_rank_has_lost(ranks: Ranks) -> None:
     def train() -> None:

@@ -365,7 +365,6 @@ class Shared(HashStore):  # type: ignore[misc]
 
 def test_agents_number_the_starts_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two agents, one after the other in each of three rounds of the rendezvous."""
-    monkeypatch.setenv(carried.VARIABLE, carried.pack(Layer()))
     store, rounds, found = Shared(), itertools.count(), []
 
     def create(parameters: Any) -> Any:
@@ -379,11 +378,13 @@ def test_agents_number_the_starts_of_all_ranks(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(rendezvous_handler_registry, "create_handler", create)
     agents = [launch._rendezvous(SimpleNamespace(run_id="x", backend="msctx")) for _ in range(2)]
-    for _ in range(3):
-        for agent in agents:
+    for turn in range(3):
+        for number, agent in enumerate(agents):
+            monkeypatch.setenv(carried.VARIABLE, carried.pack(Layer(), plan=f"of agent {number}, turn {turn}"))
             agent.next_rendezvous()
             found.append(carried.read(os.environ))
     assert [plan["restart"] for plan in found] == [0, 0, 1, 1, 2, 2]
+    assert {plan["plan"] for plan in found} == {"of agent 0, turn 0"}
     assert [plan["store"] for plan in found[1::2]] == [["node0", 29500, f"msctx/ranks/x/{restart}"] for restart in range(3)]
 
 
