@@ -281,7 +281,7 @@ def test_a_rank_that_comes_to_another_plan_than_the_launching_process(monkeypatc
     assert "torch.deterministic: launching process: True (deterministic=ON from explain); rank 2: False" in text
     assert "deterministic on cpu: launching process: 'ON', honoured (explain); rank 2: 'OFF', honoured (explain)" in text
     assert "seed" not in text, "in which they do not differ"
-    with pytest.raises(msctx.StrictError, match="rng.seed: launching process: .*3.*; rank 2: .*4"):
+    with pytest.raises(msctx.StrictError, match=r"rng\.seed: launching process: .*3.*; rank 2: .*4"):
         agreement.check_launched(strict)
 
 
