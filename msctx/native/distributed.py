@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import groupby
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 from msctx.options import carried
@@ -158,18 +158,33 @@ def store() -> Any:
     return distributed_c10d._get_default_store()
 
 
-def within(seconds: float, call: Callable[[], T]) -> T | None:
-    """What *call* returns in that time; ``None``: it has not, or the store is lost. Nothing of a store's may hold up a training."""
-    found: list[T] = []
+class Asked(Generic[T]):
+    """What a thread of its own asks of the store: nothing of a store's may hold up a training."""
 
-    def work() -> None:
+    def __init__(self, call: Callable[[], T]) -> None:
+        self.found: list[T] = []
+        self._call = call
+        self._thread = threading.Thread(target=self._work, name="msctx-store", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
         with suppress(RuntimeError, AttributeError, ValueError):
-            found.append(call())
+            self.found.append(self._call())
 
-    thread = threading.Thread(target=work, name="msctx-store", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return found[0] if found else None
+    def wait(self, seconds: float) -> None:
+        self._thread.join(seconds)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether there will be no answer; a store that is silent may still give one."""
+        return not self._thread.is_alive() and not self.found
+
+
+def within(seconds: float, call: Callable[[], T]) -> T | None:
+    """What *call* returns in that time; ``None``: it has not, or the store is lost."""
+    asked = Asked(call)
+    asked.wait(seconds)
+    return asked.found[0] if asked.found else None
 
 
 _silent: set[int] = set()

@@ -32,11 +32,16 @@ TO_COME = 300.0
 """That it waits for one of which it has seen nothing yet: that one may have failed before, or not iterate at all."""
 SILENT = 30.0
 """Of those, what it waits before it warns."""
-PATIENCE = 2.0
-"""That a store has for an answer, before it is asked again."""
+STORE = 10.0
+"""That the store of the process group has to take the place of the folder."""
+POLL = 0.05
+"""Between two questions whether it is there."""
+LINGER = 10.0
+"""That the process which has loaded the batches waits at its end for those that have not come for them."""
 AHEAD = 8
 """How many batches the one that loads may be ahead of the slowest."""
 LONGEST_NAP = 0.01
+LOST = "local_rank_id={} cannot find those with which it shares batches: the store of the process group {}; start the run anew"
 
 
 class _Here(threading.local):
@@ -104,26 +109,66 @@ class _Share:
         self.rank, self.others, self.number, self.seconds = rank, others, 0, seconds
         first = (distributed.rank() or 0) - rank
         name = f"msctx/batches/{distributed.restarts()}/{group}/{first}/{others}"
-        store = distributed.store()
         if rank == 0:
             self.folder = Path(tempfile.mkdtemp(prefix="msctx-batches-"))
             self.alive = alive.hold(self.folder / "alive.0")
-            store.set(name, str(self.folder))
+            self._tell(name)
         else:
-            self.folder = Path()
-            self.wait(lambda: distributed.within(PATIENCE, lambda: store.check([name])) or False, 0, " to begin")
-            self.folder = Path(store.get(name).decode())
-            if not self.folder.is_dir():
-                text = f"rank {first} shares its batches in {self.folder}, which is not on this machine"
-                raise OptionError([Diagnostic("local_rank_id", text, suggestion="count the ranks of each machine from 0")])
-            self.alive = alive.hold(self.folder / f"alive.{rank}")
+            self.folder = self._found(name)
+            try:
+                self.alive = alive.hold(self.folder / f"alive.{rank}")
+            except OSError:
+                text = (
+                    f"rank {first} shares its batches in {self.folder}, which is not on this machine, or was removed at its end"
+                )
+                hint = "count the ranks of each machine from 0"
+                raise OptionError([Diagnostic("local_rank_id", text, suggestion=hint)]) from None
         atexit.register(self.leave, os.getpid())
 
-    def leave(self, process: int) -> None:
-        if process == os.getpid():  # not a worker that was forked
+    def _tell(self, name: str) -> None:
+        store, folder = distributed.store(), str(self.folder)
+        asked = distributed.Asked(lambda: store.set(name, folder))
+        asked.wait(STORE)
+        if not asked.found:
             self.alive.close()
-            if not any(self.lives(rank) for rank in (0, *self.others)):
-                shutil.rmtree(self.folder, ignore_errors=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise ScopeError(LOST.format(0, f"is lost, or gave no answer within {STORE:g} s"))
+
+    def _found(self, name: str) -> Path:
+        ended, store, self.folder = threading.Event(), distributed.store(), Path()
+
+        def look() -> str:
+            while not store.check([name]):
+                if ended.wait(POLL):
+                    return ""
+            return str(store.get(name).decode())
+
+        asked = distributed.Asked(look)  # one thread, however long the store gives no answer
+
+        def has_begun() -> bool:
+            if asked.is_lost:
+                raise ScopeError(LOST.format(self.rank, "is lost"))
+            return bool(asked.found)
+
+        try:
+            self.wait(has_begun, 0, " to begin")
+        finally:
+            ended.set()
+        return Path(asked.found[0])
+
+    def leave(self, process: int) -> None:
+        if process != os.getpid():  # a worker that was forked
+            return
+        self.alive.close()
+        end = time.monotonic() + LINGER
+        with suppress(KeyboardInterrupt):
+            while not self.rank and not all(map(self._has_come, self.others)) and time.monotonic() < end:
+                time.sleep(POLL)
+        if not any(self._has_come(rank) and self.lives(rank) for rank in (0, *self.others)):
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _has_come(self, rank: int) -> bool:
+        return self._file(rank).exists()
 
     def lives(self, rank: int) -> bool:
         """Whether the process of a rank is there, or has not come yet."""
@@ -140,7 +185,7 @@ class _Share:
         """
         began, nap = time.monotonic(), 1e-4
         while not done():
-            has_come = self.folder != Path() and self._file(rank).exists()
+            has_come = self.folder != Path() and self._has_come(rank)
             gone = has_come and not self.lives(rank)
             waited, limit = time.monotonic() - began, self._limit(has_come)
             waits = f"local_rank_id={self.rank} waits for local_rank_id={rank}{what}"

@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -181,7 +183,6 @@ class Silent:
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Makes this process one of two that share, of which the other one does not come."""
     monkeypatch.setattr(shared_batches, "TO_COME", 0.3)
-    monkeypatch.setattr(shared_batches, "PATIENCE", 0.05)
     monkeypatch.setattr(distributed, "run", lambda: 10**6)
 
     def is_rank(rank: int, store: Any) -> None:
@@ -193,6 +194,66 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
         share = shared_batches._shares.pop(key)
         share.alive.close()
         shutil.rmtree(share.folder)
+
+
+class Lost:
+    """The store of a process that has ended."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("Broken pipe")
+
+
+def storing() -> int:
+    return sum(thread.name == "msctx-store" for thread in threading.enumerate())
+
+
+def folders() -> set[Path]:
+    return {*Path(tempfile.gettempdir()).glob("msctx-batches-*")}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_store_that_is_lost_is_named(alone: Callable[..., None], rank: int) -> None:
+    alone(rank, Lost())
+    before = folders()
+    said = f"local_rank_id={rank} cannot find those with which it shares batches: the store of the process group is lost"
+    with msctx.context(local_rank_id=rank, local_device_list="0,1"), pytest.raises(msctx.ScopeError, match=said):
+        iter(DataLoader(Numbers()))
+    assert folders() == before
+
+
+def test_a_store_without_an_answer_has_one_thread(alone: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = threading.Event()
+    monkeypatch.setattr(Silent, "check", lambda *_: answer.wait(60))
+    alone(1, Silent())
+    before, most = storing(), []
+    nap = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: (most.append(storing()), nap(seconds)))
+    with msctx.context(local_rank_id=1, local_device_list="0,1"), pytest.raises(msctx.ScopeError, match="has not begun"):
+        iter(DataLoader(Numbers()))
+    answer.set()
+    assert {*most} == {before + 1}
+
+
+NEVER = (
+    START
+    + """
+shared_batches.LINGER = 0.5
+with msctx.context(local_rank_id=rank, local_device_list="0,1"):
+    if rank == 0:
+        iter(DataLoader(Data(), batch_size=8))
+        found["folder"] = str(next(iter(shared_batches._shares.values())).folder)
+dist.barrier()
+print(json.dumps(found))
+dist.destroy_process_group()
+"""
+)
+
+
+@pytest.mark.full
+def test_a_folder_goes_though_a_receiver_has_never_come(tmp_path: Path) -> None:
+    folder = Path(results(ranks(NEVER, tmp_path))[0]["folder"])
+    assert folder.name.startswith("msctx-batches-")
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("store", [HashStore, Silent])
