@@ -3,10 +3,12 @@
 The ranks are simulated, the store is real: torch's TCPStore on the loopback, asked by two processes, each of which is half of the
 ranks, one after the other. So the time of all of them is an upper bound of what the last one waits. Beside it: how long the digests
 of a model take that `replica_check` compares, and what a whole check costs two real ranks that train ResNet-50 by gloo, with its
-requests of the store: in processor time, since what else the machine does at the time counts less there.
+requests of the store: in processor time, since what else the machine does at the time counts less there. And what an entry costs a
+process alone and the same process as one of two ranks.
 
     python bench/agreement.py --out bench/results/NAME-agreement.json
-    python bench/agreement.py --checks bench/results/NAME-agreement.json   # the last part alone, into what is there
+    python bench/agreement.py --checks bench/results/NAME-agreement.json   # the checks alone, into what is there
+    python bench/agreement.py --entries bench/results/NAME-agreement.json  # the entries alone
     python bench/agreement.py --docs bench/results/NAME-agreement.json
 """
 
@@ -46,6 +48,8 @@ CHECK_TURNS, STEPS, BATCH, SIZE = 10, 2, 4, 64
 EVERY = 50
 """Steps from one check to the next, as in the issue; the checks that are measured are in each step."""
 CHECKED: dict[str, dict[str, Any]] = {"none": {}, "each step": {"replica_check": 1}, "none, again": {}}
+
+ENTRIES, ENTRY_TURNS = 1000, 7
 
 
 def values() -> dict[str, Any]:
@@ -171,6 +175,54 @@ def of_checks(found: dict[str, Any]) -> str:
     )
 
 
+def enters(number: int, folder: str) -> None:
+    """A process that is alone and one of two ranks, in turns: the times of entries, of the first one as a rank apart."""
+    torch.set_num_threads(1)
+
+    def entries(count: int) -> list[float]:
+        times = []
+        for _ in range(count):
+            began = time.perf_counter()
+            with msctx.context(deterministic="ON"):
+                pass
+            times.append(time.perf_counter() - began)
+        return times
+
+    found: dict[str, list[float]] = {"alone": [], "rank": [], "first": []}
+    entries(ENTRIES)
+    for turn in range(ENTRY_TURNS):
+        found["alone"].append(statistics.median(entries(ENTRIES)))
+        dist.init_process_group("gloo", init_method=f"file://{folder}/{turn}", rank=number, world_size=TRAINING)
+        dist.barrier()
+        found["first"] += entries(1)
+        found["rank"].append(statistics.median(entries(ENTRIES)))
+        dist.barrier()
+        dist.destroy_process_group()
+    if not number:
+        Path(folder, "found.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+def entries() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.start_processes(enters, (folder,), nprocs=TRAINING, start_method="spawn")
+        found: dict[str, Any] = json.loads(Path(folder, "found.json").read_text(encoding="utf-8"))
+    return {"machine": contest.machine(), **found}
+
+
+def of_entries(found: dict[str, Any]) -> str:
+    def shown(name: str) -> str:
+        return (
+            f"{1e6 * statistics.median(found[name]):,.0f} µs ({1e6 * min(found[name]):,.0f} to {1e6 * max(found[name]):,.0f})"
+        )
+
+    of = found["machine"]
+    return (
+        f'An entry of `deterministic="ON"` costs a process {shown("alone")} alone and {shown("rank")} as one of {TRAINING} ranks; the '
+        f"first one as a rank, which compares, {shown('first')}. {of['cpu']}, {of['cores']} cores, torch {of['torch']}: medians of "
+        f"{ENTRY_TURNS} turns, of {ENTRIES:,} entries each."
+    )
+
+
 def measured() -> dict[str, Any]:
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     rows = []
@@ -188,6 +240,7 @@ def measured() -> dict[str, Any]:
         "rows": rows,
         "digests": digests(),
         "checks": checks(),
+        "entries": entries(),
     }
 
 
@@ -210,6 +263,8 @@ def table(found: dict[str, Any]) -> list[str]:
         "",
         of_checks(found["checks"]),
         "",
+        of_entries(found["entries"]),
+        "",
         f"{of['cpu']}, {of['cores']} cores, torch {of['torch']}; medians of {TURNS} turns.",
     ]
 
@@ -219,6 +274,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--docs", type=Path)
     parser.add_argument("--checks", type=Path)
+    parser.add_argument("--entries", type=Path)
     parser.add_argument("--asker", nargs=5)
     given = parser.parse_args()
     if given.asker:
@@ -228,6 +284,10 @@ def main() -> None:
         found = json.loads(given.checks.read_text()) | {"checks": checks()}
         print(of_checks(found["checks"]))
         contest.keep(given.checks, found)
+    elif given.entries:
+        found = json.loads(given.entries.read_text()) | {"entries": entries()}
+        print(of_entries(found["entries"]))
+        contest.keep(given.entries, found)
     elif given.docs:
         contest.into_docs("agreement", table(json.loads(given.docs.read_text())))
     else:

@@ -86,9 +86,15 @@ def compare(
 
     earlier = result.read(baseline) if baseline else None
     runs_in = _engine(engine, job or [])
+    is_new = out is not None and not Path(out).exists()
     folder = _folder(out)
     if runs_in is not None:
-        raise typer.Exit(_as_job(runs_in, context))
+        try:
+            raise typer.Exit(_as_job(runs_in, context))
+        finally:
+            if folder is not None and is_new:
+                with suppress(OSError):  # it is not empty: the job has written its result
+                    folder.rmdir()
     from msctx.compare.run import run
 
     console = render.console(sys.stderr if json_ else sys.stdout)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -23,15 +23,15 @@ EVERY = 1.0
 """Seconds between two that a rank leaves."""
 GRACE = 0.5
 """Seconds in which the others that wait come to the same end."""
-OWN = "Timed out waiting"
-SIGNS = (
-    OWN,
-    "timeout caused pair closure",
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "wait timeout",
+OWN = (
+    "Timed out waiting",  # gloo
+    "wait timeout",  # of the store, in which the ranks of a new group leave their addresses
+    "Watchdog caught collective operation timeout",  # NCCL and HCCL; it names the rank that waits, not the one that did not come
+    "Notify register times out",  # CANN, EI0002
 )
-"""Of gloo's messages: a wait was too long, here or on another rank, which then closes its connections."""
+"""Of the messages of a wait that was too long on this rank."""
+SIGNS = (*OWN, "timeout caused pair closure", "Connection closed by peer", "Connection reset by peer")
+"""Also of gloo's where it was too long on another rank, which then closes its connections."""
 OF = "msctx/last_steps"
 WAITING = f"{OF}/waiting"
 """The ranks whose wait was too long, in the order in which they have left word, as ``3``; ``-3``: that one had come too late, or
@@ -76,14 +76,10 @@ SLOT = steps.Slot(LastSteps)
 
 def explained(error: BaseException) -> CollectiveError | None:
     """What an exception of a collective means, while hccl_timeout is in force."""
-    if (
-        (seconds := SLOT.read()) is None
-        or (rank := distributed.rank()) is None
-        or not any(sign in text_of(error) for sign in SIGNS)
-    ):
+    if (seconds := SLOT.read()) is None or (rank := distributed.rank()) is None or not _has(SIGNS, error):
         return None
     name, place, group = _call(error.__traceback__)
-    ranks, has_waited = [*range(distributed.size())] if group is None else group, OWN in text_of(error)
+    ranks, has_waited = [*range(distributed.size())] if group is None else group, _has(OWN, error)
     found = distributed.within(SECONDS + GRACE, lambda: _late(rank, ranks, has_waited))
     if found is None:
         why = "which rank did not come is unknown: the store of the process group gave no answer"
@@ -99,6 +95,10 @@ def explained(error: BaseException) -> CollectiveError | None:
         why = "all ranks wait, for each other or for one that has come too late"
     where = f"{name}{place} in step {steps.current()} of rank {rank}"
     return CollectiveError(f"hccl_timeout={seconds} s: {where} ended without the others: {why}")
+
+
+def _has(signs: Sequence[str], error: BaseException) -> bool:
+    return any(sign in text_of(error) for sign in signs)
 
 
 def _told(late: Mapping[int, str], what: str) -> str:

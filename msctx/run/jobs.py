@@ -17,6 +17,7 @@ from msctx.native.children import Children
 from msctx.options.yamlfile import scalar
 from msctx.run import sweep
 from msctx.run.ending import terminable
+from msctx.signals import uninterrupted
 
 ENGINES = ("local", "slurm")
 POLL = 0.5
@@ -101,7 +102,8 @@ class Jobs:
         folders = {number: folder for number, _, folder in points}
         try:
             for number, words, folder in points:
-                jobs[number] = self._submit(executor, _run, sweep.command(file, words, folder), here)
+                with uninterrupted():  # a job that is not known here could not be cancelled
+                    jobs[number] = self._submit(executor, _run, sweep.command(file, words, folder), here)
             while jobs:
                 for number in [number for number, job in jobs.items() if job.done()]:
                     yield number, self._result(jobs.pop(number), folders[number])
@@ -138,8 +140,10 @@ class Jobs:
             errors = Path(made.name, "errors")
             errors.touch()
             executor = self._executor(Path(made.name))
-            job = self._submit(executor, _run_beside, command, dict(environment), str(here), str(errors))
+            job = None
             try:
+                with uninterrupted():
+                    job = self._submit(executor, _run_beside, command, dict(environment), str(here), str(errors))
                 is_done, place = False, 0
                 while not is_done:
                     is_done = job.done()  # before what is left to read
@@ -149,7 +153,8 @@ class Jobs:
                         place = written.tell()
                     time.sleep(0 if is_done else POLL)
             except BaseException:
-                job.cancel()
+                if job is not None:
+                    job.cancel()
                 raise
             try:
                 code, out = job.result()

@@ -100,9 +100,13 @@ def test_a_job_that_slurm_refuses(tmp_path: Path, capsys: Any, monkeypatch: pyte
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.chdir(tmp_path)
-    code, _, err = compare(capsys, *SUBJECT, "--engine", "slurm", "--job", "slurm_partition=gpu")
-    assert code == 2
-    assert "--engine: slurm: sbatch: error: invalid partition specified: gpu" in err
+    (tmp_path / "mine").mkdir()
+    for out in ("out", "mine"):
+        code, _, err = compare(capsys, *SUBJECT, "--engine", "slurm", "--job", "slurm_partition=gpu", "--out", out)
+        assert code == 2
+        assert "--engine: slurm: sbatch: error: invalid partition specified: gpu" in err
+    assert not (tmp_path / "out").exists()
+    assert (tmp_path / "mine").exists(), "it was there before"
     assert [*tmp_path.glob(".msctx-job-*")] == []
 
 

@@ -47,6 +47,30 @@ def test_the_ranks_that_do_not_wait_are_named(store: Any) -> None:
     assert last_steps.SLOT.read() is None
 
 
+WORK = "(SeqNum=7, OpType=ALLREDUCE, NumelIn=4, NumelOut=4, Timeout(ms)=2000) ran for 2041 milliseconds before timing out."
+"""As WorkNCCL's operator<< and checkTimeout of torch's ProcessGroupNCCL.cpp make it, and torch_npu's of WorkHCCL."""
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        f"[Rank 0] Watchdog caught collective operation timeout: WorkNCCL{WORK}",
+        f"[Rank 0] Watchdog caught collective operation timeout: WorkHCCL{WORK}",
+        "[0] is setting up NCCL communicator and retrieving ncclUniqueId from [3] via c10d key-value store by key '0', but "
+        "store->get('0') got error: wait timeout after 2000ms, keys: /default_pg/0//cuda//0",
+        "EI0002: The wait execution of the Notify register times out. Reason: The Notify register has not received the Notify "
+        "record from remote rank [unknown].",
+    ],
+    ids=["NCCL", "HCCL", "NCCL's first collective", "CANN"],
+)
+def test_what_other_back_ends_raise(store: Any, message: str) -> None:
+    """Texts, not runs: they name the rank that waits; the store tells which one did not come."""
+    store.append(last_steps.WAITING, "1 2 ")
+    assert "rank 3 did not come: it had ended no step" in ended(message)
+    store.append(last_steps.WAITING, "3 ")
+    assert ended(message).endswith("all ranks wait, for each other or for one that has come too late")
+
+
 def test_the_rank_that_came_too_late(store: Any) -> None:
     store.append(last_steps.WAITING, "1 2 3 ")
     with (

@@ -1,4 +1,4 @@
-"""A node is killed, and another one takes its place: the ranks of all nodes start anew."""
+"""A node is killed: another one takes its place, or those that are left go on: the ranks of all nodes start anew."""
 
 from __future__ import annotations
 
@@ -30,54 +30,92 @@ def main(run):
 """
 
 
+ELASTIC = """
+import time, msctx, torch, torch.distributed as dist
+def main(run):
+    dist.init_process_group("gloo")
+    size = dist.get_world_size()
+    with msctx.context(deterministic="ON"):
+        while run.dir.parent.name != "restart_2":
+            total = torch.ones(1)
+            dist.all_reduce(total)
+            print(f"{size} on, together {total.item():g}", flush=True)
+            time.sleep(0.1)
+    dist.destroy_process_group()
+    return {"size": size}
+"""
+
+
+class Nodes:
+    """The agents of nodes, each with one rank, which are ended with the test."""
+
+    def __init__(self, folder: Path, entry: str, *words: str) -> None:
+        (folder / "two.yaml").write_text("experiment: {name: two, entry: entry.py:main}\n")
+        (folder / "entry.py").write_text(entry)
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            self.place = f"localhost:{free.getsockname()[1]}"
+        self._folder = folder
+        self._command = [sys.executable, "-m", "msctx", "run", "two.yaml", "--nproc", "1", "--rdzv", self.place, "--out", "out"]
+        self._command += words
+        self.agents: list[subprocess.Popen[str]] = []
+
+    def start(self) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        self.agents.append(subprocess.Popen(self._command, cwd=self._folder, stdout=pipe, stderr=pipe, text=True))
+        return self.agents[-1]
+
+    def rows(self) -> list[tuple[int, int, str]]:
+        found = json.loads((self._folder / "out" / "ranks.json").read_text())["ranks"]
+        return [(row["restart"], row["rank"], row["status"]) for row in found]
+
+    def __enter__(self) -> Nodes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for agent in self.agents:
+            agent.kill()
+            agent.communicate()
+
+
+def shows(agent: subprocess.Popen[str], text: str) -> bool:
+    """Waits for a line of its output."""
+    assert agent.stdout is not None
+    return any(text in line for line in agent.stdout)
+
+
 @pytest.mark.full
 def test_without_restarts_of_its_own(tmp_path: Path) -> None:
     """The new ranks do not find the addresses of those that have ended, and are compared with each other."""
-    (tmp_path / "two.yaml").write_text("experiment: {name: two, entry: entry.py:main}\n")
-    (tmp_path / "entry.py").write_text(ENTRY)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        place = f"localhost:{free.getsockname()[1]}"
-    command = [
-        sys.executable,
-        "-m",
-        "msctx",
-        "run",
-        "two.yaml",
-        "--nproc",
-        "1",
-        "--nnodes",
-        "2",
-        "--rdzv",
-        place,
-        "--out",
-        "out",
-    ]
-    agents: list[subprocess.Popen[str]] = []
-
-    def start() -> subprocess.Popen[str]:
-        pipe = subprocess.PIPE
-        agents.append(subprocess.Popen(command, cwd=tmp_path, stdout=pipe, stderr=subprocess.PIPE, text=True))
-        return agents[-1]
-
-    try:
-        first = start()  # it has the store by which nodes find each other
-        until_it_listens(place)
-        second = start()
-        for agent in (first, second):
-            assert agent.stdout is not None
-            assert any("is on" in line for line in agent.stdout)
+    with Nodes(tmp_path, ENTRY, "--nnodes", "2") as nodes:
+        first = nodes.start()  # it has the store by which nodes find each other
+        until_it_listens(nodes.place)
+        second = nodes.start()
+        assert shows(first, "is on")
+        assert shows(second, "is on")
         second.send_signal(signal.SIGKILL)
-        third = start()
+        third = nodes.start()
         ended = [agent.communicate(timeout=300)[1] for agent in (first, third)]
         assert [first.returncode, third.returncode] == [0, 0], ended
-    finally:
-        for agent in agents:
-            agent.kill()
-            agent.communicate()
-    rows = [row for row in json.loads((tmp_path / "out" / "ranks.json").read_text())["ranks"] if row["restart"]]
-    assert [(row["restart"], row["rank"], row["status"]) for row in rows] == [(1, 0, "completed"), (1, 1, "completed")]
+    assert nodes.rows()[-2:] == [(1, 0, "completed"), (1, 1, "completed")]
     assert any("ranks differ in what they compute" in err for err in ended), ended
+
+
+@pytest.mark.full
+def test_a_node_that_goes_away_and_one_that_goes_on(tmp_path: Path) -> None:
+    """A second one comes, and is killed; the first, whose rank then has nobody to wait for, goes on alone."""
+    with Nodes(tmp_path, ELASTIC, "--nnodes", "1:2", "--max-restarts", "1") as nodes:
+        first = nodes.start()
+        assert shows(first, "1 on, together 1")
+        second = nodes.start()
+        assert shows(first, "2 on, together 2")
+        second.send_signal(signal.SIGKILL)
+        _, errors = first.communicate(timeout=300)
+        assert first.returncode == 0, errors
+    rows = nodes.rows()
+    assert [(restart, rank) for restart, rank, _ in rows] == [(0, 0), (1, 0), (1, 1), (2, 0)]
+    assert rows[-1] == (2, 0, "completed")
+    assert json.loads((tmp_path / "out" / "restart_2" / "rank_0" / "result.json").read_text())["size"] == 1
 
 
 def until_it_listens(place: str) -> None:
