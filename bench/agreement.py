@@ -176,16 +176,16 @@ def of_checks(found: dict[str, Any]) -> str:
 
 
 def enters(number: int, folder: str) -> None:
-    """A process that is alone and one of two ranks, in turns: the times of entries, of the first one as a rank apart."""
+    """A process that is alone and one of two ranks, in turns: the processor time of entries, and of the first one as a rank."""
     torch.set_num_threads(1)
 
     def entries(count: int) -> list[float]:
         times = []
         for _ in range(count):
-            began = time.perf_counter()
+            began = time.process_time()
             with msctx.context(deterministic="ON"):
                 pass
-            times.append(time.perf_counter() - began)
+            times.append(time.process_time() - began)
         return times
 
     found: dict[str, list[float]] = {"alone": [], "rank": [], "first": []}
@@ -217,9 +217,9 @@ def of_entries(found: dict[str, Any]) -> str:
 
     of = found["machine"]
     return (
-        f'An entry of `deterministic="ON"` costs a process {shown("alone")} alone and {shown("rank")} as one of {TRAINING} ranks; the '
-        f"first one as a rank, which compares, {shown('first')}. {of['cpu']}, {of['cores']} cores, torch {of['torch']}: medians of "
-        f"{ENTRY_TURNS} turns, of {ENTRIES:,} entries each."
+        f'An entry of `deterministic="ON"` takes {shown("alone")} of processor time in a process that is alone, and {shown("rank")} '
+        f"in one of {TRAINING} ranks; the first one in a rank, which compares, {shown('first')}. "
+        f"{of['cpu']}, {of['cores']} cores, torch {of['torch']}: medians of {ENTRY_TURNS} turns, of {ENTRIES:,} entries each."
     )
 
 

@@ -133,6 +133,8 @@ def moment() -> str:
 
 def known_before(when: str, path: Path, place: str) -> str:
     """The entries of a file that hold here and were measured before a moment, as a text that is equal where they choose alike."""
+    if why := mixed(place):
+        return f"not used: {why}"
     try:
         groups = tuning_file.read(path)
     except FileError as error:
