@@ -210,16 +210,15 @@ def entries() -> dict[str, Any]:
 
 
 def of_entries(found: dict[str, Any]) -> str:
-    def shown(name: str) -> str:
-        return (
-            f"{1e6 * statistics.median(found[name]):,.0f} µs ({1e6 * min(found[name]):,.0f} to {1e6 * max(found[name]):,.0f})"
-        )
-
+    """As ratios of the same minute: what else the machine does changes both times."""
+    ratios = [rank / alone for rank, alone in zip(found["rank"], found["alone"], strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
     of = found["machine"]
     return (
-        f'An entry of `deterministic="ON"` takes {shown("alone")} of processor time in a process that is alone, and {shown("rank")} '
-        f"in one of {TRAINING} ranks; the first one in a rank, which compares, {shown('first')}. "
-        f"{of['cpu']}, {of['cores']} cores, torch {of['torch']}: medians of {ENTRY_TURNS} turns, of {ENTRIES:,} entries each."
+        f'An entry of `deterministic="ON"` takes one of {TRAINING} ranks {middle:.2f} ({low:.2f} to {high:.2f}) of the processor time '
+        f"that it takes the same process alone; the first one, which compares, takes {1e3 * statistics.median(found['first']):.1f} ms. "
+        f"{of['cpu']}, {of['cores']} cores, busy with other work, torch {of['torch']}: "
+        f"the median and the middle half of {ENTRY_TURNS} turns, of {ENTRIES:,} entries each."
     )
 
 
