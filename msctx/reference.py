@@ -156,6 +156,20 @@ def is_partial(option: Option, device: str) -> bool:
     return on_device(option, device).status in DONE and outcome is not None and outcome.status not in DONE
 
 
+def failing(option: Option, device: str) -> dict[str, list[Any]]:
+    """What a device does not carry out of an option that it does carry out: status → the values."""
+    found: dict[str, list[Any]] = {}
+    if on_device(option, device).status not in DONE:
+        return found
+    for value in option.choices or _values(option):
+        outcome = _outcome(option, value, device)
+        if outcome is not None and outcome.status in ("refused", "not_built") and not option.names_file:
+            meant = make_layer({option.name: value}, "reference").settings[option.name].value
+            if meant not in found.setdefault(outcome.status, []):
+                found[outcome.status].append(meant)
+    return found
+
+
 BESIDE = (
     {
         "deterministic": "ON",
@@ -270,4 +284,4 @@ def members(group: str) -> list[str]:
     return [o.name for o in OPTIONS.values() if any(s.startswith(f"{group}.") for s in o.spellings)]
 
 
-__all__ = ["allowed", "catalogue", "describe", "is_partial", "listing", "members", "on_device", "paths", "typical"]
+__all__ = ["allowed", "catalogue", "describe", "failing", "is_partial", "listing", "members", "on_device", "paths", "typical"]

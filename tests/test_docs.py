@@ -26,7 +26,7 @@ from msctx.options.operators import CLASSES
 from msctx.options.option import FLAGS_SOURCE
 from msctx.options.precision_rules import DTYPES, LEAVE, MODES, V2, PrecisionRule
 from msctx.plan import DONE
-from msctx.reference import is_partial, on_device
+from msctx.reference import failing, is_partial, on_device
 
 ROOT = Path(__file__).parents[1]
 README, DOCS = ROOT / "README.md", ROOT / "docs"
@@ -164,7 +164,11 @@ def carried_out(option: Option) -> bool:
 
 
 def cell(option: Option, device: str) -> str:
-    return on_device(option, device).status + " for some values" * is_partial(option, device)
+    """The status; where values have another one, which."""
+    status, others = on_device(option, device).status, failing(option, device)
+    if not others:
+        return status + " for some values" * is_partial(option, device)
+    return "; ".join([status, *(f"{other}: {', '.join(f'`{value}`' for value in values)}" for other, values in others.items())])
 
 
 def test_the_options_shown_are_those_that_are_declared(update: bool) -> None:

@@ -8,7 +8,7 @@ from msctx.effects import Facts
 from msctx.options import DEVICES, OPTIONS, Settings, device_of, make_layer
 from msctx.options.option import OURS
 from msctx.plan import DONE, FAILING, make
-from msctx.reference import DICTIONARIES, catalogue, describe, on_device, paths, typical
+from msctx.reference import DICTIONARIES, catalogue, describe, failing, on_device, paths, typical
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -110,3 +110,16 @@ def test_what_else_a_path_comes_to_is_shown_beside() -> None:
     assert found["session.optypelist_for_implmode"] == ("refused", {"honoured": "beside what it goes with"})
     assert found["device_id"] == ("inert", {"honoured": "with 0"})
     assert found["deterministic"] == ("honoured", {})
+
+
+def test_values_that_a_device_does_not_carry_out_are_named_as_they_are_meant() -> None:
+    found = {
+        (name, device): failing(OPTIONS[name], device)
+        for name in ("conv_allow_hf32", "ac_parallel_enable")
+        for device in DEVICES
+    }
+    assert found["conv_allow_hf32", "cpu"] == found["conv_allow_hf32", "cuda"] == {"refused": [True]}
+    assert found["conv_allow_hf32", "ascend"] == {}
+    assert found["ac_parallel_enable", "cuda"] == {"refused": ["0"]}, "0 and False are one"
+    assert found["ac_parallel_enable", "cpu"] == {}, "there it is refused altogether"
+    assert failing(OPTIONS["matmul_algo"], "cuda").keys() == {"not_built"}
