@@ -105,6 +105,35 @@ def _option(name: str, key: str, unset: Callable[[], str], **more: Any) -> Switc
     )
 
 
+def place(path: str) -> str:
+    """Where a path leads now. CANN looks when it comes to it: the program may have changed its directory by then."""
+    return os.path.abspath(os.path.expandvars(os.path.expanduser(path)))
+
+
+def _folder(name: str, key: str, unset: Callable[[], str]) -> Switch:
+    """An option of torch_npu that names a folder. A path that is in force leads where it did when it was set."""
+    option = _option(name, key, unset)
+    made: dict[str | None, str] = {}  # the path in force → where it leads
+
+    def write(path: str | None) -> None:
+        option.set(path if path is None else place(path))
+        made.clear()
+        made[path] = option.read()
+
+    def load(found: tuple[dict[str | None, str], str]) -> None:
+        option.put_back(found[1])
+        made.clear()
+        made.update(found[0])
+
+    return replace(
+        option,
+        write=write,
+        satisfied=lambda path: option.is_satisfied(made.get(path) or (path if path is None else place(path))),
+        save=lambda: (dict(made), option.read()),
+        load=load,
+    )
+
+
 def _cube_math_type() -> str | None:
     """What is told to CANN of all float32 products, whatever other options say. ``None``: these decide."""
     found = npu().matmul.cube_math_type
@@ -318,7 +347,7 @@ class _Aoe:
 
     @classmethod
     def write(cls, folder: str) -> None:
-        npu().set_aoe(folder)
+        npu().set_aoe(place(folder))
         cls.folder = folder
 
 
@@ -343,9 +372,9 @@ SWITCHES = (
     _list_of_types("torch.npu.optypelist_for_implmode", "ACL_OPTYPELIST_FOR_IMPLMODE"),
     _checks_of_kernels("torch.npu.op_debug_option", "ACL_OP_DEBUG_OPTION"),
     _option("torch.npu.op_debug_level", "ACL_OP_DEBUG_LEVEL", lambda: "0"),
-    _option("torch.npu.debug_dir", "ACL_DEBUG_DIR", _variable("ASCEND_WORK_PATH", ".")),
+    _folder("torch.npu.debug_dir", "ACL_DEBUG_DIR", _variable("ASCEND_WORK_PATH", ".")),
     _option("torch.npu.op_compiler_cache_mode", "ACL_OP_COMPILER_CACHE_MODE", _cache_mode),
-    _option("torch.npu.op_compiler_cache_dir", "ACL_OP_COMPILER_CACHE_DIR", _cache_dir),
+    _folder("torch.npu.op_compiler_cache_dir", "ACL_OP_COMPILER_CACHE_DIR", _cache_dir),
     Switch(
         name="torch.npu.jit_compile",
         read=_is_jit_compiled,

@@ -14,7 +14,7 @@ from typing import Any
 
 from msctx.imports import when_imported
 from msctx.switches.base import Switch
-from msctx.switches.torch_npu import is_here
+from msctx.switches.torch_npu import is_here, place
 
 CONVERTER = "torchair._ge_concrete_graph.fx2ge_converter"
 ENGINE = "torchair.core._backend"
@@ -24,13 +24,55 @@ DUMPS = (
     *("ge.exec.dumpData", "ge.quant_dumpable"),
 )
 """Options of a graph that torchair writes to a file; among those of the engine they would hold for the whole process."""
+PATHS = ("ge.debugDir", "ge.op_compiler_cache_dir", "ge.exec.dumpPath", "ge.fusionSwitchFile")
+TUNERS = ("path", "file")
 
 
-class _Wanted:
-    engine: Options | None = None
-    graph: Options | None = None
-    tuner: Options | None = None
-    sent: dict[str, str] = {}
+class _Kept:
+    """Options as they are wanted. Their paths lead where they did when they were set: graphs are compiled later."""
+
+    def __init__(self, paths: tuple[str, ...] = PATHS) -> None:
+        self._paths = paths
+        self.given: Options | None = None
+        self.led: Options | None = None
+
+    def placed(self, options: Options | None) -> Options | None:
+        return options and {key: self._placed(key, value) for key, value in options.items()}
+
+    def _placed(self, key: str, value: str) -> str:
+        if key not in self._paths or not value:
+            return value
+        return self.led[key] if self.led and (self.given or {}).get(key) == value else place(value)
+
+    def write(self, options: Options | None) -> None:
+        self.led = self.placed(options)
+        self.given = options
+        _hook()
+
+    def save(self) -> tuple[Options | None, Options | None]:
+        return self.given, self.led
+
+    def load(self, found: tuple[Options | None, Options | None]) -> None:
+        self.given, self.led = found
+        _hook()
+
+    def switch(self, name: str) -> Switch:
+        return Switch(
+            name=name,
+            read=lambda: self.led and dict(self.led),
+            write=self.write,
+            save=self.save,
+            load=self.load,
+            satisfied=lambda options: self.placed(options) == self.led,
+            available=is_here,
+        )
+
+
+_engine, _graph, _tuner = _Kept(), _Kept(), _Kept(TUNERS)
+
+
+class _Sent:
+    engine: dict[str, str] = {}
     """What of the engine's options was ours when it was initialised."""
     dumped: dict[str, str] = {}
     """The settings of the graphs in torchair's list of those that CANN dumps."""
@@ -43,41 +85,26 @@ def _initialised() -> dict[str, str] | None:
 
 
 def _read_engine() -> dict[str, str] | None:
-    return dict((_Wanted.engine if _initialised() is None else _Wanted.sent) or {}) or None
+    return dict((_engine.led if _initialised() is None else _Sent.engine) or {}) or None
 
 
 def _holds(options: Options | None) -> bool:
     """Whether the engine has these; others that it has beside them stay."""
-    there = _initialised()
+    there, wanted = _initialised(), dict(_engine.placed(options) or {})
     if there is None:
-        return _read_engine() == (dict(options or {}) or None)
-    return all(there.get(key) == value for key, value in (options or {}).items())
+        return _read_engine() == (wanted or None)
+    return all(there.get(key) == value for key, value in wanted.items())
 
 
 def _late(options: Options | None) -> str:
-    there = _initialised()
+    there, wanted = _initialised(), _engine.placed(options) or {}
     if there is None or _holds(options):
         return ""
-    differing = next(key for key, value in (options or {}).items() if there.get(key) != value)
+    differing = next(key for key, value in wanted.items() if there.get(key) != value)
     return (
-        f"{differing}={(options or {})[differing]} comes too late: torchair has initialised the graph engine with its first graph, "
+        f"{differing}={wanted[differing]} comes too late: torchair has initialised the graph engine with its first graph, "
         f"with {differing}={there.get(differing, 'unset')}; start with `msctx run`, or enter the context before that graph"
     )
-
-
-def _write_engine(options: Options | None) -> None:
-    _Wanted.engine = options
-    _hook()
-
-
-def _write_graph(options: Options | None) -> None:
-    _Wanted.graph = options
-    _hook()
-
-
-def _write_tuner(tuner: Options | None) -> None:
-    _Wanted.tuner = tuner
-    _hook()
 
 
 _waiting: list[Callable[[], None]] = []
@@ -96,8 +123,8 @@ def _into_torchair() -> None:
 
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        if _Wanted.tuner is not None and self.config.aoe_config.aoe_mode.value is None:
-            self._config = _tuning(self.config, _Wanted.tuner)
+        if _tuner.led is not None and self.config.aoe_config.aoe_mode.value is None:
+            self._config = _tuning(self.config, _tuner.led)
 
     graphs.__init__ = made
     graphs._normalize_ge_option = lambda self: _merged(*normal(self))
@@ -105,20 +132,20 @@ def _into_torchair() -> None:
 
 
 def _merged(graph: dict[str, str], engine: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    ours = {key: value for key, value in (_Wanted.graph or {}).items() if key not in DUMPS}
+    ours = {key: value for key, value in (_graph.led or {}).items() if key not in DUMPS}
     if _initialised() is None:
-        _Wanted.sent = dict(_Wanted.engine or {})
-    return graph | ours, engine | _Wanted.sent
+        _Sent.engine = dict(_engine.led or {})
+    return graph | ours, engine | _Sent.engine
 
 
 def _dumps() -> dict[str, str]:
     """What is to be dumped of the graph that is about to be compiled."""
-    found = {key: value for key, value in (_Wanted.graph or {}).items() if key in DUMPS}
-    if found and found != _Wanted.dumped:
+    found = {key: value for key, value in (_graph.led or {}).items() if key in DUMPS}
+    if found and found != _Sent.dumped:
         os.makedirs(found["ge.exec.dumpPath"], exist_ok=True)
         converter: Any = sys.modules[CONVERTER]
         converter.g_cached_dump_root = None  # its list has one path and one mode: those of the first graph
-        _Wanted.dumped = found
+        _Sent.dumped = found
     return found
 
 
@@ -136,18 +163,13 @@ SWITCHES = (
     Switch(
         name="torch.npu.engine_options",
         read=_read_engine,
-        write=_write_engine,
+        write=_engine.write,
         satisfied=_holds,
         blocked=_late,
         restore="never",
         only_before="the first graph that torchair compiles",
         available=is_here,
     ),
-    Switch(
-        name="torch.npu.graph_options",
-        read=lambda: _Wanted.graph and dict(_Wanted.graph),
-        write=_write_graph,
-        available=is_here,
-    ),
-    Switch(name="torch.npu.graph_tuner", read=lambda: _Wanted.tuner, write=_write_tuner, available=is_here),
+    _graph.switch("torch.npu.graph_options"),
+    _tuner.switch("torch.npu.graph_tuner"),
 )

@@ -97,15 +97,28 @@ for place in ("first", "second"):
     assert dumped()["dump_mode"] == "all"
     assert dumped()["dump_path"] == str(folder / place)
     assert len(dumped()["dump_list"]) == 1
+more = dict(dump_data="stats", dump_layer="MatMul_9", dump_step="0|2-3", quant_dumpable="1")
+with msctx.context(session={"enable_dump": True}, dump_path=str(folder / "third"), **more):
+    compiled()
+assert [dumped()[key] for key in ("dump_data", "dump_step", "quant_dumpable")] == ["stats", "0|2-3", "1"], dumped()
+assert "MatMul_9" in dumped()["dump_list"][0]["layer"]
 assert not [call for call in compiled() if "dump" in call.lower()]
 with msctx.context(aoe_tune_mode="online"):
     found = sent("AddGraph", compiled())
 assert found["aoe_mode"] == "2"
 assert len(tuned) == 1
+(folder / "aoe.json").write_text('{"tune_optimization_level": "O1"}')
+with msctx.context(aoe_tune_mode="online", aoe_config={"job_type": "2"}, aoe_config_file="aoe.json", work_path=str(folder)):
+    found = sent("AddGraph", compiled())
+assert {"2", str(folder), str(folder / "aoe.json")} <= {*found.values()}, found
+assert len(tuned) == 2
+with msctx.context(aoe_mode="2"):
+    assert sent("AddGraph", compiled())["aoe_mode"] == "2"
+assert len(tuned) == 3
 config = torchair.CompilerConfig()
 assert "aoe_mode" not in sent("AddGraph", compiled(config))
 assert config.aoe_config.aoe_mode.value is None
-assert len(tuned) == 1
+assert len(tuned) == 3
 """
     )
 
@@ -145,9 +158,9 @@ WITH_GRAPHS = (
     ({"enable_small_channel": 1}, {"ge.enableSmallChannel": "1"}),
     (
         {"op_compiler_cache_mode": "force", "op_compiler_cache_dir": "kernels"},
-        {"ge.op_compiler_cache_mode": "force", "ge.op_compiler_cache_dir": "kernels"},
+        {"ge.op_compiler_cache_mode": "force", "ge.op_compiler_cache_dir": "HERE/kernels"},
     ),
-    ({"op_debug_level": 1, "debug_dir": "sources"}, {"ge.opDebugLevel": "1", "ge.debugDir": "sources"}),
+    ({"op_debug_level": 1, "debug_dir": "sources"}, {"ge.opDebugLevel": "1", "ge.debugDir": "HERE/sources"}),
 )
 
 
@@ -160,6 +173,7 @@ first = compiled()
 assert not [call for call in first if call.startswith("GEInitialize(ac_parallel")]
 plain = sent("AddGraph", first)
 for options, inside in {WITH_GRAPHS}:
+    inside = {{key: value.replace("HERE", os.getcwd()) for key, value in inside.items()}}
     with msctx.context(device_target="Ascend", strict=True, **options):
         assert sent("AddGraph", compiled()) == plain | inside, options
         with msctx.context(atomic_clean_policy=0):
@@ -198,6 +212,46 @@ else:
     raise AssertionError("strict takes nothing that comes too late")
 same, messages = told(fusion_switch_file=str(file))
 assert not any("too late" in text for text in messages), messages
+"""
+    )
+
+
+def test_paths_lead_where_they_did_when_they_were_set(ascend: Run, tmp_path: Path) -> None:
+    """CANN and torchair come to them later, when the program may be in another directory."""
+    ascend(
+        COMPILE
+        + f"""
+import os
+from pathlib import Path
+from torch_npu import _C
+first, second = (Path({str(tmp_path)!r}) / name for name in ("first", "second"))
+for folder in (first, second):
+    folder.mkdir()
+(first / "a.json").write_text('{{"Switch": {{"GraphFusion": {{"ALL": "off"}}}}}}')
+os.chdir(first)
+msctx.set_context(device_target="Ascend", fusion_switch_file="a.json")
+names = dict(op_compiler_cache_mode="force", op_compiler_cache_dir="kernels", debug_dir="sources")
+with msctx.context(**names, session={{"enable_dump": True}}, dump_path="dumps", dump_mode="all"):
+    os.chdir(second)
+    for _ in range(2):
+        with msctx.context(atomic_clean_policy=0):
+            found = compiled()
+            assert sent("AddGraph", found)["ge.op_compiler_cache_dir"] == str(first / "kernels")
+            assert sent("AddGraph", found)["ge.debugDir"] == str(first / "sources")
+            assert _C._npu_getOption("ACL_OP_COMPILER_CACHE_DIR").decode() == str(first / "kernels")
+    with msctx.context(op_compiler_cache_dir="others"):
+        assert _C._npu_getOption("ACL_OP_COMPILER_CACHE_DIR").decode() == str(second / "others")
+        assert sent("AddGraph", compiled())["ge.op_compiler_cache_dir"] == str(second / "others")
+    torch.ones(4, device="npu").erfinv_()  # now CANN gets the options of compiled operators
+    given = calls("aclSetCompileopt(ACL_OP_COMPILER_CACHE_DIR", "aclSetCompileopt(ACL_DEBUG_DIR")
+    assert f"aclSetCompileopt(ACL_OP_COMPILER_CACHE_DIR, {{first / 'kernels'}})" in given, given
+    assert f"aclSetCompileopt(ACL_DEBUG_DIR, {{first / 'sources'}})" in given, given
+    assert (first / "dumps").is_dir() and not (second / "dumps").exists()
+with msctx.context(aoe_tune_mode="offline", work_path="tuned"):
+    os.chdir(first)
+torch.ones(3, device="npu").sort()
+dumped = [call for call in calls() if call.startswith("aclGenGraph")]
+assert all(str(second / "tuned") in call for call in dumped), dumped
 """
     )
 
@@ -267,10 +321,11 @@ with msctx.context(device_target="Ascend", enable_compile_cache=True, compile_ca
     assert msctx.state()["torch.compiler.cache"]["path"] == "graphs"
     assert kept() == found and sent("AddGraph", compiled()) == plain
     assert any("left to torch_npu" in row.reason for row in ctx.plan.rows if row.device == "ascend")
+kernels = os.path.abspath("kernels").encode()
 with msctx.context(device_target="Ascend", op_compiler_cache_mode="force", op_compiler_cache_dir="kernels"):
     with msctx.context(enable_compile_cache=True):
-        assert kept() == (b"force", b"kernels") and msctx.state()["torch.compiler.cache"]["path"] == "."
-    assert kept() == (b"force", b"kernels") and msctx.state()["torch.compiler.cache"]["path"] == "kernels"
+        assert kept() == (b"force", kernels) and msctx.state()["torch.compiler.cache"]["path"] == "."
+    assert kept() == (b"force", kernels) and msctx.state()["torch.compiler.cache"]["path"] == "kernels"
 assert kept()[0] == b"enable" and msctx.state()["torch.compiler.cache"] is None
 """
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -54,10 +55,11 @@ def graph(monkeypatch: pytest.MonkeyPatch) -> type[Graph]:
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(torchair, "_waiting", [])
-    for name in ("engine", "graph", "tuner"):
-        monkeypatch.setattr(torchair._Wanted, name, None)
-    for name in ("sent", "dumped"):
-        monkeypatch.setattr(torchair._Wanted, name, {})
+    for kept in (torchair._engine, torchair._graph, torchair._tuner):
+        monkeypatch.setattr(kept, "given", None)
+        monkeypatch.setattr(kept, "led", None)
+    for name in ("engine", "dumped"):
+        monkeypatch.setattr(torchair._Sent, name, {})
     return kind
 
 
@@ -113,10 +115,40 @@ def test_dumps_go_with_a_graph_and_not_to_the_engine(graph: type[Graph], tmp_pat
 
 
 def test_a_graph_that_is_tuned_has_a_configuration_of_its_own(graph: type[Graph]) -> None:
-    TUNER.set({"mode": "2", "path": "kept", "file": ""})
+    TUNER.set({"mode": "2", "path": "/kept", "file": ""})
     given = config()
     made = graph(given).config.aoe_config
-    assert (made.aoe_mode, made.work_path, made.aoe_config_file) == ("2", "kept", None)
+    assert (made.aoe_mode, made.work_path, made.aoe_config_file) == ("2", "/kept", None)
     assert given.aoe_config.aoe_mode.value is None
     TUNER.set(None)
     assert graph(given).config is given
+
+
+def test_paths_lead_where_they_did_when_they_were_set(
+    graph: type[Graph], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    monkeypatch.chdir(first)
+    ours = {"ge.op_compiler_cache_dir": "kernels", "ge.new": "kernels"}
+    GRAPH.set(ours)
+    TUNER.set({"mode": "2", "path": "./", "file": "aoe.json"})
+    ENGINE.set({"ge.fusionSwitchFile": "a.json"})
+    monkeypatch.chdir(second)
+    made = graph(config())
+    assert made.sent[0]["ge.op_compiler_cache_dir"] == str(first / "kernels")
+    assert made.sent[0]["ge.new"] == "kernels", "what is no path stays as it is"
+    assert made.sent[1]["ge.fusionSwitchFile"] == str(first / "a.json")
+    assert (made.config.aoe_config.work_path, made.config.aoe_config.aoe_config_file) == (str(first), str(first / "aoe.json"))
+    assert GRAPH.is_satisfied(ours), "a scope inside writes it no second time"
+    GRAPH.set(ours | {"ge.new": "x"})
+    assert graph(config()).sent[0]["ge.op_compiler_cache_dir"] == str(first / "kernels"), "nor with more beside it"
+    GRAPH.set(ours)
+    assert ENGINE.is_satisfied({"ge.fusionSwitchFile": "a.json"})
+    found = GRAPH.take()
+    GRAPH.set({"ge.op_compiler_cache_dir": "others"})
+    assert graph(config()).sent[0]["ge.op_compiler_cache_dir"] == str(second / "others")
+    GRAPH.put_back(found)
+    assert graph(config()).sent[0]["ge.op_compiler_cache_dir"] == str(first / "kernels")
+    assert GRAPH.is_satisfied(ours)
