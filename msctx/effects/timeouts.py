@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msctx.effects.base import STAYS, Outcome, Want, approximated, effect, honoured, refused
 
 NO_STREAMS = "a CPU has no streams and no events that anybody waits for; hccl_timeout limits how long collectives wait"
@@ -15,15 +17,21 @@ BY_POLLING = (
 BY_GLOO = "recv() in a group of gloo that was made before waits as long as gloo was given then: torch cannot change that"
 BY_NCCL = "NCCL's watchdog ends the process by itself: its message does not name the rank that did not come"
 
+AFTER_HCCL = 30
+"""Seconds, as torch_npu has them between HCCL's limit and that of waits for events."""
+WATCHDOG = (
+    f"torch_npu's watchdog, the timeout of the process group, ends the process {AFTER_HCCL} s later: at the same time, as torch_npu "
+    "warns, HCCL might not log what it waited for. Without any limit (0) torch_npu warns all the same"
+)
+
 
 @effect("hccl_timeout")
 def hccl_timeout(want: Want) -> Outcome:
     """Of the process groups, and of those that are made inside the block; 0 is as long as the back ends can count."""
-    assignments = dict.fromkeys(("torch.distributed.timeout", "observers.last_steps"), want.value)
+    assignments: dict[str, Any] = dict.fromkeys(("torch.distributed.timeout", "observers.last_steps"), want.value)
     if want.device == "ascend":
-        return honoured(
-            assignments | {"env.HCCL_EXEC_TIMEOUT": str(want.value)}, f"{STAYS}, since HCCL reads it once: HCCL_EXEC_TIMEOUT"
-        )
+        own = {"env.HCCL_EXEC_TIMEOUT": str(want.value), "torch.distributed.timeout": want.value and want.value + AFTER_HCCL}
+        return honoured(assignments | own, f"{STAYS}, since HCCL reads it once: HCCL_EXEC_TIMEOUT; {WATCHDOG}")
     return approximated(assignments, BY_GLOO if want.device == "cpu" else BY_NCCL)
 
 
