@@ -19,7 +19,9 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <array>
 #include <cmath>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -286,8 +288,14 @@ at::Tensor computed(Place place, Kind kind, const Terms& terms, bool in_place = 
 
 // torch_npu has kernels of its own for matmul and its gradients, past mm and bmm: where products are asked for, they are what torch makes
 // of them on other devices.
+struct matmul_double_backward {
+  using schema = std::tuple<at::Tensor, at::Tensor, at::Tensor>(
+      const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+      std::array<bool, 3>);
+  static constexpr const char *name = "npu::matmul_double_backward", *overload_name = "";
+};
 template <class Op>
-constexpr bool is_composed = std::string_view(Op::name) == "aten::matmul" || std::string_view(Op::name) == "aten::matmul_backward";
+constexpr bool is_composed = std::string_view(Op::name).find("::matmul") != std::string_view::npos;
 
 at::Tensor composed(const at::Tensor& a, const at::Tensor& b) { return at::native::matmul(a, b); }
 at::Tensor& composed(const at::Tensor& a, const at::Tensor& b, at::Tensor& out) { return at::native::matmul_out(a, b, out); }
@@ -303,6 +311,22 @@ std::tuple<at::Tensor, at::Tensor> composed(const at::Tensor& grad, const at::Te
     of_b = at::sum_to(at::native::matmul(rows.mT(), sums), right.sizes()).view(b.sizes());
   }
   return {of_a, of_b};
+}
+
+// Of grad @ b^T and a^T @ grad, by what they are to be differentiated with: the gradients of grad, a and b.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> composed(
+    const std::optional<at::Tensor>& with_a, const std::optional<at::Tensor>& with_b, const at::Tensor& grad, const at::Tensor& a,
+    const at::Tensor& b, std::array<bool, 3> mask) {
+  const bool has_a = with_a && with_a->defined(), has_b = with_b && with_b->defined();
+  at::Tensor of_grad, of_a, of_b;
+  if (mask[0] && has_a) of_grad = at::native::matmul(*with_a, b);
+  if (mask[0] && has_b) {
+    const at::Tensor more = at::native::matmul(a, *with_b);
+    of_grad = of_grad.defined() ? of_grad.add(more) : more;
+  }
+  if (mask[1] && has_b) of_a = std::get<0>(composed(grad, a, *with_b, {true, false}));
+  if (mask[2] && has_a) of_b = std::get<1>(composed(grad, *with_a, b, {false, true}));
+  return {of_grad, of_a, of_b};
 }
 
 template <class First, class... Rest>
@@ -366,8 +390,8 @@ struct Hooked<place, Op, Return(Arguments...)> {
     if (!op || !op->hasComputedKernelForDispatchKey(key)) return;
     if (place == Place::cpu) others = anothers(*op, key);  // an NPU's kernels are torch_npu's, which stays
     torchs = in_table(*op, key);
-    const std::string overload = Op::overload_name;
-    library("aten", key).impl((std::string(Op::name).substr(6) + (overload.empty() ? "" : "." + overload)).c_str(), TORCH_FN(run));
+    const std::string overload = Op::overload_name, ns(name.substr(0, name.find("::"))), own(name.substr(ns.size() + 2));
+    library(ns.c_str(), key).impl((own + (overload.empty() ? "" : "." + overload)).c_str(), TORCH_FN(run));
     in_force.watch(*op, key);
   }
 };
@@ -385,7 +409,8 @@ void install_products(InForce& in_force) {
       place, at::_ops::mm, at::_ops::mm_out, at::_ops::addmm, at::_ops::addmm_out, at::_ops::addmm_, at::_ops::bmm, at::_ops::bmm_out,
       at::_ops::baddbmm, at::_ops::baddbmm_out, at::_ops::baddbmm_, at::_ops::mv, at::_ops::mv_out, at::_ops::addmv, at::_ops::addmv_out,
       at::_ops::addmv_, at::_ops::_addmm_activation, at::_ops::_addmm_activation_out>(in_force);
-  if constexpr (place == Place::ascend) install_all<place, at::_ops::matmul, at::_ops::matmul_out, at::_ops::matmul_backward>(in_force);
+  if constexpr (place == Place::ascend)
+    install_all<place, at::_ops::matmul, at::_ops::matmul_out, at::_ops::matmul_backward, matmul_double_backward>(in_force);
 }
 template void install_products<Place::cpu>(InForce&);
 template void install_products<Place::ascend>(InForce&);

@@ -96,7 +96,7 @@ HALF_ALONE = "the matrix unit of this chip has float16 alone; fp16x3 has errors 
 ITS_ORDER = "CANN chooses the order of additions"
 FROM_HALVES = (
     "three products of float16 parts through torch_npu's kernels that are there (jit_compile=false), for eager mm, addmm, bmm, "
-    "baddbmm, mv, addmv, matmul and what calls them, but for the second derivatives of matmul, which torch_npu computes by itself"
+    "baddbmm, mv, addmv, matmul and what calls them"
 )
 BY_UNIT = "the matrix unit of this chip computes float32 itself: torch_npu's own products, without HF32"
 BY_CHIP = f"on chips of the 910A class {FROM_HALVES}; on later ones torch_npu's own float32, without HF32"

@@ -159,6 +159,39 @@ assert torch.allclose(out.cpu().double(), 2 * (a.double() @ b.double()), rtol=1e
 """)
 
 
+def test_second_derivatives_of_matmul_keep_the_grade_of_float32(on_910a: Run) -> None:
+    """torch_npu has an operator of its own for them."""
+    on_910a("""
+torch.manual_seed(6)
+r = lambda *shape: torch.randn(shape)
+shapes = [((2, 1, 4, 6), (3, 6, 5)), ((2, 3, 4, 6), (6, 5)), ((6,), (3, 6, 5)), ((3, 4, 6), (6,)), ((6,), (6, 5)), ((4, 6), (6, 5))]
+
+def computed(tensors, device, of):
+    a, b = (tensor.detach().to(device).requires_grad_() for tensor in tensors)
+    c = a @ b
+    first = torch.autograd.grad((c * c * c).sum(), [(a, b)[i] for i in of], create_graph=True)
+    sum((one * one).sum() for one in first).backward()
+    return [a.grad.cpu(), b.grad.cpu()]
+
+def error(found, expected):
+    return max(float((mine.double() - theirs).abs().max() / theirs.abs().max()) for mine, theirs in zip(found, expected))
+
+torch.npu.set_compile_mode(jit_compile=False)
+for shape_of_a, shape_of_b in shapes:
+    tensors = r(*shape_of_a), r(*shape_of_b)
+    for of in ((0, 1), (0,), (1,)):
+        expected = computed([tensor.double() for tensor in tensors], "cpu", of)
+        with msctx.context(device_target="Ascend", matmul_algo="fp16x3", fallback="error") as ctx:
+            calls()
+            found = computed(tensors, "npu", of)
+            made = products()
+        assert error(found, expected) < 3e-6, (shape_of_a, shape_of_b, of, error(found, expected))
+        counted = sum(row.calls for row in ctx.choices())
+        assert made and len(made) == 3 * counted, (made, ctx.choices())
+assert error(computed(tensors, "npu", of), expected) > 1e-4, "by torch_npu itself"
+""")
+
+
 def test_others_fall_back_and_rules_choose(on_910a: Run) -> None:
     on_910a("""
 a, b = torch.randn(4, 6), torch.randn(6, 5)
@@ -169,6 +202,10 @@ with msctx.context(device_target="Ascend", matmul_algo="fp16x3", fallback="silen
 (row,) = ctx.choices()
 assert (row.ran, row.provider) == ("torch", "torch")
 assert "it computes float32 only" in row.reasons[0], row
+with msctx.context(device_target="Ascend", matmul_algo="fp16x3", allow_fp32_emulation=False, fallback="silent"):
+    calls()
+    a.npu().mm(b.npu())
+    assert products() == ALONE
 try:
     with msctx.context(device_target="Ascend", matmul_algo="fp16x3", fallback="error"):
         a.half().npu().mm(b.half().npu())
