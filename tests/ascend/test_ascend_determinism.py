@@ -30,6 +30,8 @@ def test_each_operator_and_hccl_are_told(ascend: Run, soc: str, cann: str) -> No
             assert told() == by(1)
             with msctx.context(deterministic="OFF"):
                 assert told() == by(0)
+            with msctx.context(deterministic_warn_only=True):
+                assert torch.is_deterministic_algorithms_warn_only_enabled() and told() == by(1)
             assert told() == by(1)
         assert told() == by(0)
         assert not torch.are_deterministic_algorithms_enabled()

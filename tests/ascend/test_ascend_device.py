@@ -20,13 +20,13 @@ def test_looking_never_initialises_the_device(ascend: Run) -> None:
     """)
 
 
-@pytest.mark.parametrize("option", ["device_id", "session_device_id"])
-def test_the_current_device_is_set_and_put_back(ascend: Run, option: str) -> None:
+@pytest.mark.parametrize(("second", "first"), [("device_id=1", "device_id=0"), ("session_device_id=1", "session_device_id=0")])
+def test_the_current_device_is_set_and_put_back(ascend: Run, second: str, first: str) -> None:
     ascend(f"""
-        with msctx.context(device_target="Ascend", {option}=1, default_device=True) as ctx:
+        with msctx.context(device_target="Ascend", {second}, default_device=True) as ctx:
             assert str(ctx.device) == "npu:1" and torch.npu.current_device() == 1
             assert torch.ones(2).device == torch.device("npu:1")
-            with msctx.context({option}=0):
+            with msctx.context({first}):
                 assert torch.npu.current_device() == 0
             assert torch.npu.current_device() == 1
         assert torch.npu.current_device() == 0 and torch.ones(2).device.type == "cpu"

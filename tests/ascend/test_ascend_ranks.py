@@ -10,42 +10,114 @@ import pytest
 
 pytestmark = pytest.mark.full
 
-RANK = """
-import os, sys
+PREPARE = """
+import os, sys, warnings
 import torch, torch_npu, msctx
 import torch.distributed as dist
 from boundary import calls
 rank = int(sys.argv[1])
 msctx.set_context(device_target="Ascend", device_id=rank, hccl_timeout=600, deterministic="ON")
 dist.init_process_group("hccl", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
-backend = dist.group.WORLD._get_backend(torch.device("npu"))
-assert backend.options._timeout.total_seconds() == 600
-mine, both = torch.full((4,), rank + 1.0).npu(), torch.zeros(8).npu()
-calls()
-dist.all_reduce(mine)
-assert mine.cpu().tolist() == [3.0] * 4
-found = calls("Hccl")
-assert f"HcclCommInitRootInfo(2, {rank})" in found, found
-assert [call for call in found if "Reduce" in call] == ["HcclAllReduce(float32, 4)"], found
-mine += rank
-dist.all_gather_into_tensor(both, mine)
-assert both.cpu().tolist() == [3.0] * 4 + [4.0] * 4
-dist.broadcast(mine, src=1)
-assert mine.cpu().tolist() == [4.0] * 4
-assert calls("HcclAll", "HcclBroad") == ["HcclAllGather(float32, 4)", "HcclBroadcast(float32, 4, 1)"]
+"""
+END = """
+dist.barrier()  # the store is that of rank 0
 sys.stdout.flush()
 os._exit(0)
 """
 
 
-def test_two_ranks_compute_together(ascend_machine: Callable[..., dict[str, str]], tmp_path: Path) -> None:
-    code = textwrap.dedent(RANK)
-    words = [(sys.executable, "-c", code, str(rank), str(tmp_path / "store")) for rank in (0, 1)]
-    variables = ascend_machine(env={"TMPDIR": str(tmp_path)})
-    ranks = [subprocess.Popen(one, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for one in words]
-    try:
-        told = [rank.communicate(timeout=300)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(told)
+@pytest.fixture
+def two_ranks(ascend_machine: Callable[..., dict[str, str]], tmp_path: Path) -> Callable[[str], str]:
+    def run(code: str) -> str:
+        program = PREPARE + textwrap.dedent(code) + END
+        words = [(sys.executable, "-c", program, str(rank), str(tmp_path / "store")) for rank in (0, 1)]
+        variables = ascend_machine(env={"TMPDIR": str(tmp_path)})
+        ranks = [
+            subprocess.Popen(one, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for one in words
+        ]
+        try:
+            told = "\n".join([rank.communicate(timeout=300)[0] for rank in ranks])
+        finally:
+            for rank in ranks:
+                rank.kill()
+        assert [rank.returncode for rank in ranks] == [0, 0], told
+        return told
+
+    return run
+
+
+def test_two_ranks_compute_together(two_ranks: Callable[[str], str]) -> None:
+    told = two_ranks("""
+        backend = dist.group.WORLD._get_backend(torch.device("npu"))
+        assert backend.options._timeout.total_seconds() == 630
+        mine, both = torch.full((4,), rank + 1.0).npu(), torch.zeros(8).npu()
+        calls()
+        dist.all_reduce(mine)
+        assert mine.cpu().tolist() == [3.0] * 4
+        found = calls("Hccl")
+        assert f"HcclCommInitRootInfo(2, {rank})" in found, found
+        assert [call for call in found if "Reduce" in call] == ["HcclAllReduce(float32, 4)"], found
+        mine += rank
+        dist.all_gather_into_tensor(both, mine)
+        assert both.cpu().tolist() == [3.0] * 4 + [4.0] * 4
+        dist.broadcast(mine, src=1)
+        assert mine.cpu().tolist() == [4.0] * 4
+        assert calls("HcclAll", "HcclBroad") == ["HcclAllGather(float32, 4)", "HcclBroadcast(float32, 4, 1)"]
+    """)
+    assert "HCCL execution timeout" not in told, "torch_npu warns where its watchdog does not wait longer than HCCL"
+
+
+def test_replicas_are_compared_and_their_gradients_reduced_when_they_are_wanted(two_ranks: Callable[[str], str]) -> None:
+    two_ranks("""
+        torch.manual_seed(rank)
+        inner = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Tanh(), torch.nn.Linear(300, 2)).npu()
+        model = torch.nn.parallel.DistributedDataParallel(inner, bucket_cap_mb=0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        weights = [torch.empty_like(inner[2].weight) for _ in range(2)]
+
+        def step():
+            optimizer.zero_grad()
+            loss = model(torch.randn(4, 300).npu()).sum()
+            calls()
+            loss.backward()
+            found = calls("HcclAllReduce", "aclnnMm")
+            optimizer.step()
+            return found
+
+        def is_beside(found):
+            '''Whether gradients are reduced while others are computed.'''
+            marks = "".join("r" if call.startswith("Hccl") else "m" for call in found)
+            assert marks.count("r") > 1 and marks.count("m") > 1, marks
+            return "rm" in marks
+
+        step(), step()  # after the first one torch arranges the buckets anew
+        assert is_beside(step())
+        for off in ({"hcom_parallel": False}, {"parallel_speed_up_json_path": {"enable_grad_comm_opt": False}}):
+            with msctx.context(**off) as ctx:
+                ctx.watch(model)
+                found = step()
+                assert not is_beside(found), found
+        assert is_beside(step())
+        dist.all_gather(weights, inner[2].weight.detach())
+        assert torch.equal(weights[0].cpu(), weights[1].cpu())
+
+        def told(differ):
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                with msctx.context(replica_check=1) as ctx:
+                    ctx.watch(model)
+                    step()
+                    if differ and rank:
+                        with torch.no_grad():
+                            inner[2].weight[0, 0] += 1
+                    step()
+                    dist.barrier()
+            return [str(one.message) for one in found if "replica_check" in str(one.message)]
+
+        assert told(False) == []
+        found = told(True)
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"told{rank}", "\\n".join(found))
+        texts = store.get("told0").decode() + store.get("told1").decode()
+        assert "2.weight differs between rank 0 and rank 1" in texts, texts
+    """)

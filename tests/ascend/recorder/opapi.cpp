@@ -176,6 +176,41 @@ EXECUTES(aclnnInplaceFillScalar)(aclTensor* out, const aclScalar* value, LATER) 
   return later(workspace, executor, map(*out, *out, [v = value->value](double) { return v; }));
 }
 
+// The padding is named from the last dimension to the first, before and behind each.
+EXECUTES(aclnnConstantPadNd)(const aclTensor* in, const aclIntArray* padding, const aclScalar* value, aclTensor* out, LATER) {
+  OPERATOR(name(in->dtype), value->value);
+  return later(workspace, executor, [in = *in, out = *out, padding = Sizes(*padding), v = value->value] {
+    const size_t last = in.sizes.size() - 1;
+    each(out.sizes, [&](Sizes i) {
+      const Sizes to = i;
+      bool is_inside = true;
+      for (size_t d = 0; d < i.size(); d++) {
+        if (const size_t before = 2 * (last - d); before < padding.size()) i[d] -= padding[before];
+        is_inside = is_inside && i[d] >= 0 && i[d] < in.sizes[d];
+      }
+      set(out, to, is_inside ? get(in, i) : v);
+    });
+  });
+}
+
+EXECUTES(aclnnCat)(const aclTensorList* in, int64_t dim, aclTensor* out, LATER) {
+  OPERATOR(name(out->dtype), in->size());
+  if (dim < 0) dim += out->sizes.size();
+  std::vector<aclTensor> parts;
+  for (const aclTensor* part : *in) parts.push_back(*part);
+  return later(workspace, executor, [parts, dim, out = *out] {
+    int64_t before = 0;
+    for (const aclTensor& part : parts) {
+      each(part.sizes, [&](const Sizes& i) {
+        Sizes to = i;
+        to[dim] += before;
+        set(out, to, get(part, i));
+      });
+      before += part.sizes[dim];
+    }
+  });
+}
+
 // --- one number at a time ------------------------------------------------------------------------------------------------------
 
 #define BINARY(operator, expression)                                                              \
