@@ -205,7 +205,7 @@ assert "it computes float32 only" in row.reasons[0], row
 with msctx.context(device_target="Ascend", matmul_algo="fp16x3", allow_fp32_emulation=False, fallback="silent"):
     calls()
     a.npu().mm(b.npu())
-    assert products() == ALONE
+    assert "aclopCompileAndExecute(MatMul)" in calls(), "one product, which CANN compiles for the call"
 try:
     with msctx.context(device_target="Ascend", matmul_algo="fp16x3", fallback="error"):
         a.half().npu().mm(b.half().npu())

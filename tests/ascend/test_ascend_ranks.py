@@ -67,37 +67,24 @@ def test_two_ranks_compute_together(two_ranks: Callable[[str], str]) -> None:
     assert "HCCL execution timeout" not in told, "torch_npu warns where its watchdog does not wait longer than HCCL"
 
 
-def test_replicas_are_compared_and_their_gradients_reduced_when_they_are_wanted(two_ranks: Callable[[str], str]) -> None:
+def test_replicas_are_trained_and_compared(two_ranks: Callable[[str], str]) -> None:
     two_ranks("""
         torch.manual_seed(rank)
-        inner = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Tanh(), torch.nn.Linear(300, 2)).npu()
-        model = torch.nn.parallel.DistributedDataParallel(inner, bucket_cap_mb=0.1)
+        inner = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2)).npu()
+        model = torch.nn.parallel.DistributedDataParallel(inner)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         weights = [torch.empty_like(inner[2].weight) for _ in range(2)]
 
         def step():
             optimizer.zero_grad()
-            loss = model(torch.randn(4, 300).npu()).sum()
+            loss = model(torch.randn(4, 3).npu()).sum()
             calls()
             loss.backward()
-            found = calls("HcclAllReduce", "aclnnMm")
+            found = calls("HcclAllReduce")
             optimizer.step()
-            return found
+            return len(found)
 
-        def is_beside(found):
-            '''Whether gradients are reduced while others are computed.'''
-            marks = "".join("r" if call.startswith("Hccl") else "m" for call in found)
-            assert marks.count("r") > 1 and marks.count("m") > 1, marks
-            return "rm" in marks
-
-        step(), step()  # after the first one torch arranges the buckets anew
-        assert is_beside(step())
-        for off in ({"hcom_parallel": False}, {"parallel_speed_up_json_path": {"enable_grad_comm_opt": False}}):
-            with msctx.context(**off) as ctx:
-                ctx.watch(model)
-                found = step()
-                assert not is_beside(found), found
-        assert is_beside(step())
+        assert step() == 1, "one bucket"
         dist.all_gather(weights, inner[2].weight.detach())
         assert torch.equal(weights[0].cpu(), weights[1].cpu())
 
