@@ -108,12 +108,13 @@ with msctx.context(aoe_tune_mode="online"):
 assert found["aoe_mode"] == "2"
 assert len(tuned) == 1
 (folder / "aoe.json").write_text('{"tune_optimization_level": "O1"}')
-with msctx.context(aoe_tune_mode="online", aoe_config={"job_type": "2"}, aoe_config_file="aoe.json", work_path=str(folder)):
+with msctx.context(aoe_tune_mode="online", aoe_config={"job_type": "2"}):
     found = sent("AddGraph", compiled())
-assert {"2", str(folder), str(folder / "aoe.json")} <= {*found.values()}, found
+assert (found["aoe_mode"], found["work_path"]) == ("2", str(folder))
 assert len(tuned) == 2
-with msctx.context(aoe_mode="2"):
-    assert sent("AddGraph", compiled())["aoe_mode"] == "2"
+with msctx.context(aoe_mode="2", aoe_config_file="aoe.json", work_path=str(folder / "first")):
+    found = sent("AddGraph", compiled())
+assert {"2", str(folder / "first"), str(folder / "aoe.json")} <= {*found.values()}, found
 assert len(tuned) == 3
 config = torchair.CompilerConfig()
 assert "aoe_mode" not in sent("AddGraph", compiled(config))
