@@ -38,19 +38,19 @@ def put_off(found: list[tuple[str, str, str]]) -> Iterator[None]:
         _here.waiting = before
 
 
-def tell_put_off(found: list[tuple[str, str, str]]) -> None:
+def warn_put_off(found: list[tuple[str, str, str]]) -> None:
     """Once all is put back. Where warnings are errors, one that would replace an exception that is under way is printed."""
     is_under_way = sys.exc_info()[1] is not None
     for one in found:
         try:
-            tell(*one)
+            warn(*one)
         except MsctxWarning as warning:
             if not is_under_way:
                 raise
             print(f"warning: {warning}", file=sys.stderr)
 
 
-def tell(option: str, reason: str, text: str) -> bool:
+def warn(option: str, reason: str, text: str) -> bool:
     """Warn once per (option, reason); returns whether it did."""
     if (waiting := getattr(_here, "waiting", None)) is not None:
         waiting.append((option, reason, text))
@@ -64,17 +64,17 @@ def tell(option: str, reason: str, text: str) -> bool:
     return True
 
 
-def tell_or_print(option: str, reason: str, text: str) -> None:
+def warn_or_print(option: str, reason: str, text: str) -> None:
     """Where a warning that is an error must not break off what goes on."""
     try:
-        tell(option, reason, text)
+        warn(option, reason, text)
     except MsctxWarning as warning:
         print(f"warning: {warning}", file=sys.stderr)
 
 
-def tell_first(option: str, text: str) -> None:
+def warn_first(option: str, text: str) -> None:
     """Warn once per option, and count what follows; see :func:`counted`."""
-    if not tell(option, "", text):
+    if not warn(option, "", text):
         _more[option] += 1
 
 

@@ -10,7 +10,7 @@ from msctx.errors import MsctxWarning
 
 
 def issue(reason: str = "reason") -> None:
-    notices.tell("option", reason, f"option: {reason}")
+    notices.warn("option", reason, f"option: {reason}")
 
 
 def recorded(times: int) -> int:
@@ -63,7 +63,7 @@ def test_what_follows_the_first_is_counted() -> None:
     with warnings.catch_warnings(record=True) as issued:
         warnings.simplefilter("always")
         for number in range(4):
-            notices.tell_first("option", f"problem {number}")
+            notices.warn_first("option", f"problem {number}")
     assert [str(w.message) for w in issued] == ["problem 0"]
     assert notices.counted(("another",)) == []
     assert notices.counted(("option",)) == [("option", 3)]

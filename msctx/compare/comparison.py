@@ -23,7 +23,7 @@ from msctx.context import Context
 from msctx.effects.precision_mode import PRECISION
 from msctx.errors import MsctxError, text_of
 from msctx.memory.meter import Meter
-from msctx.notices import tell
+from msctx.notices import warn
 from msctx.options import make_layer
 from msctx.options.conv_rules import ASKED, PRODUCT, RULES
 from msctx.plan import DONE
@@ -270,7 +270,7 @@ class Runner:
         """Warn of rules that matched nothing in any case."""
         for found in self._unmatched.values():
             for text in sorted(set.intersection(*found)):
-                tell(text.partition(":")[0], text, text)
+                warn(text.partition(":")[0], text, text)
 
     def _check(self, case: Case, point: Point, truth: list[torch.Tensor], limit: float) -> tuple[Cell, identity.Identity]:
         """Two runs under a choice: one held against float64, which also tunes, and one whose memory is counted.

@@ -19,8 +19,8 @@ from msctx.context.base import (
     make_ready,
     plan_here,
     refuse,
-    tell_failing,
-    tell_late,
+    warn_failing,
+    warn_late,
     within,
 )
 from msctx.context.children import WorkerInit
@@ -33,7 +33,7 @@ from msctx.graph import names, report
 from msctx.memory.watched import OF_PROCESS, Watched
 from msctx.native import precisions
 from msctx.native.choices import Tally
-from msctx.notices import tell, user_frame
+from msctx.notices import user_frame, warn
 from msctx.options import Layer, Settings
 from msctx.options.conv_rules import RULES
 from msctx.options.layers import layer_of, with_preset
@@ -70,11 +70,11 @@ def _open(context: Context) -> Scope:
     plan = plan_here(settings)
     refuse(plan)
     agreement.check(plan)
-    tell_failing(plan, context.layers, outer)  # before anything is written: warnings may be errors
+    warn_failing(plan, context.layers, outer)  # before anything is written: warnings may be errors
     hold = ledger.apply(plan.beyond(outer, context.layers), context.origin, strict=plan.strict)
     try:
         BASE.scopes[hold] = above, context.layers
-        tell_late(hold)
+        warn_late(hold)
         return Scope(context, layers, settings, plan.without(hold.late), hold)
     except BaseException:  # warnings turned into errors, a signal's handler that raises
         BASE.scopes.pop(hold, None)
@@ -96,7 +96,7 @@ def _close(scope: Scope) -> None:
         finally:  # only then what may raise where a warning is an error
             scope.context._watched.close()
             for text in found:
-                tell(text.partition(":")[0], text, text)
+                warn(text.partition(":")[0], text, text)
 
 
 def _close_late(scopes: list[Scope]) -> None:  # one that raises does not keep the others from being closed
@@ -345,7 +345,7 @@ def _exit(context: Context, error: Any, begun: list[Scope | None]) -> None:
             )
         if inside and isinstance(error, GeneratorExit):  # it has passed none of these
             text = f"the {context.origin} of a generator that was closed stays in force until the {inside[-1].context.origin} is left"
-            tell("with-block", text, text)
+            warn("with-block", text, text)
             return
         for scope in inside:  # an exception has passed by whoever was to leave it
             scope.leaving = True
@@ -357,7 +357,7 @@ def _exit(context: Context, error: Any, begun: list[Scope | None]) -> None:
         _close_late(scopes)
         for scope in inside:
             text = f"the {scope.context.origin} was still open when an exception left the {context.origin} around it; both are closed"
-            tell("with-block", text, text)
+            warn("with-block", text, text)
         if why is not None:
             raise why from error
 
@@ -510,7 +510,7 @@ def set_options(options: Mapping[str, Any], what: str, *, absent: bool = False) 
         agreement.check(BASE.plan)
     covered = BASE.change({"set_context": layer}, absent=absent)
     if covered:
-        tell(
+        warn(
             "set_context",
             ", ".join(covered),
             f"an open with-block stays in force until it closes, then set_context's values hold: {', '.join(covered)}",

@@ -26,7 +26,7 @@ from msctx._version import __version__
 from msctx.errors import StrictError
 from msctx.native import distributed, environment_key, tuning, tuning_file
 from msctx.native.distributed import Alike, in_words
-from msctx.notices import tell
+from msctx.notices import warn
 from msctx.options import carried
 from msctx.options.conv_policy import plain
 from msctx.plan import FAILING, Plan
@@ -103,7 +103,7 @@ def check(plan: Plan) -> None:
     if answer is None:
         _compared.add(group)  # who has no answer now does not wait again
         why = f"the store by which they found each other is lost, or gave no answer within {SECONDS:g} s"
-        tell("ranks", "store", f"whether all ranks have the same options is unknown: {why}")
+        warn("ranks", "store", f"whether all ranks have the same options is unknown: {why}")
         return
     store, mine, first, lost = answer  # that they differ is known, even if the store does not tell any more who has what
     all_ = (distributed.within(SECONDS, lambda: distributed.collect(store, of, rank, mine, first[0])) if first else None) or []
@@ -148,7 +148,7 @@ def _report(plan: Plan, lines: Sequence[str]) -> None:
     text = "\n".join(lines)
     if _is_error(plan):
         raise StrictError(f"{text}\nNothing was changed: give all ranks the same options, versions and variables.")
-    tell("ranks", text, text)
+    warn("ranks", text, text)
 
 
 def _place() -> str:

@@ -14,7 +14,7 @@ from msctx import plan as planning
 from msctx.context import agreement
 from msctx.effects import NEED_CORE, SHOW_FREE, THEMES, Facts
 from msctx.errors import DeviceError, Diagnostic, MsctxError, OptionError, StrictError
-from msctx.notices import put_off, tell, tell_put_off
+from msctx.notices import put_off, warn, warn_put_off
 from msctx.options import DEVICES, Layer, Settings, carried
 from msctx.options.layers import environment_layers, flatten, layer_of, with_preset
 from msctx.options.registry import exclusive
@@ -125,7 +125,7 @@ def refuse(plan: Plan) -> None:
         raise StrictError.of([str(row) for row in plan.unserved], 'fallback="error"')
 
 
-def tell_failing(plan: Plan, own: Sequence[Layer] | None, outer: Plan = NOTHING) -> None:
+def warn_failing(plan: Plan, own: Sequence[Layer] | None, outer: Plan = NOTHING) -> None:
     """One warning for each option that is not carried out; *own*: only for what these layers set, and what was carried out in the
     *outer* plan and is so no longer."""
     if not plan.failing:
@@ -133,13 +133,13 @@ def tell_failing(plan: Plan, own: Sequence[Layer] | None, outer: Plan = NOTHING)
     spellings = None if own is None else {*outer.carried_out, *(s for layer in own for s in layer.settings)}
     for row in plan.failing:
         if spellings is None or row.spelling in spellings:
-            tell(row.spelling, row.status + row.device + row.reason, str(row))
+            warn(row.spelling, row.status + row.device + row.reason, str(row))
 
 
-def tell_late(hold: Hold) -> None:
+def warn_late(hold: Hold) -> None:
     """One warning for each switch that could not be written any more."""
     for switch, reason in hold.late.items():
-        tell(switch, reason, reason)
+        warn(switch, reason, reason)
 
 
 class Base:
@@ -241,23 +241,23 @@ class Base:
         if not plan.missing or not (absent or (self.plan.missing and "device_target" not in just_set)):
             refuse(plan)
         agreement.check(plan)
-        tell_failing(plan, None)  # before anything is written: warnings may be errors
+        warn_failing(plan, None)  # before anything is written: warnings may be errors
         fresh = {switch for switch, sources in plan.sources.items() if sources & set(just_set)}
-        told: list[tuple[str, str, str]] = []
+        waiting: list[tuple[str, str, str]] = []
         with uninterrupted():  # values and switches change together
             above = self._wanted_above(merged)
-            with put_off(told):
+            with put_off(waiting):
                 covered = ledger.rebase(self.hold, plan.written, strict=plan.strict, fresh=fresh, above=above)
             plan = plan.without(self.hold.late)
             try:
-                tell_late(self.hold)
+                warn_late(self.hold)
             except BaseException:  # warnings turned into errors
                 ledger.rebase(self.hold, self.plan.written, above=self._wanted_above(*self.layers))
                 raise
             self.levels, self.plan = levels, plan
             self.layers, self.settings = (merged,) if merged.settings else (), settings
             self.version += 1
-        tell_put_off(told)
+        warn_put_off(waiting)
         return covered
 
     def _wanted_above(self, *base: Layer) -> list[tuple[Hold, dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""Options that a scope or a run has set and that found nothing to act on: it is told of them at its end."""
+"""Options that a scope or a run has set and that found nothing to act on: a warning at its end reports them."""
 
 from __future__ import annotations
 

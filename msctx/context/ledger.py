@@ -303,14 +303,14 @@ def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:
     Raises:
         RestoreError: something could not be put back; or, when strict, had been changed by somebody else.
     """
-    told: list[tuple[str, str, str]] = []
-    with _lock, uninterrupted(), notices.put_off(told), replacing():
+    waiting: list[tuple[str, str, str]] = []
+    with _lock, uninterrupted(), notices.put_off(waiting), replacing():
         hold.closed = True
         foreign = [] if quiet else _changed(hold)
         failed, interruption = _put_back(hold)
     _raise_failed(failed, interruption)
     if not quiet:
-        notices.tell_put_off(told)
+        notices.warn_put_off(waiting)
     if foreign:
         text = f"Other code changed inside the {hold.owner} what it had set: part of the block ran without it. "
         text += "\n".join(["The values from before the block are restored:", *(f"  {line}" for line in foreign)])

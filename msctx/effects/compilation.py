@@ -51,7 +51,7 @@ def _content(want: Want) -> dict[str, list[str]]:
 
 
 LEVELS = {1: ("dump_cce", "dump_loc"), 2: ("dump_cce", "dump_loc", "ccec_O0", "ccec_g"), 4: ("dump_cce", "dump_loc")}
-"""op_debug_level → what op_debug_config says for it; 3 keeps binaries, which inductor does by itself."""
+"""op_debug_level → the words of op_debug_config for it; 3 keeps binaries, which inductor does by itself."""
 
 
 def _words(want: Want) -> list[str]:

@@ -16,7 +16,7 @@ import torch
 
 from msctx.errors import named
 from msctx.graph import scope_passes
-from msctx.notices import tell
+from msctx.notices import warn
 from msctx.observers import compiled_places
 from msctx.options.graph import Compilation
 
@@ -45,7 +45,7 @@ class Backend:
             if self.wanted.whole:
                 raise
             text = f"{_where(graph)}: the compiler raised {named(error).splitlines()[0]}"
-            tell("mode", text, f"mode=GRAPH_MODE: {text}. This part runs eagerly; jit_syntax_level='STRICT' makes it an error.")
+            warn("mode", text, f"mode=GRAPH_MODE: {text}. This part runs eagerly; jit_syntax_level='STRICT' makes it an error.")
             return graph.forward
 
     def _parts(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

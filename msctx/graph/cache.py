@@ -22,7 +22,7 @@ from msctx.errors import NativeError
 from msctx.graph import cache_limit, cache_stamp
 from msctx.graph.cache_stamp import Stamp, stamp
 from msctx.native import cache_tag, cachedir
-from msctx.notices import tell
+from msctx.notices import warn
 from msctx.observers import files
 from msctx.options.compile_cache import CompileCache
 
@@ -206,7 +206,7 @@ class Cache:
             mark(self.folder, cache_tag.used - self._before)
             self._keep_within()
         except OSError as error:
-            tell(OPTION, str(self.folder), f"{self.folder}: {error.strerror or error}; what was compiled may be missing there")
+            warn(OPTION, str(self.folder), f"{self.folder}: {error.strerror or error}; what was compiled may be missing there")
 
     def _keep_within(self) -> None:
         wanted = self.wanted

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from msctx.locks import imported
-from msctx.notices import tell
+from msctx.notices import warn
 
 INI = "op_cache.ini"
 OPTION = "session.op_compiler_cache_dir.op_cache_ini"
@@ -75,7 +75,7 @@ def _of_environment() -> Limit | None:
 
 
 def _tell(text: str) -> None:
-    tell(OPTION, text, f"{OPTION}: {text}")
+    warn(OPTION, text, f"{OPTION}: {text}")
 
 
 def keep_within(folders: Iterable[Path], limit: Limit, skip: frozenset[str]) -> int:

@@ -17,7 +17,7 @@ from torch.compiler import is_compiling
 
 from msctx.errors import GraphError, text_of
 from msctx.graph import breaks, faults, report, shapes
-from msctx.notices import tell
+from msctx.notices import warn
 from msctx.options.graph import Compilation
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -154,7 +154,7 @@ def _call(forms: Forms, wanted: Compilation, /, *args: Any, **kwargs: Any) -> An
     result = _inside(forms.eager, *args, **kwargs)
     if wanted.whole:
         raise GraphError.of(found.where, found.reason, found.hints)
-    tell("mode", str(found), f"mode=GRAPH_MODE: {found}. This call runs eagerly; jit_syntax_level='STRICT' makes it an error.")
+    warn("mode", str(found), f"mode=GRAPH_MODE: {found}. This call runs eagerly; jit_syntax_level='STRICT' makes it an error.")
     return result
 
 
@@ -181,7 +181,7 @@ def _ahead(forms: Forms, option: str, /, *args: Any, **kwargs: Any) -> None:
         pass
     except torch._dynamo.exc.Unsupported as error:
         text = f"{option}: {breaks.parse(text_of(error))}. What cannot be captured as a whole is not compiled ahead."
-        tell(option, text, text)
+        warn(option, text, text)
 
 
 def _inside(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

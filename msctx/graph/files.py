@@ -51,7 +51,7 @@ class Writer:
             raise
         except Exception as error:  # whatever the graph is
             text = f"{OPTION}: a graph cannot be written ({named(error)}); the program goes on"
-            notices.tell(OPTION, text, text)
+            notices.warn(OPTION, text, text)
 
     def graph(self, stem: str, gm: fx.GraphModule, name: str, *, classes: bool, attrs: Mapping[str, object]) -> None:
         """*name*: of the entry in the file."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from msctx.notices import tell
+from msctx.notices import warn
 
 Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
@@ -27,7 +27,7 @@ def frozen(compile: Compile, graph: fx.GraphModule, inputs: Sequence[Any]) -> Ca
     def run(*args: Any) -> Any:
         nonlocal made, at
         if (now := _state(held)) != at:
-            tell("frozen_variable", "changed", f"frozen_variable: weights have changed. {CHANGED[fixed]}")
+            warn("frozen_variable", "changed", f"frozen_variable: weights have changed. {CHANGED[fixed]}")
             made, at = _again(compile, kept, args) if fixed else kept.forward, now
         try:
             return made(*args)

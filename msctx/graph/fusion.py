@@ -28,7 +28,7 @@ from msctx.graph.passes import (
     entries,
     patterns,
 )
-from msctx.notices import tell
+from msctx.notices import warn
 from msctx.options.fusion_passes import ALL as EVERY
 from msctx.options.fusion_passes import BUFFER, GRAPH, TWINS, known
 from msctx.options.graph import Compilation
@@ -295,7 +295,7 @@ def compiler(wanted: Compilation) -> Callable[..., Any]:
 def _frozen(compile: Compile, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     if not torch.is_grad_enabled():
         return frozen(compile, graph, inputs)
-    tell(
+    warn(
         "frozen_variable",
         "grad",
         "frozen_variable: weights are not frozen in code that computes gradients; use torch.no_grad()",
@@ -309,7 +309,7 @@ def _compile(wanted: Compilation, graph: fx.GraphModule, inputs: Sequence[Any]) 
 
     way = Way(wanted)
     for name in way.unknown:
-        tell("fusion_switch_file", name, f"fusion_switch_file: {name} is no fusion pass that msctx knows; it is ignored")
+        warn("fusion_switch_file", name, f"fusion_switch_file: {name} is no fusion pass that msctx knows; it is ignored")
     names.compiling()
     with _in_force(way), config.patch(way.config):
         made: Any = compile_fx(

@@ -11,7 +11,7 @@ from typing import Any
 from torch import fx
 
 from msctx.inductor_pass import passes_of
-from msctx.notices import tell
+from msctx.notices import warn
 
 FOLDER = "graph_kernel_dump"
 STAGES = {
@@ -78,4 +78,4 @@ class Dump:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / f"{next(_numbers):04}_{stage}.txt").write_text(text + "\n", encoding="utf-8")
         except OSError as error:
-            tell("graph_kernel_flags", "dump", f"graph_kernel_flags: --dump_as_text cannot write to {folder}: {error.strerror}")
+            warn("graph_kernel_flags", "dump", f"graph_kernel_flags: --dump_as_text cannot write to {folder}: {error.strerror}")

@@ -11,7 +11,7 @@ from torch.fx.passes.split_module import split_module
 
 from msctx.errors import did_you_mean
 from msctx.graph.ir import operator_of, scope_of
-from msctx.notices import tell
+from msctx.notices import warn
 from msctx.options.graph import Region
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -50,13 +50,13 @@ def _ends(graph: fx.GraphModule, region: Region) -> tuple[int, int] | None:
     if missing:
         near = did_you_mean(missing[0], list(named))
         text = f"in_out_pair: no operator or module is named {', '.join(missing)}{near}; all is compiled"
-        tell("in_out_pair", text, text)
+        warn("in_out_pair", text, text)
         return None
     first = min(place for name in region.first for place in named[name])
     last = max(place for name in region.last for place in named[name])
     if first > last:
         text = f"in_out_pair: {', '.join(region.last)} comes before {', '.join(region.first)}; all is compiled"
-        tell("in_out_pair", text, text)
+        warn("in_out_pair", text, text)
         return None
     return first, last
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from msctx.graph.breaks import Break, parse
 from msctx.graph.faults import QUIET, Quiet
 from msctx.native.scope_counter import ScopeCounter
-from msctx.notices import tell
+from msctx.notices import warn
 from msctx.tables import Row, Rows
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class _Listener(logging.Handler):
         try:
             self._read(record)
         except Exception as error:  # another torch's trace: the program goes on
-            tell("graphs", "trace", f"graphs() is not complete: this torch writes another trace ({error!r})")
+            warn("graphs", "trace", f"graphs() is not complete: this torch writes another trace ({error!r})")
 
     def _read(self, record: logging.LogRecord) -> None:
         found: dict[str, Any] = getattr(record, "metadata", {})

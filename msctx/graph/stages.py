@@ -296,7 +296,7 @@ class _Place:
         if theirs is None:
             where = ".".join(filter(None, (self.module, self.owner, self.name)))
             text = f"{OPTION}: this version of torch has no {where}: the graphs that it is given are not written"
-            notices.tell(OPTION, where, text)
+            notices.warn(OPTION, where, text)
             return
         if theirs is not self.theirs:
             self.theirs, self.ours = theirs, self.wrap(theirs)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from msctx.notices import tell
+from msctx.notices import warn
 
 if TYPE_CHECKING:
     from msctx.context import Context
@@ -139,7 +139,7 @@ class LossScaling:
         if (found := self._found.pop(optimizer, None)) is None:
             text = "gradients in float16 are not scaled: an optimizer steps without a backward pass of scaling(loss) before it"
             hint = "under Hugging Face's Trainer, call callback.scaling(loss) in a compute_loss of your own"
-            tell("LossScaling", "", f"{text}; {hint}")
+            warn("LossScaling", "", f"{text}; {hint}")
             return
         overflowed = self.scaler.count(found)
         self.scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = found

@@ -19,7 +19,7 @@ class MsctxCallback(TrainerCallback):
     """Names the modules of the model in ``choices()``, scales the loss where options compute in float16, and reports.
 
     Memory peaks join every row of the Trainer's log; a row at the end of training holds peaks, choices and overflows. They are in
-    ``trainer.state.log_history``. The Trainer does not tell its callbacks of exceptions, so a with-block around it must hold *ctx*.
+    ``trainer.state.log_history``. The Trainer does not report exceptions to its callbacks, so a with-block around it must hold *ctx*.
 
     A forward hook finds the loss in the model's output. Where the Trainer computes the loss itself (label smoothing,
     ``compute_loss_func``), call ``callback.scaling(loss)`` in a ``compute_loss`` of your own; a warning says so.

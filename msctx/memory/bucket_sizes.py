@@ -136,4 +136,4 @@ class Search:
     def _tell(self, error: FileError) -> None:
         """In a backward pass that other ranks wait for."""
         text = "\n".join(map(str, error.problems))
-        notices.tell_or_print("work_path", str(self._path), f"aoe_mode=4: the bucket sizes are not kept: {text}")
+        notices.warn_or_print("work_path", str(self._path), f"aoe_mode=4: the bucket sizes are not kept: {text}")

@@ -26,7 +26,7 @@ from msctx.memory.communication import is_one_of_several
 from msctx.memory.replay import LOOKS, NESTED, OTHER_RESULTS, Call, Pass, is_alone
 from msctx.native import module_calls
 from msctx.native.installed import Held
-from msctx.notices import tell
+from msctx.notices import warn
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 LARGE = (nn.RNNBase, nn.MultiheadAttention)
@@ -172,7 +172,7 @@ class _Block:
             learn(known)
             self.budget.leave(self.path, known.obstacle)
             if known.obstacle == OTHER_RESULTS:
-                tell("memory_optimize_level", self.path, ADVANCED.format(self.path))
+                warn("memory_optimize_level", self.path, ADVANCED.format(self.path))
             return made
         self.budget.leave(self.path, known.obstacle)
         if known.obstacle:
@@ -347,7 +347,7 @@ def _call(call: Call, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         model = module._modules["_orig_mod"]
     if (budget := _budgets.get(model)) is not None and budget.is_open():
         if model is not module or module._compiled_call_impl is not None:
-            tell("memory_optimize_level", COMPILED, COMPILED.format(type(model).__name__))
+            warn("memory_optimize_level", COMPILED, COMPILED.format(type(model).__name__))
         budget.begin((args, kwargs))
     if (block := _blocks.get(module)) is not None and block.budget.is_open():
         return block.run(call, module, args, kwargs)

@@ -66,7 +66,7 @@ def _act(model: nn.Module) -> None:
                 continue
             if hook := _hook(parallel):
                 name = type(parallel.module).__name__
-                notices.tell(option, f"hook {hook} of {name}", NO_HOOK_OF_OURS.format(option, name, hook))
+                notices.warn(option, f"hook {hook} of {name}", NO_HOOK_OF_OURS.format(option, name, hook))
                 continue
             from msctx.memory.reducing_group import ReducingGroup
 
@@ -75,7 +75,7 @@ def _act(model: nn.Module) -> None:
             parallel.reducer._update_process_group(_groups[parallel])
             _on.add(parallel)
     if next(prefetch.states(model), None) is not None:
-        notices.tell(option, "FSDP", NOT_SHARDED.format(option))
+        notices.warn(option, "FSDP", NOT_SHARDED.format(option))
 
 
 def _hook(parallel: DistributedDataParallel) -> str:

@@ -13,7 +13,7 @@ from msctx.mindspore import absent, state
 from msctx.mindspore.checks import Nothing, Parts, has_type
 from msctx.mindspore.errors import OptionTypeError, raise_first
 from msctx.mindspore.keys import DEVICE, FLAT, GE_OPTIONS, GROUP_DEVICE, GROUPS, KEYS, NEVER_SET, SPEED_UP, Key
-from msctx.notices import tell
+from msctx.notices import warn
 from msctx.options import find, is_dictionary
 from msctx.options.unsupported import LATER
 
@@ -155,7 +155,7 @@ def _get(name: str) -> Any:
         raise OptionTypeError([Diagnostic("attr_key", f"{name!r} is not the name of an option", where, "str")])
     key, target = KEYS.get(name), state.target()
     if key is not None and (reason := _not_here(key, target)):
-        tell(f"ms.get_context {name}", target, f"{name}: {reason}")
+        warn(f"ms.get_context {name}", target, f"{name}: {reason}")
     value = get_value(name)
     if key is not None and key.kept_once_read:
         state.marks().add(f"read {name}")

@@ -13,7 +13,7 @@ from msctx.errors import DeviceError, Diagnostic, MsctxWarning, StrictError
 from msctx.mindspore.checks import Look, Note, has_type
 from msctx.mindspore.errors import OptionRuntimeError, Problems, raise_first
 from msctx.mindspore.keys import DEVICE
-from msctx.notices import tell, user_frame
+from msctx.notices import user_frame, warn
 from msctx.options import UNSET, Setting
 
 
@@ -98,7 +98,7 @@ def _set(options: Mapping[str, Any], what: str) -> None:
         text = (
             f"device_target={word!r}: there is no such device here; what is set is planned, and waits for a target that is here"
         )
-        tell("ms.device_target", word, text)
+        warn("ms.device_target", word, text)
     set_options(options, what, absent=True)
 
 
@@ -108,7 +108,7 @@ def tell_all(notes: Sequence[Note]) -> None:
     if left_out and is_strict():
         raise StrictError.of(left_out)
     for note in notes:
-        tell(f"ms.{note.name}", note.text, f"{note.name}: {note.text}")
+        warn(f"ms.{note.name}", note.text, f"{note.name}: {note.text}")
 
 
 def origin(what: str) -> str:

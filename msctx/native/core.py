@@ -328,9 +328,9 @@ def _warn(message: bytes) -> int:
         if kind in WORDED and not (text := WORDED[kind]()):
             return 0
         if kind == "fallback":  # one for all convolutions of an algorithm
-            notices.tell_first(*text.split("\n", 1))
+            notices.warn_first(*text.split("\n", 1))
         else:
-            notices.tell(kind, text, text.rstrip())
+            notices.warn(kind, text, text.rstrip())
     except Warning:  # warnings turned into errors
         return 1
     return 0

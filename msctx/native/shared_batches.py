@@ -24,7 +24,7 @@ from typing import Any
 from msctx import locks
 from msctx.errors import Diagnostic, OptionError, ScopeError, named
 from msctx.native import alive, distributed
-from msctx.notices import tell
+from msctx.notices import warn
 
 SECONDS = 1800.0
 """That a process waits for another one that lives, as torch's own collectives do; unless hccl_timeout sets both limits."""
@@ -198,7 +198,7 @@ class _Share:
                 )
             if not has_come and waited > SILENT:
                 then = f"; that is an error after {limit:g} s" if limit < inf else ""
-                tell("local_rank_id", waits, f"{waits}, which has not begun to share batches{then}")
+                warn("local_rank_id", waits, f"{waits}, which has not begun to share batches{then}")
             time.sleep(nap)
             nap = min(2 * nap, LONGEST_NAP)
 

@@ -52,14 +52,14 @@ class _Table:
         self.read = now
         if why := mixed(self.place):
             self.usable = False
-            notices.tell("tuning_file", why, why)
+            notices.warn("tuning_file", why, why)
             return
         try:
             known = list(matching(tuning_file.read(self.path), stamp(library, self.place)))
             self.usable = True
         except FileError as error:
             known, self.usable = [], False
-            notices.tell("tuning_file", str(error), f"the tuning file is not used: {_text(error)}")
+            notices.warn("tuning_file", str(error), f"the tuning file is not used: {_text(error)}")
         library.learn(self.number, _shared(self.name, known) if self.run else known)
 
     def keep(self, library: Core, found: list[Entry]) -> None:
@@ -70,7 +70,7 @@ class _Table:
             tuning_file.merge(self.path, {stamp(library, self.place): {entry.key: entry for entry in found}}, override=False)
         except FileError as error:
             try:
-                notices.tell("tuning_file", str(error), f"what was measured is not kept: {_text(error)}")
+                notices.warn("tuning_file", str(error), f"what was measured is not kept: {_text(error)}")
             except MsctxWarning as warning:  # warnings turned into errors: a scope that closes must be put back all the same
                 print(f"warning: {warning}", file=sys.stderr)
 

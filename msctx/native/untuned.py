@@ -58,7 +58,7 @@ _token = 0, ""
 
 
 def table(library: Core, folder: str, place: str) -> int:
-    """The number under which the library records a place's problems for a folder; one that cannot be written is told at once."""
+    """The number under which the library records a place's problems for a folder; if it cannot be written, a warning."""
     with _lock:
         if not _tables:
             atexit.register(keep, library)
@@ -67,7 +67,7 @@ def table(library: Core, folder: str, place: str) -> int:
             _tables.append(key)
         if not os.access(key[0], os.W_OK | os.X_OK):
             why = "cannot be written" if key[0].is_dir() else "is no folder"
-            notices.tell("work_path", str(key[0]), f"nothing is recorded: {key[0]} {why}; {FORMAT.other}")
+            notices.warn("work_path", str(key[0]), f"nothing is recorded: {key[0]} {why}; {FORMAT.other}")
         return _tables.index(key) + 1
 
 
@@ -97,9 +97,9 @@ def _word() -> str:
 
 
 def _tell(folder: Path, error: FileError) -> None:
-    """Once for a folder: it may have been told at the beginning. A scope that closes must be put back all the same."""
+    """Once for a folder: there may have been a warning at the beginning. A scope that closes must be put back all the same."""
     text = "\n".join(map(str, error.problems))
-    notices.tell_or_print("work_path", str(folder), f"what was recorded is not kept: {text}")
+    notices.warn_or_print("work_path", str(folder), f"what was recorded is not kept: {text}")
 
 
 def text_of(problems: Iterable[Untuned]) -> str:

@@ -116,7 +116,7 @@ def put(name: str, new: Reader | None, *, resumes: bool = False) -> None:
                 del _readers[name]
                 before.counted = steps.span()
             if lost := core.load().c.msctx_collect_dropped():
-                notices.tell(
+                notices.warn(
                     "observers", "lost", f"{lost} operators could not be collected, or waited too long: they are not reported"
                 )
         if new is not None:
@@ -212,7 +212,7 @@ def _safely(one: Reader, work: Callable[[], object]) -> None:
         raise
     except Exception as error:
         name = type(one).__name__
-        notices.tell("observers", f"{name} {type(error)}", f"{name} failed ({named(error)}); the program goes on")
+        notices.warn("observers", f"{name} {type(error)}", f"{name} failed ({named(error)}); the program goes on")
     finally:
         core.load().c.msctx_look_away(before)
 

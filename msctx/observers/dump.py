@@ -67,7 +67,7 @@ class DumpReader(Reader):
         """Module → the names of the models that it is in."""
         self._moment = -1
         self._met: set[str] = set()
-        """Of the layers, those that something was called, or that were told of."""
+        """Of the layers, those that something was called, or of which there was a warning."""
         self._missed: set[str] = set()
         self._scratch = files.Scratch(OPTION, self._folder)
         self._needs_files = settings.data != "stats" or settings.has_digests
@@ -175,7 +175,7 @@ class DumpReader(Reader):
         files.guarded(OPTION, self._folder, self._layout.flush)
         self._scratch.remove()
         if self.settings.marked and SET_DUMP not in self._met:
-            notices.tell(
+            notices.warn(
                 OPTION,
                 SET_DUMP,
                 f"dump_mode 2 dumps modules marked by {SET_DUMP} in models passed to ctx.watch(model): none ran",
@@ -200,7 +200,7 @@ class DumpReader(Reader):
             for layer in left
         ]
         if texts:
-            notices.tell("dump_layer", " ".join(left), "\n".join(f"dump_layer: {text}" for text in texts))
+            notices.warn("dump_layer", " ".join(left), "\n".join(f"dump_layer: {text}" for text in texts))
 
 
 def _fail(text: str) -> None:

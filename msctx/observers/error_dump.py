@@ -167,7 +167,7 @@ class ErrorReader(Reader):
                 old.unlink(missing_ok=True)
             with suppress(OSError):  # another thread's may be there
                 self._scratch.path.rmdir()
-        notices.tell(
+        notices.warn(
             OPTION,
             name,
             f"{row['operator']} raised; its inputs are in {self._folder}; to call it again: python {self._folder / name}.replay.py",

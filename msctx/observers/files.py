@@ -61,7 +61,7 @@ def guarded(option: str, folder: Path, work: Callable[[], object]) -> bool:
     except OSError as error:
         reason = error.strerror or str(error)
         text = f"{option}: cannot write to {folder} ({reason}); those files are missing, and the program goes on"
-        notices.tell(option, f"{folder} {reason}", text)
+        notices.warn(option, f"{folder} {reason}", text)
         return False
     return True
 

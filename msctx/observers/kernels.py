@@ -72,7 +72,7 @@ class Keeper(logging.Handler):
             elif self.settings.locations and _name(found) == "inductor_provenance_tracking_kernel_stack_traces":
                 files.guarded(OPTION, self._folder, lambda: self._locate(payload))
         except Exception as error:  # whatever torch reports, it goes on compiling
-            notices.tell(OPTION, str(error), f"{OPTION}: what inductor generates cannot be kept: {error}")
+            notices.warn(OPTION, str(error), f"{OPTION}: what inductor generates cannot be kept: {error}")
 
     def _keep(self, module: str) -> None:
         graph, self._last.names = f"graph_{_digest(module)}.py", {}

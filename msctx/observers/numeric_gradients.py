@@ -55,7 +55,7 @@ def _compare(function: Any, call: Callable[..., Any], args: Sequence[Any], kwarg
             _Comparison(call, args, kwargs).run(source)
     except _Skip as why:
         text = f"check_bprop_values leaves out {source.name} ({source.place}): {why}"
-        notices.tell("check_bprop_values", text, text)
+        notices.warn("check_bprop_values", text, text)
 
 
 class _Comparison:

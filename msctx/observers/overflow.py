@@ -65,7 +65,7 @@ class OverflowReader(Reader):
                 _written[self._folder] += 1
                 files.guarded(OPTION, self._folder, partial(self._write, row))
             collector.refresh()
-            notices.tell(OPTION, str((self.settings, same)), sentence(row))
+            notices.warn(OPTION, str((self.settings, same)), sentence(row))
 
     def _write(self, row: Row) -> None:
         """As CANN names them: the operator's tensors, and what overflowed."""

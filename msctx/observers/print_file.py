@@ -59,7 +59,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _warn(path: str, what: str) -> None:
-    notices.tell("print_file_path", path, f"print_file_path: {path} {what}")
+    notices.warn("print_file_path", path, f"print_file_path: {path} {what}")
 
 
 current: PrintFile | None = None

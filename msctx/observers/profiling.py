@@ -18,7 +18,7 @@ from torch import _C
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from msctx.errors import ScopeError, did_you_mean
-from msctx.notices import tell
+from msctx.notices import warn
 from msctx.observers import files, folder, ranges, step_table, steps
 from msctx.observers.module_ranges import ModuleRanges
 from msctx.observers.trace import MARK, Trace
@@ -74,7 +74,7 @@ class _Recording:
             _warn("nothing was recorded: ranges of record_function that began under another profile were open throughout")
         for key, point in self._points.items() if self._names else ():
             text = f"profiling_options: no operator or range is called {point!r} ({key}){did_you_mean(point, self._names)}"
-            tell("profiling_options", text, text)
+            warn("profiling_options", text, text)
 
     def abandon(self) -> None:
         """In a child that was forked: its parent writes."""
@@ -203,7 +203,7 @@ class _Recording:
 
 
 def _warn(what: str, error: Exception | None = None) -> None:
-    tell("profiling_mode", what, f"profiling_mode: {what}" + f" ({error})" * bool(error))
+    warn("profiling_mode", what, f"profiling_mode: {what}" + f" ({error})" * bool(error))
 
 
 _recording: _Recording | None = None

@@ -45,18 +45,18 @@ class Check(steps.Stepper):
         if (step + 1) % self.setting or distributed.rank() is None:
             return
         if distributed.is_silent():
-            notices.tell("replica_check", "store", NO_ANSWER)
+            notices.warn("replica_check", "store", NO_ANSWER)
             return
         from torch.distributed import get_process_group_ranks
 
         models = {module: path for model in watched.models() for path, module in _replicated(model)}
         if not models:
-            notices.tell("replica_check", "models", NO_MODEL)
+            notices.warn("replica_check", "models", NO_MODEL)
         for model, path in models.items():
             exchange = partial(_exchange, *_place(model), get_process_group_ranks(model.process_group), _digests(model))
             found = distributed.in_step(SECONDS, exchange)
             if found is None:
-                notices.tell("replica_check", "store", NO_ANSWER)
+                notices.warn("replica_check", "store", NO_ANSWER)
                 return
             _tell(step, path, found)
 
@@ -95,7 +95,7 @@ def _tell(step: int, path: str, found: list[Alike]) -> None:
     text = f"replica_check: after step {step}, {name} differs between " + " and ".join(map(in_words, groups)) + more
     if unread := sorted(rank for one in found if not one.text for rank in one.ranks):
         text += f"; {in_words(unread)}: something else again"
-    notices.tell("replica_check", name, text)
+    notices.warn("replica_check", name, text)
 
 
 NO_ANSWER = "replica_check: the store of the process group gave no answer: from here on nothing is compared"

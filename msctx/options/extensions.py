@@ -65,7 +65,7 @@ OPTIONS = (
              "parts cannot carry (Inf, NaN) are computed in float32. Unset they may; false asks for products in float32 "
              "alone, even where conv_allow_tf32 or matmul_allow_tf32 is set: on CUDA no convolution takes TF32 then."),
     extension("frozen_weights", Bool, example=True, devices=("cpu", "cuda"),
-        help="Says that weights do not change while the context is open. What algorithms make of a weight of a convolution "
+        help="Declares that weights do not change while the context is open. What algorithms make of a weight of a convolution "
              "(its Winograd transform, for instance) is kept from call to call; each call compares all bytes of the weight "
              "with those that it was made of, unless this is set: then only the first call inside does, and a weight that "
              "is changed afterwards, by whatever means, may go on as it was. Under a precision_mode the casts of what is "

@@ -90,7 +90,7 @@ OPTIONS = (
     session_option("export_compile_stat", Choice({
             0: "the file is never written", 1: "when the program ends normally", 2: "as soon as a graph is compiled",
         }), default=1, example=2, ge="ge.exportCompileStat",
-        help="When to write fusion_result.json, which says how often each fusion pass of torch.compile matched: to "
+        help="When to write fusion_result.json: how often each fusion pass of torch.compile matched: to "
              "$ASCEND_WORK_PATH/FE/<pid>, else to the current directory."),
     # precision tuning
     session_option("precision_mode_v2", Choice({
@@ -292,7 +292,7 @@ OPTIONS = (
         help="One of the lists that CANN ships of operators and their modes of computing, by the name of its file. The "
              "lists are read-only: copy one, edit the copy and name it with op_precision_mode."),
     session_option("dynamic_input", Bool, default=False, example=True, ge="ge.exec.dynamicInput",
-        help="Says that input shapes change, so that graphs are compiled for the ranges of dynamic_inputs_shape_range. "
+        help="Declares that input shapes change, so that graphs are compiled for the ranges of dynamic_inputs_shape_range. "
              "Deprecated in CANN; compile_dynamic_mode is the newer way."),
     session_option("dynamic_graph_execute_mode", Choice({
             "dynamic_execute": "one graph for whole ranges of shapes", "lazy_recompile": "one graph for each shape that comes",

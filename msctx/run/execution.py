@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from msctx.errors import Diagnostic, FileError, StrictError
-from msctx.notices import tell
+from msctx.notices import warn
 from msctx.options import Layer, carried
 
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
@@ -42,7 +42,7 @@ def execute(command: Sequence[str], layer: Layer, *, strict: bool = False) -> in
             if strict:
                 raise StrictError(f"strict=True, and {text}")
             if not has_said:
-                tell("exec", command[0], text)
+                warn("exec", command[0], text)
     return code if code >= 0 else 128 - code
 
 

@@ -22,7 +22,7 @@ from msctx.graph.faults import explained
 from msctx.inspection import diff, environment, state
 from msctx.memory import watched as models
 from msctx.native import choices, precisions, tuning, tuning_file
-from msctx.notices import tell
+from msctx.notices import warn
 from msctx.options import carried
 from msctx.plan import Plan, make
 from msctx.run import ranks
@@ -162,7 +162,7 @@ def run_experiment(
         raise error
     layers = experiment.levels.values()
     for text in [*unwatched(plan, layers, begin), *(unrun(plan, layers) if Ran.count == ran_before else [])]:
-        tell("unwatched", text, text)
+        warn("unwatched", text, text)
     return result
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from msctx.errors import Diagnostic, Mark, OptionError, named
-from msctx.notices import tell
+from msctx.notices import warn
 
 Parameters = Mapping[str, Any]
 """What a run was given: options by spelling, arguments of its entry as ``args.NAME``."""
@@ -149,7 +149,7 @@ class Sinks:
             if (failed := self._open.pop(sink, None)) is not None:
                 self._failed[sink] = failed
             text = f"record.sinks: {sink} failed and is left out; the run continues: {named(error)}"
-            tell("record.sinks", sink, text)
+            warn("record.sinks", sink, text)
         finally:
             random.setstate(numbers)
 

@@ -135,7 +135,7 @@ def _folder(name: str, key: str, unset: Callable[[], str]) -> Switch:
 
 
 def _cube_math_type() -> str | None:
-    """What is told to CANN of all float32 products, whatever other options say. ``None``: these decide."""
+    """What CANN gets for all float32 products, whatever other options are. ``None``: these decide."""
     found = npu().matmul.cube_math_type
     return None if found is None else str(found.name)
 

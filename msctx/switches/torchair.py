@@ -111,7 +111,7 @@ _waiting: list[Callable[[], None]] = []
 
 
 def _hook() -> None:
-    """Have torchair ask here, as soon as it is imported; it goes on asking, and is told nothing where nothing is wanted."""
+    """Have torchair ask here, as soon as it is imported; it goes on asking, and gets nothing where nothing is wanted."""
     if not _waiting:
         _waiting.append(when_imported(CONVERTER, _into_torchair))
 
