@@ -213,9 +213,8 @@ def _tuning(plan: Plan, store: Any, of: str, *, has_group: bool) -> dict[str, tu
     for place, policy in measuring.items():
         found[f"tuning on {place}"] = tuning.environment(place), platform.node()
         if not has_group:
-            began = (
-                distributed.first_of(store, f"{of}/began", tuning.moment()) or ""
-            )  # what ranks measure themselves may differ
+            # what ranks measure themselves may differ
+            began = distributed.first_of(store, f"{of}/began", tuning.moment()) or ""
             path = tuning_file.location(policy.tuning_file)
             found[f"tuning file on {place}"] = tuning.known_before(began, path, place), f"{path} on {platform.node()}"
     return found

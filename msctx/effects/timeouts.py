@@ -28,10 +28,12 @@ WATCHDOG = (
 @effect("hccl_timeout")
 def hccl_timeout(want: Want) -> Outcome:
     """Of the process groups, and of those that are made inside the block; 0 is as long as the back ends can count."""
-    assignments: dict[str, Any] = dict.fromkeys(("torch.distributed.timeout", "observers.last_steps"), want.value)
+    has_hccl = want.device == "ascend" or "ascend" in want.facts.devices
+    limit = want.value + AFTER_HCCL * (has_hccl and want.value > 0)
+    assignments: dict[str, Any] = {"torch.distributed.timeout": limit, "observers.last_steps": want.value}
     if want.device == "ascend":
-        own = {"env.HCCL_EXEC_TIMEOUT": str(want.value), "torch.distributed.timeout": want.value and want.value + AFTER_HCCL}
-        return honoured(assignments | own, f"{STAYS}, since HCCL reads it once: HCCL_EXEC_TIMEOUT; {WATCHDOG}")
+        assignments["env.HCCL_EXEC_TIMEOUT"] = str(want.value)
+        return honoured(assignments, f"{STAYS}, since HCCL reads it once: HCCL_EXEC_TIMEOUT; {WATCHDOG}")
     return approximated(assignments, BY_GLOO if want.device == "cpu" else BY_NCCL)
 
 
