@@ -18,11 +18,11 @@ from msctx.native.distributed import in_words
 from msctx.observers import steps
 
 SECONDS = 2.0
-"""For all that is asked of the store."""
+"""For all that is asked of the store; by so much an error may be later than the limit."""
 EVERY = 1.0
 """Seconds between two that a rank leaves."""
 GRACE = 0.5
-"""Seconds in which the others that wait come to the same end."""
+"""Seconds of these in which the others that wait come to the same end."""
 OWN = (
     "Timed out waiting",  # gloo
     "wait timeout",  # of the store, in which the ranks of a new group leave their addresses
@@ -76,11 +76,11 @@ SLOT = steps.Slot(LastSteps)
 
 def explained(error: BaseException) -> CollectiveError | None:
     """What an exception of a collective means, while hccl_timeout is in force."""
-    if (seconds := SLOT.read()) is None or (rank := distributed.rank()) is None or not _has(SIGNS, error):
+    if (seconds := SLOT.read()) is None or (rank := distributed.rank()) is None or not _is_of_wait(error):
         return None
     name, place, group = _call(error.__traceback__)
     ranks, has_waited = [*range(distributed.size())] if group is None else group, _has(OWN, error)
-    found = distributed.within(SECONDS + GRACE, lambda: _late(rank, ranks, has_waited))
+    found = distributed.within(SECONDS, lambda: _late(rank, ranks, has_waited))
     if found is None:
         why = "which rank did not come is unknown: the store of the process group gave no answer"
     elif found[0]:
@@ -95,6 +95,11 @@ def explained(error: BaseException) -> CollectiveError | None:
         why = "all ranks wait, for each other or for one that has come too late"
     where = f"{name}{place} in step {steps.current()} of rank {rank}"
     return CollectiveError(f"hccl_timeout={seconds} s: {where} ended without the others: {why}")
+
+
+def _is_of_wait(error: BaseException) -> bool:
+    """Torch's are RuntimeErrors; a download whose connection was reset raises an OSError."""
+    return isinstance(error, RuntimeError) and _has(SIGNS, error)
 
 
 def _has(signs: Sequence[str], error: BaseException) -> bool:

@@ -18,15 +18,13 @@ from torch import _C
 
 from msctx.errors import SwitchError
 from msctx.switches.base import Switch
-from msctx.switches.torch_npu import ALLOCATOR, allocator_problem
+from msctx.switches.torch_npu import ALLOCATOR, REFUSALS, allocator_problem
 from msctx.switches.torch_npu import is_here as npu_is_here
 
 DEFAULTS = {"large_segment_size_mb": "20", "expandable_segments": "False"}
 """The keys that the switch sets → what torch starts with."""
 NOT_EXPANDABLE = ("max_split_size_mb", "garbage_collection_threshold")
 """What torch_npu does not take beside expandable segments; it complains late, and crashes at the next allocation."""
-REFUSALS = (ValueError, IndexError, RuntimeError)
-"""What torch raises for a text that it does not take."""
 WORDS = {"True": True, "False": False}
 _PAIR = re.compile(r"([^,:\[\]]+):(\[[^\]]*\]|[^,]*)")
 

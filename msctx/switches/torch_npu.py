@@ -31,16 +31,29 @@ def npu() -> Any:
 
 
 ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF"
+REFUSALS = (ValueError, IndexError, RuntimeError)
+"""What torch raises for a text that it does not take."""
+
+
+_refused = ""
+"""The text that torch refused last: it keeps that all the same, and torch_npu reads the variable anew whenever a text is set."""
 
 
 def allocator_problem() -> str:
     """Why torch_npu's allocator will not start: it reads its variable with the first use of a device, and crashes after a bad one."""
-    text = os.environ.get(ALLOCATOR, "")
-    if not text or npu().is_initialized() or torch._C._accelerator_getAllocatorSettings():
+    global _refused
+    if npu().is_initialized():
+        return ""
+    text, found = os.environ.get(ALLOCATOR, ""), torch._C._accelerator_getAllocatorSettings()
+    is_refused = bool(found) and found == _refused
+    if is_refused and not text:
+        torch._C._accelerator_setAllocatorSettings("")
+    if not text or (found and not is_refused):
         return ""
     try:
         torch._C._accelerator_setAllocatorSettings(text)
-    except (ValueError, IndexError, RuntimeError) as error:
+    except REFUSALS as error:
+        _refused = text
         return f"{ALLOCATOR}={text}: torch_npu does not take it ({str(error).splitlines()[0]}); fix it, or unset the variable"
     return ""
 

@@ -208,15 +208,20 @@ def test_a_bad_text_of_the_users_is_an_error_before_anything_is_changed(
 ) -> None:
     ascend(
         f"""
+        import os
         before = msctx.state()
-        try:
-            msctx.context(device_target="Ascend", matmul_allow_hf32=True, **{options}).__enter__()
-        except msctx.errors.SwitchError as error:
-            assert "PYTORCH_NPU_ALLOC_CONF={text}: torch_npu does not take it (" in str(error), error
-            assert "fix it, or unset the variable" in str(error)
-        else:
-            raise AssertionError("torch_npu would crash later")
-        assert msctx.diff(before, msctx.state()) == {{}} and not torch.npu.is_initialized()
+        for _ in range(2):
+            try:
+                msctx.context(device_target="Ascend", matmul_allow_hf32=True, **{options}).__enter__()
+            except msctx.errors.SwitchError as error:
+                assert "PYTORCH_NPU_ALLOC_CONF={text}: torch_npu does not take it (" in str(error), error
+                assert "fix it, or unset the variable" in str(error)
+            else:
+                raise AssertionError("torch_npu would crash later")
+            assert msctx.diff(before, msctx.state()) == {{}} and not torch.npu.is_initialized()
+        del os.environ["PYTORCH_NPU_ALLOC_CONF"]
+        with msctx.context(device_target="Ascend", **{options}):
+            torch.ones(2, device="npu")
         """,
         env={"PYTORCH_NPU_ALLOC_CONF": text},
     )

@@ -197,6 +197,8 @@ def test_steps_are_left_once_a_second(store: Any) -> None:
 def test_other_exceptions_are_the_programs_own(store: Any) -> None:
     with pytest.raises(RuntimeError, match=r"^mine$"), msctx.context(hccl_timeout=2):
         raise RuntimeError("mine")
+    with pytest.raises(ConnectionResetError), msctx.context(hccl_timeout=2):
+        raise ConnectionResetError("[Errno 104] Connection reset by peer")  # of a download
     with pytest.raises(RuntimeError, match="Timed out") as caught, msctx.context(seed=0):
         raise TIMED_OUT
     assert caught.value is TIMED_OUT
