@@ -49,8 +49,8 @@ def record(out: str | None, parent: str, name: str) -> Record:
 
 
 def _agreed_folder(store: Any, parent: str, name: str) -> str:
-    """Rank 0 makes the folder of the run."""
-    if rank() == 0:
+    """Rank 0 makes the folder of the run, once: the store outlives restarts."""
+    if rank() == 0 and not store.check(["run_dir"]):
         folder = str(Record.create(None, parent, name).folder)
         store.set("run_dir", folder)
         return folder

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import itertools
 import json
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -157,15 +158,21 @@ def run_point(children: Children, file: str, words: Sequence[str], folder: Path)
 
 def result_of(folder: Path, code: int, out: str, err: str) -> dict[str, Any]:
     """What became of a run that has ended."""
-    for place in (folder, folder / "rank_0"):
-        with suppress(OSError, ValueError):  # standard output may hold more than ours: a library may write to it beside Python
-            return dict(json.loads((place / "result.json").read_text(encoding="utf-8")))
+    if (written := _written(folder)) is not None:  # standard output may hold more: a library may write to it beside Python
+        return written
     failed = {"status": "failed", "exit_code": code}
     try:
         return {"error": json.loads(out)["message"], **failed}
     except (ValueError, KeyError, TypeError):
         text = err.strip() or f"exit code {code}"
         return {"error": text, "reason": text.splitlines()[-1], **failed}
+
+
+def _written(folder: Path) -> dict[str, Any] | None:
+    for place in (folder, folder / "rank_0"):
+        with suppress(OSError, ValueError):
+            return dict(json.loads((place / "result.json").read_text(encoding="utf-8")))
+    return None
 
 
 def why(result: Mapping[str, Any]) -> str:
@@ -209,26 +216,28 @@ def sweep(
 
     Raises:
         Interrupted: by Ctrl-C.
-        FileError: there is nothing to resume, or it is another grid.
+        FileError: there is nothing to resume, or it is another grid, or the file or the words around the grid have changed.
 
     Args:
         done: called after each point with its number, the point and its result.
         resume: *out* holds a part of this grid: points that were completed there are not run again.
     """
     grid, asked = points(values), plain({key: list(each) for key, each in values.items()})
-    record, known = _resumed(out, asked, grid) if resume else (Record.create(out, parent, f"{name}-sweep"), {})
-    found: dict[str, Any] = {"sweep": asked, "partial": True, "points": []}
+    digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    asks = {"file": str(Path(file).absolute()), "digest": digest, "words": [*words], "sweep": asked}
+    record, known = _resumed(out, asks, len(grid)) if resume else (Record.create(out, parent, f"{name}-sweep"), {})
+    found: dict[str, Any] = {**asks, "partial": True, "points": []}
     results = dict(known)
 
     def write(*, partial: bool) -> None:
-        found["points"] = [{"point": grid[n - 1], "result": results[n]} for n in sorted(results)]
+        found["points"] = [{"number": n, "point": grid[n - 1], "result": results[n]} for n in sorted(results)]
         found["partial"] = partial
         record.json("sweep.json", found)
         if results:
             record.text("sweep.csv", as_csv(found["points"]))
 
     write(partial=True)  # who is killed in the first point can go on, too
-    folders = {n: _folder(record.folder, f"{n:0{len(str(len(grid)))}d}") for n in range(1, len(grid) + 1) if n not in known}
+    folders = {n: next(_folders(record.folder, n, len(grid))) for n in range(1, len(grid) + 1) if n not in known}
     left = [(n, [*words, *words_of(grid[n - 1])], folder) for n, folder in folders.items()]
     with terminable(), closing(engine(file, left, record.folder / "jobs")) as ended:
         try:
@@ -244,26 +253,39 @@ def sweep(
     return found | {"dir": str(record.folder)}
 
 
-def _folder(parent: Path, name: str) -> Path:
-    """A new one: what an earlier attempt has left stays."""
-    tries = (parent / (f"{name}-{number}" if number > 1 else name) for number in itertools.count(1))
-    return next(folder for folder in tries if not folder.exists())
+def _folders(parent: Path, number: int, count: int) -> Iterator[Path]:
+    """New ones: what earlier attempts have left stays."""
+    return (folder for folder in _tries(parent, number, count) if not folder.exists())
 
 
-def _resumed(out: str | None, asked: Any, grid: Sequence[Mapping[str, Any]]) -> tuple[Record, dict[int, dict[str, Any]]]:
-    """The record of a grid that has begun, and the results of the points that were completed."""
+def _tries(parent: Path, number: int, count: int) -> Iterator[Path]:
+    name = f"{number:0{len(str(count))}d}"
+    return (parent / (f"{name}-{which}" if which > 1 else name) for which in itertools.count(1))
+
+
+def _resumed(out: str | None, asks: Mapping[str, Any], count: int) -> tuple[Record, dict[int, dict[str, Any]]]:
+    """The record of a grid that has begun, and the results of the points that were completed, also of those that ended later."""
     path = Path(out or ".") / "sweep.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        same, rows = found["sweep"] == asked, found["points"]
+        before, rows = {key: found[key] for key in asks}, {row["number"]: row["result"] for row in found["points"]}
     except (OSError, ValueError, KeyError, TypeError):
         hint = "name the folder of the sweep with --out"
         raise FileError([Diagnostic("--resume", "there is no sweep to resume", str(path), suggestion=hint)]) from None
-    if not same:
-        text = f"holds another grid: {json.dumps(found['sweep'])}"
-        raise FileError(
-            [Diagnostic("--resume", text, str(path), suggestion="name the same keys and values, in the same order")]
-        )
-    plain_grid = plain(grid)
-    kept = {plain_grid.index(row["point"]) + 1: row["result"] for row in rows if row["result"]["status"] == "completed"}
-    return Record(path.parent.absolute()), kept
+    for key, (text, hint) in OTHERWISE.items():
+        if before[key] != asks[key]:
+            text = text.format(shown=json.dumps(before[key]))
+            raise FileError([Diagnostic("--resume", text, str(path), suggestion=hint)])
+    for number in range(1, count + 1):
+        for folder in itertools.takewhile(Path.exists, _tries(path.parent, number, count)):
+            rows[number] = _written(folder) or rows.get(number, {"status": "unknown"})
+    return Record(path.parent.absolute()), {number: row for number, row in rows.items() if row["status"] == "completed"}
+
+
+OTHERWISE = {
+    "sweep": ("holds another grid: {shown}", "name the same keys and values, in the same order"),
+    "file": ("was begun with another file: {shown}", "name that file, or begin another sweep"),
+    "words": ("was begun with other words beside the grid: {shown}", "give the same words, or begin another sweep"),
+    "digest": ("was begun before the file was changed", "begin another sweep: runs of two files are no grid"),
+}
+"""What a sweep that goes on has in common with its beginning → what is wrong where it has not, and what to do."""

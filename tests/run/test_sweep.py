@@ -16,7 +16,7 @@ import pytest
 from processes import is_running, until
 
 from msctx.cli import main
-from msctx.errors import OptionError
+from msctx.errors import FileError, OptionError
 from msctx.run import sweep
 
 ENTRY = """
@@ -157,13 +157,69 @@ def test_a_sweep_goes_on_where_it_stopped(
     again = sweep.sweep(experiment, "x", [], grid, str(out), "", resume=True)
     assert ran[4:] == ["2-3"]
     assert {row["result"]["status"] for row in again["points"]} == {"completed"}
-    assert json.loads((out / "sweep.json").read_text()) == {key: again[key] for key in ("sweep", "partial", "points")}
+    assert json.loads((out / "sweep.json").read_text()) == {key: value for key, value in again.items() if key != "dir"}
     code, _, err = run(capsys, experiment, "--sweep", "args.scale=1,2", "--out", str(out), "--resume")
     assert code == 3
     assert "holds another grid" in err
     code, _, err = run(capsys, experiment, "--sweep", "args.scale=1,2", "--out", str(tmp_path / "no"), "--resume")
     assert code == 3
     assert "there is no sweep to resume" in err
+
+
+def test_a_sweep_goes_on_with_the_settings_of_its_beginning_alone(
+    experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of other files or under other words are no grid."""
+    monkeypatch.setattr(sweep, "run_point", lambda children, file, words, folder: {"status": "completed"})
+    grid, out = {"args.scale": [1, 2]}, str(tmp_path / "out")
+    sweep.sweep(experiment, "x", ["args.epochs=1"], grid, out, "")
+    with pytest.raises(FileError, match=r'begun with other words beside the grid: \["args.epochs=1"\]'):
+        sweep.sweep(experiment, "x", ["args.epochs=9"], grid, out, "", resume=True)
+    (other := tmp_path / "other.yaml").write_text(Path(experiment).read_text())
+    with pytest.raises(FileError, match="begun with another file: "):
+        sweep.sweep(str(other), "x", ["args.epochs=1"], grid, out, "", resume=True)
+    Path(experiment).write_text(other.read_text() + "# changed\n")
+    with pytest.raises(FileError, match="begun before the file was changed"):
+        sweep.sweep(experiment, "x", ["args.epochs=1"], grid, out, "", resume=True)
+
+
+def test_values_that_are_equal_and_not_the_same_are_points_of_their_own(
+    experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def run_point(children: Any, file: str, words: list[str], folder: Path) -> dict[str, Any]:
+        ran.append(folder.name)
+        return {"status": "completed" if words != ["args.scale=1"] or len(ran) > 2 else "failed"}
+
+    monkeypatch.setattr(sweep, "run_point", run_point)
+    given = (experiment, "x", [], {"args.scale": [1, 1.0]}, str(tmp_path / "out"), "")
+    sweep.sweep(*given)
+    found = sweep.sweep(*given, resume=True)
+    assert (ran, [row["number"] for row in found["points"]]) == (["1", "2", "1"], [1, 2])
+
+
+def test_what_ended_after_the_sweep_was_killed_is_not_run_again(
+    experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs of a cluster outlive who submitted them."""
+    ran: list[str] = []
+    monkeypatch.setattr(
+        sweep, "run_point", lambda children, file, words, folder: ran.append(folder.name) or {"status": "completed"}
+    )
+    given, out = (experiment, "x", [], {"args.scale": [1, 2, 3]}, str(tmp_path / "out"), ""), tmp_path / "out"
+    with pytest.raises(sweep.Interrupted):
+        sweep.sweep(*given, lambda *_: interrupt())
+    for place, status in (("2", "failed"), ("2-2/rank_0", "completed"), ("3", "failed")):
+        (out / place).mkdir(parents=True)
+        (out / place / "result.json").write_text(json.dumps({"status": status, "loss": 2.0}))
+    found = sweep.sweep(*given, resume=True)
+    assert ran == ["1", "3-2"]
+    assert [row["result"].get("loss") for row in found["points"]] == [None, 2.0, None]
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_sweep_that_ended_in_its_first_point_goes_on(
