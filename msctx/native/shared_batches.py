@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Collection, Sized
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -97,7 +97,8 @@ def _share(rank: int, others: list[int], seconds: float | None) -> _Share:
     with _sharing:  # a receiver waits here for the one that loads
         found = _shares.get(key := (group, rank, tuple(others)))
         if found is None:
-            found = _shares[key] = _Share(rank, others, group, seconds)
+            before = {str(share.folder) for share in _shares.values()}
+            found = _shares[key] = _Share(rank, others, before, seconds)
         found.seconds = seconds
         return found
 
@@ -105,16 +106,16 @@ def _share(rank: int, others: list[int], seconds: float | None) -> _Share:
 class _Share:
     """The folder, and how often this process has begun to iterate."""
 
-    def __init__(self, rank: int, others: list[int], group: int, seconds: float | None) -> None:
+    def __init__(self, rank: int, others: list[int], before: Collection[str], seconds: float | None) -> None:
         self.rank, self.others, self.number, self.seconds = rank, others, 0, seconds
         first = (distributed.rank() or 0) - rank
-        name = f"msctx/batches/{distributed.restarts()}/{group}/{first}/{others}"
+        name = f"msctx/batches/{distributed.restarts()}/{first}/{others}"
         if rank == 0:
             self.folder = Path(tempfile.mkdtemp(prefix="msctx-batches-"))
             self.alive = alive.hold(self.folder / "alive.0")
             self._tell(name)
         else:
-            self.folder = self._found(name)
+            self.folder = self._found(name, before)
             try:
                 self.alive = alive.hold(self.folder / f"alive.{rank}")
             except OSError:
@@ -134,14 +135,15 @@ class _Share:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise ScopeError(LOST.format(0, f"is lost, or gave no answer within {STORE:g} s"))
 
-    def _found(self, name: str) -> Path:
+    def _found(self, name: str, before: Collection[str]) -> Path:
+        """*before*: the folders of earlier process groups, which may have had the same store."""
         ended, store, self.folder = threading.Event(), distributed.store(), Path()
 
         def look() -> str:
-            while not store.check([name]):
+            while not store.check([name]) or (folder := str(store.get(name).decode())) in before:
                 if ended.wait(POLL):
                     return ""
-            return str(store.get(name).decode())
+            return folder
 
         asked = distributed.Asked(look)  # one thread, however long the store gives no answer
 
