@@ -112,3 +112,21 @@ def test_dropout_draws_as_it_is_seeded(ascend: Run) -> None:
 @pytest.mark.full
 def test_a_fresh_process_finds_torch_npu_by_itself(ascend_fresh: Run) -> None:
     assert ascend_fresh("-c", "import torch; print(torch.accelerator.current_accelerator())").split()[-1] == "npu"
+
+
+@pytest.mark.full
+def test_products_of_vectors_are_right(ascend: Run) -> None:
+    """torch_npu hands vectors on as they are."""
+    ascend("""
+        shapes = [((6,), (6,)), ((6,), (6, 5)), ((4, 6), (6,)), ((3, 4, 6), (6,)), ((6,), (3, 6, 5)), ((2, 4, 6), (6, 5))]
+        for left, right in shapes:
+            a, b = torch.randn(left), torch.randn(right)
+            found = a.npu() @ b.npu()
+            assert found.shape == (a @ b).shape and torch.allclose(found.cpu(), a @ b, atol=1e-5), (left, right)
+            found = torch.empty((a @ b).shape).npu()
+            torch.matmul(a.npu(), b.npu(), out=found)
+            assert torch.allclose(found.cpu(), a @ b, atol=1e-5), (left, right)
+        a, x, y = torch.randn(4, 6), torch.randn(6), torch.randn(6)
+        assert torch.allclose(torch.mv(a.npu(), x.npu()).cpu(), a @ x, atol=1e-5)
+        assert torch.allclose(torch.dot(x.npu(), y.npu()).cpu(), x @ y, atol=1e-5)
+    """)

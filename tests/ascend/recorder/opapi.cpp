@@ -7,10 +7,19 @@
 
 namespace {
 
-// beta * c + alpha * a @ b; with a batch in front or without.
-std::function<void()> product(const aclTensor& a, const aclTensor& b, const aclTensor& out, int8_t cube, const aclTensor* c = nullptr,
-                              double beta = 0, double alpha = 1) {
-  const bool added = c != nullptr;
+void insert(aclTensor& tensor, size_t before) {
+  tensor.sizes.insert(tensor.sizes.begin() + before, 1);
+  tensor.strides.insert(tensor.strides.begin() + before, 0);
+}
+
+// beta * c + alpha * a @ b; with a batch in front or without. A vector is a row on the left, a column on the right, as in torch.matmul.
+std::function<void()> product(aclTensor a, aclTensor b, aclTensor out, int8_t cube, const aclTensor* c = nullptr, double beta = 0,
+                              double alpha = 1) {
+  const bool added = c != nullptr, is_row = a.sizes.size() == 1, is_column = b.sizes.size() == 1;
+  if (is_row) insert(a, 0);
+  if (is_column) insert(b, 1);
+  if (is_column) insert(out, out.sizes.size());
+  if (is_row) insert(out, out.sizes.size() - 1);
   const aclTensor extra = added ? *c : out;
   return [=] {
     const bool single = a.dtype == ACL_FLOAT;
@@ -147,6 +156,16 @@ EXECUTES(aclnnAddmm)(const aclTensor* c, const aclTensor* a, const aclTensor* b,
                      aclTensor* out, int8_t cube, LATER) {
   ON_MATRIX_UNIT(a, cube);
   return later(workspace, executor, product(*a, *b, *out, cube, c, beta->value, alpha->value));
+}
+
+EXECUTES(aclnnMv)(const aclTensor* a, const aclTensor* b, aclTensor* out, int8_t cube, LATER) {
+  ON_MATRIX_UNIT(a, cube);
+  return later(workspace, executor, product(*a, *b, *out, cube));
+}
+
+EXECUTES(aclnnDot)(const aclTensor* a, const aclTensor* b, aclTensor* out, LATER) {
+  OPERATOR(name(a->dtype));
+  return later(workspace, executor, product(*a, *b, *out, 0));
 }
 
 // --- copies and constants ------------------------------------------------------------------------------------------------------

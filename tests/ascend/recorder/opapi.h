@@ -142,6 +142,7 @@ void each(const Sizes& sizes, F&& f) {
 
 // The place of an element; of a tensor that is broadcast, that of the one repeated.
 inline char* place(const aclTensor& tensor, const Sizes& index) {
+  if (index.size() < tensor.sizes.size()) std::abort();
   int64_t offset = tensor.offset;
   const size_t more = index.size() - tensor.sizes.size();
   for (size_t d = 0; d < tensor.sizes.size(); d++)
