@@ -242,29 +242,38 @@ MILLISECONDS = 547_000
 """What torch_npu sends when it initialises a device."""
 
 
-def _op_limit() -> int:
-    """In milliseconds, as CANN has it; torch_npu has no call that reads it."""
+def _op_limit() -> int | None:
+    """In milliseconds, as CANN has it; torch_npu has no call that reads it. ``None``: an older CANN has none either."""
     found = ctypes.c_uint32()
     try:
         failed = ctypes.CDLL("libascendcl.so").aclrtGetOpExecuteTimeout(ctypes.byref(found))
-    except (OSError, AttributeError):  # an older one
-        return MILLISECONDS
-    return MILLISECONDS if failed else found.value or MILLISECONDS
+    except (OSError, AttributeError):
+        return None
+    return None if failed else found.value
 
 
 class _Timeout:
     seconds: int | None = None
     found = MILLISECONDS
+    in_force: int | None = None
+    """What CANN had after our own call: it may round a limit up."""
+
+    @classmethod
+    def read(cls) -> int | None:
+        """A limit that the program has set since is not ours."""
+        return None if cls.seconds is None or cls.in_force != _op_limit() else cls.seconds
 
     @classmethod
     def write(cls, seconds: int | None) -> None:
         """``None``: as it was before."""
         if seconds is not None or npu().is_initialized():
             npu().current_stream()  # the first stream initialises the device, which sends a limit of its own
-            if cls.seconds is None:
-                cls.found = _op_limit()
+            if cls.read() is None:
+                limit = _op_limit()
+                cls.found = MILLISECONDS if limit is None else limit
             npu().set_op_timeout_ms(cls.found if seconds is None else seconds * 1000)
         cls.seconds = seconds
+        cls.in_force = None if seconds is None else _op_limit()
 
 
 LONGEST = (2**32 - 1) // 1000
@@ -404,7 +413,7 @@ SWITCHES = (
     _starting(
         Switch(
             name="torch.npu.op_timeout",
-            read=lambda: _Timeout.seconds,
+            read=_Timeout.read,
             write=_Timeout.write,
             blocked=_too_long,
             available=is_here,

@@ -200,6 +200,15 @@ def test_the_time_of_an_operator_arrives_after_torch_npus_own(ascend: Run) -> No
         with msctx.context(op_timeout=9):
             pass
         assert calls("aclrtSetOpExecuteTimeOut")[-1] == "aclrtSetOpExecuteTimeOutV2(60500000)", "the program's own"
+        torch.npu.set_op_timeout_ms(0)
+        with msctx.context(op_timeout=9):
+            pass
+        assert calls("aclrtSetOpExecuteTimeOut")[-1] == "aclrtSetOpExecuteTimeOutV2(0)", "the program's own, without an end"
+        msctx.set_context(op_timeout=9)
+        torch.npu.set_op_timeout_ms(60_500)
+        assert msctx.state()["torch.npu.op_timeout"] is None
+        with msctx.context(op_timeout=9):
+            assert calls("aclrtSetOpExecuteTimeOut")[-1] == "aclrtSetOpExecuteTimeOutV2(9000000)", "over the program's own"
     """)
 
 
