@@ -24,7 +24,7 @@ DUMPS = (
     *("ge.exec.dumpData", "ge.quant_dumpable"),
 )
 """Options of a graph that torchair writes to a file; among those of the engine they would hold for the whole process."""
-PATHS = ("ge.debugDir", "ge.op_compiler_cache_dir", "ge.exec.dumpPath", "ge.fusionSwitchFile")
+PATHS = ("ge.debugDir", "ge.op_compiler_cache_dir", "ge.exec.dumpPath", "ge.exec.opDebugConfig", "ge.fusionSwitchFile")
 TUNERS = ("path", "file")
 
 

@@ -55,6 +55,18 @@ assert "ge.new" not in found
     )
 
 
+def test_a_key_of_a_session_wins_over_the_same_one_of_the_engine(compiling: Run) -> None:
+    """It goes with each graph, where the engine looks first."""
+    compiling(
+        """
+with msctx.context(ge_options={"global": {"ge.new": "engine"}, "session": {"ge.new": "graph"}}):
+    found = compiled()
+for kind, value in {"GEInitialize": "engine", "Session": "engine", "AddGraph": "graph"}.items():
+    assert sent(kind, found)["ge.new"] == value, kind
+"""
+    )
+
+
 def test_the_engine_is_initialised_once(compiling: Run) -> None:
     compiling(
         """
@@ -94,6 +106,9 @@ for place in ("first", "second"):
         found = compiled()
     assert not [call for call in found if "dump" in call.lower() and not call.startswith("aclmdl")], found
     assert (folder / place).is_dir()
+    (file,) = Path("ge_dump_data_json").glob("*.json")
+    given = [call.removeprefix("aclmdlSetDump(")[:-1] for call in found if call.startswith("aclmdlSetDump(")]
+    assert [Path(path).resolve() for path in given] == [file.resolve()], (place, given)
     assert dumped()["dump_mode"] == "all"
     assert dumped()["dump_path"] == str(folder / place)
     assert len(dumped()["dump_list"]) == 1
@@ -253,6 +268,19 @@ with msctx.context(aoe_tune_mode="offline", work_path="tuned"):
 torch.ones(3, device="npu").sort()
 dumped = [call for call in calls() if call.startswith("aclGenGraph")]
 assert all(str(second / "tuned") in call for call in dumped), dumped
+"""
+    )
+
+
+def test_the_file_of_op_debug_config_stays_where_it_was_when_it_was_set(compiling: Run, tmp_path: Path) -> None:
+    compiling(
+        f"""
+import os
+os.chdir({str(tmp_path)!r})
+open("op_debug.cfg", "w").write("op_debug_config = dump_loc")
+with msctx.context(device_target="Ascend", op_debug_config="op_debug.cfg"):
+    os.chdir("/")
+    assert sent("AddGraph", compiled())["ge.exec.opDebugConfig"] == {str(tmp_path / "op_debug.cfg")!r}
 """
     )
 
