@@ -232,9 +232,9 @@ assert not any("too late" in text for text in messages), messages
     )
 
 
-def test_paths_lead_where_they_did_when_they_were_set(ascend: Run, tmp_path: Path) -> None:
+def test_paths_lead_where_they_did_when_they_were_set(compiling: Run, tmp_path: Path) -> None:
     """CANN and torchair come to them later, when the program may be in another directory."""
-    ascend(
+    compiling(
         COMPILE
         + f"""
 import os
