@@ -216,9 +216,9 @@ def of_entries(found: dict[str, Any]) -> str:
     of = found["machine"]
     first = f"{1e3 * statistics.median(found['first']):.1f} ms"
     return (
-        f'An entry of `deterministic="ON"` takes one of {TRAINING} ranks {middle:.2f} ({low:.2f} to {high:.2f}) of the processor '
-        f"time that it takes the same process alone; the first one, which compares, takes {first}. "
-        f"{of['cpu']}, {of['cores']} cores, busy with other work, torch {of['torch']}: "
+        f'An entry of `deterministic="ON"` costs one of {TRAINING} ranks {middle:.2f} ({low:.2f} to {high:.2f}) times the '
+        f"processor time that it costs the same process alone; the first one, which compares, takes {first}. "
+        f"{of['cpu']} ({of['isa']}), {of['cores']} cores, busy with other work, torch {of['torch']}: "
         f"the median and the middle half of {ENTRY_TURNS} turns, of {ENTRIES:,} entries each."
     )
 

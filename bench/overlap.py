@@ -102,7 +102,9 @@ class Gated(nn.Module):
 def network(kind: str) -> nn.Module:
     torch.manual_seed(0)
     if kind == COMPILED:
-        return torch.compile(nn.Sequential(*(Gated() for _ in range(6))))  # type: ignore[return-value]
+        layers = nn.Sequential(*(Gated() for _ in range(6)))
+        layers.compile()
+        return layers
     blocks = nn.TransformerEncoder(nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True), 6)
     if kind == "DDP":
         return DistributedDataParallel(blocks, bucket_cap_mb=2)
@@ -179,12 +181,12 @@ def table(found: dict[str, Any]) -> list[str]:
             ratio = f"{middle:.2f} ({low:.2f} to {high:.2f})" if name != UNASKED else "1"
             lines.append(f"| {kind} | {name} | {1e3 * statistics.median(times):.1f} ms | {ratio} |")
     of = found["machine"]
-    network_text = "6 gated MLPs" if COMPILED in found["seconds"] else "a transformer of 6 blocks"
+    what = "6 gated MLPs" if COMPILED in found["seconds"] else "a transformer of 6 blocks"
     return [
         *lines,
         "",
         f"{found['ranks']} ranks on {of['cores']} cores of {of['cpu']}, one thread each, by gloo over the loopback, torch "
-        f"{of['torch']}: {network_text}, {TURNS} turns of {STEPS} steps. "
+        f"{of['torch']}: {what}, {TURNS} turns of {STEPS} steps. "
         "Here messages take the cores from the products; a network of its "
         "own does not.",
     ]

@@ -137,7 +137,7 @@ def check_launched(plan: Plan) -> None:
     if digest != plan.digest:
         rank = distributed.number("RANK")
         lines = _table([Alike(LAUNCHING, json.dumps(rows), [LAUNCHING]), Alike(rank, json.dumps(_rows(plan)), [rank])])
-        _report(plan, [f"the options come to something else on rank {rank} than they did where it was launched:", *lines])
+        _report(plan, [f"the same options give another plan on rank {rank} than where it was launched:", *lines])
 
 
 def _is_error(plan: Plan) -> bool:

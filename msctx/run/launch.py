@@ -85,6 +85,7 @@ def launch(experiment: Experiment, how: Launch, out: str | None, as_json: bool) 
         EntryFailed: a rank failed; it names the one that did so first, with its own message.
         KeyboardInterrupt: Ctrl-C; each rank has ended its record.
     """
+    from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError, rendezvous_handler_registry
@@ -122,7 +123,7 @@ def launch(experiment: Experiment, how: Launch, out: str | None, as_json: bool) 
                 launch_agent(config, sys.executable, ["-m", RANK])
         except ChildFailedError as failed:
             failure: EntryFailed | None = _first(failed.failures, own)
-        except RendezvousError as lost:
+        except (RendezvousError, DistError) as lost:
             text = f"a node that is needed has ended, or does not answer at {how.rendezvous} ({named(lost)})"
             failure = EntryFailed(f"{text}; what became of the ranks is in {out}")
         except SignalException as signalled:

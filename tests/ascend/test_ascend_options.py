@@ -66,6 +66,8 @@ def test_options_that_were_unset_get_the_value_in_effect_back(
 @pytest.mark.full
 def test_the_mode_of_the_cache_leaves_the_users_folder(ascend: Run) -> None:
     ascend("""
+        import os, tempfile
+        os.chdir(tempfile.mkdtemp())
         torch.npu.set_option({"ACL_OP_COMPILER_CACHE_DIR": "own"})
         with msctx.context(op_compiler_cache_mode="disable", enable_compile_cache=True):
             assert torch_npu._C._npu_getOption("ACL_OP_COMPILER_CACHE_DIR") == b"own"

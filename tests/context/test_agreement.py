@@ -277,7 +277,7 @@ def test_a_rank_that_comes_to_another_plan_than_the_launching_process(monkeypatc
     with pytest.warns(msctx.MsctxWarning) as warned:
         agreement.check_launched(here)
     text = str(warned[0].message)
-    assert text.startswith("the options come to something else on rank 2 than they did where it was launched:\n")
+    assert text.startswith("the same options give another plan on rank 2 than where it was launched:\n")
     assert "torch.deterministic: launching process: True (deterministic=ON from explain); rank 2: False" in text
     assert "deterministic on cpu: launching process: 'ON', honoured (explain); rank 2: 'OFF', honoured (explain)" in text
     assert "seed" not in text, "in which they do not differ"

@@ -37,11 +37,7 @@ def main(run, group="none", strict=False, killed=False):
 DIFFER = "torch.deterministic: rank "
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "two.yaml").write_text("context: {seed: 3}\nexperiment: {name: two, entry: entry.py:main}\n")
-    (tmp_path / "entry.py").write_text(ENTRY)
-    return tmp_path
+EXPERIMENT = "context: {seed: 3}\nexperiment: {name: two, entry: entry.py:main}\n"
 
 
 def run(folder: Path, *words: str, nodes: int = 1) -> list[tuple[int, str]]:

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.distributed import HashStore, PrefixStore
+from torch.distributed import DistStoreError, HashStore, PrefixStore
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
 from msctx.cli import main
@@ -60,13 +60,6 @@ def main(run, fails=-1, sends=0, exits=0, restarts=False, sleeps=0.0, interrupts
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "two.yaml").write_text(EXPERIMENT)
-    (tmp_path / "entry.py").write_text(ENTRY)
-    return tmp_path
-
-
 def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "msctx", "run", "two.yaml", "--nproc", "2", *words]
 
@@ -108,6 +101,21 @@ def two_nodes(
 def ranks(folder: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads((folder / "ranks.json").read_text())["ranks"]
     return found
+
+
+def test_the_store_of_the_nodes_is_lost(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """The agent of the first node died between two requests of another one."""
+
+    def lost(*_: object) -> None:
+        raise DistStoreError("wait timeout")
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # which the launching process would share out for good
+    monkeypatch.setattr("torch.distributed.launcher.api.launch_agent", lost)
+    monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit) as end:
+        main(["run", "two.yaml", "--nproc", "2", "--out", "out"])
+    assert end.value.code == 5
+    assert "a node that is needed has ended, or does not answer at " in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.full
