@@ -216,7 +216,7 @@ def sweep(
 
     Raises:
         Interrupted: by Ctrl-C.
-        FileError: there is nothing to resume, or it is another grid, or the file or the words around the grid have changed.
+        FileError: there is nothing to resume, or it is another grid, or the file or the arguments beside the grid have changed.
 
     Args:
         done: called after each point with its number, the point and its result.
@@ -285,7 +285,7 @@ def _resumed(out: str | None, asks: Mapping[str, Any], count: int) -> tuple[Reco
 OTHERWISE = {
     "sweep": ("holds another grid: {shown}", "name the same keys and values, in the same order"),
     "file": ("was begun with another file: {shown}", "name that file, or begin another sweep"),
-    "words": ("was begun with other words beside the grid: {shown}", "give the same words, or begin another sweep"),
+    "words": ("was begun with other arguments beside the grid: {shown}", "give the same ones, or begin another sweep"),
     "digest": ("was begun before the file was changed", "begin another sweep: runs of two files are no grid"),
 }
 """What a sweep that goes on has in common with its beginning → what is wrong where it has not, and what to do."""

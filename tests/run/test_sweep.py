@@ -173,7 +173,7 @@ def test_a_sweep_goes_on_with_the_settings_of_its_beginning_alone(
     monkeypatch.setattr(sweep, "run_point", lambda children, file, words, folder: {"status": "completed"})
     grid, out = {"args.scale": [1, 2]}, str(tmp_path / "out")
     sweep.sweep(experiment, "x", ["args.epochs=1"], grid, out, "")
-    with pytest.raises(FileError, match=r'begun with other words beside the grid: \["args.epochs=1"\]'):
+    with pytest.raises(FileError, match=r'begun with other arguments beside the grid: \["args.epochs=1"\]'):
         sweep.sweep(experiment, "x", ["args.epochs=9"], grid, out, "", resume=True)
     (other := tmp_path / "other.yaml").write_text(Path(experiment).read_text())
     with pytest.raises(FileError, match="begun with another file: "):
