@@ -64,6 +64,6 @@ def test_a_node_that_was_given_other_options(folder: Path) -> None:
             agent.kill()
             agent.communicate()
     assert [code for code, _ in ended] == [0, 0], ended
-    (told,) = [errors for _, errors in ended if "than they did where it was launched" in errors]
+    (told,) = [errors for _, errors in ended if "than where it was launched" in errors]
     assert "seed on cpu: launching process: " in told
     assert len({row["plan"] for row in json.loads((folder / "out" / "ranks.json").read_text())["ranks"]}) == 2
