@@ -372,7 +372,7 @@ def test_real_ranks(tmp_path: Path, has_group: bool) -> None:
                 import torch.distributed
                 torch.distributed.init_process_group("gloo")
             with msctx.context(**{{"deterministic": "ON"}} if rank else {{}}):
-                print(f"rank {{rank}} is on")
+                print(f"rank {{rank}} is on\\n", end="")  # one write: the ranks share the pipe
         """)
     )
     command = torchrun(3, tmp_path / "train.py")
@@ -410,10 +410,10 @@ def test_real_ranks_of_two_versions(tmp_path: Path, other_version: Path, strict:
             import msctx
             try:
                 with msctx.context(deterministic="ON", strict={strict}):
-                    print(f"rank {{rank}} is on", msctx.__version__)
+                    print(f"rank {{rank}} is on {{msctx.__version__}}\\n", end="")
             except msctx.StrictError as error:
-                print(f"rank {{rank}} is refused")
-                print(error, file=sys.stderr)
+                print(f"rank {{rank}} is refused\\n", end="")
+                print(f"{{error}}\\n", end="", file=sys.stderr)
             torch.distributed.barrier()
         """)
     )

@@ -16,7 +16,9 @@ from msctx.cli import main
 ECHO = """
 import torch
 def show(where):
-    print(where, torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(), flush=True)
+    # one write: ranks share the pipe, and torchrun's Python does not buffer
+    line = f"{where} {torch.are_deterministic_algorithms_enabled()} {torch.get_num_threads()}\\n"
+    print(line, end="", flush=True)
 """
 CHILDREN = """
 import multiprocessing, sys, threading, echo
@@ -99,7 +101,8 @@ def test_torchrun_and_a_shell_are_reached(folder: Path) -> None:
     """A cap on memory holds, too, of a program that knows nothing of msctx."""
     (folder / "train.py").write_text(
         "import torch, echo\necho.show('rank')\n"
-        "try:\n    torch.zeros(1 << 28)\nexcept RuntimeError as error:\n    print('no memory' if 'MiB' in str(error) else error)"
+        "try:\n    torch.zeros(1 << 28)\nexcept RuntimeError as error:\n"
+        "    print('no memory\\n' if 'MiB' in str(error) else error, end='')"
     )
     inner = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2 {folder / 'train.py'}"
     done = run(*OPTIONS, "max_device_memory=0.5GB", "--", "/bin/sh", "-c", inner)

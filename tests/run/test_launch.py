@@ -42,7 +42,7 @@ def main(run, fails=-1, sends=0, exits=0, restarts=False, sleeps=0.0, interrupts
     count = os.environ["TORCHELASTIC_RESTART_COUNT"]
     if restarts and run.dir.parent.name == "restart_1":
         fails, sleeps = -1, 0
-    print("rank", rank, "is on", os.getpid(), flush=True)
+    print(f"rank {rank} is on {os.getpid()}\\n", end="", flush=True)  # one write: the ranks share the pipe
     if rank == fails:
         if exits:
             os._exit(exits)

@@ -20,7 +20,7 @@ def main(run):
         pass
     dist.init_process_group("gloo")
     dist.barrier()
-    print("rank is on", flush=True)
+    print("rank is on\\n", end="", flush=True)  # one write: the ranks share the pipe
     if not is_new:
         time.sleep(600)
     total = torch.ones(1)
