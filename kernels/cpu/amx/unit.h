@@ -84,48 +84,51 @@ static inline void tile_store(void* to, int64_t stride = tile_bytes) {
   for (int i = 0; i < tile_rows; i++) std::memcpy(static_cast<char*>(to) + i * stride, tile(t).bytes + i * tile_bytes, tile_bytes);
 }
 
-static inline __m512i row_of(int t, int64_t i) { return _mm512_load_si512(tile(t).bytes + i * tile_bytes); }
-
-// Adds to row i of the sum the result of `add(sum, word of a, row of b)`, for each word of a's row i.
-template <class Add>
-static inline void for_words(int sum, int a, int b, const Add& add) {
-  for (int64_t i = 0; i < tile_rows; i++) {
-    __m512i total = row_of(sum, i);
-    for (int64_t k = 0; k < 16; k++) {
-      int32_t word;
-      std::memcpy(&word, tile(a).bytes + i * tile_bytes + 4 * k, sizeof word);
-      total = add(total, _mm512_set1_epi32(word), row_of(b, k));
-    }
-    _mm512_store_si512(tile(sum).bytes + i * tile_bytes, total);
+// sum[i][j] += the sum over k, and over the parts of a word, of a[i][k] * b[k][j]. `unpack` stores one part of each of 16 words.
+template <class Value, int parts, class Unpack, class Add>
+static inline void add_products(Tile& sum, const Tile& a, const Tile& b, const Unpack& unpack, const Add& add) {
+  struct Row {
+    Value part[parts][16];
+  };
+  const auto row = [&](const Tile& from, int at) {
+    Row found;
+    for (int p = 0; p < parts; p++) unpack(_mm512_load_si512(from.bytes + at * tile_bytes), p, found.part[p]);
+    return found;
+  };
+  Row right[tile_rows];
+  for (int k = 0; k < tile_rows; k++) right[k] = row(b, k);
+  for (int i = 0; i < tile_rows; i++) {
+    const Row left = row(a, i);
+    Value total[16];
+    std::memcpy(total, sum.bytes + i * tile_bytes, sizeof total);
+    for (int k = 0; k < tile_rows; k++)
+      for (int p = 0; p < parts; p++)
+        for (int j = 0; j < 16; j++) total[j] = add(total[j], left.part[p][k], right[k].part[p][j]);
+    std::memcpy(sum.bytes + i * tile_bytes, total, sizeof total);
   }
 }
 template <int sum, int a, int b>
 static inline void add_product_int8() {
-  for_words(sum, a, b, [](__m512i total, __m512i left, __m512i right) {
-    for (int shift = 0; shift < 32; shift += 8) {
-      const auto digit = [&](__m512i v) { return _mm512_srai_epi32(_mm512_slli_epi32(v, unsigned(24 - shift)), 24); };
-      total = _mm512_add_epi32(total, _mm512_mullo_epi32(digit(left), digit(right)));
-    }
-    return total;
-  });
+  const auto digit = [](__m512i words, int p, int32_t* to) {
+    _mm512_storeu_si512(to, _mm512_srai_epi32(_mm512_slli_epi32(words, unsigned(24 - 8 * p)), 24));
+  };
+  const auto add = [](int32_t total, int32_t left, int32_t right) { return int32_t(uint32_t(total) + uint32_t(left * right)); };
+  add_products<int32_t, 4>(tile(sum), tile(a), tile(b), digit, add);
 }
+static inline float fused(float total, float left, float right) { return __builtin_fmaf(left, right, total); }
 template <int sum, int a, int b>
 static inline void add_product_bf16() {
-  for_words(sum, a, b, [](__m512i total, __m512i left, __m512i right) {
-    const auto low = [](__m512i v) { return _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)); };
-    const auto high = [](__m512i v) { return _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(int(0xffff0000)))); };
-    const __m512 both = _mm512_fmadd_ps(low(left), low(right), _mm512_castsi512_ps(total));
-    return _mm512_castps_si512(_mm512_fmadd_ps(high(left), high(right), both));
-  });
+  const auto half = [](__m512i words, int p, float* to) {
+    _mm512_storeu_si512(to, p ? _mm512_and_si512(words, _mm512_set1_epi32(int(0xffff0000))) : _mm512_slli_epi32(words, 16));
+  };
+  add_products<float, 2>(tile(sum), tile(a), tile(b), half, fused);
 }
 template <int sum, int a, int b>
 static inline void add_product_fp16() {
-  for_words(sum, a, b, [](__m512i total, __m512i left, __m512i right) {
-    const auto low = [](__m512i v) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v)); };
-    const auto high = [&](__m512i v) { return low(_mm512_srli_epi32(v, 16)); };
-    const __m512 both = _mm512_fmadd_ps(low(left), low(right), _mm512_castsi512_ps(total));
-    return _mm512_castps_si512(_mm512_fmadd_ps(high(left), high(right), both));
-  });
+  const auto half = [](__m512i words, int p, float* to) {
+    _mm512_storeu_ps(to, _mm512_cvtph_ps(_mm512_cvtepi32_epi16(p ? _mm512_srli_epi32(words, 16) : words)));
+  };
+  add_products<float, 2>(tile(sum), tile(a), tile(b), half, fused);
 }
 
 #endif
