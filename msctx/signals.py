@@ -192,12 +192,13 @@ class _Waiting(list[Any]):
 
     @begins_with_try
     def remove(self) -> None:  # type: ignore[override]  # it is no list to anybody else
-        """Put the handlers back: all of them, even if one that is back raises already."""
+        """Put the handlers back: all of them, even if one that is back raises already. One that was set meanwhile stays."""
         global waiting_now
         try:
             self.is_done = True
             for number, handler in self.handlers.items():
-                _signal.signal(number, handler)
+                if _signal.getsignal(number) is self:
+                    _signal.signal(number, handler)
             waiting_now = None
         except BaseException:
             self.remove()

@@ -197,8 +197,10 @@ def _call(entry: Any, run: Run, undisturbed: ExitStack) -> tuple[dict[str, Any],
     error: BaseException | None = None
     with _running(run):
         try:
-            returned = entry(run)
-            undisturbed.enter_context(uninterrupted())
+            try:
+                returned = entry(run)
+            finally:  # however it ends: what a signal raises while its exception is read would leave no result
+                undisturbed.enter_context(uninterrupted())
             values = returned if isinstance(returned, Mapping) else {} if returned is None else {"value": returned}
             result = {**values, **result}
         except (KeyboardInterrupt, Terminated) as interrupt:
@@ -219,7 +221,6 @@ def _call(entry: Any, run: Run, undisturbed: ExitStack) -> tuple[dict[str, Any],
             result["status"], result["error"] = "failed", text
             result["reason"] = in_a_line(raised)
             error = EntryFailed(f"the entry raised; the run is recorded in {run.dir}\n{text}")
-    undisturbed.enter_context(uninterrupted())
     if isinstance(error, EntryFailed):
         leave_word(error)
     if is_terminated():  # a library may have made another exception of it

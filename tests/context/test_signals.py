@@ -14,6 +14,7 @@ import msctx
 from msctx.context import ledger
 from msctx.context.base import BASE
 from msctx.errors import MsctxWarning
+from msctx.signals import uninterrupted
 
 OPTIONS = {"deterministic": "ON", "runtime_num_threads": 1, "max_call_depth": 2000}
 
@@ -50,6 +51,13 @@ def test_a_signal_as_an_inner_scope_is_left(alarm: Alarm, exact_state: State) ->
     with pytest.raises(OwnError), msctx.context(**OPTIONS), msctx.context(runtime_num_threads=2):
         alarm.rings  # noqa: B018
     assert exact_state() == before
+
+
+def test_a_handler_that_is_set_while_signals_wait_stays(alarm: Alarm) -> None:
+    """After a Ctrl-C, a run that writes its record takes no notice of the next one."""
+    with uninterrupted():
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_IGN
 
 
 def test_an_exception_that_leaves_an_outer_scope_closes_the_inner_ones(exact_state: State) -> None:

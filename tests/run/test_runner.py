@@ -293,9 +293,12 @@ def test_a_library_that_makes_an_exit_of_ctrl_c(job, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("before", [True, False])
-def test_a_signal_beside_the_entry_leaves_a_result_too(job, tmp_path, monkeypatch, number, before):
-    """Before it is called, or after it has returned: then the run is complete, and the signal acts afterwards."""
+@pytest.mark.parametrize(("when", "source"), [("before", "return 7"), ("returned", "return 7"), ("raised", "raise ValueError")])
+def test_a_signal_beside_the_entry_leaves_a_result_too(job, tmp_path, monkeypatch, number, when, source):
+    """Before it is called, or after it has ended: then the signal acts when what became of the run is recorded.
+
+    A rank whose collective fails because another rank was lost gets SIGTERM at that moment.
+    """
     raise_signal, sent = signal.raise_signal, []
     monkeypatch.setattr(signal, "raise_signal", sent.append)  # with SIGTERM the process would end
 
@@ -303,13 +306,20 @@ def test_a_signal_beside_the_entry_leaves_a_result_too(job, tmp_path, monkeypatc
         raise_signal(number)
         return {}
 
-    if not before:
+    if when == "returned":
         monkeypatch.setattr(MemoryOfRun, "record", signalled)
+    elif when == "raised":
+        monkeypatch.setattr(MemoryOfRun, "told_of", lambda *_: str(signalled() or "mine"))
     with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit):
-        run_experiment(read(job("def main(): return 7")), str(tmp_path / "run"), announce=signalled if before else None)
+        run_experiment(
+            read(job(f"def main(): {source}")), str(tmp_path / "run"), announce=signalled if when == "before" else None
+        )
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert result["status"] == ("interrupted" if before else "completed")
-    assert result.get("value") == (None if before else 7)
+    assert (result["status"], result.get("value"), result.get("reason")) == {
+        "before": ("interrupted", None, "SIGTERM" if number == signal.SIGTERM else None),
+        "returned": ("completed", 7, None),
+        "raised": ("failed", None, "ValueError"),
+    }[when]
     assert sent == ([signal.SIGTERM] if number == signal.SIGTERM else [])
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == (signal.default_int_handler, signal.SIG_DFL)
 
