@@ -312,9 +312,8 @@ def _first(failures: Mapping[int, Any], own: Path) -> RankFailed:
     def moment(rank: int, failure: Any) -> float:
         if (own := words[rank]) is not None:
             return own
-        # it left no word: os._exit, a library's exit(); the agent kills those that do not end by SIGTERM half a minute later
-        was_killed = failure.exitcode == -signal.SIGKILL and failure.timestamp >= began + PATIENCE
-        by_itself = failure.exitcode > 0 or (-failure.exitcode in CRASHES and not was_killed)
+        # it left no word: os._exit, a library's exit()
+        by_itself = failure.exitcode > 0 or (-failure.exitcode in CRASHES and not _is_ended_by_agent(failure, began))
         return 0.0 if by_itself else float(failure.timestamp + 1)
 
     rank, failure = min(failures.items(), key=lambda one: moment(*one))
@@ -322,6 +321,12 @@ def _first(failures: Mapping[int, Any], own: Path) -> RankFailed:
     others = f", {len(failures) - 1} more after it" if len(failures) > 1 else ""
     blamed = "" if left.get("is_in_file") else f"rank {rank} failed first{others}: "
     return RankFailed(f"{blamed}{_why(failure)}", left.get("exit_code", EntryFailed.exit_code))
+
+
+def _is_ended_by_agent(failure: Any, began: float) -> bool:
+    """By SIGTERM; the agent kills those that do not end by it half a minute later. *began*: when the first of the ranks failed."""
+    was_killed = failure.exitcode == -signal.SIGKILL and failure.timestamp >= began + PATIENCE
+    return was_killed or bool(failure.exitcode == -signal.SIGTERM)
 
 
 def _written(file: Path) -> float | None:
@@ -368,11 +373,15 @@ def _noting_failures(seen: Path) -> Iterator[None]:
     def monitor(agent: LocalElasticAgent, group: Any) -> Any:
         result = found(agent, group)
         folders = {_order(folder): folder for folder in _folders(seen)} if result.failures else {}
+        began = min((one.timestamp for one in result.failures.values()), default=0)
         for rank, failure in result.failures.items():
             folder = folders.get((carried.read(os.environ)["restart"], rank))
             if folder is not None and (ended := _result(folder))["status"] != "completed":
+                known = {"reason": _why(failure).strip().rpartition("\n")[2], **ended}
+                if known["status"] == UNKNOWN:
+                    known["status"] = "interrupted" if _is_ended_by_agent(failure, began) else "failed"
                 with contextlib.suppress(FileError):
-                    Record(folder).json("result.json", {"reason": _why(failure).strip().rpartition("\n")[2], **ended})
+                    Record(folder).json("result.json", known)
         return result
 
     LocalElasticAgent._monitor_workers = monitor  # type: ignore[method-assign]
@@ -382,6 +391,10 @@ def _noting_failures(seen: Path) -> Iterator[None]:
         LocalElasticAgent._monitor_workers = found  # type: ignore[method-assign]
 
 
+UNKNOWN = "unknown"
+"""The status of a rank that has left none, and whose agent has not reported how it ended."""
+
+
 def _folders(seen: Path) -> list[Path]:
     return [Path(line) for line in seen.read_text(encoding="utf-8").splitlines()]
 
@@ -389,8 +402,8 @@ def _folders(seen: Path) -> list[Path]:
 def _result(folder: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # killed, or on another node and not at its end
-        found = {"status": "unknown"}
+    except (OSError, ValueError):  # it is not at its end, or ended without a word
+        found = {"status": UNKNOWN}
     return found
 
 
