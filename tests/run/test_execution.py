@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from msctx import devices
 from msctx.cli import main
+from msctx.options import carried, make_layer
 
 ECHO = """
 import torch
@@ -189,15 +191,40 @@ def test_mistakes(words: list[str], code: int, expected: str, capsys: pytest.Cap
     assert expected in capsys.readouterr().err
 
 
+IMPORTS = "try:\n    import torch\nexcept Exception:\n    pass\nprint('on')"
+"""A program that catches what it can."""
+
+
 def test_a_child_of_another_version_ends_at_once(folder: Path) -> None:
-    """Though the program catches ImportError."""
-    program = "try:\n    import torch\nexcept ImportError:\n    pass\nprint('on')"
     environment = os.environ | {"MSCTX_PLAN": '{"version": "0.0.1"}'}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", IMPORTS], env=environment, capture_output=True, text=True, timeout=100, check=False
     )
     assert (done.stdout, done.returncode) == ("", 2)
     assert "error: environment  MSCTX_PLAN: is of msctx 0.0.1; this process has msctx" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_child_that_cannot_honour_the_options(folder: Path, strict: bool) -> None:
+    """Its environment has no compiler, and a cache in which there is no native core."""
+    other = ["env", "CXX=/no/compiler", f"MSCTX_CACHE_DIR={folder / 'empty'}", sys.executable, "-c", IMPORTS]
+    done = run("conv_fprop_algo=direct", f"strict={str(strict).lower()}", "--", *other)
+    assert (done.stdout, done.returncode) == (("", 7) if strict else ("on\n", 0)), done.stderr
+    assert "conv_fprop_algo" in done.stderr
+    assert done.stderr.count("error: strict=True, and this would not be carried out:") == int(strict)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_child_on_a_machine_without_the_device_ends_at_once() -> None:
+    missing = next(target for target, device in (("Ascend", "ascend"), ("GPU", "cuda")) if device not in devices.here())
+    environment = os.environ | {"MSCTX_PLAN": carried.pack(make_layer({"device_target": missing}, "command line"))}
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS], env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (done.stdout, done.returncode) == ("", 6)
+    assert f"error: device_target='{missing}': there is no such device here" in done.stderr
     assert "Traceback" not in done.stderr
 
 
