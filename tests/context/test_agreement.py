@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import re
 import subprocess
 import textwrap
 import threading
@@ -361,25 +361,45 @@ def test_a_store_that_is_lost(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("has_group", [False, True], ids=["the agent's store", "the store of the process group"])
-def test_real_ranks(tmp_path: Path, has_group: bool) -> None:
-    """Before the process group is there, the store of torchrun's agent serves."""
+@pytest.mark.parametrize(
+    ("has_group", "first"),
+    [(False, {}), (True, {"deterministic": "OFF"})],
+    ids=["the agent's store, lost options", "the store of the process group, other options"],
+)
+def test_real_ranks(tmp_path: Path, has_group: bool, first: dict[str, str]) -> None:
+    """Before the process group is there, the store of torchrun's agent serves. Rank 2 comes when the first two have long been
+    inside, and rank 3 never: nobody waits for them."""
     (tmp_path / "train.py").write_text(
         textwrap.dedent(f"""
-            import os, msctx
+            import os, pathlib, time, warnings, msctx
             rank = int(os.environ["RANK"])
             if {has_group}:
                 import torch.distributed
                 torch.distributed.init_process_group("gloo")
-            with msctx.context(**{{"deterministic": "ON"}} if rank else {{}}):
-                print(f"rank {{rank}} is on\\n", end="")  # one write: the ranks share the pipe
+            while rank == 2 and not all(os.path.exists(f"report.{{other}}") for other in (0, 1)):
+                time.sleep(0.05)
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                for options in [{first}, {{"deterministic": "ON"}}, {{"runtime_num_threads": 3}}][rank : rank + 1]:
+                    with msctx.context(**options):
+                        pass
+            (report := pathlib.Path(f"{{rank}}.part")).write_text("\\n".join(str(one.message) for one in found))
+            report.rename(f"report.{{rank}}")
         """)
     )
-    command = torchrun(3, tmp_path / "train.py")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert sorted(done.stdout.splitlines()) == ["rank 0 is on", "rank 1 is on", "rank 2 is on"], done.stderr
-    assert "ranks differ in what they compute" in done.stderr
-    assert json.dumps("torch.deterministic:")[1:-1] in done.stderr
+    done = subprocess.run(
+        torchrun(4, tmp_path / "train.py"), cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    reports = [(tmp_path / f"report.{rank}").read_text() for rank in range(4)]
+    (told,) = filter(None, reports[:2])
+    assert "ranks differ in what they compute" in told
+    assert re.search(r"torch\.deterministic: rank 0: False .*rank 1: True", told), told
+    assert ("  ranks 2-3: not there yet" in told) == bool(first), told
+    assert re.search(r"torch\.num_threads: .*rank 2: 3 ", reports[2]), reports[2]
+    # a rank that has lost its options is found where it was the first at this place
+    assert re.search(rf"  {'rank' if first else 'rank(s 0,)?'} 3: not there yet", reports[2]), reports[2]
+    assert not reports[3]
 
 
 @pytest.fixture

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import textwrap
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from ranks import torchrun
 
 import msctx
 from msctx.amp import watched
@@ -129,3 +133,41 @@ def test_the_data_parallel_model_is_watched() -> None:
         callback.on_train_begin(None, None, None, model=net, optimizer=optimizer)
         assert models() == [net, parallel]
         callback._remove()
+
+
+DDP = """
+import json, os, torch, transformers, msctx
+from msctx.integrations.transformers import MsctxCallback
+
+folder, rank = os.path.dirname(__file__), os.environ["RANK"]
+sizes = dict(vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+torch.manual_seed(0)
+net = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, num_labels=2))
+words = torch.randint(20, (8, 6), generator=torch.Generator().manual_seed(0))
+data = [{"input_ids": ids, "labels": int(ids[0]) % 2} for ids in words]
+quiet = dict(report_to=[], disable_tqdm=True, save_strategy="no", logging_steps=1, use_cpu=True, ddp_backend="gloo")
+arguments = transformers.TrainingArguments(folder, num_train_epochs=2, per_device_train_batch_size=2, seed=0, **quiet)
+with msctx.context(deterministic="ON", precision_mode="allow_mix_precision_fp16", replica_check=1) as ctx:
+    trainer = transformers.Trainer(net, arguments, train_dataset=data, callbacks=[callback := MsctxCallback(ctx)])
+    trainer.train()
+out = dict(wrapped=type(trainer.model_wrapped).__name__, weights=net.classifier.weight.tolist())
+out |= dict(steps=callback.scaling.scaler.steps, after=torch.are_deterministic_algorithms_enabled())
+out |= dict(steps_of_row=trainer.state.log_history[-1]["scaled_steps"], size=arguments.world_size)
+with open(os.path.join(folder, rank), "w") as file:
+    json.dump(out, file)
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.full
+def test_two_ranks(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(textwrap.dedent(DDP))
+    done = subprocess.run(torchrun(2, tmp_path / "train.py"), capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-6000:]
+    first, second = (json.loads((tmp_path / rank).read_text()) for rank in "01")
+    assert first == second, "the weights, too: all gradients were reduced"
+    assert (first["wrapped"], first["size"], first["after"]) == ("DistributedDataParallel", 2, False)
+    assert (first["steps"], first["steps_of_row"]) == (4, 4), "8 samples, 2 at a time on each of 2 ranks, twice"
+    assert first["weights"] != model().classifier.weight.tolist()
+    assert "differs between" not in done.stderr
+    assert "nothing to compare" not in done.stderr

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import textwrap
+import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +22,8 @@ from msctx.native import distributed
 from msctx.observers import last_steps
 
 TIMED_OUT = RuntimeError("[unbound_buffer.cc:78] Timed out waiting 2000ms for recv operation to complete")
+
+GRACE = last_steps.GRACE
 
 
 @pytest.fixture
@@ -185,6 +190,34 @@ def test_a_store_without_an_answer_is_not_asked_in_each_step(store: Any, monkeyp
         for _ in range(3):
             msctx.step()
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_an_error_is_two_seconds_later_than_the_limit_at_most(
+    store: Any, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    """By a clock that only passes where msctx waits: for the store, and in what it asks the store for the others."""
+    waited, ended_by_test = [], threading.Event()
+
+    class Silent:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_: ended_by_test.wait()
+
+    def wait(asked: Any, seconds: float) -> None:
+        if answers:
+            asked._thread.join()
+        else:
+            waited.append(seconds)
+
+    monkeypatch.setattr(distributed.Asked, "wait", wait)
+    monkeypatch.setattr(distributed, "store", lambda: store if answers else Silent())
+    monkeypatch.setattr(last_steps, "GRACE", GRACE)
+    monkeypatch.setattr(last_steps, "time", SimpleNamespace(**{**vars(time), "sleep": waited.append}))
+    text = ended()
+    ended_by_test.set()
+    assert ("rank 1 did not come" in text, "gave no answer" in text) == (answers, not answers)
+    assert waited == ([GRACE] if answers else [2.0])
+    assert sum(waited) <= 2.0
 
 
 def test_steps_are_left_once_a_second(store: Any) -> None:
