@@ -45,6 +45,19 @@ def test_a_rank_in_another_environment(folder: Path, strict: bool) -> None:
     assert row in done.stderr
     assert "deterministic on cpu" not in done.stderr, "in which they do not differ"
     assert (folder / "out" / "rank_1" / "result.json").exists() != strict
+    if not strict:
+        found = differences(folder)
+        assert found["native.convolution.cpu.conv_fprop_algo"] == {"a": "direct", "b": None}
+        assert "torch.deterministic" not in found
+
+
+def differences(folder: Path) -> dict[str, dict[str, object]]:
+    """What ``msctx diff`` shows of the two ranks."""
+    words = [sys.executable, "-m", "msctx", "diff", "out/rank_0", "out/rank_1", "--json"]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    found: dict[str, dict[str, object]] = json.loads(done.stdout)
+    return found
 
 
 def test_a_node_that_was_given_other_options(folder: Path) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from torch.distributed import HashStore
 
 from msctx.errors import FileError
+from msctx.native import distributed
 from msctx.options import Layer, carried
 from msctx.run import ranks
 
@@ -70,6 +73,16 @@ def test_msctx_run_numbers_restarts_itself(
         monkeypatch.setenv(name, value)
     monkeypatch.setenv(carried.VARIABLE, carried.pack(Layer(), restart=restart))
     assert ranks.record(str(tmp_path), "", "two").folder == tmp_path / expected
+
+
+def test_rank_0_never_comes_to_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes the folder of a run that torchrun has started; the others wait as long as the store does."""
+    (store := HashStore()).set_timeout(timedelta(milliseconds=10))
+    monkeypatch.setattr(distributed, "agents_store", lambda name: store)
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(FileError, match="rank 0 has made no run directory for 60 s"):
+        ranks.record(None, str(tmp_path), "two")
 
 
 def test_other_launchers_give_each_rank_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
