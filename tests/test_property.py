@@ -273,7 +273,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
         [None, CompileCache(off=True), *(CompileCache(f"{PRINTS.name}/{n}") for n in "ab")]
     ),
     "torch.compiler.job_id": st.sampled_from(["a", "b"]),
-    "torch.dynamo.apart": st.sampled_from([None, "oom", "ccec_g"]),
+    "torch.dynamo.apart": st.sampled_from([None, ("oom",), ("ccec_g",)]),
     **dict.fromkeys(("torch.logs.dynamo", "torch.logs.aot", "torch.logs.inductor"), st.sampled_from([10, 20])),
     "observers.graph_files": st.sampled_from([None, *(GraphFiles(level, f"{PRINTS.name}/g") for level in (1, 3))]),
     "graph.compilation": st.sampled_from(

@@ -83,11 +83,11 @@ def _unmet(row: Row, since: int) -> Iterator[str]:
     yield f"{row.spelling}={row.value} did nothing: it acts on {' and on '.join(places)}; there was none"
 
 
-def _is_in_code(words: str) -> bool:
+def _is_in_code(word: str) -> bool:
     """Whether code was compiled under an option; a later entry may run what an earlier one has compiled."""
     from msctx.switches import torch_dynamo
 
-    return any(words in content.split() for content in [*torch_dynamo.compiled]) or not torch_dynamo.is_noting()
+    return any(word in content for content in [*torch_dynamo.compiled]) or not torch_dynamo.is_noting()
 
 
 def unrun(plan: Plan, layers: Iterable[Layer]) -> list[str]:

@@ -67,19 +67,20 @@ def _kernels(want: Want, words: Collection[str]) -> Kernels | None:
 
 
 def apart(want: Want) -> dict[str, Any]:
-    """What distinguishes the code that is compiled under all these options; alike on all devices, which share the switch."""
+    """What distinguishes the code that is compiled under all these options; alike on all devices, which share the switch. Where its
+    paths lead is found out when it is set."""
     words = [word for device in DEVICES for word in _apart(replace(want, device=device))]
-    return {"torch.dynamo.apart": " ".join(dict.fromkeys([*words, *graph_engine.words(want)])) or None}
+    return {"torch.dynamo.apart": tuple(dict.fromkeys([*words, *graph_engine.words(want)])) or None}
 
 
 def _apart(want: Want) -> list[str]:
     words = sorted(_words(want))
     if _kernels(want, words):
-        words.append(f"in {want.other('debug_dir', '')}")
+        words.append(f"debug_dir={want.other('debug_dir') or '.'}")
     if _marks(want):
         words.append("quant_dumpable")
     if want.other("save_graphs"):
-        words.append(f"graphs {want.other('save_graphs')} in {want.other('save_graphs_path', '.')}")
+        words += [f"save_graphs={want.other('save_graphs')}", f"save_graphs_path={want.other('save_graphs_path', '.')}"]
     if want.other("debug_level"):
         words.append("debug")
     found = ((name, want.other(f"{SPEED_UP}.{name}")) for name in IN_GRAPHS)

@@ -92,9 +92,8 @@ def words(want: Want) -> list[str]:
     if "ascend" not in want.facts.devices:
         return []
     there = replace(want, device="ascend")
-    tuned = tuner(there)
     found = [f"{key}={value}" for key, value in graph_options(there).items()]
-    return found + ([f"tuned {tuned}"] if tuned is not None else [])
+    return found + [f"tuner.{key}={value}" for key, value in (tuner(there) or {}).items()]
 
 
 JIT_COMPILE = {"true": True, "false": False}

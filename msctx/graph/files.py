@@ -28,9 +28,11 @@ _BUILT = re.compile(r"graph_build_(\d+)_\d{4,}\.ir")
 class Writer:
     """What it raises becomes a warning: a program that compiles goes on."""
 
-    def __init__(self, settings: GraphFiles) -> None:
+    def __init__(self, settings: GraphFiles, before: Writer | None = None) -> None:
         self.settings = settings
-        self._root = Path(settings.path).expanduser().absolute()  # the program may change its directory
+        # one that goes on stays where it is: the program may have changed its directory
+        own = Path(settings.path).expanduser().absolute()
+        self._root: Path = before._root if before and before.settings.path == settings.path else own
         self._lock = locks.plain()
         self._counted: Path | None = None
         self._serial = self._built = 0

@@ -326,7 +326,7 @@ def read() -> dict[str, Any] | None:
 
 
 def write(settings: GraphFiles | None) -> None:
-    load(None if settings is None else Writer(settings))
+    load(None if settings is None else Writer(settings, _current))
 
 
 def save() -> Writer | None:

@@ -54,12 +54,17 @@ class _LastGraph(threading.local):
     """Kernel → the stem of its files, of the graph that this thread has just compiled."""
 
 
+def _folder(path: str) -> Path:
+    root = Path(path).expanduser() if path else files.work_path() or Path()
+    return root.absolute() / "kernel_meta"
+
+
 class Keeper(logging.Handler):
-    def __init__(self, settings: Kernels) -> None:
+    def __init__(self, settings: Kernels, before: Keeper | None = None) -> None:
         super().__init__(logging.DEBUG)
         self.settings = settings
-        root = Path(settings.path).expanduser() if settings.path else files.work_path() or Path()
-        self._folder = root.absolute() / "kernel_meta"  # the program may change its directory
+        # one that goes on stays where it is: the program may have changed its directory
+        self._folder: Path = before._folder if before and before.settings.path == settings.path else _folder(settings.path)
         self._last = _LastGraph()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -129,7 +134,7 @@ def read() -> Kernels | None:
 
 
 def write(settings: Kernels | None) -> None:
-    load(None if settings is None else Keeper(settings))
+    load(None if settings is None else Keeper(settings, _current))
 
 
 def save() -> Keeper | None:

@@ -8,38 +8,63 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from msctx.imports import when_imported
+from msctx.switches import paths
 from msctx.switches.base import Switch
 
+Content = tuple[str, ...]
 _DEVICE = "mtia"
 _DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
-_numbers: dict[str, int] = {}
+_numbers: dict[Content, int] = {}
 """Content → which dtype stands for it. After as many contents as there are dtypes, two share one."""
-compiled: set[str] = set()
+compiled: set[Content] = set()
 """The contents under which this process has compiled anything."""
 _waits: list[Callable[[], None]] = []
 _CALLBACK = "torch._dynamo.callback"
 
 
+PATHS = {"debug_dir", "save_graphs_path", *paths.OF_THE_ENGINE, *(f"tuner.{key}" for key in paths.OF_THE_TUNER)}
+"""The keys of words that name a place: the same text under another directory is another content."""
+
+
 class _Here(threading.local):
-    content: str | None = None
+    def __init__(self) -> None:
+        self.words = paths.Kept(lambda word: _key(word) in PATHS)
+        """Word, such as ``debug_dir=kernels``, → what follows its key."""
+
+    @property
+    def content(self) -> Content | None:
+        led = self.words.led
+        return tuple(f"{_key(word)}={text}" if text else word for word, text in led.items()) if led else None
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0]
 
 
 _here = _Here()
 
 
-def _read() -> str | None:
-    return _here.content
+def _texts(words: Iterable[str] | None) -> dict[str, str] | None:
+    return {word: word.partition("=")[2] for word in words} if words is not None else None
 
 
-def _write(content: str | None) -> None:
-    _here.content = content
-    if content is not None:
+def _read() -> list[str] | None:
+    return None if _here.content is None else [*_here.content]
+
+
+def _is_satisfied(words: Iterable[str] | None) -> bool:
+    return _here.words.placed(_texts(words)) == _here.words.led
+
+
+def _write(words: Iterable[str] | None) -> None:
+    _here.words.write(_texts(words))
+    if (content := _here.content) is not None:
         _listen()
     if torch.mtia.is_available():  # its autocast means something
         return
@@ -50,8 +75,8 @@ def _write(content: str | None) -> None:
 
 def _note(*of_torch: object) -> None:
     """Dynamo calls it where it begins to compile, in that thread."""
-    if _here.content is not None:
-        compiled.add(_here.content)
+    if (content := _here.content) is not None:
+        compiled.add(content)
 
 
 def _listen() -> None:
@@ -72,14 +97,25 @@ def is_noting() -> bool:
     return found is None or _note in found.callback_handler.start_callbacks
 
 
-def _save() -> tuple[str | None, Any, bool]:
-    return _here.content, torch.get_autocast_dtype(_DEVICE), torch.is_autocast_enabled(_DEVICE)
+def _save() -> tuple[Any, Any, bool]:
+    return _here.words.save(), torch.get_autocast_dtype(_DEVICE), torch.is_autocast_enabled(_DEVICE)
 
 
-def _load(state: tuple[str | None, Any, bool]) -> None:
-    _here.content, dtype, enabled = state
+def _load(state: tuple[Any, Any, bool]) -> None:
+    words, dtype, enabled = state
+    _here.words.load(words)
     torch.set_autocast_dtype(_DEVICE, dtype)
     torch.set_autocast_enabled(_DEVICE, enabled)
 
 
-SWITCHES = (Switch(name="torch.dynamo.apart", read=_read, write=_write, scope="thread", save=_save, load=_load),)
+SWITCHES = (
+    Switch(
+        name="torch.dynamo.apart",
+        read=_read,
+        write=_write,
+        scope="thread",
+        save=_save,
+        load=_load,
+        satisfied=_is_satisfied,
+    ),
+)

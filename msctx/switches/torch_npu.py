@@ -19,6 +19,7 @@ from msctx.errors import SwitchError
 from msctx.native.core import has_float32_products
 from msctx.switches.accelerator import current_device, memory_cap, synchronize_each_op, wait
 from msctx.switches.base import Switch
+from msctx.switches.paths import place
 
 
 def is_here() -> bool:
@@ -116,11 +117,6 @@ def _option(name: str, key: str, unset: Callable[[], str], **more: Any) -> Switc
         available=is_here,
         **more,
     )
-
-
-def place(path: str) -> str:
-    """Where a path leads now. CANN looks when it comes to it: the program may have changed its directory by then."""
-    return os.path.abspath(os.path.expandvars(os.path.expanduser(path)))
 
 
 def _folder(name: str, key: str, unset: Callable[[], str]) -> Switch:

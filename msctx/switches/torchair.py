@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from msctx.imports import when_imported
+from msctx.switches import paths
 from msctx.switches.base import Switch
-from msctx.switches.torch_npu import is_here, place
+from msctx.switches.torch_npu import is_here
 
 CONVERTER = "torchair._ge_concrete_graph.fx2ge_converter"
 ENGINE = "torchair.core._backend"
@@ -24,36 +25,17 @@ DUMPS = (
     *("ge.exec.dumpData", "ge.quant_dumpable"),
 )
 """Options of a graph that torchair writes to a file; among those of the engine they would hold for the whole process."""
-PATHS = ("ge.debugDir", "ge.op_compiler_cache_dir", "ge.exec.dumpPath", "ge.exec.opDebugConfig", "ge.fusionSwitchFile")
-TUNERS = ("path", "file")
 
 
-class _Kept:
-    """Options as they are wanted. Their paths lead where they did when they were set: graphs are compiled later."""
+class _Kept(paths.Kept):
+    """Options as they are wanted: torchair asks for them when it compiles graphs, which is later."""
 
-    def __init__(self, paths: tuple[str, ...] = PATHS) -> None:
-        self._paths = paths
-        self.given: Options | None = None
-        self.led: Options | None = None
-
-    def placed(self, options: Options | None) -> Options | None:
-        return options and {key: self._placed(key, value) for key, value in options.items()}
-
-    def _placed(self, key: str, value: str) -> str:
-        if key not in self._paths or not value:
-            return value
-        return self.led[key] if self.led and (self.given or {}).get(key) == value else place(value)
-
-    def write(self, options: Options | None) -> None:
-        self.led = self.placed(options)
-        self.given = options
+    def write(self, texts: Options | None) -> None:
+        super().write(texts)
         _hook()
 
-    def save(self) -> tuple[Options | None, Options | None]:
-        return self.given, self.led
-
     def load(self, found: tuple[Options | None, Options | None]) -> None:
-        self.given, self.led = found
+        super().load(found)
         _hook()
 
     def switch(self, name: str) -> Switch:
@@ -68,7 +50,7 @@ class _Kept:
         )
 
 
-_engine, _graph, _tuner = _Kept(), _Kept(), _Kept(TUNERS)
+_engine, _graph, _tuner = (_Kept(keys.__contains__) for keys in (paths.OF_THE_ENGINE, paths.OF_THE_ENGINE, paths.OF_THE_TUNER))
 
 
 class _Sent:

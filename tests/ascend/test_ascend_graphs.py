@@ -272,6 +272,31 @@ assert all(str(second / "tuned") in call for call in dumped), dumped
     )
 
 
+def test_the_same_relative_path_under_another_directory_is_other_code(graphs: Run, tmp_path: Path) -> None:
+    """Compiled code keeps the place that it was given, and is not run where the text means another one."""
+    graphs(
+        f"""
+import os
+from pathlib import Path
+folders = [Path({str(tmp_path)!r}) / name for name in ("first", "second")]
+compiled = []
+function = torch.compile(lambda a: a + 1, backend=lambda graph, inputs: compiled.append(os.getcwd()) or graph.forward)
+names = ("debug_dir", "op_compiler_cache_dir", "dump_path")
+for name in names:
+    for folder in folders:
+        folder.mkdir(exist_ok=True)
+    for folder in (*folders, *folders):
+        os.chdir(folder)
+        dumps = dict(session={{"enable_dump": True}}) if name == "dump_path" else {{}}
+        with msctx.context(device_target="Ascend", **dumps, **{{name: "kept"}}):
+            os.chdir("/")
+            with msctx.context(seed=1):  # what is in force stays where it is
+                function(torch.ones(2))
+    assert len(compiled) == 2 * (names.index(name) + 1), (name, compiled)
+"""
+    )
+
+
 def test_the_file_of_op_debug_config_stays_where_it_was_when_it_was_set(compiling: Run, tmp_path: Path) -> None:
     compiling(
         f"""

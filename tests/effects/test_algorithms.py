@@ -82,7 +82,7 @@ def test_on_cuda_it_is_a_policy_for_cudnn() -> None:
 def test_what_cudnn_cannot_be_given_is_not_built() -> None:
     gemm = {"conv_fprop_algo": "gemm"}
     key = "ge.enableSmallChannel"
-    of_graphs = {"torch.npu.graph_options": {key: "1"}, "torch.dynamo.apart": f"{key}=1"}
+    of_graphs = {"torch.npu.graph_options": {key: "1"}, "torch.dynamo.apart": (f"{key}=1",)}
     check(
         [
             ("cuda", gemm | {"conv_max_error": 1e-6}, {"conv_max_error": ("not_built", {}, "they state none")}),

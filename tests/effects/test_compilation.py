@@ -37,7 +37,7 @@ def test_each_word_of_op_debug_config_is_its_setting_of_inductor(tmp_path: Path)
     for word, own in expected.items():
         row = rows({"op_debug_config": config(tmp_path, word)})["op_debug_config"]
         assigned = dict(row.assignments)
-        assert assigned.pop("torch.dynamo.apart").startswith(word)
+        assert assigned.pop("torch.dynamo.apart")[0] == word
         assert assigned == others | own
         assert row.status == ("honoured" if word in ("oom", "ccec_g") else "approximated")
 
@@ -72,9 +72,9 @@ def test_both_options_of_kept_sources_come_to_one_value(device: str, tmp_path: P
     found = [r.assignments["torch.dynamo.apart"] for r in plan.rows if "torch.dynamo.apart" in r.assignments]
     assert len(found) >= 2
     assert len({*found}) == 1
-    assert found[0].startswith("dump_cce in kept")
+    assert found[0][:2] == ("dump_cce", "debug_dir=kept")
     alone = rows({"debug_dir": "kept"}, on=device)["debug_dir"]
-    engine = {"torch.npu.graph_options": {"ge.debugDir": "kept"}, "torch.dynamo.apart": "ge.debugDir=kept"}
+    engine = {"torch.npu.graph_options": {"ge.debugDir": "kept"}, "torch.dynamo.apart": ("ge.debugDir=kept",)}
     assert alone.assignments == ({"torch.npu.debug_dir": "kept"} | engine if device == "ascend" else {})
     assert alone.status == ("honoured" if device == "ascend" else "inert")
     beside = rows({"debug_dir": "kept", "op_debug_config": config(tmp_path, "oom")}, on="cpu")["debug_dir"]
@@ -104,10 +104,13 @@ def test_fusions_are_counted_when_they_are_to_be_written(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_inputs_of_quantisations_are_marked_for_a_dump(device: str) -> None:
     dump = {"session.enable_dump": True, "dump_path": "dumps"}
-    of_cann = "ge.exec.enableDump=1 ge.exec.dumpPath=dumps ge.quant_dumpable={}"
-    apart = [f"quant_dumpable {of_cann.format(1)}", of_cann.format(0)] if device == "ascend" else ["quant_dumpable", None]
-    on = {"torch.inductor.marks_quantized_inputs": True, "torch.dynamo.apart": apart[0]}
-    off = {"torch.inductor.marks_quantized_inputs": False, "torch.dynamo.apart": apart[1]}
+
+    def apart(*words: str, on: int) -> tuple[str, ...] | None:
+        of_cann = ("ge.exec.enableDump=1", "ge.exec.dumpPath=dumps", f"ge.quant_dumpable={on}")
+        return (*words, *(of_cann if device == "ascend" else ())) or None
+
+    on = {"torch.inductor.marks_quantized_inputs": True, "torch.dynamo.apart": apart("quant_dumpable", on=1)}
+    off = {"torch.inductor.marks_quantized_inputs": False, "torch.dynamo.apart": apart(on=0)}
     status, why = ("approximated", "torchair") if device == "ascend" else ("honoured", "")
     check([(device, dump | {"quant_dumpable": "1"}, {"quant_dumpable": (status, on, why)})])
     check([(device, dump | {"quant_dumpable": "0"}, {"quant_dumpable": ("honoured", off, "")})])
@@ -120,7 +123,7 @@ def test_debug_level_is_what_torch_logs_checks_and_keeps() -> None:
         "torch.functorch.debug_assert": True,
         "torch.inductor.trace.provenance_tracking_level": 1,
         **dict.fromkeys(("torch.logs.dynamo", "torch.logs.aot", "torch.logs.inductor"), 10),
-        "torch.dynamo.apart": "debug",
+        "torch.dynamo.apart": ("debug",),
     }
     for value in (1, "DEBUG"):
         check([(device, {"debug_level": value}, {"debug_level": ("honoured", found, "")}) for device in ("cpu", "cuda")])

@@ -11,7 +11,7 @@ NOT_CACHED = "caches are off"
 
 
 def files(level: int, path: str = ".", **more: object) -> dict[str, object]:
-    apart = {"torch.dynamo.apart": f"graphs {level} in {path}", "torch.inductor.fx_graph_cache": False}
+    apart = {"torch.dynamo.apart": (f"save_graphs={level}", f"save_graphs_path={path}"), "torch.inductor.fx_graph_cache": False}
     return {"observers.graph_files": GraphFiles(level, path), **apart, **more}
 
 

@@ -17,7 +17,7 @@ def test_fetching_batches_ahead_is_the_data_loaders_own_matter() -> None:
 
 def test_inputs_are_copied_by_the_program() -> None:
     key = "ge.exec.input_fusion_size"
-    packed = {"torch.npu.graph_options": {key: "262144"}, "torch.dynamo.apart": f"{key}=262144"}
+    packed = {"torch.npu.graph_options": {key: "262144"}, "torch.dynamo.apart": (f"{key}=262144",)}
     check(
         [
             ("cuda", {"input_fusion_size": 262144}, {"input_fusion_size": ("refused", {}, "collate_fn")}),

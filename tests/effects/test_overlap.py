@@ -53,7 +53,7 @@ def test_gradients_are_reduced_after_the_backward_pass_where_either_says_so() ->
 def test_fewer_messages() -> None:
     name = "parallel_speed_up_json_path.enable_task_opt"
     for value, word in ((True, "all"), (False, "none")):
-        found = {"models.gradients_bundled": value, **dict.fromkeys(BUCKETS, word), APART: f"enable_task_opt={value}"}
+        found = {"models.gradients_bundled": value, **dict.fromkeys(BUCKETS, word), APART: (f"enable_task_opt={value}",)}
         for device in ("cpu", "cuda"):
             check([(device, {name: value}, {name: ("honoured", found, f"{DDP}; {IN_CODE}")})])
         check([("ascend", {name: value}, {name: ("approximated" if value else "honoured", found, IN_CODE)})])
@@ -74,7 +74,7 @@ def test_collectives_are_moved_all_alike() -> None:
     back = {"models.gathered_ahead_backward": True}
 
     def words(**both: bool) -> dict[str, Any]:
-        return {APART: " ".join(f"{name}={value}" for name, value in both.items())}
+        return {APART: tuple(f"{name}={value}" for name, value in both.items())}
 
     for device in ("cpu", "cuda"):
         check(
@@ -114,14 +114,14 @@ def test_collectives_are_moved_all_alike() -> None:
 def test_concatenations_are_removed() -> None:
     name, switch = "parallel_speed_up_json_path.enable_concat_eliminate_opt", "torch.inductor.removes_concatenations"
     for value in (True, False):
-        found = {switch: value, APART: f"enable_concat_eliminate_opt={value}"}
+        found = {switch: value, APART: (f"enable_concat_eliminate_opt={value}",)}
         check([("cpu", {name: value}, {name: ("honoured", found, "torch.compile")})])
 
 
 def test_products_and_collectives_become_one_kernel_in_both_passes_or_in_none() -> None:
     name = "parallel_speed_up_json_path.compute_communicate_fusion_level"
     for level, status, switch in ((0, "honoured", False), (3, "approximated", True)):
-        found = {"torch.inductor._micro_pipeline_tp": switch, APART: f"compute_communicate_fusion_level={level}"}
+        found = {"torch.inductor._micro_pipeline_tp": switch, APART: (f"compute_communicate_fusion_level={level}",)}
         check([("cuda", {name: level}, {name: (status, found, "enable_symm_mem_for_group" if level else IN_CODE)})])
     for level in (1, 2):
         check([("cuda", {name: level}, {name: ("refused", {}, "3 or 0")})])
