@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -55,8 +56,9 @@ def _nccl_adds_in_fixed_order(value: str) -> bool:
 
 
 def _has_group_of(backend: str) -> bool:
-    distributed = torch.distributed
-    return distributed.is_available() and distributed.is_initialized() and backend in distributed.get_backend_config()
+    """Whether any process group communicates by it, not only the default group."""
+    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    return c10d is not None and any(backend in devices for devices in [*c10d._world.pg_backend_config.values()])
 
 
 def _hccl_late(name: str) -> Callable[[str | None], str]:
@@ -69,6 +71,13 @@ def _hccl_late(name: str) -> Callable[[str | None], str]:
         return ""
 
     return late
+
+
+def _hccl_adds_in_fixed_order(value: str) -> bool:
+    """torch_npu's HcclSetConfig, with the next operator, serves the groups that are there. HCCL ignores that call where the variable
+    is set, though it no longer reads it."""
+    found = os.environ.get("HCCL_DETERMINISTIC")
+    return _has_group_of("hccl") if found is None else found.lower() in ("true", "strict")
 
 
 def _nccl_late(value: str) -> str:
@@ -95,11 +104,11 @@ SWITCHES = (
     ),
     # NCCL reads it whenever it makes a communicator, so that what was found can be put back
     _variable("env.NCCL_ALGO", satisfied=_nccl_adds_in_fixed_order, blocked=_nccl_late),
-    # torch_npu also configures HCCL by HcclSetConfig before each operator, so this one is never too late for torch's own groups
     _read_once(
         "env.HCCL_DETERMINISTIC",
         "the first HCCL communicator",
-        satisfied=lambda value: os.environ.get("HCCL_DETERMINISTIC", "").lower() in ("true", "strict"),
+        satisfied=_hccl_adds_in_fixed_order,
+        blocked=_hccl_late("HCCL_DETERMINISTIC"),
     ),
     _read_once("env.HCCL_EXEC_TIMEOUT", "the first process group of HCCL", blocked=_hccl_late("HCCL_EXEC_TIMEOUT")),
     _read_once("env.HCCL_EVENT_TIMEOUT", "the first process group of HCCL", blocked=_hccl_late("HCCL_EVENT_TIMEOUT")),

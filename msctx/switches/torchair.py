@@ -57,7 +57,9 @@ class _Sent:
     engine: dict[str, str] = {}
     """What of the engine's options was ours when it was initialised."""
     dumped: dict[str, str] = {}
-    """The settings of the graphs in torchair's list of those that CANN dumps."""
+    """The settings of the graphs in torchair's list of those that CANN dumps; none: they are the program's own."""
+    own: Any = None
+    """The program's own list, while there is another one."""
 
 
 def _initialised() -> dict[str, str] | None:
@@ -121,13 +123,17 @@ def _merged(graph: dict[str, str], engine: dict[str, str]) -> tuple[dict[str, st
 
 
 def _dumps() -> dict[str, str]:
-    """What is to be dumped of the graph that is about to be compiled."""
+    """What is to be dumped of the graph that is about to be compiled. torchair's list has one path and one mode, those of its first
+    graph: each settings have their own, and so have the graphs that the program has dumped itself."""
     found = {key: value for key, value in (_graph.led or {}).items() if key in DUMPS}
-    if found and found != _Sent.dumped:
-        os.makedirs(found["ge.exec.dumpPath"], exist_ok=True)
+    if found != _Sent.dumped:
         converter: Any = sys.modules[CONVERTER]
-        converter.g_cached_dump_root = None  # its list has one path and one mode: those of the first graph
+        if not _Sent.dumped:
+            _Sent.own = converter.g_cached_dump_root
+        converter.g_cached_dump_root = None if found else _Sent.own
         _Sent.dumped = found
+    if found:
+        os.makedirs(found["ge.exec.dumpPath"], exist_ok=True)
     return found
 
 

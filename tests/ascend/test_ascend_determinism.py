@@ -75,6 +75,34 @@ def test_what_only_the_start_of_the_device_reads_is_not_set_late(ascend: Run) ->
     """)
 
 
+def test_a_group_that_is_there_gets_it_from_torch_npu_and_the_variable_stays_unset(ascend: Run) -> None:
+    """HCCL would ignore torch_npu's call where the variable is set, and has not read it any more by then."""
+    ascend("""
+        import os, warnings
+        import torch.distributed as dist
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.new_group([0], backend="hccl")
+        a = torch.ones(2, 2).npu()
+
+        def late():
+            calls()
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                with msctx.context(deterministic="ON", op_wait_timeout=60):
+                    inside = {name: os.environ.get(name) for name in ("HCCL_DETERMINISTIC", "HCCL_EVENT_TIMEOUT")}
+                    a @ a
+                    assert "HcclSetConfig(HCCL_DETERMINISTIC, 1)" in calls()
+            return inside, "; ".join(str(one.message) for one in told)
+
+        inside, told = late()
+        assert set(inside.values()) == {None}, inside
+        assert "HCCL_DETERMINISTIC" not in told and "HCCL_EVENT_TIMEOUT comes too late" in told, told
+        os.environ["HCCL_DETERMINISTIC"] = "false"
+        inside, told = late()
+        assert inside["HCCL_DETERMINISTIC"] == "false" and "HCCL_DETERMINISTIC comes too late" in told, (inside, told)
+    """)
+
+
 def test_torch_npu_fills_no_new_memory_and_the_plan_says_so(ascend: Run) -> None:
     ascend("""
         torch.npu.set_device(0)

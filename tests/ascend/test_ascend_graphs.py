@@ -139,6 +139,29 @@ assert len(tuned) == 3
     )
 
 
+def test_graphs_that_the_program_dumps_itself_stay_where_it_wants_them(compiling: Run, tmp_path: Path) -> None:
+    compiling(
+        f"""
+import json, os
+from pathlib import Path
+folder = Path({str(tmp_path)!r})
+os.chdir(folder)  # torchair writes beside
+(folder / "own").mkdir()
+def dumped(config=None):
+    compiled(config)
+    (file,) = Path("ge_dump_data_json").glob("*.json")
+    found = json.loads(file.read_text())["dump"]
+    return Path(found["dump_path"]).relative_to(folder).parts[0], len(found["dump_list"])
+config = torchair.CompilerConfig()
+config.dump_config.enable_dump, config.dump_config.dump_path = True, str(folder / "own")
+assert dumped(config) == ("own", 1)
+with msctx.context(session={{"enable_dump": True}}, dump_path=str(folder / "ours")):
+    assert dumped() == ("ours", 1)
+assert dumped(config) == ("own", 2), "its list goes on"
+"""
+    )
+
+
 def test_graph_mode_goes_to_torchair(ascend: Run) -> None:
     ascend("""
         model = torch.nn.Linear(4, 4).npu()

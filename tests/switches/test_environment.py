@@ -6,6 +6,7 @@ import os
 import sys
 
 import pytest
+from torch.distributed import distributed_c10d
 
 from msctx.switches import SWITCHES
 
@@ -60,13 +61,18 @@ def test_algorithms_of_nccl_that_keep_their_order_will_do(value, served, monkeyp
     assert SWITCHES["env.NCCL_ALGO"].is_satisfied("Ring") is served
 
 
-def test_a_process_group_of_nccl_keeps_its_algorithms(monkeypatch):
-    assert SWITCHES["env.NCCL_ALGO"].blocked("Ring") == ""
-    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
-    monkeypatch.setattr("torch.distributed.get_backend_config", lambda: "cpu:gloo,cuda:nccl")
-    assert "init_process_group" in SWITCHES["env.NCCL_ALGO"].blocked("Ring")
-    monkeypatch.setattr("torch.distributed.get_backend_config", lambda: "cpu:gloo")
-    assert SWITCHES["env.NCCL_ALGO"].blocked("Ring") == ""
+@pytest.mark.parametrize(
+    ("backend", "names"),
+    [("nccl", ["NCCL_ALGO"]), ("hccl", ["HCCL_DETERMINISTIC", "HCCL_EXEC_TIMEOUT", "HCCL_EVENT_TIMEOUT"])],
+)
+def test_any_process_group_keeps_what_it_was_made_with(backend, names, monkeypatch):
+    """Also one beside a default group of another back end."""
+    groups = distributed_c10d._world.pg_backend_config
+    monkeypatch.setitem(groups, object(), "cpu:gloo,cuda:gloo")
+    switches = [SWITCHES[f"env.{name}"] for name in names]
+    assert [switch.blocked("Ring") for switch in switches] == [""] * len(names)
+    monkeypatch.setitem(groups, object(), f"far:{backend}")
+    assert all("init_process_group" in switch.blocked("Ring") for switch in switches)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +83,15 @@ def test_a_stricter_order_of_hccl_will_do(value, served, monkeypatch):
     if value is not None:
         monkeypatch.setenv("HCCL_DETERMINISTIC", value)
     assert SWITCHES["env.HCCL_DETERMINISTIC"].is_satisfied("true") is served
+
+
+def test_a_group_of_hccl_gets_determinism_from_torch_npu(monkeypatch):
+    """By a call that HCCL ignores where the variable is set."""
+    monkeypatch.delenv("HCCL_DETERMINISTIC", raising=False)
+    monkeypatch.setitem(distributed_c10d._world.pg_backend_config, object(), "npu:hccl")
+    assert SWITCHES["env.HCCL_DETERMINISTIC"].is_satisfied("true")
+    monkeypatch.setenv("HCCL_DETERMINISTIC", "false")
+    assert not SWITCHES["env.HCCL_DETERMINISTIC"].is_satisfied("true")
 
 
 def test_pythons_limit_is_never_lowered():

@@ -60,6 +60,7 @@ def graph(monkeypatch: pytest.MonkeyPatch) -> type[Graph]:
         monkeypatch.setattr(kept, "led", None)
     for name in ("engine", "dumped"):
         monkeypatch.setattr(torchair._Sent, name, {})
+    monkeypatch.setattr(torchair._Sent, "own", None)
     return kind
 
 
@@ -112,6 +113,24 @@ def test_dumps_go_with_a_graph_and_not_to_the_engine(graph: type[Graph], tmp_pat
         assert (tmp_path / place).is_dir()
     GRAPH.set(None)
     assert converter._get_ge_dump_options({}) == {}
+
+
+def test_graphs_that_a_program_dumps_itself_keep_their_list(graph: type[Graph], tmp_path: Path) -> None:
+    GRAPH.set(None)
+    graph(config())
+    converter: Any = sys.modules[torchair.CONVERTER]
+    own = converter.g_cached_dump_root = {"dump": {"dump_path": "own"}}
+    own_options = {"ge.exec.dumpPath": "own"}
+    assert converter._get_ge_dump_options(dict(own_options)) == own_options
+    assert converter.g_cached_dump_root is own
+    for place in ("first", "second"):
+        GRAPH.set({"ge.exec.enableDump": "1", "ge.exec.dumpPath": str(tmp_path / place)})
+        converter._get_ge_dump_options({})
+        assert converter.g_cached_dump_root is None
+        converter.g_cached_dump_root = "that of the context"
+    GRAPH.set(None)
+    assert converter._get_ge_dump_options(dict(own_options)) == own_options
+    assert converter.g_cached_dump_root is own
 
 
 def test_a_graph_that_is_tuned_has_a_configuration_of_its_own(graph: type[Graph]) -> None:
