@@ -69,6 +69,8 @@ class Hold:
     records: dict[str, _Record] = field(default_factory=dict)
     kept: dict[str, Any] = field(default_factory=dict)
     """What was written and is left as it is: not to be written again for another option's sake."""
+    leaves: dict[str, Callable[[], None]] = field(default_factory=dict)
+    """What was written and stays, to what is to be called once this is left."""
     late: dict[str, str] = field(default_factory=dict)
     """Switch → why it could not be written any more."""
     number: int = field(default_factory=lambda: next(_numbers))
@@ -155,6 +157,7 @@ def apply(wants: Mapping[str, Any], owner: str, *, strict: bool = False) -> Hold
         except BaseException:
             for put_back in reversed(unread):
                 put_back()
+            hold.leaves.clear()
             undo(hold, quiet=True)
             raise
     return hold
@@ -223,6 +226,8 @@ def _write(switch: Switch, want: Any, hold: Hold) -> None:
             _insert(holds, hold)
         else:
             _ledger[key] = [hold]
+    if switch.forget is not None and not switch.is_satisfied(want):
+        hold.leaves[name] = switch.forget
     if reason := _bring(switch, want, back):
         hold.late[name] = reason
     elif switch.restore == "kept":
@@ -308,6 +313,7 @@ def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:
         hold.closed = True
         foreign = [] if quiet else _changed(hold)
         failed, interruption = _put_back(hold)
+        _forget(hold, hold.leaves)
     _raise_failed(failed, interruption)
     if not quiet:
         notices.warn_put_off(waiting)
@@ -317,6 +323,11 @@ def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:
         if strict:
             raise RestoreError(text)
         warnings.warn(text, MsctxWarning, stacklevel=user_frame()[1])
+
+
+def _forget(hold: Hold, names: Iterable[str]) -> None:
+    for name in [*names]:
+        hold.leaves.pop(name)()
 
 
 def _changed(hold: Hold) -> list[str]:
@@ -512,6 +523,7 @@ def rebase(
             if strict and hold.late:
                 raise StrictError.of(sorted(hold.late.values()))
             deliver()
+            _forget(hold, hold.leaves.keys() - assignments.keys())
         except BaseException as error:
             failed, interruption = _try_all(dict(reversed(undone.items())))
             if interruption is not None and not isinstance(interruption, Exception):

@@ -19,7 +19,7 @@ from msctx.errors import SwitchError
 from msctx.native.core import has_float32_products
 from msctx.switches.accelerator import current_device, memory_cap, synchronize_each_op, wait
 from msctx.switches.base import Switch
-from msctx.switches.paths import place
+from msctx.switches.paths import Kept, place
 
 
 def is_here() -> bool:
@@ -360,13 +360,18 @@ def is_late(what: str) -> str:
 # --- graphs of single operators, recorded for CANN's tuner ---------------------------------------------------------------
 
 
-class _Aoe:
-    folder: str | None = None
+_recorded = Kept(lambda key: True)
+"""Where they go, which torch_npu cannot be asked."""
 
-    @classmethod
-    def write(cls, folder: str) -> None:
-        npu().set_aoe(place(folder))
-        cls.folder = folder
+
+def _recorded_in() -> str | None:
+    return (_recorded.led or {}).get("folder")
+
+
+def _record_in(folder: str) -> None:
+    wanted = {"folder": folder}
+    npu().set_aoe((_recorded.placed(wanted) or {})["folder"])
+    _recorded.write(wanted)
 
 
 SWITCHES = (
@@ -429,8 +434,10 @@ SWITCHES = (
     ),
     Switch(
         name="torch.npu.aoe_folder",
-        read=lambda: _Aoe.folder,
-        write=_Aoe.write,
+        read=_recorded_in,
+        write=_record_in,
+        satisfied=lambda folder: _recorded.placed({"folder": folder}) == _recorded.led,
+        forget=_recorded.forget,
         restore="never",
         lasts="torch_npu cannot switch it off again",
         available=is_here,

@@ -153,6 +153,7 @@ SWITCHES = (
         read=_read_engine,
         write=_engine.write,
         satisfied=_holds,
+        forget=_engine.forget,
         blocked=_late,
         restore="never",
         only_before="the first graph that torchair compiles",

@@ -25,6 +25,11 @@ def compiled(config=None):
 def sent(kind, found):
     pairs = [call.removeprefix(kind)[1:-1].partition("=") for call in found if call.startswith(kind + "(")]
     return {key: value for key, _, value in pairs}
+def recorded():
+    calls()
+    with msctx.context(jit_compile="true"):  # the only operators that torch_npu records
+        x @ x
+    return calls("aclGenGraph")
 """
 
 
@@ -288,9 +293,39 @@ with msctx.context(**names, session={{"enable_dump": True}}, dump_path="dumps", 
     assert (first / "dumps").is_dir() and not (second / "dumps").exists()
 with msctx.context(aoe_tune_mode="offline", work_path="tuned"):
     os.chdir(first)
-torch.ones(3, device="npu").sort()
-dumped = [call for call in calls() if call.startswith("aclGenGraph")]
-assert all(str(second / "tuned") in call for call in dumped), dumped
+assert recorded() == [f"aclGenGraphAndDumpForOp(MatMul, {{second / 'tuned'}})"]
+"""
+    )
+
+
+def test_what_stays_is_compared_by_where_it_leads(compiling: Run, tmp_path: Path) -> None:
+    """Once a with-block is left, the same text in another directory is another file, and the same file is the same."""
+    compiling(
+        f"""
+import os, warnings
+from pathlib import Path
+first, second = (Path({str(tmp_path)!r}) / name for name in ("first", "second"))
+for folder in (first, second):
+    folder.mkdir()
+    (folder / "a.json").write_text('{{"Switch": {{"GraphFusion": {{"ALL": "off"}}}}}}')
+def told(file, path, compiles=False):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        with msctx.context(device_target="Ascend", fusion_switch_file=file, aoe_tune_mode="offline", work_path=path):
+            inside = compiled() if compiles else []
+    return inside, [str(one.message) for one in found]
+os.chdir(first)
+told("a.json", "tuned")
+os.chdir(second)
+inside, messages = told("a.json", "tuned", compiles=True)
+assert sent("GEInitialize", inside)["ge.fusionSwitchFile"] == str(second / "a.json")
+assert sum("stays after this with-block" in text for text in messages) == 2, messages
+assert recorded() == [f"aclGenGraphAndDumpForOp(MatMul, {{second / 'tuned'}})"]
+os.chdir(first)
+_, messages = told("../second/a.json", str(second / "tuned"))
+assert not messages, "they are in force already"
+_, messages = told("a.json", str(second / "tuned"))
+assert any("comes too late" in text and str(second / "a.json") in text for text in messages), messages
 """
     )
 

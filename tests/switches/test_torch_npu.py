@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import msctx
-from msctx.switches import SWITCHES
+from msctx.switches import SWITCHES, torch_npu
 
 NAMES = [name for name in SWITCHES if name.startswith("torch.npu.")]
 npu = pytest.mark.skipif(not (hasattr(torch, "npu") and torch.npu.is_available()), reason="no Ascend NPU")
@@ -44,6 +47,31 @@ def test_every_option_of_ascend_has_its_switch():
 def test_none_exists_without_torch_npu():
     assert not any(SWITCHES[name].available() for name in NAMES)
     assert not any(name in msctx.state() for name in NAMES)
+
+
+def test_the_folder_of_recorded_operators_is_compared_by_where_it_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    switch = SWITCHES["torch.npu.aoe_folder"]
+    monkeypatch.setattr(torch_npu, "npu", lambda: SimpleNamespace(set_aoe=sent.append))
+    monkeypatch.setattr(torch_npu._recorded, "given", None)
+    monkeypatch.setattr(torch_npu._recorded, "led", None)
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    monkeypatch.chdir(first)
+    switch.set("tuned")
+    assert switch.is_satisfied(str(first / "tuned"))
+    monkeypatch.chdir(second)
+    assert switch.is_satisfied("tuned"), "it is in force"
+    assert switch.forget is not None
+    switch.forget()
+    assert not switch.is_satisfied("tuned")
+    assert switch.is_satisfied("../first/tuned")
+    switch.set("tuned")
+    assert sent == [str(first / "tuned"), str(second / "tuned")]
+    assert switch.read() == str(second / "tuned")
 
 
 @npu
