@@ -21,6 +21,8 @@ from torch._inductor.utils import run_and_get_code
 import msctx
 from msctx.errors import MsctxWarning
 from msctx.graph import stages
+from msctx.graph.files import Writer
+from msctx.options.observation import GraphFiles
 
 NUMBERED = re.compile(r"(?P<stem>\w+)_(?P<serial>\d{4})\.(?P<suffix>ir|dot)")
 
@@ -443,3 +445,13 @@ def test_a_torch_without_one_of_the_functions_says_so(monkeypatch: pytest.Monkey
         train("aot_eager")
     context.__exit__(None, None, None)
     assert stems(tmp_path) == FIRST
+
+
+def test_a_folder_stays_where_it_is_under_another_level_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as its path is the same text: the program has changed its directory meanwhile."""
+    monkeypatch.chdir(tmp_path)
+    outer = Writer(GraphFiles(1, "graphs"))
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert Writer(GraphFiles(3, "graphs"), outer).folder == tmp_path / "graphs"
+    assert Writer(GraphFiles(3, "more"), outer).folder == tmp_path / "other" / "more"

@@ -112,6 +112,23 @@ def test_the_option_wins_over_the_variable_and_that_over_the_working_directory(
         assert [*(tmp_path / place / "kernel_meta").iterdir()]
 
 
+def test_a_folder_stays_where_it_is_under_other_settings_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as its path is the same text: the program has changed its directory meanwhile."""
+    for place in ("first", "second"):
+        (tmp_path / place).mkdir()
+    monkeypatch.chdir(tmp_path / "first")
+    kernels.write(Kernels("kept"))
+    monkeypatch.chdir(tmp_path / "second")
+    kernels.write(Kernels("kept", locations=True))
+    report({"inductor_output_code": {}}, "x = 1")
+    assert "x = 1" in kept(tmp_path / "first" / "kept").values()
+    kernels.load(None)
+    kernels.write(Kernels("kept"))
+    report({"inductor_output_code": {}}, "x = 2")
+    kernels.load(None)
+    assert [*kept(tmp_path / "second" / "kept").values()] == ["x = 2"]
+
+
 def test_the_scope_around_goes_on_after_the_one_inside(tmp_path: Path) -> None:
     outer, inner = tmp_path / "outer", tmp_path / "inner"
     path = config(tmp_path, "dump_cce")
