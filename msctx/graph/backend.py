@@ -85,7 +85,17 @@ def _torchair(wanted: Compilation) -> Callable[..., Any]:
     config = torchair.CompilerConfig()
     config.experimental_config.frozen_parameter = wanted.frozen
     made: Callable[..., Any] = torchair.get_npu_backend(compiler_config=config)
-    return functools.partial(_with_weights_as_inputs, made) if wanted.frozen else made
+    if wanted.frozen:
+        made = functools.partial(_with_weights_as_inputs, made)
+    return functools.partial(_as_a_part, made) if wanted.region else made
+
+
+def _as_a_part(compiler: Callable[..., Any], graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """torch has the first call of a part answered with fake tensors, and makes it by itself for code of its AotAutograd alone."""
+    if context := torch._guards.TracingContext.try_get():
+        context.fakify_first_call = False
+    made: Callable[..., Any] = compiler(graph, inputs)
+    return made
 
 
 def _with_weights_as_inputs(

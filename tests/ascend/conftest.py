@@ -68,6 +68,12 @@ def ascend(ascend_machine: Variables, _interpreters: Callable[..., Interpreter],
 
 
 @pytest.fixture
+def graphs(ascend: Run) -> Run:
+    """Run a case where torchair and what else compiles is imported."""
+    return lambda code: ascend(code, prepare="import torch._dynamo, torch._inductor.compile_fx, torchair")
+
+
+@pytest.fixture
 def ascend_fresh(ascend_machine: Variables, passed: Callable[..., str]) -> Run:
     """The same for a command of Python's, such as ``-m msctx doctor`` or ``-c CODE``, where nothing has been imported."""
 

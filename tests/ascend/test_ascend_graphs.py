@@ -7,7 +7,6 @@ import pytest
 
 pytestmark = pytest.mark.full
 Run = Callable[..., str]
-IMPORTS = "import torch._dynamo, torch._inductor.compile_fx, torchair"
 COMPILE = """
 x = torch.ones(4, 4).npu()
 def compiled(config=None):
@@ -31,12 +30,6 @@ def recorded():
         x @ x
     return calls("aclGenGraph")
 """
-
-
-@pytest.fixture
-def graphs(ascend: Run) -> Run:
-    """Run a case where torchair and what else compiles is imported."""
-    return lambda code: ascend(code, prepare=IMPORTS)
 
 
 @pytest.fixture
