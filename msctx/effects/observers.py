@@ -200,6 +200,8 @@ def check_bprop(want: Want) -> Outcome:
 
 @effect("check_bprop_values")
 def check_bprop_values(want: Want) -> Outcome:
+    if want.value and want.device == "ascend":
+        return refused("torch_npu casts to float64 give float32, in which small differences are rounded off")
     return _checks({"observers.check_bprop_values": want.value})
 
 

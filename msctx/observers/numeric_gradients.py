@@ -151,7 +151,10 @@ def _copy(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     wide = torch.float64 if value.is_floating_point() else torch.complex128 if value.is_complex() else value.dtype
-    return value.detach().to(wide, copy=True)
+    made = value.detach().to(wide, copy=True)
+    if made.dtype != wide:
+        raise _Skip(f"casts to {wide} on {value.device.type} give {made.dtype}")
+    return made
 
 
 def _terms(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

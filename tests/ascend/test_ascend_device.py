@@ -88,6 +88,34 @@ def test_seeds_reach_the_generator_of_the_device_and_its_state_is_put_back(ascen
     """)
 
 
+def test_each_rank_seeds_the_generator_of_its_device(ascend: Run) -> None:
+    ascend("""
+        import os
+        torch.npu.set_device(0)
+        seeds = []
+        for rank in "01":
+            os.environ["RANK"] = rank
+            with msctx.context(seed=3, seed_by_rank=True):
+                seeds.append(torch.npu.initial_seed())
+                assert torch.npu.initial_seed() == torch.initial_seed()
+                with msctx.context(seed=3, seed_by_rank=False):
+                    assert torch.npu.initial_seed() == 3
+        assert len({3, *seeds}) == 3, seeds
+    """)
+
+
+def test_a_program_that_is_kept_off_the_accelerator_reaches_nothing_of_it(ascend: Run) -> None:
+    ascend("""
+        for on, kind in ((False, "cpu"), (True, "npu")):
+            with msctx.context(device_target="Ascend", default_device=True, use_off_line=on) as ctx:
+                assert ctx.device.type == kind
+                layer = torch.nn.Linear(2, 2)
+                assert layer(torch.ones(1, 2)).device.type == kind
+            assert bool([call for call in calls() if "aclnn" in call]) is on
+            assert torch.npu.is_initialized() is on
+    """)
+
+
 @pytest.mark.parametrize(("soc", "cann"), [("Ascend910B1", "8.5.0"), ("Ascend910A", "8.0.0"), ("Ascend910_9391", "9.1.0")])
 def test_what_is_read_before_the_device_is_initialised_holds_afterwards(ascend: Run, soc: str, cann: str) -> None:
     """torch_npu sets some options itself when it initialises: what it will set is what is read."""

@@ -121,8 +121,11 @@ with msctx.context(aoe_tune_mode="online"):
 assert found["aoe_mode"] == "2"
 assert len(tuned) == 1
 (folder / "aoe.json").write_text('{"tune_optimization_level": "O1"}')
-with msctx.context(aoe_tune_mode="online", aoe_config={"job_type": "2"}):
-    found = sent("AddGraph", compiled())
+with msctx.context(device_target="Ascend", aoe_tune_mode="online", aoe_config={"job_type": "1"}):
+    assert "aoe_mode" not in sent("AddGraph", compiled()), "how operators are fused is not tuned by CANN"
+    assert len(tuned) == 1
+    with msctx.context(aoe_config={"job_type": "2"}):
+        found = sent("AddGraph", compiled())
 assert (found["aoe_mode"], found["work_path"]) == ("2", str(folder))
 assert len(tuned) == 2
 with msctx.context(aoe_mode="2", aoe_config_file="aoe.json", work_path=str(folder / "first")):
@@ -408,6 +411,14 @@ except msctx.errors.GraphError as error:
 else:
     raise AssertionError("3 is no gear")
 assert not [call for call in calls() if "Graph" in call]
+other = {**gears, "input_shape": "other:-1,4"}
+try:
+    sent(2, **other)
+except msctx.errors.GraphError as error:
+    assert "names other" in str(error), error
+else:
+    raise AssertionError("the argument has another name")
+assert "[2, 4]" in sent(2, **{**other, "dynamic_node_type": 0})["ge.inputHintShape"], "inputs have their order"
 assert "[3, 4]" in sent(3)["ge.inputHintShape"]
 """
     )

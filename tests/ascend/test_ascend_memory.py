@@ -104,9 +104,6 @@ def test_a_cap_below_what_is_held_is_an_error_and_changes_nothing(ascend: Run) -
     [
         ({"mempool_block_size": "1GB"}, "aclrtMallocAlign32(536870912)"),
         ({"memory_optimize_level": "O1"}, "aclrtMallocPhysical(20971520)"),
-        ({"memory_optimize_level": "O0"}, "aclrtMallocAlign32(20971520)"),
-        ({"static_memory_policy": 0}, "aclrtMallocAlign32(20971520)"),
-        ({"static_memory_policy": 2}, "aclrtMallocAlign32(20971520)"),
         ({"static_memory_policy": 3}, "aclrtMallocPhysical(20971520)"),
         ({"static_memory_policy": 4}, "aclrtMallocPhysical(20971520)"),
         ({"mempool_block_size": "1GB", "static_memory_policy": 3}, "aclrtMallocPhysical(536870912)"),
@@ -120,6 +117,28 @@ def test_the_pool_takes_its_memory_as_it_is_told(ascend: Run, options: dict[str,
         with msctx.context(device_target="Ascend", **{options}):
             found = segment()
             assert found[-1] == {expected!r}, found
+        assert segment() == PLAIN
+    """)
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [
+        ({"memory_optimize_level": "O1"}, {"memory_optimize_level": "O0"}),
+        ({"static_memory_policy": 3}, {"static_memory_policy": 0}),
+        ({"static_memory_policy": 4}, {"static_memory_policy": 2}),
+    ],
+)
+def test_an_inner_scope_has_segments_of_fixed_size_again(
+    ascend: Run, outer: dict[str, object], inner: dict[str, object]
+) -> None:
+    ascend(f"""
+        {SEGMENT.replace(chr(10), chr(10) + "        ")}
+        with msctx.context(device_target="Ascend", **{outer}):
+            assert segment()[-1] == "aclrtMallocPhysical(20971520)"
+            with msctx.context(**{inner}):
+                assert segment() == PLAIN
+            assert segment()[-1] == "aclrtMallocPhysical(20971520)"
         assert segment() == PLAIN
     """)
 

@@ -142,6 +142,53 @@ def test_backward_passes_of_functions_are_checked(ascend: Run) -> None:
     """)
 
 
+def test_values_of_backward_passes_are_left_out_since_the_device_has_no_float64(ascend: Run) -> None:
+    ascend("""
+        import warnings
+
+        class Wrong(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x * 2
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return gradient * 3
+
+        def checked(x):
+            try:
+                Wrong.apply(x).sum().backward()
+            except msctx.errors.GradientError as error:
+                return "a gradient of x that is not that of its forward" in str(error)
+
+        on_npu = torch.ones(3).npu().requires_grad_()
+        assert on_npu.double().dtype == torch.float32, "torch_npu's cast"
+        with warnings.catch_warnings(record=True) as told, msctx.context(check_bprop=True, check_bprop_values=True) as ctx:
+            warnings.simplefilter("always")
+            assert checked(torch.ones(3, requires_grad=True))
+            assert not checked(on_npu) and on_npu.grad.tolist() == [3.0] * 3
+            (row,) = [row for row in ctx.plan.rows if (row.device, row.option) == ("ascend", "check_bprop_values")]
+        assert row.status == "refused" and "float32" in row.reason, row
+        texts = [str(one.message) for one in told]
+        assert any("leaves out Wrong.backward" in text and "casts to torch.float64 on npu" in text for text in texts), texts
+    """)
+
+
+def test_a_session_infers_or_trains(ascend: Run) -> None:
+    ascend("""
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5)).npu()
+        x = torch.ones(2, 4).npu()
+        for mode, trains in ((0, False), (1, True)):
+            with msctx.session(device_target="Ascend", graph_run_mode=mode) as session:
+                session.watch(model)
+                calls()
+                y = session.run(model, x)
+            assert y.requires_grad is trains and y.is_inference() is not trains
+            found = [call for call in calls() if "Dropout" in call]
+            assert bool(found) is trains, found
+    """)
+
+
 def test_prints_show_tensors_of_the_device(ascend: Run, tmp_path: Path) -> None:
     ascend(f"""
         file = {str(tmp_path / "prints")!r}

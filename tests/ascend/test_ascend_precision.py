@@ -47,7 +47,6 @@ FILES = {
         ({"precision_mode_v2": "mixed_float16"}, MIXED),
         ({"precision_mode_v2": "mixed_bfloat16"}, MIXED_BF16),
         ({"precision_mode_v2": "cube_fp16in_fp32out"}, ACCURATE),
-        ({"precision_mode": "force_fp16", "enable_reduce_precision": True}, LOWERED),
         ({"op_select_implmode": "high_precision_for_all"}, ACCURATE),
         ({"op_select_implmode": "high_performance_for_all"}, PLAIN),
         ({"op_select_implmode": "high_precision", "optypelist_for_implmode": "SoftmaxV2"}, ACCURATE),
@@ -75,6 +74,32 @@ def test_policies_are_seen_in_the_dtypes_that_reach_cann(
                     assert program()[0] == {LOWERED[0]!r}
             assert program() == {expected}
         assert program() == PLAIN
+    """)
+
+
+def test_what_has_no_kernel_for_float16_computes_in_float32_where_that_is_asked(ascend: Run) -> None:
+    ascend("""
+        import warnings
+        x = (torch.eye(3) * 4).half().npu()
+
+        def refused():
+            try:
+                torch.linalg.inv(x)
+            except RuntimeError as error:
+                return "Low precision dtypes not supported" in str(error)
+
+        assert refused()
+        with warnings.catch_warnings(record=True) as told, msctx.context(device_target="Ascend", enable_reduce_precision=True):
+            warnings.simplefilter("always")
+            calls()
+            found = torch.linalg.inv(x)
+            assert found.dtype == torch.float16 and found.cpu().equal((torch.eye(3) / 4).half()), found
+            reached = [call for call in calls() if call.startswith("aclnnInplaceCopy")]
+            assert reached[0] == "aclnnInplaceCopy(float16, float32)" and "aclnnInplaceCopy(float32, float16)" in reached, reached
+            with msctx.context(enable_reduce_precision=False):
+                assert refused()
+        assert any("linalg_inv_ex has no kernel for Half here" in str(one.message) for one in told)
+        assert refused()
     """)
 
 

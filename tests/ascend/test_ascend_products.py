@@ -160,7 +160,7 @@ assert torch.allclose(out.cpu().double(), 2 * (a.double() @ b.double()), rtol=1e
 
 
 def test_second_derivatives_of_matmul_keep_the_grade_of_float32(on_910a: Run) -> None:
-    """torch_npu has an operator of its own for them."""
+    """torch_npu has an operator of its own for them. By itself it errs by 2e-4 or more, or leaves float16's range: inf and nan."""
     on_910a("""
 torch.manual_seed(6)
 r = lambda *shape: torch.randn(shape)
@@ -188,7 +188,7 @@ for shape_of_a, shape_of_b in shapes:
         assert error(found, expected) < 3e-6, (shape_of_a, shape_of_b, of, error(found, expected))
         counted = sum(row.calls for row in ctx.choices())
         assert made and len(made) == 3 * counted, (made, ctx.choices())
-assert error(computed(tensors, "npu", of), expected) > 1e-4, "by torch_npu itself"
+        assert not error(computed(tensors, "npu", of), expected) < 3e-5, (shape_of_a, shape_of_b, of, "by torch_npu itself")
 """)
 
 

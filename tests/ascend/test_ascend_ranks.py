@@ -27,11 +27,11 @@ os._exit(0)
 
 
 @pytest.fixture
-def two_ranks(ascend_machine: Callable[..., dict[str, str]], tmp_path: Path) -> Callable[[str], str]:
-    def run(code: str) -> str:
+def two_ranks(ascend_machine: Callable[..., dict[str, str]], tmp_path: Path) -> Callable[..., str]:
+    def run(code: str, **env: str) -> str:
         program = PREPARE + textwrap.dedent(code) + END
         words = [(sys.executable, "-c", program, str(rank), str(tmp_path / "store")) for rank in (0, 1)]
-        variables = ascend_machine(env={"TMPDIR": str(tmp_path)})
+        variables = ascend_machine(env={"TMPDIR": str(tmp_path), **env})
         ranks = [
             subprocess.Popen(one, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for one in words
         ]
@@ -46,7 +46,7 @@ def two_ranks(ascend_machine: Callable[..., dict[str, str]], tmp_path: Path) -> 
     return run
 
 
-def test_two_ranks_compute_together(two_ranks: Callable[[str], str]) -> None:
+def test_two_ranks_compute_together(two_ranks: Callable[..., str]) -> None:
     told = two_ranks("""
         backend = dist.group.WORLD._get_backend(torch.device("npu"))
         assert backend.options._timeout.total_seconds() == 630
@@ -67,7 +67,49 @@ def test_two_ranks_compute_together(two_ranks: Callable[[str], str]) -> None:
     assert "HCCL execution timeout" not in told, "torch_npu warns where its watchdog does not wait longer than HCCL"
 
 
-def test_replicas_are_trained_and_compared(two_ranks: Callable[[str], str]) -> None:
+def test_gradients_are_reduced_beside_the_backward_pass_after_it_or_together(two_ranks: Callable[..., str]) -> None:
+    """Without torch_npu's queue of calls, from which collectives and operators arrive in no certain order."""
+    two_ranks(
+        """
+        torch.manual_seed(0)
+        inner = torch.nn.Sequential(*[torch.nn.Linear(32, 32) for _ in range(4)]).npu()
+        model = torch.nn.parallel.DistributedDataParallel(inner, bucket_cap_mb=0.004)  # a bucket for each layer
+
+        def seen():
+            '''A backward pass: p for a product, r for a message. How many elements messages have. Gradients.'''
+            model.zero_grad()
+            loss = model(torch.full((2, 32), 0.25 + rank).npu()).square().sum()
+            calls()
+            loss.backward()
+            found = calls("HcclAllReduce", "aclnnMm", "aclnnMatmul")
+            marks = "".join("r" if call.startswith("Hccl") else "p" for call in found)
+            sizes = [int(call[:-1].split(", ")[1]) for call in found if call.startswith("Hccl")]
+            return marks, sizes, [parameter.grad.cpu() for parameter in model.parameters()]
+
+        seen(), seen()  # after the first one DDP arranges its buckets anew
+        beside, sizes, expected = seen()
+        assert "rp" in beside and sizes == [32 * 33] * 4, (beside, sizes)
+
+        def check(options, *, is_beside=False, together=False):
+            with msctx.context(**options).watch(model):
+                marks, found, gradients = seen()
+            assert ("rp" in marks) is is_beside and "p" in marks, (options, marks)
+            assert found == ([sum(sizes)] if together else sizes), (options, found)
+            assert all(map(torch.equal, gradients, expected)), options
+
+        parts = lambda **keys: {"parallel_speed_up_json_path": keys}
+        check({"hcom_parallel": False})
+        check(parts(enable_grad_comm_opt=False))
+        check(parts(enable_task_opt=True), together=True)
+        with msctx.context(hcom_parallel=False, **parts(enable_task_opt=True)).watch(model):
+            check({"hcom_parallel": True, **parts(enable_grad_comm_opt=True, enable_task_opt=False)}, is_beside=True)
+        assert seen()[:2] == (beside, sizes)
+        """,
+        TASK_QUEUE_ENABLE="0",
+    )
+
+
+def test_replicas_are_trained_and_compared(two_ranks: Callable[..., str]) -> None:
     two_ranks("""
         torch.manual_seed(rank)
         inner = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2)).npu()

@@ -1,10 +1,12 @@
 """A training from end to end by ``msctx run`` on the device npu: forward, backward, optimizer, checkpoint, record."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import machine
 import pytest
 
 pytestmark = pytest.mark.full
@@ -122,6 +124,81 @@ def test_exec_sets_what_must_precede_the_first_use_of_the_device(ascend_fresh: R
         """,
     )
     assert text.split()[-1] == "computed", text
+
+
+SITE = """
+import os, sys
+
+
+class Noting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch_npu":
+            sys.before_torch_npu = dict(os.environ)  # the last time is its import
+
+
+sys.meta_path.insert(0, Noting())
+"""
+LOOK = """
+import json, os, sys
+import torch
+from boundary import calls
+
+
+def look(run):
+    torch.npu.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    torch.npu.synchronize()
+    (started,) = [call for call in calls() if call.startswith("aclInit")]
+    for _ in range(2):
+        torch.empty(5 << 20, dtype=torch.uint8, device="npu")
+    return {
+        "before": sys.before_torch_npu,
+        "config": json.load(open(started[len("aclInit("):-1])),
+        "memory": calls("aclrtMalloc"),
+    }
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_run_sets_what_must_precede_the_import_of_torch_npu(ascend_fresh: Run, tmp_path: Path, ranks: int) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SITE, encoding="utf-8")
+    (tmp_path / "job.py").write_text(LOOK, encoding="utf-8")
+    file = tmp_path / "job.yaml"
+    context = {
+        "device_target": "Ascend",
+        "exception_dump": "1",
+        "hccl_timeout": 600,
+        "op_wait_timeout": 60,
+        "deterministic": "ON",
+        "env_config_path": {"sys": {"mem_reuse": False}},
+    }
+    file.write_text(
+        f"context: {json.dumps(context)}\nexperiment: {{entry: job.py:look, seed: 0}}\nrecord: {{dir: {tmp_path / 'runs'}}}\n",
+        encoding="utf-8",
+    )
+    how = ("--nproc", str(ranks)) if ranks > 1 else ()
+    ascend_fresh(
+        "-m",
+        "msctx",
+        "run",
+        *how,
+        str(file),
+        cwd=tmp_path,
+        env={"PYTHONPATH": os.pathsep.join((str(tmp_path), machine.variables()["PYTHONPATH"]))},
+    )
+    results = sorted((tmp_path / "runs").rglob("result.json"))
+    assert len(results) == ranks
+    for one in results:
+        found = json.loads(one.read_text(encoding="utf-8"))
+        expected = {
+            "HCCL_EXEC_TIMEOUT": "600",
+            "HCCL_EVENT_TIMEOUT": "60",
+            "HCCL_DETERMINISTIC": "true",
+            "TE_PARALLEL_COMPILER": "1",
+            "PYTORCH_NO_NPU_MEMORY_CACHING": "1",
+        }
+        assert expected.items() <= found["before"].items(), {name: found["before"].get(name) for name in expected}
+        assert found["config"]["dump"] == {"dump_scene": "aic_err_norm_dump"}
+        assert found["memory"] == ["aclrtMallocAlign32(5242912)"] * 2, "memory goes back at once"
 
 
 def test_scripts_are_migrated_on_the_machine(ascend_fresh: Run, tmp_path: Path) -> None:
