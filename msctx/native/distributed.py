@@ -108,6 +108,12 @@ def restarts() -> int:
     return number("TORCHELASTIC_RESTART_COUNT") if _agent_has_store() else 0
 
 
+def of_start(name: str) -> str:
+    """*name* in the store of the process group, for this start of the ranks alone; where torchrun starts them on several nodes, all
+    starts have the same, since not all ranks know of the same number of :func:`restarts`."""
+    return f"{name}/{restarts() if number('GROUP_WORLD_SIZE') <= 1 else 0}"
+
+
 def _agent_has_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 

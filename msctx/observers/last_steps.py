@@ -7,15 +7,18 @@ leaves word of that: so those that wait are known from the one that they wait fo
 from __future__ import annotations
 
 import os
+import re
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from msctx.errors import CollectiveError, text_of
+from msctx.errors import CollectiveError, MsctxError, text_of
 from msctx.native import distributed
 from msctx.native.distributed import in_words
 from msctx.observers import steps
+from msctx.observers.uncaught import Hook
 
 SECONDS = 2.0
 """For all that is asked of the store; by so much an error may be later than the limit."""
@@ -23,21 +26,31 @@ EVERY = 1.0
 """Seconds between two that a rank leaves."""
 GRACE = 0.5
 """Seconds of these in which the others that wait come to the same end."""
+_GLOO = r"\bgloo/\S+\.cc:\d+\] .*"
+"""How gloo's messages begin, whose words any library with connections may use; all of them are plain RuntimeErrors."""
 OWN = (
-    "Timed out waiting",  # gloo
-    "wait timeout",  # of the store, in which the ranks of a new group leave their addresses
+    _GLOO + "Timed out waiting",
+    r"wait timeout after \d+ms, keys: \S*//\w+//",  # of the store, in which the back end of a new group leaves addresses
     "Watchdog caught collective operation timeout",  # NCCL and HCCL; it names the rank that waits, not the one that did not come
     "Notify register times out",  # CANN, EI0002
 )
 """Of the messages of a wait that was too long on this rank."""
-SIGNS = (*OWN, "timeout caused pair closure", "Connection closed by peer", "Connection reset by peer")
+SIGNS = (*OWN, "Application timeout caused pair closure", _GLOO + "Connection (closed|reset) by peer")
 """Also of gloo's where it was too long on another rank, which then closes its connections."""
 OF = "msctx/last_steps"
-WAITING = f"{OF}/waiting"
-"""The ranks whose wait was too long, in the order in which they have left word, as ``3``; ``-3``: that one had come too late, or
-waits no more. The last word counts."""
 NAMED = 8
 """Ranks that did not come whose last steps are named."""
+
+
+def step_of(rank: int) -> str:
+    """Where the last step of a rank is in the store."""
+    return f"{distributed.of_start(OF)}/{rank}"
+
+
+def waiting() -> str:
+    """Where the store has the ranks whose wait was too long, in the order in which they have left word, as ``3``; ``-3``: that one
+    had come too late, or waits no more. The last word counts."""
+    return f"{distributed.of_start(OF)}/waiting"
 
 
 class LastSteps(steps.Stepper):
@@ -46,6 +59,14 @@ class LastSteps(steps.Stepper):
     def __init__(self, setting: int) -> None:
         super().__init__(setting)
         self._left = 0.0
+
+    def begin(self) -> None:
+        super().begin()
+        self._hook = Hook(sys, _shown)
+
+    def end(self) -> None:
+        self._hook.remove()
+        super().end()
 
     def _ended(self, step: int) -> None:
         now = time.monotonic()
@@ -59,8 +80,8 @@ def _leave(rank: int, step: int) -> bool:
     store = distributed.store()
     if _waits:
         _waits = False
-        store.append(WAITING, f"-{rank} ")
-    store.set(f"{OF}/{rank}", f"{step} {time.strftime('%H:%M:%S', time.gmtime())}")
+        store.append(waiting(), f"-{rank} ")
+    store.set(step_of(rank), f"{step} {time.strftime('%H:%M:%S', time.gmtime())}")
     return True
 
 
@@ -97,13 +118,23 @@ def explained(error: BaseException) -> CollectiveError | None:
     return CollectiveError(f"hccl_timeout={seconds} s: {where} ended without the others: {why}")
 
 
+def _shown(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Of an exception that nobody has caught: it has passed no block, where the option holds for the whole process."""
+    error = args[1]
+    why = None if isinstance(error, MsctxError) else explained(error)
+    if why is None:
+        return args
+    why.__cause__ = error
+    return type(why), why, None
+
+
 def _is_of_wait(error: BaseException) -> bool:
     """Torch's are RuntimeErrors; a download whose connection was reset raises an OSError."""
     return isinstance(error, RuntimeError) and _has(SIGNS, error)
 
 
 def _has(signs: Sequence[str], error: BaseException) -> bool:
-    return any(sign in text_of(error) for sign in signs)
+    return any(re.search(sign, text_of(error), re.DOTALL) for sign in signs)
 
 
 def _told(late: Mapping[int, str], what: str) -> str:
@@ -120,28 +151,28 @@ def _late(rank: int, ranks: list[int], has_waited: bool) -> tuple[dict[int, str]
     """
     global _waits
     store = distributed.store()
-    store.append(WAITING, f"{rank} ")
+    store.append(waiting(), f"{rank} ")
     time.sleep(GRACE)
-    waiting = {rank}
-    for word in store.get(WAITING).decode().split():
+    wait = {rank}
+    for word in store.get(waiting()).decode().split():
         if word.startswith("-"):
-            waiting.discard(int(word[1:]))
+            wait.discard(int(word[1:]))
         else:
-            waiting.add(int(word))
-    late = [other for other in ranks if other not in waiting]
-    outside = [other for other in range(distributed.size()) if other not in waiting] if has_waited and not late else []
+            wait.add(int(word))
+    late = [other for other in ranks if other not in wait]
+    outside = [other for other in range(distributed.size()) if other not in wait] if has_waited and not late else []
     _waits = bool(late) or has_waited
     if not _waits:
-        store.append(WAITING, f"-{rank} ")
+        store.append(waiting(), f"-{rank} ")
     named = {other: _last(store, other) if number < NAMED else "" for number, other in enumerate(late or outside)}
     return (named, {}) if late else ({}, named)
 
 
 def _last(store: Any, rank: int) -> str:
     """By its own clock: those of two machines may differ."""
-    if not store.check([f"{OF}/{rank}"]):
+    if not store.check([step_of(rank)]):
         return "it had ended no step"
-    step, moment = store.get(f"{OF}/{rank}").decode().split()
+    step, moment = store.get(step_of(rank)).decode().split()
     return f"it had ended step {step} at {moment} UTC by its clock"
 
 

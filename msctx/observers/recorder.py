@@ -21,6 +21,7 @@ from msctx.errors import named
 from msctx.native import core, distributed, memory
 from msctx.observers import collector, files
 from msctx.observers.collector import Reader
+from msctx.observers.uncaught import Hook
 from msctx.options.observation import Recorder
 
 OPTION = "env_config_path.rdr.enable"
@@ -34,7 +35,7 @@ class RecorderReader(Reader):
         self.settings = settings
         self._graphs = graphs
         self._folder = Path(settings.path).absolute() / f"rank_{files.rank()}" / "rdr"
-        self._hooked: list[tuple[Any, Callable[..., None], Callable[..., None]]] = []
+        self._hooks: list[Hook] = []
         self._written: BaseException | None = None
         self._around: BaseException | None = None
 
@@ -52,15 +53,12 @@ class RecorderReader(Reader):
 
     def _hook(self, owner: Any, error_of: Callable[..., BaseException | None]) -> None:
         """Of exceptions that nobody catches: the process's context is never left."""
-        before = owner.excepthook
 
-        def hook(*args: Any) -> None:
-            if any(one is hook for _, _, one in self._hooked):  # else somebody has kept it
-                self.fail(error_of(*args))
-            before(*args)
+        def shown(args: tuple[Any, ...]) -> tuple[Any, ...]:
+            self.fail(error_of(*args))
+            return args
 
-        owner.excepthook = hook
-        self._hooked.append((owner, before, hook))
+        self._hooks.append(Hook(owner, shown))
 
     def pause(self) -> None:
         error = sys.exc_info()[1]
@@ -74,10 +72,9 @@ class RecorderReader(Reader):
         with suppress(OSError):  # there is nothing in it: the handler of a signal cannot make it
             self._folder.rmdir()
             self._folder.parent.rmdir()
-        for owner, before, hook in self._hooked:
-            if owner.excepthook is hook:
-                owner.excepthook = before
-        self._hooked.clear()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
     @property
     def _is_here(self) -> bool:

@@ -67,7 +67,8 @@ def _place(model: Any) -> tuple[str, int]:
         from torch.distributed import get_process_group_ranks
 
         ranks = hashlib.sha256(json.dumps(get_process_group_ranks(model.process_group)).encode()).hexdigest()[:16]
-        _keys[model] = f"msctx/replicas/{ranks}/{next(_numbers[ranks])}", itertools.count(1)
+        of = distributed.of_start("msctx/replicas")
+        _keys[model] = f"{of}/{ranks}/{next(_numbers[ranks])}", itertools.count(1)
     of, numbers = _keys[model]
     return of, next(numbers)
 

@@ -21,7 +21,8 @@ import msctx
 from msctx.native import distributed
 from msctx.observers import last_steps
 
-TIMED_OUT = RuntimeError("[unbound_buffer.cc:78] Timed out waiting 2000ms for recv operation to complete")
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] "
+TIMED_OUT = RuntimeError(f"{GLOO}Timed out waiting 2000ms for recv operation to complete")
 
 GRACE = last_steps.GRACE
 
@@ -38,8 +39,8 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_the_ranks_that_do_not_wait_are_named(store: Any) -> None:
-    store.append(last_steps.WAITING, "1 ")
-    store.set("msctx/last_steps/2", "17 14:03:22")
+    store.append(last_steps.waiting(), "1 ")
+    store.set(last_steps.step_of(2), "17 14:03:22")
     with pytest.raises(msctx.CollectiveError) as caught, msctx.context(hccl_timeout=2):
         raise TIMED_OUT
     assert re.fullmatch(
@@ -63,26 +64,27 @@ WORK = "(SeqNum=7, OpType=ALLREDUCE, NumelIn=4, NumelOut=4, Timeout(ms)=2000) ra
         f"[Rank 0] Watchdog caught collective operation timeout: WorkHCCL{WORK}",
         "[0] is setting up NCCL communicator and retrieving ncclUniqueId from [3] via c10d key-value store by key '0', but "
         "store->get('0') got error: wait timeout after 2000ms, keys: /default_pg/0//cuda//0",
+        "wait timeout after 2000ms, keys: /default_pg/0//1//cpu//0/1",
         "EI0002: The wait execution of the Notify register times out. Reason: The Notify register has not received the Notify "
         "record from remote rank [unknown].",
     ],
-    ids=["NCCL", "HCCL", "NCCL's first collective", "CANN"],
+    ids=["NCCL", "HCCL", "NCCL's first collective", "gloo's new group", "CANN"],
 )
 def test_what_other_back_ends_raise(store: Any, message: str) -> None:
     """Texts, not runs: they name the rank that waits; the store tells which one did not come."""
-    store.append(last_steps.WAITING, "1 2 ")
+    store.append(last_steps.waiting(), "1 2 ")
     assert "rank 3 did not come: it had ended no step" in ended(message)
-    store.append(last_steps.WAITING, "3 ")
+    store.append(last_steps.waiting(), "3 ")
     assert ended(message).endswith("all ranks wait, for each other or for one that has come too late")
 
 
 def test_the_rank_that_came_too_late(store: Any) -> None:
-    store.append(last_steps.WAITING, "1 2 3 ")
+    store.append(last_steps.waiting(), "1 2 3 ")
     with (
         pytest.raises(msctx.CollectiveError, match="the others had stopped waiting when this rank came"),
         msctx.context(hccl_timeout=2),
     ):
-        raise RuntimeError("Connection closed by peer [127.0.0.1]")
+        raise RuntimeError(f"{GLOO}Connection closed by peer [127.0.0.1]")
 
 
 def ended(message: str = str(TIMED_OUT)) -> str:
@@ -111,16 +113,16 @@ def test_a_second_wait_that_was_too_long_is_not_taken_for_the_first(store: Any, 
     monkeypatch.setattr(distributed, "size", lambda: 2)
     for step in range(3):
         assert "rank 1 did not come" in as_rank(0, step, str(TIMED_OUT))
-        assert "the others had stopped waiting when this rank came" in as_rank(1, step, "Connection closed by peer")
+        assert "the others had stopped waiting when this rank came" in as_rank(1, step, f"{GLOO}Connection closed by peer")
 
 
 def test_a_rank_whose_group_waits_names_those_outside(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 waits for rank 1, which waits for rank 2, which is stuck: nobody says that rank 0 had come too late."""
     monkeypatch.setattr(last_steps, "_call", lambda trace: ("all_reduce", "", [0, 1]))
-    store.append(last_steps.WAITING, "1 3 ")
+    store.append(last_steps.waiting(), "1 3 ")
     assert "the ranks of its group wait, too; of the others, rank 2 does not wait: it had ended no step" in ended()
-    assert "-0" not in store.get(last_steps.WAITING).decode()
-    store.append(last_steps.WAITING, "2 ")
+    assert "-0" not in store.get(last_steps.waiting()).decode()
+    store.append(last_steps.waiting(), "2 ")
     assert ended().endswith("all ranks wait, for each other or for one that has come too late")
 
 
@@ -135,7 +137,7 @@ def test_what_a_rank_asks_does_not_grow_with_those_that_wait(store: Any, monkeyp
 
     monkeypatch.setattr(distributed, "size", lambda: 512)
     monkeypatch.setattr(distributed, "store", Counted)
-    store.append(last_steps.WAITING, "".join(f"{rank} " for rank in range(1, 512 - late)))
+    store.append(last_steps.waiting(), "".join(f"{rank} " for rank in range(1, 512 - late)))
     text = ended()
     assert len(asked) <= 2 + 2 * last_steps.NAMED
     assert f"rank {512 - late} did not come: it had ended no step" in text
@@ -224,7 +226,7 @@ def test_steps_are_left_once_a_second(store: Any) -> None:
     with msctx.context(hccl_timeout=2):
         for _ in range(3):
             msctx.step()
-    assert store.get("msctx/last_steps/0").decode().startswith("0 ")
+    assert store.get(last_steps.step_of(0)).decode().startswith("0 ")
 
 
 def test_other_exceptions_are_the_programs_own(store: Any) -> None:
@@ -235,6 +237,34 @@ def test_other_exceptions_are_the_programs_own(store: Any) -> None:
     with pytest.raises(RuntimeError, match="Timed out") as caught, msctx.context(seed=0):
         raise TIMED_OUT
     assert caught.value is TIMED_OUT
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Connection reset by peer",
+        "Timed out waiting for a lock",
+        "s3: Read error [10.0.0.1]:443: Connection closed by peer",
+        "wait timeout after 2000ms, keys: /default_pg/0//of_the_program",
+    ],
+)
+def test_messages_of_other_libraries_are_theirs(store: Any, text: str) -> None:
+    with pytest.raises(RuntimeError) as caught, msctx.context(hccl_timeout=2):
+        raise RuntimeError(text)
+    assert not isinstance(caught.value, msctx.CollectiveError)
+
+
+def test_what_the_ranks_of_a_start_left_is_not_taken_for_that_of_the_next(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun's agent keeps one store for all restarts: there rank 1 has waited, and rank 2 has ended step 17."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setattr(distributed, "size", lambda: 3)
+    store.append(last_steps.waiting(), "1 ")
+    store.set(last_steps.step_of(2), "17 14:03:22")
+    assert "rank 2 did not come: it had ended step 17" in ended()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert "rank 1 did not come: it had ended no step; rank 2 did not come: it had ended no step" in ended()
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")  # each agent counts the failures of its own ranks
+    assert "rank 2 did not come: it had ended step 17" in ended()
 
 
 @pytest.mark.full

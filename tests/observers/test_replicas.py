@@ -121,6 +121,17 @@ def test_blocks_and_models_that_follow_each_other_are_not_compared(ranks: Ranks)
         ranks.new_model()
 
 
+def test_a_restart_is_not_compared_with_what_ran_before(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun's agent keeps one store for all restarts, whose ranks count their models and checks anew."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    for restart in range(2):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restart))
+        ranks.train()
+        assert ranks.check(0) == []
+        ranks.numbers = [defaultdict(itertools.count) for _ in ranks.models]
+        ranks.parallel = [Parallel(model) for model in ranks.models]
+
+
 def test_names_that_one_rank_alone_has(ranks: Ranks) -> None:
     ranks.models[0].register_parameter("more", nn.Parameter(torch.zeros(1)))
     assert ranks.check(0)[-1] == "replica_check: after step 0, more differs between ranks 1-3 and rank 0"
