@@ -1,0 +1,50 @@
+"""Objects of a kind that live in this process, those that ``gc.freeze()`` has hidden from the garbage collector's lists, too."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import sys
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+OF_THE_FRAME = 3
+"""References to a frame's copy of its variables where no program has it, by locals(): the frame's, ours and the one that counts."""
+
+
+def frozen(kind: type[T]) -> list[T]:
+    """What can be reached from modules and from the frames that run; nothing where ``gc.freeze()`` was not called.
+
+    It takes a second or two, since all objects are gone through: nothing shorter finds those that are frozen.
+    """
+    if not gc.get_freeze_count():
+        return []
+    found, seen, around = list[T](), set[int](), list[Any]([[*_roots()]])  # no generator: it would find itself, and hold all
+    while around:
+        further = []
+        for one in gc.get_referents(*around):
+            if id(one) not in seen:
+                seen.add(id(one))
+                if gc.is_tracked(one):
+                    further.append(one)
+                if issubclass(type(one), kind):
+                    found.append(one)
+        around = further
+    return found
+
+
+def _roots() -> Iterator[Any]:
+    yield sys.modules
+    for frame in sys._current_frames().values():
+        inner: Any = frame
+        while inner is not None:
+            if inner.f_code.co_filename != __file__:  # what is gone through would hold itself, and with it everything
+                variables = inner.f_locals
+                yield from [*variables.values()]
+                is_copy = inner.f_code.co_flags & inspect.CO_OPTIMIZED and isinstance(variables, dict)
+                if is_copy and sys.getrefcount(variables) == OF_THE_FRAME:
+                    variables.clear()  # up to Python 3.12 it would stay as long as the function runs, and with it what it holds
+                yield inner.f_globals
+            inner = inner.f_back
