@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import pytest
+
 from msctx import reachable
 
 
@@ -47,6 +49,7 @@ def test_what_variables_containers_and_functions_hold_is_found(run_python: Any) 
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.full
 def test_a_scaler_and_a_data_parallel_model(tmp_path: Any, run_python: Any) -> None:
     done = run_python(f"""
         import gc, torch, torch.distributed as dist
