@@ -56,7 +56,7 @@ def run(
         with bench.open():
             for one in progress.track(by_cost(problems), "measuring"):
                 results.append(bench.result(one))
-                progress.log(_told(results[-1]))
+                progress.log(_shown(results[-1]))
     except KeyboardInterrupt:
         interrupted = True
     found = {"records": list(map(str, files)), "file": str(bench.file), "problems": [one.as_dict() for one in results]}
@@ -66,7 +66,7 @@ def run(
         raise typer.Exit(130)
 
 
-def _told(result: Any) -> dict[str, Any]:
+def _shown(result: Any) -> dict[str, Any]:
     """A problem for the bar, or for its line where there is none."""
     one = result.problem
     chosen = result.entry.ran if result.entry is not None else result.why

@@ -67,9 +67,9 @@ class Session(Context):
 
     @outside_dynamo
     def run(self, function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
-        """Call *function*, in any thread, as the options of the session say; returns what the last call of it returned.
+        """Call *function*, in any thread, under the options of the session; returns what the last call of it returned.
 
-        ``iterations_per_loop`` says how often it is called, ``graph_run_mode`` in which mode, ``graph_max_parallel_model_num`` in how
+        ``iterations_per_loop`` sets how often it is called, ``graph_run_mode`` in which mode, ``graph_max_parallel_model_num`` in how
         many threads at a time: others wait. While ``experimental_accelerate_train_mode`` is in its first part, it computes in low
         precision.
 

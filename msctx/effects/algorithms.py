@@ -301,14 +301,14 @@ def products(want: Want) -> Outcome:
     named = {PRODUCT: want.value} if want.option.name == "matmul_algo" else {}
     names = {name for _, name in asked_by(named, *([] if named else [want.value]))}
     missing = {name: why for name in sorted(names) if (why := _excluded(want, name))}
-    told = "; ".join([*(f"{name}: {why}" for name, why in missing.items()), *([LEFT_OUT] if missing and not named else [])])
+    reasons = "; ".join([*(f"{name}: {why}" for name, why in missing.items()), *([LEFT_OUT] if missing and not named else [])])
     if want.device == "ascend" and names.isdisjoint(ON_NPU):
         return inert(f"{NO_OTHER}: {LEFT_OUT}" if not named else f"{NO_OTHER}: torch_npu's own products run")
     if names <= {*missing}:
-        return refused(told)
+        return refused(reasons)
     if want.device != "ascend":
-        return approximated(carried_out(want), told) if missing else honoured(carried_out(want), PAST_THE_HOOK)
-    if differs := "; ".join(filter(None, (told, ITS_ORDER if "strict" in names - {*missing} else ""))):
+        return approximated(carried_out(want), reasons) if missing else honoured(carried_out(want), PAST_THE_HOOK)
+    if differs := "; ".join(filter(None, (reasons, ITS_ORDER if "strict" in names - {*missing} else ""))):
         return approximated(npu_policy(want), differs)
     return honoured(npu_policy(want), {True: FROM_HALVES, False: BY_UNIT, None: BY_CHIP}[want.facts.half_products])
 

@@ -130,14 +130,14 @@ def modify_mixlist(want: Want) -> Outcome:
         return refused(want.facts.native)
     if (mode := want.other("precision_mode_v2")) in HIF8:
         return refused(f"it needs a mode that can be had: precision_mode_v2={mode} is refused")
-    told = []
+    reasons = []
     for colour, moves in (want.content or {}).items():
         for name in moves.get("to-remove", ()):
             if (ops := operators.resolve(name)) and not any(colour_of(op) == colour for op in ops):
-                told.append(f"{name} is not on the {colour}")
-    told += _without_operator(n for moves in (want.content or {}).values() for names in moves.values() for n in names)
-    told += _shared({n: colour for colour, moves in (want.content or {}).items() for n in moves.get("to-add", ())})
-    return _with(want, told)
+                reasons.append(f"{name} is not on the {colour}")
+    reasons += _without_operator(n for moves in (want.content or {}).values() for names in moves.values() for n in names)
+    reasons += _shared({n: colour for colour, moves in (want.content or {}).items() for n in moves.get("to-add", ())})
+    return _with(want, reasons)
 
 
 @effect("customize_dtypes")
@@ -145,12 +145,12 @@ def customize_dtypes(want: Want) -> Outcome:
     if want.facts.native:
         return refused(want.facts.native)
     types, names = _sections(want)
-    told = [*_without_operator(types), *_by_name(names), *_shared(types)]
+    reasons = [*_without_operator(types), *_by_name(names), *_shared(types)]
     for name, listed in {**types, **names}.items():
         every = [dtype for dtypes in listed.values() for dtype in dtypes]
-        told += [f"{name}: {dtype} is left as it is" for dtype in dict.fromkeys(every) if dtype not in FLOATS]
-        told += [f"{name}: what follows the eighth dtype is as that one"] if any(len(d) > 8 for d in listed.values()) else []
-    return _with(want, told)
+        reasons += [f"{name}: {dtype} is left as it is" for dtype in dict.fromkeys(every) if dtype not in FLOATS]
+        reasons += [f"{name}: what follows the eighth dtype is as that one"] if any(len(d) > 8 for d in listed.values()) else []
+    return _with(want, reasons)
 
 
 @effect("op_precision_mode")
@@ -158,17 +158,17 @@ def op_precision_mode(want: Want) -> Outcome:
     if want.facts.native:
         return refused(want.facts.native)
     types, names = _sections(want)
-    told = [*_without_operator(types), *_by_name(names), *_shared(types)]
-    told += [f"{mode}: {ALONE[mode]}" for mode in dict.fromkeys([*types.values(), *names.values()]) if mode in ALONE]
+    reasons = [*_without_operator(types), *_by_name(names), *_shared(types)]
+    reasons += [f"{mode}: {ALONE[mode]}" for mode in dict.fromkeys([*types.values(), *names.values()]) if mode in ALONE]
     for name, mode in types.items():
         possible = INDEXED if mode == "support_out_of_bound_index" else CHOOSABLE
         if (ops := operators.resolve(name)) and not set(ops) & set(possible):
-            told.append(
+            reasons.append(
                 f"{name} has one implementation only" if possible is CHOOSABLE else f"msctx does not check indices of {name}"
             )
     if "support_out_of_bound_index" in [*types.values(), *names.values()]:
-        told.append("indices are checked in eager code, for operators that make new tensors; inductor checks its own")
-    return _with(want, told)
+        reasons.append("indices are checked in eager code, for operators that make new tensors; inductor checks its own")
+    return _with(want, reasons)
 
 
 @effect("op_select_implmode", "optypelist_for_implmode", "atc.builtin_impl_mode_ini")
@@ -178,12 +178,12 @@ def implementation(want: Want) -> Outcome:
     if want.facts.native:
         return refused(want.facts.native)
     types = want.value.split(",") if want.option.name == "optypelist_for_implmode" else ()
-    told = [*_without_operator(types), *_with_one_way(types)]
-    if told and len(told) == len(types):
-        return inert("; ".join(told))
+    reasons = [*_without_operator(types), *_with_one_way(types)]
+    if reasons and len(reasons) == len(types):
+        return inert("; ".join(reasons))
     if want.device == "ascend" and want.value in ("high_performance", "high_performance_for_all"):
-        told.append(f"in graphs torchair's ge.opSelectImplmode={PINNED['ge.opSelectImplmode']} holds")
-    outcome = _with(want, told)
+        reasons.append(f"in graphs torchair's ge.opSelectImplmode={PINNED['ge.opSelectImplmode']} holds")
+    outcome = _with(want, reasons)
     if types and BY_TORCH_NPU[want.option.name] in outcome.assignments:
         return replace(outcome, reason="; ".join(filter(None, (outcome.reason, LIST_STAYS))))
     return outcome
@@ -199,9 +199,9 @@ def enable_reduce_precision(want: Want) -> Outcome:
     return approximated(policy(want), differs)
 
 
-def _with(want: Want, told: list[str]) -> Outcome:
+def _with(want: Want, reasons: list[str]) -> Outcome:
     """The policy, with the notes on it."""
-    return approximated(policy(want), "; ".join(told)) if told else honoured(policy(want))
+    return approximated(policy(want), "; ".join(reasons)) if reasons else honoured(policy(want))
 
 
 def _sections(want: Want) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -222,13 +222,13 @@ def _with_one_way(types: Iterable[str]) -> list[str]:
 def _shared(types: Mapping[str, Any]) -> list[str]:
     """CANN's types with different settings that are one operator in torch."""
     last: dict[str, str] = {}
-    told = []
+    reasons = []
     for name, said in types.items():
         for op in operators.resolve(name) or ():
             if op in last and types[last[op]] != said:
-                told.append(f"{last[op]} and {name} are both torch's {op}: the setting of {name} applies")
+                reasons.append(f"{last[op]} and {name} are both torch's {op}: the setting of {name} applies")
             last[op] = name
-    return told
+    return reasons
 
 
 def _by_name(names: Any) -> list[str]:

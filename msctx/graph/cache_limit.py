@@ -50,13 +50,13 @@ def _of_file(path: Path) -> Limit | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        _tell(f"{path} is ignored: {error}")
+        _warn(f"{path} is ignored: {error}")
         return None
     if text == _TEMPLATE:
         return None
     parsed = OP_CACHE.parse(text, str(path))
     if parsed.problems:
-        _tell("\n".join(["its limits are ignored, both:", *map(str, parsed.problems)]))
+        _warn("\n".join(["its limits are ignored, both:", *map(str, parsed.problems)]))
         return None
     section = parsed.data["op_compiler_cache"]
     return Limit(section["max_op_cache_size"], section["remain_cache_size_ratio"])
@@ -69,12 +69,12 @@ def _of_environment() -> Limit | None:
     numbers = [int(text) if text.lstrip("-").isdecimal() else 0 for text in (given[0] or "500", given[1] or "50")]
     if (numbers[0] != -1 and numbers[0] < 1) or not 1 <= numbers[1] <= 100:
         shown = f"{SIZE}={given[0]} {RATIO}={given[1]}"
-        _tell(f"{shown} is ignored: the size is -1 or at least 1 (MB), the ratio is from 1 to 100 (percent)")
+        _warn(f"{shown} is ignored: the size is -1 or at least 1 (MB), the ratio is from 1 to 100 (percent)")
         return None
     return Limit(*numbers)
 
 
-def _tell(text: str) -> None:
+def _warn(text: str) -> None:
     warn(OPTION, text, f"{OPTION}: {text}")
 
 

@@ -58,7 +58,7 @@ class Check(steps.Stepper):
             if found is None:
                 notices.warn("replica_check", "store", NO_ANSWER)
                 return
-            _tell(step, path, found)
+            _warn(step, path, found)
 
 
 def _place(model: Any) -> tuple[str, int]:
@@ -81,7 +81,7 @@ def _exchange(of: str, number: int, ranks: list[int], mine: dict[str, str]) -> l
     return distributed.collect(store, f"{of}/{number}", rank, text, first[0]) if first else []
 
 
-def _tell(step: int, path: str, found: list[Alike]) -> None:
+def _warn(step: int, path: str, found: list[Alike]) -> None:
     all_ = [(one.ranks, json.loads(one.text)) for one in found if one.text]
     names = dict.fromkeys(name for _, digests in all_ for name in digests)
     differing = [name for name in names if len({digests.get(name) for _, digests in all_}) > 1]

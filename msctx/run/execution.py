@@ -50,7 +50,7 @@ _UNSEEN = (
     "the options did nothing: no process of `{}` on this machine entered them; that takes an import of torch, and an environment"
     " in which msctx is installed (a Python that runs with -S does not read them)"
 )
-_REFUSED = "the options did nothing: no process of `{}` on this machine could enter them; the error above says why"
+_REFUSED = "the options did nothing: no process of `{}` on this machine could enter them; see the error above"
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:

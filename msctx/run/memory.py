@@ -60,7 +60,7 @@ class MemoryOfRun:
 
             reset_peak_memory_stats()
 
-    def told_of(self, error: BaseException) -> str:
+    def lines_about(self, error: BaseException) -> str:
         """What is added to an error of a lack of memory."""
         import torch
 

@@ -215,7 +215,7 @@ def _call(entry: Any, run: Run, undisturbed: ExitStack) -> tuple[dict[str, Any],
         except EntryFailed as failed:
             result["status"], result["error"], error = "failed", str(failed), failed
         except BaseException as raised:
-            text = users_traceback(raised) + run.memory.told_of(raised)
+            text = users_traceback(raised) + run.memory.lines_about(raised)
             if (why := explained(raised, current().get)) is not None:
                 text, raised = f"{text}\n{why}", why
             result["status"], result["error"] = "failed", text

@@ -1,5 +1,6 @@
 """Sessions: functions run as the session options say, in every thread, and everything is put back."""
 
+import io
 import os
 import pickle
 import signal
@@ -14,9 +15,11 @@ from typing import Any
 import pytest
 import torch
 from context_helpers import State, in_thread
+from rich.console import Console
 from torch import nn
 
 import msctx
+from msctx.cli import render
 from msctx.context.session import Session
 from msctx.errors import MsctxWarning, OptionError, ScopeError
 from msctx.observers import steps
@@ -204,6 +207,18 @@ def test_a_function_runs_as_often_as_asked_and_each_time_is_a_step(by_program: b
         with pytest.raises(OptionError, match=r"set_iteration_per_loop: 2 is not iterations_per_loop=3"):
             session.set_iteration_per_loop(2)
     assert ended == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_progress_bar_advances_once_for_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(render, "console", lambda file: Console(file=io.StringIO(), force_terminal=True))
+    progress = render.Progress()
+    done: list[Any] = []
+    with msctx.session(iterations_per_loop=3) as session:
+        for _ in progress.track(range(2), "training"):
+            assert progress.bar is not None
+            done.append(progress.bar.tasks[0].completed)
+            session.run(lambda: done.append("step"))
+        assert done == [0, *["step"] * 3, 1, *["step"] * 3]
 
 
 def test_the_innermost_number_counts_and_an_error_ends_the_loop() -> None:

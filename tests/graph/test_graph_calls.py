@@ -380,7 +380,7 @@ def test_precompile_only_runs_nothing() -> None:
 
 
 @pytest.mark.parametrize("loss", [nn.MSELoss(), functional.mse_loss, lambda found, wanted: (found - wanted).sum()])
-def test_a_loop_that_goes_on_with_nothing_is_told_of_precompile_only(loss: Any) -> None:
+def test_a_loop_that_goes_on_with_nothing_is_pointed_to_precompile_only(loss: Any) -> None:
     with (
         pytest.raises(msctx.GraphError, match=r"precompile_only=True compiles .* runs nothing"),
         msctx.context(precompile_only=True, **EAGER_GRAPHS),

@@ -88,7 +88,7 @@ def test_after_an_exception_the_next_training_begins_clean(tmp_path: Path) -> No
     assert {key for key in msctx.diff(before, msctx.state()) if not key.startswith("rng.")} == set()
 
 
-def test_a_loss_that_the_trainer_computes_is_told_of(tmp_path: Path) -> None:
+def test_a_loss_that_the_trainer_computes_is_reported(tmp_path: Path) -> None:
     class Own(transformers.Trainer):
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             return callback.scaling(super().compute_loss(*args, **kwargs))

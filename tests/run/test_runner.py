@@ -155,7 +155,7 @@ def test_an_exception_that_has_no_text(job, tmp_path):
     assert "Mute" in result["reason"]
 
 
-def test_an_entry_that_goes_on_with_nothing_is_told_of_precompile_only(job, tmp_path):
+def test_an_entry_that_goes_on_with_nothing_is_pointed_to_precompile_only(job, tmp_path):
     source = "import torch\ndef main(): torch.nn.ReLU()(torch.ones(2)).sum()\n"
     file = job(source, "{mode: GRAPH_MODE, enable_graph_kernel: false, precompile_only: true}")
     with pytest.raises(EntryFailed, match=r"'NoneType' object has no attribute 'sum'(.|\n)*precompile_only=True compiles"):
@@ -309,7 +309,7 @@ def test_a_signal_beside_the_entry_leaves_a_result_too(job, tmp_path, monkeypatc
     if when == "returned":
         monkeypatch.setattr(MemoryOfRun, "record", signalled)
     elif when == "raised":
-        monkeypatch.setattr(MemoryOfRun, "told_of", lambda *_: str(signalled() or "mine"))
+        monkeypatch.setattr(MemoryOfRun, "lines_about", lambda *_: str(signalled() or "mine"))
     with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit):
         run_experiment(
             read(job(f"def main(): {source}")), str(tmp_path / "run"), announce=signalled if when == "before" else None

@@ -105,7 +105,9 @@ def test_without_sinks_nothing_is_looked_at() -> None:
     sinks.Sinks([], Path(), "x", {}).send({"step": math.nan, "odd": object()})
 
 
-def test_a_sink_that_fails_is_told_of_once_and_the_run_goes_on(experiment: Experiment, sent: list[Any], tmp_path: Path) -> None:
+def test_a_sink_that_fails_is_reported_once_and_the_run_goes_on(
+    experiment: Experiment, sent: list[Any], tmp_path: Path
+) -> None:
     sent.append("fails")
     with pytest.warns(msctx.MsctxWarning, match="tensorboard failed and is left out.*OSError: the disk is full") as found:
         result = run_experiment(read(experiment("tensorboard")), str(tmp_path / "run"))
