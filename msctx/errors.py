@@ -28,7 +28,7 @@ def one_line(text: str, longest: int = 120) -> str:
 
 
 def text_of(value: object) -> str:
-    """``str`` of what a program made, its exceptions above all; where that raises, as Python's tracebacks say it."""
+    """``str`` of what a program made, its exceptions above all; where that raises, as Python's tracebacks show it."""
     try:
         return str(value)
     except Exception:

@@ -325,7 +325,7 @@ class _Reading:
         if "budget" in keys and not model_alone:
             self._key("budget", "a budget is for the error of a whole model: compare package.module:function")
         if self.given.quick and "seconds" in self.typed:
-            self._word("--seconds", "--quick says how long a row takes, too", hint="give one of them")
+            self._word("--seconds", "--quick sets how long a row takes, too", hint="give one of them")
 
     def _axes(self) -> dict[str, Any]:
         section = self.data.get("axes")

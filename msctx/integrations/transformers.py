@@ -22,7 +22,7 @@ class MsctxCallback(TrainerCallback):
     ``trainer.state.log_history``. The Trainer does not report exceptions to its callbacks, so a with-block around it must hold *ctx*.
 
     A forward hook finds the loss in the model's output. Where the Trainer computes the loss itself (label smoothing,
-    ``compute_loss_func``), call ``callback.scaling(loss)`` in a ``compute_loss`` of your own; a warning says so.
+    ``compute_loss_func``), call ``callback.scaling(loss)`` in a ``compute_loss`` of your own; a warning reports it.
 
     Raises:
         TypeError: *ctx* is not a context.

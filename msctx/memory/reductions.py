@@ -29,7 +29,7 @@ _on: WeakSet[DistributedDataParallel] = WeakSet()
 NO_HOOK_OF_OURS = "{}: the gradients of {} are reduced as {} has it, which DistributedDataParallel has been given"
 NOT_SHARDED = (
     "{}: the gradients of FSDP modules are reduced as each module has them, which frees those of the whole weights; "
-    "DistributedDataParallel's are reduced as the option says"
+    "DistributedDataParallel's are reduced as the option asks"
 )
 
 

@@ -175,7 +175,7 @@ FLAGS = (
     Flag("kernel_generator", Text, example="AKG", help="What generates kernels: AKG, AKG_MLIR or DVM.",
         why_not="inductor generates all kernels"),
     Flag("enable_dynamic_batch", Bool, help="Compiles for any size of the batch.",
-        why_not="compile_dynamic_mode, input_shape and dynamic_dims say which sizes are dynamic"),
+        why_not="compile_dynamic_mode, input_shape and dynamic_dims decide which sizes are dynamic"),
     Flag("enable_csr_fusion", Bool, help="Fuses operators on CSR matrices.",
         why_not="inductor generates no code for sparse matrices"),
     Flag("enable_lite_conv_tuning", Bool, help="Tunes convolutions of MindSpore Lite.",

@@ -288,7 +288,7 @@ SCENES = {"1": "aic_err_norm_dump", "2": "aic_err_brief_dump"}
 
 
 def _acl_init() -> dict[str, Any]:
-    """What the user's file says."""
+    """What is in the user's file."""
     if (path := os.environ.get(ACL_INIT)) is None:
         return {}
     found = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -148,7 +148,7 @@ def test_the_bar_takes_any_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         (["vgg16", "args.n=3"], 2, "does not apply to a workload"),
         (["resnet50", "--shape", "8x8x8"], 2, "give one thing to compare, not workload and --shape"),
         (["vgg16", "--budget", "1e-4"], 2, "--budget: a budget is for the error of a whole model"),
-        (["vgg16", "--quick", "--seconds", "3"], 2, "--quick says how long a row takes, too"),
+        (["vgg16", "--quick", "--seconds", "3"], 2, "--quick sets how long a row takes, too"),
         (["vgg16", "--workload", "resnet50"], 2, "vgg16 is a workload, too"),
         (["conv", "--workload", "vgg16", "--shape", "8x8x8"], 2, "is of a product of matrices"),
         (["vgg16", "--axis", "deterministic=ON", "--axis", "session.deterministic=0"], 2, "is named twice"),
