@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from msctx.errors import MsctxWarning, SwitchError
+from msctx.native import distributed
+from msctx.observers import steps
 from msctx.switches.base import Switch
 
 Module = Callable[[], Any]
@@ -170,6 +172,11 @@ def synchronize_each_op(name: str, module: Module, available: Callable[[], bool]
     return Switch(name=name, read=lambda: bool(stack.modes), write=write, scope="thread", available=available)
 
 
+def _where() -> str:
+    step, rank = steps.current(), distributed.rank()
+    return (f", in step {step}" if step else "") + (f", on rank {rank}" if rank is not None else "")
+
+
 def wait(name: str, module: Module, kind: str, available: Callable[[], bool]) -> Switch:
     """The most milliseconds that ``synchronize()`` of the module's class *kind* (Event, Stream) waits; ``None``: for ever.
 
@@ -182,7 +189,8 @@ def wait(name: str, module: Module, kind: str, available: Callable[[], bool]) ->
         end, pause = time.monotonic() + (math.inf if limit is None else limit / 1000), 1e-5  # None: just put back
         while not waited_for.query():
             if time.monotonic() >= end:
-                raise RuntimeError(f"{name.rpartition('.')[2]}={limit}: the {kind.lower()} was not reached within {limit} ms")
+                option = f"{name.rpartition('.')[2]}={limit}"
+                raise RuntimeError(f"{option}: the {kind.lower()} was not reached within {limit} ms{_where()}")
             time.sleep(pause)
             pause = min(2 * pause, 1e-3)
 

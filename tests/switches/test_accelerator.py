@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+import msctx
 from msctx.errors import MsctxWarning, SwitchError
+from msctx.observers import steps
 from msctx.switches.accelerator import current_device, memory_cap, synchronize_each_op, wait
 
 GB = 2**30
@@ -256,8 +258,16 @@ def test_waits_end_in_time_and_the_class_is_as_it_was(module):
     outer = switch.take()
     switch.set(20)
     assert module.Event(3).synchronize() is None
-    with pytest.raises(RuntimeError, match=r"^event_sync_timeout=20: the event was not reached within 20 ms$"):
+    late = "event_sync_timeout=20: the event was not reached within 20 ms"
+    with pytest.raises(RuntimeError, match=f"^{late}$"):
         module.Event(float("inf")).synchronize()
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with steps.counting(), pytest.raises(RuntimeError, match=f"^{late}, in step 1, on rank 0$"):
+            msctx.step()
+            module.Event(float("inf")).synchronize()
+    finally:
+        torch.distributed.destroy_process_group()
     switch.put_back(outer)
     assert switch.read() == 30
     switch.put_back(before)
