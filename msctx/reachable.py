@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
+import threading
 from collections.abc import Iterator
+from types import CodeType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -37,14 +39,25 @@ def frozen(kind: type[T]) -> list[T]:
 
 def _roots() -> Iterator[Any]:
     yield sys.modules
-    for frame in sys._current_frames().values():
-        inner: Any = frame
+    is_traced = sys.gettrace() is not None or sys.getprofile() is not None
+    own = None if is_traced else threading.get_ident()  # after a trace function, Python takes the variables from the copy
+    inner: Any  # there is no other name: this frame would hold itself
+    for thread, inner in sys._current_frames().items():
         while inner is not None:
             if inner.f_code.co_filename != __file__:  # what is gone through would hold itself, and with it everything
                 variables = inner.f_locals
                 yield from [*variables.values()]
                 is_copy = inner.f_code.co_flags & inspect.CO_OPTIMIZED and isinstance(variables, dict)
-                if is_copy and sys.getrefcount(variables) == OF_THE_FRAME:
-                    variables.clear()  # up to Python 3.12 it would stay as long as the function runs, and with it what it holds
+                if thread == own and is_copy and sys.getrefcount(variables) == OF_THE_FRAME:
+                    _drop(inner.f_code, variables)
                 yield inner.f_globals
             inner = inner.f_back
+
+
+def _drop(code: CodeType, copy: dict[str, Any]) -> None:
+    """Up to Python 3.12 the copy of a function's variables would stay as long as it runs, and with it what they held at this moment.
+
+    What else is in there was put in by exec(), and is nowhere else.
+    """
+    for name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
+        copy.pop(name, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from typing import Any
 
 import pytest
@@ -45,6 +46,66 @@ def test_what_variables_containers_and_functions_hold_is_found(run_python: Any) 
             assert seen() is None, "nothing of the search is left"
 
         main()
+    """)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="exec() puts it into a copy of its own there")
+def test_what_exec_has_put_in_stays(run_python: Any) -> None:
+    done = run_python("""
+        import gc
+        from msctx import reachable
+
+        def main(given):
+            exec("made = 1")
+            gc.freeze()
+            reachable.frozen(type("Kind", (), {}))
+            assert eval("made, given") == (1, 2)
+
+        main(2)
+    """)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("where", ["call", "return"])
+@pytest.mark.parametrize("set_", ["settrace", "setprofile"])
+def test_variables_of_a_function_that_is_traced_stay(run_python: Any, set_: str, where: str) -> None:
+    """After a trace function of Python's has returned, a variable that is not in the copy is deleted. Here and in another thread."""
+    done = run_python(f"""
+        import gc, sys, threading
+        from msctx import reachable
+
+        searching, done = threading.Event(), threading.Event()
+        searches = lambda: reachable.frozen(type("Kind", (), {{}}))
+
+        def elsewhere():
+            searching.set()
+            done.wait()
+
+        def traced(frame, event, argument):
+            if frame.f_code is inner.__code__ and event == "{where}":
+                search()
+            return traced
+
+        def inner(given):
+            return lambda: given
+
+        def main():
+            sys.{set_}(traced)
+            held = inner(2)
+            sys.{set_}(None)
+            ended.append(held())
+
+        gc.freeze()
+        ended, search = [], searches
+        main()
+        search, thread = elsewhere, threading.Thread(target=main)
+        thread.start()
+        searching.wait()
+        searches()
+        done.set()
+        thread.join()
+        assert ended == [2, 2], ended
     """)
     assert done.returncode == 0, done.stderr
 
