@@ -62,10 +62,13 @@ class LastSteps(steps.Stepper):
 
     def begin(self) -> None:
         super().begin()
-        self._hook = Hook(sys, _shown)
+        c10d = sys.modules.get("torch.distributed.distributed_c10d")
+        places = (sys, "excepthook", _shown), (c10d, "_update_default_pg", _before_end)
+        self._hooks = [Hook(owner, name, shown) for owner, name, shown in places if hasattr(owner, name)]
 
     def end(self) -> None:
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
         super().end()
 
     def _ended(self, step: int) -> None:
@@ -97,7 +100,12 @@ SLOT = steps.Slot(LastSteps)
 
 def explained(error: BaseException) -> CollectiveError | None:
     """What an exception of a collective means, while hccl_timeout is in force."""
-    if (seconds := SLOT.read()) is None or (rank := distributed.rank()) is None or not _is_of_wait(error):
+    if (seconds := SLOT.read()) is None or not _is_of_wait(error):
+        return None
+    known: CollectiveError | None = vars(error).pop(_KNOWN, None)  # not kept: as the cause of that it would hold itself
+    if known is not None:
+        return known
+    if (rank := distributed.rank()) is None:
         return None
     name, place, group = _call(error.__traceback__)
     ranks, has_waited = [*range(distributed.size())] if group is None else group, _has(OWN, error)
@@ -121,16 +129,26 @@ def explained(error: BaseException) -> CollectiveError | None:
 def _shown(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Of an exception that nobody has caught: it has passed no block, where the option holds for the whole process."""
     error = args[1]
-    why = None if isinstance(error, MsctxError) else explained(error)
-    if why is None:
+    if (why := explained(error)) is None:
         return args
     why.__cause__ = error
     return type(why), why, None
 
 
+_KNOWN = "_msctx_explained"
+
+
+def _before_end(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Of an exception on whose way out the program destroys the process group: later there is no store to ask."""
+    error = sys.exc_info()[1]
+    if error is not None and (why := explained(error)) is not None:
+        setattr(error, _KNOWN, why)
+    return args
+
+
 def _is_of_wait(error: BaseException) -> bool:
     """Torch's are RuntimeErrors; a download whose connection was reset raises an OSError."""
-    return isinstance(error, RuntimeError) and _has(SIGNS, error)
+    return isinstance(error, RuntimeError) and not isinstance(error, MsctxError) and _has(SIGNS, error)
 
 
 def _has(signs: Sequence[str], error: BaseException) -> bool:

@@ -58,7 +58,7 @@ class RecorderReader(Reader):
             self.fail(error_of(*args))
             return args
 
-        self._hooks.append(Hook(owner, shown))
+        self._hooks.append(Hook(owner, "excepthook", shown))
 
     def pause(self) -> None:
         error = sys.exc_info()[1]

@@ -53,6 +53,24 @@ def test_the_ranks_that_do_not_wait_are_named(store: Any) -> None:
     assert last_steps.SLOT.read() is None
 
 
+def test_a_group_that_the_program_destroys_on_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "_distributed", lambda: dist if dist.is_initialized() else None)
+    monkeypatch.setattr(distributed, "size", lambda: 2)
+    update, error = dist.distributed_c10d._update_default_pg, RuntimeError(str(TIMED_OUT))
+
+    def program() -> None:
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        try:
+            raise error
+        finally:
+            dist.destroy_process_group()
+
+    with pytest.raises(msctx.CollectiveError, match="rank 1 did not come: it had ended no step"), msctx.context(hccl_timeout=2):
+        program()
+    assert dist.distributed_c10d._update_default_pg is update
+    assert vars(error) == {}, "what would hold what it refers to, and its frames"
+
+
 WORK = "(SeqNum=7, OpType=ALLREDUCE, NumelIn=4, NumelOut=4, Timeout(ms)=2000) ran for 2041 milliseconds before timing out."
 """As WorkNCCL's operator<< and checkTimeout of torch's ProcessGroupNCCL.cpp make it, and torch_npu's of WorkHCCL."""
 

@@ -51,7 +51,7 @@ def test_what_stands_in_front_meanwhile_stays() -> None:
         excepthook = staticmethod(lambda *args: shown.append(args))
 
     owner, shown = Owner(), list[tuple[Any, ...]]()
-    hook = Hook(owner, lambda args: (*args, "why"))
+    hook = Hook(owner, "excepthook", lambda args: (*args, "why"))
     ours = owner.excepthook
     owner.excepthook = staticmethod(lambda *args: ours("theirs", *args))  # as torch does when it makes a process group
     theirs = owner.excepthook
@@ -63,8 +63,12 @@ def test_what_stands_in_front_meanwhile_stays() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("how", ["", "import msctx; msctx.set_context(hccl_timeout=2)"], ids=["exec", "set_context"])
-def test_real_ranks_without_a_block(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "finally_"),
+    [("", "dist.destroy_process_group()"), ("import msctx; msctx.set_context(hccl_timeout=2)", "pass")],
+    ids=["exec", "set_context"],
+)
+def test_real_ranks_without_a_block(tmp_path: Path, how: str, finally_: str) -> None:
     (tmp_path / "train.py").write_text(
         textwrap.dedent(f"""
             import time, torch, torch.distributed as dist
@@ -72,7 +76,10 @@ def test_real_ranks_without_a_block(tmp_path: Path, how: str) -> None:
             dist.init_process_group("gloo")
             if dist.get_rank() == 1:
                 time.sleep(600)  # the agent ends it
-            dist.all_reduce(torch.ones(3))
+            try:
+                dist.all_reduce(torch.ones(3))
+            finally:
+                {finally_}
         """)
     )
     command = torchrun(2, tmp_path / "train.py")
