@@ -119,7 +119,7 @@ def launch(experiment: Experiment, how: Launch, out: str | None, as_json: bool) 
             logs_specs=DefaultLogsSpecs(log_dir=str(own)),
         )
         try:
-            with _noting_failures(seen):
+            with _noting_failures(seen, own):
                 launch_agent(config, sys.executable, ["-m", RANK])
         except ChildFailedError as failed:
             failure: EntryFailed | None = _first(failed.failures, own)
@@ -306,12 +306,11 @@ def _first(failures: Mapping[int, Any], own: Path) -> RankFailed:
     *own*: the agent's folder.
     """
 
-    words = {rank: _written(Path(one.error_file)) or _fault(own, one.local_rank) for rank, one in failures.items()}
-    began = min(words[rank] or float(one.timestamp) for rank, one in failures.items())
+    words, began = _words(failures, own)
 
     def moment(rank: int, failure: Any) -> float:
-        if (own := words[rank]) is not None:
-            return own
+        if (word := words[rank]) is not None:
+            return word
         # it left no word: os._exit, a library's exit()
         by_itself = failure.exitcode > 0 or (-failure.exitcode in CRASHES and not _is_ended_by_agent(failure, began))
         return 0.0 if by_itself else float(failure.timestamp + 1)
@@ -321,6 +320,12 @@ def _first(failures: Mapping[int, Any], own: Path) -> RankFailed:
     others = f", {len(failures) - 1} more after it" if len(failures) > 1 else ""
     blamed = "" if left.get("is_in_file") else f"rank {rank} failed first{others}: "
     return RankFailed(f"{blamed}{_why(failure)}", left.get("exit_code", EntryFailed.exit_code))
+
+
+def _words(failures: Mapping[int, Any], own: Path) -> tuple[dict[int, float | None], float]:
+    """When each rank left word, and when the first of them failed."""
+    words = {rank: _written(Path(one.error_file)) or _fault(own, one.local_rank) for rank, one in failures.items()}
+    return words, min((words[rank] or float(one.timestamp) for rank, one in failures.items()), default=0.0)
 
 
 def _is_ended_by_agent(failure: Any, began: float) -> bool:
@@ -361,10 +366,10 @@ def _why(failure: Any) -> str:
 
 
 @contextlib.contextmanager
-def _noting_failures(seen: Path) -> Iterator[None]:
+def _noting_failures(seen: Path, own: Path) -> Iterator[None]:
     """Ranks that were killed cannot write down why they have failed. The agent knows, until it starts all anew.
 
-    *seen*: the folders that ranks have made.
+    *seen*: the folders that ranks have made; *own*: the agent's.
     """
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
@@ -373,7 +378,7 @@ def _noting_failures(seen: Path) -> Iterator[None]:
     def monitor(agent: LocalElasticAgent, group: Any) -> Any:
         result = found(agent, group)
         folders = {_order(folder): folder for folder in _folders(seen)} if result.failures else {}
-        began = min((one.timestamp for one in result.failures.values()), default=0)
+        _, began = _words(result.failures, own)
         for rank, failure in result.failures.items():
             folder = folders.get((carried.read(os.environ)["restart"], rank))
             if folder is not None and (ended := _result(folder))["status"] != "completed":

@@ -225,6 +225,7 @@ def test_which_was_first_whatever_the_ranks_clocks(folder: Path, failing: int, s
     done = run(folder, f"args.fails={failing}", f"args.sends={sends}", "args.behind=1", "--out", "out")
     assert done.returncode == 5
     assert f"rank {failing} failed first" in done.stderr
+    assert ranks(folder / "out")[failing]["status"] == "failed"
 
 
 @pytest.mark.full
