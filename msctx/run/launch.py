@@ -381,10 +381,11 @@ def _noting_failures(seen: Path, own: Path) -> Iterator[None]:
         _, began = _words(result.failures, own)
         for rank, failure in result.failures.items():
             folder = folders.get((carried.read(os.environ)["restart"], rank))
-            if folder is not None and (ended := _result(folder))["status"] != "completed":
+            by_agent = _is_ended_by_agent(failure, began)
+            if folder is not None and ((ended := _result(folder))["status"] != "completed" or not by_agent):
                 known = {"reason": _why(failure).strip().rpartition("\n")[2], **ended}
-                if known["status"] == UNKNOWN:
-                    known["status"] = "interrupted" if _is_ended_by_agent(failure, began) else "failed"
+                if known["status"] in (UNKNOWN, "completed"):  # it may have failed after it was done
+                    known["status"] = "interrupted" if by_agent else "failed"
                 with contextlib.suppress(FileError):
                     Record(folder).json("result.json", known)
         return result

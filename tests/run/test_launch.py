@@ -202,6 +202,26 @@ def test_a_rank_that_ends_itself_without_a_word(folder: Path) -> None:
     assert (last["status"], last["reason"]) == ("failed", "it ended with exit code 7")
 
 
+FAILS_LATE = """
+import atexit, os
+def main():
+    if os.environ["RANK"] == "1":
+        atexit.register(os._exit, 3)
+    return {"total": 7}
+"""
+
+
+@pytest.mark.full
+def test_a_rank_that_fails_after_its_entry_has_returned(folder: Path) -> None:
+    (folder / "entry.py").write_text(FAILS_LATE)
+    done = run(folder, "--out", "out")
+    assert done.returncode == 5
+    assert "rank 1 failed first" in done.stderr
+    last, result = ranks(folder / "out")[-1], json.loads((folder / "out" / "rank_1" / "result.json").read_text())
+    assert (last["status"], last["reason"]) == ("failed", "it ended with exit code 3")
+    assert (result["status"], result["total"]) == ("failed", 7)
+
+
 @pytest.mark.full
 def test_an_entry_that_interrupts_itself_has_no_traceback_of_ours(folder: Path) -> None:
     done = run(folder, "args.interrupts=1", "--out", "out")
