@@ -193,20 +193,21 @@ def within(seconds: float, call: Callable[[], T]) -> T | None:
     return asked.found[0] if asked.found else None
 
 
-_silent: set[int] = set()
-"""The process groups whose store has given no answer to what is asked step by step."""
+_silent: set[tuple[int, str]] = set()
+"""The process groups whose store has given no answer to what is asked step by step, each with the option that asked: one may ask much
+more of a store than another."""
 
 
-def is_silent() -> bool:
+def is_silent(option: str) -> bool:
     """Whether the store of this process group has given no answer: who has none now does not wait again in each step."""
-    return run() in _silent
+    return (run(), option) in _silent
 
 
-def in_step(seconds: float, call: Callable[[], T]) -> T | None:
+def in_step(option: str, seconds: float, call: Callable[[], T]) -> T | None:
     """As :func:`within`, for what is asked step by step."""
     found = within(seconds, call)
     if found is None:
-        _silent.add(run())
+        _silent.add((run(), option))
     return found
 
 

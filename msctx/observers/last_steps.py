@@ -73,9 +73,9 @@ class LastSteps(steps.Stepper):
 
     def _ended(self, step: int) -> None:
         now = time.monotonic()
-        if (rank := distributed.rank()) is not None and now - self._left >= EVERY and not distributed.is_silent():
+        if (rank := distributed.rank()) is not None and now - self._left >= EVERY and not distributed.is_silent("hccl_timeout"):
             self._left = now
-            distributed.in_step(SECONDS, lambda: _leave(rank, step))
+            distributed.in_step("hccl_timeout", SECONDS, lambda: _leave(rank, step))
 
 
 def _leave(rank: int, step: int) -> bool:

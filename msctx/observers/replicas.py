@@ -44,7 +44,7 @@ class Check(steps.Stepper):
     def _ended(self, step: int) -> None:
         if (step + 1) % self.setting or distributed.rank() is None:
             return
-        if distributed.is_silent():
+        if distributed.is_silent("replica_check"):
             notices.warn("replica_check", "store", NO_ANSWER)
             return
         from torch.distributed import get_process_group_ranks
@@ -54,7 +54,7 @@ class Check(steps.Stepper):
             notices.warn("replica_check", "models", NO_MODEL)
         for model, path in models.items():
             exchange = partial(_exchange, *_place(model), get_process_group_ranks(model.process_group), _digests(model))
-            found = distributed.in_step(SECONDS, exchange)
+            found = distributed.in_step("replica_check", SECONDS, exchange)
             if found is None:
                 notices.warn("replica_check", "store", NO_ANSWER)
                 return

@@ -204,7 +204,7 @@ def test_a_store_that_is_lost(store: Any, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_store_without_an_answer_is_not_asked_in_each_step(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
     monkeypatch.setattr(distributed, "within", lambda seconds, call: asked.append(seconds))
-    monkeypatch.setattr(distributed, "_silent", set[int]())
+    monkeypatch.setattr(distributed, "_silent", set[tuple[int, str]]())
     monkeypatch.setattr(last_steps, "EVERY", 0.0)
     with msctx.context(hccl_timeout=2):
         for _ in range(3):
@@ -245,6 +245,15 @@ def test_steps_are_left_once_a_second(store: Any) -> None:
         for _ in range(3):
             msctx.step()
     assert store.get(last_steps.step_of(0)).decode().startswith("0 ")
+
+
+def test_steps_are_left_where_a_replica_check_had_no_answer(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "_silent", set[tuple[int, str]]())
+    distributed.in_step("replica_check", 1.0, lambda: int("no answer"))
+    assert distributed.is_silent("replica_check")
+    with msctx.context(hccl_timeout=2):
+        msctx.step()
+    assert store.check([last_steps.step_of(0)])
 
 
 def test_other_exceptions_are_the_programs_own(store: Any) -> None:
