@@ -10,6 +10,7 @@ from typing import Any
 
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, refused
 from msctx.options import known_to_ge
+from msctx.options.ascend import ALLOW_HF32, AS_SWITCHED
 from msctx.options.registry import named
 
 GRAPHS = "acts on graphs that torchair (torch_npu's compiler) makes"
@@ -32,6 +33,8 @@ WITH_GRAPHS = {
     "op_compiler_cache_dir": {},
 }
 """The options that go with each graph → the engine's words for their values."""
+HF32 = ("conv_allow_hf32", "matmul_allow_hf32")
+"""The options that the digits of ALLOW_HF32 stand for."""
 DUMPS = ("session.enable_dump", "dump_path", "dump_mode", "dump_step", "dump_layer", "dump_data", "quant_dumpable")
 
 
@@ -52,7 +55,13 @@ def graph_options(want: Want) -> dict[str, str]:
     for name, words in WITH_GRAPHS.items():
         if (setting := want.in_force(name)) is not None:
             found[setting.option.ge] = words.get(setting.value, str(setting.value))
-    return found | _dumps(want) | _raw(want, "session")
+    return found | _hf32(want) | _dumps(want) | _raw(want, "session")
+
+
+def _hf32(want: Want) -> dict[str, str]:
+    settings = [want.in_force(name) for name in HF32]
+    digits = [AS_SWITCHED if setting is None else str(int(setting.value)) for setting in settings]
+    return {ALLOW_HF32: "".join(digits)} if any(settings) else {}
 
 
 def _dumps(want: Want) -> dict[str, str]:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from msctx.effects.algorithms import EMULATES, OPEN, asked_of, carried_out, detail, npu_policy
 from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, refused
+from msctx.effects.graph_engine import with_graphs
 from msctx.options.conv_rules import DIRECTIONS, PRODUCT
 
 RNNS = (
@@ -91,11 +92,12 @@ def allow_fp32_emulation(want: Want) -> Outcome:
 @effect("matmul_allow_hf32", "conv_allow_hf32")
 def allow_hf32(want: Want) -> Outcome:
     if want.device == "ascend":
+        found = {HF32[want.option.name]: want.value} | with_graphs(want)
         if want.facts.half_products:
-            return refused(HALF_ALONE) if want.value else honoured({HF32[want.option.name]: False}, HALF_ALONE)
+            return refused(HALF_ALONE) if want.value else honoured(found, HALF_ALONE)
         if want.option.name == "matmul_allow_hf32" and npu_policy(want):
             return inert("overridden by matmul_algo or its rules, under which float32 products do not round to HF32")
-        return honoured({HF32[want.option.name]: want.value})
+        return honoured(found)
     if not want.value:
         return honoured(reason="no other device than an NPU rounds to HF32")
     return refused(NO_HF32.format(want.option.name.replace("hf32", "tf32")))

@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from msctx.imports import when_imported
+from msctx.options.ascend import ALLOW_HF32, AS_SWITCHED
 from msctx.switches import paths
 from msctx.switches.base import Switch
-from msctx.switches.torch_npu import is_here
+from msctx.switches.torch_npu import is_here, npu
 
 CONVERTER = "torchair._ge_concrete_graph.fx2ge_converter"
 ENGINE = "torchair.core._backend"
@@ -56,6 +57,8 @@ _engine, _graph, _tuner = (_Kept(keys.__contains__) for keys in (paths.OF_THE_EN
 class _Sent:
     engine: dict[str, str] = {}
     """What of the engine's options was ours when it was initialised."""
+    hf32: dict[str, str] = {}
+    """What goes with each graph from then on where the engine took HF32 from switches that we had set."""
     dumped: dict[str, str] = {}
     """The settings of the graphs in torchair's list of those that CANN dumps; none: they are the program's own."""
     own: Any = None
@@ -119,7 +122,12 @@ def _merged(graph: dict[str, str], engine: dict[str, str]) -> tuple[dict[str, st
     ours = {key: value for key, value in (_graph.led or {}).items() if key not in DUMPS}
     if _initialised() is None:
         _Sent.engine = dict(_engine.led or {})
-    return graph | ours, engine | _Sent.engine
+        _Sent.hf32 = {ALLOW_HF32: AS_SWITCHED * 2} if ALLOW_HF32 in ours else {}
+    graph = graph | _Sent.hf32 | ours
+    if AS_SWITCHED in (digits := graph.get(ALLOW_HF32, "")):
+        there = [str(int(switch.allow_hf32)) for switch in (npu().conv, npu().matmul)]
+        graph[ALLOW_HF32] = "".join(n if d == AS_SWITCHED else d for d, n in zip(digits, there, strict=True))
+    return graph, engine | _Sent.engine
 
 
 def _dumps() -> dict[str, str]:

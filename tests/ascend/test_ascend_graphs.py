@@ -223,6 +223,44 @@ for options, inside in {WITH_GRAPHS}:
     )
 
 
+def test_hf32_goes_with_each_graph(compiling: Run) -> None:
+    """torchair sends it to the engine alone, as it is with the first graph."""
+    compiling(
+        """
+KEY = "ge.exec.allow_hf32"  # convolutions, products
+with msctx.context(device_target="Ascend", strict=True, matmul_allow_hf32=True):
+    found = compiled()
+assert sent("GEInitialize", found)[KEY] == sent("AddGraph", found)[KEY] == "11"
+assert sent("AddGraph", compiled())[KEY] == "10", "the engine still has 11"
+with msctx.context(matmul_allow_hf32=True, conv_allow_hf32=False):
+    assert sent("AddGraph", compiled())[KEY] == "01"
+    with msctx.context(matmul_allow_hf32=False, ge_options={"session": {KEY: "11"}}):
+        assert sent("AddGraph", compiled())[KEY] == "11"
+torch.npu.matmul.allow_hf32 = True
+with msctx.context(conv_allow_hf32=False):
+    assert sent("AddGraph", compiled())[KEY] == "01", "what no option names is as the program has it"
+"""
+    )
+
+
+def test_hf32_reaches_a_graph_after_the_first(compiling: Run) -> None:
+    compiling(
+        """
+first = compiled()
+assert sent("GEInitialize", first)["ge.exec.allow_hf32"] == "10"
+kept = []
+function = torch.compile(lambda a: a + 1, backend=lambda graph, inputs: kept.append(1) or graph.forward)
+for on in (False, True, False):
+    with msctx.context(matmul_allow_hf32=on, conv_allow_hf32=False):
+        function(torch.ones(2))
+assert len(kept) == 2, "code for one is not used for the other"
+with msctx.context(matmul_allow_hf32=True, conv_allow_hf32=False):
+    assert sent("AddGraph", compiled())["ge.exec.allow_hf32"] == "01"
+assert sent("AddGraph", compiled()) == sent("AddGraph", first), "the engine was initialised without us"
+"""
+    )
+
+
 def test_the_engine_gets_its_options_with_the_first_graph_and_keeps_them(compiling: Run, tmp_path: Path) -> None:
     compiling(
         f"""

@@ -21,15 +21,28 @@ PRODUCTS = {"native.convolution.cpu": ConvPolicy(matmul_algo="normal", matmul_al
 GROUPS = {"cuda": "gpu_config", "ascend": "ascend_config"}
 
 
+def in_graphs(digits: str) -> dict[str, object]:
+    """What goes to CANN with each graph, of convolutions and of products."""
+    return {
+        "torch.npu.graph_options": {"ge.exec.allow_hf32": digits},
+        "torch.dynamo.apart": (f"ge.exec.allow_hf32={digits}",),
+    }
+
+
+def one_digit(name: str, value: bool) -> dict[str, object]:
+    return in_graphs(f"-{value:d}" if name == "matmul_allow_hf32" else f"{value:d}-") if "hf32" in name else {}
+
+
 def test_the_devices_own_flag() -> None:
     for name, (device, switch, status) in FLAGS.items():
         for value in (True, False):
             for options in ({name: value}, {GROUPS[device]: {name: value}}):
                 (row,) = msctx.explain(options, device=device).rows
-                assert (row.status, row.assignments) == (status, {switch: value})
+                assert (row.status, row.assignments) == (status, {switch: value} | one_digit(name, value))
                 assert row.reason or status != "approximated"
     found = planned(dict.fromkeys(FLAGS, True), on=DEVICES).assignments
-    assert {name: value for name, value in found.items() if name not in PRODUCTS} == {flag[1]: True for flag in FLAGS.values()}
+    flags = {flag[1]: True for flag in FLAGS.values()}
+    assert {name: value for name, value in found.items() if name not in PRODUCTS} == flags | in_graphs("11")
 
 
 def test_a_chip_without_hf32_refuses_it() -> None:
@@ -38,8 +51,9 @@ def test_a_chip_without_hf32_refuses_it() -> None:
         ("conv_allow_hf32", "torch.npu.conv.allow_hf32"),
     ):
         check([("ascend", {name: True}, {name: ("refused", {}, "float16 alone, and no HF32")})], half_products=True)
-        check([("ascend", {name: False}, {name: ("honoured", {switch: False}, "no HF32")})], half_products=True)
-        check([("ascend", {name: True}, {name: ("honoured", {switch: True}, "")})], half_products=False)
+        off, on = ({switch: value} | one_digit(name, value) for value in (False, True))
+        check([("ascend", {name: False}, {name: ("honoured", off, "no HF32")})], half_products=True)
+        check([("ascend", {name: True}, {name: ("honoured", on, "")})], half_products=False)
 
 
 def test_elsewhere_nothing_is_switched_and_that_is_reported() -> None:

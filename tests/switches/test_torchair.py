@@ -58,7 +58,7 @@ def graph(monkeypatch: pytest.MonkeyPatch) -> type[Graph]:
     for kept in (torchair._engine, torchair._graph, torchair._tuner):
         monkeypatch.setattr(kept, "given", None)
         monkeypatch.setattr(kept, "led", None)
-    for name in ("engine", "dumped"):
+    for name in ("engine", "hf32", "dumped"):
         monkeypatch.setattr(torchair._Sent, name, {})
     monkeypatch.setattr(torchair._Sent, "own", None)
     return kind
