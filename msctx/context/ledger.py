@@ -226,9 +226,10 @@ def _write(switch: Switch, want: Any, hold: Hold) -> None:
             _insert(holds, hold)
         else:
             _ledger[key] = [hold]
-    if switch.forget is not None and not switch.is_satisfied(want):
-        hold.leaves[name] = switch.forget
-    if reason := _bring(switch, want, back):
+    is_text_new = switch.kept is not None and (switch.kept.given is None or not switch.is_satisfied(want))
+    if switch.kept is not None and is_text_new:
+        hold.leaves[name] = switch.kept.forget
+    if reason := _set(switch, want) if is_text_new else _bring(switch, want, back):
         hold.late[name] = reason
     elif switch.restore == "kept":
         hold.kept[name] = want

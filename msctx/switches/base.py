@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from msctx.switches.paths import Kept
+
 
 def _always() -> bool:
     return True
@@ -29,7 +31,7 @@ class Switch:
             of them is changed, all go back to what was found first.
         save, load: for a switch whose value does not hold its whole state: take the state, put it back.
         satisfied: whether what is in effect already serves a value, so that nothing need be written.
-        forget: for one that stays and whose values hold paths: whoever wrote it has left, from then on the same text means where it
+        kept: for one that stays and whose values hold paths: the texts. Once whoever wrote it has left, the same text means where it
             leads by then.
         blocked: why a value cannot be written now (``""``: it can). Raises ``SwitchError`` where writing must not be skipped.
             ``None``: nothing ever is in the way.
@@ -49,7 +51,7 @@ class Switch:
     save: Callable[[], Any] | None = None
     load: Callable[[Any], None] | None = None
     satisfied: Callable[[Any], bool] | None = None
-    forget: Callable[[], None] | None = None
+    kept: Kept | None = None
     blocked: Callable[[Any], str] | None = None
     available: Callable[[], bool] = _always
     prepare: Callable[[], object] | None = None

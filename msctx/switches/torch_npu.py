@@ -374,6 +374,15 @@ def _record_in(folder: str) -> None:
     _recorded.write(wanted)
 
 
+def _record_again(found: tuple[Any, Any]) -> None:
+    """As before a call that failed; where nothing was recorded, torch_npu goes on, and the text means another folder elsewhere."""
+    if found[1] is None:
+        _recorded.forget()
+    elif found != _recorded.save():
+        npu().set_aoe(found[1]["folder"])
+        _recorded.load(found)
+
+
 SWITCHES = (
     _starting(current_device("torch.npu.current_device", npu, is_here)),
     _starting(memory_cap("torch.npu.memory_cap", npu, is_here)),
@@ -436,8 +445,10 @@ SWITCHES = (
         name="torch.npu.aoe_folder",
         read=_recorded_in,
         write=_record_in,
+        save=_recorded.save,
+        load=_record_again,
         satisfied=lambda folder: _recorded.placed({"folder": folder}) == _recorded.led,
-        forget=_recorded.forget,
+        kept=_recorded,
         restore="never",
         lasts="torch_npu cannot switch it off again",
         available=is_here,

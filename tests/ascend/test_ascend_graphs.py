@@ -364,6 +364,47 @@ assert any("comes too late" in text and str(second / "a.json") in text for text 
     )
 
 
+def test_the_text_of_a_path_goes_with_whoever_set_it(compiling: Run, tmp_path: Path) -> None:
+    """A call that failed leaves no text behind, and what is in force already belongs to whoever asks for it now."""
+    compiling(
+        f"""
+import os, warnings
+from pathlib import Path
+warnings.simplefilter("ignore")
+first, second = (Path({str(tmp_path)!r}) / name for name in ("first", "second"))
+for folder in (first, second):
+    folder.mkdir()
+    for name in ("a.json", "b.json"):
+        (folder / name).write_text('{{"Switch": {{"GraphFusion": {{"ALL": "off"}}}}}}')
+def fails(**options):
+    fail("aclrtSetOpExecuteTimeOutV2")
+    try:
+        msctx.context(device_target="Ascend", op_timeout=9, **options).__enter__()
+    except msctx.errors.SwitchError:
+        return
+    raise AssertionError("op_timeout was to fail")
+file = lambda: msctx.state()["torch.npu.engine_options"]["ge.fusionSwitchFile"]
+os.chdir(first)
+fails(aoe_tune_mode="offline", work_path="tuned")
+os.chdir(second)
+with msctx.context(device_target="Ascend", aoe_tune_mode="offline", work_path="tuned"):
+    assert recorded() == [f"aclGenGraphAndDumpForOp(MatMul, {{second / 'tuned'}})"]
+os.chdir(first)
+fails(aoe_tune_mode="offline", work_path="tuned")
+assert recorded() == [f"aclGenGraphAndDumpForOp(MatMul, {{second / 'tuned'}})"], "as before the call"
+with msctx.context(device_target="Ascend", fusion_switch_file="a.json"):
+    pass
+msctx.set_context(device_target="Ascend", fusion_switch_file="a.json")
+os.chdir(second)
+msctx.set_context(seed=1)
+assert file() == str(first / "a.json"), "in force before, and set_context's now"
+fails(fusion_switch_file="b.json")
+msctx.set_context(seed=2)
+assert file() == str(first / "a.json")
+"""
+    )
+
+
 def test_the_same_relative_path_under_another_directory_is_other_code(graphs: Run, tmp_path: Path) -> None:
     """Compiled code keeps the place that it was given, and is not run where the text means another one."""
     graphs(
