@@ -1,7 +1,7 @@
 """deterministic: torch's full recipe for the same bits from run to run."""
 
 from msctx.effects.algorithms import conv_policy
-from msctx.effects.base import STAYS, Outcome, Want, approximated, effect, honoured, inert, refused
+from msctx.effects.base import NOTHING_ASKED, STAYS, Outcome, Want, approximated, effect, honoured, inert, refused
 from msctx.options.observation import DeterministicExcept
 
 CUDA_ON = {"torch.cudnn.benchmark": False, "env.CUBLAS_WORKSPACE_CONFIG": ":4096:8", "env.NCCL_ALGO": "Ring"}
@@ -52,8 +52,8 @@ def deterministic(want: Want) -> Outcome:
 def detail(want: Want) -> Outcome:
     if want.other("deterministic") != "ON":
         return inert("it is a detail of deterministic=ON, which is not set")
-    if want.device == "ascend" and want.option.name == "fill_uninitialized_memory" and want.value:
-        return refused(NOT_FILLED)
+    if want.device == "ascend" and want.option.name == "fill_uninitialized_memory":
+        return refused(NOT_FILLED) if want.value else NOTHING_ASKED
     return honoured(reason="part of deterministic=ON")
 
 

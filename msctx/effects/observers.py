@@ -193,6 +193,9 @@ def replica_check(want: Want) -> Outcome:
     return refused(want.facts.native) if want.facts.native else honoured({"observers.replicas": want.value})
 
 
+ROUNDED_OFF = "torch_npu casts to float64 give float32, in which small differences are rounded off"
+
+
 @effect("check_bprop")
 def check_bprop(want: Want) -> Outcome:
     return _checks({"observers.check_bprop": want.value})
@@ -200,8 +203,8 @@ def check_bprop(want: Want) -> Outcome:
 
 @effect("check_bprop_values")
 def check_bprop_values(want: Want) -> Outcome:
-    if want.value and want.device == "ascend":
-        return refused("torch_npu casts to float64 give float32, in which small differences are rounded off")
+    if want.device == "ascend":
+        return refused(ROUNDED_OFF) if want.value else NOTHING_ASKED
     return _checks({"observers.check_bprop_values": want.value})
 
 

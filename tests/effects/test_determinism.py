@@ -93,6 +93,8 @@ def test_the_details_change_the_recipe_and_mean_nothing_without_it(device: str) 
 
 
 def test_torch_npu_fills_no_memory() -> None:
+    off = {row.option: row for row in planned({"fill_uninitialized_memory": False, "deterministic": "ON"}, on="ascend").rows}
+    assert off["fill_uninitialized_memory"].reason == "nothing is asked for"
     rows = planned({"fill_uninitialized_memory": True, "deterministic": "ON"}, on="ascend").rows
     assert {row.option: row.status for row in rows} == {"deterministic": "approximated", "fill_uninitialized_memory": "refused"}
 
