@@ -155,10 +155,13 @@ def debug_dir(want: Want) -> Outcome:
 @effect("export_compile_stat")
 def export_compile_stat(want: Want) -> Outcome:
     found: dict[str, Any] = {"observers.fusions": want.value}
-    if not want.value:
-        return honoured(found)
-    found["env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG"] = "msctx"
-    return approximated(found, LEFT_TO_NPU) if want.device == "ascend" else honoured(found, COUNTED)
+    if want.value:
+        found["env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG"] = "msctx"
+    told = [COUNTED] if want.value else []
+    if want.device == "ascend":
+        found["torch.npu.engine_options"] = graph_engine.engine_options(want)
+        told.append(f"CANN counts its own: {graph_engine.GRAPHS}; {graph_engine.ONCE}")
+    return honoured(found, "; ".join(told))
 
 
 @effect("quant_dumpable")

@@ -33,12 +33,14 @@ WITH_GRAPHS = {
     "op_compiler_cache_dir": {},
 }
 """The options that go with each graph → the engine's words for their values."""
+WITH_ENGINE = ("fusion_switch_file", "export_compile_stat")
+"""The options that it is initialised with."""
 HF32 = ("conv_allow_hf32", "matmul_allow_hf32")
 """The options that the digits of ALLOW_HF32 stand for."""
 DUMPS = ("session.enable_dump", "dump_path", "dump_mode", "dump_step", "dump_layer", "dump_data", "quant_dumpable")
 
 
-SENT = {*WITH_GRAPHS, *DUMPS, "fusion_switch_file", "deterministic", "aoe_mode", "work_path", "aoe_config_file"}
+SENT = {*WITH_GRAPHS, *WITH_ENGINE, *DUMPS, "deterministic", "aoe_mode", "work_path", "aoe_config_file"}
 """The options whose keys the engine gets, from here or, of the last four, from torchair."""
 PINNED = {"ge.opSelectImplmode": "high_precision", "ge.exec.staticMemoryPolicy": "2"}
 """What torchair initialises the engine with, whatever is set."""
@@ -73,10 +75,8 @@ def _dumps(want: Want) -> dict[str, str]:
 
 def engine_options(want: Want) -> dict[str, str]:
     """What the engine is initialised with."""
-    found = {}
-    if (setting := want.in_force("fusion_switch_file")) is not None:
-        found[setting.option.ge] = setting.value
-    return found | _raw(want, "global")
+    settings = [setting for name in WITH_ENGINE if (setting := want.in_force(name)) is not None]
+    return {setting.option.ge: str(setting.value) for setting in settings} | _raw(want, "global")
 
 
 def tuner(want: Want) -> dict[str, str] | None:

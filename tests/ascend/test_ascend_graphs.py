@@ -294,11 +294,27 @@ assert not any("too late" in text for text in messages), messages
     )
 
 
+def test_the_engine_counts_what_it_fuses_as_the_option_has_it(compiling: Run) -> None:
+    compiling(
+        """
+msctx.set_context(ge_options={"global": {"ge.exportCompileStat": "0"}})
+found = compiled()
+for kind in ("GEInitialize", "Session"):
+    assert sent(kind, found)["ge.exportCompileStat"] == "0", kind
+try:
+    msctx.context(device_target="Ascend", export_compile_stat=1, strict=True).__enter__()
+except msctx.StrictError as error:
+    assert "ge.exportCompileStat=1 comes too late" in str(error), error
+else:
+    raise AssertionError("the engine keeps 0")
+"""
+    )
+
+
 def test_paths_lead_where_they_did_when_they_were_set(compiling: Run, tmp_path: Path) -> None:
     """CANN and torchair come to them later, when the program may be in another directory."""
     compiling(
-        COMPILE
-        + f"""
+        f"""
 import os
 from pathlib import Path
 from torch_npu import _C

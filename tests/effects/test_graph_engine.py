@@ -64,6 +64,7 @@ def test_a_key_that_the_engine_does_not_get_is_told() -> None:
             ("ge.opSelectImplmode", "high_performance", "approximated", "torchair's ge.opSelectImplmode=high_precision holds"),
             ("ge.opSelectImplmode", "high_precision", "honoured", "the engine does not get it"),
             ("ge.exec.staticMemoryPolicy", "0", "approximated", "torchair's ge.exec.staticMemoryPolicy=2 holds"),
+            ("ge.exportCompileStat", "0", "honoured", "its keys are options of their own"),
             ("ge.bufferOptimize", "off_optimize", "honoured", "its keys are options of their own"),
         ):
             check([("ascend", {name: {key: value}}, {name: (status, {}, reason)})])
