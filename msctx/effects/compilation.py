@@ -173,6 +173,9 @@ def quant_dumpable(want: Want) -> Outcome:
 
 DEBUG = 10
 """The level of Python's logging."""
+TRACED = (
+    "of graphs that torchair compiles, what Dynamo and AOTAutograd trace is logged and checked; inductor has no part in them"
+)
 
 
 @effect("debug_level")
@@ -187,4 +190,4 @@ def debug_level(want: Want) -> Outcome:
         "torch.logs.aot": DEBUG,
         "torch.logs.inductor": DEBUG,
     } | apart(want)
-    return approximated(found, LEFT_TO_NPU) if want.device == "ascend" else honoured(found)
+    return approximated(found, TRACED) if want.device == "ascend" else honoured(found)

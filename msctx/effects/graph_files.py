@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured
-from msctx.effects.compilation import LEFT_TO_NPU, apart
+from msctx.effects.compilation import apart
 from msctx.effects.compile_cache import cache
 from msctx.options.observation import GraphFiles
 
 NOT_CACHED = "torch's caches are off: code that comes from one passes no stage"
+NO_STAGES = (
+    "of graphs that torchair compiles: as they are captured, and after its passes in torch; inductor's stages are not theirs"
+)
 CACHED = "code that comes from the cache leaves the graph that Dynamo captured, and no other"
 
 
@@ -29,7 +32,7 @@ def saving(want: Want) -> Outcome:
     if not is_cached:
         found["torch.inductor.fx_graph_cache"] = False
     if want.device == "ascend":
-        return approximated(found, LEFT_TO_NPU)
+        return approximated(found, NO_STAGES)
     return approximated(found, CACHED) if is_cached else honoured(found, NOT_CACHED)
 
 

@@ -138,6 +138,26 @@ with msctx.context(enable_graph_kernel=False):
 """)
 
 
+def test_files_and_logs_of_what_is_captured(capturing: Run) -> None:
+    """Dynamo and AOTAutograd trace for torchair, too."""
+    capturing("""
+import logging
+from pathlib import Path
+told = set()
+handler = logging.Handler()
+handler.emit = lambda record: told.add(record.name.split(".")[1]) if record.levelno == logging.DEBUG else None
+for name in ("torch._dynamo", "torch._functorch._aot_autograd"):
+    logging.getLogger(name).addHandler(handler)
+assert len(reached(save_graphs=3, save_graphs_path="graphs")) == 1
+found = {path.name for path in Path("graphs").iterdir()}
+assert {"00_bootstrap_0000.ir", "00_bootstrap_0001.dot"} < found, found
+assert any(name.startswith("opt_pass_1_torchair") for name in found), found
+assert not told
+assert len(reached(debug_level=1)) == 1
+assert told == {"_dynamo", "_functorch"}, told
+""")
+
+
 def test_what_is_only_compiled_reaches_nothing_and_returns_nothing(capturing: Run) -> None:
     """torchair compiles a graph when it first runs, so that there is no graph either: the plan reports that."""
     capturing("""
