@@ -7,7 +7,7 @@ from typing import Any
 from msctx.effects.base import STAYS, Outcome, Want, approximated, effect, honoured, refused
 
 NO_STREAMS = "a CPU has no streams and no events that anybody waits for; hccl_timeout limits how long collectives wait"
-FIRST_GROUP = "torch_npu tells the device when the first process group of HCCL is made, and not before"
+FIRST_GROUP = "torch_npu gives it to the device when the first process group of HCCL is made, and not before"
 OF_STREAMS = "torch.npu.synchronize() waits for the whole device, which has a limit of its own (ACL_DEVICE_SYNC_TIMEOUT)"
 NO_LIMIT = "CUDA does not limit how long a stream waits for an event; hccl_timeout and op_timeout limit what it waits for"
 BY_POLLING = (

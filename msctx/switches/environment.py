@@ -113,7 +113,7 @@ SWITCHES = (
     _read_once("env.HCCL_EXEC_TIMEOUT", "the first process group of HCCL", blocked=_hccl_late("HCCL_EXEC_TIMEOUT")),
     _read_once("env.HCCL_EVENT_TIMEOUT", "the first process group of HCCL", blocked=_hccl_late("HCCL_EVENT_TIMEOUT")),
     _variable("env.ACL_STREAM_TIMEOUT"),  # torch_npu reads it at each wait
-    _read_once("env.TE_PARALLEL_COMPILER", "the first operator compiled by CANN", blocked=_npu_late("TE_PARALLEL_COMPILER")),
+    _read_once("env.TE_PARALLEL_COMPILER", "the first use of an NPU", blocked=_npu_late("TE_PARALLEL_COMPILER")),
     _read_once(
         "env.PYTORCH_NO_NPU_MEMORY_CACHING",
         "the first allocation on an NPU",

@@ -9,7 +9,7 @@ Run = Callable[..., str]
 
 
 @pytest.mark.parametrize(("soc", "cann"), [("Ascend910B1", "8.5.0"), ("Ascend910_9391", "9.1.0")])
-def test_each_operator_and_hccl_are_told(ascend: Run, soc: str, cann: str) -> None:
+def test_it_reaches_each_operator_and_hccl(ascend: Run, soc: str, cann: str) -> None:
     ascend(
         """
         a = torch.randn(4, 4).npu()
@@ -103,7 +103,7 @@ def test_a_group_that_is_there_gets_it_from_torch_npu_and_the_variable_stays_uns
     """)
 
 
-def test_torch_npu_fills_no_new_memory_and_the_plan_says_so(ascend: Run) -> None:
+def test_torch_npu_fills_no_new_memory_which_the_plan_reports(ascend: Run) -> None:
     ascend("""
         torch.npu.set_device(0)
         rows = msctx.explain(deterministic="ON", fill_uninitialized_memory=True, device="ascend").rows

@@ -63,6 +63,6 @@ def test_when_a_switch_cannot_be_put_back_the_others_are(ascend: Run) -> None:
         except RuntimeError:
             pass
         else:
-            raise AssertionError("that the device was not put back must be told")
+            raise AssertionError("that the device was not put back must be reported")
         assert msctx.diff(before, msctx.state()) == {}  # the second try succeeds
     """)

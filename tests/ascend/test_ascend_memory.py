@@ -110,7 +110,7 @@ def test_a_cap_below_what_is_held_is_an_error_and_changes_nothing(ascend: Run) -
         ({"mempool_block_size": "1GB", "max_device_memory": "2GB"}, "aclrtMallocAlign32(268435456)"),
     ],
 )
-def test_the_pool_takes_its_memory_as_it_is_told(ascend: Run, options: dict[str, object], expected: str) -> None:
+def test_the_pool_takes_its_memory_as_the_options_have_it(ascend: Run, options: dict[str, object], expected: str) -> None:
     ascend(f"""
         {SEGMENT.replace(chr(10), chr(10) + "        ")}
         assert segment() == PLAIN

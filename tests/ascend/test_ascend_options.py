@@ -77,7 +77,7 @@ def test_the_mode_of_the_cache_leaves_the_users_folder(ascend: Run) -> None:
 
 
 @pytest.mark.full
-def test_a_list_of_types_stays_which_is_said(ascend: Run) -> None:
+def test_a_list_of_types_stays_which_a_warning_reports(ascend: Run) -> None:
     ascend("""
         import warnings
         def told(options):
@@ -125,7 +125,7 @@ def test_no_empty_text_reaches_cann_when_entering_fails(ascend: Run) -> None:
 
 
 @pytest.mark.full
-def test_what_torch_npu_cannot_switch_off_again_is_said(ascend: Run) -> None:
+def test_what_torch_npu_cannot_switch_off_again_is_reported(ascend: Run) -> None:
     ascend("""
         import tempfile, warnings
         from pathlib import Path
@@ -269,6 +269,8 @@ def test_limits_of_hccl_precede_its_first_group(ascend: Run) -> None:
             warnings.simplefilter("always")
             with msctx.context(hccl_timeout=700, op_wait_timeout=70):
                 assert backend.options._timeout.total_seconds() == 730
+            with msctx.context(hccl_timeout=60):
+                assert backend.options._timeout.total_seconds() == 90, "before HCCL's own limit, which is still 600"
         assert backend.options._timeout.total_seconds() == 630
         assert os.environ["HCCL_EXEC_TIMEOUT"] == "600"
         late = [str(one.message) for one in told if "comes too late" in str(one.message)]
