@@ -145,7 +145,8 @@ def on_device(option: Option, device: str, value: Any = UNSET) -> Outcome:
     found = [o for o in (_outcome(option, v, device) for v in values) if o is not None]
     if not found:
         return Outcome("inert", {}, f"it has no meaning on {device}")
-    best = next((o for o in found if o.status in DONE and o != NOTHING_ASKED), found[0])
+    asking = [o for o in found if o != NOTHING_ASKED] or found
+    best = next((o for o in asking if o.status in DONE), asking[0])
     switches = {switch: v for o in found for switch, v in o.assignments.items()}
     return Outcome(best.status, switches, best.reason)
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, refused
 from msctx.options import known_to_ge
-from msctx.options.ascend import ALLOW_HF32, AS_SWITCHED
 from msctx.options.registry import named
 
 GRAPHS = "acts on graphs that torchair (torch_npu's compiler) makes"
@@ -35,8 +34,9 @@ WITH_GRAPHS = {
 """The options that go with each graph → the engine's words for their values."""
 WITH_ENGINE = ("fusion_switch_file", "export_compile_stat")
 """The options that it is initialised with."""
+ALLOW_HF32 = "ge.exec.allow_hf32"
+"""CANN's key for two options, with a digit for each."""
 HF32 = ("conv_allow_hf32", "matmul_allow_hf32")
-"""The options that the digits of ALLOW_HF32 stand for."""
 DUMPS = ("session.enable_dump", "dump_path", "dump_mode", "dump_step", "dump_layer", "dump_data", "quant_dumpable")
 
 
@@ -61,8 +61,9 @@ def graph_options(want: Want) -> dict[str, str]:
 
 
 def _hf32(want: Want) -> dict[str, str]:
+    """An option that is unset has ``-``: there torch_npu's switch decides, when a graph is compiled."""
     settings = [want.in_force(name) for name in HF32]
-    digits = [AS_SWITCHED if setting is None else str(int(setting.value)) for setting in settings]
+    digits = ["-" if setting is None else str(int(setting.value)) for setting in settings]
     return {ALLOW_HF32: "".join(digits)} if any(settings) else {}
 
 

@@ -8,10 +8,6 @@ from msctx.options.option import Option
 
 SOURCE = "mindspore.set_context(ascend_config)"
 SPEED_UP = "parallel_speed_up_json_path"
-ALLOW_HF32 = "ge.exec.allow_hf32"
-"""CANN's key for two options: a digit for convolutions and one for products."""
-AS_SWITCHED = "-"
-"""Its digit for an option that is unset: torch_npu's switch decides when a graph is compiled."""
 
 
 def renamed(name: str) -> tuple[str, ...]:

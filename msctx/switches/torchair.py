@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from msctx.imports import when_imported
-from msctx.options.ascend import ALLOW_HF32, AS_SWITCHED
 from msctx.switches import paths
 from msctx.switches.base import Switch
 from msctx.switches.torch_npu import is_here, npu
@@ -21,6 +20,8 @@ from msctx.switches.torch_npu import is_here, npu
 CONVERTER = "torchair._ge_concrete_graph.fx2ge_converter"
 ENGINE = "torchair.core._backend"
 Options = Mapping[str, str]
+ALLOW_HF32, AS_SWITCHED = "ge.exec.allow_hf32", "-"
+"""A digit for convolutions and one for products, or the sign for torch_npu's switch as it is then."""
 DUMPS = (
     *("ge.exec.enableDump", "ge.exec.dumpPath", "ge.exec.dumpMode", "ge.exec.dumpStep", "ge.exec.dumpLayer"),
     *("ge.exec.dumpData", "ge.quant_dumpable"),
