@@ -45,6 +45,9 @@ SENT = {*WITH_GRAPHS, *WITH_ENGINE, *DUMPS, "deterministic", "aoe_mode", "work_p
 PINNED = {"ge.opSelectImplmode": "high_precision", "ge.exec.staticMemoryPolicy": "2"}
 """What torchair initialises the engine with, whatever is set."""
 
+OVERWRITTEN = (ALLOW_HF32, "ge.deterministicLevel", "ge.exec.deviceId")
+"""What it has of its own for the engine, from torch_npu's flags, whatever a configuration holds."""
+
 
 def _raw(want: Want, level: str) -> dict[str, str]:
     setting = want.in_force(f"ge_options.{level}")
@@ -213,7 +216,9 @@ def _raw_keys(want: Want, assignments: dict[str, Any], how: str) -> Outcome:
     left = [key for key in want.value if not known_to_ge(key)]
     unsent = [key for key in want.value if key not in left and named(key).name not in SENT]
     pinned = [f"{key}={PINNED[key]}" for key in unsent if PINNED.get(key, want.value[key]) != want.value[key]]
+    overwritten = [key for key in left if key in OVERWRITTEN and how == ONCE]
     told = [f"{', '.join(left)}: {GRAPHS}; {how}"] if left else ["its keys are options of their own"]
     told += [f"{', '.join(unsent)}: carried out by msctx, the engine does not get it"] if unsent else []
     told += [f"in graphs torchair's {', '.join(pinned)} holds"] if pinned else []
-    return (approximated if pinned else honoured)(assignments if left else {}, "; ".join(told))
+    told += [f"the engine has torchair's own {', '.join(overwritten)}; ge_options.session wins"] if overwritten else []
+    return (approximated if pinned or overwritten else honoured)(assignments if left else {}, "; ".join(told))

@@ -70,6 +70,12 @@ def test_a_key_that_the_engine_does_not_get_is_told() -> None:
             check([("ascend", {name: {key: value}}, {name: (status, {}, reason)})])
 
 
+def test_what_torchair_writes_over_in_the_engine_is_reported() -> None:
+    for level, status in (("global", "approximated"), ("session", "honoured")):
+        row = rows({"ge_options": {level: {"ge.exec.allow_hf32": "11"}}}, on="ascend")[f"ge_options.{level}"]
+        assert (row.status, "torchair's own ge.exec.allow_hf32" in row.reason) == (status, level == "global")
+
+
 def test_what_the_engine_is_initialised_with() -> None:
     file = str(DATA / "fusion_switch.json")
     found = planned({"ge_options": {"global": {"ge.new": "x"}}, "fusion_switch_file": file}, on=("ascend",)).assignments
