@@ -157,11 +157,11 @@ def export_compile_stat(want: Want) -> Outcome:
     found: dict[str, Any] = {"observers.fusions": want.value}
     if want.value:
         found["env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG"] = "msctx"
-    told = [COUNTED] if want.value else []
+    reasons = [COUNTED] if want.value else []
     if want.device == "ascend":
         found["torch.npu.engine_options"] = graph_engine.engine_options(want)
-        told.append(f"CANN counts its own: {graph_engine.GRAPHS}; {graph_engine.ONCE}")
-    return honoured(found, "; ".join(told))
+        reasons.append(f"CANN counts its own: {graph_engine.GRAPHS}; {graph_engine.ONCE}")
+    return honoured(found, "; ".join(reasons))
 
 
 @effect("quant_dumpable")

@@ -217,8 +217,8 @@ def _raw_keys(want: Want, assignments: dict[str, Any], how: str) -> Outcome:
     unsent = [key for key in want.value if key not in left and named(key).name not in SENT]
     pinned = [f"{key}={PINNED[key]}" for key in unsent if PINNED.get(key, want.value[key]) != want.value[key]]
     overwritten = [key for key in left if key in OVERWRITTEN and how == ONCE]
-    told = [f"{', '.join(left)}: {GRAPHS}; {how}"] if left else ["its keys are options of their own"]
-    told += [f"{', '.join(unsent)}: carried out by msctx, the engine does not get it"] if unsent else []
-    told += [f"in graphs torchair's {', '.join(pinned)} holds"] if pinned else []
-    told += [f"the engine has torchair's own {', '.join(overwritten)}; ge_options.session wins"] if overwritten else []
-    return (approximated if pinned or overwritten else honoured)(assignments if left else {}, "; ".join(told))
+    reasons = [f"{', '.join(left)}: {GRAPHS}; {how}"] if left else ["its keys are options of their own"]
+    reasons += [f"{', '.join(unsent)}: carried out by msctx, the engine does not get it"] if unsent else []
+    reasons += [f"in graphs torchair's {', '.join(pinned)} holds"] if pinned else []
+    reasons += [f"the engine has torchair's own {', '.join(overwritten)}; ge_options.session wins"] if overwritten else []
+    return (approximated if pinned or overwritten else honoured)(assignments if left else {}, "; ".join(reasons))

@@ -13,7 +13,7 @@ from msctx.options.graph import Compilation, Region, Shapes
 
 STRICT, LAX = 0, 2
 BY_TORCHAIR = "graphs of tensors on an NPU are compiled by torchair, when they first run"
-CAPTURED = f"{BY_TORCHAIR}, which is here never: code is captured, no graph is compiled ahead, and the call returns None"
+CAPTURED = f"{BY_TORCHAIR}: here never. Code is captured, no graph is compiled ahead, and the call returns None"
 ALONE = "for functions of msctx.jit alone: without mode=GRAPH_MODE modules run eagerly"
 
 
@@ -70,10 +70,7 @@ def mode(want: Want) -> Outcome:
 def precompile_only(want: Want) -> Outcome:
     outcome = _compiled(want)
     if want.device == "ascend" and want.value:
-        return approximated(
-            outcome.assignments,
-            CAPTURED,
-        )
+        return approximated(outcome.assignments, CAPTURED)
     return outcome
 
 
