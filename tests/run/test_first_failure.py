@@ -92,26 +92,26 @@ def test_what_a_rank_leaves_of_its_end(tmp_path: Path, monkeypatch: pytest.Monke
     assert [*tmp_path.iterdir()] == [tmp_path / "error.json"], "it was written aside, and renamed"
 
 
-def test_ranks_that_left_no_result_have_the_status_and_the_reason_that_the_agent_knows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It ends the others by SIGTERM, and half a minute later by SIGKILL."""
+def test_ranks_have_the_status_and_the_reason_that_the_agent_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends the others by SIGTERM, and half a minute later by SIGKILL. The last two had a result: one of them failed after it."""
     failures = {
         0: failure(-signal.SIGKILL),
         1: failure(-signal.SIGTERM),
         2: failure(-signal.SIGKILL, timestamp=1000 + launch.PATIENCE),
         3: failure(7),
         4: failure(5, 1000.5),
+        5: failure(-signal.SIGTERM),
     }
     folders = [tmp_path / f"rank_{rank}" for rank in failures]
     for folder in folders:
         folder.mkdir()
-    (tmp_path / "rank_4" / "result.json").write_text('{"status": "completed"}')
+    for done in folders[4:]:
+        (done / "result.json").write_text('{"status": "completed"}')
     (seen := tmp_path / "seen").write_text("".join(f"{folder}\n" for folder in folders))
     monkeypatch.setenv(carried.VARIABLE, carried.pack(Layer(), restart=0))
     monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", lambda *_: SimpleNamespace(failures=failures))
     agent: Any = None
-    with launch._noting_failures(seen):
+    with launch._noting_failures(seen, tmp_path):
         LocalElasticAgent._monitor_workers(agent, None)
     found = [(row["status"], row.get("reason")) for row in launch._gathered(seen)["ranks"]]
     assert found == [
@@ -119,5 +119,6 @@ def test_ranks_that_left_no_result_have_the_status_and_the_reason_that_the_agent
         ("interrupted", "signal 15 (its name) ended it"),
         ("interrupted", "signal 9 (its name) ended it"),
         ("failed", "it ended with exit code 7"),
+        ("failed", "at 1000.5"),
         ("completed", None),
     ]
