@@ -78,6 +78,18 @@ def asker(port: int, of: str, ranks: list[int], differing: int) -> None:
     print(json.dumps([began, time.time()]), flush=True)
 
 
+def asking(command: list[str], count: int) -> list[subprocess.Popen[str]]:
+    """So many processes that have printed that they are ready; each gets its number as a last word."""
+    running = [
+        subprocess.Popen([*command, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for number in range(count)
+    ]
+    for process in running:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    return running
+
+
 def seconds(store: TCPStore, size: int, turn: int, differing: int) -> float:
     """From the first rank's question to the last one's answer. Rank *differing* has something else; 0 was there before the others,
     so that all of them differ from the first."""
@@ -85,13 +97,7 @@ def seconds(store: TCPStore, size: int, turn: int, differing: int) -> float:
     if differing == 0:
         ask(store, of, 0, {**values(), "torch.num_threads": (-1, "elsewhere")})
     command = [sys.executable, __file__, "--asker", str(store.port), of, str(size), str(differing)]
-    running = [
-        subprocess.Popen([*command, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for number in range(ASKERS)
-    ]
-    for process in running:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+    running = asking(command, ASKERS)
     for process in running:
         assert process.stdin is not None
         process.stdin.write("\n")

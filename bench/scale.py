@@ -120,14 +120,7 @@ def costs() -> dict[str, Any]:
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     for size in (*SIZES, AGREED):
         store.set(f"{size}", "x" * size)
-    command = [sys.executable, __file__, "--asker", str(store.port)]
-    askers = [
-        subprocess.Popen([*command, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for number in range(ASKERS)
-    ]
-    for process in askers:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+    askers = simulated.asking([sys.executable, __file__, "--asker", str(store.port)], ASKERS)
     found: dict[str, Any] = {name: {size: [] for size in SIZES} for name in SINGLE} | {"rank": []}
     for turn in range(TURNS):
         for size, count in SIZES.items():

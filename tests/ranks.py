@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 _PROGRAM = """
 import datetime, os, sys, tempfile, warnings
@@ -53,6 +55,15 @@ if __name__ == "__main__":
 def torchrun(count: int, program: Path) -> list[str]:
     """The command that runs a program as so many ranks."""
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), str(program)]
+
+
+def reports(folder: Path, program: str) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """What two ranks of *program* have written as JSON to the files ``0`` and ``1`` beside it, and their standard error."""
+    (folder / "train.py").write_text(textwrap.dedent(program))
+    done = subprocess.run(torchrun(2, folder / "train.py"), capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-6000:]
+    first, second = (json.loads((folder / rank).read_text()) for rank in "01")
+    return first, second, done.stderr
 
 
 def two_ranks(folder: Path, body: str) -> None:

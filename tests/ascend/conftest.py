@@ -19,6 +19,29 @@ Variables = Callable[..., dict[str, str]]
 END = "\nimport os, sys\nsys.stdout.flush()\nos._exit(0)"
 """Python takes two seconds to take torch_npu apart; the fresh processes do."""
 PREPARE = "import torch, torch_npu, msctx\nfrom boundary import calls, fail"
+COMPILE = """
+x = torch.ones(4, 4).npu()
+def compiled(config=None):
+    torch._dynamo.reset()
+    calls()
+    backend = torchair.get_npu_backend(compiler_config=config or torchair.CompilerConfig())
+    try:
+        torch.compile(lambda a: a @ a, backend=backend)(x)
+    except Exception as error:
+        found = calls()
+        if found[-1:] != ["CompileGraph()"]:  # there the recorder fails; all that fails before is a fault
+            raise
+        return found
+    raise AssertionError("the recorder compiles nothing")
+def sent(kind, found):
+    pairs = [call.removeprefix(kind)[1:-1].partition("=") for call in found if call.startswith(kind + "(")]
+    return {key: value for key, _, value in pairs}
+def recorded():
+    calls()
+    with msctx.context(jit_compile="true"):  # the only operators that torch_npu records
+        x @ x
+    return calls("aclGenGraph")
+"""
 
 
 @pytest.fixture(scope="session")
@@ -71,6 +94,12 @@ def ascend(ascend_machine: Variables, _interpreters: Callable[..., Interpreter],
 def graphs(ascend: Run) -> Run:
     """Run a case where torchair and what else compiles is imported."""
     return lambda code: ascend(code, prepare="import torch._dynamo, torch._inductor.compile_fx, torchair")
+
+
+@pytest.fixture
+def compiling(graphs: Run) -> Run:
+    """Run a case after COMPILE."""
+    return lambda code: graphs(COMPILE + code)
 
 
 @pytest.fixture
