@@ -160,7 +160,7 @@ def export_compile_stat(want: Want) -> Outcome:
     reasons = [COUNTED] if want.value else []
     if want.device == "ascend":
         found["torch.npu.engine_options"] = graph_engine.engine_options(want)
-        reasons.append(f"CANN counts its own: {graph_engine.GRAPHS}; {graph_engine.ONCE}")
+        reasons.append(f"CANN counts its own in graphs that torchair (torch_npu's compiler) makes; {graph_engine.ONCE}")
     return honoured(found, "; ".join(reasons))
 
 

@@ -5,6 +5,7 @@ On other devices these are carried out where they have a meaning in torch.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +38,9 @@ WITH_ENGINE = ("fusion_switch_file", "export_compile_stat")
 ALLOW_HF32 = "ge.exec.allow_hf32"
 """CANN's key for two options, with a digit for each."""
 HF32 = ("conv_allow_hf32", "matmul_allow_hf32")
+DIGITS = (
+    f"{ALLOW_HF32} has a digit for convolutions and one for products; - stands for torch_npu's flag when a graph is compiled"
+)
 DUMPS = ("session.enable_dump", "dump_path", "dump_mode", "dump_step", "dump_layer", "dump_data", "quant_dumpable")
 
 
@@ -51,7 +55,15 @@ OVERWRITTEN = (ALLOW_HF32, "ge.deterministicLevel", "ge.exec.deviceId")
 
 def _raw(want: Want, level: str) -> dict[str, str]:
     setting = want.in_force(f"ge_options.{level}")
-    return {key: text for key, text in setting.value.items() if not known_to_ge(key)} if setting is not None else {}
+    return (
+        {key: text for key, text in setting.value.items() if key in _sendable(setting.value, level)}
+        if setting is not None
+        else {}
+    )
+
+
+def _sendable(keys: Iterable[str], level: str) -> list[str]:
+    return [key for key in keys if not known_to_ge(key) and not (level == "global" and key in OVERWRITTEN)]
 
 
 def graph_options(want: Want) -> dict[str, str]:
@@ -64,7 +76,7 @@ def graph_options(want: Want) -> dict[str, str]:
 
 
 def _hf32(want: Want) -> dict[str, str]:
-    """An option that is unset has ``-``: there torch_npu's switch decides, when a graph is compiled."""
+    """See DIGITS."""
     settings = [want.in_force(name) for name in HF32]
     digits = ["-" if setting is None else str(int(setting.value)) for setting in settings]
     return {ALLOW_HF32: "".join(digits)} if any(settings) else {}
@@ -202,23 +214,26 @@ def stream_max_parallel_num(want: Want) -> Outcome:
 
 @effect("ge_options.global")
 def of_the_engine(want: Want) -> Outcome:
-    return _raw_keys(want, {"torch.npu.engine_options": engine_options(want)}, ONCE)
+    return _raw_keys(want, "global", {"torch.npu.engine_options": engine_options(want)}, ONCE)
 
 
 @effect("ge_options.session")
 def of_a_session(want: Want) -> Outcome:
-    return _raw_keys(want, with_graphs(want), "torchair has one session: they go with each graph")
+    return _raw_keys(want, "session", with_graphs(want), "torchair has one session: they go with each graph")
 
 
-def _raw_keys(want: Want, assignments: dict[str, Any], how: str) -> Outcome:
+def _raw_keys(want: Want, level: str, assignments: dict[str, Any], how: str) -> Outcome:
     if not want.value:
         return NOTHING_ASKED
-    left = [key for key in want.value if not known_to_ge(key)]
-    unsent = [key for key in want.value if key not in left and named(key).name not in SENT]
+    left = _sendable(want.value, level)
+    lost = [key for key in want.value if key not in left and not known_to_ge(key)]
+    unsent = [key for key in want.value if known_to_ge(key) and named(key).name not in SENT]
     pinned = [f"{key}={PINNED[key]}" for key in unsent if PINNED.get(key, want.value[key]) != want.value[key]]
-    overwritten = [key for key in left if key in OVERWRITTEN and how == ONCE]
+    overwrites = f"torchair overwrites {', '.join(lost)} in the engine; ge_options.session sends keys with each graph"
+    if len(lost) == len(want.value):
+        return refused(overwrites)
     reasons = [f"{', '.join(left)}: {GRAPHS}; {how}"] if left else ["its keys are options of their own"]
     reasons += [f"{', '.join(unsent)}: carried out by msctx, the engine does not get it"] if unsent else []
     reasons += [f"in graphs torchair's {', '.join(pinned)} holds"] if pinned else []
-    reasons += [f"the engine has torchair's own {', '.join(overwritten)}; ge_options.session wins"] if overwritten else []
-    return (approximated if pinned or overwritten else honoured)(assignments if left else {}, "; ".join(reasons))
+    reasons += [overwrites] if lost else []
+    return (approximated if pinned or lost else honoured)(assignments if left else {}, "; ".join(reasons))

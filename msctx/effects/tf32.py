@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from msctx.effects.algorithms import EMULATES, OPEN, asked_of, carried_out, detail, npu_policy
 from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, refused
-from msctx.effects.graph_engine import with_graphs
+from msctx.effects.graph_engine import DIGITS, with_graphs
 from msctx.options.conv_rules import DIRECTIONS, PRODUCT
 
 RNNS = (
@@ -94,10 +94,10 @@ def allow_hf32(want: Want) -> Outcome:
     if want.device == "ascend":
         found = {HF32[want.option.name]: want.value} | with_graphs(want)
         if want.facts.half_products:
-            return refused(HALF_ALONE) if want.value else honoured(found, HALF_ALONE)
+            return refused(HALF_ALONE) if want.value else honoured(found, f"{HALF_ALONE}; {DIGITS}")
         if want.option.name == "matmul_allow_hf32" and npu_policy(want):
             return inert("overridden by matmul_algo or its rules, under which float32 products do not round to HF32")
-        return honoured(found)
+        return honoured(found, DIGITS)
     if not want.value:
         return honoured(reason="no other device than an NPU rounds to HF32")
     return refused(NO_HF32.format(want.option.name.replace("hf32", "tf32")))

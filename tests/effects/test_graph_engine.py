@@ -71,9 +71,16 @@ def test_a_key_that_the_engine_does_not_get_is_told() -> None:
 
 
 def test_what_torchair_writes_over_in_the_engine_is_reported() -> None:
-    for level, status in (("global", "approximated"), ("session", "honoured")):
-        row = rows({"ge_options": {level: {"ge.exec.allow_hf32": "11"}}}, on="ascend")[f"ge_options.{level}"]
-        assert (row.status, "torchair's own ge.exec.allow_hf32" in row.reason) == (status, level == "global")
+    text = "torchair overwrites ge.exec.allow_hf32"
+    for level, more, status in (
+        ("global", {}, "refused"),
+        ("global", {"ge.new": "x"}, "approximated"),
+        ("session", {}, "honoured"),
+    ):
+        row = rows({"ge_options": {level: {"ge.exec.allow_hf32": "11"} | more}}, on="ascend")[f"ge_options.{level}"]
+        assert (row.status, text in row.reason) == (status, level == "global")
+        if level == "global":
+            assert row.assignments.get(ENGINE, {}) == more
 
 
 def test_what_the_engine_is_initialised_with() -> None:

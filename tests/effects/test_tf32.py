@@ -53,7 +53,7 @@ def test_a_chip_without_hf32_refuses_it() -> None:
         check([("ascend", {name: True}, {name: ("refused", {}, "float16 alone, and no HF32")})], half_products=True)
         off, on = ({switch: value} | one_digit(name, value) for value in (False, True))
         check([("ascend", {name: False}, {name: ("honoured", off, "no HF32")})], half_products=True)
-        check([("ascend", {name: True}, {name: ("honoured", on, "")})], half_products=False)
+        check([("ascend", {name: True}, {name: ("honoured", on, "a digit for convolutions")})], half_products=False)
 
 
 def test_elsewhere_nothing_is_switched_and_that_is_reported() -> None:
