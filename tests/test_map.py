@@ -177,7 +177,7 @@ def test_switches_are_declared_soundly() -> None:
 
 LAYERS = (
     ("_version", "dynamo", "errors", "imports", "inductor_pass", "locks", "shipped", "tables"),
-    ("reachable", "signals"),
+    ("signals",),
     ("notices", "options", "torch_config"),
     ("effects", "native", "recorded"),
     ("memory",),

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 
 from torch import distributed, nn
 
-from msctx import reachable
-
 
 def data_parallel_around(model: nn.Module) -> Iterator[nn.Module]:
     """The DistributedDataParallel into which a framework has put *model*."""
     if distributed.is_available() and distributed.is_initialized():
-        kind = nn.parallel.DistributedDataParallel
-        found = [one for one in gc.get_objects() if issubclass(type(one), kind)]
-        yield from (one for one in dict.fromkeys([*found, *reachable.frozen(kind)]) if one.module is model)
+        for found in gc.get_objects():
+            if issubclass(type(found), nn.parallel.DistributedDataParallel) and found.module is model:
+                yield found

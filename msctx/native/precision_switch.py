@@ -11,11 +11,10 @@ import gc
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from msctx import reachable
 from msctx.errors import NativeError
 from msctx.native import autocasts, core, named_modules, pauses, precision
 from msctx.native.installed import at_work
@@ -172,27 +171,15 @@ def _ended(policies: list[Policy]) -> None:
 _here = _Here()
 
 
-_frozen: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Scalers that were found though ``gc.freeze()`` has hidden them: to look for them takes long."""
-
-
-def _scalers() -> Iterator[Any]:
+def _unscaled() -> str:
+    """The warning for a backward pass in float16; ``""`` where somebody has a scaler."""
     import torch
 
     kinds: list[type[torch.amp.GradScaler]] = [torch.amp.GradScaler]
     for kind in kinds:
         kinds += kind.__subclasses__()
     # Not gc.get_objects: a tuple that another thread is just making must have no second reference
-    yield from (found for found in gc.get_referrers(*kinds) if issubclass(type(found), torch.amp.GradScaler))
-    yield from [*_frozen]
-    for found in reachable.frozen(torch.amp.GradScaler):
-        _frozen.add(found)
-        yield found
-
-
-def _unscaled() -> str:
-    """The warning for a backward pass in float16; ``""`` where somebody has a scaler."""
-    if any(scaler.is_enabled() for scaler in _scalers()):
+    if any(issubclass(type(found), torch.amp.GradScaler) and found.is_enabled() for found in gc.get_referrers(*kinds)):
         return ""
     return (
         "a backward pass in float16 without a GradScaler: gradients below 6e-8 vanish. Take one from ctx.grad_scaler(), and use "
