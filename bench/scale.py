@@ -165,7 +165,7 @@ class Written:
 
 @contextmanager
 def as_rank(rank: int, store: Any) -> Iterator[None]:
-    with mock.patch.multiple(distributed, rank=lambda: rank, store=lambda: store), mock.patch.object(last_steps, "GRACE", 0.0):
+    with mock.patch.multiple(distributed, rank=lambda: rank, store=lambda: store):
         yield
 
 
@@ -201,7 +201,7 @@ def waiting(ranks: int) -> list[tuple[str, int]]:
     store.append(last_steps.waiting(), "".join(f"{rank} " for rank in range(1, ranks - 1)))
     store.set(last_steps.step_of(0), "1000000 00:00:00")
     with as_rank(ranks - 1, written := Written(store)):
-        last_steps._late(ranks - 1, [*range(ranks)], True)
+        last_steps._late(ranks - 1, [*range(ranks)], True, 0.0)
     return written.asked
 
 

@@ -291,6 +291,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "observers.deterministic_except": st.sampled_from([None, *(DeterministicExcept((name,)) for name in ("exp", "sin"))]),
     "observers.last_steps": st.sampled_from([None, 0, 600]),
     "torch.distributed.timeout": st.sampled_from([0, 60, 1800]),
+    "torch.distributed.nccl_timeout": st.sampled_from([0, 60, 1800]),
     "observers.replicas": st.sampled_from([None, 10, 50]),
     "observers.print_file": st.sampled_from([None, f"{PRINTS.name}/a", f"{PRINTS.name}/b"]),
 }

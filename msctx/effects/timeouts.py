@@ -15,7 +15,12 @@ BY_POLLING = (
     "item() and waits inside torch, for a torch.Event and for a whole device have no limit"
 )
 BY_GLOO = "recv() in a group of gloo that was made before waits as long as gloo was given then: torch cannot change that"
-BY_NCCL = "NCCL's watchdog ends the process by itself: its message does not name the rank that did not come"
+AFTER_NCCL = 1
+"""Seconds after the limit in which the rank that did not come is named, before NCCL's watchdog ends the process."""
+BY_NCCL = (
+    "with NCCL, a wait raises nothing in the program: at the limit, standard error gets the rank that did not come, as PyTorch's "
+    f"Flight Recorder shows, and NCCL's watchdog ends the process {AFTER_NCCL} s later"
+)
 
 AFTER_HCCL = 30
 """Seconds, as torch_npu has them between HCCL's limit and that of waits for events."""
@@ -34,7 +39,10 @@ def hccl_timeout(want: Want) -> Outcome:
     if want.device == "ascend":
         assignments["env.HCCL_EXEC_TIMEOUT"] = str(want.value)
         return honoured(assignments, f"{STAYS}, since HCCL reads it once: HCCL_EXEC_TIMEOUT; {WATCHDOG}")
-    return approximated(assignments, BY_GLOO if want.device == "cpu" else BY_NCCL)
+    if want.device == "cpu":
+        return approximated(assignments, BY_GLOO)
+    assignments["torch.distributed.nccl_timeout"] = want.value + AFTER_NCCL * (want.value > 0)
+    return approximated(assignments, BY_NCCL)
 
 
 @effect("op_wait_timeout")

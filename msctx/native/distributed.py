@@ -82,13 +82,32 @@ def groups() -> int:
 
 def flight_record() -> dict[str, Any] | None:
     """The trace of PyTorch's Flight Recorder; ``None``: it holds no collective."""
-    c10d = sys.modules.get("torch._C._distributed_c10d")
     for kind in ("nccl", "fr"):  # NCCL's has one of its own
-        if (dump := getattr(c10d, f"_dump_{kind}_trace_json", None)) is not None:
-            found: dict[str, Any] = json.loads(dump())
-            if found.get("entries"):
-                return found
+        if (found := _record_of(kind)).get("entries"):
+            return found
     return None
+
+
+def nccl_record(entries: bool) -> dict[str, Any]:
+    """What NCCL's Flight Recorder has of process groups and, with *entries*, of collectives that have not ended; empty without NCCL.
+
+    For entries torch asks the device: take them where something waits, not all the time.
+    """
+    return _record_of("nccl", entries, True)
+
+
+def has_nccl() -> bool:
+    return _dump("nccl") is not None
+
+
+def _record_of(kind: str, *which: bool) -> dict[str, Any]:
+    dump = _dump(kind)
+    found: dict[str, Any] = {} if dump is None else json.loads(dump(*which))
+    return found
+
+
+def _dump(kind: str) -> Any:
+    return getattr(sys.modules.get("torch._C._distributed_c10d"), f"_dump_{kind}_trace_json", None)
 
 
 # --- stores -----------------------------------------------------------------------------------------------------------

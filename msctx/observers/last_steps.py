@@ -10,7 +10,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +19,7 @@ from msctx.errors import CollectiveError, MsctxError, text_of
 from msctx.native import distributed
 from msctx.native.distributed import in_words
 from msctx.observers import steps
+from msctx.observers.stalls import Calls, Collective, Watch
 from msctx.observers.uncaught import Hook
 
 SECONDS = 2.0
@@ -65,8 +67,12 @@ class LastSteps(steps.Stepper):
         c10d = sys.modules.get("torch.distributed.distributed_c10d")
         places = (sys, "excepthook", _shown), (c10d, "_update_default_pg", _before_end)
         self._hooks = [Hook(owner, name, shown) for owner, name, shown in places if hasattr(owner, name)]
+        self._watch = Watch(self.setting, Calls(_leave_word, _has_word, _report))
+        if self.setting and distributed.has_nccl():
+            self._watch.begin()
 
     def end(self) -> None:
+        self._watch.end()
         for hook in self._hooks:
             hook.remove()
         super().end()
@@ -108,22 +114,27 @@ def explained(error: BaseException) -> CollectiveError | None:
     if (rank := distributed.rank()) is None:
         return None
     name, place, group = _call(error.__traceback__)
-    ranks, has_waited = [*range(distributed.size())] if group is None else group, _has(OWN, error)
-    found = distributed.within(SECONDS, lambda: _late(rank, ranks, has_waited))
+    why = _why(rank, group, _has(OWN, error), GRACE)
+    where = f"{name}{place} in step {steps.current()} of rank {rank}"
+    return CollectiveError(f"hccl_timeout={seconds} s: {where} ended without the others: {why}")
+
+
+def _why(rank: int, group: list[int] | None, has_waited: bool, grace: float) -> str:
+    """*group*: the ranks that have to come, if they are known."""
+    ranks = [*range(distributed.size())] if group is None else group
+    found = distributed.within(SECONDS, lambda: _late(rank, ranks, has_waited, grace))
     if found is None:
-        why = "which rank did not come is unknown: the store of the process group gave no answer"
-    elif found[0]:
+        return "which rank did not come is unknown: the store of the process group gave no answer"
+    if found[0]:
         why = _told(found[0], "did not come")
         if group is None and distributed.groups() > 1:
             why += "; in which group it was is unknown, and ranks outside of that did not have to come"
-    elif not has_waited:
-        why = "the others had stopped waiting when this rank came"
-    elif found[1]:
-        why = f"the ranks of its group wait, too; of the others, {_told(found[1], 'does not wait')}"
-    else:
-        why = "all ranks wait, for each other or for one that has come too late"
-    where = f"{name}{place} in step {steps.current()} of rank {rank}"
-    return CollectiveError(f"hccl_timeout={seconds} s: {where} ended without the others: {why}")
+        return why
+    if not has_waited:
+        return "the others had stopped waiting when this rank came"
+    if found[1]:
+        return f"the ranks of its group wait, too; of the others, {_told(found[1], 'does not wait')}"
+    return "all ranks wait, for each other or for one that has come too late"
 
 
 def _shown(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -162,21 +173,16 @@ def _told(late: Mapping[int, str], what: str) -> str:
     return "; ".join(texts) + " (steps are written once a second)"
 
 
-def _late(rank: int, ranks: list[int], has_waited: bool) -> tuple[dict[int, str], dict[int, str]]:
+def _late(rank: int, ranks: list[int], has_waited: bool, grace: float) -> tuple[dict[int, str], dict[int, str]]:
     """Which of these ranks do not wait, too, and of some of them the last step; where all of them do, those of the other ranks.
 
-    However many wait, it costs a few calls each.
+    However many wait, it costs a few calls each. *grace*: the seconds that others have to leave word.
     """
     global _waits
     store = distributed.store()
     store.append(waiting(), f"{rank} ")
-    time.sleep(GRACE)
-    wait = {rank}
-    for word in store.get(waiting()).decode().split():
-        if word.startswith("-"):
-            wait.discard(int(word[1:]))
-        else:
-            wait.add(int(word))
+    time.sleep(grace)
+    wait = _waiting_in(store) | {rank}
     late = [other for other in ranks if other not in wait]
     outside = [other for other in range(distributed.size()) if other not in wait] if has_waited and not late else []
     _waits = bool(late) or has_waited
@@ -184,6 +190,16 @@ def _late(rank: int, ranks: list[int], has_waited: bool) -> tuple[dict[int, str]
         store.append(waiting(), f"-{rank} ")
     named = {other: _last(store, other) if number < NAMED else "" for number, other in enumerate(late or outside)}
     return (named, {}) if late else ({}, named)
+
+
+def _waiting_in(store: Any) -> set[int]:
+    found = set()
+    for word in store.get(waiting()).decode().split():
+        if word.startswith("-"):
+            found.discard(int(word[1:]))
+        else:
+            found.add(int(word))
+    return found
 
 
 def _last(store: Any, rank: int) -> str:
@@ -226,3 +242,40 @@ def _ranks(name: str, given: Mapping[str, Any]) -> list[int] | None:
     except (KeyError, ValueError):  # it was destroyed meanwhile
         return None
     return ranks if (of_group := given.get(f"group_{peer}")) is None else [ranks[of_group]]
+
+
+# --- waits that raise nothing -----------------------------------------------------------------------------------------
+
+
+last_words: list[Callable[[CollectiveError], object]] = []
+"""Called with a report: soon after it, NCCL's watchdog ends the process."""
+
+
+def _leave_word() -> None:
+    distributed.in_step("hccl_timeout", SECONDS, _append)
+
+
+def _append() -> bool:
+    global _waits
+    distributed.store().append(waiting(), f"{distributed.rank()} ")
+    _waits = True
+    return True
+
+
+def _has_word() -> bool:
+    return bool(distributed.in_step("hccl_timeout", SECONDS, lambda: int(distributed.store().check([waiting()]))))
+
+
+def _report(waits: Collective) -> None:
+    from msctx.observers import recorder  # here: it needs torch
+
+    if (rank := distributed.rank()) is None:
+        return
+    place = f", whose program is at {waits.place}," if waits.place else ""
+    where = f"{waits.name} in step {steps.current()} of rank {rank}{place} waits without the others"
+    error = CollectiveError(f"hccl_timeout={SLOT.read()} s: {where}: {_why(rank, waits.ranks, True, 0.0)}")
+    for leave in last_words:
+        leave(error)
+    recorder.write_all(str(error))
+    with suppress(OSError, ValueError):
+        print(f"{error}\n", end="", file=sys.stderr, flush=True)  # one write: ranks may share the pipe

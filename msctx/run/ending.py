@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from msctx.errors import EntryFailed
+from msctx.errors import EntryFailed, MsctxError
 
 
 class Terminated(BaseException):
@@ -20,7 +20,7 @@ class Terminated(BaseException):
 class _State:
     came: float | None = None
     process: int | None = None  # that handles the signal
-    last_word: Callable[[EntryFailed], object] = staticmethod(lambda why: None)
+    last_word: Callable[[MsctxError], object] = staticmethod(lambda why: None)
 
 
 SECONDS = 5.0
@@ -39,12 +39,12 @@ def _terminate(number: int, frame: Any) -> None:
         raise Terminated
 
 
-def last_word(leave: Callable[[EntryFailed], object]) -> None:
+def last_word(leave: Callable[[MsctxError], object]) -> None:
     """From here on, *leave* is called with why a run fails or ends by SIGTERM: as soon as that is known."""
     _State.last_word = staticmethod(leave)
 
 
-def leave_word(why: EntryFailed) -> None:
+def leave_word(why: MsctxError) -> None:
     _State.last_word(why)
 
 

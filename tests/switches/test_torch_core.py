@@ -56,6 +56,7 @@ def test_every_writable_switch_that_is_here_and_can_be_put_back_is_covered():
         "torch.accelerator.",
         "torch.cuda.",
         "torch.cudnn.",
+        "torch.distributed.nccl",
         "torch.npu.",
         "torch.profiler",
         "torch.inductor.",
