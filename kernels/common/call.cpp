@@ -22,8 +22,7 @@ std::string shape(int64_t a, int64_t b, const int64_t extent[3], int dims) {
 }
 
 std::string epilogue_of(const ConvCall& call) {
-  constexpr const char* activations[] = {"", "relu", "clamp", "silu", "sigmoid", "hardswish", "hardsigmoid"};
-  const std::string activation = activations[call.activation];
+  const std::string activation = call.activation ? activation_names[call.activation] : "";
   std::string text;
   const auto then = [&](bool is_there, const std::string& word) {
     if (is_there && !word.empty()) text += (text.empty() ? "" : "+") + word;
@@ -43,6 +42,7 @@ ConvText text_of(const ConvCall& call) {
   constexpr const char* dtypes[] = {"float32", "float64", "float16", "bfloat16"};
   ConvText text;
   text.dtype = dtypes[int(p.dtype)];
+  text.epilogue = epilogue_of(call);
   if (call.module) text.module = *call.module;
   if (call.rows) {
     const std::string batches = call.batches ? std::to_string(call.batches) + "x" : "";
@@ -61,7 +61,6 @@ ConvText text_of(const ConvCall& call) {
   text.groups = std::to_string(p.groups);
   text.transposed = call.transposed ? "true" : "false";
   text.layout = call.channels_last ? "channels_last" : "channels_first";
-  text.epilogue = epilogue_of(call);
   return text;
 }
 

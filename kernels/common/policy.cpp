@@ -180,6 +180,10 @@ void Policy::note(const std::vector<bool>& held, Direction direction, int64_t bo
 std::string Policy::asked_for(Direction direction, const std::vector<bool>& held) const {
   for (size_t i = 0; i < rules_.size(); i++)
     if (held[i] && !rules_[i].asked[int(direction)].empty()) return rules_[i].asked[int(direction)];
+  return asked_by_option(direction);
+}
+
+std::string Policy::asked_by_option(Direction direction) const {
   const std::string& asked = asked_[int(direction)];
   return asked.empty() && thread_invariant ? invariance() : asked;
 }
@@ -347,22 +351,45 @@ std::unique_ptr<Decision> Policy::make(
     key.table = recording;
     decision->recorded = msctx::recorded(key, threads);
   }
-  if (choice->asked == only_recorded) {
-    choice->reasons.push_back(decision->recorded ? "recorded, to be measured later" : "not recorded: too many problems are");
-  } else if (is_invariance(choice->asked) && allows_torch(call)) {
-    choice->reasons.push_back("MKL's strict mode keeps the bits of torch's own path");
-  } else if (choice->asked == "performance") {
-    tune(call, direction, threads, why_not_measured, *choice, *decision);
-  } else {
-    decision->row = named(call, direction, *choice);
-    decision->fell_back = !decision->row && !choice->reasons.empty();
-    if (!decision->row) decision->row = guess(call, direction, *choice);
-    if (!decision->row && !allows_torch(call)) decision->fell_back = true;  // no bits are promised of torch's own path
-  }
+  choose(call, direction, threads, why_not_measured, *choice, *decision);
   describe(*choice, decision->row, call, op_of(direction, call.transposed), threads);
   if (decision->fell_back) decision->message = complaint(*choice, call, direction);
   decision->choice = record(std::move(choice));
   return decision;
+}
+
+void Policy::choose(
+    const ConvCall& call, Direction direction, int threads, const std::string& why_not_measured, Choice& choice, Decision& decision) const {
+  if (choice.asked == only_recorded) {
+    choice.reasons.push_back(decision.recorded ? "recorded, to be measured later" : "not recorded: too many problems are");
+  } else if (is_invariance(choice.asked) && allows_torch(call)) {
+    choice.reasons.push_back("MKL's strict mode keeps the bits of torch's own path");
+  } else if (choice.asked == "performance") {
+    tune(call, direction, threads, why_not_measured, choice, decision);
+  } else {
+    decision.row = named(call, direction, choice);
+    decision.fell_back = !decision.row && !choice.reasons.empty();
+    if (!decision.row) decision.row = guess(call, direction, choice);
+    if (!decision.row && !allows_torch(call)) decision.fell_back = true;  // no bits are promised of torch's own path
+  }
+}
+
+bool Policy::may_compute(const ConvCall& call, Direction direction, int threads) const {
+  const ConvText problem = text_of(call);
+  const auto by = [&](const std::string& asked) {
+    if (asked.empty()) return false;
+    Choice choice;
+    Decision decision;
+    choice.asked = asked;
+    choose(call, direction, threads, "", choice, decision);
+    return decision.row != nullptr;
+  };
+  for (const Rule& rule : rules_) {
+    if (!rule.is_for(direction) || !rule.conditions->hold_for(problem, true)) continue;
+    if (by(rule.asked[int(direction)])) return true;
+    if (rule.conditions->hold_for(problem)) return false;
+  }
+  return by(asked_by_option(direction));
 }
 
 // The first row of the name asked for that can take the call. nullptr: none, and why; or no algorithm is named.

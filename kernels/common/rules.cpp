@@ -40,7 +40,7 @@ std::shared_ptr<Conditions> Conditions::of(const RuleText& rule) {
   return made;
 }
 
-bool Conditions::hold_for(const ConvText& t) const {
+bool Conditions::hold_for(const ConvText& t, bool any_module) const {
   const std::string dims = std::to_string(std::count(t.weight.begin(), t.weight.end(), 'x') - 1);
   const std::pair<const char*, const std::string*> fields[] = {
       {"module", &t.module},
@@ -56,9 +56,11 @@ bool Conditions::hold_for(const ConvText& t) const {
       {"layout", &t.layout},
       {"dims", &dims},
   };
-  for (const auto& [name, pattern] : all_)
+  for (const auto& [name, pattern] : all_) {
+    if (any_module && name == "module") continue;
     for (const auto& [field, value] : fields)
       if (name == field && (value->empty() || fnmatch(pattern.c_str(), value->c_str(), 0) != 0)) return false;
+  }
   return true;
 }
 

@@ -1,16 +1,33 @@
 // strict: matrix products in FMAs of the values themselves (see Direction::matmul in table.h). The bits of a row depend neither on the
 // other rows nor on the number of threads.
 
+#include "vec.h"
+
+#include "msctx/epilogue.h"
 #include "msctx/matrix_product.h"
 
 namespace msctx::MSCTX_ISA {
+
+void finish(const Epilogue&, float* result, int64_t n, int64_t channels, int64_t positions, bool channels_last, const Parallel&);
+
 namespace {
 
 // Multiplications for which packing is not worth it: the same sums in the same order.
 constexpr int64_t tiny = 512;
 
+// The epilogue on a piece of a row of float32 results: its place in the result, and the column of that.
+void store_finished(const ConvTensors& t, const float* sums, int64_t n, float* result, int64_t place, int64_t column) {
+  for (int64_t j = 0; j < n; j += Vec::width) {
+    const int count = int(smaller(Vec::width, n - j));
+    const Finish finish(t, column + j, count);
+    const Vec other = finish.other() ? Vec::load(finish.other() + place + j, count) : Vec::zero();
+    finish(Vec::load(sums + j, count), other).store(result + place + j, count);
+  }
+}
+
+// Whether all results were finished as they were stored.
 template <class T>
-void run_typed(const ConvProblem& p, Op op, const ConvTensors& t, const Parallel& parallel) {
+bool run_typed(const ConvProblem& p, Op op, const ConvTensors& t, const Parallel& parallel) {
   using Sum = typename SumOf<T>::type;
   const bool forward = op == Op::forward;
   const auto* const left = static_cast<const T*>(forward ? t.x : t.y);
@@ -36,7 +53,7 @@ void run_typed(const ConvProblem& p, Op op, const ConvTensors& t, const Parallel
           to[i * result_row + j * result_column] = from_double<T>(total);
         }
     }
-    return;
+    return false;
   }
   const int64_t tasks = blocks<Sum>(rows, columns);
   parallel_for(parallel, images * tasks, [&](int64_t task, int) {
@@ -47,11 +64,14 @@ void run_typed(const ConvProblem& p, Op op, const ConvTensors& t, const Parallel
       block_product<Sum>(
           count, across, depth, Strided<Sum, T>{from + i0 * row_step, row_step, depth_step}, weights,
           [&](int64_t i, const Sum* sums, int64_t n) {
+            if constexpr (std::is_same_v<T, float>)
+              if (t.epilogue && t.channels_last) return store_finished(t, sums, n, result, (i0 + i) * columns + j0, j0);
             T* const row = to + (i0 + i) * result_row + j0 * result_column;
             for (int64_t j = 0; j < n; j++) row[j * result_column] = from_double<T>(sums[j]);
           });
     });
   });
+  return t.channels_last;
 }
 
 void reasons(const ConvProblem& p, Op op, Reasons& why) {
@@ -64,7 +84,12 @@ size_t workspace(const ConvProblem&, Op, int) { return 0; }
 double error(const ConvProblem& p, Op op) { return sum_error(p.dtype, op == Op::forward ? p.c : p.k); }
 
 bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, void*, const Parallel& parallel) {
-  with_type(p.dtype, [&](auto zero) { run_typed<decltype(zero)>(p, op, t, parallel); });
+  bool is_finished = false;
+  with_type(p.dtype, [&](auto zero) { is_finished = run_typed<decltype(zero)>(p, op, t, parallel); });
+  const bool forward = op == Op::forward;
+  if (t.epilogue && !is_finished)
+    finish(
+        *t.epilogue, static_cast<float*>(forward ? t.y : t.x), p.n, forward ? p.k : p.c, volume(p.in), t.channels_last, parallel);
   return true;
 }
 
@@ -81,6 +106,7 @@ const ConvAlgorithm conv_product = {
     .error = error,
     .run = run,
     .reads_channels_last = true,
+    .finishes = true,
 };
 
 }  // namespace msctx::MSCTX_ISA

@@ -278,19 +278,9 @@ at::Tensor finished_convolution(
     const at::Tensor& given, const at::Tensor& weight, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
     int64_t groups, const std::optional<at::Tensor>& scale, const std::optional<at::Tensor>& shift, const std::optional<at::Tensor>& other,
     c10::string_view activation, double low, double high, bool adds_last) {
-  constexpr c10::string_view names[] = {"none", "relu", "clamp", "silu", "sigmoid", "hardswish", "hardsigmoid"};
-  const auto* const found = std::find(std::begin(names), std::end(names), activation);
-  TORCH_CHECK(found != std::end(names), "msctx::convolution: unknown activation ", activation);
   TORCH_CHECK(given.dim() == 4 && given.scalar_type() == at::kFloat, "msctx::convolution: 2-D float32 convolutions only");
-  const int64_t channels = weight.size(0);
-  for (const auto& [name, values] : {std::pair("scale", scale), std::pair("shift", shift)})
-    TORCH_CHECK(
-        !values || !values->defined() || (values->numel() == channels && values->scalar_type() == at::kFloat), "msctx::convolution: ", name,
-        " has ", values->numel(), " values; the result has ", channels, " channels");
-  const auto dense = [](const std::optional<at::Tensor>& t) { return t && t->defined() ? t->contiguous() : at::Tensor(); };
-  Finishing finishing{dense(scale), dense(shift), other && other->defined() ? *other : at::Tensor(), {}};
-  finishing.how.activation = Activation(found - names);
-  finishing.how.low = float(low), finishing.how.high = float(high), finishing.how.adds_last = adds_last;
+  const Finishing finishing =
+      finishing_of("msctx::convolution", weight.size(0), scale, shift, other, activation, low, high, adds_last);
   constexpr int64_t none[] = {0, 0};
   const Geometry geometry{stride, padding, dilation, none, false, groups};
   const at::Tensor input = given.contiguous(at::MemoryFormat::ChannelsLast);
@@ -309,8 +299,7 @@ at::Tensor finished_convolution(
   asked.finishes = true;
   if (ConvCall* const call = asked.call ? &*asked.call : nullptr) {
     call->channels_last = 1;
-    call->activation = int32_t(finishing.how.activation), call->adds_last = finishing.other.defined() && adds_last;
-    call->has_scale = finishing.scale.defined(), call->has_shift = finishing.shift.defined(), call->has_other = finishing.other.defined();
+    describe(*call, finishing);
   }
   if (finishing.other.defined() && asked.call)
     TORCH_CHECK(

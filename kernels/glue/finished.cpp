@@ -1,11 +1,14 @@
-// msctx::convolution where torch computes it.
+// msctx::convolution where torch computes it, and msctx::linear.
 #include "glue/finished.h"
 
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include <algorithm>
+
 #include "glue/kept_weights.h"
 #include "glue/observed.h"
+#include "glue/product.h"
 
 namespace msctx::glue {
 namespace {
@@ -36,7 +39,8 @@ at::Tensor called(const c10::OperatorHandle& op, torch::jit::Stack stack) {
 void finish(const at::Tensor& result, const at::Tensor& other, Epilogue how) {
   if (other.defined()) how.other = other.const_data_ptr<float>();
   table_in_use().passes->finish(
-      how, result.data_ptr<float>(), result.size(0), result.size(1), result.size(2) * result.size(3), true, threads_of_torch());
+      how, result.data_ptr<float>(), result.size(0), result.size(1), c10::multiply_integers(result.sizes().slice(2)), true,
+      threads_of_torch());
 }
 
 at::Tensor by_onednn(
@@ -80,19 +84,87 @@ at::Tensor finished_by_torch(
   const at::AutoDispatchBelowADInplaceOrView below;
   if (policy && dnn.is_there()) return by_onednn(dnn, *policy, input, weight, g, f).contiguous(last);
   const at::Tensor result = convolution().contiguous(last);
+  finish(result, f, last);
+  return result;
+}
+
+Finishing finishing_of(
+    const char* of, int64_t channels, const std::optional<at::Tensor>& scale, const std::optional<at::Tensor>& shift,
+    const std::optional<at::Tensor>& other, c10::string_view activation, double low, double high, bool adds_last) {
+  const auto* const found = std::find(std::begin(activation_names), std::end(activation_names), activation);
+  TORCH_CHECK(found != std::end(activation_names), of, ": unknown activation ", activation);
+  for (const auto& [name, values] : {std::pair("scale", scale), std::pair("shift", shift)})
+    TORCH_CHECK(
+        !values || !values->defined() || (values->numel() == channels && values->scalar_type() == at::kFloat), of, ": ", name, " has ",
+        values->numel(), " values; the result has ", channels, " channels");
+  const auto dense = [](const std::optional<at::Tensor>& t) { return t && t->defined() ? t->contiguous() : at::Tensor(); };
+  Finishing finishing{dense(scale), dense(shift), other && other->defined() ? *other : at::Tensor(), {}};
+  finishing.how.activation = Activation(found - activation_names);
+  finishing.how.low = float(low), finishing.how.high = float(high), finishing.how.adds_last = adds_last;
+  return finishing;
+}
+
+void describe(ConvCall& call, const Finishing& f) {
+  call.activation = int32_t(f.how.activation), call.adds_last = f.other.defined() && f.how.adds_last;
+  call.has_scale = f.scale.defined(), call.has_shift = f.shift.defined(), call.has_other = f.other.defined();
+}
+
+void finish(const at::Tensor& result, const Finishing& f, at::MemoryFormat format) {
   Epilogue how = f.how;
   if (f.scale.defined()) how.scale = f.scale.const_data_ptr<float>();
   if (f.shift.defined()) how.shift = f.shift.const_data_ptr<float>();
-  finish(result, f.other.defined() ? f.other.contiguous(last) : f.other, how);
-  return result;
+  finish(result, f.other.defined() ? f.other.contiguous(format) : f.other, how);
 }
+
+namespace {
+
+at::Tensor linear(
+    const at::Tensor& left, const at::Tensor& right, const std::optional<at::Tensor>& scale, const std::optional<at::Tensor>& shift,
+    const std::optional<at::Tensor>& other, c10::string_view activation, double low, double high, bool adds_last) {
+  constexpr const char* name = "msctx::linear";
+  TORCH_CHECK(
+      left.dim() == 2 && right.dim() == 2 && left.scalar_type() == at::kFloat && right.scalar_type() == at::kFloat, name,
+      ": float32 matrices only");
+  const Finishing f = finishing_of(name, right.size(1), scale, shift, other, activation, low, high, adds_last);
+  const int64_t sizes[] = {left.size(0), right.size(1)};
+  TORCH_CHECK(
+      !f.other.defined() || (f.other.sizes() == at::IntArrayRef(sizes) && f.other.scalar_type() == at::kFloat), name,
+      ": other has another shape than the result");
+  return finished_product(left, right, f);
+}
+
+}  // namespace
 
 void install_finished() {
   static auto* const defined = new torch::Library(torch::Library::FRAGMENT, "msctx", std::nullopt, __FILE__, __LINE__);
   defined->def(
       "convolution(Tensor input, Tensor weight, int[] stride, int[] padding, int[] dilation, int groups, Tensor? scale, Tensor? shift, "
       "Tensor? other, str activation, float low, float high, bool adds_last) -> Tensor");
+  defined->def(
+      "linear(Tensor left, Tensor right, Tensor? scale, Tensor? shift, Tensor? other, str activation, float low, float high, bool adds_last) "
+      "-> Tensor");
   library("msctx", c10::DispatchKey::CPU).impl("convolution", TORCH_FN(finished_convolution));
+  library("msctx", c10::DispatchKey::CPU).impl("linear", TORCH_FN(linear));
 }
 
 }  // namespace msctx::glue
+
+using namespace msctx;
+
+// A float32 product of compiled code, and what follows it, as plain numbers.
+struct MsctxProduct {
+  int64_t rows, depth, columns;
+  int32_t left_transposed, right_transposed, activation, has_scale, has_shift, has_other, adds_last;
+};
+// Whether a row of ours may compute it under the policy in force: see Policy::may_compute.
+MSCTX_API int msctx_may_compute_product(const MsctxProduct* product) try {
+  const MsctxProduct& p = *product;
+  const Taken taken = policy(Place::cpu);
+  if (!taken.policy || !asks_for_products(Place::cpu)) return 0;
+  ConvCall call = glue::call_of_product({p.rows, p.depth, p.columns}, p.left_transposed, p.right_transposed, DType::f32, *taken.policy);
+  call.activation = p.activation, call.adds_last = p.adds_last;
+  call.has_scale = p.has_scale, call.has_shift = p.has_shift, call.has_other = p.has_other;
+  return taken.policy->may_compute(call, Direction::matmul, at::get_num_threads());
+} catch (const std::exception&) {
+  return 0;
+}

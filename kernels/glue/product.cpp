@@ -25,6 +25,7 @@
 #include <string_view>
 #include <utility>
 
+#include "glue/finished.h"
 #include "glue/hook.h"
 #include "glue/npu.h"
 #include "glue/tensors.h"
@@ -39,14 +40,15 @@ bool is_at(Place place, const at::Tensor& t) { return t.device().type() == (plac
 constexpr int64_t width = 32;
 
 enum class Kind { matrices, batches, vector };
-enum class Activation { none, relu, gelu };
+enum class After { none, relu, gelu };  // of _addmm_activation
 
 // beta * added + alpha * left @ right, as an operator is given it.
 struct Terms {
   const at::Tensor &left, &right;
   const at::Tensor* added = nullptr;
   at::Scalar beta = 0, alpha = 1;
-  Activation activation = Activation::none;
+  After activation = After::none;
+  const Finishing* finishing = nullptr;  // of msctx::linear
 
   bool adds() const { return added && beta.toDouble() != 0.0; }
   bool scales() const { return alpha.toDouble() != 1.0; }
@@ -65,15 +67,20 @@ template <class... Out>
 Terms terms_of(
     const at::Tensor& added, const at::Tensor& left, const at::Tensor& right, const at::Scalar& beta, const at::Scalar& alpha, bool gelu,
     Out&...) {
-  return {left, right, &added, beta, alpha, gelu ? Activation::gelu : Activation::relu};
+  return {left, right, &added, beta, alpha, gelu ? After::gelu : After::relu};
 }
 
 // torch's own path of it, without a tensor that is given for the result.
 at::Tensor by_torch(Kind kind, const Terms& t) {
   const InsideTorch inside;
   const at::AutoDispatchBelowADInplaceOrView below;
-  if (t.activation != Activation::none)
-    return at::_ops::_addmm_activation::call(*t.added, t.left, t.right, t.beta, t.alpha, t.activation == Activation::gelu);
+  if (t.finishing) {
+    const at::Tensor result = at::_ops::mm::call(t.left, t.right).contiguous();
+    finish(result, *t.finishing, at::MemoryFormat::Contiguous);
+    return result;
+  }
+  if (t.activation != After::none)
+    return at::_ops::_addmm_activation::call(*t.added, t.left, t.right, t.beta, t.alpha, t.activation == After::gelu);
   switch (kind) {
     case Kind::batches:
       return t.added ? at::_ops::baddbmm::call(*t.added, t.left, t.right, t.beta, t.alpha) : at::_ops::bmm::call(t.left, t.right);
@@ -81,6 +88,11 @@ at::Tensor by_torch(Kind kind, const Terms& t) {
       return t.added ? at::_ops::addmv::call(*t.added, t.left, t.right, t.beta, t.alpha) : at::_ops::mv::call(t.left, t.right);
     default: return t.added ? at::_ops::addmm::call(*t.added, t.left, t.right, t.beta, t.alpha) : at::_ops::mm::call(t.left, t.right);
   }
+}
+
+void lay(ConvProblem& p, int64_t height, int64_t across) {
+  p.in[1] = p.out[1] = height;
+  p.in[2] = p.out[2] = across;
 }
 
 // A product that is ours to compute, in plain numbers.
@@ -102,27 +114,14 @@ class Product {
     // Sixteen bits are computed in float32 and rounded once, after what is added or scaled by.
     wide_ = a.element_size() == 2;
     right_transposed_ = kind == Kind::vector || (b.stride(-2) == 1 && b.stride(-1) != 1);
-    ConvCall& call = call_;
-    std::memset(&call, 0, sizeof call);
-    ConvProblem& p = call.problem;
-    p.dims = 2;
-    p.dtype = *dtype_of(a);
-    p.n = p.groups = 1;
-    p.c = right_transposed_ ? depth_ : columns_, p.k = right_transposed_ ? columns_ : depth_;
-    for (int i = 0; i < 3; i++) p.in[i] = p.out[i] = p.window[i] = p.stride[i] = p.dilation[i] = 1;
-    lay(p, divide_up(rows_, width), rows_ > width ? width : rows_);
-    call.batches = has_batches ? batches_ : 0;
-    call.rows = rows_;
-    call.left_transposed = a.stride(-2) == 1 && a.stride(-1) != 1;
-    call.transposed = !right_transposed_;
-    call.channels_last = 1;
+    const bool left_transposed = a.stride(-2) == 1 && a.stride(-1) != 1;
+    call_ = call_of_product({rows_, depth_, columns_}, left_transposed, right_transposed_, *dtype_of(a), policy);
+    call_.batches = has_batches ? batches_ : 0;
     // MKL's strict mode: not of a vector, nor, whatever the batch, of batches.
-    const bool is_kept = kind == Kind::matrices || (has_batches && !policy.batch_invariant);
-    call.torch_keeps_bits = policy.torch_keeps_products && is_kept && (p.dtype == DType::f32 || p.dtype == DType::f64);
-    call.module = has_batches ? nullptr : module_of(b, false);
-    const at::Context& torch = at::globalContext();
-    call.torch_is_deterministic = torch.deterministicAlgorithms() && !torch.deterministicAlgorithmsWarnOnly();
-    call.device = larger(0, a.device().index());
+    if (kind == Kind::vector || (has_batches && policy.batch_invariant)) call_.torch_keeps_bits = 0;
+    call_.module = has_batches ? nullptr : module_of(b, false);
+    call_.device = larger(0, a.device().index());
+    if (t.finishing) describe(call_, *t.finishing);
     is_valid_ = true;
   }
 
@@ -140,8 +139,8 @@ class Product {
     result = result.view(sizes());
     // The factor by itself: torch's loops join it to the addition for some elements, by their place.
     if (t_.adds() && !adds_bias()) result.add_(t_.beta.toDouble() == 1.0 ? widened(*t_.added) : widened(*t_.added).mul(t_.beta));
-    if (t_.activation == Activation::relu) result.relu_();
-    if (t_.activation == Activation::gelu) result = at::_ops::gelu::call(result, "none");
+    if (t_.activation == After::relu) result.relu_();
+    if (t_.activation == After::gelu) result = at::_ops::gelu::call(result, "none");
     return wide_ ? result.to(t_.left.scalar_type()) : result;
   }
 
@@ -154,12 +153,8 @@ class Product {
     at::Tensor result = product_of_halves(t_.left, kind_ == Kind::vector ? t_.right.unsqueeze(1) : t_.right).view(sizes());
     if (t_.scales()) result.mul_(t_.alpha);
     if (t_.adds()) result.add_(*t_.added, t_.beta);
-    if (t_.activation == Activation::relu) result.relu_();
-    return t_.activation == Activation::gelu ? at::_ops::gelu::call(result, "none") : result;
-  }
-  static void lay(ConvProblem& p, int64_t height, int64_t across) {
-    p.in[1] = p.out[1] = height;
-    p.in[2] = p.out[2] = across;
+    if (t_.activation == After::relu) result.relu_();
+    return t_.activation == After::gelu ? at::_ops::gelu::call(result, "none") : result;
   }
   at::Tensor widened(const at::Tensor& t) const { return wide_ ? t.to(at::kFloat) : t; }
 
@@ -215,13 +210,20 @@ class Product {
     const int64_t down = left.stride(0), step = left.stride(1);
     const at::Tensor image = left.as_strided({1, depth_, height, across}, {height * across * down, step, across * down, down});
     const at::Tensor weight = (right_transposed_ ? b.t() : b).unsqueeze(2).unsqueeze(3);
-    const Finishing bias{{}, adds_bias() ? t_.added->contiguous() : at::Tensor(), {}, {}};
+    Finishing following{{}, adds_bias() ? t_.added->contiguous() : at::Tensor(), {}, {}};
+    if (t_.finishing) following = *t_.finishing;
+    const bool is_last = padded && following.other.defined();  // by a pass: what is added lies without the padding
+    if (at::Tensor& other = following.other; other.defined() && !is_last)
+      other = other.contiguous().as_strided({1, columns_, height, across}, {rows_ * columns_, 1, across * columns_, columns_});
+    const bool is_followed = !is_last && (t_.finishing || following.shift.defined());
     // In inference, where a right factor is a weight most often: activations would only push weights out.
     const bool may_be_weight = kind_ == Kind::matrices && !at::GradMode::is_enabled() && !::torch::autograd::get_current_node();
     const auto kept = !may_be_weight ? Weight::fresh : is_parameter(t_.right) ? Weight::kept : Weight::checked;
-    const at::Tensor found = run_row(policy, row, call, image, weight, at::MemoryFormat::ChannelsLast, bias.shift.defined() ? &bias : nullptr, kept, ran);
+    const at::Tensor found = run_row(policy, row, call, image, weight, at::MemoryFormat::ChannelsLast, is_followed ? &following : nullptr, kept, ran);
     const at::Tensor all = found.permute({0, 2, 3, 1}).reshape({height * across, columns_});
-    return padded ? all.narrow(0, 0, rows_).clone() : all;
+    const at::Tensor result = padded ? all.narrow(0, 0, rows_).clone() : all;
+    if (is_last) finish(result, *t_.finishing, at::MemoryFormat::Contiguous);
+    return result;
   }
 
   // Batches by a row that needs nothing but the factors as they lie: small ones each on one thread, since several would not pay.
@@ -402,6 +404,33 @@ void install_all(InForce& in_force) {
 }
 
 }  // namespace
+
+ConvCall call_of_product(ProductSizes sizes, bool left_transposed, bool right_transposed, DType dtype, const PolicyOptions& policy) {
+  ConvCall call;
+  std::memset(&call, 0, sizeof call);
+  ConvProblem& p = call.problem;
+  p.dims = 2;
+  p.dtype = dtype;
+  p.n = p.groups = 1;
+  p.c = right_transposed ? sizes.depth : sizes.columns, p.k = right_transposed ? sizes.columns : sizes.depth;
+  for (int i = 0; i < 3; i++) p.in[i] = p.out[i] = p.window[i] = p.stride[i] = p.dilation[i] = 1;
+  lay(p, divide_up(sizes.rows, width), sizes.rows > width ? width : sizes.rows);
+  call.rows = sizes.rows;
+  call.left_transposed = left_transposed;
+  call.transposed = !right_transposed;
+  call.channels_last = 1;
+  call.torch_keeps_bits = policy.torch_keeps_products && (dtype == DType::f32 || dtype == DType::f64);
+  const at::Context& torch = at::globalContext();
+  call.torch_is_deterministic = torch.deterministicAlgorithms() && !torch.deterministicAlgorithmsWarnOnly();
+  return call;
+}
+
+at::Tensor finished_product(const at::Tensor& left, const at::Tensor& right, const Finishing& finishing) {
+  Terms terms{left, right};
+  terms.finishing = &finishing;
+  const at::Tensor result = asks_for_products(Place::cpu) ? computed(Place::cpu, Kind::matrices, terms) : at::Tensor();
+  return result.defined() ? result : by_torch(Kind::matrices, terms);
+}
 
 template <Place place>
 void install_products(InForce& in_force) {

@@ -141,18 +141,21 @@ def _computing(one: Untuned) -> Callable[[], Any]:
     problem, epilogue = parsed(one.direction, one.problem)
     device = torch.device(one.device)
     if one.direction == PRODUCT:
-        return _product(problem, device)
+        return _product(problem, epilogue, device)
     if epilogue:
         return _finished(problem, epilogue)
     (case,) = of_layer(NetworkLayer("", problem), [one.direction], device)
     return case.run
 
 
-def _product(problem: ConvProblem, device: torch.device) -> Callable[[], Any]:
+def _product(problem: ConvProblem, epilogue: str, device: torch.device) -> Callable[[], Any]:
     dtype = getattr(torch, problem.dtype)
     lying = ["NT".index(letter) for letter in problem.layout]
     a, b = (_matrix(shape, bool(t), dtype, device) for shape, t in zip((problem.input, problem.weight), lying, strict=True))
-    return lambda: torch.matmul(a, b)
+    if not epilogue:
+        return lambda: torch.matmul(a, b)
+    finishing = _finishing(epilogue, b.shape[1], torch.rand(a.shape[0], b.shape[1]))
+    return lambda: torch.ops.msctx.linear(a, b, *finishing)
 
 
 def _matrix(shape: tuple[int, ...], transposed: bool, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -165,11 +168,16 @@ def _matrix(shape: tuple[int, ...], transposed: bool, dtype: torch.dtype, device
 
 def _finished(problem: ConvProblem, epilogue: str) -> Callable[[], Any]:
     """A convolution with what follows it in its call, as graph mode makes them."""
+    x, weight, other = images(problem, torch.device("cpu"))
+    finishing = _finishing(epilogue, weight.shape[0], other)
+    along = [[*sizes] for sizes in (problem.stride, problem.padding, problem.dilation)]
+    return lambda: torch.ops.msctx.convolution(x, weight, *along, problem.groups, *finishing)
+
+
+def _finishing(epilogue: str, channels: int, other: torch.Tensor) -> list[Any]:
+    """The arguments of msctx's operators for it."""
     words = epilogue.split("+")
     activation = next((word for word in words if word not in ("scale", "shift", "add")), "none")
-    x, weight, other = images(problem, torch.device("cpu"))
-    scale, shift = torch.rand(2, weight.shape[0])
-    finishing = [value if name in words else None for name, value in (("scale", scale), ("shift", shift), ("add", other))]
-    along = [[*sizes] for sizes in (problem.stride, problem.padding, problem.dilation)]
-    last = words[-1] == "add" and activation != "none"
-    return lambda: torch.ops.msctx.convolution(x, weight, *along, problem.groups, *finishing, activation, 0.0, 6.0, last)
+    scale, shift = torch.rand(2, channels)
+    values = [value if name in words else None for name, value in (("scale", scale), ("shift", shift), ("add", other))]
+    return [*values, activation, 0.0, 6.0, words[-1] == "add" and activation != "none"]

@@ -9,7 +9,8 @@ from msctx.effects import graph_engine
 from msctx.effects.algorithms import POLICY, asked_of, conv_policy, only_records
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, refused
 from msctx.effects.graph_engine import GRAPHS, ONCE
-from msctx.options.conv_policy import RECORDED
+from msctx.options.conv_policy import RECORDED, ConvPolicy
+from msctx.options.conv_rules import PRODUCT
 from msctx.options.fusion_passes import TWINS, WITHOUT_A_TWIN, known
 from msctx.options.graph_kernel_flags import FLAGS, GROUP, WHY_NOT
 
@@ -56,8 +57,18 @@ def asked(want: Want) -> dict[str, Any]:
         "scope_passes": tuple(scope.value.split(",")) if scope else (),
         "epilogues": fused(want) is not False
         and any(name != RECORDED for _, name in asked_of(replace(want, device="cpu"), "fprop")),
+        "products": _products(want),
         "frozen": want.in_force(FROZEN) is not None and want.other(FROZEN) and not _hides(want, FROZEN),
     }
+
+
+def _products(want: Want) -> ConvPolicy | None:
+    """The policy by which linear layers may take what follows them into their call."""
+    on_cpu = replace(want, device="cpu")
+    if fused(want) is False or all(name == RECORDED for _, name in asked_of(on_cpu, PRODUCT)):
+        return None
+    policy: ConvPolicy | None = conv_policy(on_cpu).get(POLICY["cpu"])
+    return policy and policy.of_products()
 
 
 def _on_its_device(want: Want, devices: tuple[str, ...]) -> Want:

@@ -1,41 +1,51 @@
-"""Convolutions of graphs without gradients take what follows them into their call: batch norm, bias, addition, activation."""
+"""Convolutions and linear layers of graphs without gradients take what follows them into their call.
+
+That is batch norm, bias, addition, activation.
+"""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 
+from msctx.graph.activations import ACTIVATIONS, activation
+
 aten = torch.ops.aten
-OPERATOR = "msctx::convolution"
+CONVOLUTION, LINEAR = "msctx::convolution", "msctx::linear"
+PRODUCTS = (aten.mm.default, aten.addmm.default)
 Number: TypeAlias = float | int | fx.Node
 
 
-def fold(graph: fx.GraphModule) -> int:
-    """Replace them, on CPU tensors, by calls of the operator that kernels/glue/finished.h has; returns how many.
+def fold(graph: fx.GraphModule, convolutions: bool = True, products: bool = False) -> int:
+    """Replace them, on CPU tensors, by calls of the operators that kernels/glue/finished.h has; returns how many.
 
     A batch norm or another factor for each channel stays a factor: the weight is the model's own, by which rules find its module and
-    the core keeps what it makes of it. The results of the operator are channels_last; those of the graph keep their strides.
+    the core keeps what it makes of it. The results of convolutions are channels_last then; those of the graph keep their strides.
+    A product is replaced where something follows it that a kernel of ours may compute with it, under the policy in force.
     """
     from torch._inductor.fx_passes.post_grad import view_to_reshape
 
-    found = [node for node in graph.graph.find_nodes(op="call_function", target=aten.convolution.default) if _is_ours(node)]
+    targets = [*([aten.convolution.default] if convolutions else []), *(PRODUCTS if products else ())]
+    found = [node for node in graph.graph.nodes if node.op == "call_function" and node.target in targets and _is_ours(node)]
     if not found or any(_is_unbacked(node) or _is_of_strides(node) for node in graph.graph.nodes):
         return 0
     view_to_reshape(graph)  # of other strides, a view may be none
-    _operator()
+    _operators()
     before = [node.meta.get("val") for node in graph.graph.output_node().all_input_nodes]
-    for node in reversed(found):  # where two meet in an addition, it follows the later one
-        _replace(graph.graph, node)
+    # where two meet in an addition, it follows the later one
+    replaced = sum([(_replace_product if node.target in PRODUCTS else _replace)(graph.graph, node) for node in reversed(found)])
     graph.graph.eliminate_dead_code()
+    if not replaced:
+        return 0
     _propagate(graph)
     for node, value in zip(graph.graph.output_node().all_input_nodes, before, strict=True):
         _give_back_strides(graph.graph, node, value)
     graph.recompile()
-    return len(found)
+    return replaced
 
 
 BY_STRIDES = {aten.as_strided.default, aten.view.dtype}
@@ -48,11 +58,20 @@ def _is_of_strides(node: fx.Node) -> bool:
 
 
 def _is_ours(node: fx.Node) -> bool:
-    value, weight = _value(node), _value(node.args[1])
-    transposed = bool(node.args[6])
-    if not all(isinstance(size, int) for size in weight.shape):
+    is_product = node.target in PRODUCTS
+    value, weight = _value(node), _value(_factors(node)[1] if is_product else node.args[1])
+    if not all(isinstance(size, int) for size in weight.shape) or node.kwargs:
         return False
-    return value.dim() == 4 and value.dtype == weight.dtype == torch.float32 and value.device.type == "cpu" and not transposed
+    if value.dtype != torch.float32 or weight.dtype != torch.float32 or value.device.type != "cpu":
+        return False
+    if is_product:
+        return weight.numel() > 0 and len(node.args) == 2 + (node.target is aten.addmm.default)
+    return value.dim() == 4 and not node.args[6]
+
+
+def _factors(product: fx.Node) -> tuple[Any, Any]:
+    left, right = product.args[-2:]
+    return left, right
 
 
 def _value(node: Any) -> torch.Tensor:
@@ -72,7 +91,10 @@ def _is_unbacked(node: fx.Node) -> bool:
 
 @dataclass
 class Epilogue:
-    """activation(result * scale + shift + other), or *other* after the activation; *scale* and *shift* by channel."""
+    """activation(result * scale + shift + other), or *other* after the activation; *scale* and *shift* by channel.
+
+    *shape* is that of the last view in between, as its node has it.
+    """
 
     scale: Number = 1
     shift: Number = 0
@@ -81,23 +103,94 @@ class Epilogue:
     low: float = 0.0
     high: float = 0.0
     adds_last: bool = False
+    shape: Any = field(default=(), compare=False)
 
 
-def _replace(graph: fx.Graph, node: fx.Node) -> None:
+def _replace(graph: fx.Graph, node: fx.Node) -> bool:
     given, weight, bias, stride, padding, dilation, _, _, groups = node.args
-    epilogue, last = Epilogue(shift=bias or 0), node  # type: ignore[arg-type]
-    while (after := _follow(graph, node, last, epilogue)) is not None:
-        last = after
-    with graph.inserting_after(last):
-        parts = [stride, padding, dilation, groups]
-        call = graph.call_function(torch.ops.msctx.convolution.default)
-    channels = _value(node).shape[1]
-    with graph.inserting_before(call):
-        scale, shift = (_filled(graph, part, usual, channels) for part, usual in ((epilogue.scale, 1), (epilogue.shift, 0)))
-    e = epilogue
-    call.args = (given, weight, *parts, scale, shift, e.other, e.activation, e.low, e.high, e.adds_last)
-    call.meta = dict(node.meta)
+    epilogue = Epilogue(shift=bias or 0)  # type: ignore[arg-type]
+    last = _all_that_follows(graph, node, epilogue)
+    parts = (given, weight, stride, padding, dilation, groups)
+    call = _call(graph, torch.ops.msctx.convolution.default, node, last, parts, epilogue)
     last.replace_all_uses_with(call, delete_user_cb=lambda user: user is not call)
+    return True
+
+
+def _replace_product(graph: fx.Graph, node: fx.Node) -> bool:
+    alone = _with_addend(node)
+    if alone is None:
+        return False
+    epilogue = replace(alone)
+    last = _all_that_follows(graph, node, epilogue)
+    if epilogue == alone or not _may_compute(node, epilogue):
+        return False
+    left, right = _factors(node)
+    call = _call(graph, torch.ops.msctx.linear.default, node, last, (left, right), epilogue)
+    result = call
+    if _value(last).dim() != 2:
+        with graph.inserting_after(call):
+            result = graph.call_function(aten.reshape.default, (call, epilogue.shape))
+        result.meta = dict(last.meta)
+    last.replace_all_uses_with(result, delete_user_cb=lambda user: user not in (call, result))
+    return True
+
+
+def _with_addend(product: fx.Node) -> Epilogue | None:
+    """What an addmm adds, as part of its epilogue; None: it has another shape."""
+    if product.target is aten.mm.default:
+        return Epilogue()
+    (addend, *_) = product.args
+    assert isinstance(addend, fx.Node)
+    if _is_shaped(addend, [_channels(product)]):
+        return Epilogue(shift=addend)
+    return Epilogue(other=addend) if _is_like(product, addend) else None
+
+
+def _may_compute(product: fx.Node, e: Epilogue) -> bool:
+    """Whether a kernel of ours would, as far as is known now: else inductor does as well or better."""
+    from msctx.native import core
+
+    left, right = (_value(factor) for factor in _factors(product))
+    rows, depth = _hints(left.shape)
+    lying = [_hints(factor.stride()) for factor in (left, right)]
+    asked = core.Product(
+        rows=rows,
+        depth=depth,
+        columns=_channels(product),
+        left_transposed=lying[0][0] == 1 != lying[0][1],
+        right_transposed=lying[1][0] == 1 != lying[1][1],
+        activation=ACTIVATIONS.index(e.activation),
+        has_scale=e.scale != 1,
+        has_shift=e.shift != 0,
+        has_other=e.other is not None,
+        adds_last=e.adds_last,
+    )
+    return core.load().may_compute_product(asked)
+
+
+def _all_that_follows(graph: fx.Graph, node: fx.Node, e: Epilogue) -> fx.Node:
+    last = node
+    while (after := _follow(graph, node, last, e)) is not None:
+        last = after
+    return last
+
+
+def _call(graph: fx.Graph, target: Any, node: fx.Node, last: fx.Node, parts: tuple[Any, ...], e: Epilogue) -> fx.Node:
+    with graph.inserting_after(last):
+        call = graph.call_function(target)
+    with graph.inserting_before(call):
+        scale, shift = (_filled(graph, part, usual, _channels(node)) for part, usual in ((e.scale, 1), (e.shift, 0)))
+        other = e.other
+        if other is not None and _value(other).dim() != _value(node).dim():
+            other = graph.call_function(aten.reshape.default, (other, [-1, _channels(node)]))
+    call.args = (*parts, scale, shift, other, e.activation, e.low, e.high, e.adds_last)
+    call.meta = dict(node.meta)
+    return call
+
+
+def _channels(node: fx.Node) -> int:
+    """Of a convolution, or the columns of a product."""
+    return int(_value(node).shape[1])
 
 
 def _filled(graph: fx.Graph, part: Number, usual: int, channels: int) -> fx.Node | None:
@@ -111,7 +204,7 @@ def _filled(graph: fx.Graph, part: Number, usual: int, channels: int) -> fx.Node
 
 def _follow(graph: fx.Graph, conv: fx.Node, node: fx.Node, e: Epilogue) -> fx.Node | None:
     """Take the operator or operators after *node* into the epilogue; returns the last of them, or None."""
-    if e.activation == "none" and (found := _activation(node)) is not None:
+    if e.activation == "none" and (found := activation(node)) is not None:
         e.activation, last, e.low, e.high = found
         return last
     if len(node.users) != 1:
@@ -120,14 +213,17 @@ def _follow(graph: fx.Graph, conv: fx.Node, node: fx.Node, e: Epilogue) -> fx.No
     if user.op != "call_function" or user.kwargs or len(user.args) != 2:
         return None
     left, right = user.args
+    if user.target is aten.reshape.default and conv.target in PRODUCTS and _keeps_columns(conv, user):
+        e.shape = right
+        return user
     other = right if left is node else left
-    if user.target is aten.add.Tensor and isinstance(other, fx.Node) and e.other is None and _is_like(conv, other):
+    if user.target is aten.add.Tensor and isinstance(other, fx.Node) and e.other is None and _is_like(node, other):
         e.other, e.adds_last = other, e.activation != "none"
         return user
     if (
         e.activation != "none"
         or e.other is not None
-        or not _is_of_channels(conv, other)
+        or not _is_of_channels(conv, node, other)
         or (left is not node and user.target not in SWAP)
     ):
         return None
@@ -168,8 +264,13 @@ def _of(graph: fx.Graph, target: Any, a: Number, b: Number) -> Number:
     return a if b == (0 if target is aten.add.Tensor else 1) else graph.call_function(target, (a, b))
 
 
-def _is_like(conv: fx.Node, other: fx.Node) -> bool:
-    return _is_shaped(other, [*_value(conv).shape])
+def _keeps_columns(product: fx.Node, view: fx.Node) -> bool:
+    *_, last = _value(view).shape or (0,)
+    return isinstance(last, int) and last == _channels(product)
+
+
+def _is_like(node: fx.Node, other: fx.Node) -> bool:
+    return _is_shaped(other, [*_value(node).shape])
 
 
 def _is_shaped(node: fx.Node, shape: list[int]) -> bool:
@@ -182,11 +283,16 @@ def _is_shaped(node: fx.Node, shape: list[int]) -> bool:
     return all(statically_known_true(a == b) for a, b in zip(value.shape, shape, strict=True))
 
 
-def _is_of_channels(conv: fx.Node, other: Any) -> bool:
+def _is_of_channels(conv: fx.Node, node: fx.Node, other: Any) -> bool:
+    """Whether *other* has a value for each channel of *node*, or is a number."""
     if not isinstance(other, fx.Node):
         return isinstance(other, float | int)
-    channels = _value(conv).shape[1]
-    return any(_is_shaped(other, shape) for shape in ([channels, 1, 1], [1, channels, 1, 1]))
+    channels = _channels(conv)
+    if conv.target in PRODUCTS:
+        shapes = [[1] * ones + [channels] for ones in range(_value(node).dim())]
+    else:
+        shapes = [[channels, 1, 1], [1, channels, 1, 1]]
+    return any(_is_shaped(other, shape) for shape in shapes)
 
 
 def _flat(graph: fx.Graph, conv: fx.Node, other: Any) -> Number:
@@ -195,81 +301,27 @@ def _flat(graph: fx.Graph, conv: fx.Node, other: Any) -> Number:
     while other.target is aten.unsqueeze.default:  # [channels] as it was before
         (other, *_) = other.args
     flat: fx.Node = other
-    return flat if _value(flat).dim() == 1 else graph.call_function(aten.reshape.default, (flat, [_value(conv).shape[1]]))
+    return flat if _value(flat).dim() == 1 else graph.call_function(aten.reshape.default, (flat, [_channels(conv)]))
 
 
-# --- activations, as inductor decomposes them ---------------------------------------------------------------------------
-
-
-def _activation(node: fx.Node) -> tuple[str, fx.Node, float, float] | None:
-    """Its name, the last of its operators, and the bounds of a clamp."""
-    last: fx.Node | None
-    if len(node.users) == 1:
-        (user,) = node.users
-        if user.target in (aten.relu.default, aten.sigmoid.default):
-            return ("relu" if user.target is aten.relu.default else "sigmoid"), user, 0.0, 0.0
-        low = _only(_then(node, aten.clamp_min.default))
-        last = _then(low, aten.clamp_max.default)
-        if low is not None and last is not None and isinstance(least := low.args[1], float | int):
-            most = last.args[1]
-            return ("clamp", last, float(least), float(most)) if isinstance(most, float | int) and least <= most else None
-        last = _then(_gate(node), aten.div.Tensor, 6)
-        return ("hardsigmoid", last, 0.0, 0.0) if last is not None else None
-    if len(node.users) == 2:
-        if (last := _silu(node)) is not None:
-            return "silu", last, 0.0, 0.0
-        last = _then(_only(_both(node, _gate(node), aten.mul.Tensor)), aten.div.Tensor, 6)
-        return ("hardswish", last, 0.0, 0.0) if last is not None else None
-    return None
-
-
-def _then(node: fx.Node | None, target: Any, number: float | None = None) -> fx.Node | None:
-    """The use of *node* as first argument of this operator, with this number, if that is given."""
-    for user in node.users if node is not None else ():
-        if user.target is target and user.args[0] is node and not user.kwargs and number in (None, user.args[-1]):
-            return user
-    return None
-
-
-def _only(node: fx.Node | None) -> fx.Node | None:
-    """*node*, if it is used once: nothing else needs it."""
-    return node if node is not None and len(node.users) == 1 else None
-
-
-def _gate(node: fx.Node) -> fx.Node | None:
-    """clamp(node + 3, 0, 6)"""
-    above = _only(_then(_only(_then(node, aten.add.Tensor, 3)), aten.clamp_min.default, 0))
-    return _only(_then(above, aten.clamp_max.default, 6))
-
-
-def _both(node: fx.Node, other: fx.Node | None, target: Any) -> fx.Node | None:
-    """target(node, other), in either order."""
-    (user,) = other.users if other is not None else (None,)
-    return user if user is not None and user.target is target and {*user.args} == {node, other} else None
-
-
-def _silu(node: fx.Node) -> fx.Node | None:
-    """node / (exp(-node) + 1)"""
-    exponential = _only(_then(_only(_then(node, aten.neg.default)), aten.exp.default))
-    below = _only(_then(exponential, aten.add.Tensor, 1))
-    found = _both(node, below, aten.div.Tensor)
-    return found if found is not None and found.args[0] is node else None
-
-
-# --- the operator -------------------------------------------------------------------------------------------------------
+# --- the operators -------------------------------------------------------------------------------------------------------
 
 
 @functools.cache
-def _operator() -> None:
+def _operators() -> None:
     from msctx.native import core
 
-    core.load()  # defines it
+    core.load()  # defines them
 
     def result(given: Any, weight: Any, stride: Any, padding: Any, dilation: Any, groups: int, *rest: Any) -> torch.Tensor:
         plain = aten.convolution.default(given, weight, None, stride, padding, dilation, False, [0, 0], groups)
         return torch.empty_like(plain, memory_format=torch.channels_last)
 
-    torch.library.register_fake(OPERATOR, result)
+    def product(left: torch.Tensor, right: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return left.new_empty(left.shape[0], right.shape[1])
+
+    torch.library.register_fake(CONVOLUTION, result)
+    torch.library.register_fake(LINEAR, product)
 
 
 def _propagate(graph: fx.GraphModule) -> None:

@@ -86,8 +86,8 @@ class Way:
             self.config |= {**CACHED, **self.dump.hooks()}
         if self.dump or self.rules or any(name in flags for name in names.LISTS):
             self.aot["enable_autograd_cache"] = False  # what it loads has been through no pass
-        self.epilogues = wanted.epilogues
-        about = own_code(), wanted.flags, wanted.fusion_switches, wanted.epilogues
+        self.epilogues, self.products = wanted.epilogues, wanted.products is not None
+        about = own_code(), wanted.flags, wanted.fusion_switches, wanted.epilogues, wanted.products
         self.tag = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
 
     def _by_level(self) -> None:
@@ -286,7 +286,7 @@ def compiler(wanted: Compilation) -> Callable[..., Any]:
     """What compiles the graphs of a policy that inductor fuses."""
     from torch._inductor.compile_fx import compile_fx
 
-    if not (wanted.flags or wanted.fusion_switches or wanted.frozen or wanted.epilogues):
+    if not (wanted.flags or wanted.fusion_switches or wanted.frozen or wanted.epilogues or wanted.products):
         return functools.partial(compile_fx, config_patches=dict(wanted.config))
     compile = functools.partial(_compile, wanted)
     return functools.partial(_frozen, compile) if wanted.frozen else compile
@@ -340,8 +340,8 @@ def _inner(way: Way, graph: fx.GraphModule, inputs: Sequence[Any], **how: Any) -
     """In place of inductor's own step from a graph of ATen operators to code; the backward pass comes here later."""
     from torch._inductor.compile_fx import compile_fx_inner
 
-    if way.epilogues and how.get("is_inference"):
-        epilogues.fold(graph)
+    if (way.epilogues or way.products) and how.get("is_inference"):
+        epilogues.fold(graph, way.epilogues, way.products)
     _match(way, graph)
     _keep_whole(graph, how.get("is_backward", False))
     with _in_force(way):

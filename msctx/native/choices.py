@@ -224,7 +224,7 @@ _WRITTEN = ("input", "weight", *_ALONG, "groups", "transposed", "dtype", "layout
 _LINE = re.compile(
     r"(?P<input>[\dx]+) \* (?P<weight>[\dx]+), (?P<dtype>\w+)(?P<transposed>, transposed)?"
     + "".join(rf"(?:, {name} (?P<{name}>[\dx]+))?" for name in (*_ALONG, "groups"))
-    + r", (?P<layout>\w+)(?:, then (?P<epilogue>[a-z+]+))?"
+    + r", (?P<layout>\w+)(?:, then (?P<epilogue>[a-z_+]+))?"
 )
 
 

@@ -104,6 +104,16 @@ class Asked(Structure):
     _fields_ = [("reader", c_int64), ("folder", c_char_p), *((name, c_int32) for name in COLLECTED)]
 
 
+class Product(Structure):
+    """A float32 product of compiled code, and what follows it."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("rows", "depth", "columns")),
+        *((name, c_int32) for name in ("left_transposed", "right_transposed", "activation")),
+        *((name, c_int32) for name in ("has_scale", "has_shift", "has_other", "adds_last")),
+    ]
+
+
 class _Measured(Structure):
     _fields_ = [("label", c_char_p), ("ratio", c_double)]
 
@@ -130,6 +140,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_threads_seen": (c_int, []),
     "msctx_torch_threads": (c_int, []),
     "msctx_set_policy": (DONE, [c_int, POINTER(_Policy)]),
+    "msctx_may_compute_product": (c_int, [POINTER(Product)]),
     "msctx_book_new": (HANDLE, [POINTER(_Rule), c_int]),
     "msctx_book_delete": (None, [c_void_p]),
     "msctx_book_open": (DONE, [c_void_p]),
@@ -251,6 +262,10 @@ class Core:
     def set_policy(self, place: str, policy: Any) -> None:
         """Put what :func:`policy_of` returned in force; ``None``: no policy."""
         self.c.msctx_set_policy(PLACES.index(place), None if policy is None else ctypes.byref(policy))
+
+    def may_compute_product(self, product: Product) -> bool:
+        """Whether a kernel of ours may compute it under the policy in force, where its module is not known."""
+        return bool(self.c.msctx_may_compute_product(ctypes.byref(product)))
 
     def learn(self, table: int, entries: Sequence[Tuned]) -> None:
         """Add the entries of a tuning file to the table of this number; entries that it has already stay."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from msctx.options.conv_rules import ASKED, ConvRule, asked_by, option_of, rules_of
@@ -55,6 +55,11 @@ class ConvPolicy:
         """Whether some call may run the fastest algorithm by measurement."""
         asked = asked_by(self.algorithms, self.conv_algo_rules, self.matmul_algo_rules)
         return any(name == "performance" for _, name in asked)
+
+    def of_products(self) -> ConvPolicy:
+        """What of it decides how products are computed."""
+        others: dict[str, Any] = {f.name: f.default for f in fields(self) if f.name.startswith("conv_")}
+        return replace(self, **others, fallback="warn", work_path=None, frozen_weights=False)
 
     def as_dict(self) -> dict[str, Any]:
         """The fields that are not as by default."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from msctx.options.conv_policy import ConvPolicy
+
 Shape = tuple[int, ...]
 Range = tuple[int, int]
 """The least and the greatest size; (-1, -1): any."""
@@ -61,6 +63,7 @@ class Compilation:
         scope_passes: which passes replace patterns that are off unless named.
         frozen: weights become constants where no gradients are computed.
         epilogues: convolutions of graphs without gradients take what follows them into their call, under the policy for algorithms.
+        products: the policy by which linear layers do, where it asks for products; it is known by what decides about these alone.
     """
 
     whole: bool = False
@@ -76,3 +79,4 @@ class Compilation:
     scope_passes: tuple[str, ...] = ()
     frozen: bool = False
     epilogues: bool = False
+    products: ConvPolicy | None = None

@@ -48,7 +48,7 @@ class _Problem(Structure):
     ]
 
 
-ACTIVATIONS = ("none", "relu", "clamp", "silu", "sigmoid", "hardswish", "hardsigmoid")
+ACTIVATIONS = ("none", "relu", "clamp", "silu", "sigmoid", "hardswish", "hardsigmoid", "gelu", "gelu_tanh")
 
 
 class _Epilogue(Structure):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from cases import CASES, Case, case
 from checks import stored, takes
 
-from kernels import ACTIVATIONS, ROWS, Epilogue, Kernels, Row
+from kernels import ACTIVATIONS, DIRECTIONS, ROWS, Epilogue, Kernels, Row
 
 ROW = pytest.mark.parametrize("row", ROWS, indirect=True)
 SMALL = (
@@ -19,7 +20,10 @@ SMALL = (
     case(1, 6, 6, (7, 8), 5, padding=2, groups=2),
     case(1, 18, 18, (11, 9), 3, padding=1, groups=18),
     case(0, 4, 5, (8, 9), 3, padding=1),
+    case(1, 2, 5, (3, 4), 1),
+    case(1, 300, 131, (10, 11), 1),
 )
+ERFC = np.vectorize(math.erfc, otypes=[np.float64])
 
 
 def epilogues(each: Case, op: int) -> list[Epilogue]:
@@ -52,6 +56,10 @@ def right(x: np.ndarray[Any, Any], e: Epilogue) -> np.ndarray[Any, Any]:
                 return v * np.clip(v + 3, 0, 6) / 6
             case "hardsigmoid":
                 return np.clip(v + 3, 0, 6) / 6
+            case "gelu":
+                return v / 2 * ERFC(-v / 2**0.5)
+            case "gelu_tanh":
+                return v / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (v + 0.044715 * v**3)))
         return v
 
     v = x.astype(np.float64)
@@ -92,9 +100,7 @@ def test_nan_inf_and_denormals(kernels: Kernels, row: Row) -> None:
     """A NaN stays one, also where the result is computed again; tiny images are finished once they are scaled back."""
     if row.op == 2:
         return
-    each = SMALL[0] if takes(row, SMALL[0]) else SMALL[-2]
-    if not takes(row, each):
-        return
+    each = next(each for each in SMALL if takes(row, each))
     image = 0 if row.op == 0 else 2
     for value in (np.nan, np.inf, -np.inf):
         given = [t.copy() for t in stored(each)]
@@ -133,3 +139,43 @@ def test_all_cases_have_one(kernels: Kernels) -> None:
     assert {str(row) for row in kernels.rows if row.finishes and any(takes(row, c) for c in (*SMALL, *CASES))} == {
         str(row) for row in kernels.rows if row.finishes
     }
+
+
+# --- GELU ---------------------------------------------------------------------------------------------------------------
+
+
+def gelu(kernels: Kernels, isa: str, name: str, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """By a product with 1, in each way that a row stores its results: x as the rows of one column."""
+    row = kernels.row(DIRECTIONS.index("matmul"), "strict")
+    one = case(1, 1, 1, (1, x.size), 1)
+    given = x.reshape(one.shapes[0]), np.ones((1, 1, 1, 1), np.float32), np.zeros(one.shapes[2], np.float32)
+    e = Epilogue(activation=name)
+    found = {last: kernels.run(row, one, given, isa, channels_last=last, epilogue=e) for last in (True, False)}
+    np.testing.assert_array_equal(found[True].view(np.int32), found[False].view(np.int32))
+    return found[True].reshape(x.shape)
+
+
+@pytest.mark.parametrize("size", [5, 100_000])
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh"])
+def test_the_error_of_gelu_is_as_stated(kernels: Kernels, name: str, size: int) -> None:
+    rng = np.random.default_rng(size)
+    small = np.exp2(rng.uniform(-149, 4, size)) * rng.choice([-1, 1], size)
+    values = np.concatenate([small, rng.uniform(-20, 20, size), rng.standard_normal(size)]).astype(np.float32)
+    with np.errstate(over="ignore"):
+        u = (2 / np.pi) ** 0.5 * np.abs(values + 0.044715 * values.astype(np.float64) ** 3)
+    v = values.astype(np.float64)
+    expected = v / 2 * ERFC(-v / 2**0.5) if name == "gelu" else v / (1 + np.exp(np.minimum(-2 * np.sign(v) * u, 700)))
+    bound = (2**-20 if name == "gelu" else 2**-21 * (1 + u)) * np.abs(expected) + 2**-123
+    for isa in kernels.row(DIRECTIONS.index("matmul"), "strict").isas:
+        error = np.abs(gelu(kernels, isa, name, values) - expected)
+        assert (error <= bound).all(), (isa, values[np.argmax(error / bound)], (error / bound).max())
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh"])
+def test_gelu_of_what_is_large_or_no_number(kernels: Kernels, name: str) -> None:
+    values = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, 1e10, -1e10, 14, -14, 0.0, -0.0, 1e-45, -1e-45], np.float32)
+    expected = np.array([np.nan, np.inf, np.nan, 3e38, 0, 1e10, 0, 14, 0, 0, 0, 0, 0], np.float32)
+    for isa in kernels.row(DIRECTIONS.index("matmul"), "strict").isas:
+        for count in (len(values), 64 * len(values)):
+            found = gelu(kernels, isa, name, np.resize(values, count))
+            np.testing.assert_allclose(found, np.resize(expected, count), rtol=0, atol=2**-122)

@@ -24,7 +24,8 @@ struct ConvProblem {
 
 // What may follow a float32 result, in the order of the fields: activation(result * scale + shift + other), or, where `adds_last`,
 // activation(result * scale + shift) + other. Null: nothing is multiplied or added.
-enum class Activation : int32_t { none, relu, clamp, silu, sigmoid, hardswish, hardsigmoid };
+enum class Activation : int32_t { none, relu, clamp, silu, sigmoid, hardswish, hardsigmoid, gelu, gelu_tanh };
+inline constexpr const char* activation_names[] = {"none", "relu", "clamp", "silu", "sigmoid", "hardswish", "hardsigmoid", "gelu", "gelu_tanh"};
 struct Epilogue {
   const float *scale = nullptr, *shift = nullptr;  // a value for each channel of the result
   const float* other = nullptr;                    // shaped and laid out as the result
@@ -40,8 +41,8 @@ struct ConvTensors {
   void* w;
   void* y;
   bool channels_last = false;
-  // Of forward and backward_data. For algorithms that finish their results only; these also raise `peaks`, one for each channel, to the
-  // largest magnitude that a result had before (see Peaks in epilogue.h).
+  // Of forward and backward_data. For algorithms that finish their results only; these, unless they never lose anything, also raise `peaks`,
+  // one for each channel, to the largest magnitude that a result had before (see Finish in epilogue.h).
   const Epilogue* epilogue = nullptr;
   int32_t* peaks = nullptr;
   // Where an algorithm whose parts are cut below the largest values writes what that may cost.

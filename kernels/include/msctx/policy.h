@@ -78,6 +78,8 @@ class Policy : public PolicyOptions {
 
   // Whether an algorithm is asked for in this direction, for some call at least.
   bool asks(Direction) const;
+  // Whether a row of ours would compute the call, whose module is not known yet: under some of the rules that may hold for it.
+  bool may_compute(const ConvCall&, Direction, int threads) const;
 
   // The rows that `performance` may take for a call, the likely ones first.
   std::vector<const ConvRow*> candidates(const ConvCall&, Direction) const;
@@ -101,6 +103,7 @@ class Policy : public PolicyOptions {
   std::vector<bool> holding(const ConvText&, Direction) const;
   void note(const std::vector<bool>& held, Direction, int64_t books) const;
   std::string asked_for(Direction, const std::vector<bool>& held) const;
+  std::string asked_by_option(Direction) const;
   bool allows_math(const ConvRow&, const std::string& asked = "") const;
   // torch states no bounds of its errors.
   bool allows_torch(const ConvCall& call) const { return !thread_invariant || (call.torch_keeps_bits && matmul_max_error == 0.0); }
@@ -114,6 +117,7 @@ class Policy : public PolicyOptions {
   const char* invariance() const { return batch_invariant ? "batch_invariant" : "thread_invariant"; }
   const ConvRow* guess(const ConvCall&, Direction, Choice&) const;
   std::unique_ptr<Decision> make(const ConvCall&, Direction, int threads, const std::string& why_not_measured) const;
+  void choose(const ConvCall&, Direction, int threads, const std::string& why_not_measured, Choice&, Decision&) const;
   void tune(const ConvCall&, Direction, int threads, const std::string& why_not_measured, Choice&, Decision&) const;
   bool follows(const Tuned&, const ConvCall&, Direction, Choice&, Decision&) const;
   void describe(Choice&, const ConvRow*, const ConvCall&, Op, int threads) const;

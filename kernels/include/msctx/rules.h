@@ -26,7 +26,8 @@ class Conditions {
  public:
   static std::shared_ptr<Conditions> of(const RuleText&);
 
-  bool hold_for(const ConvText&) const;
+  // `any_module`: or may, for a call whose module is not known yet.
+  bool hold_for(const ConvText&, bool any_module = false) const;
 
   // A call was compared with them; `books` as in count.
   void note(bool held, int64_t books);
