@@ -96,6 +96,15 @@ def test_what_follows_a_convolution_in_its_call_is_measured_with_it(epilogue: st
         assert bench.result(one).status == "measured"
 
 
+@pytest.mark.parametrize("epilogue", ["shift+gelu_tanh", "scale+add"])
+def test_what_follows_a_product_is_measured_with_it(epilogue: str, tmp_path: Path) -> None:
+    one = replace(ONE, direction="matmul", problem=f"7x8 * 8x6, float32, NT, then {epilogue}")
+    bench = offline.Bench(tmp_path / "tuned.json")
+    with bench.open():
+        result = bench.result(one)
+    assert (result.status, result.entry.problem) == ("measured", one.problem)
+
+
 def test_results_say_what_is_chosen_and_its_gain(tmp_path: Path) -> None:
     bench = offline.Bench(tmp_path / "tuned.json")
     with bench.open():

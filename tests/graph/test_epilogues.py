@@ -50,7 +50,9 @@ TAILS: dict[str, Tail] = {
     "scale+shift+add+relu": lambda b, y, x: torch.relu(x + b.norm(y)),
     "shift+silu+add": lambda b, y, x: functional.silu(y) + x,
     "shift": lambda b, y, x: y.exp() + y,
-    "shift+add": lambda b, y, x: functional.gelu(y + x),
+    "shift+add": lambda b, y, x: functional.elu(y + x),
+    "shift+add+gelu": lambda b, y, x: functional.gelu(y + x),
+    "scale+shift+gelu_tanh": lambda b, y, x: functional.gelu(b.norm(y), approximate="tanh"),
     "scale+shift+sigmoid": lambda b, y, x: torch.sigmoid(b.norm(y)) * x.mean((2, 3), keepdim=True),
 }
 

@@ -299,6 +299,7 @@ def test_a_line_holds_the_whole_problem(function: Callable[..., torch.Tensor]) -
 def test_what_is_no_line_is_told() -> None:
     problem, epilogue = parsed("fprop", "1x2x5x5 * 4x2x3x3, float32, channels_last, then shift+relu")
     assert (str(problem), epilogue) == ("1x2x5x5 * 4x2x3x3, float32, channels_last", "shift+relu")
+    assert parsed("matmul", "1x2 * 2x3, float32, NN, then scale+gelu_tanh")[1] == "scale+gelu_tanh"
     for line in ("", "1x2", "1x2 * 2x3, float32", "1x2 * 2x3, float32, NN, then", "1x2 * 2x3, float32, stride 2, NN, x"):
         with pytest.raises(ValueError, match="is no problem"):
             parsed("matmul", line)

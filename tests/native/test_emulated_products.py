@@ -46,6 +46,15 @@ for algo in sys.argv[1:]:
                 rounding = 2e-7 * (exact.abs().max() + b[0].abs().max()).item()
                 error = (found.double() - exact - b[0].double()).abs().max().item() - rounding
                 assert error <= row.error * sizes, (algo, kind, (m, k, n), row.problem.layout, error / sizes, row.error)
+    for m, k, n in ((1, 40, 30), (33, 70, 50), (64, 64, 64), (197, 65, 130)):
+        a, b, other = data("normal", m, k), data("normal", k, n), data("normal", m, n)
+        with msctx.context(matmul_algo=algo, fallback="error") as ctx:
+            found = torch.ops.msctx.linear(a, b, None, b[0], other, "gelu", 0.0, 0.0, True)
+            assert [(row.ran, row.epilogue) for row in ctx.choices()] == [(algo, "shift+gelu+add")]
+            plain = torch.addmm(b[0], a, b)
+            right = torch.nn.functional.gelu(plain.double()) + other
+            assert (found - right).abs().max() <= 1e-6 * (1 + plain.abs().max()), algo
+            assert torch.equal(torch.ops.msctx.linear(a, b, None, b[0], other, "relu", 0.0, 0.0, False), (plain + other).relu())
     a, b = data("normal", 40, 50), data("normal", 50, 60)
     a[3, 4], b[5, 6] = torch.inf, torch.nan
     with msctx.context(matmul_algo=algo):
