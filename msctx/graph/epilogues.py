@@ -217,6 +217,8 @@ def _follow(graph: fx.Graph, conv: fx.Node, node: fx.Node, e: Epilogue) -> fx.No
         e.shape = right
         return user
     other = right if left is node else left
+    if other is node:
+        return None
     if user.target is aten.add.Tensor and isinstance(other, fx.Node) and e.other is None and _is_like(node, other):
         e.other, e.adds_last = other, e.activation != "none"
         return user

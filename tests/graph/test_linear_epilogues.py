@@ -126,6 +126,8 @@ PROGRAMS: dict[str, Callable[[Layer, torch.Tensor], Any]] = {
     "another dtype": lambda m, x: m.linear(x) + x.double(),
     "float64": lambda m, x: torch.relu(functional.linear(x.double(), m.linear.weight.double())),
     "scaled": lambda m, x: torch.relu(torch.addmm(m.gamma, x[0], m.linear.weight, beta=0.5, alpha=2)),
+    "itself": lambda m, x: (y := functional.linear(x[:1, :1].contiguous(), m.linear.weight)) * y,
+    "twice": lambda m, x: (y := m.linear(x)) + y,
     "batches": lambda m, x: torch.relu(x @ x.mT),
     "other halves": lambda m, x: 0.4 * (y := m.linear(x)) * (torch.erf(y * 0.5**0.5) + 1),
 }
