@@ -18,7 +18,8 @@ class Residual(nn.Module):
     def __init__(self, c, k, stride):
         super().__init__()
         self.a, self.b = nn.Conv2d(c, k, 3, stride, 1, bias=False), nn.Conv2d(k, k, 3, 1, 1, bias=False)
-        self.na, self.nb, self.skip = nn.BatchNorm2d(k), nn.BatchNorm2d(k), nn.Conv2d(c, k, 1, stride)
+        self.na, self.nb = nn.BatchNorm2d(k), nn.BatchNorm2d(k)
+        self.skip = nn.Identity() if c == k else nn.Sequential(nn.Conv2d(c, k, 1, stride, bias=False), nn.BatchNorm2d(k))
     def forward(self, x):
         return F.relu(self.nb(self.b(F.relu(self.na(self.a(x))))) + self.skip(x))
 
@@ -32,10 +33,16 @@ class Block(nn.Module):
         x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.n2(x))))
 
-convolutional = nn.Sequential(
-    nn.Conv2d(3, 32, 7, 2, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(3, 2, 1), Residual(32, 32, 1), Residual(32, 64, 2),
-    nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 100),
-)
+def resnet18():
+    widths = (64, 64, 64, 128, 128, 256, 256, 512, 512)
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
+        *(Residual(c, k, 1 + (c != k)) for c, k in zip(widths, widths[1:])),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000),
+    )
+
+convolutional = resnet18()
+assert sum(p.numel() for p in convolutional.parameters()) == 11689512, "ResNet-18"
 transformer = nn.Sequential(nn.Embedding(100, 128), Block(128), Block(128), nn.LayerNorm(128), nn.Linear(128, 100), nn.Flatten(0, 1))
 torch.manual_seed(0)
 images, words = torch.randn(6, 3, 64, 64), torch.randint(0, 100, (8, 128))

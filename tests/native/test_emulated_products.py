@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from msctx.native import build
 
+HERE = Path(__file__).parent
 pytestmark = pytest.mark.full
 PARTS = {
     "amx_fp16_emulated": ("fp16x3", "int8x6", "bf16x9", "bf16x6", "bf16x3", "tf32"),
@@ -19,22 +21,13 @@ import torch
 from msctx.native import build
 build.library = build.emulated_library
 import msctx
-
-def data(kind, *shape):
-    values = torch.randn(*shape)
-    if kind == "wide": return values * 2.0 ** torch.randint(-20, 21, shape)
-    if kind == "rows": return values * 2.0 ** torch.randint(-20, 21, (shape[0], 1))
-    if kind == "columns": return values * 2.0 ** torch.randint(-20, 21, (1, shape[1]))
-    if kind == "outlier": values[:, 0] = 1e4
-    if kind == "denormal": return values * 1e-40
-    if kind == "diagonal": return torch.diag(torch.logspace(-6, 3, max(shape)))[: shape[0], : shape[1]].clone()
-    return values
+from product_data import KINDS, factors
 
 torch.manual_seed(0)
 for algo in sys.argv[1:]:
-    for kind in ("normal", "wide", "rows", "columns", "outlier", "diagonal"):
+    for kind in KINDS:
         for m, k, n in ((1, 40, 30), (33, 70, 50), (64, 64, 64), (100, 257, 31), (197, 65, 130)):
-            a, b = data(kind, m, k), data(kind, k, n)
+            a, b = factors(kind, m, k, n)
             for left, right in ((a, b), (a, b.t().contiguous().t()), (a.t().contiguous().t(), b)):
                 with msctx.context(matmul_algo=algo, fallback="error", thread_invariant=False) as ctx:
                     found = torch.addmm(b[0], left, right)
@@ -44,10 +37,10 @@ for algo in sys.argv[1:]:
                 exact = left.double() @ right.double()
                 sizes = (a.double().abs() @ b.double().abs()).max().item()
                 rounding = 2e-7 * (exact.abs().max() + b[0].abs().max()).item()
-                error = (found.double() - exact - b[0].double()).abs().max().item() - rounding
+                error = (found.double() - exact - b[0].double()).abs().max().item() - rounding - k * 2.0**-149
                 assert error <= row.error * sizes, (algo, kind, (m, k, n), row.problem.layout, error / sizes, row.error)
     for m, k, n in ((1, 40, 30), (33, 70, 50), (64, 64, 64), (197, 65, 130)):
-        a, b, other = data("normal", m, k), data("normal", k, n), data("normal", m, n)
+        a, b, other = torch.randn(m, k), torch.randn(k, n), torch.randn(m, n)
         with msctx.context(matmul_algo=algo, fallback="error") as ctx:
             found = torch.ops.msctx.linear(a, b, None, b[0], other, "gelu", 0.0, 0.0, True)
             assert [(row.ran, row.epilogue) for row in ctx.choices()] == [(algo, "shift+gelu+add")]
@@ -55,7 +48,7 @@ for algo in sys.argv[1:]:
             right = torch.nn.functional.gelu(plain.double()) + other
             assert (found - right).abs().max() <= 1e-6 * (1 + plain.abs().max()), algo
             assert torch.equal(torch.ops.msctx.linear(a, b, None, b[0], other, "relu", 0.0, 0.0, False), (plain + other).relu())
-    a, b = data("normal", 40, 50), data("normal", 50, 60)
+    a, b = torch.randn(40, 50), torch.randn(50, 60)
     a[3, 4], b[5, 6] = torch.inf, torch.nan
     with msctx.context(matmul_algo=algo):
         found = a @ b
@@ -86,7 +79,7 @@ for algo in sys.argv[1:]:
     assert not any(r.weights_kept or r.weights_prepared for r in ctx.choices())
     def step(a, b): return (a @ b).relu()
     with msctx.context(matmul_algo=algo, fallback="error"):
-        a, b = data("normal", 64, 64), data("normal", 64, 64)
+        a, b = torch.randn(64, 64), torch.randn(64, 64)
         assert torch.equal(torch.compile(step)(a, b), step(a, b))
 for algo, error in (("normal", 3e-5), ("tf32", 1)):
     options = {"matmul_algo": "normal"} if algo == "normal" else {"matmul_allow_tf32": True}
@@ -104,7 +97,46 @@ def test_values_bounds_and_kept_weights(isa: str) -> None:
         pytest.skip(why)
     process = subprocess.run(
         [sys.executable, "-c", PROGRAM, *PARTS[isa]],
-        env={**os.environ, "MSCTX_ISA": isa},
+        env={**os.environ, "MSCTX_ISA": isa, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert process.stdout.splitlines()[-1:] == ["right"], process.stderr[-3000:]
+
+
+PLANTED = """
+import torch
+from msctx.native import build
+build.library = build.emulated_library
+import msctx
+
+def split(a, b):  # as a program might do by itself: both parts, in float16's precision, are lost where code is compiled
+    high = a.to(torch.float16).to(torch.float32)
+    low = (a - high).to(torch.float16).to(torch.float32)
+    return high @ b, low.abs().amax()
+
+torch.manual_seed(0)
+a, b = torch.randn(64, 96), torch.randn(96, 48)
+exact = a.double() @ b.double()
+(_, eager), (_, compiled) = split(a, b), torch.compile(split)(a, b)
+assert eager > 1e-6 and compiled == 0, "inductor keeps the parts: this test shows nothing any more"
+for algo in ("fp16x3", "bf16x3", "tf32"):
+    with msctx.context(matmul_algo=algo, fallback="error") as ctx:
+        errors = [(product(a, b).double() - exact).abs().max().item() for product in (torch.mm, torch.compile(torch.mm))]
+    assert errors[0] == errors[1], (algo, errors)
+    assert [(row.ran, row.calls) for row in ctx.choices()] == [(algo, 2)]
+print("right")
+"""
+
+
+def test_parts_survive_compiling() -> None:
+    """Inductor takes casts to 16 bits and back for nothing; a product of ours is one operator to it."""
+    if why := build.obstacle():
+        pytest.skip(why)
+    process = subprocess.run(
+        [sys.executable, "-c", PLANTED],
+        env={**os.environ, "MSCTX_ISA": "amx_fp16_emulated"},
         capture_output=True,
         text=True,
         timeout=900,

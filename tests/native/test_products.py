@@ -59,11 +59,16 @@ FORMS: dict[str, Call] = {
     "addmm without what is added": lambda a, b: torch.addmm(a.new_full((1,), torch.nan), a, b, beta=0),
     "_addmm_activation": lambda a, b: torch._addmm_activation(b[0], a, b),
     "_addmm_activation, gelu": lambda a, b: torch._addmm_activation(b[0], a, b, use_gelu=True),
+    "_addmm_activation.out": lambda a, b: torch.ops.aten._addmm_activation.out(b[0], a, b, out=a.new_empty(0)),
     "bmm": lambda a, b: torch.bmm(a.expand(3, *a.shape), torch.stack([b, -b, 2 * b])),
+    "bmm.out": lambda a, b: torch.bmm(a.expand(2, *a.shape), b.expand(2, *b.shape), out=a.new_empty(2, a.size(0), b.size(1))),
     "baddbmm": lambda a, b: torch.baddbmm(b[:1], a.expand(3, *a.shape), b.expand(3, *b.shape), beta=2, alpha=-1),
     "baddbmm_": lambda a, b: a.new_ones(2, a.size(0), b.size(1)).baddbmm_(a.expand(2, *a.shape), b.expand(2, *b.shape)),
+    "baddbmm.out": lambda a, b: torch.baddbmm(a.new_ones(1), a[None], b[None], beta=3, out=a.new_empty(0)),
     "mv": lambda a, b: torch.mv(a, b[:, 0]),
+    "mv.out": lambda a, b: torch.mv(a, b[:, 0], out=a.new_empty(a.size(0))),
     "addmv": lambda a, b: torch.addmv(a[:, 0], a, b[:, -1], beta=3),
+    "addmv.out": lambda a, b: torch.addmv(a[:, 0], a, b[:, -1], out=a.new_empty(0)),
     "addmv_": lambda a, b: a[:, 0].clone().addmv_(a, b[:, -1]),
     "linear": lambda a, b: fn.linear(a, b.t().contiguous(), b[0]),
     "linear of images": lambda a, b: fn.linear(torch.stack([a, 2 * a]), b.t().contiguous()),
@@ -139,6 +144,27 @@ def test_a_mistake_is_reported_by_torch() -> None:
         assert str(ours.value) == str(plain.value)
 
 
+def test_others_are_torchs() -> None:
+    """What is neither strided nor real on a CPU: the kernels in force before ours, and no row."""
+    (a,) = matrices(6, 6)
+    sparse, wide = a.relu().to_sparse(), torch.complex(a, a)
+    calls: list[Callable[[], Tensor]] = [
+        lambda: torch.sparse.mm(sparse, a),
+        lambda: torch.mm(sparse.to_sparse_csr(), a),
+        lambda: torch.addmm(a, sparse, a),
+        lambda: torch.mm(wide.conj(), wide),
+        lambda: torch.mm(wide.conj().imag, a),  # real, but with a negation that is not carried out yet
+        lambda: torch.mm(a.long(), a.long()),
+        lambda: torch.mm(a.to("meta"), a.to("meta")).new_zeros(1, device="cpu"),
+    ]
+    plain = [call() for call in calls]
+    with msctx.context(matmul_algo="reference", fallback="error") as ctx:
+        found = [call() for call in calls]
+    for one, other in zip(found, plain, strict=True):
+        torch.testing.assert_close(one, other)
+    assert {row.ran for row in ctx.choices()} <= {"reference"}
+
+
 def test_inf_and_nan_are_where_they_are_in_torch() -> None:
     a, b = matrices(20, 30, 40)
     a[3, 4], a[5, 6], b[7, 8] = torch.inf, torch.nan, -torch.inf
@@ -163,6 +189,34 @@ def test_a_training_step_by_module() -> None:
         ("8x30 * 30x20, float32, NT", "0"): "strict",
         ("8x20 * 20x5, float32, NT", "2"): "reference",
     }
+
+
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [
+        (lambda: torch.nn.LSTMCell(6, 5), 6),
+        (lambda: torch.nn.Bilinear(6, 6, 5), 6),
+        (lambda: torch.nn.MultiheadAttention(6, 2), 6),
+    ],
+    ids=["LSTM cell", "bilinear", "projections of attention"],
+)
+def test_layers_that_are_made_of_products(make: Callable[[], torch.nn.Module], size: int) -> None:
+    torch.manual_seed(0)
+    layer, x = make(), torch.randn(7, size, requires_grad=True)
+    arguments = {"LSTMCell": 1, "Bilinear": 2, "MultiheadAttention": 3}[type(layer).__name__]
+
+    def gradients() -> tuple[Tensor, ...]:
+        found = layer(*[x] * arguments)
+        found = found if isinstance(found, Tensor) else found[0]
+        return torch.autograd.grad(found.square().sum(), [x, *layer.parameters()], allow_unused=True)
+
+    plain = gradients()
+    with msctx.context(matmul_algo="reference", fallback="error") as ctx:
+        found = gradients()
+    for one, other in zip(found, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert {(row.direction, row.ran) for row in ctx.choices()} == {("matmul", "reference")}
+    assert {row.problem.layout for row in ctx.choices()} >= {"NT", "NN"}, "both passes"
 
 
 def test_a_rule_that_matches_nothing_is_reported() -> None:
@@ -246,6 +300,28 @@ def test_products_of_packed_weights_are_counted_and_refused() -> None:
             compute()
         assert any(f"{name} is an operator of its own" in row.reasons[0] for row in ctx.choices()), name
         with msctx.context(matmul_algo="reference", fallback="error"), pytest.raises(RuntimeError, match="operator of its own"):
+            compute()
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_products_of_quantised_and_of_frozen_code_are_counted_and_refused() -> None:
+    layer, x = torch.nn.Linear(32, 16).eval(), torch.randn(8, 32)
+    quantised = torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(layer), {torch.nn.Linear})
+    with torch.no_grad():
+        packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), 8)
+    calls = {  # by name, as inductor's freezing makes it
+        "quantized::linear_dynamic": lambda: quantised(x),
+        "mkldnn::_linear_pointwise": lambda: torch.ops.mkldnn._linear_pointwise(x, packed, layer.bias, "none", [], ""),
+    }
+    for name, compute in calls.items():
+        with msctx.context(matmul_algo="strict", fallback="silent") as ctx, torch.no_grad():
+            compute()
+        assert [(row.direction, row.ran, row.reasons[0].split(" ")[0]) for row in ctx.choices()] == [("matmul", "torch", name)]
+        with (
+            torch.no_grad(),
+            msctx.context(matmul_algo="strict", fallback="error"),
+            pytest.raises(RuntimeError, match=name),
+        ):
             compute()
 
 

@@ -1,0 +1,70 @@
+"""batch_invariant and thread_invariant over many batches and numbers of threads: the bits of a row are those of the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as fn
+
+import msctx
+
+ROWS, DEPTH, COLUMNS = 4096, 70, 24
+BATCHES = (1, 2, 3, 5, 17, 64, 255, 1000, 2049, ROWS)
+THREADS = (1, 2, 3, 4)
+
+
+def rows(dtype: torch.dtype) -> Tensor:
+    return torch.randn(ROWS, DEPTH, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def weight(dtype: torch.dtype, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+CALLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "mm": lambda x: torch.mm(x, weight(x.dtype, DEPTH, COLUMNS)),
+    "addmm": lambda x: torch.addmm(weight(x.dtype, COLUMNS), x, weight(x.dtype, DEPTH, COLUMNS), beta=0.3, alpha=0.7),
+    "linear": lambda x: fn.linear(x, weight(x.dtype, COLUMNS, DEPTH), weight(x.dtype, COLUMNS)),
+    "mv": lambda x: torch.mv(x, weight(x.dtype, DEPTH)),
+    "bmm": lambda x: torch.bmm(x.view(-1, 7, 10), weight(x.dtype, 10, 6).expand(len(x), 10, 6)),
+    "convolution": lambda x: fn.conv2d(x.view(-1, 2, 5, 7), weight(x.dtype, 5, 2, 3, 3), padding=1),
+    "1x1": lambda x: fn.conv2d(x.view(-1, 10, 1, 7), weight(x.dtype, 6, 10, 1, 1)),
+    "depthwise": lambda x: fn.conv2d(x.view(-1, 2, 5, 7), weight(x.dtype, 2, 1, 3, 3), padding=1, groups=2),
+    "transposed": lambda x: fn.conv_transpose2d(x.view(-1, 2, 5, 7), weight(x.dtype, 2, 3, 3, 3), stride=2),
+}
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_row_has_the_bits_that_it_has_in_the_whole_batch(name: str, dtype: torch.dtype) -> None:
+    x = rows(dtype)
+    with msctx.context(batch_invariant=True, fallback="error"):
+        torch.set_num_threads(1)
+        whole = CALLS[name](x)
+        for n, batch in enumerate(BATCHES):
+            torch.set_num_threads(THREADS[n % len(THREADS)])
+            for first in {0, ROWS - batch}:
+                assert torch.equal(CALLS[name](x[first : first + batch]), whole[first : first + batch]), (batch, first)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_gradients_have_the_same_bits_for_any_number_of_threads(name: str) -> None:
+    x = rows(torch.float32)[:300].requires_grad_()
+    with msctx.context(thread_invariant=True, fallback="error"):
+        found = []
+        for threads in THREADS:
+            torch.set_num_threads(threads)
+            result = CALLS[name](x)
+            found.append((result.detach(), *torch.autograd.grad(result.square().sum(), x)))
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
