@@ -8,16 +8,17 @@ from typing import Any
 
 import yaml
 
-from msctx.compare import choose
+from msctx.compare import choose, layer_rules, product_rules
 from msctx.compare.config import Comparison, canonical, pairs
-from msctx.compare.grid import algorithms
-from msctx.compare.layer_rules import as_matched, rules_of
+from msctx.compare.grid import algorithms, asked_algorithm
 from msctx.compare.result import FAILED, FORMAT, Best, Change, Cost, CostOfRow, Outcome, PointOptions, Result, Row, Total
+from msctx.compare.workload import Product
 from msctx.native.choices import ConvProblem
-from msctx.options.conv_rules import RulesKind
+from msctx.options import OPTIONS
+from msctx.options.conv_rules import PRODUCT
 from msctx.run.record import plain
 
-RULES = "conv_algo_rules"
+RULES, RULES_OF_PRODUCTS = "conv_algo_rules", "matmul_algo_rules"
 COSTS = ("deterministic", "thread_invariant", "batch_invariant")
 """Options whose cost has a view of its own: the time with them over that without."""
 
@@ -126,27 +127,37 @@ def _is_on(value: Any) -> bool:
     return str(value).upper() in ("ON", "TRUE", "1", "YES")
 
 
-def _problems(comparison: Comparison, rows: Sequence[Row]) -> list[ConvProblem | None]:
-    """The problem of each row as rules see it; ``None`` where it is no convolution."""
+def _problems(comparison: Comparison, rows: Sequence[Row]) -> list[ConvProblem | Product | None]:
+    """The problem of each row as rules see it."""
     assert comparison.layers is not None
-    layers = comparison.layers.layers
-    found = {(one.name, str(one.problem)): as_matched(one.problem) for one in layers if isinstance(one.problem, ConvProblem)}
+    found = {(one.name, str(one.problem)): _as_matched(one.problem) for one in comparison.layers.layers}
     return [found.get((row.name, row.problem)) for row in rows]
 
 
+def _as_matched(problem: ConvProblem | Product) -> ConvProblem | Product:
+    return product_rules.as_matched(problem) if isinstance(problem, Product) else layer_rules.as_matched(problem)
+
+
 def _rules(comparison: Comparison, result: Result, chosen: Sequence[str], rest: Mapping[str, Any]) -> dict[str, Any]:
-    """conv_algo_rules that run the chosen algorithms. Rules that were in force when these were measured come first, as they won."""
+    """Rules that run the chosen algorithms. Those that were in force when these were measured come first, as they won."""
     assert comparison.layers is not None
     options = {point.name: point.options for point in result.points}
-    asked: dict[ConvProblem, dict[str, str]]
-    asked = {as_matched(one.problem): {} for one in comparison.layers.layers if isinstance(one.problem, ConvProblem)}
+    every = [_as_matched(one.problem) for one in comparison.layers.layers]
+    convolutions: dict[ConvProblem, dict[str, str]] = {one: {} for one in every if isinstance(one, ConvProblem)}
+    products = dict.fromkeys((one for one in every if isinstance(one, Product)), "")
     for row, problem, point in zip(result.rows, _problems(comparison, result.rows), chosen, strict=True):
-        if problem is not None and (algorithm := algorithms(options.get(point, {})).get(row.direction)):
-            asked[problem][row.direction] = algorithm
-    if not (rules := rules_of(asked)):
-        return {}
-    first = rest.get(RULES) or result.context.get(RULES)
-    return {RULES: f"{first}; {RulesKind().parse(rules)}" if first else rules}
+        asked = options.get(point, {})
+        if isinstance(problem, Product):
+            products[problem] = asked_algorithm(asked, PRODUCT)
+        elif problem is not None and (algorithm := algorithms(asked).get(row.direction)):
+            convolutions[problem][row.direction] = algorithm
+    found: dict[str, Any] = {RULES: layer_rules.rules_of(convolutions), RULES_OF_PRODUCTS: product_rules.rules_of(products)}
+    return {name: _after(rest.get(name) or result.context.get(name), name, rules) for name, rules in found.items() if rules}
+
+
+def _after(first: str | None, name: str, rules: Mapping[str, Any]) -> Any:
+    kind = OPTIONS[name].kind
+    return f"{first}; {kind.parse(rules)}" if first and kind else rules
 
 
 # --- an earlier result ------------------------------------------------------------------------------------------------
