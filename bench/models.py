@@ -23,10 +23,10 @@ from typing import Any
 import contest
 import figures
 import runtimes
-from networks import NETWORKS
+from networks import NETWORKS, inputs
 
-CLASSES = {"fp32-grade": {}, "TF32 class": {"conv_allow_tf32": True}}
-DIRECTIONS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
+CLASSES = {"fp32-grade": {}, "TF32 class": {"conv_allow_tf32": True, "matmul_allow_tf32": True}}
+ALGORITHMS = ("conv_fprop_algo", "matmul_algo", "conv_dgrad_algo", "conv_wgrad_algo")
 PHASES = ("inference", "training")
 TRAINING_BATCH = 4
 FORMATS = ("channels_first", "channels_last")
@@ -48,9 +48,10 @@ def step_of(model: Any, is_training: bool) -> Step:
     optimizer = torch.optim.SGD(model.parameters(), 1e-6)
     *_, weight = (p for p in model.parameters() if p.dim() > 1)
 
-    def step(images: Any) -> Any:
+    def step(x: Any) -> Any:
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(images), images.new_zeros(len(images), dtype=torch.long)).backward()
+        scores = model(x).flatten(0, -2)
+        torch.nn.functional.cross_entropy(scores, scores.new_zeros(len(scores), dtype=torch.long)).backward()
         gradient = weight.grad.clone()
         optimizer.step()
         return gradient
@@ -67,13 +68,14 @@ def measure(
     import msctx
 
     is_training = phase == "training"
-    formats = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
     torch.manual_seed(0)
     plain = NETWORKS[name]().train(is_training)
-    images = [torch.randn(batch, 3, 224, 224) for _ in range(3)]
-    by_format = {f: [i.contiguous(memory_format=kind) for i in images] for f, kind in formats.items()}
-    models = {f: copy.deepcopy(plain).to(memory_format=kind) for f, kind in formats.items()}
-    asked = dict.fromkeys(DIRECTIONS if is_training else DIRECTIONS[:1], "normal")
+    given = [inputs(name, batch) for _ in range(3)]
+    formats = FORMATS if given[0].dim() == 4 else FORMATS[:1]  # words have no channels
+    kinds = {f: torch.channels_last if f == "channels_last" else torch.contiguous_format for f in formats}
+    by_format = {f: [x.contiguous(memory_format=kind) for x in given] for f, kind in kinds.items()}
+    models = {f: copy.deepcopy(plain).to(memory_format=kind) for f, kind in kinds.items()}
+    asked = dict.fromkeys(ALGORITHMS if is_training else ALGORITHMS[:2], "normal")
     contexts = {
         (side, mode): msctx.context(mode=mode, **asked, **options, fallback="silent", frozen_weights=not is_training)
         for (side, options), mode in itertools.product(CLASSES.items(), MODES)
@@ -103,30 +105,31 @@ def measure(
         step = step_of(model if options is None else torch.compile(model, options=options), is_training)
         enter_step(side, f"{how}, {f}", f, scope, step)
 
-    for f in FORMATS:
+    for f in formats:
         enter("torch", "eager", f, nullcontext, None)
         for math_class in CLASSES:
             enter(math_class, "eager", f, lambda context=contexts[math_class, MODES[0]]: context, None)
         enter("bf16 autocast", "eager", f, lambda: torch.autocast("cpu", torch.bfloat16), None)
     if with_inductor:  # which lays out the tensors between as it likes
-        enter("torch", "inductor", FORMATS[1], nullcontext, {})
+        enter("torch", "inductor", formats[-1], nullcontext, {})
         for math_class in CLASSES:
-            enter(math_class, "graph mode", FORMATS[1], lambda context=contexts[math_class, MODES[1]]: context, None)
+            enter(math_class, "graph mode", formats[-1], lambda context=contexts[math_class, MODES[1]]: context, None)
         if not is_training:  # as an option of torch.compile alone it has no effect: Dynamo looks at the setting
             frozen = {"freezing": True}
             for side in ("torch", "again"):
-                enter(side, "inductor with freezing", FORMATS[1], lambda: torch._inductor.config.patch(frozen), frozen)
+                enter(side, "inductor with freezing", formats[-1], lambda: torch._inductor.config.patch(frozen), frozen)
     if not is_training:
-        for other, infer in runtimes.installed(plain, images[0], torch.get_num_threads()).items():
+        for other, infer in runtimes.installed(plain, given[0], torch.get_num_threads()).items():
             enter_step(other, "", FORMATS[0], nullcontext, infer)
-    for f in FORMATS:  # the control
+    for f in formats:  # the control
         enter("again", "eager", f, nullcontext, None)
     found = contest.fastest(contenders, seconds)
     winners = {side: min(ms, key=lambda label: ms[label]) for side, ms in found.items()}
     if told is not None:
         return {"ms": found, "winners": winners}
     with torch.set_grad_enabled(is_training):
-        truth = step_of(copy.deepcopy(plain).double(), is_training)(images[0].double()).detach()
+        exact = given[0].double() if given[0].is_floating_point() else given[0]
+        truth = step_of(copy.deepcopy(plain).double(), is_training)(exact).detach()
     scale = float(truth.abs().max())
     return {
         "ms": found,

@@ -40,7 +40,7 @@ def openvino(model: torch.nn.Module, images: torch.Tensor, threads: int) -> Call
 
 
 def installed(model: torch.nn.Module, images: torch.Tensor, threads: int) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
-    """Name → what infers, for float32 images in the channels-first format, of the shape of *images*."""
+    """Name → what infers, for inputs of the shape and dtype of *images*: float32 in the channels-first format, or words."""
     found = {}
     for name, make in RUNTIMES.items():
         try:

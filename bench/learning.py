@@ -1,0 +1,202 @@
+"""Whether products of parts harm a training: loss curves of two small networks from one seed, in float32 and in both classes.
+
+A character transformer learns a text that comes with Python (``pydoc_data.topics``, Python's own reference), and the ConvNet of
+configs/experiments/digits.py scikit-learn's digits. *Other order* is float32 with additions in another order: what it differs by is
+the effect of rounding alone. The loss on data that no step has seen is computed under the same options.
+
+    python bench/learning.py --out bench/results/NAME-learning.json
+    python bench/learning.py --emulated --out bench/results/NAME-learning.json     # a matrix unit in software: same values, slow
+    python bench/learning.py --docs bench/results/NAME-learning.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import contest
+
+EMULATED = "amx_fp16_emulated"
+GRADES = {"amx_fp16": "fp16x3", "amx": "int8x6"}
+"""Matrix unit → its products with errors like float32's own."""
+FLOAT32, ORDER, GRADE, TF32 = "float32", "float32, other order", "fp32-grade", "TF32 class"
+CLASSES = {ORDER: "strict", GRADE: "fp32-grade", TF32: "tf32"}
+"""Side → the arithmetic that its calls are to have, as `choices()` has it."""
+BY_NAME = {"conv_fprop_algo": "implicit_precomp_gemm", "conv_dgrad_algo": "algo_1", "conv_wgrad_algo": "algo_1"}
+SHOWN = 50
+"""Points of a curve."""
+
+
+def sides(unit: str) -> dict[str, dict[str, Any]]:
+    """What is compared → its options; *unit*: the matrix unit, empty where there is none."""
+    found: dict[str, dict[str, Any]] = {FLOAT32: {}, ORDER: {"matmul_algo": "strict", **BY_NAME, "allow_fp32_emulation": False}}
+    if unit:
+        found[GRADE] = {"matmul_algo": GRADES[unit], **BY_NAME}
+        found[TF32] = {"matmul_algo": "tf32", **BY_NAME, "conv_allow_tf32": True}
+    return found
+
+
+# --- the subjects -----------------------------------------------------------------------------------------------------
+
+Batch = tuple[Any, Any]
+Subject = tuple[Any, Iterator[Batch], Batch]
+"""A model, the batches of its training, and data that it does not see there."""
+
+
+def characters(steps: int) -> Subject:
+    """Two blocks of 64 features, on windows of 64 characters; the last tenth of the text is held out."""
+    from pydoc_data.topics import topics
+
+    import networks
+    import torch
+
+    text = "".join(topics[name] for name in sorted(topics))
+    letters = sorted(set(text))
+    codes = torch.tensor([letters.index(letter) for letter in text])
+    width, cut, random = 64, len(codes) * 9 // 10, torch.Generator().manual_seed(1)
+
+    def windows(first: int, last: int, count: int) -> Batch:
+        starts = torch.randint(first, last - width - 1, (count,), generator=random)
+        found = torch.stack([codes[start : start + width + 1] for start in starts])
+        return found[:, :-1], found[:, 1:]
+
+    held_out = windows(cut, len(codes), 32)
+    torch.manual_seed(0)
+    return networks.decoder(len(letters), 64, width, 2, 4), (windows(0, cut, 8) for _ in range(steps)), held_out
+
+
+def digits(steps: int) -> Subject:
+    import torch
+
+    sys.path.append(str(contest.ROOT / "configs" / "experiments"))
+    import digits as experiment
+
+    training, test = (data.tensors for data in experiment.data())
+    random = torch.Generator().manual_seed(1)
+
+    def batches() -> Iterator[Batch]:
+        for _ in range(steps):
+            chosen = torch.randint(len(training[0]), (32,), generator=random)
+            yield training[0][chosen], training[1][chosen]
+
+    torch.manual_seed(0)
+    return experiment.network(), batches(), test
+
+
+SUBJECTS: dict[str, tuple[Callable[[int], Subject], int]] = {"characters": (characters, 400), "digits": (digits, 400)}
+"""Name → what makes it, and its steps."""
+
+
+def trained(name: str, options: dict[str, Any], steps: int) -> dict[str, Any]:
+    """The losses of a training, that on the data held out, and the calls by their arithmetic."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    import msctx
+
+    model, batches, (held_x, held_y) = SUBJECTS[name][0](steps)
+    optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
+
+    def loss_of(x: Any, y: Any) -> Any:
+        return cross_entropy(model(x).flatten(0, -2), y.flatten())
+
+    losses = []
+    torch.manual_seed(2)  # of dropout
+    with msctx.context(**options, **({"fallback": "silent"} if options else {})) as ctx:
+        for x, y in batches:
+            optimizer.zero_grad()
+            loss = loss_of(x, y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        model.eval()
+        with torch.no_grad():
+            held_out = loss_of(held_x, held_y).item()
+    calls: dict[str, int] = {}
+    for row in ctx.choices() if options else ():
+        calls[row.math] = calls.get(row.math, 0) + row.calls
+    return {"losses": losses, "held_out": held_out, "calls": calls}
+
+
+# --- the script -------------------------------------------------------------------------------------------------------
+
+
+def use_emulated() -> None:
+    """A matrix unit in software, for this process and those that it starts."""
+    os.environ.setdefault("MSCTX_ISA", EMULATED)
+    from msctx.native import build
+
+    build.library = build.emulated_library
+
+
+def work(given: argparse.Namespace) -> None:
+    asked = json.loads(given.work)
+    if asked["emulated"]:
+        use_emulated()
+    print(json.dumps(trained(asked["subject"], asked["options"], asked["steps"])), flush=True)
+
+
+def collect(given: argparse.Namespace) -> dict[str, Any]:
+    if given.emulated:
+        use_emulated()
+    machine = contest.machine()
+    unit = next((unit for unit in GRADES if machine["isa"].removesuffix("_emulated") == unit), "")
+    result: dict[str, Any] = {"machine": machine, "processes": 1, "subjects": {}}
+    for name in contest.asked(SUBJECTS, given):
+        steps = given.steps or SUBJECTS[name][1]
+        of_side = result["subjects"].setdefault(name, {})
+        for side, options in sides(unit).items():
+            asked = {"subject": name, "options": options, "steps": steps, "emulated": given.emulated}
+            (of_side[side],) = contest.lines_of(__file__, json.dumps(asked), given.threads[0], given)
+            contest.keep(given.out, result)
+    return result
+
+
+def curve(losses: list[float]) -> list[tuple[float, float]]:
+    """Places of a curve: the step, and the mean of the losses around it."""
+    size = max(len(losses) // SHOWN, 1)
+    parts = [losses[i : i + size] for i in range(0, len(losses) - size + 1, size)]
+    return [(size * (n + 0.5), sum(part) / size) for n, part in enumerate(parts)]
+
+
+def described(result: dict[str, Any]) -> str:
+    isa = result["machine"]["isa"]
+    unit = f"; the matrix unit ({isa.removesuffix('_emulated')}) is software" if isa.endswith("_emulated") else ""
+    return contest.described([result]) + unit
+
+
+def table(results: list[dict[str, Any]]) -> list[str]:
+    """Markdown: a line for each side, with the losses of both subjects."""
+    (result,) = results
+    subjects = result["subjects"]
+    heads = [f"{name}: {what}" for name in subjects for what in ("last steps", "held out", "calls of that class")]
+    lines = [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    for side in next(iter(subjects.values())):
+        cells = []
+        for of_side in subjects.values():
+            found = of_side[side]
+            *_, (_, last) = curve(found["losses"])
+            cells += [f"{last:.4f}", f"{found['held_out']:.4f}", _share(found["calls"], CLASSES.get(side, ""))]
+        lines.append(f"| {side} | {' | '.join(cells)} |")
+    steps = ", ".join(f"{name}: {len(next(iter(of.values()))['losses'])} steps" for name, of in subjects.items())
+    return [*lines, "", f"{described(result)}. {steps}; one run for each line, from the same seed."]
+
+
+def _share(calls: dict[str, int], of: str) -> str:
+    return f"{math.floor(100 * calls.get(of, 0) / sum(calls.values()))} %" if calls else ""
+
+
+def main() -> None:
+    parser = contest.arguments(__doc__, SUBJECTS, [1])
+    parser.add_argument("--emulated", action="store_true", help="a matrix unit in software")
+    parser.add_argument("--steps", type=int, default=0, help="in place of each subject's own")
+    contest.do(parser.parse_args(), "learning", work, collect, table)
+
+
+if __name__ == "__main__":
+    main()
