@@ -164,6 +164,11 @@ def curve(losses: list[float]) -> list[tuple[float, float]]:
     return [(size * (n + 0.5), sum(part) / size) for n, part in enumerate(parts)]
 
 
+def differences(of_side: dict[str, Any], side: str) -> list[float]:
+    """By how much the loss of each step is another one than in float32, as a part of that."""
+    return [abs(a - b) / abs(a) for a, b in zip(of_side[FLOAT32]["losses"], of_side[side]["losses"], strict=True)]
+
+
 def described(result: dict[str, Any]) -> str:
     isa = result["machine"]["isa"]
     unit = f"; the matrix unit ({isa.removesuffix('_emulated')}) is software" if isa.endswith("_emulated") else ""
@@ -174,17 +179,21 @@ def table(results: list[dict[str, Any]]) -> list[str]:
     """Markdown: a line for each side, with the losses of both subjects."""
     (result,) = results
     subjects = result["subjects"]
-    heads = [f"{name}: {what}" for name in subjects for what in ("last steps", "held out", "calls of that class")]
-    lines = [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    heads = [
+        f"{name}: {what}" for name in subjects for what in ("last steps", "held out", "largest difference", "of that class")
+    ]
+    lines = [f"| loss | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     for side in next(iter(subjects.values())):
         cells = []
         for of_side in subjects.values():
             found = of_side[side]
             *_, (_, last) = curve(found["losses"])
-            cells += [f"{last:.4f}", f"{found['held_out']:.4f}", _share(found["calls"], CLASSES.get(side, ""))]
+            most = "" if side == FLOAT32 else f"{max(differences(of_side, side)):.0e}"
+            cells += [f"{last:.4f}", f"{found['held_out']:.4f}", most, _share(found["calls"], CLASSES.get(side, ""))]
         lines.append(f"| {side} | {' | '.join(cells)} |")
     steps = ", ".join(f"{name}: {len(next(iter(of.values()))['losses'])} steps" for name, of in subjects.items())
-    return [*lines, "", f"{described(result)}. {steps}; one run for each line, from the same seed."]
+    told = "Differences are those of one step's loss, as a part of it."
+    return [*lines, "", f"{described(result)}. {steps}; one run for each line, from the same seed. {told}"]
 
 
 def _share(calls: dict[str, int], of: str) -> str:

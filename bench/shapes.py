@@ -48,7 +48,7 @@ _GRADIENTS = (
 )
 _CONVNEXT = tuple(Shape(rows, width, 4 * width) for rows, width in ((3136, 96), (784, 192), (196, 384), (49, 768)))
 _HEADS = (Shape(8, 768, 1000), Shape(64, 2048, 1000), Shape(128, 768, 30522))
-_NARROW = (Shape(4096, 64, 64), Shape(16384, 32, 32), Shape(64, 64, 64), Shape(256, 256, 256), Shape(512, 512, 512))
+_NARROW = (Shape(4096, 64, 64), Shape(16384, 32, 32), Shape(64, 64, 64), Shape(256, 256, 256), Shape(300, 300, 300))
 _ATTENTION = (
     *(Shape(512, 64, 512, "NT", 12), Shape(512, 512, 64, "NN", 12)),
     *(Shape(197, 64, 197, "NT", 96), Shape(197, 197, 64, "NN", 96)),

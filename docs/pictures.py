@@ -22,6 +22,7 @@ sys.path.append(str(ROOT / "bench"))
 
 import convolutions  # noqa: E402 (found by the line above)
 import figures  # noqa: E402
+import learning  # noqa: E402
 
 BLUE, ORANGE, GREEN, GREY, INK = "#2563eb", "#ea580c", "#059669", "#cbd5e1", "#1e293b"
 
@@ -172,6 +173,39 @@ def of_overlap() -> str:
     return picture(790, bottom + 50, "When rank 0 computes products, and when messages are under way", parts)
 
 
+def of_learning() -> str:
+    """Loss curves in float32 and in both classes; below, by how much each differs from float32."""
+    (result,) = stored("zen3-learning")
+    colours = {learning.FLOAT32: GREY, learning.ORDER: INK, learning.GRADE: BLUE, learning.TF32: ORANGE}
+    parts = [text(12, 26, "Loss of a training step, and its difference from float32", size=14)]
+    for n, (side, colour) in enumerate(colours.items()):
+        parts += [line(12 + n * 170, 46, 36 + n * 170, 46, colour, 2), text(42 + n * 170, 50, side)]
+    for n, (name, sides) in enumerate(result["subjects"].items()):
+        left, right, top, middle, bottom = 60 + n * 400, 390 + n * 400, 84, 270, 420
+        steps, most = len(sides[learning.FLOAT32]["losses"]), max(sides[learning.FLOAT32]["losses"])
+        parts.append(text(left, top - 10, f"{name}, {steps} steps"))
+        for k in range(5):
+            loss, y = most * k / 4, middle - (middle - top) * k / 4
+            parts += [line(left, y, right, y), text(left - 6, y + 4, f"{loss:.1f}", "end")]
+        for decade in range(-8, 1, 2):
+            y = bottom - (bottom - middle - 20) * (decade + 8) / 8
+            parts += [line(left, y, right, y), text(left - 6, y + 4, f"1e{decade}", "end")]
+        for width, (side, colour) in zip((6, 4, 2.5, 1), colours.items(), strict=True):  # they lie on each other
+            losses = [(step, middle - (middle - top) * loss / most) for step, loss in learning.curve(sides[side]["losses"])]
+            parts.append(_along(losses, steps, left, right, colour, width))
+            if side != learning.FLOAT32:
+                shares = learning.curve(learning.differences(sides, side))
+                high = [(at, bottom - (bottom - middle - 20) * (math.log10(max(share, 1e-8)) + 8) / 8) for at, share in shares]
+                parts.append(_along(high, steps, left, right, colour, 1.5))
+    parts.append(text(12, 450, f"{learning.described(result)}. Means of {steps // learning.SHOWN} steps each.", size=11))
+    return picture(830, 462, "Loss curves of two trainings in float32 and by parts", parts)
+
+
+def _along(points: Iterable[tuple[float, float]], steps: int, left: float, right: float, colour: str, width: float) -> str:
+    places = " ".join(f"{left + (right - left) * step / steps:.1f},{y:.1f}" for step, y in points)
+    return f'<polyline points="{places}" fill="none" stroke="{colour}" stroke-width="{width}"/>'
+
+
 # --- The layers of msctx ----------------------------------------------------------------------------------------------
 
 
@@ -236,6 +270,7 @@ PICTURES = {
     "networks": of_networks,
     "recomputation": of_recomputation,
     "overlap": of_overlap,
+    "learning": of_learning,
     "layers": of_layers,
 }
 

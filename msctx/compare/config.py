@@ -204,7 +204,7 @@ class _Reading:
         kind = named[0] if named else "workload"
         self._check_keys(keys, kind, model_alone=named == ["model"])
         if not axes and not points and not self.problems:
-            axes = self._default_axes(named, tuple(keys.get("directions", DIRECTIONS)))
+            axes = self._default_axes(named, tuple(keys.get("directions", DIRECTIONS)), has_budget="budget" in keys)
         found = self._points(axes, points)
         if self.problems:
             raise OptionError(sorted(self.problems, key=lambda p: (0, p.mark.line, p.mark.column) if p.mark else (1, 0, 0)))
@@ -371,8 +371,8 @@ class _Reading:
                 found[key] = values
         return found
 
-    def _default_axes(self, named: list[str], directions: tuple[str, ...]) -> dict[str, Any]:
-        """All algorithms for layers, those that decide for themselves for whole models."""
+    def _default_axes(self, named: list[str], directions: tuple[str, ...], has_budget: bool) -> dict[str, Any]:
+        """All algorithms for layers, those that decide for themselves for whole models, whose budget may spend less exact products."""
         if self.subject == "matmul":
             return {"algorithm": grid.every_product() | PRECISIONS}
         every = grid.every_algorithm(directions)
@@ -380,7 +380,8 @@ class _Reading:
             return {"algorithm": every}
         if named == ["experiment"]:
             return {"deterministic": ["OFF", "ON"]}
-        return {"algorithm": {name: every[name] | {"matmul_algo": name} for name in ("normal", "performance")}}
+        whole = {name: every[name] | {"matmul_algo": name} for name in ("normal", "performance")}
+        return {"algorithm": (grid.every_product() if has_budget else {}) | whole}
 
     def _points(self, axes: Mapping[str, Any], typed: Mapping[str, Any]) -> list[Point]:
         """The grid; each value is checked by itself, so that a mistake is reported once and at its place."""
