@@ -372,7 +372,7 @@ class _Reading:
         return found
 
     def _default_axes(self, named: list[str], directions: tuple[str, ...], has_budget: bool) -> dict[str, Any]:
-        """All algorithms for layers, those that decide for themselves for whole models, whose budget may spend less exact products."""
+        """All algorithms for layers, those that decide for themselves for whole models; a budget may spend less exact products."""
         if self.subject == "matmul":
             return {"algorithm": grid.every_product() | PRECISIONS}
         every = grid.every_algorithm(directions)

@@ -239,7 +239,7 @@ def _progress(library: Core) -> None:
             _draw(f"measuring each convolution and product on its first call: {library.measurements()} so far", seconds)
             return
         _Shown.due = seconds + 10
-        line = f"msctx: performance measures each convolution on its first call: {library.measurements()} so far"
+        line = f"msctx: performance measures each convolution and product on its first call: {library.measurements()} so far"
         print(f"{line}, in {seconds:.0f} s of at most {MOST}", file=sys.stderr, flush=True)
 
 

@@ -69,7 +69,7 @@ def test_long_measuring_is_reported_on_stderr(
         assert "performance measures" not in capfd.readouterr().err
         monkeypatch.setattr(tuning._Shown, "due", 0.0)
         fn.conv2d(X[..., 1:], W)
-        assert f"performance measures each convolution on its first call: {library.measurements() - 1} so far" in (
+        assert f"performance measures each convolution and product on its first call: {library.measurements() - 1} so far" in (
             capfd.readouterr().err
         )
         assert tuning._Shown.due > library.measuring_seconds()
