@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import contest
@@ -42,7 +42,8 @@ class Group:
     units: tuple[str, ...] = ()
     """The instruction sets that have these products; empty: all."""
     keeps_weights: bool = False
-    opponents: tuple[str, ...] = field(default=())
+    opponents: tuple[str, ...] = ()
+    data: str = "normal"
 
     @property
     def is_tuned(self) -> bool:
@@ -59,6 +60,7 @@ def _named(algorithm: str, units: tuple[str, ...], shapes: tuple[Shape, ...], wh
 
 
 PRODUCTS = (("fp16x3", FLOAT16), ("int8x6", ANY_UNIT), ("bf16x6", ANY_UNIT), ("bf16x3", ANY_UNIT), ("tf32", ANY_UNIT))
+DENORMAL = (Shape(512, 512, 512, "NN"),)
 GROUPS = (
     *(_named(a, units, SQUARES, "1024 to 4096", opponents=ENGINES) for a, units in PRODUCTS),
     *(
@@ -66,6 +68,10 @@ GROUPS = (
         for a, units in PRODUCTS
     ),
     Group("strict", "`strict`, 1024 to 4096", SQUARES, {"matmul_algo": "strict"}),
+    *(
+        Group(f"{a}-denormals", f"`{a}`, left factors full of denormals", DENORMAL, {"matmul_algo": a}, units, data="denormal")
+        for a, units in (("strict", ()), *PRODUCTS[:2])
+    ),
     *(
         Group(how, f"`{how}`, {len(OF_EACH_KIND)} shapes", OF_EACH_KIND, {"matmul_algo": how})
         for how in ("normal", "performance")
@@ -99,7 +105,7 @@ def rounded() -> Iterator[None]:
         torch.backends.mkldnn.matmul.fp32_precision = before
 
 
-def engines(group: Group, right: Any) -> dict[str, Callable[[Any], Any]]:
+def beside(group: Group, right: Any) -> dict[str, Callable[[Any], Any]]:
     """Name → what multiplies by the right factor of the first set, of those that this machine has."""
     import brgemm
     import torch
@@ -124,7 +130,7 @@ def measure(group: Group, shape: Shape, seconds: float, options: dict[str, Any],
 
     import msctx
 
-    sets = [tensors(shape, seed) for seed in range(3)]
+    sets = [tensors(shape, seed, group.data) for seed in range(3)]
     weight = torch.nn.Parameter(sets[0][1]) if group.keeps_weights else None
     kept = {"frozen_weights": True} if group.keeps_weights else {}
     context = msctx.context(**group.options, **kept, **options, fallback="silent")
@@ -135,7 +141,7 @@ def measure(group: Group, shape: Shape, seconds: float, options: dict[str, Any],
             return product(left, right if weight is None else weight)
 
     scopes = {"torch": nullcontext, "ours": lambda: context, "again": nullcontext}
-    others = engines(group, sets[0][1])
+    others = beside(group, sets[0][1])
     contenders = [contest.Contender(side, "", scope, once) for side, scope in scopes.items()]
     contenders += [
         contest.Contender(name, "", nullcontext, lambda number, run=run: run(sets[number % 3][0]))
@@ -206,38 +212,35 @@ def collect(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(results: list[dict[str, Any]]) -> list[str]:
-    """Markdown: a line for each group and number of threads; the shapes below 0.97 stand under it."""
-    head = (
-        "what",
-        "threads",
-        "geomean",
-        "from",
-        "to",
-        "lowest bound",
-        "A/A",
-        "error, PyTorch's",
-        *(f"{e}, error" for e in ENGINES),
-    )
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    """Markdown: a line for each group and number of threads, of the shapes that msctx computed: others show noise alone."""
+    head = ("what", "threads", "left to PyTorch", "geomean", "from", "to", "lowest bound", "A/A", "error, PyTorch's")
     problems = [p for result in results for p in result["problems"]]
+    engines = [engine for engine in ENGINES if any(engine in p["others"] for p in problems)]
+    head = (*head, *(f"{engine}, error" for engine in engines))
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for group, threads in itertools.product(GROUPS, sorted({p["threads"] for p in problems})):
         found = [p for p in problems if (p["group"], p["threads"]) == (group.name, threads)]
-        if not found:
-            continue
-        ratios, controls = [p["ratio"] for p in found], [p["control"] for p in found]
-        cells = [group.title, threads, convolutions.figure(found), f"{min(ratios):.2f}", f"{max(ratios):.2f}"]
-        cells += [f"{min(p['lower_bound'] for p in found):.2f}", f"{min(controls):.2f} to {max(controls):.2f}"]
-        cells.append(", ".join(f"{max(p['errors'][side] for p in found):.0e}" for side in ("ours", "torch")))
-        cells += [_of_engine(found, engine) for engine in ENGINES]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
+        own = [p for p in found if p["ran"] != LEFT]
+        if found:
+            cells = [group.title, threads, f"{len(found) - len(own)} of {len(found)}", *(_figures(own) if own else [""] * 6)]
+            cells += [_of_engine(found, engine) for engine in engines]
+            lines.append("| " + " | ".join(map(str, cells)) + " |")
     beyond = sum(not p["within"] for p in problems)
-    told = f"{len(problems)} problems, {beyond} of them beyond their error bound"
-    return [
-        *lines,
-        "",
-        f"{contest.last_line(results)} {told}. {figures.legend(True, convolutions.least(results))}",
-        *_slow(problems),
-    ]
+    told = f"{len(problems)} problem{'s' * (len(problems) != 1)}, {beyond} beyond their error bound"
+    last = f"{contest.last_line(results)} {told}. {figures.legend(True, convolutions.least(results))}"
+    return [*lines, "", " ".join([last, *_cost(problems)]), *_slow(problems)]
+
+
+LEFT = ["torch (torch)"]
+SMALL = 0.1
+"""Milliseconds below which what a policy costs a call shows."""
+
+
+def _figures(own: list[dict[str, Any]]) -> list[str]:
+    ratios, controls = [p["ratio"] for p in own], [p["control"] for p in own]
+    errors = ", ".join(f"{max(p['errors'][side] for p in own):.0e}" for side in ("ours", "torch"))
+    bounds = f"{min(p['lower_bound'] for p in own):.2f}", f"{min(controls):.2f} to {max(controls):.2f}"
+    return [convolutions.figure(own), f"{min(ratios):.2f}", f"{max(ratios):.2f}", *bounds, errors]
 
 
 def _of_engine(found: list[dict[str, Any]], engine: str) -> str:
@@ -248,22 +251,32 @@ def _of_engine(found: list[dict[str, Any]], engine: str) -> str:
     return f"{contest.geomean(p['others'][engine] for p in has):.2f}, {max(p['errors'][engine] for p in has):.0e}"
 
 
+def _cost(problems: list[dict[str, Any]]) -> list[str]:
+    """What a call that is left to torch takes longer than without a policy."""
+    more = [1e3 * p["torch_ms"] * (1 / p["ratio"] - 1) for p in problems if p["ran"] == LEFT and p["torch_ms"] < SMALL]
+    if not more:
+        return []
+    again = [1e3 * p["torch_ms"] * (1 / p["control"] - 1) for p in problems if p["ran"] == LEFT and p["torch_ms"] < SMALL]
+    cost, control = statistics.median(more), statistics.median(again)
+    return [f"A small product (below {SMALL} ms) that is left to PyTorch takes {cost:.1f} µs longer (A/A: {control:.1f} µs)."]
+
+
 LEAST = 0.97
 
 
 def _slow(problems: list[dict[str, Any]]) -> list[str]:
     """The shapes that ``normal`` and ``performance`` make slower than torch, by more than it differs from itself."""
-    found = [
-        p for p in problems if BY_NAME[p["group"]].shapes is OF_EACH_KIND and p["ratio"] < LEAST / figures.noise([p["control"]])
-    ]
-    if not found:
-        return []
+
+    def is_slow(p: dict[str, Any]) -> bool:
+        decided = BY_NAME[p["group"]].shapes is OF_EACH_KIND and p["ran"] != LEFT
+        return bool(decided and p["ratio"] < LEAST / figures.noise([p["control"]]))
+
     each = [
         f"{p['layer']} ({p['group']}, {p['threads']} thread{'s' * (p['threads'] > 1)}): {p['ratio']:.2f}, A/A {p['control']:.2f}, "
         f"by {' and '.join(p['ran'])}"
-        for p in sorted(found, key=lambda p: p["ratio"])
+        for p in sorted(filter(is_slow, problems), key=lambda p: p["ratio"])
     ]
-    return ["", f"Below {LEAST}: {'; '.join(each)}."]
+    return ["", f"Below {LEAST}: {'; '.join(each)}."] if each else []
 
 
 def main() -> None:

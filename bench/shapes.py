@@ -58,8 +58,8 @@ OF_EACH_KIND = (*_FORWARD, *_GRADIENTS, *_CONVNEXT, *_HEADS, *_NARROW, *_ATTENTI
 """What ``normal`` and ``performance`` are judged by."""
 
 
-def tensors(shape: Shape, seed: int) -> tuple[Any, Any]:
-    """Both factors, float32, normally distributed."""
+def tensors(shape: Shape, seed: int, data: str = "normal") -> tuple[Any, Any]:
+    """Both factors, float32, normally distributed; ``denormal``: the left one times 1e-39."""
     import torch
 
     generator, batch = torch.Generator().manual_seed(seed), (shape.batch,) if shape.batch else ()
@@ -69,4 +69,5 @@ def tensors(shape: Shape, seed: int) -> tuple[Any, Any]:
             return torch.randn(*batch, rows, columns, generator=generator)
         return torch.randn(*batch, columns, rows, generator=generator).mT
 
-    return factor(shape.rows, shape.depth, shape.layout[0]), factor(shape.depth, shape.columns, shape.layout[1])
+    left = factor(shape.rows, shape.depth, shape.layout[0])
+    return left * 1e-39 if data == "denormal" else left, factor(shape.depth, shape.columns, shape.layout[1])

@@ -41,6 +41,8 @@ def test_shapes_are_what_their_letters_say(bench: Bench) -> None:
     left, right = shapes.tensors(shapes.Shape(5, 6, 7, "TT", 3), 0)
     assert (left.shape, right.shape) == ((3, 5, 6), (3, 6, 7))
     assert (left.stride(-1), right.stride(-1)) == (5, 6)
+    left, right = shapes.tensors(shapes.Shape(5, 6, 7), 0, "denormal")
+    assert left.abs().max() < torch.finfo(torch.float32).tiny < right.abs().max()
 
 
 def test_groups_that_a_processor_does_not_have_are_left_out(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,31 +51,36 @@ def test_groups_that_a_processor_does_not_have_are_left_out(bench: Bench, monkey
     for isa in ("avx2", "amx", "amx_fp16", "amx_fp16_emulated"):
         monkeypatch.setattr(products.contest, "machine", lambda isa=isa: {"isa": isa})
         named[isa] = {group.name for group in products.here()}
-    assert named["avx2"] == {"strict", "normal", "performance"}
-    assert named["amx_fp16"] - named["amx"] == {"fp16x3", "fp16x3-kept"}
+    assert named["avx2"] == {"strict", "strict-denormals", "normal", "performance"}
+    assert named["amx_fp16"] - named["amx"] == {"fp16x3", "fp16x3-kept", "fp16x3-denormals"}
     assert named["amx_fp16"] == named["amx_fp16_emulated"] == {*products.BY_NAME}
 
 
 def test_a_table_of_products_has_engines_beside_and_names_what_is_slower(bench: Bench) -> None:
     products = bench("products")
 
-    def problem(group: str, shape: int, ms: float, again: float = 1.0, **others: float) -> dict[str, Any]:
-        of = products.BY_NAME[group].shapes[shape].name
-        each = {"torch": {"": 1.0}, "ours": {"": ms}, "again": {"": again}, **{name: {"": one} for name, one in others.items()}}
+    def problem(group: str, shape: int, *ms: float, left: bool = False, **others: float) -> dict[str, Any]:
+        """*ms*: of ours, and of torch the first and the second time."""
+        of, times = products.BY_NAME[group].shapes[shape].name, zip(("ours", "torch", "again"), ms, strict=True)
+        each = {side: {"": one} for side, one in (*times, *others.items())}
         errors = {"ours": 2e-7, "torch": 3e-7, **dict.fromkeys(others, 4e-3)}
-        found = {"ms": each, "errors": errors, "within": True, "ran": ["fp16x3 (fp32-grade)"]}
+        found = {"ms": each, "errors": errors, "within": True, "ran": products.LEFT if left else ["fp16x3 (fp32-grade)"]}
         return dict(products.summary((group, of, 1), [found] * 3))
 
     problems = [
-        problem("fp16x3", 0, 0.5, **{products.ONE_PART: 0.1}),
-        problem("fp16x3", 1, 0.25),
-        problem("normal", 0, 1.25),
-        problem("normal", 1, 1.25, again=1.5),
+        problem("fp16x3", 0, 0.5, 1.0, 1.0, **{products.ONE_PART: 0.1}),
+        problem("fp16x3", 1, 0.25, 1.0, 1.0),
+        problem("normal", 0, 1.25, 1.0, 1.0),
+        problem("normal", 1, 1.25, 1.0, 1.5),
+        problem("normal", 2, 0.025, 0.02, 0.021, left=True),
+        problem("performance", 0, 9.0, 1.0, 1.0, left=True),
     ]
-    _, _, first, second, _, _, _, slow = products.table([{"machine": MACHINE, "processes": 3, "problems": problems}])
-    line = "| `fp16x3`, 1024 to 4096 | 1 | **2.83 (2.83 to 2.83)** | 2.00 | 4.00 | 2.00 | 1.00 to 1.00 | 2e-07, 3e-07"
-    assert first == f"{line} |  | 10.00, 4e-03 |  |"
-    assert second.startswith("| `normal`, 70 shapes | 1 | - | 0.80 | 0.80 |")
+    _, _, first, second, third, _, last, _, slow = products.table([{"machine": MACHINE, "processes": 3, "problems": problems}])
+    line = "| `fp16x3`, 1024 to 4096 | 1 | 0 of 2 | **2.83 (2.83 to 2.83)** | 2.00 | 4.00 | 2.00 | 1.00 to 1.00 | 2e-07, 3e-07"
+    assert first == f"{line} | 10.00, 4e-03 |"
+    assert second.startswith("| `normal`, 70 shapes | 1 | 1 of 3 | - | 0.80 | 0.80 |")
+    assert third == "| `performance`, 70 shapes | 1 | 1 of 1 |  |  |  |  |  |  |  |"
+    assert last.endswith("that is left to PyTorch takes 5.0 µs longer (A/A: 1.0 µs).")
     assert slow.startswith("Below 0.97: 1 x 384 x 384, NT (normal, 1 thread): 0.80, A/A 1.00, by fp16x3")
     assert ";" not in slow, "the other one is within the control"
 
@@ -99,6 +106,7 @@ def small(networks: Any) -> dict[str, Callable[[], torch.nn.Module]]:
     }
 
 
+@pytest.mark.filterwarnings("ignore:.*allow_tf32=True")
 @pytest.mark.parametrize("phase", ["inference", "training"])
 def test_networks_of_words_are_measured(bench: Bench, native_core: None, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
     models, networks = bench("models"), bench("networks")
