@@ -1,9 +1,9 @@
 """What batch_invariant=True costs: torch's time for products and convolutions over the time under the option, and both errors.
 
-MKL's mode holds for a whole process, so each side has its own: PyTorch as it is, PyTorch again (A/A), PyTorch under the option, and
-that where MKL has computed before, so that products run msctx's kernel. They take turns for each shape, and of each turn the fastest
-call counts; convolutions in the faster of the two memory formats. A figure is the median over --processes such groups; an error is
-relative to the largest result in float64.
+MKL's mode holds for a whole process, so each side has its own: PyTorch as it is, PyTorch again (A/A), PyTorch under the option, under
+thread_invariant=True, and under the option where MKL has computed before, so that products run msctx's kernel. They take turns for
+each shape, and of each turn the fastest call counts; convolutions in the faster of the two memory formats. A figure is the median
+over --processes such groups; an error is relative to the largest result in float64.
 
     python bench/invariance.py --threads 1,2 --processes 3 --out bench/results/NAME-invariance.json
     python bench/invariance.py --docs bench/results/NAME-invariance.json
@@ -36,8 +36,8 @@ CONVOLUTIONS = {
     "3x3, 256 channels, 14 x 14, batch 4": ((4, 256, 14, 14), (256, 256, 3, 3)),
     "1x1, 256 channels, 28 x 28, batch 4": ((4, 256, 28, 28), (256, 256, 1, 1)),
 }
-SIDES = ("torch", "again", "ours", "late")
-LATE = ", MKL too late"
+SIDES = ("torch", "again", "ours", "threads", "late")
+THREADS, LATE = ", thread_invariant", ", MKL too late"
 TURNS = 9
 
 
@@ -70,6 +70,8 @@ def work(given: argparse.Namespace) -> None:
         torch.mm(torch.ones(64, 64), torch.ones(64, 64))
     if given.work in ("ours", "late"):
         msctx.set_context(batch_invariant=True)
+    if given.work == "threads":
+        msctx.set_context(thread_invariant=True)
     known = problems()
     errors: dict[str, float] = {}
     with torch.no_grad():
@@ -108,7 +110,8 @@ def group(threads: int, given: argparse.Namespace) -> dict[str, tuple[float, flo
                 ms, errors[side] = json.loads(answers.readline())
                 times[side].append(ms)
         best = {side: min(each[1:]) for side, each in times.items()}  # the first turn warms up
-        for side, more in (("ours", ""), ("late", LATE)) if name.startswith("linear") else (("ours", ""),):
+        late = (("late", LATE),) if name.startswith("linear") else ()
+        for side, more in (("ours", ""), ("threads", THREADS), *late):
             found[name + more] = best["torch"] / best[side], best["torch"] / best["again"], errors["torch"], errors[side]
     for process in running.values():
         assert process.stdin
