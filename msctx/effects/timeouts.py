@@ -16,10 +16,11 @@ BY_POLLING = (
 )
 BY_GLOO = "recv() in a group of gloo that was made before waits as long as gloo was given then: torch cannot change that"
 AFTER_NCCL = 1
-"""Seconds after the limit in which the rank that did not come is named, before NCCL's watchdog ends the process."""
+"""Seconds after the limit in which the rank that did not come is named, before NCCL's watchdog acts."""
 BY_NCCL = (
     "with NCCL, a wait raises nothing in the program: at the limit, standard error gets the rank that did not come, as PyTorch's "
-    f"Flight Recorder shows, and NCCL's watchdog ends the process {AFTER_NCCL} s later"
+    f"Flight Recorder shows; NCCL's watchdog finds the wait {AFTER_NCCL} s later, and ends the process after a minute, in which all "
+    "ranks may write their Flight Recorders (TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC)"
 )
 
 AFTER_HCCL = 30

@@ -89,11 +89,12 @@ def flight_record() -> dict[str, Any] | None:
 
 
 def nccl_record(entries: bool) -> dict[str, Any]:
-    """What NCCL's Flight Recorder has of process groups and, with *entries*, of collectives that have not ended; empty without NCCL.
+    """What NCCL's Flight Recorder has of process groups and, with *entries*, of collectives; empty without NCCL.
 
-    For entries torch asks the device: take them where something waits, not all the time.
+    For entries torch asks the device: take them where something waits, not all the time. Torch could leave out those that have ended,
+    but of messages that go together it would leave out the last alone, which shows that the others have ended.
     """
-    return _record_of("nccl", entries, True)
+    return _record_of("nccl", entries)
 
 
 def has_nccl() -> bool:

@@ -67,7 +67,7 @@ class LastSteps(steps.Stepper):
         c10d = sys.modules.get("torch.distributed.distributed_c10d")
         places = (sys, "excepthook", _shown), (c10d, "_update_default_pg", _before_end)
         self._hooks = [Hook(owner, name, shown) for owner, name, shown in places if hasattr(owner, name)]
-        self._watch = Watch(self.setting, Calls(_leave_word, _has_word, _report))
+        self._watch = Watch(self.setting, Calls(_leave_word, _take_word_back, _has_word, _report))
         if self.setting and distributed.has_nccl():
             self._watch.begin()
 
@@ -85,12 +85,8 @@ class LastSteps(steps.Stepper):
 
 
 def _leave(rank: int, step: int) -> bool:
-    global _waits
-    store = distributed.store()
-    if _waits:
-        _waits = False
-        store.append(waiting(), f"-{rank} ")
-    store.set(step_of(rank), f"{step} {time.strftime('%H:%M:%S', time.gmtime())}")
+    _take_back()
+    distributed.store().set(step_of(rank), f"{step} {time.strftime('%H:%M:%S', time.gmtime())}")
     return True
 
 
@@ -248,22 +244,37 @@ def _ranks(name: str, given: Mapping[str, Any]) -> list[int] | None:
 
 
 last_words: list[Callable[[CollectiveError], object]] = []
-"""Called with a report: soon after it, NCCL's watchdog ends the process."""
+"""Called with a report: NCCL's watchdog then ends the process."""
 
 
 def _leave_word() -> None:
-    distributed.in_step("hccl_timeout", SECONDS, _append)
+    distributed.within(SECONDS, _append)  # the program may wait in the store itself, which says nothing about later steps
 
 
-def _append() -> bool:
+def _append() -> None:
     global _waits
-    distributed.store().append(waiting(), f"{distributed.rank()} ")
     _waits = True
-    return True
+    distributed.store().append(waiting(), f"{distributed.rank()} ")
+
+
+def _take_word_back() -> None:
+    distributed.within(SECONDS, _take_back)
+
+
+def _take_back() -> None:
+    global _waits
+    if _waits:
+        _waits = False
+        distributed.store().append(waiting(), f"-{distributed.rank()} ")
 
 
 def _has_word() -> bool:
-    return bool(distributed.in_step("hccl_timeout", SECONDS, lambda: int(distributed.store().check([waiting()]))))
+    return bool(distributed.within(SECONDS, _waiting_now))
+
+
+def _waiting_now() -> set[int]:
+    store = distributed.store()
+    return _waiting_in(store) if store.check([waiting()]) else set()
 
 
 def _report(waits: Collective) -> None:

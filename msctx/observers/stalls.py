@@ -12,7 +12,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -32,11 +32,16 @@ class Collective(NamedTuple):
     place: str
 
 
+LONGER = 2.0
+"""Seconds after the limit from which the timeout of a collective is its group's own, which the program has given it."""
+
+
 @dataclass
 class Calls:
     """What a :class:`Watch` does about a wait; all of it may ask the store of the process group."""
 
     leave_word: Callable[[], object]
+    take_word_back: Callable[[], object]
     has_word: Callable[[], bool]
     """Whether another rank has left word."""
     report: Callable[[Collective], object]
@@ -44,16 +49,21 @@ class Calls:
 
 @dataclass
 class _Stall:
-    """A process group whose last collective to end has been *ended* since *began*."""
+    """A process group in which no collective has ended since *began*; its :func:`_numbers` then."""
 
-    ended: int
+    numbers: tuple[int, int]
     began: float
+    until: float
+    """The moment of its report."""
     collective: Collective | None = None
     is_none: bool = False
     """Whether nothing waits, though numbers differ: those of single messages and of collectives are counted apart."""
     has_left_word: bool = False
     asked: float = 0.0
     is_reported: bool = False
+
+    def is_over(self, numbers: tuple[int, int] | None) -> bool:
+        return numbers is None or numbers[1] != self.numbers[1] or (self.is_none and numbers != self.numbers)
 
 
 @dataclass
@@ -76,30 +86,30 @@ class Watch:
         while not self._stop.wait(pause):
             now = time.monotonic()
             self.look(now)
-            left = (stall.began + self.limit - now for stall in self._stalls.values() if not stall.is_reported)
+            left = (stall.until - now for stall in self._stalls.values() if not stall.is_reported)
             pause = min([min(1.0, self.limit / 8), *(max(0.01, seconds) for seconds in left)])
 
     def look(self, now: float) -> None:
         """What is to be done *now*, by the clock of time.monotonic()."""
         found = {group: numbers for group, numbers in _numbers().items() if numbers[0] != numbers[1]}
-        for group, (_, ended) in found.items():
-            if (stall := self._stalls.get(group)) is None or stall.ended != ended:
-                self._stalls[group] = _Stall(ended, now)
-            elif not stall.is_none and not stall.is_reported:
+        over = [self._stalls.pop(group) for group, stall in [*self._stalls.items()] if stall.is_over(found.get(group))]
+        if any(stall.has_left_word for stall in over) and not any(stall.has_left_word for stall in self._stalls.values()):
+            self.calls.take_word_back()
+        for group, numbers in found.items():
+            stall = self._stalls.setdefault(group, _Stall(numbers, now, now + self.limit))
+            if not stall.is_none and not stall.is_reported:
                 self._follow(group, stall, now)
-        for group in self._stalls.keys() - found:
-            del self._stalls[group]
 
     def _follow(self, group: int, stall: _Stall, now: float) -> None:
         if stall.collective is None:
             if now - stall.began < min(SETTLED, self.limit / 4):
                 return
-            if (waits := _waits(group)) is None:
+            if (waits := _waits(group, self.limit)) is None:
                 stall.is_none = True
                 return
             stall.collective, seconds = waits
-            stall.began = min(stall.began, now - seconds)
-        left = stall.began + self.limit - now
+            stall.until = min(stall.until, now + seconds)
+        left = stall.until - now
         if not stall.has_left_word and (left <= min(EARLY, self.limit / 2) or self._asks(stall, now)):
             stall.has_left_word = True
             self.calls.leave_word()
@@ -121,35 +131,43 @@ def _numbers() -> dict[int, tuple[int, int]]:
     return {int(group): (int(numbers[keys[0]]), int(numbers[keys[1]])) for group, numbers in found.items()}
 
 
-def _waits(group: int) -> tuple[Collective, float] | None:
-    """The first of a group that has not ended, and for how many seconds it has waited."""
-    of_group = [one for one in distributed.nccl_record(entries=True).get("entries", ()) if one["pg_id"] == group]
-    # Of messages that go together, the last entry alone gets an end
-    last = {(one["is_p2p"], one["p2p_seq_id"] if one["is_p2p"] else one["collective_seq_id"]): one for one in of_group}
-    ended = max((one["record_id"] for one in last.values() if _has_ended(one)), default=-1)
-    waiting = [one for one in last.values() if one["record_id"] > ended]
-    if not waiting:
-        return None
-    first = min(waiting, key=lambda one: one["record_id"])
-    name = re.sub(r"^\w+:_?|\d.*$", "", first["profiling_name"]).strip()
-    return Collective(name, _ranks(first), _place(first)), max(0.0, time.time() - first["time_created_ns"] / 1e9)
+def _waits(group: int, limit: float) -> tuple[Collective, float] | None:
+    """The first of a group that has not ended, and for how many seconds it may still wait."""
+    launches: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
+    for one in distributed.nccl_record(entries=True).get("entries", ()):
+        if one["pg_id"] == group:
+            launches.setdefault((one["collective_seq_id"], one["p2p_seq_id"]), []).append(one)
+    # Of what goes together, the last entry alone gets an end; what a CUDA graph has captured gets none
+    ended = max((launch[-1]["record_id"] for launch in launches.values() if _has_ended(launch[-1])), default=-1)
+    waiting = ((launch, _left(launch[-1], limit)) for launch in launches.values() if launch[-1]["record_id"] > ended)
+    for launch, left in waiting:
+        if left is not None:
+            name = re.sub(r"^\w+:_?|\d.*$", "", launch[0]["profiling_name"]).strip()
+            return Collective(name, _ranks(launch), _place(launch[0])), left
+    return None
 
 
 def _has_ended(one: Mapping[str, Any]) -> bool:
     return bool(one["retired"] or one["state"] == "completed")
 
 
-def _ranks(one: Mapping[str, Any]) -> list[int] | None:
-    """Those that have to come: of a single message, the other end."""
+def _left(one: Mapping[str, Any], limit: float) -> float | None:
+    """Seconds; ``None``: the limit is not its own, or it would have been ended by now, so that it does not wait."""
+    own, age = one["timeout_ms"] / 1e3, time.time() - one["time_created_ns"] / 1e9
+    return None if own > limit + LONGER or age > own + LONGER else min(limit, own) - age
+
+
+def _ranks(launch: Sequence[Mapping[str, Any]]) -> list[int] | None:
+    """Those that have to come: of messages, the other ends."""
     from torch.distributed import distributed_c10d, get_process_group_ranks
 
     names = distributed_c10d._world.pg_names.items()
-    group = next((group for group, name in [*names] if name == one["process_group"][0]), None)
-    if group is None:
+    try:
+        ranks = next(get_process_group_ranks(group) for group, name in [*names] if name == launch[0]["process_group"][0])
+    except (StopIteration, KeyError, ValueError):  # it was destroyed meanwhile
         return None
-    ranks = get_process_group_ranks(group)
-    other = re.search(r"\d+(?:->|<-)(\d+)$", one["profiling_name"])
-    return ranks if other is None else [ranks[int(other[1])]]
+    others = {int(found[1]) for one in launch if (found := re.search(r"\d+(?:->|<-)(\d+)$", one["profiling_name"]))}
+    return [ranks[other] for other in sorted(others)] or ranks
 
 
 def _place(one: Mapping[str, Any]) -> str:

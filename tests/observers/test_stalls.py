@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,10 +45,10 @@ class Driven:
             calls("asked")()
             return self.others_wait
 
-        self.watch = Watch(self.limit, Calls(calls("word"), has_word, calls("report")))
+        self.watch = Watch(self.limit, Calls(calls("word"), calls("back"), has_word, calls("report")))
         self.monkeypatch.setattr(distributed, "nccl_record", self._record)
         self.monkeypatch.setattr(stalls.time, "time", lambda: self.now)
-        self.monkeypatch.setattr(stalls, "_ranks", lambda one: [0, 1])
+        self.monkeypatch.setattr(stalls, "_ranks", lambda launch: [0, 1])
 
     def _record(self, entries: bool) -> dict[str, Any]:
         self.asked.append(entries)
@@ -61,6 +62,9 @@ class Driven:
     def ends(self) -> None:
         self.ended = self.began
         self.entries = [one | {"retired": True} for one in self.entries]
+
+    def unasked(self) -> list[tuple[str, float]]:
+        return [one for one in self.done if one[0] != "asked"]
 
     def pass_time(self, seconds: float, step: float = 0.5) -> None:
         for _ in range(round(seconds / step)):
@@ -78,6 +82,7 @@ def entry(number: int, name: str, created: float) -> dict[str, Any]:
         "is_p2p": False,
         "profiling_name": name,
         "time_created_ns": created * 1e9,
+        "timeout_ms": 101_000,
         "retired": False,
         "state": "scheduled",
         "thread_id": "0",
@@ -92,8 +97,7 @@ def driven(monkeypatch: pytest.MonkeyPatch) -> Driven:
 def test_a_rank_leaves_word_before_its_time_is_over_and_reports_then(driven: Driven) -> None:
     driven.starts()
     driven.pass_time(400)
-    of_rank = [one for one in driven.done if one[0] != "asked"]
-    assert of_rank == [("word", 75.0), ("report", 100.0)]
+    assert driven.unasked() == [("word", 75.0), ("report", 100.0)]
 
 
 def test_one_that_began_later_leaves_word_with_the_others(driven: Driven) -> None:
@@ -139,13 +143,81 @@ def test_numbers_that_differ_where_nothing_waits(driven: Driven) -> None:
     assert driven.asked.count(True) == 1
 
 
+def test_after_that_the_next_collective_is_followed(driven: Driven) -> None:
+    """One that ends after a later one leaves numbers that differ; the next begins when nobody has ended anything since."""
+    driven.starts(retired=True)
+    driven.pass_time(60)
+    driven.starts()
+    driven.pass_time(110)
+    assert driven.unasked() == [("word", 135.0), ("report", 160.0)]
+
+
+def test_word_is_taken_back_when_nothing_waits_any_more(driven: Driven) -> None:
+    """Not only when the next step ends: an evaluation has none."""
+    driven.starts()
+    driven.pass_time(80)
+    driven.ends()
+    driven.pass_time(100)
+    assert driven.unasked() == [("word", 75.0), ("back", 80.5)]
+
+
+@pytest.mark.parametrize(("own", "report"), [(30.0, [30.0]), (100.0, [100.0]), (1800.0, [])])
+def test_a_group_whose_timeout_the_program_has_given(own: float, report: list[float], driven: Driven) -> None:
+    """A group of several back ends has the limit itself: torch takes NCCL's default for groups of NCCL alone."""
+    driven.starts(timeout_ms=own * 1e3)
+    driven.pass_time(400)
+    assert [moment for name, moment in driven.done if name == "report"] == report
+
+
+def test_what_a_graph_has_captured_gets_no_end(driven: Driven) -> None:
+    driven.starts("nccl:send 0->1", is_p2p=True, p2p_seq_id=1, collective_seq_id=0)
+    driven.ended = driven.began = 0
+    driven.pass_time(300)
+    driven.starts()
+    driven.pass_time(60)
+    assert driven.unasked() == []
+
+
+def batch(record: int, sequence: int) -> list[dict[str, Any]]:
+    """As batch_isend_irecv leaves it: the last entry has the numbers of the others, and alone gets an end, but is no message."""
+    numbers = {"collective_seq_id": 3, "p2p_seq_id": sequence}
+    names = ("nccl:send 0->1", True), ("nccl:recv 0<-2", True), ("nccl:coalesced", False)
+    return [entry(record + number, name, 1000.0) | numbers | {"is_p2p": is_p2p} for number, (name, is_p2p) in enumerate(names)]
+
+
 def test_of_messages_that_go_together_the_last_entry_counts(driven: Driven) -> None:
-    for name in ("nccl:send 0->1", "nccl:recv 0<-1"):
-        driven.starts(name, is_p2p=True, p2p_seq_id=1, collective_seq_id=0)
-    driven.starts("nccl:coalesced", is_p2p=True, p2p_seq_id=1, collective_seq_id=0)
-    driven.entries[-1]["retired"] = True
+    driven.entries = [*batch(0, 1), *batch(3, 2)]
+    driven.began, driven.ended = 2, 1
+    for number in (2, 5):
+        driven.entries[number]["retired"] = True
     driven.pass_time(400)
     assert driven.done == []
+
+
+def test_messages_that_have_ended_hide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own list of what is active has the messages of a batch for ever: they get no end."""
+    entries = [*batch(0, 1), entry(3, "nccl:all_reduce", 1090.0) | {"collective_seq_id": 4}]
+    entries[2] |= {"retired": True, "state": "completed"}
+
+    def dump(collectives: bool = True, only_active: bool = False) -> str:
+        return json.dumps({"entries": [one for one in entries if not only_active or one["state"] != "completed"]})
+
+    monkeypatch.setattr(distributed, "_dump", lambda kind: dump)
+    monkeypatch.setattr(stalls.time, "time", lambda: 1095.0)
+    found = stalls._waits(0, 100.0)
+    assert found is not None
+    assert (found[0].name, found[1]) == ("all_reduce", 95.0)
+
+
+def test_messages_that_go_together_wait_for_all_their_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(distributed_c10d._world.pg_names, "group", "0")
+    monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: [4, 7, 9])
+    before = entry(0, "nccl:all_reduce", 990.0) | {"collective_seq_id": 3, "retired": True}
+    monkeypatch.setattr(distributed, "nccl_record", lambda entries: {"entries": [before, *batch(1, 1)]})
+    monkeypatch.setattr(stalls.time, "time", lambda: 1010.0)
+    found = stalls._waits(0, 100.0)
+    assert found is not None
+    assert (found[0].name, found[0].ranks, found[1]) == ("send", [7, 9], 90.0)
 
 
 @pytest.mark.parametrize(
@@ -162,12 +234,20 @@ def test_the_collective_and_the_ranks_that_have_to_come(
 ) -> None:
     monkeypatch.setitem(distributed_c10d._world.pg_names, "group", "0")
     monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: {"group": [4, 7]}[group])
-    record = {"entries": [entry(1, name, created=0.0)]}
+    record = {"entries": [entry(1, name, created=1000.0)]}
     monkeypatch.setattr(distributed, "nccl_record", lambda entries: record)
-    found = stalls._waits(0)
+    monkeypatch.setattr(stalls.time, "time", lambda: 1000.0)
+    found = stalls._waits(0, 100.0)
     assert found is not None
     assert (found[0].name, found[0].ranks) == (shown, ranks)
     assert re.fullmatch(r"\w+\.py:\d+", found[0].place)
+
+
+def test_a_group_that_was_destroyed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = [entry(1, "nccl:all_reduce", created=0.0)]
+    assert stalls._ranks(launch) is None
+    monkeypatch.setitem(distributed_c10d._world.pg_names, "group", "0")  # and has gone from the table of ranks
+    assert stalls._ranks(launch) is None
 
 
 # --- the report ---------------------------------------------------------------------------------------------------------
@@ -207,6 +287,28 @@ def test_word_of_a_wait_is_taken_back_in_the_next_step(store: Any) -> None:
         assert last_steps._waiting_in(store) == {0}
         msctx.step()
     assert last_steps._waiting_in(store) == set()
+    assert not last_steps._has_word(), "or each wait of five seconds would leave word from then on"
+
+
+def test_word_of_a_wait_that_is_over_is_taken_back_once(store: Any) -> None:
+    last_steps._leave_word()
+    for _ in range(2):
+        last_steps._take_word_back()
+    assert store.get(last_steps.waiting()) == b"0 -0 "
+
+
+def test_a_program_that_waits_in_the_store_itself_goes_on_to_write_its_steps(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client of the store answers one call after the other: that this one gets no answer says nothing about later ones."""
+    waits, over = threading.Event(), threading.Event()
+    monkeypatch.setattr(distributed, "store", lambda: waits.set() or (over.wait(30) and store))
+    monkeypatch.setattr(last_steps, "SECONDS", 0.05)
+    assert not last_steps._has_word()
+    last_steps._leave_word()
+    over.set()
+    assert waits.is_set()
+    assert not distributed.is_silent("hccl_timeout")
 
 
 def test_nobody_watches_without_nccl_or_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,11 +332,11 @@ PROGRAM = """
     def all_reduce(tensor):
         "As NCCL's: it raises nothing, and a watchdog ends the process."
         options = dist.AllreduceOptions()
-        options.timeout = datetime.timedelta(seconds=60)
+        options.timeout = datetime.timedelta(seconds=LIMIT + 1)
         work = dist.distributed_c10d._get_default_group().allreduce([tensor], options)
         watchdog = threading.Timer(LIMIT + 1.5, os.abort)
         watchdog.start()
-        while not work.is_completed():
+        while not work.is_completed() or work.exception() is not None:
             time.sleep(0.02)
         watchdog.cancel()
 
