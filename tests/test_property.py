@@ -241,6 +241,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "torch.nn.max_call_depth": st.sampled_from([None, 1, 80, 2000]),
     "python.recursion_limit": st.integers(2000, 20000),
     "env.NCCL_ALGO": st.sampled_from(["Ring", "^NVLS"]),
+    "env.TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": st.just("200"),
     "env.ACL_STREAM_TIMEOUT": st.sampled_from([None, "-1", "900"]),
     "rng.saved": st.just(True),
     "torch.profiler": st.none(),  # one that runs writes files

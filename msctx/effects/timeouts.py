@@ -17,10 +17,12 @@ BY_POLLING = (
 BY_GLOO = "recv() in a group of gloo that was made before waits as long as gloo was given then: torch cannot change that"
 AFTER_NCCL = 1
 """Seconds after the limit in which the rank that did not come is named, before NCCL's watchdog acts."""
+FOR_DUMPS = "200"
+"""Milliseconds; for four times as long the watchdog lets all ranks write their Flight Recorders before it ends the process."""
 BY_NCCL = (
     "with NCCL, a wait raises nothing in the program: at the limit, standard error gets the rank that did not come, as PyTorch's "
-    f"Flight Recorder shows; NCCL's watchdog finds the wait {AFTER_NCCL} s later, and ends the process after a minute, in which all "
-    "ranks may write their Flight Recorders (TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC)"
+    "Flight Recorder shows, and NCCL's watchdog ends the process two seconds later; a minute later where the process group was made "
+    "before, or TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC is 15000: all ranks can write their Flight Recorders then"
 )
 
 AFTER_HCCL = 30
@@ -43,6 +45,8 @@ def hccl_timeout(want: Want) -> Outcome:
     if want.device == "cpu":
         return approximated(assignments, BY_GLOO)
     assignments["torch.distributed.nccl_timeout"] = want.value + AFTER_NCCL * (want.value > 0)
+    if want.value:
+        assignments["env.TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] = FOR_DUMPS
     return approximated(assignments, BY_NCCL)
 
 

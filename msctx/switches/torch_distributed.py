@@ -25,9 +25,14 @@ def _backends(default: str) -> list[Any]:
     if c10d is None or not c10d.is_initialized():
         return []
     groups = dict.fromkeys([c10d._get_default_group(), *c10d._world.pg_map])
-    found = [group._get_backend(device) for group in groups for device in group._device_types]
+    found = [_unwrapped(group._get_backend(device)) for group in groups for device in group._device_types]
     known = [backend for backend in found if hasattr(backend, "_set_default_timeout") and hasattr(backend, "options")]
     return [backend for backend in known if (backend.name() == "nccl") == (default == NCCL)]
+
+
+def _unwrapped(backend: Any) -> Any:
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL puts a back end between."""
+    return getattr(backend, "wrapped_pg", backend)
 
 
 def _seconds(timeout: timedelta) -> int:

@@ -10,7 +10,7 @@ def test_how_long_a_collective_waits(device: str, status: str) -> None:
     assert {row.status for row in found.rows} == {status}
     own = {
         "cpu": {},
-        "cuda": {"torch.distributed.nccl_timeout": 601},
+        "cuda": {"torch.distributed.nccl_timeout": 601, "env.TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "200"},
         "ascend": {"env.HCCL_EXEC_TIMEOUT": "600", "torch.distributed.timeout": 630},
     }
     assert found.assignments == {"torch.distributed.timeout": 600, "observers.last_steps": 600} | own[device]

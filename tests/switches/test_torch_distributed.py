@@ -44,3 +44,21 @@ def test_a_group_that_is_made_inside_the_block() -> None:
         backend = distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
         assert backend.options._timeout == timedelta(seconds=60)
     dist.destroy_process_group()
+
+
+@pytest.mark.full
+def test_a_group_whose_collectives_torch_checks(run_python: Any) -> None:
+    program = """
+        import os
+        os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+        import torch, torch.distributed as dist, msctx
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+        assert not hasattr(backend, "_set_default_timeout")
+        found = backend.wrapped_pg.options._timeout
+        with msctx.context(hccl_timeout=60):
+            assert backend.wrapped_pg.options._timeout.total_seconds() == 60
+        assert backend.wrapped_pg.options._timeout == found
+    """
+    found = run_python(program)
+    assert found.returncode == 0, found.stderr[-3000:]
