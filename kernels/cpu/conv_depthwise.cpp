@@ -158,12 +158,14 @@ void results(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& 
   const auto* weights = static_cast<const float*>(prepared());
   const Window columns = columns_of(p, op);
   const Room needed = room(p, op);
+  const ConvTensors finished{.epilogue = t.epilogue};  // no peaks
   parallel_for(parallel, p.n * pieces * across, [&](int64_t task, int slot) {
     const int64_t block = task % across, first = task / across % pieces * height, n = task / across / pieces;
     const int64_t last = smaller(first + height, out[1]), channel = block * lanes;
     const int count = count_of(written, block);
     const Planes planes = planes_of(y + n * written * volume(out), volume(out), written, t.channels_last, channel, count);
     float *source_at = workspace + slot * needed.all(), *result_at = source_at + needed.source;
+    const Finish none, finish(finished, channel, count);
     for (int64_t i = 0; i < each; i++) {
       const Source source = read_source(
           data ? planes_of(x + n * read * volume(in), volume(in), read, t.channels_last, channel * m + i, count, m)
@@ -173,12 +175,13 @@ void results(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& 
       const Zeros zeros = all_finite(kernel, taps) ? Zeros::skipped : data ? Zeros::excluded : Zeros::multiplied;
       Sums sums{
           {}, {}, kernel, p.window[2] * lanes, source.data, source.pitch(), source.row_range, source.column_range, result_at,
-          out[2] * lanes, lanes, lanes, i > 0};
+          out[2] * lanes, lanes, lanes, i > 0, i + 1 < each ? &none : &finish};
       if (t.channels_last) {
         sums.result = y + ((n * out[1] + first) * out[2]) * written + channel;
         sums.result_pitch = out[2] * written;
         sums.result_column = written;
         sums.count = count;
+        if (finish.other()) sums.other = finish.other() + (sums.result - y);
       }
       for (int64_t h = 0; h < (data ? p.stride[1] : 1); h++)
         for (int64_t v = 0; v < (data ? p.stride[2] : 1); v++) {
@@ -218,6 +221,7 @@ void weight_gradient(const ConvProblem& p, const ConvTensors& t, float* workspac
     float *source_at = scratch + slot * needed.all(), *kernel = source_at + needed.source;
     float* result = sums_of_parts + task * taps * lanes;
     fill_zeros(result, taps);
+    const Finish none;
     for (int64_t n = part * each; n < smaller(p.n, (part + 1) * each); n++) {
       const Planes from = planes_of(x + n * p.c * in, in, p.c, t.channels_last, channel, count, 1, multiplier(p));
       const Planes with = planes_of(y + n * p.k * out, out, p.k, t.channels_last, channel, count);
@@ -227,7 +231,7 @@ void weight_gradient(const ConvProblem& p, const ConvTensors& t, float* workspac
         const Source source = read_source(from, p.in, rows_of(p, op, first, last), columns, source_at);
         const Sums sums{
             along(p, op, 1, last - first), along(p, op, 2, p.out[2]), kernel, p.out[2] * lanes, source.data, source.pitch(),
-            source.row_range, source.column_range, result, p.window[2] * lanes, lanes, lanes, true};
+            source.row_range, source.column_range, result, p.window[2] * lanes, lanes, lanes, true, &none};
         run_sums(sums, all_finite(kernel, positions) ? Zeros::skipped : Zeros::multiplied);
       }
     }
@@ -288,6 +292,7 @@ const ConvAlgorithm conv_depthwise = {
     .error = error,
     .run = run,
     .reads_channels_last = true,
+    .finishes = true,
     .prepared_size = prepared_size,
     .prepare = prepare,
 };

@@ -18,6 +18,7 @@ SMALL = (
     case(1, 33, 35, (9, 10), 3, padding=1),
     case(2, 3, 17, (6, 5), 1),
     case(1, 6, 6, (7, 8), 5, padding=2, groups=2),
+    case(1, 9, 18, (12, 10), 5, stride=2, padding=2, groups=9),
     case(1, 18, 18, (11, 9), 3, padding=1, groups=18),
     case(0, 4, 5, (8, 9), 3, padding=1),
     case(1, 2, 5, (3, 4), 1),

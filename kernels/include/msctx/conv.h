@@ -41,8 +41,8 @@ struct ConvTensors {
   void* w;
   void* y;
   bool channels_last = false;
-  // Of forward and backward_data. For algorithms that finish their results only; these, unless they never lose anything, also raise `peaks`,
-  // one for each channel, to the largest magnitude that a result had before (see Finish in epilogue.h).
+  // Of forward and backward_data. For algorithms that finish their results only. Those that compute in transforms or write `lost` also
+  // raise `peaks`, one for each channel, to the largest magnitude that a result had before (see Finish in epilogue.h).
   const Epilogue* epilogue = nullptr;
   int32_t* peaks = nullptr;
   // Where an algorithm whose parts are cut below the largest values writes what that may cost.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "msctx/lanes.h"
+#include "msctx/epilogue.h"
 
 namespace msctx::MSCTX_ISA {
 
@@ -32,6 +33,8 @@ struct Sums {
   int64_t result_pitch, result_column;
   int count;  // of the lanes are stored
   bool add;   // to what is there
+  const Finish* finish;
+  const float* other = nullptr;  // for it: laid out as the result
 };
 
 // What becomes of products with the zeros around the source.
@@ -150,6 +153,27 @@ static inline BlockSize block_size(int64_t rows, int64_t columns, int64_t step) 
   return {step > 2 ? 1 : block_of(rows, smaller(most_rows, most_results / width)), width};
 }
 
+// A block of totals, `width` in a row, finished, to where they go: all of their lanes (`whole`) or those that count. Its loop reads copies:
+// as far as the compiler knows, a store might change everything else.
+template <Activation activation, bool whole>
+static void store_block(const Sums& s, const float* totals, int64_t width, int64_t rows, int64_t columns, const Block& b) {
+  const Finish finish = *s.finish;
+  const int64_t pitch = b.pitch, column = b.column;
+  const int count = s.count;
+  const bool add = s.add, others = s.other;
+  const auto read = [count](const float* from) { return whole ? Vec::load(from) : Vec::load(from, count); };
+  float* to = b.to;
+  const float* other = others ? s.other + (b.to - s.result) : b.to;
+  for (int64_t r = 0; r < rows; r++, totals += width * lanes, to += pitch, other += pitch)
+    for (int64_t c = 0; c < columns; c++) {
+      float* const at = to + c * column;
+      Vec total = Vec::load(totals + c * lanes);
+      if (add) total = read(at) + total;
+      total = finish.by<activation>(total, others ? read(other + c * column) : Vec::zero());
+      whole ? total.store(at) : total.store(at, count);
+    }
+}
+
 static inline void run_sums(const Sums& s, Zeros zeros) {
   const bool single = zeros == Zeros::excluded, all = zeros == Zeros::multiplied;
   const int64_t step = s.columns.source_step;
@@ -164,17 +188,15 @@ static inline void run_sums(const Sums& s, Zeros zeros) {
       float* to = s.result + (s.rows.result + i * s.rows.result_step) * s.result_pitch +
                   (s.columns.result + j * s.columns.result_step) * s.result_column;
       const int64_t r1 = smaller(height, s.rows.results - i), c1 = smaller(width, s.columns.results - j);
-      if (r1 == height && c1 == width && s.count == lanes && !s.add) {
+      if (r1 == height && c1 == width && s.count == lanes && !s.add && !s.finish->is_needed()) {
         block(s, {i, j, rows, columns, to, down, right});
         continue;
       }
       block(s, {i, j, rows, columns, part, width * lanes, lanes});
-      for (int64_t r = 0; r < r1; r++)
-        for (int64_t c = 0; c < c1; c++) {
-          const Vec total = Vec::load(part + (r * width + c) * lanes);
-          float* at = to + r * down + c * right;
-          (s.add ? Vec::load(at, s.count) + total : total).store(at, s.count);
-        }
+      s.finish->with_activation([&]<Activation activation>() {
+        const auto store = s.count == lanes ? store_block<activation, true> : store_block<activation, false>;
+        store(s, part, width, r1, c1, {i, j, rows, columns, to, down, right});
+      });
     }
   }
 }

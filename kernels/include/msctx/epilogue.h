@@ -67,6 +67,7 @@ static inline void raise(int32_t* to, int32_t bits) {
 // The epilogue of some neighbouring channels, a lane each; or of one channel, in all lanes. Notes their largest magnitudes before it.
 class Finish {
  public:
+  Finish() : Finish(ConvTensors{}, 0, Vec::width) {}  // changes nothing
   // Of `count` channels from `channel` on. `t` may have neither an epilogue nor peaks.
   Finish(const ConvTensors& t, int64_t channel, int count)
       : Finish(t.epilogue, t.peaks ? t.peaks + channel : nullptr, [&](const float* values) { return Vec::load(values + channel, count); }) {
@@ -81,17 +82,29 @@ class Finish {
     nonfinite_ = fma(v, Vec::zero(), nonfinite_);
   }
   // `other`: that of these lanes, if there is one.
-  Vec operator()(Vec v, Vec other) const {
-    if (!e_) return v;
-    if (e_->scale)
-      v = e_->shift ? fma(v, scale_, shift_) : v * scale_;
-    else if (e_->shift)
-      v = v + shift_;
-    if (!e_->other) return activated(*e_, v);
-    return e_->adds_last ? activated(*e_, v) + other : activated(*e_, v + other);
+  Vec operator()(Vec v, Vec other) const { return finished(e_, v, other); }
+  // The same, by an activation that the compiler knows.
+  template <Activation activation>
+  Vec by(Vec v, Vec other) const {
+    Epilogue e = e_;
+    e.activation = activation;
+    return finished(e, v, other);
   }
-  const float* other() const { return e_ ? e_->other : nullptr; }
-  bool is_needed() const { return e_ || peaks_; }
+  // body.operator()<activation>(): what loops over by<activation> need not look at in each turn.
+  template <class Body>
+  void with_activation(const Body& body) const {
+    switch (e_.activation) {
+      case Activation::none: return body.template operator()<Activation::none>();
+      case Activation::relu: return body.template operator()<Activation::relu>();
+      case Activation::clamp: return body.template operator()<Activation::clamp>();
+      case Activation::silu: return body.template operator()<Activation::silu>();
+      case Activation::sigmoid: return body.template operator()<Activation::sigmoid>();
+      case Activation::hardswish: return body.template operator()<Activation::hardswish>();
+      case Activation::hardsigmoid: return body.template operator()<Activation::hardsigmoid>();
+    }
+  }
+  const float* other() const { return e_.other; }
+  bool is_needed() const { return is_given_ || peaks_; }
 
   // Once they are all noted.
   void tell_peaks() const {
@@ -110,9 +123,22 @@ class Finish {
  private:
   template <class Lanes>
   Finish(const Epilogue* e, int32_t* peaks, const Lanes& lanes)
-      : e_(e), peaks_(peaks), scale_(e && e->scale ? lanes(e->scale) : Vec::zero()), shift_(e && e->shift ? lanes(e->shift) : Vec::zero()) {}
+      : e_(e ? *e : Epilogue{}),
+        is_given_(e),
+        peaks_(peaks),
+        scale_(e && e->scale ? lanes(e->scale) : Vec::zero()),
+        shift_(e && e->shift ? lanes(e->shift) : Vec::zero()) {}
+  Vec finished(const Epilogue& e, Vec v, Vec other) const {
+    if (e.scale)
+      v = e.shift ? fma(v, scale_, shift_) : v * scale_;
+    else if (e.shift)
+      v = v + shift_;
+    if (!e.other) return activated(e, v);
+    return e.adds_last ? activated(e, v) + other : activated(e, v + other);
+  }
 
-  const Epilogue* e_;
+  Epilogue e_;  // a copy: no store of a result can change it
+  bool is_given_;
   int32_t* peaks_;
   int count_ = Vec::width;
   Vec scale_, shift_, largest_ = Vec::zero(), nonfinite_ = Vec::zero();
