@@ -1,4 +1,4 @@
-"""Convolutions and linear layers of graphs without gradients take what follows them into their call.
+"""Convolutions and linear layers take what follows them into their call, as far as no gradient needs it.
 
 That is batch norm, bias, addition, activation.
 """
@@ -27,6 +27,22 @@ def fold(graph: fx.GraphModule, convolutions: bool = True, products: bool = Fals
     the core keeps what it makes of it. The results of convolutions are channels_last then; those of the graph keep their strides.
     A product is replaced where something follows it that a kernel of ours may compute with it, under the policy in force.
     """
+    return _fold(graph, convolutions, products, None)
+
+
+def fold_forward(graph: fx.GraphModule, convolutions: bool = True, products: bool = False) -> int:
+    """The same of the forward graph of a training step, where something is taken in.
+
+    What the backward pass needs is a result of the graph, so whatever uses it stays outside. Saved tensors may have other strides:
+    inductor reports them, of fixed shapes alone, and the backward graph is compiled for those.
+    """
+    if any(_has_symbols(node.meta.get("val")) for node in graph.graph.nodes):
+        return 0
+    return _fold(graph, convolutions, products, _saved_from(graph.graph.output_node()))
+
+
+def _fold(graph: fx.GraphModule, convolutions: bool, products: bool, saved_from: int | None) -> int:
+    """*saved_from*: which result is the first that is saved, in training."""
     from torch._inductor.fx_passes.post_grad import view_to_reshape
 
     targets = [*([aten.convolution.default] if convolutions else []), *(PRODUCTS if products else ())]
@@ -35,26 +51,41 @@ def fold(graph: fx.GraphModule, convolutions: bool = True, products: bool = Fals
         return 0
     view_to_reshape(graph)  # of other strides, a view may be none
     _operators()
-    before = [node.meta.get("val") for node in graph.graph.output_node().all_input_nodes]
+    before = [node.meta.get("val") if isinstance(node, fx.Node) else None for node in _results(graph)[:saved_from]]
     # where two meet in an addition, it follows the later one
-    replaced = sum([(_replace_product if node.target in PRODUCTS else _replace)(graph.graph, node) for node in reversed(found)])
+    replaced = [node for node in reversed(found) if _replace(graph.graph, node, is_alone=saved_from is None)]
     graph.graph.eliminate_dead_code()
     if not replaced:
         return 0
     _propagate(graph)
-    for node, value in zip(graph.graph.output_node().all_input_nodes, before, strict=True):
+    for node, value in dict(zip(_results(graph), before, strict=False)).items():
         _give_back_strides(graph.graph, node, value)
     graph.recompile()
-    return replaced
+    return len(replaced)
+
+
+def _results(graph: fx.GraphModule) -> list[Any]:
+    (results,) = graph.graph.output_node().args
+    return list(results) if isinstance(results, tuple | list) else [results]
+
+
+def _saved_from(output: fx.Node) -> int:
+    context = torch._guards.TracingContext.try_get()
+    visible: list[int] = [index + 1 for index in output.meta.get("user_visible_output_idxs", ())]
+    if context and context.fw_metadata:
+        visible.append(context.fw_metadata.num_forward)
+    return max(visible, default=len(output.all_input_nodes))
 
 
 BY_STRIDES = {aten.as_strided.default, aten.view.dtype}
 
 
 def _is_of_strides(node: fx.Node) -> bool:
-    """Whether it depends on how a tensor lies in memory; as the order of random numbers does."""
-    tags = getattr(node.target, "tags", ())
-    return node.target in BY_STRIDES or torch.Tag.nondeterministic_seeded in tags or "rand" in str(node.target)
+    """Whether it depends on how a tensor lies in memory; as the order of random numbers does that are made like one."""
+    if node.target in BY_STRIDES:
+        return True
+    is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) or "rand" in str(node.target)
+    return is_random and any(getattr(given.meta["val"], "ndim", 0) for given in node.all_input_nodes)
 
 
 def _is_ours(node: fx.Node) -> bool:
@@ -78,6 +109,11 @@ def _value(node: Any) -> torch.Tensor:
     value = node.meta["val"]
     assert isinstance(value, torch.Tensor)
     return value
+
+
+def _has_symbols(value: Any) -> bool:
+    sizes = [*value.shape, *value.stride()] if isinstance(value, torch.Tensor) else [value]
+    return any(isinstance(size, torch.SymInt) for size in sizes)
 
 
 def _is_unbacked(node: fx.Node) -> bool:
@@ -106,10 +142,17 @@ class Epilogue:
     shape: Any = field(default=(), compare=False)
 
 
-def _replace(graph: fx.Graph, node: fx.Node) -> bool:
+def _replace(graph: fx.Graph, node: fx.Node, is_alone: bool) -> bool:
+    """Whether it was, which *is_alone* asks for where nothing follows a convolution, too."""
+    return _replace_product(graph, node) if node.target in PRODUCTS else _replace_convolution(graph, node, is_alone)
+
+
+def _replace_convolution(graph: fx.Graph, node: fx.Node, is_alone: bool) -> bool:
     given, weight, bias, stride, padding, dilation, _, _, groups = node.args
     epilogue = Epilogue(shift=bias or 0)  # type: ignore[arg-type]
     last = _all_that_follows(graph, node, epilogue)
+    if last is node and not is_alone:
+        return False
     parts = (given, weight, stride, padding, dilation, groups)
     call = _call(graph, torch.ops.msctx.convolution.default, node, last, parts, epilogue)
     last.replace_all_uses_with(call, delete_user_cb=lambda user: user is not call)
@@ -332,7 +375,8 @@ def _propagate(graph: fx.GraphModule) -> None:
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
     values = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-    FakeTensorProp(graph, detect_fake_mode(values)).propagate_dont_convert_inputs(*values)
+    with torch.no_grad():
+        FakeTensorProp(graph, detect_fake_mode(values)).propagate_dont_convert_inputs(*values)
 
 
 def _hints(numbers: Any) -> list[int]:

@@ -342,6 +342,8 @@ def _inner(way: Way, graph: fx.GraphModule, inputs: Sequence[Any], **how: Any) -
 
     if (way.epilogues or way.products) and how.get("is_inference"):
         epilogues.fold(graph, way.epilogues, way.products)
+    elif (way.epilogues or way.products) and not how.get("is_backward") and way.rules is None:  # groups report no strides
+        epilogues.fold_forward(graph, way.epilogues, way.products)
     _match(way, graph)
     _keep_whole(graph, how.get("is_backward", False))
     with _in_force(way):
