@@ -123,7 +123,7 @@ def test_other_convolutions_are_left_as_they_are(model: nn.Module) -> None:
         torch.testing.assert_close(result, functional.relu(model(x)))
 
 
-def test_code_with_gradients_and_code_without_an_algorithm_have_none() -> None:
+def test_code_that_saves_the_result_and_code_without_an_algorithm_have_none() -> None:
     block, x = Block(TAILS["scale+shift+relu"]).eval(), images()
     assert "msctx.convolution" in compiled(block, x)[2]
     assert "msctx.convolution" not in compiled(block, x, conv_fprop_algo=None)[2]
