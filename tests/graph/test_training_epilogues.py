@@ -1,4 +1,4 @@
-"""Convolutions of training steps that take what follows them into their call, where the backward pass does not need it."""
+"""Convolutions and linear layers of training steps that take what follows them into their call, where no gradient needs it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import msctx
 from msctx.graph import epilogues
 
 GRAPH = {"mode": "GRAPH_MODE", "jit_syntax_level": "STRICT", "fallback": "silent"}
-OURS = {"conv_fprop_algo": "winograd", "conv_dgrad_algo": "algo_1", "conv_wgrad_algo": "algo_1"}
+OURS = {"conv_fprop_algo": "winograd", "conv_dgrad_algo": "algo_1", "conv_wgrad_algo": "algo_1", "matmul_algo": "strict"}
 NORMAL = {"conv_fprop_algo": "normal"}
 
 
@@ -60,7 +60,7 @@ class Residual(nn.Module):
 
 NETS = {"vgg": Vgg, "residual": Residual}
 FOLDED = {
-    "vgg": {"features.0": "shift+relu", "features.3": "shift+relu", "features.6": "shift+relu"},
+    "vgg": dict.fromkeys(("features.0", "features.3", "features.6", "classifier.0"), "shift+relu"),
     "residual": {"frozen": "scale+shift+add+relu", "plain": "shift+add+relu"},
 }
 
@@ -97,7 +97,7 @@ def trained(model: nn.Module, steps: int = 3, last: bool = False, **options: Any
 @contextmanager
 def unfolded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patched:
-        patched.setattr(epilogues, "fold_forward", lambda graph: 0)
+        patched.setattr(epilogues, "fold_forward", lambda *_: 0)
         yield
 
 

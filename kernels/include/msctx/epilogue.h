@@ -101,6 +101,8 @@ class Finish {
       case Activation::sigmoid: return body.template operator()<Activation::sigmoid>();
       case Activation::hardswish: return body.template operator()<Activation::hardswish>();
       case Activation::hardsigmoid: return body.template operator()<Activation::hardsigmoid>();
+      case Activation::gelu: return body.template operator()<Activation::gelu>();
+      case Activation::gelu_tanh: return body.template operator()<Activation::gelu_tanh>();
     }
   }
   const float* other() const { return e_.other; }
