@@ -4,6 +4,7 @@
 #include "vec.h"
 
 #include "msctx/epilogue.h"
+#include "msctx/few_rows.h"
 #include "msctx/matrix_product.h"
 
 namespace msctx::MSCTX_ISA {
@@ -23,6 +24,27 @@ void store_finished(const ConvTensors& t, const float* sums, int64_t n, float* r
     const Vec other = finish.other() ? Vec::load(finish.other() + place + j, count) : Vec::zero();
     finish(Vec::load(sums + j, count), other).store(result + place + j, count);
   }
+}
+
+// Of a result in float32 whose rows are neighbours.
+template <int rows>
+void run_few(const FewRows& l, bool forward, const float* right, int64_t columns, const ConvTensors& t, float* result, const Parallel& parallel) {
+  const int64_t each = forward ? few_rows_columns / 4 : few_rows_columns;
+  parallel_for(parallel, divide_up(columns, each), [&](int64_t task, int) {
+    const int64_t j0 = task * each, across = smaller(each, columns - j0);
+    alignas(64) float totals[rows * few_rows_columns];
+    if (forward)
+      few_rows_of_lines<rows>(l, right + j0 * l.depth, l.depth, across, totals);
+    else
+      few_rows_of_neighbours<rows>(l, right + j0, columns, across, totals);
+    for (int i = 0; i < rows; i++) {
+      const float* const sums = totals + i * few_rows_columns;
+      if (t.epilogue)
+        store_finished(t, sums, across, result, i * columns + j0, j0);
+      else
+        std::memcpy(result + i * columns + j0, sums, sizeof(float) * across);
+    }
+  });
 }
 
 // Whether all results were finished as they were stored.
@@ -55,6 +77,13 @@ bool run_typed(const ConvProblem& p, Op op, const ConvTensors& t, const Parallel
     }
     return false;
   }
+  if constexpr (std::is_same_v<T, float>)
+    if (t.channels_last && rows <= most_few_rows) {
+      constexpr decltype(&run_few<1>) of_rows[most_few_rows] = {
+          run_few<1>, run_few<2>, run_few<3>, run_few<4>, run_few<5>, run_few<6>, run_few<7>, run_few<8>};
+      of_rows[rows - 1]({left, depth}, forward, right, columns, t, result, parallel);
+      return true;
+    }
   const int64_t tasks = blocks<Sum>(rows, columns);
   parallel_for(parallel, images * tasks, [&](int64_t task, int) {
     const T* const from = left + task / tasks * rows * depth;

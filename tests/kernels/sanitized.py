@@ -14,6 +14,7 @@ SMALL = (
     *(CASES[i] for i in (3, 4, 5, 6, 7, 11, 12, 13, 15)),
     *OTHER_CASES[9:15],
     *(case(1, 30, 13, (1, 19), 1, dtype=dtype) for dtype in ("float32", "float64", "bfloat16")),
+    *(case(1, 30, 13, (1, rows), 1) for rows in (1, 3, 8)),
     case(1, 3, 9, (7, 6), 3, padding=1),
     case(2, 5, 3, (6, 9), 5, padding=(1, 2)),
     case(1, 2, 3, (1, 4), 3, padding=1),

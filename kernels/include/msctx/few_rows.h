@@ -1,0 +1,101 @@
+// Products of a few rows: the sums of block_product in its order, but of a right operand that is read as it lies: to pack it would take
+// longer than to multiply by it.
+#pragma once
+
+#include <cstring>
+#include <type_traits>
+
+#include "msctx/bounds.h"
+#include "vec.h"
+
+namespace msctx::MSCTX_ISA {
+
+constexpr int64_t most_few_rows = 8;
+// Columns that are computed at once, at most: their sums stay in the second cache, and pieces of rows are long enough to be foreseen.
+constexpr int64_t few_rows_columns = 1024;
+
+// The left operand, row by row.
+struct FewRows {
+  const float* at;
+  int64_t depth;
+  float value(int64_t i, int64_t k) const { return at[i * depth + k]; }
+};
+
+// totals[i * few_rows_columns + j]: of the columns whose element k is at right[k * step + j].
+template <int rows>
+static inline void few_rows_of_neighbours(const FewRows& l, const float* right, int64_t step, int64_t columns, float* totals) {
+  alignas(64) float sums[rows * few_rows_columns];
+  constexpr int64_t together = 8;
+  std::memset(totals, 0, sizeof sums);
+  for (int64_t k0 = 0; k0 < l.depth; k0 += depth_block) {
+    const int64_t k1 = smaller(l.depth, k0 + depth_block);
+    std::memset(sums, 0, sizeof sums);
+    const auto add = [&](int64_t k, auto count) {
+      for (int64_t j = 0; j < columns; j += Vec::width) {
+        const int lanes = int(smaller(Vec::width, columns - j));
+        Vec b[count()];
+        for (int c = 0; c < count(); c++) b[c] = Vec::load(right + (k + c) * step + j, lanes);
+        for (int i = 0; i < rows; i++) {
+          Vec sum = Vec::load(sums + i * few_rows_columns + j);
+          for (int c = 0; c < count(); c++) sum = fma(Vec::all(l.value(i, k + c)), b[c], sum);
+          sum.store(sums + i * few_rows_columns + j);
+        }
+      }
+    };
+    int64_t k = k0;
+    for (; k + together <= k1; k += together) add(k, std::integral_constant<int, together>{});
+    for (; k < k1; k++) add(k, std::integral_constant<int, 1>{});
+    for (int64_t j = 0; j < rows * few_rows_columns; j += Vec::width) (Vec::load(totals + j) + Vec::load(sums + j)).store(totals + j);
+  }
+}
+
+// Adds the products of `deep` elements from k on of the `there` columns at `from`; of Vec::width each, if they are `whole`.
+template <int rows, bool whole>
+static inline void few_rows_of_square(
+    const FewRows& l, int64_t k, int64_t deep, const float* from, int64_t step, int64_t there, Vec sum[rows]) {
+  constexpr int width = Vec::width;
+  Vec b[width];
+#pragma GCC unroll 16
+  for (int c = 0; c < width; c++)
+    b[c] = whole ? Vec::load(from + c * step + k) : c < there ? Vec::load(from + c * step + k, int(deep)) : Vec::zero();
+  transpose(b);
+#pragma GCC unroll 16
+  for (int c = 0; c < width; c++)
+    if (whole || c < deep)
+#pragma GCC unroll 8
+      for (int i = 0; i < rows; i++) sum[i] = fma(Vec::all(l.value(i, k + c)), b[c], sum[i]);
+}
+
+// The same of columns whose element k is at right[j * step + k]: groups of Vec::width, each in a chain of its own.
+template <int rows>
+static inline void few_rows_of_lines(const FewRows& l, const float* right, int64_t step, int64_t columns, float* totals) {
+  constexpr int64_t width = Vec::width, groups = rows <= 4 ? 2 : 1;  // as many as registers have room for
+  for (int64_t j = 0; j < columns; j += groups * width) {
+    const bool has_all = columns - j >= groups * width;
+    Vec total[groups][rows], sum[groups][rows];
+    for (auto& of_group : total)
+      for (Vec& one : of_group) one = Vec::zero();
+    for (int64_t k0 = 0; k0 < l.depth; k0 += depth_block) {
+      const int64_t k1 = smaller(l.depth, k0 + depth_block);
+      for (auto& of_group : sum)
+        for (Vec& one : of_group) one = Vec::zero();
+      int64_t k = k0;
+      for (; has_all && k + width <= k1; k += width)
+#pragma GCC unroll 4
+        for (int g = 0; g < groups; g++)
+          few_rows_of_square<rows, true>(l, k, width, right + (j + g * width) * step, step, width, sum[g]);
+      for (; k < k1; k += width)
+#pragma GCC unroll 4
+        for (int g = 0; g < groups; g++)
+          few_rows_of_square<rows, false>(
+              l, k, smaller(width, k1 - k), right + (j + g * width) * step, step, columns - j - g * width, sum[g]);
+      for (int g = 0; g < groups; g++)
+        for (int i = 0; i < rows; i++) total[g][i] = total[g][i] + sum[g][i];
+    }
+    for (int g = 0; g < groups; g++)
+      for (int i = 0; i < rows; i++)
+        if (j + g * width < columns) total[g][i].store(totals + i * few_rows_columns + j + g * width);
+  }
+}
+
+}  // namespace msctx::MSCTX_ISA
