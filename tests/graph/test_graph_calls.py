@@ -61,6 +61,7 @@ def test_a_loss_made_anew_in_each_step_is_compiled_once() -> None:
     assert graphs() == 1
 
 
+@pytest.mark.full
 def test_modules_of_one_class_do_not_share_the_limit_of_variants() -> None:
     with msctx.context(**EAGER_GRAPHS):
         for width in range(1, 20):

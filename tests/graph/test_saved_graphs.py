@@ -147,6 +147,7 @@ def test_each_node_has_its_module_and_line(tmp_path: Path) -> None:
         assert [code for _, _, code in node.lines] == ["pooled = self.conv(x).mean((2, 3))"], name
 
 
+@pytest.mark.full
 def test_higher_order_operators(tmp_path: Path) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda x: x.sin() + 1, lambda x: x.cos(), (x,))

@@ -103,6 +103,7 @@ def test_overflow_check(tmp_path: Path, msprobe: Msprobe) -> None:
     assert any(line.startswith(f"File {__file__}") for line in found["stack_info"])
 
 
+@pytest.mark.full
 def test_graph_visualize(tmp_path: Path, msprobe: Msprobe) -> None:
     msprobe("graph_visualize", "-tp", dumped(tmp_path / "dump") / "rank0", "-o", tmp_path / "graph")
     (file,) = (tmp_path / "graph").glob("*.vis.db")

@@ -54,6 +54,7 @@ def tuned(model):
 """
 
 
+@pytest.mark.full
 def test_ranks_agree_upon_the_best_size_and_later_runs_know_it(tmp_path: Path) -> None:
     (tmp_path / "found").mkdir()
     two_ranks(

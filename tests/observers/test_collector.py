@@ -478,6 +478,7 @@ def test_ten_thousand_steps_hold_no_memory(collected: Any) -> None:
 # --- threads, forks, odd tensors ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_layers_are_chosen_while_other_threads_compute_and_steps_end(tmp_path: Path) -> None:
     """The library calls Python's functions from any thread: they may not go meanwhile."""
     stop, x = threading.Event(), torch.ones(8, 8)

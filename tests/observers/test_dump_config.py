@@ -67,6 +67,7 @@ def test_arguments_of_operators_by_mindspores_file(tmp_path: Path) -> None:
     assert (found["full"]["size"], found["full"]["fill_value"], found["full"]["layout"]) == ("[2]", "inf", "None")
 
 
+@pytest.mark.full
 def test_arguments_of_an_earlier_run_stay(tmp_path: Path, run_python: Any) -> None:
     """Each process numbers its operators from 1 on."""
     file = Path(of_file(tmp_path, saved_data="statistic"))

@@ -335,6 +335,7 @@ def test_set_context_records_until_it_is_reset(tmp_path: Path) -> None:
     assert len(table(tmp_path)) == 1
 
 
+@pytest.mark.full
 def test_the_end_of_the_program_writes(tmp_path: Path) -> None:
     code = f"import torch, msctx; msctx.set_context(**{asked(tmp_path)!r}); torch.ones(2) + 1"
     subprocess.run([sys.executable, "-c", code], check=True)

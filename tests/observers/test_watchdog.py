@@ -123,7 +123,8 @@ DEBUGGED = """
 """
 
 
-@pytest.mark.parametrize("step", [pytest.param(False, id="continue"), pytest.param(True, id="next", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("step", [False, True], ids=["continue", "next"])
 def test_it_waits_for_a_debugger_and_goes_on_afterwards(step: bool, run_python: Any) -> None:
     done = run_python(
         "    import os, sys"

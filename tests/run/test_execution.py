@@ -133,7 +133,8 @@ def test_a_file_gives_the_options_and_the_command_its_exit_code(folder: Path) ->
     assert (done.stdout, done.returncode) == ("program True 1\n", 9), done.stderr
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
 def test_a_program_takes_the_options_back_for_good(folder: Path, start: str) -> None:
     """A forkserver has begun before, with the options in its environment."""
     (folder / "taken_back.py").write_text(
@@ -153,6 +154,7 @@ def test_a_program_takes_the_options_back_for_good(folder: Path, start: str) -> 
     ]
 
 
+@pytest.mark.full
 def test_a_command_that_does_not_use_the_options(folder: Path) -> None:
     done = run(*OPTIONS, "--", "echo", "done")
     assert (done.stdout, done.returncode) == ("done\n", 0)

@@ -47,6 +47,7 @@ def test_torchrun_is_one_run(tmp_path: Path) -> None:
     assert "is not empty" in again.stderr
 
 
+@pytest.mark.full
 def test_a_plan_is_shown_once_and_a_sweep_is_refused(tmp_path: Path) -> None:
     done = launched(tmp_path, "--dry-run")
     assert done.returncode == 0, done.stderr
