@@ -74,10 +74,10 @@ def is_same(group: list[Result], one: str, other: str) -> bool:
             return [point if cell.same_as is None else cell.same_as for cell in cells]
         return [cell.ran for cell in cells]
 
-    def is_told(names: list[str]) -> bool:
+    def is_named(names: list[str]) -> bool:
         return any(name.strip("torch x0123456789") and not name.startswith("products") for name in names)
 
-    return one == other or all(ran(r, one) == ran(r, other) and is_told(ran(r, one)) for r in group)
+    return one == other or all(ran(r, one) == ran(r, other) and is_named(ran(r, one)) for r in group)
 
 
 def speed(group: list[Result], choices: list[list[Plan]]) -> str:

@@ -122,14 +122,14 @@ def _why(rank: int, group: list[int] | None, has_waited: bool, grace: float) -> 
     if found is None:
         return "which rank did not come is unknown: the store of the process group gave no answer"
     if found[0]:
-        why = _told(found[0], "did not come")
+        why = _listed(found[0], "did not come")
         if group is None and distributed.groups() > 1:
             why += "; in which group it was is unknown, and ranks outside of that did not have to come"
         return why
     if not has_waited:
         return "the others had stopped waiting when this rank came"
     if found[1]:
-        return f"the ranks of its group wait, too; of the others, {_told(found[1], 'does not wait')}"
+        return f"the ranks of its group wait, too; of the others, {_listed(found[1], 'does not wait')}"
     return "all ranks wait, for each other or for one that has come too late"
 
 
@@ -162,7 +162,7 @@ def _has(signs: Sequence[str], error: BaseException) -> bool:
     return any(re.search(sign, text_of(error), re.DOTALL) for sign in signs)
 
 
-def _told(late: Mapping[int, str], what: str) -> str:
+def _listed(late: Mapping[int, str], what: str) -> str:
     texts = [f"{in_words([other])} {what}: {text}" for other, text in late.items() if text]
     if more := [other for other, text in late.items() if not text]:
         texts.append(f"{in_words(more)} {what}")
