@@ -28,12 +28,12 @@ struct Gemm {
     unfold(x + (n * p.c + g * gc) * in);
     const T* weights = w + g * gk * depth;
     T* result = y + (n * p.k + g * gk) * out;
-    parallel_for(parallel, blocks<Sum>(gk, out), [&](int64_t task, int) {
-      for_block<Sum>(task, gk, out, [&](int64_t i0, int64_t rows, int64_t j0, int64_t count) {
-        block_product<Sum>(
-            rows, count, depth, Strided<Sum, T>{weights + i0 * depth, depth, 1},
-            [&](int64_t k, int64_t a, int64_t b, Sum* to) { std::memcpy(to, columns + k * out + j0 + a, sizeof(Sum) * (b - a)); },
-            [&](int64_t i, const Sum* from, int64_t n_) { round_row(from, result + (i0 + i) * out + j0, n_); });
+    const auto parts = Parts::of<T>(gk, out, 1, parallel.threads);
+    parallel_for(parallel, parts.count(), [&](int64_t task, int) {
+      parts.at(task, [&](int64_t i0, int64_t rows, int64_t j0, int64_t count) {
+        product_into(
+            rows, count, depth, Strided<Sum, T>{weights + i0 * depth, depth, 1}, Strided<Sum, Sum>{columns + j0, 1, out},
+            result + i0 * out + j0, out);
       });
     });
   }
@@ -41,11 +41,12 @@ struct Gemm {
   void backward_data(int64_t n, int64_t g) const {
     const T* weights = w + g * gk * depth;
     const T* gradient = y + (n * p.k + g * gk) * out;
-    parallel_for(parallel, blocks<Sum>(depth, out), [&](int64_t task, int) {
-      for_block<Sum>(task, depth, out, [&](int64_t i0, int64_t rows, int64_t j0, int64_t count) {
-        block_product<Sum>(
+    const auto parts = Parts::of<Sum>(depth, out, 1, parallel.threads);
+    parallel_for(parallel, parts.count(), [&](int64_t task, int) {
+      parts.at(task, [&](int64_t i0, int64_t rows, int64_t j0, int64_t count) {
+        product_into(
             rows, count, gk, Strided<Sum, T>{weights + i0, 1, depth}, Strided<Sum, T>{gradient + j0, 1, out},
-            [&](int64_t i, const Sum* from, int64_t n_) { std::memcpy(columns + (i0 + i) * out + j0, from, sizeof(Sum) * n_); });
+            columns + i0 * out + j0, out);
       });
     });
     parallel_for(parallel, gc, [&](int64_t c, int slot) { fold(c, x + (n * p.c + g * gc + c) * in, rest + slot * in); });
@@ -71,10 +72,11 @@ struct Gemm {
     unfold(x + (n * p.c + g * gc) * in);
     const T* gradient = y + (n * p.k + g * gk) * out;
     Sum* sums = rest + g * gk * depth;
-    parallel_for(parallel, blocks<Sum>(gk, depth), [&](int64_t task, int) {
-      for_block<Sum>(task, gk, depth, [&](int64_t i0, int64_t rows, int64_t j0, int64_t count) {
+    const auto parts = Parts::stored<Sum>(gk, depth, 1, parallel.threads);
+    parallel_for(parallel, parts.count(), [&](int64_t task, int) {
+      parts.at(task, [&](int64_t i0, int64_t rows, int64_t j0, int64_t count) {
         for (int64_t first = 0; first < out; first += positions_together)
-          block_product<Sum>(
+          product_rows<Sum>(
               rows, count, smaller(positions_together, out - first), Strided<Sum, T>{gradient + i0 * out + first, out, 1},
               Strided<Sum, Sum>{columns + j0 * out + first, out, 1}, [&](int64_t i, const Sum* from, int64_t n_) {
                 for (int64_t j = 0; j < n_; j++) sums[(i0 + i) * depth + j0 + j] += from[j];

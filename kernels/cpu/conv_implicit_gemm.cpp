@@ -19,19 +19,18 @@ bool run(const ConvProblem& p, Op, const ConvTensors& t, const Prepared&, void*,
   const auto *x = static_cast<const float*>(t.x), *w = static_cast<const float*>(t.w);
   auto* y = static_cast<float*>(t.y);
   const int64_t gc = group_c(p), gk = group_k(p), taps = volume(p.window), in = volume(p.in), out = volume(p.out);
-  const int64_t depth = gc * taps, each = blocks<float>(gk, out);
-  parallel_for(parallel, p.n * p.groups * each, [&](int64_t task, int) {
-    const int64_t n = task / each / p.groups, g = task / each % p.groups;
-    const float* image = x + (n * p.c + g * gc) * in;
-    for_block<float>(task % each, gk, out, [&](int64_t i0, int64_t rows, int64_t j0, int64_t count) {
-      block_product<float>(
-          rows, count, depth, Strided<float, float>{w + (g * gk + i0) * depth, depth, 1},
-          [&](int64_t k, int64_t a, int64_t b, float* to) {
-            lower(p, image + k / taps * in, tap_of(p, k % taps), j0 + a, j0 + b, to);
-          },
-          [&](int64_t i, const float* from, int64_t n_) {
-            std::memcpy(y + (n * p.k + g * gk + i0 + i) * out + j0, from, sizeof(float) * n_);
-          });
+  const int64_t depth = gc * taps, images = p.n * p.groups;
+  const auto parts = Parts::of<float>(gk, out, images, parallel.threads);
+  parallel_for(parallel, images * parts.count(), [&](int64_t task, int) {
+    const int64_t image = task / parts.count(), first_row = image % p.groups * gk;
+    const float* const from = x + image * gc * in;
+    parts.at(task % parts.count(), [&](int64_t i0, int64_t rows, int64_t j0, int64_t columns) {
+      const auto lowered = terms<float>([&](int64_t k, int64_t first, int64_t last, float* to) {
+        lower(p, from + k / taps * in, tap_of(p, k % taps), j0 + first, j0 + last, to);
+      });
+      product_into(
+          rows, columns, depth, Strided<float, float>{w + (first_row + i0) * depth, depth, 1}, lowered,
+          y + (image * gk + i0) * out + j0, out);
     });
   });
   return true;

@@ -22,20 +22,19 @@ bool run(const ConvProblem& p, Op, const ConvTensors& t, const Prepared&, void* 
   auto* y = static_cast<float*>(t.y);
   auto* table = static_cast<int32_t*>(workspace);
   const int64_t gc = group_c(p), gk = group_k(p), taps = volume(p.window), in = volume(p.in), out = volume(p.out);
-  const int64_t depth = gc * taps, each = blocks<float>(gk, out);
+  const int64_t depth = gc * taps, images = p.n * p.groups;
+  const auto parts = Parts::of<float>(gk, out, images, parallel.threads);
   fill_index_table(p, table, parallel);
-  parallel_for(parallel, p.n * p.groups * each, [&](int64_t task, int) {
-    const int64_t n = task / each / p.groups, g = task / each % p.groups;
-    const float* image = x + (n * p.c + g * gc) * in;
-    for_block<float>(task % each, gk, out, [&](int64_t i0, int64_t rows, int64_t j0, int64_t count) {
-      block_product<float>(
-          rows, count, depth, Strided<float, float>{w + (g * gk + i0) * depth, depth, 1},
-          [&](int64_t k, int64_t a, int64_t b, float* to) {
-            gather(image + k / taps * in, table + k % taps * out + j0 + a, b - a, to);
-          },
-          [&](int64_t i, const float* from, int64_t n_) {
-            std::memcpy(y + (n * p.k + g * gk + i0 + i) * out + j0, from, sizeof(float) * n_);
-          });
+  parallel_for(parallel, images * parts.count(), [&](int64_t task, int) {
+    const int64_t image = task / parts.count(), first_row = image % p.groups * gk;
+    const float* const from = x + image * gc * in;
+    parts.at(task % parts.count(), [&](int64_t i0, int64_t rows, int64_t j0, int64_t columns) {
+      const auto gathered = terms<float>([&](int64_t k, int64_t first, int64_t last, float* to) {
+        gather(from + k / taps * in, table + k % taps * out + j0 + first, last - first, to);
+      });
+      product_into(
+          rows, columns, depth, Strided<float, float>{w + (first_row + i0) * depth, depth, 1}, gathered,
+          y + (image * gk + i0) * out + j0, out);
     });
   });
   return true;

@@ -1,6 +1,8 @@
 // strict: matrix products in FMAs of the values themselves (see Direction::matmul in table.h). The bits of a row depend neither on the
 // other rows nor on the number of threads.
 
+#include <utility>
+
 #include "vec.h"
 
 #include "msctx/epilogue.h"
@@ -28,7 +30,8 @@ void store_finished(const ConvTensors& t, const float* sums, int64_t n, float* r
 
 // Of a result in float32 whose rows are neighbours.
 template <int rows>
-void run_few(const FewRows& l, bool forward, const float* right, int64_t columns, const ConvTensors& t, float* result, const Parallel& parallel) {
+void run_few(
+    const FewRows& l, bool forward, const float* right, int64_t columns, const ConvTensors& t, float* result, const Parallel& parallel) {
   const int64_t each = forward ? few_rows_columns / 4 : few_rows_columns;
   parallel_for(parallel, divide_up(columns, each), [&](int64_t task, int) {
     const int64_t j0 = task * each, across = smaller(each, columns - j0);
@@ -51,56 +54,56 @@ void run_few(const FewRows& l, bool forward, const float* right, int64_t columns
 template <class T>
 bool run_typed(const ConvProblem& p, Op op, const ConvTensors& t, const Parallel& parallel) {
   using Sum = typename SumOf<T>::type;
-  const bool forward = op == Op::forward;
-  const auto* const left = static_cast<const T*>(forward ? t.x : t.y);
-  const auto* const right = static_cast<const T*>(t.w);
+  const bool forward = op == Op::forward, by_position = t.channels_last;
+  const auto* const weights = static_cast<const T*>(t.w);
   auto* const result = static_cast<T*>(forward ? t.y : t.x);
-  const int64_t depth = forward ? p.c : p.k, columns = forward ? p.k : p.c, positions = volume(p.in);
-  const int64_t images = t.channels_last ? 1 : p.n, rows = t.channels_last ? p.n * positions : positions;
-  const int64_t row_step = t.channels_last ? depth : 1, depth_step = t.channels_last ? 1 : positions;
-  const int64_t result_row = t.channels_last ? columns : 1, result_column = t.channels_last ? 1 : positions;
+  const int64_t depth = forward ? p.c : p.k, channels = forward ? p.k : p.c;
+  // Results are positions x channels in channels_last, otherwise channels x positions, image by image.
+  const int64_t images = by_position ? 1 : p.n, positions = volume(p.in) * (by_position ? p.n : 1);
+  const int64_t rows = by_position ? positions : channels, columns = by_position ? channels : positions;
+  const auto left_and_right = [&](int64_t image) {
+    using Operand = Strided<Sum, T>;
+    const T* const values = static_cast<const T*>(forward ? t.x : t.y) + image * positions * depth;
+    const Operand of_values{values, by_position ? depth : 1, by_position ? 1 : positions};
+    const Operand of_weights{weights, forward ? depth : 1, forward ? 1 : channels};
+    return by_position ? std::pair(of_values, of_weights) : std::pair(of_weights, of_values);
+  };
   if (rows * columns * depth <= tiny) {
     for (int64_t image = 0; image < images; image++) {
-      const T* const from = left + image * rows * depth;
-      T* const to = result + image * rows * columns;
+      const auto [left, right] = left_and_right(image);
       for (int64_t i = 0; i < rows; i++)
         for (int64_t j = 0; j < columns; j++) {
-          const T* const w = forward ? right + j * depth : right + j;
           Sum total = 0, sum = 0;
           for (int64_t k = 0; k < depth; k++) {
-            sum = fma(Sum(widen(from[i * row_step + k * depth_step])), Sum(widen(w[k * (forward ? 1 : columns)])), sum);
+            sum = fma(left(i, k), right(j, k), sum);
             if ((k + 1) % depth_block == 0) total += sum, sum = 0;
           }
           if (depth % depth_block) total += sum;
-          to[i * result_row + j * result_column] = from_double<T>(total);
+          result[(image * rows + i) * columns + j] = from_double<T>(total);
         }
     }
     return false;
   }
   if constexpr (std::is_same_v<T, float>)
-    if (t.channels_last && rows <= most_few_rows) {
+    if (by_position && rows <= most_few_rows) {
       constexpr decltype(&run_few<1>) of_rows[most_few_rows] = {
           run_few<1>, run_few<2>, run_few<3>, run_few<4>, run_few<5>, run_few<6>, run_few<7>, run_few<8>};
-      of_rows[rows - 1]({left, depth}, forward, right, columns, t, result, parallel);
+      of_rows[rows - 1]({static_cast<const T*>(forward ? t.x : t.y), depth}, forward, weights, columns, t, result, parallel);
       return true;
     }
-  const int64_t tasks = blocks<Sum>(rows, columns);
-  parallel_for(parallel, images * tasks, [&](int64_t task, int) {
-    const T* const from = left + task / tasks * rows * depth;
-    T* const to = result + task / tasks * rows * columns;
-    for_block<Sum>(task % tasks, rows, columns, [&](int64_t i0, int64_t count, int64_t j0, int64_t across) {
-      const Strided<Sum, T> weights = forward ? Strided<Sum, T>{right + j0 * depth, depth, 1} : Strided<Sum, T>{right + j0, 1, columns};
-      block_product<Sum>(
-          count, across, depth, Strided<Sum, T>{from + i0 * row_step, row_step, depth_step}, weights,
-          [&](int64_t i, const Sum* sums, int64_t n) {
-            if constexpr (std::is_same_v<T, float>)
-              if (t.epilogue && t.channels_last) return store_finished(t, sums, n, result, (i0 + i) * columns + j0, j0);
-            T* const row = to + (i0 + i) * result_row + j0 * result_column;
-            for (int64_t j = 0; j < n; j++) row[j * result_column] = from_double<T>(sums[j]);
-          });
+  const auto parts = Parts::of<T>(rows, columns, images, parallel.threads);
+  parallel_for(parallel, images * parts.count(), [&](int64_t task, int) {
+    const int64_t image = task / parts.count();
+    const auto [left, right] = left_and_right(image);
+    parts.at(task % parts.count(), [&](int64_t i0, int64_t count, int64_t j0, int64_t across) {
+      T* const to = result + (image * rows + i0) * columns + j0;
+      product_into(count, across, depth, left.from(i0), right.from(j0), to, columns);
+      if constexpr (std::is_same_v<T, float>)
+        if (t.epilogue && by_position)
+          for (int64_t i = 0; i < count; i++) store_finished(t, to + i * columns, across, result, (i0 + i) * columns + j0, j0);
     });
   });
-  return t.channels_last;
+  return by_position;
 }
 
 void reasons(const ConvProblem& p, Op op, Reasons& why) {

@@ -13,6 +13,23 @@ SHARED = (
     case(1, 2, 2, (64, 70), 3, padding=1),
 )
 
+CUT = (case(1, 15, 790, (24, 25), 3, padding=1), case(2, 260, 530, (1, 700), 1), case(1, 260, 530, (1, 103), 1, dtype="float16"))
+"""More results than one thread computes at once, and not a whole number of tiles."""
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("algorithm", ["product", "gemm", "implicit_gemm", "implicit_precomp_gemm"])
+def test_how_results_are_cut_for_threads_decides_no_bits(kernels: Kernels, algorithm: str, channels_last: bool) -> None:
+    rows = [row for row in kernels.rows if row.algorithm == algorithm and (row.reads_channels_last or not channels_last)]
+    for row, each in ((row, each) for row in rows for each in CUT if takes(row, each)):
+        right = truth(kernels, row.op, each)
+        for isa in row.isas:
+            one, *others = (
+                kernels.run(row, each, stored(each), isa, threads, channels_last=channels_last) for threads in (1, 2, 3, 7)
+            )
+            assert distance(one, right) <= kernels.error(row, each) * largest(right), (row, each)
+            assert {other.tobytes() for other in others} == {one.tobytes()}, (row, each)
+
 
 @pytest.mark.parametrize("row", ROWS, indirect=True)
 def test_repeated(kernels: Kernels, row: Row) -> None:

@@ -98,7 +98,7 @@ def test_every_operator_in_every_form(dtype: str) -> None:
         assert {(row.direction, row.ran, row.problem.dtype) for row in ctx.choices()} == {("matmul", "strict", dtype)}, name
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 300, 2), (97, 1, 130), (13, 129, 1), (200, 257, 33)], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 300, 2), (97, 1, 130), (13, 129, 1), (200, 257, 33), (790, 30, 520)], ids=str)
 def test_odd_sizes(sizes: tuple[int, int, int]) -> None:
     for algo in ("strict", "reference"):
         with msctx.context(matmul_algo=algo, fallback="error"):

@@ -21,19 +21,17 @@ static inline void weight_gradient_by_pieces(const ConvProblem& p, const ConvTen
   const auto* y = static_cast<const float*>(t.y);
   auto* w = static_cast<float*>(t.w);
   const int64_t gk = group_k(p), out = volume(p.out), rows = group_c(p) * volume(p.window);
-  const int64_t pieces = divide_up(out, piece), each = blocks<float>(rows, gk);
+  const int64_t pieces = divide_up(out, piece);
+  const auto parts = Parts::stored<float>(rows, gk, p.n * pieces * p.groups, parallel.threads);
+  const int64_t each = parts.count();
   std::memset(w, 0, sizeof(float) * w_size(p));
   parallel_for(parallel, p.n * pieces * p.groups * each, [&](int64_t task, int) {
     const int64_t g = task / each % p.groups, first = task / each / p.groups % pieces * piece, n = task / each / p.groups / pieces;
     const float* gradient = y + (n * p.k + g * gk) * out + first;
-    for_block<float>(task % each, rows, gk, [&](int64_t i0, int64_t count, int64_t j0, int64_t channels) {
-      block_product<float>(
+    parts.at(task % each, [&](int64_t i0, int64_t count, int64_t j0, int64_t channels) {
+      product_rows<float>(
           count, channels, smaller(piece, out - first),
-          [&](int64_t i, int64_t k0, int64_t k1, float* to, int64_t step) {
-            float row[depth_block];
-            lowered(g, n, i0 + i, first + k0, first + k1, row);
-            for (int64_t k = 0; k < k1 - k0; k++) to[k * step] = row[k];
-          },
+          rows_of<float>([&](int64_t i, int64_t k0, int64_t k1, float* to) { lowered(g, n, i0 + i, first + k0, first + k1, to); }),
           Strided<float, float>{gradient + j0 * out, out, 1},
           [&](int64_t i, const float* from, int64_t n_) {
             for (int64_t j = 0; j < n_; j++) atomic_add(w + (g * gk + j0 + j) * rows + i0 + i, from[j]);

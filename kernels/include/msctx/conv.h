@@ -157,8 +157,8 @@ static inline bool reaches_far(const ConvProblem& p) {
 }
 static inline bool has_unit(const int64_t v[3]) { return v[0] == 1 && v[1] == 1 && v[2] == 1; }
 
-static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+static constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static constexpr int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline size_t align64(size_t bytes) { return (bytes + 63) & ~size_t(63); }
 

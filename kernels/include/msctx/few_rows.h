@@ -70,6 +70,7 @@ static inline void few_rows_of_square(
 template <int rows>
 static inline void few_rows_of_lines(const FewRows& l, const float* right, int64_t step, int64_t columns, float* totals) {
   constexpr int64_t width = Vec::width, groups = rows <= 4 ? 2 : 1;  // as many as registers have room for
+  constexpr int64_t line = larger(width, 16);  // all of a cache line at once: columns may share a set of the cache
   for (int64_t j = 0; j < columns; j += groups * width) {
     const bool has_all = columns - j >= groups * width;
     Vec total[groups][rows], sum[groups][rows];
@@ -80,10 +81,11 @@ static inline void few_rows_of_lines(const FewRows& l, const float* right, int64
       for (auto& of_group : sum)
         for (Vec& one : of_group) one = Vec::zero();
       int64_t k = k0;
-      for (; has_all && k + width <= k1; k += width)
+      for (; has_all && k + line <= k1; k += line)
 #pragma GCC unroll 4
         for (int g = 0; g < groups; g++)
-          few_rows_of_square<rows, true>(l, k, width, right + (j + g * width) * step, step, width, sum[g]);
+          for (int64_t at = k; at < k + line; at += width)
+            few_rows_of_square<rows, true>(l, at, width, right + (j + g * width) * step, step, width, sum[g]);
       for (; k < k1; k += width)
 #pragma GCC unroll 4
         for (int g = 0; g < groups; g++)
