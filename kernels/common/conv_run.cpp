@@ -35,6 +35,7 @@ const void* plain_of(const Prepared& kept) {
 
 // Prepared weights of one run: those that are kept, else made in scratch.
 struct Weights {
+  const ConvTable& table;
   const ConvAlgorithm& algorithm;
   const ConvProblem& p;
   Op op;
@@ -42,14 +43,29 @@ struct Weights {
   const Prepared& kept;
   const Memory& memory;
   const Parallel& parallel;
-  std::optional<Scratch> made[Prepared::most_forms] = {};
+  std::optional<Scratch> made[Prepared::most_forms] = {}, norms = {};
 
+  Prepared prepared() { return {get, this}; }
+
+ private:
   static const void* get(void* self, int form) {
-    auto& [algorithm, p, op, w, kept, memory, parallel, made] = *static_cast<Weights*>(self);
-    if (const void* found = kept(form)) return found;
+    auto& given = *static_cast<Weights*>(self);
+    if (form == plain_weight && given.w) return given.w;
+    if (const void* found = given.kept(form); found || form == plain_weight) return found;
+    return form == window_norms ? given.make_norms() : given.make(form);
+  }
+  const void* plain() const { return w ? w : plain_of(kept); }
+  const void* make_norms() {
+    if (!norms) {
+      norms.emplace(memory, window_norms_size(p));
+      prepare_window_norms(table, p, op, plain(), static_cast<float*>(norms->data), parallel);
+    }
+    return norms->data;
+  }
+  const void* make(int form) {
     if (!made[form]) {
       made[form].emplace(memory, algorithm.prepared_size(p, op, form));
-      algorithm.prepare(p, op, form, w ? w : plain_of(kept), made[form]->data, parallel);
+      algorithm.prepare(p, op, form, plain(), made[form]->data, parallel);
     }
     return made[form]->data;
   }
@@ -216,19 +232,13 @@ Rounding rounding_of_weights(const ConvTable& table, const ConvProblem& p, const
 }
 
 Rounding rounding_of(
-    const ConvTable& table, const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& kept, const Parallel& parallel) {
+    const ConvTable& table, const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weight, const Parallel& parallel) {
   if (op == Op::backward_weight) return rounding_of_weights(table, p, t, parallel);
   const bool forward = op == Op::forward;
   const Peaks peaks = peaks_of(
       table, static_cast<const float*>(forward ? t.x : t.y), p.n, forward ? p.c : p.k, volume(forward ? p.in : p.out), t.channels_last,
       parallel);
-  std::vector<float> made;
-  const auto* norms = static_cast<const float*>(kept(window_norms));
-  if (!norms) {
-    made.resize(window_norms_size(p) / sizeof(float));
-    prepare_window_norms(table, p, op, t.w ? t.w : plain_of(kept), made.data(), parallel);
-    norms = made.data();
-  }
+  const auto* norms = static_cast<const float*>(weight(window_norms));
   const float largest_weight = *norms++;
   if (largest_of(peaks) >= infinity_bits || !(largest_weight < INFINITY)) return {};
   if (largest_weight > 0 && largest_weight < 0x1p-100f) return {};
@@ -366,8 +376,8 @@ void prepare_window_norms(const ConvTable& table, const ConvProblem& p, Op op, c
   });
 }
 
-bool conv_run(
-    const ConvTable& table, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& kept,
+static bool run_together(
+    const ConvTable& table, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weight,
     const Memory& memory, const Parallel& parallel) {
   void* const result = op == Op::forward ? t.y : op == Op::backward_data ? t.x : t.w;
   const int64_t count = op == Op::forward ? y_size(p) : op == Op::backward_data ? x_size(p) : w_size(p);
@@ -379,10 +389,9 @@ bool conv_run(
     return false;
   }
   const bool transforms = algorithm.most_spread > 0.0;
-  const Rounding rounding = transforms ? rounding_of(table, p, op, t, kept, parallel) : Rounding{0.0, 0.0};
+  const Rounding rounding = transforms ? rounding_of(table, p, op, t, weight, parallel) : Rounding{0.0, 0.0};
   if (!std::isnan(rounding.norm)) {
     const Scratch scratch(memory, algorithm.workspace(p, op, parallel.threads));
-    Weights weights{algorithm, p, op, t.w, kept, memory, parallel};
     Raised raised(algorithm, p, op, t, memory, parallel);
     const bool finishes = algorithm.finishes && op != Op::backward_weight;
     if (!finishes || (t.epilogue && t.epilogue->other && !t.channels_last)) raised.tensors.epilogue = nullptr;
@@ -392,14 +401,14 @@ bool conv_run(
       if (finishes && !raised.any()) peaks.assign(size_t(op == Op::forward ? p.k : p.c), 0);
       raised.tensors.lost = &lost;
       raised.tensors.peaks = peaks.empty() ? nullptr : peaks.data();
-      if (!algorithm.run(p, op, raised.tensors, {Weights::get, &weights}, scratch.data, parallel)) break;
+      if (!algorithm.run(p, op, raised.tensors, weight, scratch.data, parallel)) break;
       if (raised.any()) raised.lower(static_cast<float*>(result), count);
       ConvTensors now = t;
       now.epilogue = raised.tensors.epilogue;
       const Rounding rounded = {rounding.norm, rounding.denormal / raised.by()};
       verdict = Verdict::holds;
       if (lost.most != 0.0 || transforms)
-        verdict = verdict_of(table, algorithm, p, op, now, peaks, lost, rounded, kept, parallel);
+        verdict = verdict_of(table, algorithm, p, op, now, peaks, lost, rounded, weight, parallel);
       if (verdict == Verdict::holds) {
         if (!now.epilogue) finish(table, p, op, t, parallel);
         return false;
@@ -410,11 +419,35 @@ bool conv_run(
     const ConvAlgorithm& safe = *algorithm_named(table, safe_algorithm);
     Plain plain(p, op, t, memory, parallel);
     const Scratch scratch(memory, safe.workspace(p, op, parallel.threads));
-    if (plain.tensors.w == nullptr) plain.tensors.w = const_cast<void*>(plain_of(kept));
+    if (plain.tensors.w == nullptr) plain.tensors.w = const_cast<void*>(plain_of(weight));
     safe.run(p, op, plain.tensors, none_kept, scratch.data, parallel);
   }
   finish(table, p, op, t, parallel);
   return true;
+}
+
+bool conv_run(
+    const ConvTable& table, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& kept,
+    const Memory& memory, const Parallel& parallel, bool images_apart) {
+  Weights weights{table, algorithm, p, op, t.w, kept, memory, parallel};
+  if (!images_apart || p.n <= 1) return run_together(table, algorithm, p, op, t, weights.prepared(), memory, parallel);
+  ConvProblem image = p;
+  image.n = 1;
+  const int64_t size = p.dtype == DType::f64 ? 8 : p.dtype == DType::f32 ? 4 : 2;
+  const auto at = [&](void* tensor, int64_t elements, int64_t i) { return static_cast<char*>(tensor) + i * elements * size; };
+  bool again = false;
+  for (int64_t i = 0; i < p.n; i++) {
+    ConvTensors part = t;
+    part.x = at(t.x, x_size(image), i), part.y = at(t.y, y_size(image), i);
+    Epilogue epilogue;
+    if (t.epilogue) {
+      epilogue = *t.epilogue;
+      if (epilogue.other) epilogue.other += i * (op == Op::forward ? y_size(image) : x_size(image));
+      part.epilogue = &epilogue;
+    }
+    again |= run_together(table, algorithm, image, op, part, weights.prepared(), memory, parallel);
+  }
+  return again;
 }
 
 void bias_gradient(

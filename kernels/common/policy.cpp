@@ -224,14 +224,27 @@ std::vector<std::string> Policy::obstacles(const ConvRow& row, const ConvCall& c
         std::string("it adds in no fixed order, and ") + (deterministic ? "deterministic=ON asks" : "torch's own flags ask") +
         " for the same bits");
   size_t bytes = memory_of(a, call.problem, op, 1);  // with one thread, or the number of threads would choose the row
-  const bool may_fall_back = safe_ && (a.spreads_nonfinite || is(row, "fp32-grade") || is(row, "tf32"));  // see conv_run
-  if (may_fall_back && batch_invariant && row.direction != Direction::wgrad)
-    why.push_back("the values of other " + std::string(is_product ? "rows" : "images") + " decide how it computes one, and batch_invariant=True asks for the same bits");
-  if (may_fall_back) bytes = std::max(bytes, safe_->workspace(call.problem, op, 1));
+  if (looks_at_all(row) && batch_invariant && is_product)
+    why.push_back("the values of other rows decide how it computes one, and batch_invariant=True asks for the same bits");
+  if (looks_at_all(row)) bytes = std::max(bytes, safe_->workspace(call.problem, op, 1));
   if (!is_product && workspace_limit >= 0 && bytes > size_t(workspace_limit))
     why.push_back(
         "its workspace of " + std::to_string(bytes) + " bytes is above conv_workspace_limit=" + std::to_string(workspace_limit));
   return why;
+}
+
+bool Policy::looks_at_all(const ConvRow& row) const {
+  return safe_ && (row.algorithm->spreads_nonfinite || is(row, "fp32-grade") || is(row, "tf32"));
+}
+
+bool Policy::takes_images_apart(const ConvRow& row) const {
+  return batch_invariant && (row.direction == Direction::fprop || row.direction == Direction::dgrad) && looks_at_all(row);
+}
+
+ConvCall Policy::deciding(const ConvCall& call, Direction direction) const {
+  ConvCall found = call;
+  if (batch_invariant && (direction == Direction::fprop || direction == Direction::dgrad)) found.problem.n = smaller(call.problem.n, 1);
+  return found;
 }
 
 int Policy::threads_for(const ConvRow& row, const ConvProblem& p, Op op, int threads) const {
@@ -336,8 +349,9 @@ Decided Policy::decide_again(const ConvCall& call, Direction direction, int thre
 }
 
 std::unique_ptr<Decision> Policy::make(
-    const ConvCall& call, Direction direction, int threads, const std::string& why_not_measured) const {
-  const ConvText problem = text_of(call);
+    const ConvCall& whole, Direction direction, int threads, const std::string& why_not_measured) const {
+  const ConvText problem = text_of(whole);
+  const ConvCall call = deciding(whole, direction);
   auto decision = std::make_unique<Decision>();
   auto choice = std::make_unique<Choice>();
   choice->direction = name_of(direction);
@@ -374,8 +388,9 @@ void Policy::choose(
   }
 }
 
-bool Policy::may_compute(const ConvCall& call, Direction direction, int threads) const {
-  const ConvText problem = text_of(call);
+bool Policy::may_compute(const ConvCall& whole, Direction direction, int threads) const {
+  const ConvText problem = text_of(whole);
+  const ConvCall call = deciding(whole, direction);
   const auto by = [&](const std::string& asked) {
     if (asked.empty()) return false;
     Choice choice;

@@ -193,13 +193,16 @@ inline at::Tensor run_row(
     t.epilogue = &epilogue;
   }
   const Parallel all = threads_of_torch();
-  const Parallel some = policy.threads_for(row, p, op, all.threads) == all.threads ? all : serial();
+  const bool apart = policy.takes_images_apart(row);
+  ConvProblem at_once = p;
+  if (apart) at_once.n = smaller(p.n, 1);
+  const Parallel some = policy.threads_for(row, at_once, op, all.threads) == all.threads ? all : serial();
   if (keeps_weight) {
     Keeper keeper(policy, *row.algorithm, p, op, second, some, policy.frozen_weights && kind == Weight::kept);
-    ran.again = conv_run(policy.table(), *row.algorithm, p, op, t, keeper.prepared(), scratch_memory(), some);
+    ran.again = conv_run(policy.table(), *row.algorithm, p, op, t, keeper.prepared(), scratch_memory(), some, apart);
     ran.weights_kept = keeper.found, ran.weights_prepared = keeper.made;
   } else {
-    ran.again = conv_run(policy.table(), *row.algorithm, p, op, t, none_kept, scratch_memory(), some);
+    ran.again = conv_run(policy.table(), *row.algorithm, p, op, t, none_kept, scratch_memory(), some, apart);
   }
   if (!plain.is_same(result)) result.copy_(plain);
   return late ? result.contiguous(format) : result;

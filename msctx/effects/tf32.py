@@ -13,7 +13,7 @@ RNNS = (
 )
 LEAST = {"conv_max_error": 1.05e-3, "matmul_max_error": 384 * 2.0**-24 + 2.0**-15}
 """The smallest bound of an algorithm that rounds (kernels/cpu/amx/conv_tiles_gemm.cpp), of convolutions and of products."""
-TOGETHER = "batch_invariant=True excludes what rounds to TF32, since it scales the values of a batch together"
+TOGETHER = "batch_invariant=True excludes products that round to TF32: they scale the values of a batch together"
 ON_UNIT = "a matrix unit (AMX) computes it, and choices() shows where it ran"
 HF32 = {"matmul_allow_hf32": "torch.npu.matmul.allow_hf32", "conv_allow_hf32": "torch.npu.conv.allow_hf32"}
 NO_HF32 = "it allows what no unit of this device does: only an NPU has HF32. {} allows TF32, which has one bit less of mantissa"
@@ -63,9 +63,6 @@ def conv_allow_tf32(want: Want) -> Outcome:
     if want.facts.matrix_unit:
         return inert(f"{want.facts.matrix_unit}, which alone rounds to TF32")
     outcome = _limited(want, detail(want, ability="round to TF32", of=DIRECTIONS), "conv_max_error", LEAST["conv_max_error"])
-    if outcome.status == "honoured" and want.other("batch_invariant"):
-        has_weights = any(direction == "wgrad" for direction, _ in asked_of(want, *DIRECTIONS))
-        return approximated({}, f"holds for weight gradients alone: {TOGETHER}") if has_weights else inert(TOGETHER)
     return replace(outcome, reason=f"{outcome.reason}; {ON_UNIT}") if outcome.status == "honoured" else outcome
 
 

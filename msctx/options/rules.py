@@ -254,15 +254,6 @@ FORBIDS = (
         for other, why in SAME_BITS
         for option in (When("conv_dgrad_algo", ("algo_0",)), When("conv_wgrad_algo", ("algo_0", "algo_3")))
     ),
-    *(
-        Forbids(
-            When(option, ("winograd", "winograd_nonfused", "fft", "fft_tiling")),
-            When("batch_invariant", TRUE),
-            "refused",
-            "the values of other images decide how it computes one, and batch_invariant=True asks for the same bits in any batch",
-        )
-        for option in ("conv_fprop_algo", "conv_dgrad_algo")
-    ),
     Forbids(
         When("customize_dtypes"),
         When("precision_mode", ("must_keep_origin_dtype",)),

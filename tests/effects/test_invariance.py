@@ -46,11 +46,8 @@ def test_where_inductor_cannot_be_told_the_plan_says_so() -> None:
     assert "compiled" not in rows({"batch_invariant": True}, inductor="torch has no such key")["batch_invariant"].reason[-60:]
 
 
-def test_what_the_values_of_other_images_decide_is_refused() -> None:
-    for name in ("winograd", "winograd_nonfused", "fft", "fft_tiling"):
-        found = rows({"conv_fprop_algo": name, "conv_wgrad_algo": "fft", "batch_invariant": True})
-        assert (found["conv_fprop_algo"].status, found["conv_wgrad_algo"].status) == ("refused", "honoured")
-        assert rows({"conv_fprop_algo": name, "thread_invariant": True})["conv_fprop_algo"].status == "honoured"
-    assert rows({"conv_fprop_algo": "gemm", "batch_invariant": True})["conv_fprop_algo"].status == "honoured"
+def test_named_algorithms_keep_their_place() -> None:
+    for name in ("winograd", "fft", "gemm"):
+        assert rows({"conv_fprop_algo": name, "batch_invariant": True})["conv_fprop_algo"].status == "honoured"
     found = rows({"conv_dgrad_algo": "performance", "batch_invariant": True})
     assert found["conv_dgrad_algo"].reason == "nothing is measured under batch_invariant=True: normal decides"

@@ -128,22 +128,13 @@ def test_each_devices_group_means_it_alone() -> None:
 
 
 def test_what_leaves_nothing_that_rounds_is_reported() -> None:
-    together, limited = "scales the values of a batch together", "below every bound of what rounds"
+    together, limited = "scale the values of a batch together", "below every bound of what rounds"
     check(
         [
             ("cpu", {option: True, more: value, algo: "normal"}, {option: (status, given, why)})
             for option, algo, more, value, status, given, why in (
                 ("matmul_allow_tf32", "matmul_algo", "batch_invariant", True, "inert", {}, together),
                 ("matmul_allow_tf32", "matmul_algo", "matmul_max_error", 1e-6, "inert", {}, limited),
-                (
-                    "conv_allow_tf32",
-                    "conv_fprop_algo",
-                    "batch_invariant",
-                    True,
-                    "approximated",
-                    {},
-                    "for weight gradients alone",
-                ),
                 ("conv_allow_tf32", "conv_fprop_algo", "conv_max_error", 2e-6, "inert", {}, limited),
             )
         ]

@@ -1,4 +1,7 @@
-"""What an image gives does not depend on the other images, for rows that look at no two of them together."""
+"""What an image gives does not depend on the other images, for rows that look at no two of them together.
+
+batch_invariant=True computes the others image by image: tests/native/test_heuristics.py.
+"""
 
 from dataclasses import replace
 

@@ -13,10 +13,15 @@ SHARED = (
     case(1, 2, 2, (64, 70), 3, padding=1),
 )
 
-CUT = (case(1, 15, 790, (24, 25), 3, padding=1), case(2, 260, 530, (1, 700), 1), case(1, 260, 530, (1, 103), 1, dtype="float16"))
+CUT = (
+    case(1, 15, 790, (24, 25), 3, padding=1),
+    case(2, 260, 530, (1, 700), 1),
+    case(1, 260, 530, (1, 103), 1, dtype="float16"),
+)
 """More results than one thread computes at once, and not a whole number of tiles."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("algorithm", ["product", "gemm", "implicit_gemm", "implicit_precomp_gemm"])
 def test_how_results_are_cut_for_threads_decides_no_bits(kernels: Kernels, algorithm: str, channels_last: bool) -> None:

@@ -27,9 +27,10 @@ void prepare_window_norms(const ConvTable&, const ConvProblem&, Op, const void* 
 
 // Runs one algorithm, and applies the epilogue of the tensors, if any, whether or not the algorithm does. Returns whether its result had to be computed again (see ConvAlgorithm::run and spreads_nonfinite).
 // `kept` may give prepared weights, or null where it has none: they are then made in scratch. Where w is null, `kept` has it.
+// `images_apart`: as so many problems of one image, of which none decides how another is computed; not for weight gradients.
 bool conv_run(
     const ConvTable&, const ConvAlgorithm&, const ConvProblem&, Op, const ConvTensors&, const Prepared& kept, const Memory&,
-    const Parallel&);
+    const Parallel&, bool images_apart = false);
 // For conv_run: nothing is kept.
 inline constexpr Prepared none_kept{[](void*, int) -> const void* { return nullptr; }, nullptr};
 // Bytes beside the tensors, those of a prepared weight in its first form included.

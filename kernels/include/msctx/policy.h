@@ -89,6 +89,8 @@ class Policy : public PolicyOptions {
   const Tuned* tuned_for(const ConvCall&, Direction, int threads) const;
 
   const ConvTable& table() const { return table_; }
+  // Whether a row computes each image by itself, since others would decide how it computes one.
+  bool takes_images_apart(const ConvRow&) const;
   // On how many of these threads to run an algorithm: one, where its workspace for all would be above the limit.
   int threads_for(const ConvRow&, const ConvProblem&, Op, int threads) const;
 
@@ -114,6 +116,10 @@ class Policy : public PolicyOptions {
   bool is_exact(const ConvRow&, const ConvCall&) const;
   double allowed_error(const ConvRow&) const;
   std::string too_inexact(const ConvRow&) const;
+  // Whether others of a batch decide how a row computes one: see conv_run.
+  bool looks_at_all(const ConvRow&) const;
+  // What decides on a call: of its images one, where others must not.
+  ConvCall deciding(const ConvCall&, Direction) const;
   const char* invariance() const { return batch_invariant ? "batch_invariant" : "thread_invariant"; }
   const ConvRow* guess(const ConvCall&, Direction, Choice&) const;
   std::unique_ptr<Decision> make(const ConvCall&, Direction, int threads, const std::string& why_not_measured) const;
