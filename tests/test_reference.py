@@ -122,4 +122,4 @@ def test_values_that_a_device_does_not_carry_out_are_named_as_they_are_meant() -
     assert found["conv_allow_hf32", "ascend"] == {}
     assert found["ac_parallel_enable", "cuda"] == {"refused": ["0"]}, "0 and False are one"
     assert found["ac_parallel_enable", "cpu"] == {}, "there it is refused altogether"
-    assert failing(OPTIONS["matmul_algo"], "cuda").keys() == {"not_built"}
+    assert failing(OPTIONS["matmul_algo"], "cuda")["refused"] == ["bf16x9", "reference"]

@@ -17,10 +17,13 @@ ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
 INVARIANT = ("thread_invariant", "batch_invariant")
 """What asks for kernels whose bits do not depend on something, where no algorithm is asked for."""
 PRODUCTS = ("matmul_algo", "matmul_algo_rules")
-NATIVE = (*ALGORITHMS, "conv_algo_rules", *PRODUCTS, *INVARIANT, "enable_small_channel")
+SMALL = "enable_small_channel"
+NATIVE = (*ALGORITHMS, "conv_algo_rules", *PRODUCTS, *INVARIANT, SMALL)
 """The options that ask the native core for something: only for these is it built and loaded."""
 NAMED = (*ALGORITHMS, "conv_algo_rules")
-"""Those of them that the core carries out on CUDA, too."""
+"""Those of them that name algorithms for cuDNN, too."""
+FOR_SMALL = {"cpu": "normal", "cuda": "performance"}
+"""What convolutions of few channels run: on CUDA what normal takes is often slower than torch's own path."""
 CHOOSING = ("normal", "performance", RECORDED)
 """What chooses among the algorithms and torch's own path; or only records, for later, under the same permissions."""
 OPEN = (*CHOOSING, *INVARIANT)
@@ -81,26 +84,21 @@ with a window of 1x1."""
 OWN_FORMATS = {"torch.inductor.layout_optimization": False}
 """Inductor then computes with the weights themselves, not with copies of them in channels_last, which belong to no module."""
 HALF_ON_CUDA = "float16 and bfloat16 follow it too, for which MindSpore always takes implicit_precomp_gemm and algo_1"
-PAST_THE_HOOK = (
-    "holds for mm, addmm, bmm, baddbmm, mv and addmv and what calls them; attention's own kernels and products that inductor "
-    "turns into sums (of a vector, of few columns) run as they do without it"
-)
-EMULATES = "{} makes cuBLAS compute float32 products from parts: unset it before the program starts"
+ON_CPU_ALONE = "it is computed on the CPU alone: compare with tensors that are moved there"
 NO_PARTS = "it computes products from parts, and allow_fp32_emulation=False asks for products in float32 alone"
 POLICY = {"cpu": "native.convolution.cpu", "cuda": "native.convolution.cuda"}
 CUBE_MATH_TYPE = "torch.npu.matmul.cube_math_type"
 ON_NPU = ("fp16x3", "strict")
 NO_OTHER = f"an NPU has {' and '.join(ON_NPU)} alone"
-LEFT_OUT = "a rule with another one is left out, and what comes after it decides"
 HALF_ALONE = "the matrix unit of this chip has float16 alone; fp16x3 has errors like float32's"
-ITS_ORDER = "CANN chooses the order of additions"
-FROM_HALVES = (
-    "three products of float16 parts through torch_npu's kernels that are there (jit_compile=false), for eager mm, addmm, bmm, "
-    "baddbmm, mv, addmv, matmul and what calls them"
-)
-BY_UNIT = "the matrix unit of this chip computes float32 itself: torch_npu's own products, without HF32"
-BY_CHIP = f"on chips of the 910A class {FROM_HALVES}; on later ones torch_npu's own float32, without HF32"
 COMPILED = "jit_compile={} has CANN compile products for the call, which adds them up as it likes"
+SMALL_BY_NORMAL = (
+    "they run what normal takes for them: faster where the gradient of the images is wanted and their windows are large and "
+    "strided; the forward pass and weight gradient of usual first layers stay on torch's own path, which nothing of ours beats"
+)
+SMALL_BY_TIME = (
+    "they run what performance takes for them: torch's own path, or the algorithm of cuDNN that is measured to be faster"
+)
 DIRECT_ON_CUDA = "by a kernel of msctx's own, for depthwise convolutions: cuDNN never implemented it"
 
 
@@ -108,20 +106,20 @@ def conv_policy(want: Want) -> dict[str, Any]:
     """The assignment that all these options come to together."""
     if want.device not in POLICY or obstacle(want):
         return {}
-    options = NATIVE if want.device == "cpu" else NAMED
+    options = NATIVE if want.device == "cpu" else (*NAMED, SMALL)
     asking: dict[str, Any] = {name: value for name, value in measured(want).items() if name in options}
     asking |= {name: setting.value for name in options if (setting := want.in_force(name)) and setting.value}
-    if _excluded(want, asking.get("matmul_algo", "")):
+    if excluded(want, asking.get("matmul_algo", "")):
         del asking["matmul_algo"]
     if asking.get("matmul_algo_rules"):
-        rules = [str(rule) for rule in rules_of(asking.pop("matmul_algo_rules")) if not _excluded(want, rule.asked[0][1])]
+        rules = [str(rule) for rule in rules_of(asking.pop("matmul_algo_rules")) if not excluded(want, rule.asked[0][1])]
         asking |= {"matmul_algo_rules": "; ".join(rules)} if rules else {}
     if rounds_products(want):
         asking.setdefault("matmul_algo", "normal")
     if want.device == "cuda":
         asking = {name: value for name, value in asking.items() if value != "reference"}
-    left_open = [(d, "normal") for d in DIRECTIONS if f"conv_{d}_algo" not in asking]
-    if asking.pop("enable_small_channel", False) and left_open:
+    left_open = [(d, FOR_SMALL[want.device]) for d in DIRECTIONS if f"conv_{d}_algo" not in asking]
+    if asking.pop(SMALL, False) and left_open:
         texts = (asking.get("conv_algo_rules"), str(ConvRule(FEW_CHANNELS, tuple(left_open))))  # after what is asked for
         asking["conv_algo_rules"] = "; ".join(filter(None, texts))
     asking |= {who: RECORDED for d in _only_recorded(want) if (who := option_of(d)) not in asking}
@@ -153,9 +151,9 @@ def npu_policy(want: Want) -> dict[str, Any]:
     if not named or want.facts.native or want.facts.npu:
         return {}
     option, rules = want.in_force("matmul_algo"), want.in_force("matmul_algo_rules")
-    kept = [str(rule) for rule in rules_of(rules.value) if not _excluded(want, rule.asked[0][1])] if rules else []
+    kept = [str(rule) for rule in rules_of(rules.value) if not excluded(want, rule.asked[0][1])] if rules else []
     policy = ConvPolicy(
-        matmul_algo=option.value if option and not _excluded(want, option.value) else None,
+        matmul_algo=option.value if option and not excluded(want, option.value) else None,
         matmul_algo_rules="; ".join(kept) or None,
         fallback=want.other("fallback", "error" if want.other("strict", False) else "warn"),
         allow_fp32_emulation=want.other("allow_fp32_emulation", True),
@@ -192,12 +190,12 @@ def asked(want: Want) -> dict[tuple[str, str], str]:
     if want.device == "cpu":  # there are options for what is left open
         for option in INVARIANT:
             found |= {(d, option): option for d in ASKED if want.other(option) and not named[d]}
-        if want.other("enable_small_channel"):
-            found |= {(d, "normal"): "enable_small_channel" for d in DIRECTIONS if not named[d]}
         if rounds_products(want) and not named[PRODUCT]:
             found.setdefault((PRODUCT, "normal"), "matmul_allow_tf32")
+    if want.device in POLICY and want.other(SMALL):
+        found |= {(d, FOR_SMALL[want.device]): SMALL for d in DIRECTIONS if not named[d]}
     found |= {(d, RECORDED): "aoe_tune_mode=offline" for d in _only_recorded(want)}
-    return {(d, name): who for (d, name), who in found.items() if d != PRODUCT or not _excluded(want, name)}
+    return {(d, name): who for (d, name), who in found.items() if d != PRODUCT or not excluded(want, name)}
 
 
 def rounds_products(want: Want) -> bool:
@@ -227,19 +225,24 @@ def algorithm(want: Want) -> Outcome:
     if why := obstacle(want):
         return refused(why)
     if want.device == "cuda" and want.value == "reference":
-        return refused("it is computed on the CPU alone: compare with tensors that are moved there")
+        return refused(ON_CPU_ALONE)
     assignments = carried_out(want)
     if want.value != "performance":
         named = DIRECT_ON_CUDA if want.value == "direct" else HALF_ON_CUDA
         return honoured(assignments, named if want.device == "cuda" and want.value != "normal" else "")
-    for name, value in SAME_BITS.items():
-        if want.other(name) == value:
-            decides = (
-                "normal decides" if want.other("batch_invariant") else "the tuning file decides what it knows, normal the rest"
-            )
-            differs = f"nothing is measured under {name}={value}: {decides}"
-            return approximated(assignments, differs)
+    if why := unmeasured(want):
+        return approximated(assignments, f"{why}: {_decides(want)}")
     return honoured(assignments, "each problem that the tuning file does not know is measured when it is first met")
+
+
+def unmeasured(want: Want) -> str:
+    """Why nothing is measured for performance; ``""``: it is."""
+    asking = next((f"{name}={value}" for name, value in SAME_BITS.items() if want.other(name) == value), "")
+    return asking and f"nothing is measured under {asking}"
+
+
+def _decides(want: Want) -> str:
+    return "normal decides" if want.other("batch_invariant") else "the tuning file decides what it knows, normal the rest"
 
 
 @effect("conv_algo_rules")
@@ -266,20 +269,17 @@ def conv_algo_rules(want: Want) -> Outcome:
 def enable_small_channel(want: Want) -> Outcome:
     if want.device == "ascend":
         return approximated(with_graphs(want), f"{GRAPHS}; eager operators are not affected")
-    if want.device != "cpu":
-        return not_built("CUDA kernels of msctx's own")
     if not want.value:
         return NOTHING_ASKED
-    if want.facts.native:
-        return refused(want.facts.native)
+    if why := obstacle(want):
+        return refused(why)
     taken = [name for name in ALGORITHMS if want.other(name)]
     if len(taken) == len(ALGORITHMS):
         return inert(f"{', '.join(taken)} decide, for these convolutions too")
-    differs = (
-        "they run what normal takes for them: faster where the gradient of the images is wanted and their windows are large and "
-        "strided; the forward pass and weight gradient of usual first layers stay on torch's own path, which nothing of ours beats"
-    )
-    return approximated(carried_out(want), differs)
+    if want.device == "cpu":
+        return approximated(carried_out(want), SMALL_BY_NORMAL)
+    why = unmeasured(want)
+    return approximated(carried_out(want), f"{SMALL_BY_TIME}; {why}: {_decides(want)}" if why else SMALL_BY_TIME)
 
 
 @effect("disable_format_transform")
@@ -292,28 +292,7 @@ def disable_format_transform(want: Want) -> Outcome:
     return approximated({"torch.inductor.layout_optimization": not want.value}, differs)
 
 
-@effect("matmul_algo", "matmul_algo_rules")
-def products(want: Want) -> Outcome:
-    if want.device == "cuda":
-        return _by_torchs_flags(want)
-    if why := want.facts.native or (want.facts.npu if want.device == "ascend" else ""):
-        return refused(why)
-    named = {PRODUCT: want.value} if want.option.name == "matmul_algo" else {}
-    names = {name for _, name in asked_by(named, *([] if named else [want.value]))}
-    missing = {name: why for name in sorted(names) if (why := _excluded(want, name))}
-    reasons = "; ".join([*(f"{name}: {why}" for name, why in missing.items()), *([LEFT_OUT] if missing and not named else [])])
-    if want.device == "ascend" and names.isdisjoint(ON_NPU):
-        return inert(f"{NO_OTHER}: {LEFT_OUT}" if not named else f"{NO_OTHER}: torch_npu's own products run")
-    if names <= {*missing}:
-        return refused(reasons)
-    if want.device != "ascend":
-        return approximated(carried_out(want), reasons) if missing else honoured(carried_out(want), PAST_THE_HOOK)
-    if differs := "; ".join(filter(None, (reasons, ITS_ORDER if "strict" in names - {*missing} else ""))):
-        return approximated(npu_policy(want), differs)
-    return honoured(npu_policy(want), {True: FROM_HALVES, False: BY_UNIT, None: BY_CHIP}[want.facts.half_products])
-
-
-def _excluded(want: Want, product: str) -> str:
+def excluded(want: Want, product: str) -> str:
     """Why no product may be computed in a way; ``""``: it may."""
     if want.device == "ascend":
         return _excluded_on_npu(want, product)
@@ -340,18 +319,6 @@ def _excluded_on_npu(want: Want, product: str) -> str:
     if (jit := want.other("jit_compile", "false")) != "false":
         return COMPILED.format(jit)
     return NO_PARTS if want.other("allow_fp32_emulation") is False else ""
-
-
-def _by_torchs_flags(want: Want) -> Outcome:
-    if why := _excluded(want, want.value):
-        return refused(why)
-    if want.value == "strict" and want.facts.cublas:
-        return refused(EMULATES.format(want.facts.cublas))
-    if want.value == "strict":
-        return honoured({"torch.cuda.matmul.allow_tf32": False})
-    if want.value == "tf32":
-        return approximated({"torch.cuda.matmul.allow_tf32": True}, "cuBLAS chooses: it may compute without rounding")
-    return not_built("matrix products of msctx's own on CUDA")
 
 
 @effect("tuning_file")
@@ -410,7 +377,7 @@ def detail(want: Want, also: str = "", ability: str = "", of: tuple[str, ...] = 
         convolutions = ["conv_fprop_algo and its like", "conv_algo_rules"] if of != (PRODUCT,) and want.device in POLICY else []
         products = {"cpu": [*PRODUCTS, "matmul_allow_tf32"], "ascend": PRODUCTS}.get(want.device, []) if PRODUCT in of else []
         invariant = INVARIANT if want.device in POLICY else ()
-        asking = ", ".join((*convolutions, *products, *invariant)) + " and enable_small_channel" * bool(convolutions)
+        asking = ", ".join((*convolutions, *products, *invariant)) + f" and {SMALL}" * bool(convolutions)
         elsewhere = want.settings.devices - {*want.facts.devices}  # groups that wait for a machine with such a device
         waits = any(want.settings.get(name, device) for device in elsewhere for name in NAMED)
         return replace(inert(f"no algorithm is asked for: it goes with {asking}{also}"), expected=waits)

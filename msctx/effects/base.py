@@ -23,6 +23,7 @@ THEMES = (
     "inputs",
     "invariance",
     "kernel_tuning",
+    "matmul",
     "memory",
     "observers",
     "overlap",

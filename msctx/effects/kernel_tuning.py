@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from msctx.effects.base import NOTHING_ASKED, STAYS, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
+from msctx.effects.base import NOTHING_ASKED, STAYS, Outcome, Want, approximated, effect, honoured, inert, refused
 from msctx.effects.compilation import apart
 from msctx.effects.graph_engine import GRAPHS, tuner
 from msctx.effects.overlap import ALONE, DDP, FEWER_MESSAGES
@@ -34,7 +34,10 @@ SEARCH = {
 }
 """What is tuned → entries of inductor's configuration."""
 ELSEWHERE = "inductor measures how operators are fused on CUDA alone"
-NOT_FUSED = "a tuner of recorded graphs"
+NOT_RECORDED = (
+    "inductor measures a graph while it compiles it, and none that was recorded: aoe_tune_mode=online does so, and "
+    "enable_compile_cache=True keeps what it finds for later runs"
+)
 FOR_LATER = (
     "nothing is measured: each convolution and product that no option names an algorithm for is recorded in work_path, for "
     "`msctx tune run`"
@@ -46,8 +49,8 @@ RECORDED_BY_NPU = (
 )
 SIZES = "multiples of each model's own buckets are measured in its first backward passes"
 MEASURED = (
-    "each convolution and product is measured when it is first met, and kept in tuning_file; what inductor generates is searched "
-    "by coordinate descent"
+    "each {} is measured when it is first met, and kept in tuning_file; what inductor generates is searched by coordinate "
+    "descent"
 )
 
 
@@ -129,7 +132,8 @@ def tuning(want: Want) -> Outcome:
         left = [kind for kind in _narrowed(want).get("tune_ops_type", ()) if kind not in TYPES]
         left += _narrowed(want).get("feature", ())
         return approximated(found, f"nothing is tuned for {', '.join(left)}") if left else honoured(found)
-    return honoured(found, MEASURED if what == OPERATORS else "")
+    problem = "convolution and product" if want.device == "cpu" else "convolution"
+    return honoured(found, MEASURED.format(problem) if what == OPERATORS else "")
 
 
 def _by_cann(want: Want, what: str) -> Outcome:
@@ -159,7 +163,7 @@ def _offline(want: Want) -> Outcome:
             return refused("torch_npu records single operators alone (2)")
         return approximated({"torch.npu.aoe_folder": recorded_in(want)}, RECORDED_BY_NPU)
     if _job_of_mode(want) != OPERATORS:
-        return refused(ELSEWHERE) if want.device == "cpu" else not_built(NOT_FUSED)
+        return refused(ELSEWHERE if want.device == "cpu" else NOT_RECORDED)
     if why := obstacle(want):
         return refused(why)
     return honoured(carried_out(want), FOR_LATER if want.device == "cpu" else FOR_LATER_ON_CUDA)

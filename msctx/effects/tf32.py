@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from msctx.effects.algorithms import EMULATES, OPEN, asked_of, carried_out, detail, npu_policy
+from msctx.effects.algorithms import OPEN, asked_of, carried_out, detail, npu_policy
 from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, refused
 from msctx.effects.graph_engine import DIGITS, with_graphs
+from msctx.effects.matmul import EMULATES, FLAG, flag
 from msctx.options.conv_rules import DIRECTIONS, PRODUCT
 
 RNNS = (
@@ -27,10 +28,7 @@ NO_PARTS = "overridden by allow_fp32_emulation=False, which asks for products in
 @effect("matmul_allow_tf32")
 def matmul_allow_tf32(want: Want) -> Outcome:
     if want.device == "cuda":
-        reason = (
-            "" if want.value else "after set_float32_matmul_precision('high' or 'medium') oneDNN's products become exact too"
-        )
-        return honoured({"torch.cuda.matmul.allow_tf32": want.value}, reason)
+        return _by_cublas(want)
     if not want.value:
         return honoured(reason="torch's own products do not round to TF32 on a CPU, nor do msctx's")
     if want.other("allow_fp32_emulation") is False:
@@ -43,6 +41,15 @@ def matmul_allow_tf32(want: Want) -> Outcome:
     if outcome.status != "honoured":
         return outcome
     return inert(TOGETHER) if want.other("batch_invariant") else honoured(carried_out(want), ON_UNIT)
+
+
+def _by_cublas(want: Want) -> Outcome:
+    found = flag(want)
+    if want.value and not found[FLAG]:
+        emulates = want.other("allow_fp32_emulation", True)
+        return inert(f"overridden by matmul_algo={want.other('matmul_algo')}, which takes no TF32" if emulates else NO_PARTS)
+    reason = "" if want.value else "after set_float32_matmul_precision('high' or 'medium') oneDNN's products become exact too"
+    return honoured(found, reason)
 
 
 @effect("conv_allow_tf32")
@@ -80,10 +87,20 @@ def allow_fp32_emulation(want: Want) -> Outcome:
     if want.device == "cuda" and not want.value and want.facts.cublas:
         return refused(EMULATES.format(want.facts.cublas))
     anywhere = replace(want, facts=replace(want.facts, matrix_unit=""))  # what is forbidden, no processor does
-    outcome = detail(anywhere, ability="compute products from parts")
+    by_cublas = want.device == "cuda" and bool(want.in_force("matmul_algo") or want.in_force("matmul_allow_tf32"))
+    also = "; or with matmul_algo or matmul_allow_tf32" * (want.device == "cuda")
+    outcome = detail(anywhere, also, ability="compute products from parts")
+    products = flag(want) if by_cublas and not want.value else {}
     if want.device == "cuda" and not want.value and outcome.status == "honoured":
-        return approximated({"torch.cudnn.allow_tf32": False}, f"torch's own path takes no TF32 either; {RNNS}")
-    return outcome
+        convolutions = {"torch.cudnn.allow_tf32": False}
+        return approximated(convolutions | products, f"torch's own path takes no TF32 either; {RNNS}")
+    if not by_cublas or outcome.status == "honoured":
+        return outcome
+    return (
+        honoured(products, "holds for cuBLAS's products")
+        if outcome.status == "inert"
+        else approximated(products, outcome.reason)
+    )
 
 
 @effect("matmul_allow_hf32", "conv_allow_hf32")

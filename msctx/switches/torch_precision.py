@@ -137,6 +137,10 @@ def _legacy_matmul_precision() -> str:
         return "mixed"
 
 
+_WITHOUT_TF32 = ("none", "ieee")
+"""Not whatever else torch knows: with its ``bfx9`` cuBLAS computes products from parts, and no flag is False for that."""
+
+
 def _is_tf32(*nodes: tuple[str, str]) -> bool:
     return all(_get(*node) == "tf32" for node in nodes)
 
@@ -147,7 +151,7 @@ def _agree(getters: tuple[Callable[[], Any], ...], allow: bool, *nodes: tuple[st
         values = [getter() for getter in getters]
     except RuntimeError:
         return False
-    return values[0] is allow and all((_get(*node) == "tf32") is allow for node in nodes)
+    return values[0] is allow and all(_get(*node) in (("tf32",) if allow else _WITHOUT_TF32) for node in nodes)
 
 
 def _reader(backend: str, op: str) -> Callable[[], str]:

@@ -135,6 +135,21 @@ def test_direct_is_our_own_kernel_where_each_channel_is_for_itself(dtype: torch.
     assert (row.ran, row.provider) == ("direct", "msctx")
 
 
+def test_images_of_few_channels_are_measured(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    few, many = (
+        [torch.randn(shape, device="cuda") for shape in ((4, channels, 27, 25), (8, channels, 5, 5))] for channels in (3, 8)
+    )
+    with msctx.context(enable_small_channel=1, tuning_file=str(tmp_path / "tuning.json")) as ctx:
+        found = compute(*few)
+        compute(*many)
+    exact = compute(*(t.cpu().double() for t in few))
+    for name, truth in exact.items():
+        assert (found[name].cpu().double() - truth).abs().max() <= BOUNDS[torch.float32] * truth.abs().max(), name
+    assert {(row.asked, row.problem.input) for row in ctx.choices()} == {("performance", (4, 3, 27, 25))}
+    assert len(ctx.choices()) == 3
+
+
 def test_our_own_kernel_is_loaded_while_a_graph_is_recorded() -> None:
     x, w = (torch.randn(shape).to("cuda", torch.bfloat16) for shape in ((2, 8, 19, 17), (8, 1, 3, 2)))
     with msctx.context(conv_fprop_algo="direct", fallback="error"):

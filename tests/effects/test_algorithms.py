@@ -90,7 +90,6 @@ def test_what_cudnn_cannot_be_given_is_not_built() -> None:
             ("cuda", {"thread_invariant": False}, {"thread_invariant": ("inert", {}, "no meaning on cuda")}),
             ("cuda", {"thread_invariant": True, "fallback": "error"}, {"fallback": ("inert", {}, "no algorithm is asked for")}),
             ("cuda", {"conv_fprop_algo": "reference"}, {"conv_fprop_algo": ("refused", {}, "on the CPU alone")}),
-            ("cuda", {"enable_small_channel": 1}, {"enable_small_channel": ("not_built", {}, "CUDA kernels")}),
             ("ascend", {"enable_small_channel": 1}, {"enable_small_channel": ("approximated", of_graphs, "torchair")}),
         ]
     )
@@ -151,8 +150,38 @@ def test_few_channels_are_a_rule_of_the_policy_where_an_algorithm_is_left_open()
         "a: fprop=gemm; dims=2 input=*x[1-4]x*x*: fprop=normal, dgrad=normal, wgrad=normal"
     )
     assert row("enable_small_channel", {"enable_small_channel": 0}).assignments == {}
-    taken = row("enable_small_channel", {"enable_small_channel": 1, **dict.fromkeys(ALGORITHMS, "normal")})
-    assert (taken.status, taken.assignments) == ("inert", {})
+    for device in ("cpu", "cuda"):
+        taken = row("enable_small_channel", {"enable_small_channel": 1, **dict.fromkeys(ALGORITHMS, "normal")}, on=device)
+        assert (taken.status, taken.assignments) == ("inert", {})
+
+
+def test_few_channels_are_measured_on_cuda() -> None:
+    few = {"conv_algo_rules": "dims=2 input=*x[1-4]x*x*: fprop=performance, dgrad=performance, wgrad=performance"}
+    measured = carried_out("cuda", **few, conv_allow_tf32=True)
+    ordered = carried_out("cuda", **few, conv_allow_tf32=True, deterministic=True)
+    asked = {"enable_small_channel": 1, "tuning_file": "t.json"}
+    check(
+        [
+            (
+                "cuda",
+                {"enable_small_channel": 1},
+                {"enable_small_channel": ("approximated", measured, "measured to be faster")},
+            ),
+            (
+                *("cuda", {"enable_small_channel": 1, "deterministic": "ON"}),
+                {
+                    "enable_small_channel": (
+                        "approximated",
+                        ordered,
+                        "nothing is measured under deterministic=ON: the tuning file",
+                    )
+                },
+            ),
+            ("cuda", {"enable_small_channel": 0}, {"enable_small_channel": ("honoured", {}, "nothing is asked for")}),
+            ("cuda", asked, {"tuning_file": ("honoured", {}, "part of the policy")}),
+        ]
+    )
+    check([("cuda", {"enable_small_channel": 1}, {"enable_small_channel": ("refused", {}, "no cuDNN")})], cudnn="no cuDNN")
 
 
 def test_memory_formats_are_inductors_to_change() -> None:

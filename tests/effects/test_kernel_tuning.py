@@ -68,7 +68,7 @@ def test_what_there_is_not() -> None:
         ),
         ({"session": {"aoe_mode": "1"}}, "ascend", "refused", "single operators alone"),
         ({"aoe_tune_mode": "offline", "aoe_config": {"job_type": "1"}}, "ascend", "refused", "single operators alone"),
-        ({"aoe_tune_mode": "offline", "aoe_config": {"job_type": "1"}}, "cuda", "not_built", "recorded graphs"),
+        ({"aoe_tune_mode": "offline", "aoe_config": {"job_type": "1"}}, "cuda", "refused", "none that was recorded"),
         ({"aoe_tune_mode": "offline", "aoe_config": {"job_type": "1"}}, "cpu", "refused", "on CUDA alone"),
         ({"aoe_tune_mode": "offline", "batch_invariant": True}, "cpu", "inert", "batch_invariant"),
         ({"aoe_tune_mode": "online", "deterministic": "ON"}, "cpu", "inert", "deterministic"),

@@ -99,21 +99,6 @@ def test_products_take_tf32_on_a_cpu_that_has_it_and_where_nothing_forbids_it() 
         check([("cpu", named, {"matmul_algo": ("refused", {}, "it rounds, and matmul_allow_tf32=False")})])
 
 
-def test_products_on_cuda_go_by_torchs_own_flag() -> None:
-    flag = "torch.cuda.matmul.allow_tf32"
-    check(
-        [
-            ("cuda", {"matmul_algo": "strict"}, {"matmul_algo": ("honoured", {flag: False}, "")}),
-            ("cuda", {"matmul_algo": "tf32"}, {"matmul_algo": ("approximated", {flag: True}, "cuBLAS chooses")}),
-            ("cuda", {"matmul_algo": "bf16x6"}, {"matmul_algo": ("not_built", {}, "products of msctx's own")}),
-        ]
-    )
-    emulated = "CUBLAS_EMULATE_SINGLE_PRECISION=1"
-    why = ("refused", {}, f"{emulated} makes cuBLAS compute")
-    check([("cuda", {"matmul_algo": "strict"}, {"matmul_algo": why})], cublas=emulated)
-    check([("cuda", {"allow_fp32_emulation": False}, {"allow_fp32_emulation": why})], cublas=emulated)
-
-
 def test_each_devices_group_means_it_alone() -> None:
     options = {"conv_allow_tf32": True, "gpu_config": {"conv_allow_tf32": False}, "cpu_config": {"matmul_allow_tf32": True}}
     found = planned(options, on=("cpu", "cuda"))

@@ -9,6 +9,8 @@ import pytest
 import torch
 from graph_programs import Net, graphs, image
 from torch import nn
+from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache
 
 import msctx
 
@@ -55,6 +57,20 @@ def test_named_convolutions_run_in_compiled_code() -> None:
         found = net(x)
     assert (found.double() - right).abs().max() < 1e-5
     assert {(row.direction, row.ran, row.provider) for row in ctx.choices()} == {("fprop", "implicit_gemm", "cudnn")}
+
+
+def test_performance_measures_products_in_compiled_code() -> None:
+    torch.manual_seed(0)
+    net, x = nn.Linear(512, 1024).cuda(), torch.randn(256, 512, device="cuda")
+    right = net(x).double()
+    counted = counters["inductor"]
+    for algorithm, measures in (("normal", False), ("performance", True)):
+        torch.compiler.reset()
+        before = counted["select_algorithm_autotune"]
+        with fresh_cache(), msctx.context(mode="GRAPH_MODE", matmul_algo=algorithm, matmul_allow_tf32=False):
+            found = net(x)
+        assert (counted["select_algorithm_autotune"] > before) is measures, algorithm
+        assert (found.double() - right).abs().max() < 1e-5
 
 
 def test_files_of_graphs_name_the_code_for_the_gpu(tmp_path: Path) -> None:
