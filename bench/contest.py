@@ -78,6 +78,17 @@ def fastest(contenders: Iterable[Contender], seconds: float) -> dict[str, dict[s
     return best
 
 
+def ours(context: Any, run: Callable[[], Any], problem: str, *, is_tuned: bool) -> tuple[Any, Any, list[str]]:
+    """What a run under the context results in, the rows of what ran, and that in words; tuned, it has to be measured."""
+    with context as ctx:
+        result = run()
+    rows = ctx.choices()
+    for row in rows if is_tuned else ():
+        if row.reasons[0] != "measured in this process":
+            sys.exit(f"{problem}: {row.reasons[0]}")
+    return result, rows, sorted({f"{row.ran} ({row.math})" for row in rows})
+
+
 def ratio(ms: dict[str, dict[str, float]], ours: str = "ours", theirs: str = "torch") -> float:
     return min(ms[theirs].values()) / min(ms[ours].values())
 

@@ -15,7 +15,6 @@ import argparse
 import itertools
 import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Collection
 from contextlib import nullcontext
@@ -154,16 +153,13 @@ def measure(
 
     found = contest.fastest((contender(s, f) for s in ("torch", "ours", "again") for f in group.formats), seconds)
     chosen = fastest_of(found["ours"])
-    with context as ctx:
-        results = {"ours": run(*sets[chosen][1])}
-    rows = ctx.choices()
-    for row in rows if group.is_tuned else ():
-        if row.reasons[0] != "measured in this process":
-            sys.exit(f"{group.name}, {layer.name}: {row.reasons[0]}")
-    told = {"ms": found, "ran": sorted({f"{row.ran} ({row.math})" for row in rows})}
+    result, rows, ran = contest.ours(
+        context, lambda: run(*sets[chosen][1]), f"{group.name}, {layer.name}", is_tuned=group.is_tuned
+    )
+    told = {"ms": found, "ran": ran}
     if not with_errors:
         return told
-    results["torch"] = run(*sets[fastest_of(found["torch"])][1])
+    results = {"ours": result, "torch": run(*sets[fastest_of(found["torch"])][1])}
     truth = run(*(t.double() for t in sets[group.formats[0]][1]))
     error, torch_error = (float((results[side] - truth).abs().max() / truth.abs().max()) for side in ("ours", "torch"))
     within = all(row.provider != "msctx" or error <= row.error for row in rows if row.problem.layout == chosen)

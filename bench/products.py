@@ -16,7 +16,6 @@ import argparse
 import itertools
 import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -148,16 +147,11 @@ def measure(group: Group, shape: Shape, seconds: float, options: dict[str, Any],
         for name, run in others.items()
     ]
     found = contest.fastest(contenders, seconds)
-    with context as ctx:
-        results = {"ours": once(0)}
-    rows = ctx.choices()
-    for row in rows if group.is_tuned else ():
-        if row.reasons[0] != "measured in this process":
-            sys.exit(f"{group.name}, {shape.name}: {row.reasons[0]}")
-    told = {"ms": found, "ran": sorted({f"{row.ran} ({row.math})" for row in rows})}
+    result, rows, ran = contest.ours(context, lambda: once(0), f"{group.name}, {shape.name}", is_tuned=group.is_tuned)
+    told = {"ms": found, "ran": ran}
     if not with_errors:
         return told
-    results |= {"torch": once(0), **{name: run(sets[0][0]) for name, run in others.items()}}
+    results = {"ours": result, "torch": once(0), **{name: run(sets[0][0]) for name, run in others.items()}}
     left, right = (t.double() for t in sets[0])
     truth, sizes = product(left, right), float(product(left.abs(), right.abs()).max())
     lost = {side: float((result.detach() - truth).abs().max()) for side, result in results.items()}

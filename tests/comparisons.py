@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import msctx
+from msctx.compare import cases
 from msctx.compare.config import Comparison, Given, read
-from msctx.compare.result import Cell, Outcome, Result, Row
+from msctx.compare.result import Baseline, Cell, Outcome, Result, Row
 from msctx.compare.summary import result_of
+from msctx.compare.workload import NetworkLayer, Product, Workload, dump
 from msctx.native import build
+from msctx.native.choices import ConvProblem
 
 MODEL = """
 import torch
@@ -88,3 +95,49 @@ def row(name: str, cells: list[Cell], count: int = 1, ms: float = 10.0, directio
 
 def result(of: Comparison, *rows: Row, environment: dict[str, Any] | None = None, **outcome: Any) -> Result:
     return result_of(of, Outcome(list(rows), **outcome), environment or {})
+
+
+def of_layers(
+    folder: Path, problems: Iterable[ConvProblem | Product], way: str, keys: str = "", context: str = "{}"
+) -> Comparison:
+    """The comparison of two ways for a network of these layers."""
+    named = tuple(NetworkLayer(f"layer{n}", problem) for n, problem in enumerate(problems))
+    (folder / "layers.yaml").write_text(dump(Workload("layers", named)))
+    text = f"compare: {{workload: layers.yaml{keys}}}\ncontext: {context}\naxes: {{way: {way}}}\n"
+    (folder / "mine.yaml").write_text(text)
+    return read(str(folder / "mine.yaml"), Given())
+
+
+def _cases(of: Comparison) -> Iterator[cases.Case]:
+    assert of.layers is not None
+    for layer in of.layers.layers:
+        yield from cases.of_layer(layer, of.keys.directions, torch.device("cpu"))
+
+
+def measured(of: Comparison, speeds: Sequence[tuple[float, float]], unable: str = "") -> list[Row]:
+    """A row for each layer and direction, as the comparison makes them; each with the speed of both ways, 0: it has no time, as in
+    the direction *unable*."""
+    found = []
+    for number, case in enumerate(_cases(of)):
+        head: dict[str, Any] = {key: getattr(case, key) for key in ("name", "direction", "problem", "count", "operations")}
+        cells = []
+        for point, speed in zip("ab", speeds[number % len(speeds)], strict=True):
+            if speed and case.direction != unable:
+                cells.append(Cell(point=point, asked={}, error=1e-7, ratio=speed, spread=0.01))
+            else:
+                cells.append(Cell(point=point, asked={}, status="unable", reason="it cannot"))
+        baseline = Baseline(ran="torch", ms=1.0 + number, error=1e-7)
+        found.append(Row(**head, baseline=baseline, rounds=9, cells=cells))
+    return found
+
+
+def asked_under(of: Comparison, options: dict[str, Any]) -> list[str]:
+    """The algorithm that each row of a comparison gets under options, empty: none."""
+    found = []
+    for case in _cases(of):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", msctx.MsctxWarning)  # rules for the other layers match nothing here
+            with msctx.context(**options, fallback="silent") as ctx:
+                case.run()
+        found.append("".join(row.asked for row in ctx.choices()))
+    return found

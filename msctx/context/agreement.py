@@ -111,7 +111,7 @@ def check(plan: Plan) -> None:
     if lines := [*_table([one for one in found if one.text])]:
         lines += [f"  {in_words(one.ranks)}: something else again" for one in found if not one.text]
         if all_ and (late := sorted({*range(_size(group))}.difference(*(one.ranks for one in found)))):
-            lines.append(f"  {in_words(late)}: not there yet")
+            lines.append(f"  {in_words(late)}: no context that decides numerics yet")
         if _is_error(plan):
             _begun.discard(group)  # who tries again is compared again
             _compared.discard(group)

@@ -63,8 +63,7 @@ OPTIONS = (
         help="Whether msctx's own kernels may compute float32 products from parts of the values on a matrix unit (AMX, or an NPU's), "
              "with sums in float32 and errors like those of float32's own (choices() has each one's bound); values that the "
              "parts cannot carry (Inf, NaN) are computed in float32. Unset they may; false asks for products in float32 "
-             "alone, even where conv_allow_tf32 or matmul_allow_tf32 is set: on CUDA nothing that these options or an algorithm "
-             "concern takes TF32 then."),
+             "alone, even where conv_allow_tf32 or matmul_allow_tf32 is set, on CUDA too."),
     extension("frozen_weights", Bool, example=True, devices=("cpu", "cuda"),
         help="Declares that weights do not change while the context is open. What algorithms make of a weight of a convolution "
              "(its Winograd transform, for instance) is kept from call to call; each call compares all bytes of the weight "

@@ -91,8 +91,8 @@ OPTIONS = (
         }, JAX, MEASURED), default="normal", example="strict", source="msctx", devices=DEVICES,
         help="How matrix products are computed: mm, addmm, bmm, baddbmm, mv and addmv, and so what linear, matmul, einsum "
              "and LSTM cells call, forward and backward. A product that the named way does not support runs torch's own "
-             "path, with a warning. On CUDA cuBLAS computes normal, strict, tf32 and, where it emulates float32, bf16x9, by torch's "
-             "own flags; performance is measured in compiled code alone there. An NPU has fp16x3 and strict."),
+             "path, with a warning. On CUDA torch's own flags decide, and performance measures in compiled code "
+             "alone. An NPU has fp16x3 and strict."),
     gpu_option("conv_allow_tf32", Bool, default=True, example=False, also=("device_context.gpu.op_precision.conv_allow_tf32",),
         help="Whether float32 convolutions may round their operands to TF32 (10 bits of mantissa) to run on tensor cores. "
              "Unset, CUDA follows torch's own flag and the CPU never rounds."),

@@ -165,8 +165,7 @@ OPTIONS = (
     session_option("enable_small_channel", Flag, default=0, example=1, ge="ge.enableSmallChannel",
         help="Speeds up convolutions of images of at most four channels, such as the first of a model: on a CPU they run "
              "what conv_fprop_algo=normal and its like would take for them, where no other algorithm is asked for (2-D; "
-             "often torch's own path), and on CUDA what performance would, by measurement. In CANN, inference "
-             "(graph_run_mode=0) always has it on."),
+             "often torch's own path); on CUDA they are measured. In CANN, inference (graph_run_mode=0) always has it on."),
     session_option("enable_scope_fusion_passes", ScopePasses,
         example="ScopeLayerNormPass,ScopeClipBoxesPass", ge="ge.exec.enableScopeFusionPasses",
         help="Switches fusion passes on that are off unless named: each replaces one pattern, such as a layer norm written "

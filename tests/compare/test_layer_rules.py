@@ -2,71 +2,28 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from comparisons import needs_core
+from comparisons import asked_under, measured, needs_core, of_layers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import msctx
-from msctx.compare import cases
-from msctx.compare.config import Comparison, Given, read
-from msctx.compare.result import Baseline, Cell, Outcome, Result, Row
+from msctx.compare.config import Comparison
+from msctx.compare.result import Outcome, Result, Row
 from msctx.compare.summary import result_of
-from msctx.compare.workload import NetworkLayer, Product, Workload, dump, output_of
+from msctx.compare.workload import Product, output_of
 from msctx.native.choices import ConvProblem
 
 PLAIN = ConvProblem((1, 2, 6, 6), (2, 2, 3, 3), (1, 1), (0, 0), (1, 1), (0, 0), 1, False, "float32", "channels_first")
 
 
 def comparison(folder: Path, problems: list[ConvProblem | Product], context: str = "{}", b: str = "") -> Comparison:
-    named = tuple(NetworkLayer(f"layer{n}", problem) for n, problem in enumerate(problems))
-    (folder / "layers.yaml").write_text(dump(Workload("layers", named)))
-    (folder / "mine.yaml").write_text(
-        "compare: {workload: layers.yaml, directions: [fprop, wgrad]}\n"
-        f"context: {context}\n"
-        "axes: {way: {a: {conv_fprop_algo: gemm, conv_wgrad_algo: algo_1}, b: {conv_fprop_algo: fft, conv_wgrad_algo: fft%s}}}\n"
-        % b
-    )
-    return read(str(folder / "mine.yaml"), Given())
-
-
-def measured(of: Comparison, speeds: list[tuple[float, float]]) -> list[Row]:
-    """A row for each layer and direction, as the comparison makes them; each with the speed of both choices, 0: it has no time."""
-    assert of.layers is not None
-    found = []
-    every = [case for layer in of.layers.layers for case in cases.of_layer(layer, of.keys.directions, torch.device("cpu"))]
-    for number, case in enumerate(every):
-        head: dict[str, Any] = {key: getattr(case, key) for key in ("name", "direction", "problem", "count", "operations")}
-        cells = []
-        for point, speed in zip("ab", speeds[number % len(speeds)], strict=True):
-            if speed and case.direction != "forward":
-                cells.append(Cell(point=point, asked={}, error=1e-7, ratio=speed, spread=0.01))
-            else:
-                cells.append(Cell(point=point, asked={}, status="unable", reason="it cannot"))
-        baseline = Baseline(ran="torch", ms=1.0 + number, error=1e-7)
-        found.append(Row(**head, baseline=baseline, rounds=9, cells=cells))
-    return found
-
-
-def ran(of: Comparison, options: dict[str, Any]) -> list[str]:
-    """The algorithm that each row of a comparison gets under options, empty: none."""
-    assert of.layers is not None
-    found = []
-    for layer in of.layers.layers:
-        for case in cases.of_layer(layer, of.keys.directions, torch.device("cpu")):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", msctx.MsctxWarning)  # rules for the other layers match nothing here
-                with msctx.context(**options, fallback="silent") as ctx:
-                    case.run()
-            found.append("".join(row.asked for row in ctx.choices()))
-    return found
+    ways = "{a: {conv_fprop_algo: gemm, conv_wgrad_algo: algo_1}, b: {conv_fprop_algo: fft, conv_wgrad_algo: fft" + b + "}}"
+    return of_layers(folder, problems, ways, ", directions: [fprop, wgrad]", context)
 
 
 def asked_by_plan(result: Result) -> list[str]:
@@ -87,7 +44,7 @@ def brought_about(result: Result, algorithms: list[str]) -> float:
 def check(of: Comparison, rows: list[Row]) -> Result:
     found = result_of(of, Outcome(rows), {})
     options = yaml.safe_load(found.recommended or "context: {}")["context"]
-    algorithms = ran(of, options)
+    algorithms = asked_under(of, options)
     assert algorithms == asked_by_plan(found), options
     assert found.best.ratio == pytest.approx(brought_about(found, algorithms))
     return found
@@ -150,7 +107,7 @@ def test_rules_that_held_while_it_was_measured_stay_and_win(context: str, b: str
     grouped = replace(PLAIN, weight=(2, 1, 3, 3), groups=2)
     of = comparison(tmp_path, [PLAIN, grouped], context, more)
     found = result_of(of, Outcome(measured(of, [(0.5, 2.0)])), {})
-    assert ran(of, yaml.safe_load(found.recommended)["context"]) == ["fft", "fft", "winograd", "fft"]
+    assert asked_under(of, yaml.safe_load(found.recommended)["context"]) == ["fft", "fft", "winograd", "fft"]
 
 
 @st.composite
@@ -181,4 +138,4 @@ def test_rules_run_what_the_plan_chose(
     needs_core()
     folder = tmp_path_factory.mktemp("law")
     of = comparison(folder, [*made, Product((2, 3), (3, 2))])
-    check(of, measured(of, speeds))
+    check(of, measured(of, speeds, unable="forward"))

@@ -65,7 +65,7 @@ def test_the_table_names_the_switch_the_ranks_and_where_it_is_from(ranks: Ranks)
     text = str(warned[0].message)
     assert "torch.deterministic: ranks 0-1: True (rank 0: deterministic=ON from with-block at" in text
     assert "; rank 3: False (deterministic=OFF from with-block at" in text
-    assert "rank 2: not there yet" in text
+    assert "rank 2: no context that decides numerics yet" in text
     assert "torch.num_threads" not in text, "in which they do not differ"
 
 
@@ -114,7 +114,7 @@ def test_the_last_of_many_that_differ_knows_of_all(ranks: Ranks) -> None:
         train()
     texts = [str(one.message) for one in warned]
     assert len(texts) == 3
-    assert "ranks 2-3: not there yet" in texts[0]
+    assert "ranks 2-3: no context that decides numerics yet" in texts[0]
     assert "rank 0: True (deterministic=ON from with-block at" in texts[2]
     assert "; ranks 1-3: False (rank 3: deterministic=OFF from with-block at" in texts[2]
 
@@ -252,7 +252,7 @@ def test_ranks_of_one_start_are_compared_before_there_is_a_group(launched: Ranks
         launched.enter(1, deterministic="OFF")
     text = str(warned[0].message)
     assert "torch.deterministic: rank 0: True (deterministic=ON from with-block at" in text
-    assert "ranks 2-3: not there yet" in text
+    assert "ranks 2-3: no context that decides numerics yet" in text
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -395,10 +395,10 @@ def test_real_ranks(tmp_path: Path, has_group: bool, first: dict[str, str]) -> N
     (told,) = filter(None, reports[:2])
     assert "ranks differ in what they compute" in told
     assert re.search(r"torch\.deterministic: rank 0: False .*rank 1: True", told), told
-    assert ("  ranks 2-3: not there yet" in told) == bool(first), told
+    assert ("  ranks 2-3: no context that decides numerics yet" in told) == bool(first), told
     assert re.search(r"torch\.num_threads: .*rank 2: 3 ", reports[2]), reports[2]
     # a rank that has lost its options is found where it was the first at this place
-    assert re.search(rf"  {'rank' if first else 'rank(s 0,)?'} 3: not there yet", reports[2]), reports[2]
+    assert re.search(rf"  {'rank' if first else 'rank(s 0,)?'} 3: no context that decides numerics yet", reports[2]), reports[2]
     assert not reports[3]
 
 
