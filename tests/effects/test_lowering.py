@@ -1,4 +1,4 @@
-"""What inductor makes of a convolution of CUDA tensors: its real lowering, of tensors without data."""
+"""What inductor makes of convolutions and products of CUDA tensors: its real lowering, of tensors without data."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from msctx.context import ledger
 from msctx.effects.algorithms import INDUCTOR
+from msctx.effects.matmul import AUTOTUNED
 
 SAID: dict[str, tuple[dict[str, Any], set[tuple[str, int]]]] = {
     "nothing": ({}, set()),
@@ -108,3 +109,29 @@ def test_it_is_a_convolution_while_an_algorithm_is_asked_for(inductor: None, sai
                     assert kernels(function, window) == {name}
             finally:
                 ledger.undo(hold)
+
+
+def product(x: Any, w: Any, g: Any) -> Any:
+    return torch.ops.aten.mm(x.permute(0, 2, 3, 1).reshape(-1, 16), w.reshape(32, 16).permute(1, 0))
+
+
+def test_products_are_measured_while_performance_is_asked_for(inductor: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's kernels for each are among what inductor then chooses from by measurement; else there is cuBLAS's choice alone."""
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.select_algorithm import TritonTemplate
+
+    known = []
+
+    def choose(self: Any, inputs: Any, templates: list[Any], *_: Any, **__: Any) -> Any:
+        known.append({isinstance(template, TritonTemplate) for template in templates})
+        raise Taken
+
+    monkeypatch.setattr(InductorChoices, "get_template_configs", choose)
+    for assigned in ({}, AUTOTUNED):
+        hold = ledger.apply(assigned, "test")
+        try:
+            with pytest.raises(Exception, match="Taken"):
+                kernels(product, 1)
+        finally:
+            ledger.undo(hold)
+    assert known == [{False}, {False, True}]

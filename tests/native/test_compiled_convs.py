@@ -123,6 +123,38 @@ def test_no_setting_of_torch_compile_loses_a_convolution(said: dict[str, Any]) -
     assert [(row.ran, row.calls) for row in ctx.choices()] == [("gemm", 1)] * 2
 
 
+def pointwise() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return nn.Conv2d(16, 8, 1), torch.randn(2, 16, 9, 8)
+
+
+def test_convolutions_of_one_point_are_no_products_of_eager_code_or_of_code_compiled_inside() -> None:
+    model, x = pointwise()
+    right = gradients(model.double(), model, x.double())
+    model.float()
+    for call in (model, torch.compile(model, options={"conv_1x1_as_mm": True})):
+        for more, rows in (({}, []), (DIRECTIONS, [*DIRECTIONS.items()])):
+            asked = {f"conv_{direction}_algo": name for direction, name in more.items()}
+            with msctx.context(matmul_algo="strict", fallback="error", **asked) as ctx:  # type: ignore[arg-type]
+                found = gradients(call, model, x)
+            torch.testing.assert_close(found, [t.float() for t in right], rtol=1e-5, atol=1e-4)
+            assert [(row.direction, row.ran, row.calls) for row in ctx.choices()] == [(*row, 1) for row in rows]
+
+
+def test_what_was_lowered_to_a_product_before_is_one_product() -> None:
+    """By inductor, when it compiled outside: the rows are of its products, and nothing is counted as a convolution, too."""
+    model, x = pointwise()
+    with torch.no_grad():
+        call = torch.compile(model, options={"conv_1x1_as_mm": True})
+        call(x)
+        for algorithm in ("strict", "reference"):
+            with msctx.context(matmul_algo=algorithm, conv_fprop_algo="gemm", fallback="error") as ctx:
+                found = call(x)
+            torch.testing.assert_close(found, model.double()(x.double()).float(), rtol=1e-5, atol=1e-5)
+            model.float()
+            assert [(row.direction, row.ran, row.calls) for row in ctx.choices()] == [("matmul", algorithm, 1)]
+
+
 def test_rules_by_module_find_the_weights_of_the_model() -> None:
     """Left to itself, inductor computes with copies of them in channels_last."""
     model, x = network(), torch.randn(2, 3, 9, 8)
