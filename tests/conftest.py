@@ -31,6 +31,7 @@ import msctx
 from msctx import notices
 from msctx.context import ledger
 from msctx.context.base import BASE
+from msctx.context.holds import HELD
 from msctx.native import build, environment_key, tuning_file
 from msctx.options.layers import PREFIX, RESERVED
 from msctx.switches import SWITCHES
@@ -121,7 +122,7 @@ def left_open() -> list[str]:
     """Scopes and settings of msctx that are still in force."""
     return [
         *(f"{scope.context.origin} is still open" for scope in context_module.stack.scopes),
-        *(f"{key} is still held by {[h.owner for h in holds]}" for key, holds in ledger._ledger.items() if holds),
+        *(f"{key} is still held by {[h.owner for h in holds]}" for key, holds in HELD.items() if holds),
         *(f"the {level} layer is still in force" for level in BASE.levels),
     ]
 
@@ -131,11 +132,11 @@ def clean_up(before: dict[str, Any]) -> None:
     with suppress(Exception):
         msctx.reset_context()
     BASE.__init__()
-    holds = {id(hold): hold for holds in ledger._ledger.values() for hold in holds}.values()
+    holds = {id(hold): hold for holds in HELD.values() for hold in holds}.values()
     for record in [record for hold in reversed([*holds]) for record in reversed(hold.records.values())]:
         with suppress(Exception):  # what a test broke is put right below
             record.put_back()
-    ledger._ledger.clear()
+    HELD.clear()
     context_module.stack.scopes.clear()
     for name, (value, _) in msctx.diff(before, snapshot()).items():
         if name in SWITCHES and SWITCHES[name].write is not None:

@@ -29,6 +29,7 @@ from torch import _C
 import msctx
 from msctx import devices
 from msctx.context import Context, ledger
+from msctx.context.holds import HELD
 from msctx.context.ledger import rebase
 from msctx.effects import Facts
 from msctx.errors import MsctxWarning
@@ -457,4 +458,4 @@ def test_base_and_scopes_agree_with_a_model(
             assert library == model()
         rebase(hold, {})
         assert library == {"a": 0, "b": 0, "c": 0}
-    assert not any(ledger._ledger.values())
+    assert not any(HELD.values())

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from msctx.amp import GradScaler
-    from msctx.context import ledger
+    from msctx.context.visit import Visit
     from msctx.graph.report import Graphs
     from msctx.native.choices import Choices
     from msctx.native.precisions import Precisions
@@ -407,7 +407,7 @@ class _Guest:
     def __init__(self, scopes: tuple[Scope, ...], layers: tuple[Layer, ...]) -> None:
         self._scopes, self._layers = scopes, layers
         self._visitors = scopes[-1].visitors if scopes else set()
-        self._begun: list[ledger.Visit] = []
+        self._begun: list[Visit] = []
         self._guests: list[Scope] = []
 
     @begins_with_try
@@ -430,11 +430,11 @@ class _Guest:
             raise
 
     def _begin(self) -> None:
-        from msctx.context import ledger
+        from msctx.context.visit import Visit
 
         settings = self._scopes[-1].settings if self._scopes else Settings(self._layers)
         plan = self._scopes[-1].plan if self._scopes else explain(settings)
-        self._begun.append(visit := ledger.Visit(plan.assignments))
+        self._begun.append(visit := Visit(plan.assignments))
         own = self._scopes[-1].layers if self._scopes else ()
         self._guests.append(guest := Scope(Context(self._layers, "bound function"), own, settings, plan, visit.hold))
         self._visitors.add(guest)

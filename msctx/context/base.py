@@ -22,7 +22,7 @@ from msctx.plan import Plan
 from msctx.signals import uninterrupted
 
 if TYPE_CHECKING:
-    from msctx.context.ledger import Hold
+    from msctx.context.holds import Hold
 
 NOTHING = planning.make(Settings(), Facts())
 
@@ -58,7 +58,7 @@ def within(outer: Settings, own: tuple[Layer, ...]) -> Settings:
 
 
 _NEEDED = (
-    *("msctx.context.ledger", "msctx.native.build", "msctx.native.limits"),
+    *("msctx.context.visit", "msctx.native.build", "msctx.native.limits"),
     *(f"msctx.effects.{theme}" for theme in THEMES),
 )
 

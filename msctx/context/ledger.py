@@ -1,24 +1,25 @@
 """HOW, in fact: writes assignments to switches and puts back what was found. Knows no option's name.
 
-Every write is entered in one ledger, per switch (for a thread-local switch: per switch and thread) a stack of those who hold it, the
-base lowest. From the ledger follow the rules of concurrency: a process-wide switch that an open scope of another thread holds cannot
-be taken, and a change of the base under an open scope changes what that scope will put back.
+Every write is entered in the one table of :mod:`msctx.context.holds`. From it follow the rules of concurrency: a process-wide switch
+that an open scope of another thread holds cannot be taken, and a change of the base under an open scope changes what that scope will
+put back.
 """
 
 from __future__ import annotations
 
-import itertools
-import os
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from msctx import locks, notices
+from msctx import notices
+from msctx.context.attempts import raise_failed, try_all
+from msctx.context.holds import HELD, LOCK, Record, all_holds, drop, entry_of, hold_only, insert, lowest_of, merge_stranded
+from msctx.context.holds import Hold as Hold
 from msctx.effects.base import AS_FOUND
 from msctx.errors import MsctxError, MsctxWarning, NativeError, RestoreError, ScopeError, StrictError, SwitchError
 from msctx.notices import user_frame
@@ -26,93 +27,6 @@ from msctx.observers.steps import replacing
 from msctx.signals import uninterrupted
 from msctx.switches import SWITCHES as SWITCHES
 from msctx.switches import Switch
-
-Steps = Mapping[str, Callable[[], None]]
-
-
-@dataclass(slots=True)
-class _Record:
-    """One switch as one holder found and wrote it."""
-
-    switch: Switch
-    put_back: Callable[[], None]
-    """Brings back what was found, or what is held below by now."""
-    want: Any
-    """What it is to be: a value, or :data:`AS_FOUND`."""
-    wrote: Any = None
-    """What the switch read after the write."""
-    who: threading.Thread = field(default_factory=threading.current_thread)
-    """The thread that wrote it."""
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether a thread that still runs wrote it and nobody else can put it back for that thread."""
-        return self.switch.scope != "process" and self.who is not threading.current_thread() and self.who.is_alive()
-
-
-_numbers = itertools.count(1)
-
-
-@dataclass(slots=True, eq=False)
-class Hold:
-    """What one scope (or the base) has written and will put back."""
-
-    owner: str
-    """Who writes, as messages name it: ``with-block at train.py:12``."""
-    thread: int = field(default_factory=threading.get_ident)
-    who: threading.Thread = field(default_factory=threading.current_thread)
-    base: bool = False
-    orphan: bool = False
-    """Its thread is gone (this process was forked from another thread): nobody can conflict with it."""
-    closed: bool = False
-    """It has been left. What it still has could not be put back."""
-    records: dict[str, _Record] = field(default_factory=dict)
-    kept: dict[str, Any] = field(default_factory=dict)
-    """What was written and is left as it is: not to be written again for another option's sake."""
-    leaves: dict[str, Callable[[], None]] = field(default_factory=dict)
-    """What was written and stays, to what is to be called once this is left."""
-    late: dict[str, str] = field(default_factory=dict)
-    """Switch → why it could not be written any more."""
-    number: int = field(default_factory=lambda: next(_numbers))
-    """Grows with each; the base is below all."""
-
-    def __post_init__(self) -> None:
-        if self.base:
-            self.number = 0
-
-    @property
-    def is_stranded(self) -> bool:
-        """Whether nobody will leave it any more. What a forked process inherits stays: it was born with that."""
-        return not (self.base or self.orphan) and (self.closed or not self.who.is_alive())
-
-    @property
-    def is_here(self) -> bool:
-        """Whether this thread entered it; a thread that has ended may have had the same number."""
-        return self.who is threading.current_thread()
-
-
-_lock = locks.reentrant()
-_ledger: dict[Any, list[Hold]] = {}
-
-
-def _after_fork() -> None:
-    mine = threading.get_ident()
-    for holds in _ledger.values():
-        for hold in holds:
-            hold.orphan = hold.thread != mine
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def _key(switch: Switch, thread: int | None = None) -> Any:
-    return (switch.name, thread or threading.get_ident()) if switch.scope == "thread" else switch.name
-
-
-def all_holds() -> list[Hold]:
-    """Who holds anything, the outermost first."""
-    return sorted({hold for holds in _ledger.values() for hold in holds}, key=lambda hold: hold.number)
 
 
 def prepare(assignments: Mapping[str, Any]) -> None:
@@ -138,7 +52,7 @@ def apply(wants: Mapping[str, Any], owner: str, *, strict: bool = False) -> Hold
         SwitchError: a switch did not take its value.
     """
     hold = Hold(owner)
-    with _lock, uninterrupted() as deliver, replacing():
+    with LOCK, uninterrupted() as deliver, replacing():
         found = [(SWITCHES[name], want) for name, want in wants.items()]
         switches = _early_first(switch for switch, want in found if want is not AS_FOUND or switch.restore == "exact")
         _check_threads(switches, hold)
@@ -180,8 +94,8 @@ def _early_first(switches: Iterable[Switch]) -> list[Switch]:
 
 
 def _check_threads(switches: list[Switch], hold: Hold) -> None:
-    for switch in switches if _ledger else ():
-        holds = _ledger.get(_key(switch))
+    for switch in switches if HELD else ():
+        holds = HELD.get(entry_of(switch))
         if holds and holds[-1].thread != hold.thread and not (holds[-1].base or holds[-1].orphan or holds[-1].is_stranded):
             raise ScopeError(
                 f"{hold.owner}: {switch.name} belongs to the whole process, and the {holds[-1].owner} of another thread, which "
@@ -215,17 +129,17 @@ def _why_it_lasts(switch: Switch) -> str:
 def _write(switch: Switch, want: Any, hold: Hold) -> None:
     """Bring one switch to what *hold*, which does not hold it yet, wants of it."""
     name, record, lowest, back = switch.name, None, None, None
-    if (holds := _ledger.get(key := _key(switch))) and (lowest := _lowest(switch)) and holds[-1].records[name].want != want:
+    if (holds := HELD.get(key := entry_of(switch))) and (lowest := lowest_of(switch)) and holds[-1].records[name].want != want:
         back = lowest.put_back
     if want is AS_FOUND and lowest is None:
         return  # what set it out there is not in force in this thread
     if switch.restore in ("exact", "closing"):
-        hold.records[name] = record = _Record(switch, _to_put_back(switch), want)
+        hold.records[name] = record = Record(switch, _to_put_back(switch), want)
         if holds:
-            _merge_stranded(holds, name)
-            _insert(holds, hold)
+            merge_stranded(holds, name)
+            insert(holds, hold)
         else:
-            _ledger[key] = [hold]
+            HELD[key] = [hold]
     is_text_new = switch.kept is not None and (switch.kept.given is None or not switch.is_satisfied(want))
     if switch.kept is not None and is_text_new:
         hold.leaves[name] = switch.kept.forget
@@ -252,14 +166,6 @@ def _for(thread: threading.Thread, put_back: Callable[[], None]) -> None:
         pool.submit(put_back).result()
 
 
-def _lowest(switch: Switch) -> _Record | None:
-    """The record of whoever wrote a switch first, of the base and of this thread's scopes."""
-    for hold in _ledger.get(_key(switch), ()):
-        if (hold.base or hold.is_here) and switch.name in hold.records:
-            return hold.records[switch.name]
-    return None
-
-
 def _bring(switch: Switch, want: Any, back: Callable[[], None] | None) -> str:
     """Bring a switch to what is wanted; *back*: to what it was before anybody wrote it. Returns why it is too late, or ``""``."""
     if back is not None and (want is AS_FOUND or switch.family):
@@ -271,9 +177,9 @@ def _go_back(switch: Switch, back: Callable[[], None]) -> None:
     """Bring a switch to what it was before anybody wrote it, and with it those that share its state: then what is wanted of these
     is written again."""
     family = {}
-    for key, holds in _ledger.items() if switch.family else ():
+    for key, holds in HELD.items() if switch.family else ():
         other = SWITCHES[key[0] if isinstance(key, tuple) else key]
-        if other.family == switch.family and key == _key(other) and (lowest := _lowest(other)) is not None:
+        if other.family == switch.family and key == entry_of(other) and (lowest := lowest_of(other)) is not None:
             family[other.name] = lowest.put_back, holds[-1].records[other.name].want
     family.setdefault(switch.name, (back, AS_FOUND))
     for name, (put_back, _) in reversed(family.items()):
@@ -310,12 +216,12 @@ def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:
         RestoreError: something could not be put back; or, when strict, had been changed by somebody else.
     """
     waiting: list[tuple[str, str, str]] = []
-    with _lock, uninterrupted(), notices.put_off(waiting), replacing():
+    with LOCK, uninterrupted(), notices.put_off(waiting), replacing():
         hold.closed = True
         foreign = [] if quiet else _changed(hold)
         failed, interruption = _put_back(hold)
         _forget(hold, hold.leaves)
-    _raise_failed(failed, interruption)
+    raise_failed(failed, interruption)
     if not quiet:
         notices.warn_put_off(waiting)
     if foreign:
@@ -345,41 +251,13 @@ def _changed(hold: Hold) -> list[str]:
 
 
 def _put_back(hold: Hold) -> tuple[list[str], BaseException | None]:
-    return _try_all({name: partial(_give_back, record, hold) for name, record in reversed(hold.records.items())})
+    return try_all({name: partial(_give_back, record, hold) for name, record in reversed(hold.records.items())})
 
 
-def _try_all(steps: Steps) -> tuple[list[str], BaseException | None]:
-    """Put everything back, by switch; returns what cannot be, and what came between and is to be raised at the end.
-
-    What raised is tried once more: a switch that cannot be put back raises again, what was only interrupted does not.
-    """
-    interruption: BaseException | None = None
-    for _ in range(2):
-        failed: dict[str, BaseException] = {}
-        for name, step in steps.items():
-            try:
-                step()
-            except BaseException as error:
-                interruption = interruption or error
-                failed[name] = error
-        if not failed:
-            return [], interruption
-        steps = {name: steps[name] for name in failed}
-    lines = [f"{name}: {error}" for name, error in failed.items()]
-    return lines, None if isinstance(interruption, Exception) else interruption
-
-
-def _raise_failed(failed: list[str], interruption: BaseException | None) -> None:
-    if interruption is not None:
-        raise interruption
-    if failed:
-        raise RestoreError("could not be put back:\n" + "\n".join(f"  {line}" for line in failed))
-
-
-def _give_back(record: _Record, hold: Hold) -> None:
+def _give_back(record: Record, hold: Hold) -> None:
     """Put one switch back, or leave it to the scope above to do so when it closes; hold it no longer."""
     switch = record.switch
-    holds = _ledger.get(_key(switch, hold.thread), [])
+    holds = HELD.get(entry_of(switch, hold.thread), [])
     if switch.scope != "thread" or hold.is_here:  # else it went with its thread
         if hold in holds and holds[-1] is not hold:
             _finish(switch, hold)
@@ -389,7 +267,7 @@ def _give_back(record: _Record, hold: Hold) -> None:
             above.put_back = partial(_both, above.put_back, record.put_back) if is_anothers else record.put_back
         else:
             record.put_back()
-    _drop(switch, hold)
+    drop(switch, hold)
 
 
 def _both(first: Callable[[], None], then: Callable[[], None]) -> None:
@@ -399,10 +277,10 @@ def _both(first: Callable[[], None], then: Callable[[], None]) -> None:
 
 def _finish(switch: Switch, below: Hold | None = None) -> None:
     """Put back what the innermost scopes that were left could not: that time a signal or an error came between."""
-    while (holds := _ledger.get(_key(switch))) and holds[-1].closed and holds[-1] is not below:
+    while (holds := HELD.get(entry_of(switch))) and holds[-1].closed and holds[-1] is not below:
         with suppress(Exception):
             holds[-1].records[switch.name].put_back()
-        _drop(switch, holds[-1])
+        drop(switch, holds[-1])
 
 
 def settle(open_here: Collection[Hold]) -> None:
@@ -413,64 +291,14 @@ def settle(open_here: Collection[Hold]) -> None:
     """
     failed: list[str] = []
     interruption: BaseException | None = None
-    with _lock, uninterrupted(), replacing():
+    with LOCK, uninterrupted(), replacing():
         for hold in reversed(all_holds()):
             if hold.is_stranded or not (hold.base or hold in open_here or not hold.is_here):
                 hold.closed = True
                 lines, error = _put_back(hold)
                 failed += lines
                 interruption = interruption or error
-    _raise_failed(failed, interruption)
-
-
-class Visit:
-    """What a thread sets for itself, for a while, of a scope that another thread holds. To be begun and ended uninterrupted."""
-
-    def __init__(self, assignments: Mapping[str, Any]) -> None:
-        self.hold = apply({n: v for n, v in assignments.items() if SWITCHES[n].scope == "thread"}, "bound function")
-        self._found: dict[str, Callable[[], None]] = {}
-        try:
-            with _lock:
-                for key, holds in list(_ledger.items()):
-                    if isinstance(key, str) and (switch := SWITCHES[key]).scope == "inherited":
-                        there = holds[-1].records[key].wrote
-                        if switch.read() != there:
-                            self._found[key] = partial(switch.put_back, switch.take())
-                            switch.set(there)
-        except BaseException:
-            self.end()
-            raise
-
-    def end(self) -> None:
-        try:
-            _raise_failed(*_try_all(self._found))
-        finally:
-            undo(self.hold)
-
-
-def _merge_stranded(holds: list[Hold], name: str) -> None:
-    """Of neighbours on top that nobody will leave, one is enough: it puts back what the lowest found."""
-    while len(holds) > 1 and holds[-1].is_stranded and holds[-2].is_stranded:
-        holds[-1].records[name].put_back = holds.pop(-2).records.pop(name).put_back
-
-
-def _insert(holds: list[Hold], hold: Hold) -> None:
-    """Above those who came before."""
-    place = len(holds)
-    while place and holds[place - 1].number > hold.number:
-        place -= 1
-    holds.insert(place, hold)
-
-
-def _drop(switch: Switch, hold: Hold) -> None:
-    """Hold a switch no longer."""
-    key = _key(switch, hold.thread)
-    holds = _ledger.get(key, [])
-    if hold in holds:  # not where something came between
-        holds.remove(hold)
-    if not holds and key in _ledger:
-        del _ledger[key]
-    hold.records.pop(switch.name, None)
+    raise_failed(failed, interruption)
 
 
 # --- the base ---------------------------------------------------------------------------------------------------------
@@ -494,10 +322,10 @@ def rebase(
     """
     undone: dict[str, Callable[[], None]] = {}
     covered: list[str] = []
-    with _lock, uninterrupted() as deliver, replacing():
+    with LOCK, uninterrupted() as deliver, replacing():
         if not hold.who.is_alive():  # what a thread had for itself went with it, and its number may be another's by now
             for record in [r for r in hold.records.values() if r.switch.scope == "thread"]:
-                _drop(record.switch, hold)
+                drop(record.switch, hold)
         names = [*assignments, *(name for name in reversed(hold.records) if name not in assignments)]
         known = {name for name, value in hold.kept.items() if name not in fresh and assignments.get(name) == value}
         switches = _early_first(SWITCHES[name] for name in names if name not in known)
@@ -526,7 +354,7 @@ def rebase(
             deliver()
             _forget(hold, hold.leaves.keys() - assignments.keys())
         except BaseException as error:
-            failed, interruption = _try_all(dict(reversed(undone.items())))
+            failed, interruption = try_all(dict(reversed(undone.items())))
             if interruption is not None and not isinstance(interruption, Exception):
                 raise interruption from error
             if failed:
@@ -543,7 +371,7 @@ def _lay_anew(
 
     Scopes that are not among those *wanted* keep what they have.
     """
-    name, holds = switch.name, [*_ledger.get(_key(switch), [])]
+    name, holds = switch.name, [*HELD.get(entry_of(switch), [])]
     here = [h for h in wanted if h is base or switch.scope != "thread" or h.is_here]
     before = {hold: hold.records[name].want for hold in holds}
     after = {hold: wanted[hold][name] for hold in here if name in wanted[hold]}
@@ -563,7 +391,7 @@ def _lay_anew(
             del hold.records[name]
     under, below = dict(zip([*before][1:], before.items(), strict=False)), None
     for hold, want in after.items():
-        record = hold.records.setdefault(name, _Record(switch, back, want, want))
+        record = hold.records.setdefault(name, Record(switch, back, want, want))
         if below is None:
             record.put_back = back
         elif under.get(hold) != (below, after[below]):
@@ -571,7 +399,7 @@ def _lay_anew(
         if record.want != want:
             record.want = record.wrote = want
         below = hold
-    _hold_only(switch, [*after])
+    hold_only(switch, [*after])
     if wants != in_force:
         _bring(switch, wants, back)
     if below is not None:
@@ -579,21 +407,15 @@ def _lay_anew(
     return below not in (None, base) and wants == in_force and before.get(base, AS_FOUND) != after.get(base, AS_FOUND)
 
 
-def _hand_down(below: _Record, back: Callable[[], None]) -> None:
+def _hand_down(below: Record, back: Callable[[], None]) -> None:
     """The scope above closes: what is held below it by now is in force."""
     _bring(below.switch, below.want, back)
     below.wrote = below.switch.read()
 
 
-def _hold_only(switch: Switch, holds: list[Hold]) -> None:
-    _ledger[_key(switch)] = holds
-    if not holds:
-        del _ledger[_key(switch)]
-
-
 def _remembered(switch: Switch, *holds: Hold) -> Callable[[], None]:
     """What brings a switch, and what *holds* have of it, back to what it is now."""
-    name, entered = switch.name, [*_ledger.get(_key(switch), [])]
+    name, entered = switch.name, [*HELD.get(entry_of(switch), [])]
     kept = {hold: dict(hold.kept) for hold in holds}
     records = {hold: (hold.records[name], replace(hold.records[name])) for hold in holds if name in hold.records}
     put_back = _unread(switch) if switch.restore == "never" else partial(switch.put_back, switch.take())
@@ -608,6 +430,6 @@ def _remembered(switch: Switch, *holds: Hold) -> Callable[[], None]:
                 record, was = records[hold]
                 record.put_back, record.want, record.wrote = was.put_back, was.want, was.wrote
                 hold.records[name] = record
-        _hold_only(switch, entered)
+        hold_only(switch, entered)
 
     return bring_back

@@ -6,6 +6,7 @@ import pytest
 from fake_switches import FOUND, Globals
 
 from msctx.context import ledger
+from msctx.context.holds import HELD
 from msctx.context.ledger import rebase
 
 
@@ -15,7 +16,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Globals]:
     found = Globals("a", "b", "c")
     monkeypatch.setattr(ledger, "SWITCHES", {name: found.switch(name) for name in found})
     yield found
-    assert not any(ledger._ledger.values()), "a switch is still held"
+    assert not any(HELD.values()), "a switch is still held"
 
 
 @pytest.fixture

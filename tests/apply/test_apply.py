@@ -11,7 +11,9 @@ from fake_switches import FOUND, NEW, Globals, Held, change_one
 
 import msctx
 from msctx.context import ledger
+from msctx.context.holds import HELD
 from msctx.context.ledger import rebase
+from msctx.context.visit import Visit
 from msctx.errors import MsctxWarning, RestoreError, ScopeError, SwitchError
 from msctx.switches import SWITCHES
 
@@ -169,7 +171,7 @@ def test_an_error_of_the_body_stays_visible_behind_a_restore_error(monkeypatch: 
         change_one(patch, "torch.num_threads", load=stuck)
         with pytest.raises(RestoreError, match=r"torch\.num_threads: stuck") as caught, msctx.context(runtime_num_threads=1):
             raise OwnError
-    ledger._ledger["torch.num_threads"][0].records["torch.num_threads"].put_back = lambda: None  # it is back
+    HELD["torch.num_threads"][0].records["torch.num_threads"].put_back = lambda: None  # it is back
     msctx.reset_context()
     assert isinstance(caught.value.__context__, OwnError) or isinstance(caught.value.__context__.__context__, OwnError)
 
@@ -332,7 +334,7 @@ def test_a_guest_gives_back_what_it_can(library: Globals, monkeypatch: pytest.Mo
             raise RuntimeError("stuck")
 
     library.on_write = stuck
-    visit = ledger.Visit({"a": 1})
+    visit = Visit({"a": 1})
     assert library == NEW
     with pytest.raises(RestoreError, match="b: stuck"):
         visit.end()

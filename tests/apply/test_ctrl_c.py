@@ -73,6 +73,7 @@ import msctx
 from torch import nn
 from msctx import signals
 from msctx.context import ledger
+from msctx.context.holds import HELD
 from msctx.native import models
 from msctx.switches import SWITCHES
 HOW = sys.argv[1]
@@ -126,11 +127,11 @@ def agree():
 
 def put_right():
     "After what was left behind, for the next attempt."
-    for hold in {id(h): h for holds in ledger._ledger.values() for h in holds}.values():
+    for hold in {id(h): h for holds in HELD.values() for h in holds}.values():
         for record in reversed(hold.records.values()):
             record.put_back()
         hold.records.clear()
-    ledger._ledger.clear()
+    HELD.clear()
     stack.scopes.clear()
     assert msctx.state() == found
 
@@ -190,7 +191,7 @@ def attempt(action, n):
         problems.append("the handlers of signals are not back")
         signal.signal(signal.SIGINT, signal.default_int_handler), signal.signal(signal.SIGALRM, expire)
         signals.waiting_now = None
-    if stack.scopes or any(ledger._ledger.values()) or (HOW != "any" and models.OPEN):
+    if stack.scopes or any(HELD.values()) or (HOW != "any" and models.OPEN):
         problems.append("still held")
     models.OPEN.clear()
     if changed := msctx.diff(found, msctx.state()):

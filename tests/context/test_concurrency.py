@@ -13,6 +13,7 @@ from torch import nn
 
 import msctx
 from msctx.context import ledger
+from msctx.context.holds import HELD
 from msctx.errors import MsctxWarning, ScopeError
 from msctx.memory import watched
 from msctx.torch_config import override, put_override
@@ -136,7 +137,7 @@ def test_a_scope_that_a_dead_thread_left_open_blocks_nobody(exact_state: State) 
         with msctx.context(max_call_depth=99):
             assert msctx.get_context("max_call_depth") == 99
     finally:
-        for hold in {id(h): h for holds in ledger._ledger.values() for h in holds}.values():
+        for hold in {id(h): h for holds in HELD.values() for h in holds}.values():
             ledger.undo(hold, quiet=True)
     assert exact_state() == before
 
@@ -226,7 +227,7 @@ def test_threads_that_ended_inside_cost_no_more_than_one(exact_state: State, req
         thread.start()
         thread.join()
     with msctx.context(max_call_depth=300):
-        assert max(map(len, ledger._ledger.values())) <= 2
+        assert max(map(len, HELD.values())) <= 2
     msctx.reset_context()
     assert exact_state() == before
-    assert not ledger._ledger
+    assert not HELD

@@ -50,6 +50,7 @@ def test_bind_into_a_spawned_process_carries_set_context(base: None, spawned: Pr
 FORK = """
 import os, signal, sys, threading, torch, msctx
 from msctx.context import ledger
+from msctx.context.holds import LOCK
 from msctx.context.base import BASE
 context_module = sys.modules["msctx.context"]
 found = torch.get_num_threads()
@@ -148,7 +149,7 @@ def test_forked_children_enter_contexts_and_keep_what_they_are_born_with(passes:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("lock", ["ledger._lock", "BASE.lock"])
+@pytest.mark.parametrize("lock", ["LOCK", "BASE.lock"])
 def test_a_fork_while_another_thread_is_inside_msctx(passes: Passes, lock: str) -> None:
     passes(
         FORK

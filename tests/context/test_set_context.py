@@ -14,6 +14,7 @@ from context_helpers import State, threads
 import msctx
 from msctx.context import ledger
 from msctx.context.base import BASE
+from msctx.context.holds import HELD
 from msctx.errors import MsctxWarning, OptionError, ScopeError, StrictError
 from msctx.torch_config import override, put_override
 
@@ -165,10 +166,10 @@ def test_set_context_in_a_thread_that_has_ended(base: None, exact_state: State, 
         left = msctx.diff(before, exact_state())
     finally:
         stop.set()
-        for hold in {id(h): h for holds in ledger._ledger.values() for h in holds}.values():
+        for hold in {id(h): h for holds in HELD.values() for h in holds}.values():
             for record in hold.records.values():
                 record.put_back()
-        ledger._ledger.clear()
+        HELD.clear()
         BASE.__init__()  # whatever came of it: the next test starts afresh
     assert left == {}
 

@@ -13,6 +13,7 @@ from context_helpers import OwnError, Passes, State, context_module
 import msctx
 from msctx.context import ledger
 from msctx.context.base import BASE
+from msctx.context.holds import HELD
 from msctx.errors import MsctxWarning
 from msctx.signals import uninterrupted
 
@@ -93,7 +94,7 @@ def test_reset_takes_back_what_a_thread_left_that_ended_inside_scopes(exact_stat
         assert torch.are_deterministic_algorithms_enabled()
         assert len(BASE.scopes) == 1
     assert exact_state() == before
-    assert not ledger._ledger
+    assert not HELD
 
 
 STORM = """
@@ -102,6 +103,7 @@ import torch, msctx
 from torch import nn
 from msctx import signals
 from msctx.context import ledger
+from msctx.context.holds import HELD
 from msctx.context.base import BASE
 from msctx.native import choices, models
 warnings.simplefilter("ignore")
@@ -152,7 +154,7 @@ for kind in KINDS * 5:
         msctx.reset_context()
         left = msctx.diff(found, msctx.state())
         assert not left, (kind, watch, left)
-        assert not (stack.scopes or ledger._ledger or BASE.scopes or +models.OPEN or choices._early), (kind, watch)
+        assert not (stack.scopes or HELD or BASE.scopes or +models.OPEN or choices._early), (kind, watch)
 assert raised > 20, f"{raised}: the storm did not come"
 """
 
