@@ -1,5 +1,5 @@
-// strict: matrix products in FMAs of the values themselves (see Direction::matmul in table.h). The bits of a row depend neither on the
-// other rows nor on the number of threads.
+// strict: matrix products in FMAs of the values themselves (see Direction::matmul in table.h), and the convolutions that are such products:
+// windows of 1x1. The bits of a row depend neither on the other rows nor on the number of threads.
 
 #include <utility>
 

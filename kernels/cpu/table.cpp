@@ -67,8 +67,9 @@ Merit depthwise(const ConvProblem& p, Op op) {
 constexpr ConvRow rows[] = {
     {fprop, "winograd", &conv_winograd, winograd},
     {fprop, "winograd_nonfused", &conv_winograd_nonfused, winograd_nonfused},
-    {fprop, "implicit_precomp_gemm", &conv_implicit_precomp_gemm, fair},
+    {fprop, "implicit_gemm", &conv_product, fair},
     {fprop, "implicit_gemm", &conv_implicit_gemm, fair},
+    {fprop, "implicit_precomp_gemm", &conv_implicit_precomp_gemm, fair},
     {fprop, "direct", &conv_depthwise, depthwise},
     {fprop, "direct", &conv_direct, fair},
     {fprop, "gemm", &conv_gemm, fair},
@@ -79,6 +80,7 @@ constexpr ConvRow rows[] = {
     {dgrad, "winograd", &conv_winograd, winograd},
     {dgrad, "winograd_nonfused", &conv_winograd_nonfused, winograd_nonfused},
     {dgrad, "algo_1", &conv_depthwise, depthwise},
+    {dgrad, "algo_1", &conv_product, fair},
     {dgrad, "algo_1", &conv_gemm, gemm},
     {dgrad, "algo_0", &conv_algo_0, last_resort},
     {dgrad, "fft_tiling", &conv_fft_tiling, fft_tiling},
