@@ -4,6 +4,7 @@ import torch.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -11,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -51,6 +51,7 @@ def _serve(prepare: str) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     with redirect_stdout(sys.stderr):  # what a library prints when it is imported is no answer
         exec(prepare, names)
+    gc.freeze()  # a process that ends would search all of it, and copy what it searches
     for line in sys.stdin:
         job = json.loads(line)
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
@@ -82,7 +83,7 @@ def _status_of(job: dict[str, Any], names: dict[str, Any]) -> Any:
     except SystemExit as end:
         return end.code
     except BaseException:
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())  # as Python itself: whoever has hooked it is called
         return 1
     return 0
 

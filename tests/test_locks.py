@@ -96,9 +96,9 @@ finally:
     )
 
 
-def test_a_fork_while_another_thread_enters_its_first_context(passes_fresh: Callable[[str], str]) -> None:
+def test_a_fork_while_another_thread_enters_its_first_context(passes: Callable[[str], str]) -> None:
     """Python's own lock of a module that is being imported would never be free in the child."""
-    passes_fresh(
+    passes(
         """
 import importlib.abc, os, signal, sys, threading, time, torch, msctx
 

@@ -75,7 +75,7 @@ def test_an_inner_scope_writes_only_its_own(exact_state: State, options: dict[st
 
 
 @pytest.mark.full
-def test_importing_msctx_changes_and_reads_nothing(passes_fresh: Passes) -> None:
+def test_importing_msctx_changes_and_reads_nothing(passes: Passes) -> None:
     code = """
         import sys, torch
         flags = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(), sys.getrecursionlimit()
@@ -97,4 +97,4 @@ def test_importing_msctx_changes_and_reads_nothing(passes_fresh: Passes) -> None
             assert not torch.are_deterministic_algorithms_enabled()
         assert torch.are_deterministic_algorithms_enabled()
     """
-    passes_fresh(code, env={"MSCTX_DETERMINISTIC": "ON", "MSCTX_MAX_CALL_DEPTH": "many"})
+    passes(code, env={"MSCTX_DETERMINISTIC": "ON", "MSCTX_MAX_CALL_DEPTH": "many"})

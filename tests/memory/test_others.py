@@ -158,9 +158,9 @@ def test_a_backward_pass_whose_operations_are_counted() -> None:
 
 
 @pytest.mark.full
-def test_blocks_that_communicate_are_left_alone(passes_fresh: Callable[..., str]) -> None:
+def test_blocks_that_communicate_are_left_alone(passes: Callable[..., str]) -> None:
     """Each process decides for itself what it computes again: its messages would meet others of the other process."""
-    passes_fresh(
+    passes(
         """
         import datetime, os, tempfile, torch, msctx
         import torch.distributed as dist

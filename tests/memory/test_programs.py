@@ -305,9 +305,9 @@ def test_graphs_that_are_kept_and_never_go_back_do_not_add_up() -> None:
 
 
 @pytest.mark.full
-def test_fully_sharded_blocks_train_the_same(passes_fresh: Callable[..., str]) -> None:
+def test_fully_sharded_blocks_train_the_same(passes: Callable[..., str]) -> None:
     """FSDP2 gathers parameters in hooks of its own: its blocks are left alone, and nothing that it resizes is spoilt."""
-    passes_fresh(
+    passes(
         """
         import os, socket, torch, msctx
         from torch import nn

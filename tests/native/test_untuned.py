@@ -141,8 +141,8 @@ def test_a_scope_inside_with_an_algorithm_of_its_own(tmp_path: Path) -> None:
     assert one.calls == 2
 
 
-def test_set_context_records_until_the_process_ends(passes_fresh: Callable[..., str], tmp_path: Path) -> None:
-    passes_fresh(
+def test_set_context_records_until_the_process_ends(passes: Callable[..., str], tmp_path: Path) -> None:
+    passes(
         f"""
         import torch, msctx
         msctx.set_context(aoe_tune_mode="offline", work_path={str(tmp_path)!r})
@@ -153,7 +153,7 @@ def test_set_context_records_until_the_process_ends(passes_fresh: Callable[..., 
 
 
 @pytest.mark.full
-def test_each_process_has_a_file_of_its_own(passes_fresh: Callable[..., str], tmp_path: Path) -> None:
+def test_each_process_has_a_file_of_its_own(passes: Callable[..., str], tmp_path: Path) -> None:
     code = f"""
         import os, torch, msctx
         torch.set_num_threads(1)
@@ -167,7 +167,7 @@ def test_each_process_has_a_file_of_its_own(passes_fresh: Callable[..., str], tm
         os.waitpid(child, 0)
         torch.conv2d(torch.randn(1, 3, 9, 8), w)
     """
-    passes_fresh(code)
+    passes(code)
     problems, files = untuned.read(tmp_path)
     assert len(files) == 2
     assert sorted(p.problem.partition(" ")[0] for p in problems) == ["1x3x8x8", "1x3x9x8"]

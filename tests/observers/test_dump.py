@@ -311,9 +311,9 @@ def test_layers_that_nothing_was_called_are_reported_together_at_the_end(tmp_pat
     ]
 
 
-def test_a_layer_that_nothing_is_called_is_reported_where_no_step_is_dumped(tmp_path: Path, run_python: Any) -> None:
+def test_a_layer_that_nothing_is_called_is_reported_where_no_step_is_dumped(tmp_path: Path, run_forked: Any) -> None:
     """Of what does not run nothing else is known."""
-    done = run_python(f"""
+    done = run_forked(f"""
         import torch, msctx
         layers = "rellu late late/relu sin name-regex(ex) lin*"
         session = {{"enable_dump": True, "dump_path": {str(tmp_path)!r}, "dump_layer": layers, "dump_step": "10"}}
@@ -407,7 +407,7 @@ def test_in_graph_mode_the_step_that_compiles_is_as_the_others(tmp_path: Path) -
     torch._dynamo.reset()
 
 
-def test_two_processes_with_one_folder_keep_their_own(tmp_path: Path, run_python: Any) -> None:
+def test_two_processes_with_one_folder_keep_their_own(tmp_path: Path, run_forked: Any) -> None:
     with msctx.context(session={"enable_dump": True, "dump_path": str(tmp_path)}):
         for _ in range(5):
             torch.ones(2) + 1
@@ -416,7 +416,7 @@ def test_two_processes_with_one_folder_keep_their_own(tmp_path: Path, run_python
             with msctx.context(session={{"enable_dump": True, "dump_path": {str(tmp_path)!r}}}):
                 torch.ones(2) * 3
         """
-        assert run_python(other).returncode == 0
+        assert run_forked(other).returncode == 0
     names = [path.name.partition(".")[0] for path in tmp_path.rglob("*.npy")]
     assert (names.count("add"), names.count("mul")) == (5, 1)
 
@@ -493,7 +493,7 @@ def test_a_wrong_expression_is_an_error_where_it_stands(layers: str, tmp_path: P
 
 
 @pytest.mark.full
-def test_a_step_of_a_process_that_is_killed_is_whole_or_not_there(tmp_path: Path, run_python: Any) -> None:
+def test_a_step_of_a_process_that_is_killed_is_whole_or_not_there(tmp_path: Path, run_forked: Any) -> None:
     program = """
         import os, signal, torch, msctx
         msctx.set_context(session={"enable_dump": True, "dump_path": PATH, "dump_data": "stats"})
@@ -506,7 +506,7 @@ def test_a_step_of_a_process_that_is_killed_is_whole_or_not_there(tmp_path: Path
     """
     ends = {"killed": "os.kill(os.getpid(), signal.SIGKILL)", "ended": "break"}
     for name, end in ends.items():
-        run_python(program.replace("PATH", repr(str(tmp_path / name))).replace("END", end))
+        run_forked(program.replace("PATH", repr(str(tmp_path / name))).replace("END", end))
     counts = {
         (name, path.parent.name): len(path.read_text().splitlines())
         for name in ends

@@ -68,12 +68,12 @@ def test_arguments_of_operators_by_mindspores_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_arguments_of_an_earlier_run_stay(tmp_path: Path, run_python: Any) -> None:
+def test_arguments_of_an_earlier_run_stay(tmp_path: Path, run_forked: Any) -> None:
     """Each process numbers its operators from 1 on."""
     file = Path(of_file(tmp_path, saved_data="statistic"))
     file.write_text(file.read_text().replace('"enable": true', '"enable": true, "save_kernel_args": true'))
     for size in (2, 3):
-        run_python(f"import torch, msctx\nwith msctx.context(dump_config={str(file)!r}): torch.ones({size})")
+        run_forked(f"import torch, msctx\nwith msctx.context(dump_config={str(file)!r}): torch.ones({size})")
     assert {json.loads(path.read_text())["size"] for path in tmp_path.rglob("ones.ones-op1.json*")} == {"[2]", "[3]"}
 
 

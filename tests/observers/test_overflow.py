@@ -543,8 +543,8 @@ def test_a_models_own_operator_is_named_by_its_class(tmp_path: Path) -> None:
     assert ": aten::log in module Logarithm (root), forward pass" in found[0]
 
 
-def test_a_full_disk_leaves_the_run_alive_and_says_so(tmp_path: Path, run_python: Any) -> None:
-    done = run_python(f"""
+def test_a_full_disk_leaves_the_run_alive_and_says_so(tmp_path: Path, run_forked: Any) -> None:
+    done = run_forked(f"""
         import resource, torch, msctx
         session = {{"enable_dump_debug": True, "dump_path": {str(tmp_path)!r}}}
         torch.ones(1).sum().item()

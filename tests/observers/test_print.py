@@ -377,9 +377,9 @@ def test_a_file_that_vanishes_costs_one_warning(tmp_path: Path, recwarn: pytest.
     assert not (tmp_path / "p").exists()
 
 
-def test_a_full_disk_leaves_whole_records_and_costs_one_warning(tmp_path: Path, passes_fresh: Callable[..., str]) -> None:
+def test_a_full_disk_leaves_whole_records_and_costs_one_warning(tmp_path: Path, passes: Callable[..., str]) -> None:
     """A limit on files stands for the disk: a write ends in the middle of a record."""
-    passes_fresh(f"""
+    passes(f"""
         import resource, warnings
         import torch, msctx
         p = msctx.Print()
@@ -398,9 +398,9 @@ def test_a_full_disk_leaves_whole_records_and_costs_one_warning(tmp_path: Path, 
 
 
 @pytest.mark.full
-def test_a_fork_while_another_thread_prints_leaves_no_lock(tmp_path: Path, passes_fresh: Callable[..., str]) -> None:
+def test_a_fork_while_another_thread_prints_leaves_no_lock(tmp_path: Path, passes: Callable[..., str]) -> None:
     """The child inherits the file that is open at that moment, with its lock."""
-    passes_fresh(f"""
+    passes(f"""
         import os, threading, torch, msctx
         show = msctx.Print()
         with msctx.context(print_file_path={str(tmp_path / "p")!r}):

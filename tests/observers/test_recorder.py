@@ -109,7 +109,7 @@ def test_what_was_hooked_is_put_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", ["", "1", "0"])
-def test_collectives_are_those_of_torchs_flight_recorder(size: str, tmp_path: Path, run_python: Any) -> None:
+def test_collectives_are_those_of_torchs_flight_recorder(size: str, tmp_path: Path, run_forked: Any) -> None:
     program = f"""
         import torch, torch.distributed as dist, msctx
         dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
@@ -118,7 +118,7 @@ def test_collectives_are_those_of_torchs_flight_recorder(size: str, tmp_path: Pa
             dist.broadcast(torch.ones(2, 2), 0)
         dist.destroy_process_group()  # at the end of the process gloo's threads would be stopped at random
     """
-    done = run_python(program, env={"TORCH_FR_BUFFER_SIZE": size} if size else {})
+    done = run_forked(program, env={"TORCH_FR_BUFFER_SIZE": size} if size else {})
     assert done.returncode == 0, done.stderr
     (found,) = written(tmp_path)
     expected = {"": ["gloo:all_reduce", "gloo:broadcast"], "1": ["gloo:broadcast"], "0": []}[size]
@@ -158,7 +158,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_fatal_signal(name: str, tmp_path: Path, run_python: Any) -> None:
+def test_a_fatal_signal(name: str, tmp_path: Path, run_forked: Any) -> None:
     end, code = PROGRAMS[name]
     program = f"""
         import ctypes, os, torch, msctx
@@ -172,7 +172,7 @@ def test_a_fatal_signal(name: str, tmp_path: Path, run_python: Any) -> None:
                 pass
             {end}
     """
-    done = run_python(program)
+    done = run_forked(program)
     assert done.returncode == code
     (text,) = tmp_path.glob("out/rank_0/rdr/KERNEL.graph_exec_order.*_fatal.*.txt")
     assert f"fatal signal {-code}, process " in text.read_text()
@@ -195,8 +195,8 @@ def test_a_fatal_signal(name: str, tmp_path: Path, run_python: Any) -> None:
     assert raised.startswith("aten::mm\n")
 
 
-def test_half_a_file_of_a_fatal_signal_does_not_stay(tmp_path: Path, run_python: Any) -> None:
-    done = run_python(f"""
+def test_half_a_file_of_a_fatal_signal_does_not_stay(tmp_path: Path, run_forked: Any) -> None:
+    done = run_forked(f"""
         import os, resource, signal, torch, msctx
         with msctx.context(env_config_path={settings(tmp_path)!r}):
             for _ in range(100):
@@ -209,8 +209,8 @@ def test_half_a_file_of_a_fatal_signal_does_not_stay(tmp_path: Path, run_python:
     assert not [*tmp_path.rglob("*fatal*")]
 
 
-def test_an_error_under_the_processs_own_context(tmp_path: Path, run_python: Any) -> None:
-    done = run_python(f"""
+def test_an_error_under_the_processs_own_context(tmp_path: Path, run_forked: Any) -> None:
+    done = run_forked(f"""
         import torch, msctx
         msctx.set_context(env_config_path={settings(tmp_path)!r})
         torch.ones(3).exp()
@@ -224,8 +224,8 @@ def test_an_error_under_the_processs_own_context(tmp_path: Path, run_python: Any
 
 @pytest.mark.full
 @pytest.mark.parametrize("end", ["sys.exit(0)", "raise ValueError", "os.abort()"])
-def test_a_forked_process_writes_nothing_of_its_parents(end: str, tmp_path: Path, run_python: Any) -> None:
-    done = run_python(f"""
+def test_a_forked_process_writes_nothing_of_its_parents(end: str, tmp_path: Path, run_forked: Any) -> None:
+    done = run_forked(f"""
         import os, sys, torch, msctx
         msctx.set_context(env_config_path={settings(tmp_path, 2)!r})
         torch.ones(3).exp()
@@ -250,15 +250,15 @@ def test_a_handled_error_around_the_block_and_a_normal_exit_are_no_failures(tmp_
     assert not written(tmp_path)
 
 
-def test_whoever_keeps_the_hook_writes_nothing_later(tmp_path: Path) -> None:
-    before = threading.excepthook
-    try:
-        with msctx.context(env_config_path=settings(tmp_path)):
-            kept = threading.excepthook
-            threading.excepthook = lambda args: None
-        kept(threading.ExceptHookArgs((ValueError, ValueError("late"), None, None)))
-    finally:
-        threading.excepthook = before
+def test_whoever_keeps_the_hook_writes_nothing_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook only calls the one before it: here not pytest's, which would warn of an error in a thread."""
+    late, passed_on = threading.ExceptHookArgs((ValueError, ValueError("late"), None, None)), []
+    monkeypatch.setattr(threading, "excepthook", passed_on.append)
+    with msctx.context(env_config_path=settings(tmp_path)):
+        kept = threading.excepthook
+        threading.excepthook = lambda args: None
+    kept(late)
+    assert passed_on == [late]
     assert not written(tmp_path)
 
 
@@ -269,8 +269,8 @@ def test_failures_within_one_second_have_files_of_their_own(tmp_path: Path) -> N
     assert {found["reason"] for found in written(tmp_path)} == {f"ValueError: {n}" for n in range(3)}
 
 
-def test_a_stack_overflow(tmp_path: Path, run_python: Any) -> None:
-    done = run_python(f"""
+def test_a_stack_overflow(tmp_path: Path, run_forked: Any) -> None:
+    done = run_forked(f"""
         import ctypes, torch, msctx
         with msctx.context(env_config_path={settings(tmp_path)!r}):
             torch.ones(3).exp()

@@ -56,8 +56,8 @@ def test_a_scope_that_has_closed_leaves_nothing_registered(name: str, tmp_path: 
     assert registries.dispatched() == kernels
 
 
-def test_nothing_is_registered_where_no_observer_is_asked_for(run_python: Any) -> None:
-    done = run_python(
+def test_nothing_is_registered_where_no_observer_is_asked_for(run_forked: Any) -> None:
+    done = run_forked(
         """
         import sys
         sys.path.insert(0, "tests/observers")

@@ -25,8 +25,8 @@ SLEEPS = """
 """
 
 
-def test_it_ends_the_process_with_the_stacks(run_python: Any) -> None:
-    done = run_python(
+def test_it_ends_the_process_with_the_stacks(run_forked: Any) -> None:
+    done = run_forked(
         SLEEPS
         + """
     with msctx.context(op_timeout=1):
@@ -39,8 +39,8 @@ def test_it_ends_the_process_with_the_stacks(run_python: Any) -> None:
 
 
 @pytest.mark.full
-def test_many_operators_and_what_is_no_operator_take_their_time(run_python: Any) -> None:
-    done = run_python(
+def test_many_operators_and_what_is_no_operator_take_their_time(run_forked: Any) -> None:
+    done = run_forked(
         SLEEPS
         + """
     with msctx.context(op_timeout=1):
@@ -81,8 +81,8 @@ def test_a_short_limit_is_watched_often() -> None:
 
 
 @pytest.mark.full
-def test_a_forked_process_is_not_ended_for_what_its_parent_runs(run_python: Any) -> None:
-    done = run_python(
+def test_a_forked_process_is_not_ended_for_what_its_parent_runs(run_forked: Any) -> None:
+    done = run_forked(
         SLEEPS
         + """
     import os, threading
@@ -125,8 +125,8 @@ DEBUGGED = """
 
 @pytest.mark.full
 @pytest.mark.parametrize("step", [False, True], ids=["continue", "next"])
-def test_it_waits_for_a_debugger_and_goes_on_afterwards(step: bool, run_python: Any) -> None:
-    done = run_python(
+def test_it_waits_for_a_debugger_and_goes_on_afterwards(step: bool, run_forked: Any) -> None:
+    done = run_forked(
         "    import os, sys"
         + SLEEPS
         + DEBUGGED

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,9 +41,23 @@ if __name__ == "__main__":
 OPTIONS = ("deterministic=ON", "runtime_num_threads=1")
 
 
-def run(*words: str | Path, **how: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "msctx", "exec", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **how)  # type: ignore[call-overload]
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run(run_forked: Run) -> Run:
+    """What `msctx exec` with these words prints, and how it ends."""
+
+    def run(*words: str | Path, cwd: Path | str = ".") -> subprocess.CompletedProcess[str]:
+        code = f"""
+        import os
+        from msctx.cli import main
+        os.chdir({str(cwd)!r})
+        main({["exec", *map(str, words)]!r})
+        """
+        return run_forked(code, timeout=300)
+
+    return run
 
 
 @pytest.fixture
@@ -55,7 +70,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.full
 @pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
-def test_workers_are_reached(folder: Path, start: str) -> None:
+def test_workers_are_reached(run: Run, folder: Path, start: str) -> None:
     done = run(*OPTIONS, "--", sys.executable, folder / "children.py", start)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["child True 1", "worker True 1"]
@@ -63,7 +78,7 @@ def test_workers_are_reached(folder: Path, start: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("flags", [["-m"], ["-E", "-m"], ["-W", "error", "-m"]])
-def test_modules_are_reached(folder: Path, flags: list[str]) -> None:
+def test_modules_are_reached(run: Run, folder: Path, flags: list[str]) -> None:
     (folder / "package.py").write_text("import torch\nprint(torch.are_deterministic_algorithms_enabled())")
     done = run(*OPTIONS, "--", sys.executable, *flags, "package", cwd=folder)
     assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
@@ -80,14 +95,14 @@ def test_modules_are_reached(folder: Path, flags: list[str]) -> None:
         "from msctx.observers import collector",
     ],
 )
-def test_programs_that_begin_with_msctx_are_reached(folder: Path, first: str) -> None:
+def test_programs_that_begin_with_msctx_are_reached(run: Run, folder: Path, first: str) -> None:
     """Their first import of torch may be one of msctx's own modules, or their own."""
     done = run(*OPTIONS, "--", sys.executable, "-c", f"import msctx\n{first}\nimport echo\necho.show('here')")
     assert (done.stdout, done.stderr) == ("here True 1\n", "")
 
 
 @pytest.mark.full
-def test_msctx_itself_is_reached(folder: Path) -> None:
+def test_msctx_itself_is_reached(run: Run, folder: Path) -> None:
     for words, shown in (
         (["explain", "seed=1"], "torch.deterministic = True"),
         (["exec", "seed=1", "--", sys.executable, "-c", "import echo; echo.show('inner')"], "inner True 1"),
@@ -99,7 +114,7 @@ def test_msctx_itself_is_reached(folder: Path) -> None:
 
 
 @pytest.mark.full
-def test_torchrun_and_a_shell_are_reached(folder: Path) -> None:
+def test_torchrun_and_a_shell_are_reached(run: Run, folder: Path) -> None:
     """A cap on memory holds, too, of a program that knows nothing of msctx."""
     (folder / "train.py").write_text(
         "import torch, echo\necho.show('rank')\n"
@@ -113,7 +128,7 @@ def test_torchrun_and_a_shell_are_reached(folder: Path) -> None:
 
 
 @pytest.mark.full
-def test_accelerate_is_reached(folder: Path) -> None:
+def test_accelerate_is_reached(run: Run, folder: Path) -> None:
     pytest.importorskip("accelerate")
     (folder / "train.py").write_text(
         "import echo\nfrom accelerate import Accelerator\n"
@@ -126,7 +141,7 @@ def test_accelerate_is_reached(folder: Path) -> None:
     assert done.stdout.splitlines() == ["rank True 1"] * 2
 
 
-def test_a_file_gives_the_options_and_the_command_its_exit_code(folder: Path) -> None:
+def test_a_file_gives_the_options_and_the_command_its_exit_code(run: Run, folder: Path) -> None:
     (folder / "options.yaml").write_text("context: {deterministic: 'ON', runtime_num_threads: 2}")
     program = "import echo, sys; echo.show('program'); sys.exit(int(sys.argv[-1]))"
     done = run(folder / "options.yaml", "runtime_num_threads=1", sys.executable, "-c", program, "--code", "9")
@@ -135,7 +150,7 @@ def test_a_file_gives_the_options_and_the_command_its_exit_code(folder: Path) ->
 
 @pytest.mark.full
 @pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
-def test_a_program_takes_the_options_back_for_good(folder: Path, start: str) -> None:
+def test_a_program_takes_the_options_back_for_good(run: Run, folder: Path, start: str) -> None:
     """A forkserver has begun before, with the options in its environment."""
     (folder / "taken_back.py").write_text(
         "import multiprocessing, msctx, echo\n"
@@ -155,7 +170,7 @@ def test_a_program_takes_the_options_back_for_good(folder: Path, start: str) -> 
 
 
 @pytest.mark.full
-def test_a_command_that_does_not_use_the_options(folder: Path) -> None:
+def test_a_command_that_does_not_use_the_options(run: Run, folder: Path) -> None:
     done = run(*OPTIONS, "--", "echo", "done")
     assert (done.stdout, done.returncode) == ("done\n", 0)
     assert "the options did nothing: no process of `echo done`" in done.stderr
@@ -163,14 +178,21 @@ def test_a_command_that_does_not_use_the_options(folder: Path) -> None:
     assert (strict.stdout, strict.returncode) == ("done\n", 7)
 
 
+IMPORTS = "try:\n    import torch\nexcept Exception:\n    pass\nprint('on')"
+"""A program that catches what it can."""
+
+
 @pytest.mark.parametrize(("strict", "code"), [((), 2), (("strict=true",), 7)])
-def test_a_process_that_has_said_why_it_could_not_enter_them(folder: Path, strict: tuple[str, ...], code: int) -> None:
+def test_a_process_that_has_said_why_it_could_not_enter_them(
+    run: Run, folder: Path, strict: tuple[str, ...], code: int
+) -> None:
     program = (
         "import json, os; os.environ['MSCTX_PLAN'] = json.dumps({**json.loads(os.environ['MSCTX_PLAN']), 'version': '0.0.1'})"
     )
-    done = run("deterministic=ON", *strict, "--", sys.executable, "-c", f"{program}; import torch")
-    assert done.returncode == code, done.stderr
-    assert "is of msctx 0.0.1" in done.stderr
+    done = run("deterministic=ON", *strict, "--", sys.executable, "-c", f"{program}\n{IMPORTS}")
+    assert (done.stdout, done.returncode) == ("", code), done.stderr
+    assert "error: environment  MSCTX_PLAN: is of msctx 0.0.1; this process has msctx" in done.stderr
+    assert "Traceback" not in done.stderr
     assert "warning: the options did nothing" not in done.stderr
     assert ("no process of" in done.stderr) is bool(strict)
 
@@ -193,23 +215,9 @@ def test_mistakes(words: list[str], code: int, expected: str, capsys: pytest.Cap
     assert expected in capsys.readouterr().err
 
 
-IMPORTS = "try:\n    import torch\nexcept Exception:\n    pass\nprint('on')"
-"""A program that catches what it can."""
-
-
-def test_a_child_of_another_version_ends_at_once(folder: Path) -> None:
-    environment = os.environ | {"MSCTX_PLAN": '{"version": "0.0.1"}'}
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTS], env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert (done.stdout, done.returncode) == ("", 2)
-    assert "error: environment  MSCTX_PLAN: is of msctx 0.0.1; this process has msctx" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_child_that_cannot_honour_the_options(folder: Path, strict: bool) -> None:
+def test_a_child_that_cannot_honour_the_options(run: Run, folder: Path, strict: bool) -> None:
     """Its environment has no compiler, and a cache in which there is no native core."""
     other = ["env", "CXX=/no/compiler", f"MSCTX_CACHE_DIR={folder / 'empty'}", sys.executable, "-c", IMPORTS]
     done = run("conv_fprop_algo=direct", f"strict={str(strict).lower()}", "--", *other)
@@ -255,6 +263,7 @@ def test_signals_reach_the_command(folder: Path, number: signal.Signals) -> None
         assert process.wait(60) == 11
 
 
+@pytest.mark.full
 def test_a_key_of_a_terminal_reaches_the_command_once(folder: Path) -> None:
     pty = pytest.importorskip("pty")
     program = (

@@ -59,8 +59,8 @@ def test_what_stands_on_the_class_of_modules_comes_back() -> None:
         nn.Module._compiled_call_impl = None
 
 
-def test_pynative_mode_does_not_load_dynamo(run_python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    done = run_python("""
+def test_pynative_mode_does_not_load_dynamo(run_forked: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = run_forked("""
         import sys, torch, msctx
         with msctx.context(mode="PYNATIVE_MODE"):
             assert "torch._dynamo" not in sys.modules

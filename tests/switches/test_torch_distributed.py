@@ -47,7 +47,7 @@ def test_a_group_that_is_made_inside_the_block() -> None:
 
 
 @pytest.mark.full
-def test_a_group_whose_collectives_torch_checks(run_python: Any) -> None:
+def test_a_group_whose_collectives_torch_checks(run_forked: Any) -> None:
     program = """
         import os
         os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
@@ -60,5 +60,5 @@ def test_a_group_whose_collectives_torch_checks(run_python: Any) -> None:
             assert backend.wrapped_pg.options._timeout.total_seconds() == 60
         assert backend.wrapped_pg.options._timeout == found
     """
-    found = run_python(program)
+    found = run_forked(program)
     assert found.returncode == 0, found.stderr[-3000:]
