@@ -61,6 +61,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker("full")
 
 
+def pytest_collection_finish() -> None:
+    """From now on gc.collect() searches what tests make, and not each time, for a second, all that was imported for them."""
+    gc.collect()
+    gc.freeze()
+
+
 ROOT = Path(__file__).resolve().parents[1]
 context_module = importlib.import_module("msctx.context")  # the attribute msctx.context is the function
 
@@ -142,15 +148,6 @@ def clean_up(before: dict[str, Any]) -> None:
         if name in SWITCHES and SWITCHES[name].write is not None:
             SWITCHES[name].write(value)
     put_precision_back(before["the old precision flags"], before["precision nodes"])
-
-
-@pytest.fixture(scope="module")
-def only_new_objects_are_searched() -> Iterator[None]:
-    """gc.collect() goes through what the tests of the file make, and not each time through all that the worker has imported."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
