@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,10 +22,10 @@ EVIL = "<img src=x onerror=alert(1)>"
 DIRECTIONS = ("fprop", "dgrad")
 
 
-@pytest.fixture
-def found(tmp_path: Path) -> Result:
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Result:
     of = made(
-        tmp_path,
+        tmp_path_factory.mktemp("compared"),
         SMALL + "axes: {conv_fprop_algo: [gemm, winograd], deterministic: [OFF, ON]}",
         command=f"msctx compare '{EVIL}'",
     )
@@ -44,31 +43,33 @@ def found(tmp_path: Path) -> Result:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def opened(found: Result, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, list[str]]]:
+    """The report opened from disk, which takes seconds; errors and warnings of the console, and requests to a network."""
     if CHROMIUM is None:
         pytest.skip("there is no Chromium here (Debian's package is chromium)")
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield started
-        started.close()
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page, told = browser.new_page(), []
+        page.on("console", lambda message: told.append(message.text) if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: told.append(str(error)))
+        page.on("dialog", lambda dialog: (told.append(f"a script ran: {dialog.message}"), dialog.dismiss()))
+        page.on(
+            "request", lambda request: None if request.url.startswith(("file:", "data:", "blob:")) else told.append(request.url)
+        )
+        path = tmp_path_factory.mktemp("report") / "report.html"
+        path.write_text(report.page(found), encoding="utf-8")
+        page.goto(path.as_uri())
+        yield page, told
+        browser.close()
 
 
 @pytest.fixture
-def page(browser: Any, found: Result, tmp_path: Path) -> Iterator[Any]:
-    """The report opened from disk; any error or warning of the console, and any request to a network, fails the test."""
-    (tmp_path / "report.html").write_text(report.page(found), encoding="utf-8")
-    opened, told = browser.new_page(), []
-    opened.on("console", lambda message: told.append(message.text) if message.type in ("error", "warning") else None)
-    opened.on("pageerror", lambda error: told.append(str(error)))
-    opened.on("dialog", lambda dialog: (told.append(f"a script ran: {dialog.message}"), dialog.dismiss()))
-    opened.on(
-        "request", lambda request: None if request.url.startswith(("file:", "data:", "blob:")) else told.append(request.url)
-    )
-    opened.goto((tmp_path / "report.html").as_uri())
-    yield opened
-    opened.close()
+def page(opened: tuple[Any, list[str]]) -> Iterator[Any]:
+    """One for all tests: each leaves it as it was, or changes what those before it look at."""
+    page, told = opened
+    yield page
     assert told == []
 
 
@@ -91,6 +92,13 @@ def test_it_renders(page: Any) -> None:
     assert page.locator("#scatter path.point").count() == 18
     assert page.locator("#bars .bars path").count() == 12
     assert "Partial: interrupted." in page.locator(".warning").first.inner_text()
+
+
+def test_texts_stay_texts(page: Any) -> None:
+    assert page.locator("img").count() == 0
+    assert EVIL in page.inner_text("#command")
+    assert EVIL in column(page, 0)
+    assert EVIL in page.inner_text("#cells tbody tr:nth-child(4) td:nth-child(12)")
 
 
 def test_it_sorts(page: Any) -> None:
@@ -116,13 +124,7 @@ def test_it_filters(page: Any) -> None:
     page.fill("#filter", "")
     page.check("#timed")
     assert page.inner_text("#shown") == "18 of 25"
-
-
-def test_texts_stay_texts(page: Any) -> None:
-    assert page.locator("img").count() == 0
-    assert EVIL in page.inner_text("#command")
-    assert EVIL in column(page, 0)
-    assert EVIL in page.inner_text("#cells tbody tr:nth-child(4) td:nth-child(12)")
+    page.uncheck("#timed")
 
 
 def test_light_and_dark_and_a_phone(page: Any) -> None:
