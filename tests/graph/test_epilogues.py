@@ -106,13 +106,12 @@ def test_two_convolutions_that_meet_in_an_addition() -> None:
 @pytest.mark.parametrize(
     "model",
     [
-        nn.Conv1d(4, 4, 3),
-        nn.Conv3d(2, 2, 1),
-        nn.ConvTranspose2d(6, 6, 3),
-        nn.Conv2d(6, 6, 3).double(),
-        nn.Conv2d(6, 6, 3).bfloat16(),
+        pytest.param(nn.Conv1d(4, 4, 3), id="1d", marks=pytest.mark.full),
+        pytest.param(nn.Conv3d(2, 2, 1), id="3d", marks=pytest.mark.full),
+        pytest.param(nn.ConvTranspose2d(6, 6, 3), id="transposed"),
+        pytest.param(nn.Conv2d(6, 6, 3).double(), id="float64", marks=pytest.mark.full),
+        pytest.param(nn.Conv2d(6, 6, 3).bfloat16(), id="bfloat16", marks=pytest.mark.full),
     ],
-    ids=["1d", "3d", "transposed", "float64", "bfloat16"],
 )
 def test_other_convolutions_are_left_as_they_are(model: nn.Module) -> None:
     weight = next(model.parameters())
@@ -123,6 +122,7 @@ def test_other_convolutions_are_left_as_they_are(model: nn.Module) -> None:
         torch.testing.assert_close(result, functional.relu(model(x)))
 
 
+@pytest.mark.full
 def test_code_that_saves_the_result_and_code_without_an_algorithm_have_none() -> None:
     block, x = Block(TAILS["scale+shift+relu"]).eval(), images()
     assert "msctx.convolution" in compiled(block, x)[2]

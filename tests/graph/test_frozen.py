@@ -70,6 +70,7 @@ def test_code_for_several_shapes_runs_eagerly_once_weights_have_changed() -> Non
             torch.testing.assert_close(result, model(given))
 
 
+@pytest.mark.full
 def test_what_the_graph_writes_itself_does_not_compile_it_again(recwarn: pytest.WarningsRecorder) -> None:
     model = net().train()
     with msctx.context(mode="GRAPH_MODE", frozen_variable=True), torch.no_grad():

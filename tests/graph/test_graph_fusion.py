@@ -172,7 +172,7 @@ TABLE: dict[str, tuple[str, Program, tuple[torch.Tensor, ...], Callable[[Made, M
     "enable_debug_mode": ("--enable_debug_mode", chain, (A,), lambda on, off: "RecordFunction" in on.code),
 }  # fmt: skip
 """Flag → flags, a program, its arguments, and what distinguishes the code under them from that without."""
-QUICK = ("opt_level", "disable_cluster_ops", "disable_matmul_post_fusion", "enable_horizontal_fusion")
+QUICK = ("opt_level", "disable_matmul_post_fusion")
 ELSEWHERE = {
     *("dump_as_text", "enable_dynamic_shape_fusion", "enable_recompute_fusion", "recompute_peak_threshold"),
     *("recompute_increment_threshold", "online_tuning"),

@@ -133,7 +133,10 @@ PROGRAMS: dict[str, Callable[[Layer, torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+QUICK = ("heads", "a broadcast addition", "other halves")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.full) for n in PROGRAMS])
 def test_what_is_no_such_program_is_left_as_it_is(name: str) -> None:
     layer, x = Layer(PROGRAMS[name]), values(2, 4, 13)
     result, _, code = compiled(layer, x)

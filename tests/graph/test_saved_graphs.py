@@ -76,7 +76,7 @@ def test_level_1_has_what_dynamo_and_aotautograd_made(tmp_path: Path) -> None:
     assert {file.attrs["compile_id"] for file in read(tmp_path).values()} == {"0/0"}
 
 
-@pytest.mark.parametrize("level", [2, True])
+@pytest.mark.parametrize("level", [2, pytest.param(True, marks=pytest.mark.full)])
 def test_level_2_has_the_back_end_and_its_code_too(level: int, tmp_path: Path) -> None:
     with msctx.context(save_graphs=level, save_graphs_path=str(tmp_path)):
         train()
@@ -195,7 +195,9 @@ def test_modules_that_graph_mode_compiles(tmp_path: Path) -> None:
     assert [code for _, _, code in node.lines] == ["pooled = self.conv(x).mean((2, 3))"]
 
 
-@pytest.mark.parametrize(("fused", "last"), [(True, "graph_build_1"), (False, "16_validate")])
+@pytest.mark.parametrize(
+    ("fused", "last"), [(True, "graph_build_1"), pytest.param(False, "16_validate", marks=pytest.mark.full)]
+)
 def test_back_ends_of_graph_mode(fused: bool, last: str, tmp_path: Path) -> None:
     with msctx.context(mode="GRAPH_MODE", enable_graph_kernel=fused, save_graphs=2, save_graphs_path=str(tmp_path)):
         Net()(torch.randn(2, 3, 8, 8)).sum().backward()
@@ -211,6 +213,7 @@ def test_what_is_only_compiled_is_written(tmp_path: Path) -> None:
 # --- looking on changes nothing ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_the_same_code_is_generated(tmp_path: Path) -> None:
     net, x = Net(), torch.randn(2, 3, 8, 8)
 
@@ -301,6 +304,7 @@ def test_entering_loads_neither_dynamo_nor_inductor(passes: Callable[..., str], 
 # --- when -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_code_that_torch_has_cached_is_made_again(tmp_path: Path) -> None:
     train()
     torch._dynamo.reset()

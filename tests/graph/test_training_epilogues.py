@@ -158,7 +158,10 @@ TAILS: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", TAILS)
+QUICK = ("factor", "in place")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.full) for n in TAILS])
 def test_what_the_backward_pass_needs_is_not_taken_in(name: str) -> None:
     tail, expected = TAILS[name]
     torch.manual_seed(4)

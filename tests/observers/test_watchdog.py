@@ -161,6 +161,7 @@ TRACES = """
 """
 
 
+@pytest.mark.full
 def test_it_waits_while_another_process_debugs_this_one() -> None:
     """The debugger is real, as far as the kernel knows: it has attached itself by ptrace, and stops nothing."""
     code = """

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import asdict
 
+import pytest
 import torch
 from torch import nn
 
@@ -59,6 +60,7 @@ def test_what_stands_on_the_class_of_modules_comes_back() -> None:
         nn.Module._compiled_call_impl = None
 
 
+@pytest.mark.full
 def test_pynative_mode_does_not_load_dynamo(run_forked: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     done = run_forked("""
         import sys, torch, msctx
