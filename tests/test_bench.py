@@ -200,6 +200,7 @@ def say(**message):
 """
 
 
+@pytest.mark.full
 def test_a_part_that_fails_does_not_end_the_others(
     bench: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -109,6 +110,7 @@ NEEDED = {
 """Beside what some options have an effect, or more of it."""
 
 
+@cache
 def all_assignments() -> dict[str, set[str]]:
     """Switch → the options that assign it: each value of each option on each device, alone and beside the one it needs."""
     found: dict[str, set[str]] = {}
@@ -218,6 +220,7 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{base}.{name.name}"
 
 
+@cache
 def unit(name: str) -> str | None:
     """The file or package right under msctx that a dotted name lies in: ``msctx.options.kinds.Bool`` → ``options``."""
     parts = name.split(".")

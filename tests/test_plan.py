@@ -385,7 +385,7 @@ def test_the_row_that_lost_a_shared_switch_names_the_winner(target: str, postpon
     assert (row in found.failing) == (target == "CPU"), "what the main device does not do is reported"
 
 
-@settings(max_examples=2000)
+@settings(max_examples=500)
 @given(layers=LAYERS, facts=MACHINES)
 def test_rows_agree(layers: list[dict[str, object]], facts: Facts) -> None:
     assert_agreed(plan.make(Settings(valid(layers)), facts))

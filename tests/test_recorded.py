@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -63,14 +61,20 @@ def test_of_another_program_its_name_and_the_names_of_its_flags_are_recorded() -
     assert command_line([]) == [""]
 
 
-def test_a_run_records_no_secret_and_for_its_user_alone(tmp_path: Path) -> None:
+def test_a_run_records_no_secret_and_for_its_user_alone(tmp_path: Path, passes: Callable[..., str]) -> None:
     (tmp_path / "job.py").write_text("def main(token):\n    return {'length': len(token)}\n")
     words = ["run", "job.yaml", f"args.token={SECRET}", "--out", "out", "--json"]
     (tmp_path / "job.yaml").write_text("experiment:\n  entry: job.py:main\n")
-    environment = {**os.environ, "TORCH_API_TOKEN": SECRET, "CUDA_PASSWORD": SECRET}
-    command = ["sh", "-c", 'umask 022; exec "$@"', "sh", sys.executable, "-m", "msctx", *words]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["length"] == len(SECRET)
+    program = f"""
+        import os, sys
+        from msctx import __main__
+        os.umask(0o022)
+        os.chdir({str(tmp_path)!r})
+        sys.argv = {["msctx", *words]!r}
+        __main__.main()
+    """
+    out = passes(program, env={"TORCH_API_TOKEN": SECRET, "CUDA_PASSWORD": SECRET})
+    assert json.loads(out)["length"] == len(SECRET)
     files = sorted((tmp_path / "out").iterdir())
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
     # the configuration repeats the run, and needs what the entry was given

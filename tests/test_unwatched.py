@@ -180,6 +180,7 @@ def test_code_that_was_compiled_outside_does_not_count() -> None:
     compiled(torch.ones(2))
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("nothing_is_compiled")
 def test_models_of_either_kind_are_acted_on(tmp_path: Path) -> None:
     two_ranks(

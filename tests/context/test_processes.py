@@ -18,6 +18,7 @@ def spawned() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
+@pytest.mark.full
 def test_bind_into_a_spawned_process(spawned: ProcessPoolExecutor) -> None:
     plain = spawned.submit(msctx.state).result(120)
     assert not plain["torch.deterministic"]

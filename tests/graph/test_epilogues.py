@@ -87,6 +87,7 @@ def test_what_follows_is_part_of_the_call(expected: str) -> None:
             torch.testing.assert_close(result.double(), right, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.full
 def test_two_convolutions_that_meet_in_an_addition() -> None:
     class Downsample(nn.Module):
         def __init__(self) -> None:

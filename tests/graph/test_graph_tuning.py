@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from graph_programs import EAGER_GRAPHS, Net, image
 
@@ -36,6 +37,7 @@ def test_compiled_code_is_tuned_alike() -> None:
     assert {row.direction for row in ctx.choices()} == {"fprop", "matmul"}
 
 
+@pytest.mark.full
 def test_compiled_code_is_recorded_and_stays_as_it_was(tmp_path: Path) -> None:
     net = Net().eval()
     with torch.no_grad(), msctx.context(mode="GRAPH_MODE"):

@@ -340,6 +340,7 @@ def test_code_that_was_compiled_before_is_compiled_again(tmp_path: Path) -> None
     assert len(names(tmp_path)) == count
 
 
+@pytest.mark.full
 def test_a_backward_pass_after_the_scope_is_written(tmp_path: Path) -> None:
     with msctx.context(save_graphs=1, save_graphs_path=str(tmp_path)):
         result = torch.compile(Net(), dynamic=True)(torch.randn(2, 3, 8, 8))

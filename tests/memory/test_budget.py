@@ -126,6 +126,7 @@ def accumulated(model: nn.Module, x: torch.Tensor, **options: Any) -> int:
         return msctx.memory_stats()["caps"][0]["peak_bytes"]
 
 
+@pytest.mark.full
 def test_the_cap_holds_when_gradients_are_accumulated_and_the_optimizer_comes_later() -> None:
     x = torch.randn(128, 128)
     optimizer_and_gradients = 3 * sum(p.nbytes for p in stack(6, 128).parameters())
@@ -134,6 +135,7 @@ def test_the_cap_holds_when_gradients_are_accumulated_and_the_optimizer_comes_la
     assert not all(row["recomputed"] for row in rows(model)), "where there is room, some are kept"
 
 
+@pytest.mark.full
 def test_the_cap_holds_when_a_model_runs_several_times_in_a_step() -> None:
     def adversaries(cap: int) -> int:
         torch.manual_seed(0)

@@ -79,6 +79,7 @@ assert len(calls) == 2
     )
 
 
+@pytest.mark.full
 def test_a_thread_that_gives_weights_other_memory_while_another_watches_them(passes: Passes) -> None:
     """As EMA copies and flat views do; the library once named memory that was gone."""
     passes(

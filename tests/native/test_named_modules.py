@@ -211,6 +211,7 @@ def test_a_checkpoint_is_computed_again_with_the_models_of_its_forward_pass(cust
         gc.collect()
 
 
+@pytest.mark.full
 def test_compiled_code_sees_models_that_come_and_go(rules, passes):
     """Also where a policy was in force before Dynamo was loaded: each step finds what the first has compiled."""
     code = f"""

@@ -227,6 +227,7 @@ def test_a_child_that_cannot_honour_the_options(run: Run, folder: Path, strict: 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.full
 def test_a_child_on_a_machine_without_the_device_ends_at_once() -> None:
     missing = next(target for target, device in (("Ascend", "ascend"), ("GPU", "cuda")) if device not in devices.here())
     environment = os.environ | {"MSCTX_PLAN": carried.pack(make_layer({"device_target": missing}, "command line"))}

@@ -170,6 +170,7 @@ def test_tensorboard(experiment: Experiment, tmp_path: Path) -> None:
     assert result["drawn"] == drawn_without_sinks(experiment, tmp_path)
 
 
+@pytest.mark.full
 def test_mlflow(experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)

@@ -66,6 +66,7 @@ def test_a_grid_has_one_summary(experiment: str, tmp_path: Path, capsys: Any) ->
     assert "deterministic" in text
 
 
+@pytest.mark.full
 def test_a_run_that_fails_does_not_end_it(experiment: str, tmp_path: Path, capsys: Any) -> None:
     code, text, _ = run(capsys, experiment, "--sweep", "args.scale=3,1", "--out", str(tmp_path / "out"), "--json")
     failed, done = json.loads(text)["points"]

@@ -79,6 +79,7 @@ def test_what_is_compiled_is_logged_and_only_then(caplog: pytest.LogCaptureFixtu
         logger.removeHandler(handler)
 
 
+@pytest.mark.full
 def test_the_environment_says_what_is_there_before_dynamo_is(passes: Callable[..., str]) -> None:
     code = """
         import sys

@@ -411,6 +411,7 @@ def test_what_does_not_compile_is_noted() -> None:
     assert found["notes"] == ["a graph does not compile (RuntimeError: no compiler here)"]
 
 
+@pytest.mark.full
 def test_each_outermost_module_is_compiled_once_and_nothing_stays() -> None:
     compile_ = torch.compile
     model, loss, graphs = net(), nn.MSELoss(), Graphs()

@@ -63,6 +63,7 @@ def test_operators_that_agree_in_the_step_that_differs_count(capsys: Any) -> Non
     assert re.search(r"agree +0 steps and [1-9]\d* operators before it", out), out
 
 
+@pytest.mark.full
 def test_runs_that_end_themselves_alike_are_no_difference(capsys: Any) -> None:
     """Each in a folder of its own."""
     code, _, err = run(capsys, "args.code=3", "args.step=1")
