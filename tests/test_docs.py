@@ -66,16 +66,19 @@ def skip_without_libraries(block: str) -> None:
 
 
 @pytest.mark.parametrize("block", blocks("python"))
-def test_python_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes: Callable[..., str]) -> None:
     skip_without_libraries(block)
     monkeypatch.chdir(tmp_path)
-    ways = {"def test_": ["-m", "pytest", "-p", "msctx.integrations.pytest_plugin"], "__main__": []}
-    if (way := next((words for sign, words in ways.items() if sign in block), None)) is None:
+    ways = {
+        "def test_": "import pytest; sys.exit(pytest.main(['-p', 'msctx.integrations.pytest_plugin', 'example.py']))",
+        "__main__": "import runpy; runpy.run_path('example.py', run_name='__main__')",
+    }
+    if (way := next((code for sign, code in ways.items() if sign in block), None)) is None:
         exec(compile(block, "example", "exec"), {})
         return
     Path("example.py").write_text(block, encoding="utf-8")
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    subprocess.run([sys.executable, *way, "example.py"], check=True)
+    code = f"import os, sys; os.chdir({str(tmp_path)!r}); sys.argv = ['example.py']; {way}"
+    passes(code, env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
 
 
 @pytest.mark.parametrize("block", blocks("yaml"))
@@ -267,7 +270,7 @@ def test_the_pictures_are_those_that_are_drawn(bench: Callable[[str], Any], monk
         assert (DOCS / "pictures" / f"{name}.svg").read_text(encoding="utf-8") == draw(), name
 
 
-def test_the_diffs_shown_apply_and_do_what_the_page_says(tmp_path: Path) -> None:
+def test_the_diffs_shown_apply_and_do_what_the_page_says(tmp_path: Path, passes: Callable[[str], str]) -> None:
     """Each in turn, to a copy of the tree in which the page's checks (blocks marked py) run."""
     if not shutil.which("git"):
         pytest.skip("git is missing")
@@ -279,9 +282,8 @@ def test_the_diffs_shown_apply_and_do_what_the_page_says(tmp_path: Path) -> None
     assert len(checks) >= 2
     for diff in diffs:
         subprocess.run(["git", "apply", "-"], input=diff, text=True, cwd=tmp_path, check=True)
-    code = "\n".join([f"import msctx; assert msctx.__file__.startswith({str(tmp_path)!r})", *checks])
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert not done.returncode, done.stderr
+    here = f"import os, sys; os.chdir({str(tmp_path)!r}); sys.path.insert(0, {str(tmp_path)!r})"
+    passes("\n".join([here, f"import msctx; assert msctx.__file__.startswith({str(tmp_path)!r})", *checks]))
 
 
 def test_the_paths_named_exist() -> None:
