@@ -54,13 +54,13 @@ def in_every_form(option: Option, folder: Path) -> Iterator[Any]:
             yield str(folder / name)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_of_many_mistakes_in_a_value_names_are_suggested_for_the_first(name: str, searches: list[str], tmp_path: Path) -> None:
-    for value in in_every_form(OPTIONS[name], tmp_path):
-        searches.clear()
-        with suppress(OptionError):
-            make_layer({name: value}, "test")
-        assert len(searches) <= MOST
+def test_of_many_mistakes_in_a_value_names_are_suggested_for_the_first(searches: list[str], tmp_path: Path) -> None:
+    for name, option in OPTIONS.items():
+        for value in in_every_form(option, tmp_path):
+            searches.clear()
+            with suppress(OptionError):
+                make_layer({name: value}, "test")
+            assert len(searches) <= MOST, (name, value)
 
 
 @pytest.mark.parametrize(

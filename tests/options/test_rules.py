@@ -48,16 +48,16 @@ ACCELERATE = "experimental_accelerate_train_mode"
 ALL = [*rules.OVERRIDES, *rules.EXCLUDES, *rules.NEEDS, *rules.FORBIDS]
 
 
-@pytest.mark.parametrize("rule", ALL, ids=[" ".join(names_of(rule)) for rule in ALL])
-def test_a_rule_speaks_of_options_and_values_that_exist(rule: Any) -> None:
-    for name in names_of(rule):
-        assert name in OPTIONS
-        assert rules.sentences(name), "the reference tells it"
-    whens = [v for v in vars(rule).values() if isinstance(v, rules.When)]
-    for when in [*whens, *getattr(rule, "others", ())]:
-        for value in when.values:
-            found = make_layer({when.name: value}, "test").settings[when.name].value
-            assert (type(found), found) == (type(value), value)
+def test_a_rule_speaks_of_options_and_values_that_exist() -> None:
+    for rule in ALL:
+        for name in names_of(rule):
+            assert name in OPTIONS, rule
+            assert rules.sentences(name), f"the reference has nothing of {rule}"
+        whens = [v for v in vars(rule).values() if isinstance(v, rules.When)]
+        for when in [*whens, *getattr(rule, "others", ())]:
+            for value in when.values:
+                found = make_layer({when.name: value}, "test").settings[when.name].value
+                assert (type(found), found) == (type(value), value), rule
 
 
 # --- who wins ---------------------------------------------------------------------------------------------------------
