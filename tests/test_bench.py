@@ -169,6 +169,7 @@ def test_the_other_parts_of_the_report(
     assert "conv_workspace_limit=0: " in out
 
 
+@pytest.mark.full
 def test_without_a_gpu_the_report_says_so() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")

@@ -407,12 +407,10 @@ def test_wrong_usage_is_reported_as_json_too(msctx):
     assert json.loads(out)["problems"][0]["hint"] == "deterministic"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "command",
-    [
-        "state",
-        *(pytest.param(c, marks=pytest.mark.full) for c in ("options --json", "explain --all --device cpu --json", "schema")),
-    ],
+    ["state", "options --json", "explain --all --device cpu --json", "schema"],
 )
 def test_nobody_need_read_to_the_end(command):
     code = f"{sys.executable} -m msctx {command} | head -1; exit ${{PIPESTATUS[0]}}"

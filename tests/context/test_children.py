@@ -67,7 +67,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", *(pytest.param(m, marks=pytest.mark.full) for m in ("spawn", "forkserver"))])
+@pytest.mark.full
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_children_hold_what_their_parent_holds(method: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

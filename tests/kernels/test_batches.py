@@ -6,6 +6,7 @@ batch_invariant=True computes the others image by image: tests/native/test_heuri
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from cases import CASES, OTHER_CASES, case
 from checks import stored, takes
 
@@ -15,6 +16,7 @@ TOGETHER = ("winograd", "fft", "tiles")
 """The largest values of all images decide how these compute one."""
 
 
+@pytest.mark.full
 def test_the_bits_of_an_image_do_not_depend_on_the_batch(kernels: Kernels) -> None:
     rows = [r for r in kernels.rows if r.op != BACKWARD_WEIGHT and r.fixed_order and not r.algorithm.startswith(TOGETHER)]
     assert {row.op for row in rows} == {0, BACKWARD_DATA}
