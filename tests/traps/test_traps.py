@@ -1,8 +1,6 @@
 """The twelve traps of torch that msctx exists to avoid: each test shows first that torch still has it, then what msctx does."""
 
 import os
-import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -115,9 +113,9 @@ def test_trap_05_matmul_precision_says_high_for_an_ieee_node(held: Held) -> None
 
 
 @pytest.mark.filterwarnings("ignore:hi is not one of")
-def test_trap_06_a_wrong_precision_only_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trap_06_a_wrong_precision_only_warns(monkeypatch: pytest.MonkeyPatch, run_forked: Callable[..., Any]) -> None:
     code = "import torch; torch.set_float32_matmul_precision('hi'); print(torch.get_float32_matmul_precision())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # it warns once a process
+    done = run_forked(code)  # it warns once a process
     assert (done.returncode, done.stdout) == (0, "highest\n"), "torch fixed it: the value is an error"
     assert "has no effect" in done.stderr
 
