@@ -150,6 +150,13 @@ def clean_up(before: dict[str, Any]) -> None:
     put_precision_back(before["the old precision flags"], before["precision nodes"])
 
 
+@pytest.fixture(scope="module")
+def only_new_objects_are_searched() -> None:
+    """gc.collect() searches what the tests of the file make: for files that call it in each test."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
     """Fails the test that does not leave the process as it found it."""

@@ -24,7 +24,7 @@ DIGITS = str(Path(__file__).parents[1] / "configs" / "experiments" / "digits.yam
 
 
 @pytest.fixture(autouse=True)
-def nobody_has_watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def nobody_has_watched(only_new_objects_are_searched: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     gc.collect()
     assert not watched.models()
     monkeypatch.setenv("ASCEND_WORK_PATH", str(tmp_path))

@@ -85,12 +85,9 @@ def test_a_second_process_finds_what_the_first_has_compiled(run: Run, tmp_path: 
     assert files(tmp_path / "default") == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
-    "options",
-    [
-        "enable_compile_cache=False",
-        pytest.param("op_compiler_cache_mode='disable', op_compiler_cache_dir='kept'", marks=pytest.mark.full),
-    ],
+    "options", ["enable_compile_cache=False", "op_compiler_cache_mode='disable', op_compiler_cache_dir='kept'"]
 )
 def test_off_leaves_no_file(options: str, run: Run, tmp_path: Path) -> None:
     found = run(f"compiles({options})")

@@ -12,7 +12,7 @@ import msctx
 
 
 @pytest.fixture
-def nothing_left_in_the_pool() -> Iterator[None]:
+def nothing_left_in_the_pool(only_new_objects_are_searched: None) -> Iterator[None]:
     yield
     gc.collect()
     assert msctx.memory_stats()["current_bytes"] == 0
