@@ -9,7 +9,7 @@ import runpy
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interpreter import Interpreter
 from torch import nn
 
 import msctx
@@ -31,6 +32,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 Ran = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="module")
+def torch_interpreter(native_core: None) -> Iterator[Interpreter]:
+    """Scripts call torch.use_deterministic_algorithms, which loads inductor for two seconds: here that is loaded once."""
+    interpreter = Interpreter("import torch._inductor")
+    yield interpreter
+    interpreter.close()
 
 
 @pytest.fixture

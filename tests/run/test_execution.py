@@ -182,7 +182,7 @@ IMPORTS = "try:\n    import torch\nexcept Exception:\n    pass\nprint('on')"
 """A program that catches what it can."""
 
 
-@pytest.mark.parametrize(("strict", "code"), [((), 2), (("strict=true",), 7)])
+@pytest.mark.parametrize(("strict", "code"), [((), 2), pytest.param(("strict=true",), 7, marks=pytest.mark.full)])
 def test_a_process_that_has_said_why_it_could_not_enter_them(
     run: Run, folder: Path, strict: tuple[str, ...], code: int
 ) -> None:
