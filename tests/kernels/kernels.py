@@ -187,6 +187,9 @@ class Kernels:
         """The last of that name: what takes most."""
         return next(row for row in reversed(self.rows) if (row.direction, row.name) == (direction, name))
 
+    def running(self, algorithm: str) -> Row:
+        return next(row for row in self.rows if row.algorithm == algorithm)
+
     def named(self, text: str) -> Row | None:
         """``None``: no instruction set of this machine has it."""
         return next((row for row in self.rows if str(row) == text), None)

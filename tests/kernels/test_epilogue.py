@@ -10,7 +10,7 @@ import pytest
 from cases import CASES, Case, case
 from checks import stored, takes
 
-from kernels import ACTIVATIONS, DIRECTIONS, ROWS, Epilogue, Kernels, Row
+from kernels import ACTIVATIONS, ROWS, Epilogue, Kernels, Row
 
 ROW = pytest.mark.parametrize("row", ROWS, indirect=True)
 SMALL = (
@@ -147,7 +147,7 @@ def test_all_cases_have_one(kernels: Kernels) -> None:
 
 def gelu(kernels: Kernels, isa: str, name: str, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """By a product with 1, in each way that a row stores its results: x as the rows of one column."""
-    row = kernels.row(DIRECTIONS.index("matmul"), "strict")
+    row = kernels.running("product")
     one = case(1, 1, 1, (1, x.size), 1)
     given = x.reshape(one.shapes[0]), np.ones((1, 1, 1, 1), np.float32), np.zeros(one.shapes[2], np.float32)
     e = Epilogue(activation=name)
@@ -167,7 +167,7 @@ def test_the_error_of_gelu_is_as_stated(kernels: Kernels, name: str, size: int) 
     v = values.astype(np.float64)
     expected = v / 2 * ERFC(-v / 2**0.5) if name == "gelu" else v / (1 + np.exp(np.minimum(-2 * np.sign(v) * u, 700)))
     bound = (2**-20 if name == "gelu" else 2**-21 * (1 + u)) * np.abs(expected) + 2**-123
-    for isa in kernels.row(DIRECTIONS.index("matmul"), "strict").isas:
+    for isa in kernels.running("product").isas:
         error = np.abs(gelu(kernels, isa, name, values) - expected)
         assert (error <= bound).all(), (isa, values[np.argmax(error / bound)], (error / bound).max())
 
@@ -176,7 +176,7 @@ def test_the_error_of_gelu_is_as_stated(kernels: Kernels, name: str, size: int) 
 def test_gelu_of_what_is_large_or_no_number(kernels: Kernels, name: str) -> None:
     values = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, 1e10, -1e10, 14, -14, 0.0, -0.0, 1e-45, -1e-45], np.float32)
     expected = np.array([np.nan, np.inf, np.nan, 3e38, 0, 1e10, 0, 14, 0, 0, 0, 0, 0], np.float32)
-    for isa in kernels.row(DIRECTIONS.index("matmul"), "strict").isas:
+    for isa in kernels.running("product").isas:
         for count in (len(values), 64 * len(values)):
             found = gelu(kernels, isa, name, np.resize(values, count))
             np.testing.assert_allclose(found, np.resize(expected, count), rtol=0, atol=2**-122)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cases import case
 
-from kernels import BACKWARD_DATA, DIRECTIONS, FORWARD, TARGETS, Epilogue, Kernels
+from kernels import BACKWARD_DATA, FORWARD, TARGETS, Epilogue, Kernels
 
 SIZES = ((1, 700), (7, 90), (130, 5), (300, 33), (128, 1041), (1, 513))
 """Depth and columns: one block of a sum and several, vectors that are not full, more columns than are computed at once."""
@@ -15,7 +15,7 @@ SIZES = ((1, 700), (7, 90), (130, 5), (300, 33), (128, 1041), (1, 513))
 @pytest.mark.parametrize("op", [FORWARD, BACKWARD_DATA], ids=["of lines", "of neighbours"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_a_few_rows_have_the_bits_of_many(kernels: Kernels, size: tuple[int, int], op: int) -> None:
-    row = kernels.row(DIRECTIONS.index("matmul"), "strict")
+    row = kernels.running("product")
     channels = size if op == FORWARD else size[::-1]
     many = case(1, *channels, (1, 40), 1)
     rng = np.random.default_rng(sum(size))
