@@ -49,7 +49,8 @@ at::Tensor by_onednn(
   for (const at::IntArrayRef numbers : {input.sizes(), weight.sizes(), g.stride, g.padding, g.dilation})
     what += '|' + joined(numbers);
   const at::Tensor packed = kept_tensor(
-      policy, weight, f.scale, what + '|' + std::to_string(g.groups), threads_of_torch(), policy.frozen_weights, [&] {
+      policy, weight, f.scale, what + '|' + std::to_string(g.groups), threads_of_torch(),
+      policy.frozen_weights && is_parameter(weight), [&] {
         const at::Tensor scaled = f.scale.defined() ? weight.mul(f.scale.view({-1, 1, 1, 1})) : weight;
         return called(*dnn.pack, {scaled.contiguous(), g.padding.vec(), g.stride.vec(), g.dilation.vec(), g.groups, input.sizes().vec()});
       });

@@ -158,13 +158,6 @@ class Product {
   }
   at::Tensor widened(const at::Tensor& t) const { return wide_ ? t.to(at::kFloat) : t; }
 
-  // What frozen_weights is about: other right factors change.
-  bool is_parameter(const at::Tensor& t) const {
-    if (call_.module) return true;
-    const at::TensorBase& base = t.is_view() ? t._base() : t;
-    return base.requires_grad() && base.is_leaf();
-  }
-
   // Whether what is added is a value for each column.
   bool adds_bias() const {
     if (!t_.adds() || t_.beta.toDouble() != 1.0 || t_.scales() || kind_ != Kind::matrices) return false;
@@ -218,7 +211,7 @@ class Product {
     const bool is_followed = !is_last && (t_.finishing || following.shift.defined());
     // In inference, where a right factor is a weight most often: activations would only push weights out.
     const bool may_be_weight = kind_ == Kind::matrices && !at::GradMode::is_enabled() && !::torch::autograd::get_current_node();
-    const auto kept = !may_be_weight ? Weight::fresh : is_parameter(t_.right) ? Weight::kept : Weight::checked;
+    const auto kept = may_be_weight ? kept_as(t_.right) : Weight::fresh;
     const at::Tensor found = run_row(policy, row, call, image, weight, at::MemoryFormat::ChannelsLast, is_followed ? &following : nullptr, kept, ran);
     const at::Tensor all = found.permute({0, 2, 3, 1}).reshape({height * across, columns_});
     const at::Tensor result = padded ? all.narrow(0, 0, rows_).clone() : all;

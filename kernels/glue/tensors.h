@@ -146,6 +146,14 @@ inline std::vector<int64_t> result_shape(const ConvCall& call, Direction directi
 // Whether what was made of a weight in earlier calls may serve a run; `checked`: of its same bytes alone, whatever frozen_weights allows.
 enum class Weight { kept, checked, fresh };
 
+// What frozen_weights is about: a tensor that records gradients by itself, or one of a watched module. Others change: compiled code
+// computes weights into memory that held another one before.
+inline bool is_parameter(const at::Tensor& t) {
+  const at::TensorBase& base = t.is_view() ? t._base() : t;
+  return (base.requires_grad() && base.is_leaf()) || module_of(t, false);
+}
+inline Weight kept_as(const at::Tensor& weight) { return is_parameter(weight) ? Weight::kept : Weight::checked; }
+
 // How a run went: whether its result had to be computed again, and how many forms of its weight were kept and were made.
 struct Ran {
   bool again = false;

@@ -153,9 +153,10 @@ def test_under_vmap_and_functional_call(ctx: msctx.Context) -> None:
 # --- frozen_weights ------------------------------------------------------------------------------------------------------
 
 
+@torch.no_grad()
 def test_frozen_weights_are_looked_at_once() -> None:
     """What it promises: a change goes unnoticed while the context is open, not after it, and not where a scope inside looks again."""
-    w = weight()
+    w = weight().requires_grad_()
     with msctx.context(conv_fprop_algo="winograd"):
         fn.conv2d(X, w)
     w.add_(1)
@@ -175,6 +176,20 @@ def test_frozen_weights_are_looked_at_once() -> None:
         assert is_fresh(fn.conv2d(X, w), w)
     with ctx:
         assert is_fresh(fn.conv2d(X, w), w)
+
+
+def test_what_is_no_parameter_is_looked_at_each_time() -> None:
+    """Unless a watched module has it."""
+    w, layer = weight(), nn.Conv2d(6, 5, 3, bias=False).requires_grad_(False)
+    with msctx.context(conv_fprop_algo="winograd", frozen_weights=True, fallback="error") as ctx:
+        for one in (w, layer.weight):
+            before = fn.conv2d(X, one)
+            one.add_(1)
+            assert bits([fn.conv2d(X, one)]) != bits([before])
+        ctx.watch(layer)
+        before = layer(X)
+        layer.weight.add_(1)
+        assert bits([layer(X)]) == bits([before])
 
 
 # --- memory, threads, processes ------------------------------------------------------------------------------------------
