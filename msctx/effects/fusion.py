@@ -10,7 +10,7 @@ from msctx.effects.algorithms import POLICY, asked_of, conv_policy, only_records
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, refused
 from msctx.effects.graph_engine import GRAPHS, ONCE
 from msctx.options.conv_policy import RECORDED, ConvPolicy
-from msctx.options.conv_rules import PRODUCT
+from msctx.options.conv_rules import DIRECTIONS, PRODUCT
 from msctx.options.fusion_passes import TWINS, WITHOUT_A_TWIN, known
 from msctx.options.graph_kernel_flags import FLAGS, GROUP, WHY_NOT
 
@@ -55,11 +55,17 @@ def asked(want: Want) -> dict[str, Any]:
         "flags": tuple(flags.items()),
         "fusion_switches": tuple(_switches(want)),
         "scope_passes": tuple(scope.value.split(",")) if scope else (),
-        "epilogues": fused(want) is not False
-        and any(name != RECORDED for _, name in asked_of(replace(want, device="cpu"), "fprop")),
+        "weights": _has_algorithm(want, *DIRECTIONS),
+        "epilogues": _has_algorithm(want, "fprop"),
         "products": _products(want),
         "frozen": want.in_force(FROZEN) is not None and want.other(FROZEN) and not _hides(want, FROZEN),
     }
+
+
+def _has_algorithm(want: Want, *directions: str) -> bool:
+    """Whether convolutions that inductor compiles for the CPU may have one."""
+    names = asked_of(replace(want, device="cpu"), *directions)
+    return fused(want) is not False and any(name != RECORDED for _, name in names)
 
 
 def _products(want: Want) -> ConvPolicy | None:

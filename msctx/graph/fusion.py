@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
-from msctx.graph import epilogues, names
+from msctx.graph import epilogues, names, weights
 from msctx.graph.frozen import Compile, frozen
 from msctx.graph.fusion_dump import Dump
 from msctx.graph.groups import ALL, REDUCTIONS, Rules, fuse, groups_in, meant, names_of
@@ -86,8 +86,8 @@ class Way:
             self.config |= {**CACHED, **self.dump.hooks()}
         if self.dump or self.rules or any(name in flags for name in names.LISTS):
             self.aot["enable_autograd_cache"] = False  # what it loads has been through no pass
-        self.epilogues, self.products = wanted.epilogues, wanted.products is not None
-        about = own_code(), wanted.flags, wanted.fusion_switches, wanted.epilogues, wanted.products
+        self.weights, self.epilogues, self.products = wanted.weights, wanted.epilogues, wanted.products is not None
+        about = own_code(), wanted.flags, wanted.fusion_switches, wanted.weights, wanted.epilogues, wanted.products
         self.tag = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
 
     def _by_level(self) -> None:
@@ -286,7 +286,7 @@ def compiler(wanted: Compilation) -> Callable[..., Any]:
     """What compiles the graphs of a policy that inductor fuses."""
     from torch._inductor.compile_fx import compile_fx
 
-    if not (wanted.flags or wanted.fusion_switches or wanted.frozen or wanted.epilogues or wanted.products):
+    if not (wanted.flags or wanted.fusion_switches or wanted.frozen or wanted.weights or wanted.products):
         return functools.partial(compile_fx, config_patches=dict(wanted.config))
     compile = functools.partial(_compile, wanted)
     return functools.partial(_frozen, compile) if wanted.frozen else compile
@@ -333,6 +333,8 @@ def _in_force(way: Way) -> Iterator[None]:
         stack.enter_context(torch._functorch.config.patch(way.aot))
         stack.enter_context(shared.patch(cache_key_tag=f"{shared.cache_key_tag}{way.tag}"))
         stack.enter_context(way.patterns.applied())
+        if way.weights:
+            stack.enter_context(weights.not_copied())
         yield
 
 

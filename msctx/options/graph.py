@@ -62,6 +62,7 @@ class Compilation:
         fusion_switches: of CANN's fusion passes: group, pass, ``"on"`` or ``"off"``.
         scope_passes: which passes replace patterns that are off unless named.
         frozen: weights become constants where no gradients are computed.
+        weights: convolutions read them where they are, since an algorithm is asked for.
         epilogues: convolutions of graphs without gradients take what follows them into their call, under the policy for algorithms.
         products: the policy by which linear layers do, where it asks for products; it is known by what decides about these alone.
     """
@@ -78,5 +79,6 @@ class Compilation:
     fusion_switches: tuple[tuple[str, str, str], ...] = ()
     scope_passes: tuple[str, ...] = ()
     frozen: bool = False
+    weights: bool = False
     epilogues: bool = False
     products: ConvPolicy | None = None
