@@ -82,10 +82,18 @@ BY_STRIDES = {aten.as_strided.default, aten.view.dtype}
 
 def _is_of_strides(node: fx.Node) -> bool:
     """Whether it depends on how a tensor lies in memory; as the order of random numbers does that are made like one."""
-    if node.target in BY_STRIDES:
+    if node.target in BY_STRIDES or any(_takes_strides_as_they_come(one) for one in (node.target, *node.args)):
         return True
     is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) or "rand" in str(node.target)
     return is_random and any(getattr(given.meta["val"], "ndim", 0) for given in node.all_input_nodes)
+
+
+def _takes_strides_as_they_come(operator: Any) -> bool:
+    """Whether it is a program's own operator to which inductor gives tensors as its graph has them, and not as eager code would."""
+    from torch._library.utils import get_layout_constraint_tag
+
+    is_operator = isinstance(operator, torch._ops.OpOverload)  # or an argument of one that writes for it
+    return is_operator and get_layout_constraint_tag(operator) is torch.Tag.needs_fixed_stride_order
 
 
 def _is_ours(node: fx.Node) -> bool:
@@ -304,8 +312,6 @@ def _of(graph: fx.Graph, target: Any, a: Number, b: Number) -> Number:
     if not isinstance(a, fx.Node) and not isinstance(b, fx.Node):
         return a + b if target is aten.add.Tensor else a * b
     a, b = (a, b) if isinstance(a, fx.Node) else (b, a)
-    if target is aten.mul.Tensor and b == 0:
-        return 0
     return a if b == (0 if target is aten.add.Tensor else 1) else graph.call_function(target, (a, b))
 
 

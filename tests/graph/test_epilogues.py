@@ -308,6 +308,18 @@ def test_nan_stays_nan_on_torchs_path_too(expected: str) -> None:
         torch.testing.assert_close(result.isnan(), block(x).isnan())
 
 
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_an_operator_of_a_program_gets_the_strides_of_eager_code(grad: bool) -> None:
+    with torch.library._scoped_library("msctx_tests", "FRAGMENT") as library:
+        library.define("strides(Tensor x) -> Tensor", tags=(torch.Tag.needs_fixed_stride_order,))
+        library.impl("strides", lambda x: torch.tensor(x.stride()), "CPU")
+        torch.library.register_fake("msctx_tests::strides", lambda x: x.new_empty(x.dim(), dtype=torch.int64), lib=library)
+        model, x = Calls(lambda m, x: torch.ops.msctx_tests.strides(torch.relu(m.conv(x)))), images()
+        torch._dynamo.reset()
+        with msctx.context(**ASKED), torch.set_grad_enabled(grad):
+            assert model(x).tolist() == [*x.stride()]
+
+
 def test_statistics_may_change_under_frozen_weights() -> None:
     block, x = Block(TAILS["scale+shift+relu"]).eval(), images()
     norm = Block(TAILS["scale+shift"]).eval()

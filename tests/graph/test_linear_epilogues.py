@@ -287,6 +287,15 @@ def test_what_is_no_number_stays_so(algorithm: str, value: str) -> None:
         torch.testing.assert_close(found, function(x @ w + other), equal_nan=True, rtol=1e-5, atol=1e-5)
 
 
+def test_what_is_no_number_stays_so_times_zero() -> None:
+    layer, x = Layer(lambda m, x: m.linear(x) * 0.0), values(4, 13)
+    layer.linear.bias.data[2] = float("nan")
+    result, choices, _ = compiled(layer, x)
+    assert [row.epilogue for row in choices] == ["scale+shift"]
+    with torch.no_grad():
+        torch.testing.assert_close(result, layer(x), equal_nan=True)
+
+
 @pytest.mark.parametrize("sizes", [(0, 5, 6), (4, 0, 6), (4, 5, 0)], ids=str)
 def test_an_empty_product_has_its_epilogue_too(sizes: tuple[int, int, int]) -> None:
     rows, depth, columns = sizes
