@@ -26,13 +26,16 @@ def not_copied() -> Iterator[None]:
 
     tables: Any = lowerings
     graphs: Any = GraphLowering
-    before, preferring = {target: tables[target] for target in WEIGHTS}, graphs.find_nodes_prefer_channels_last
+    before, preferring = (
+        {target: tables[target] for target in WEIGHTS if target in tables},
+        graphs.find_nodes_prefer_channels_last,
+    )
 
     def preferred(graph: GraphLowering) -> Any:
         found = preferring(graph)
         return found - {node.args[1] for node in found if node.target is CONVOLUTION and _is_weight(node.args[1])}
 
-    tables.update({target: functools.partial(_lowered, before[target], place) for target, place in WEIGHTS.items()})
+    tables.update({target: functools.partial(_lowered, lowering, WEIGHTS[target]) for target, lowering in before.items()})
     graphs.find_nodes_prefer_channels_last = preferred
     try:
         yield

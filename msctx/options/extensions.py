@@ -66,10 +66,10 @@ OPTIONS = (
              "alone, even where conv_allow_tf32 or matmul_allow_tf32 is set, on CUDA too."),
     extension("frozen_weights", Bool, example=True, devices=("cpu", "cuda"),
         help="Declares that weights do not change while the context is open. What algorithms make of a weight of a convolution "
-             "(its Winograd transform, for instance) is kept from call to call; each call compares all bytes of the weight "
+             "(a Winograd transform, for instance) is kept between calls; each call compares all bytes of the weight "
              "with those that it was made of, unless this is set: then only the first call inside does, and a weight that "
-             "is changed afterwards, by whatever means, may go on as it was. Weights are tensors that record gradients and those "
-             "of models given to ctx.watch(model); what is computed from them, as by a parametrization, is compared each time. "
+             "changes later may go on as it was. Weights are tensors that record gradients and those of models given to "
+             "ctx.watch(); what is computed from them is compared each time. "
              "Under a precision_mode the casts of what is given as weight or bias are kept, too. For inference."),
     extension("conv_max_error", Share, example=1e-6, devices=("cpu", "cuda"),
         help="The largest bound of an error, as a share of the largest result, that an algorithm may have for normal, "
