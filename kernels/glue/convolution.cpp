@@ -221,7 +221,7 @@ at::Tensor forward(
     const Finishing added{{}, is_added ? bias->contiguous() : at::Tensor(), {}, {}};
     at::Tensor result = asked.run(
         row, wide ? widened(input) : input, wide ? widened(weight) : weight, input, weight, bias, is_added ? &added : finishing,
-        kept_as(weight), ran);
+        kept_as(*asked.policy, weight), ran);
     if (has_bias && !is_added) {
       std::vector<int64_t> along(input.dim(), 1);
       along[1] = -1;
@@ -385,7 +385,7 @@ Three convolution_backward(
       decision = asked.measure(decision, direction, with_bias, [&] { torch(alone); });
     }
     const auto none = [] { return at::Tensor(); };  // torch computes all that is left at once
-    found[index] = computed(asked, decision, direction, [&](const ConvRow& row) { return ours(row, kept_as(weight)); }, none, ran);
+    found[index] = computed(asked, decision, direction, [&](const ConvRow& row) { return ours(row, kept_as(*asked.policy, weight)); }, none, ran);
     left[index] = !found[index].defined();
   };
   one(Direction::dgrad, 0, grad_output, weight);

@@ -211,7 +211,7 @@ class Product {
     const bool is_followed = !is_last && (t_.finishing || following.shift.defined());
     // In inference, where a right factor is a weight most often: activations would only push weights out.
     const bool may_be_weight = kind_ == Kind::matrices && !at::GradMode::is_enabled() && !::torch::autograd::get_current_node();
-    const auto kept = may_be_weight ? kept_as(t_.right) : Weight::fresh;
+    const auto kept = may_be_weight ? kept_as(policy, t_.right) : Weight::fresh;
     const at::Tensor found = run_row(policy, row, call, image, weight, at::MemoryFormat::ChannelsLast, is_followed ? &following : nullptr, kept, ran);
     const at::Tensor all = found.permute({0, 2, 3, 1}).reshape({height * across, columns_});
     const at::Tensor result = padded ? all.narrow(0, 0, rows_).clone() : all;

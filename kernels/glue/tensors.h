@@ -152,7 +152,9 @@ inline bool is_parameter(const at::Tensor& t) {
   const at::TensorBase& base = t.is_view() ? t._base() : t;
   return (base.requires_grad() && base.is_leaf()) || module_of(t, false);
 }
-inline Weight kept_as(const at::Tensor& weight) { return is_parameter(weight) ? Weight::kept : Weight::checked; }
+inline Weight kept_as(const Policy& policy, const at::Tensor& weight) {
+  return !policy.frozen_weights || is_parameter(weight) ? Weight::kept : Weight::checked;
+}
 
 // How a run went: whether its result had to be computed again, and how many forms of its weight were kept and were made.
 struct Ran {
