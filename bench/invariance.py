@@ -6,7 +6,7 @@ each shape, and of each turn the fastest call counts; convolutions in the faster
 over --processes such groups; an error is relative to the largest result in float64.
 
     python bench/invariance.py --threads 1,2 --processes 3 --out bench/results/NAME-invariance.json
-    python bench/invariance.py --docs bench/results/NAME-invariance.json
+    python bench/invariance.py --docs bench/results/NAME-invariance.json [more machines]
 """
 
 from __future__ import annotations
@@ -135,8 +135,12 @@ def collect(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(results: list[dict[str, Any]]) -> list[str]:
-    """Markdown: a line for each problem."""
-    (result,) = results
+    """Markdown: a table for each machine, with a line for each problem."""
+    tables = [_of_machine(result) for result in results]
+    return [line for each in tables for line in ([""] if each is not tables[0] else []) + each]
+
+
+def _of_machine(result: dict[str, Any]) -> list[str]:
     threads = [key for key in next(iter(result["rows"].values())) if key != "errors"]
     heads = [*(f"{n} thread{'s' * (n != '1')}" for n in threads), "A/A", "error: torch, ours"]
     lines = [f"| torch's time over that with `batch_invariant=True` | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
@@ -145,7 +149,7 @@ def table(results: list[dict[str, Any]]) -> list[str]:
         again = [one for n in threads for one in row[n]["again"]]
         each.append(f"{min(again):.2f} to {max(again):.2f}")
         lines.append(f"| {name} | {' | '.join(each)} | {', '.join(f'{error:.0e}' for error in row['errors'])} |")
-    return [*lines, "", f"{contest.last_line(results, 'processes for each side')} {figures.legend(True, result['processes'])}"]
+    return [*lines, "", f"{contest.last_line([result], 'processes for each side')} {figures.legend(True, result['processes'])}"]
 
 
 def main() -> None:

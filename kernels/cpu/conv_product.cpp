@@ -17,6 +17,8 @@ namespace {
 
 // Multiplications for which packing is not worth it: the same sums in the same order.
 constexpr int64_t tiny = 512;
+// Those of a few rows for which waking a thread is not.
+constexpr int64_t few = 1 << 18;
 
 // The epilogue on a piece of a row of float32 results: its place in the result, and the column of that.
 void store_finished(const ConvTensors& t, const float* sums, int64_t n, float* result, int64_t place, int64_t column) {
@@ -32,8 +34,8 @@ void store_finished(const ConvTensors& t, const float* sums, int64_t n, float* r
 template <int rows>
 void run_few(
     const FewRows& l, bool forward, const float* right, int64_t columns, const ConvTensors& t, float* result, const Parallel& parallel) {
-  const int64_t each = forward ? few_rows_columns / 4 : few_rows_columns;
-  parallel_for(parallel, divide_up(columns, each), [&](int64_t task, int) {
+  const int64_t each = forward ? few_rows_columns / 4 : few_rows_columns, tasks = divide_up(columns, each);
+  const auto compute = [&](int64_t task, int) {
     const int64_t j0 = task * each, across = smaller(each, columns - j0);
     alignas(64) float totals[rows * few_rows_columns];
     if (forward)
@@ -47,7 +49,9 @@ void run_few(
       else
         std::memcpy(result + i * columns + j0, sums, sizeof(float) * across);
     }
-  });
+  };
+  if (rows * columns * l.depth > few) return parallel_for(parallel, tasks, compute);
+  for (int64_t task = 0; task < tasks; task++) compute(task, 0);
 }
 
 // Whether all results were finished as they were stored.

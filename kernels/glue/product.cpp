@@ -219,7 +219,8 @@ class Product {
     return result;
   }
 
-  // Batches by a row that needs nothing but the factors as they lie: small ones each on one thread, since several would not pay.
+  // Batches by a row that needs nothing but the factors as they lie: each on one thread, where they are many, or small, since several
+  // would not pay.
   void side_by_side(const Policy& policy, const ConvRow& row, const at::Tensor& a, const at::Tensor& b, const at::Tensor& result) const {
     ConvProblem p = call_.problem;
     if (wide_) p.dtype = DType::f32;
@@ -235,7 +236,7 @@ class Product {
         conv_run(policy.table(), *row.algorithm, p, op, t, none_kept, scratch_memory(), threads);
       }
     };
-    if (each < int64_t(1) << 20)
+    if (each < int64_t(1) << 20 || batches_ >= 4 * at::get_num_threads())
       at::parallel_for(0, batches_, divide_up(int64_t(1) << 15, each), compute);
     else
       compute(0, batches_);
