@@ -51,7 +51,7 @@ def test_groups_that_a_processor_does_not_have_are_left_out(bench: Bench, monkey
     for isa in ("avx2", "amx", "amx_fp16", "amx_fp16_emulated"):
         monkeypatch.setattr(products.contest, "machine", lambda isa=isa: {"isa": isa})
         named[isa] = {group.name for group in products.here()}
-    assert named["avx2"] == {"strict", "strict-denormals", "normal", "performance"}
+    assert named["avx2"] == {"strict", "strict-shapes", "strict-denormals", "normal", "performance"}
     assert named["amx_fp16"] - named["amx"] == {"fp16x3", "fp16x3-kept", "fp16x3-denormals"}
     assert named["amx_fp16"] == named["amx_fp16_emulated"] == {*products.BY_NAME}
 

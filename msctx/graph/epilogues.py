@@ -303,7 +303,9 @@ def _affine(graph: fx.Graph, e: Epilogue, target: Any, value: Number) -> bool:
     if target is aten.add.Tensor:
         e.shift = _of(graph, target, e.shift, value)
     elif target is aten.mul.Tensor:
-        e.scale, e.shift = (_of(graph, target, part, value) for part in (e.scale, e.shift))
+        e.scale = _of(graph, target, e.scale, value)
+        if e.shift != 0:  # there is one, whose NaN times zero is a NaN
+            e.shift = _of(graph, target, e.shift, value)
     return target in SWAP
 
 
