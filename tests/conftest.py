@@ -151,10 +151,12 @@ def clean_up(before: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def only_new_objects_are_searched() -> None:
+def only_new_objects_are_searched() -> Iterator[None]:
     """gc.collect() searches what the tests of the file make: for files that call it in each test."""
     gc.collect()
     gc.freeze()
+    yield
+    gc.unfreeze()  # what was in use then may be garbage now
 
 
 @pytest.fixture(autouse=True)

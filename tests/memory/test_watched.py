@@ -246,6 +246,14 @@ def test_what_is_found_about_models_is_read_while_others_come_and_go() -> None:
 # --- what entering costs ----------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def nothing_is_watched_yet() -> None:
+    """The modules that earlier tests left decide how often all are looked at."""
+    gc.unfreeze()
+    gc.collect()
+
+
+@pytest.mark.usefixtures("nothing_is_watched_yet")
 def test_entering_does_not_look_at_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(*[nn.Conv2d(3, 3, 3, padding=1) for _ in range(20)])
     other, x = nn.Conv2d(3, 3, 3), torch.randn(1, 3, 8, 8)
@@ -273,6 +281,7 @@ def test_entering_does_not_look_at_the_modules(monkeypatch: pytest.MonkeyPatch) 
     assert {row.module: row.calls for row in ctx.choices()}["3"] >= 12
 
 
+@pytest.mark.usefixtures("nothing_is_watched_yet")
 @pytest.mark.parametrize("lives_on", [False, True])
 def test_entering_looks_seldom_where_weights_are_new_each_time(monkeypatch: pytest.MonkeyPatch, lives_on: bool) -> None:
     model = nn.Sequential(*[nn.Conv2d(3, 3, 3, padding=1) for _ in range(50)])

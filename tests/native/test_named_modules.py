@@ -82,6 +82,8 @@ def test_no_entry_looks_at_the_modules(monkeypatch, customs):
     """Nor does a context that watches the model again: it costs the same for any number of modules."""
     model, ctx, looks = nn.Sequential(*(nn.ReLU() for _ in range(100))), msctx.context(**customs), []
     ctx.watch(model)
+    with ctx:  # where it loads the core, that looks once
+        pass
     monkeypatch.setattr(models, "paths_of", lambda *args, found=models.paths_of: (looks.append("all"), found(*args))[1])
     monkeypatch.setattr(
         named_modules, "_inside", lambda *args, found=named_modules._inside: (looks.append("one"), found(*args))[1]
