@@ -11,7 +11,7 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -360,9 +360,8 @@ def native_core() -> None:
 
 @pytest.fixture(scope="session")
 def torch_interpreter(native_core: None) -> Iterator[Interpreter]:
-    interpreter = Interpreter("import torch")
-    yield interpreter
-    interpreter.close()
+    with closing(Interpreter("import torch")) as interpreter:
+        yield interpreter
 
 
 @pytest.fixture

@@ -46,6 +46,11 @@ struct Weights {
   std::optional<Scratch> made[Prepared::most_forms] = {}, norms = {};
 
   Prepared prepared() { return {get, this}; }
+  // What was made in scratch; it is made again where it is wanted again.
+  void drop() {
+    for (auto& one : made) one.reset();
+    norms.reset();
+  }
 
  private:
   static const void* get(void* self, int form) {
@@ -377,8 +382,9 @@ void prepare_window_norms(const ConvTable& table, const ConvProblem& p, Op op, c
 }
 
 static bool run_together(
-    const ConvTable& table, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weight,
+    const ConvTable& table, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const ConvTensors& t, Weights& weights,
     const Memory& memory, const Parallel& parallel) {
+  const Prepared weight = weights.prepared();
   void* const result = op == Op::forward ? t.y : op == Op::backward_data ? t.x : t.w;
   const int64_t count = op == Op::forward ? y_size(p) : op == Op::backward_data ? x_size(p) : w_size(p);
   if (is_empty(p)) {
@@ -415,6 +421,7 @@ static bool run_together(
       }
     }
   }
+  weights.drop();  // a limit on workspaces holds for each of the two
   {
     const ConvAlgorithm& safe = *algorithm_named(table, safe_algorithm);
     Plain plain(p, op, t, memory, parallel);
@@ -430,7 +437,7 @@ bool conv_run(
     const ConvTable& table, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& kept,
     const Memory& memory, const Parallel& parallel, bool images_apart) {
   Weights weights{table, algorithm, p, op, t.w, kept, memory, parallel};
-  if (!images_apart || p.n <= 1) return run_together(table, algorithm, p, op, t, weights.prepared(), memory, parallel);
+  if (!images_apart || p.n <= 1) return run_together(table, algorithm, p, op, t, weights, memory, parallel);
   ConvProblem image = p;
   image.n = 1;
   const int64_t size = p.dtype == DType::f64 ? 8 : p.dtype == DType::f32 ? 4 : 2;
@@ -445,7 +452,7 @@ bool conv_run(
       if (epilogue.other) epilogue.other += i * (op == Op::forward ? y_size(image) : x_size(image));
       part.epilogue = &epilogue;
     }
-    again |= run_together(table, algorithm, image, op, part, weights.prepared(), memory, parallel);
+    again |= run_together(table, algorithm, image, op, part, weights, memory, parallel);
   }
   return again;
 }

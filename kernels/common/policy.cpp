@@ -238,12 +238,12 @@ bool Policy::looks_at_all(const ConvRow& row) const {
 }
 
 bool Policy::takes_images_apart(const ConvRow& row) const {
-  return batch_invariant && (row.direction == Direction::fprop || row.direction == Direction::dgrad) && looks_at_all(row);
+  return keeps_images_apart(row.direction) && looks_at_all(row);
 }
 
 ConvCall Policy::deciding(const ConvCall& call, Direction direction) const {
   ConvCall found = call;
-  if (batch_invariant && (direction == Direction::fprop || direction == Direction::dgrad)) found.problem.n = smaller(call.problem.n, 1);
+  if (keeps_images_apart(direction)) found.problem.n = smaller(call.problem.n, 1);
   return found;
 }
 

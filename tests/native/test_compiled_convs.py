@@ -134,8 +134,8 @@ def test_convolutions_of_one_point_are_no_products_of_eager_code_or_of_code_comp
     model.float()
     for call in (model, torch.compile(model, options={"conv_1x1_as_mm": True})):
         for more, rows in (({}, []), (DIRECTIONS, [*DIRECTIONS.items()])):
-            asked = {f"conv_{direction}_algo": name for direction, name in more.items()}
-            with msctx.context(matmul_algo="strict", fallback="error", **asked) as ctx:  # type: ignore[arg-type]
+            asked: dict[str, Any] = {f"conv_{direction}_algo": name for direction, name in more.items()}
+            with msctx.context(matmul_algo="strict", fallback="error", **asked) as ctx:
                 found = gradients(call, model, x)
             torch.testing.assert_close(found, [t.float() for t in right], rtol=1e-5, atol=1e-4)
             assert [(row.direction, row.ran, row.calls) for row in ctx.choices()] == [(*row, 1) for row in rows]

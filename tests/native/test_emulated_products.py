@@ -1,4 +1,4 @@
-"""Matrix products of a matrix unit through torch, where the unit is software: values, bounds, padding, kept weights."""
+"""A matrix unit through torch, where the unit is software: values of products, bounds, padding, kept weights; images one by one."""
 
 import os
 import subprocess
@@ -91,18 +91,22 @@ print("right")
 """
 
 
-@pytest.mark.parametrize("isa", PARTS)
-def test_values_bounds_and_kept_weights(isa: str) -> None:
+def assert_right(program: str, isa: str, *arguments: str) -> None:
     if why := build.obstacle():
         pytest.skip(why)
     process = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *PARTS[isa]],
+        [sys.executable, "-c", program, *arguments],
         env={**os.environ, "MSCTX_ISA": isa, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])},
         capture_output=True,
         text=True,
         timeout=900,
     )
     assert process.stdout.splitlines()[-1:] == ["right"], process.stderr[-3000:]
+
+
+@pytest.mark.parametrize("isa", PARTS)
+def test_values_bounds_and_kept_weights(isa: str) -> None:
+    assert_right(PROGRAM, isa, *PARTS[isa])
 
 
 PLANTED = """
@@ -132,13 +136,31 @@ print("right")
 
 def test_parts_survive_compiling() -> None:
     """Inductor takes casts to 16 bits and back for nothing; a product of ours is one operator to it."""
-    if why := build.obstacle():
-        pytest.skip(why)
-    process = subprocess.run(
-        [sys.executable, "-c", PLANTED],
-        env={**os.environ, "MSCTX_ISA": "amx_fp16_emulated"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert process.stdout.splitlines()[-1:] == ["right"], process.stderr[-3000:]
+    assert_right(PLANTED, "amx_fp16_emulated")
+
+
+IMAGES = """
+import torch
+from msctx.native import build
+build.library = build.emulated_library
+import msctx
+
+torch.manual_seed(0)
+x, w = torch.randn(4, 32, 12, 12), torch.randn(48, 32, 3, 3)
+x[2] *= 1e6  # of the scale that a batch would have together
+exact = torch.nn.functional.conv2d(x.double(), w.double())
+for more, math in (({}, "fp32-grade"), ({"conv_allow_tf32": True}, "tf32")):
+    with msctx.context(conv_fprop_algo="implicit_gemm", batch_invariant=True, fallback="error", **more) as ctx:
+        whole = torch.nn.functional.conv2d(x, w)
+        for i in range(4):
+            assert torch.equal(torch.nn.functional.conv2d(x[i : i + 1], w), whole[i : i + 1]), (math, i)
+    assert {row.math for row in ctx.choices()} == {math}, ctx.choices()
+    for i in range(4):
+        assert (whole[i] - exact[i]).abs().max() <= ctx.choices()[0].error * exact[i].abs().max(), (math, i)
+print("right")
+"""
+
+
+@pytest.mark.parametrize("isa", PARTS)
+def test_images_are_computed_one_by_one_under_batch_invariant(isa: str) -> None:
+    assert_right(IMAGES, isa)

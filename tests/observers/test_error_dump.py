@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,8 @@ Ran = subprocess.CompletedProcess[str]
 @pytest.fixture(scope="module")
 def torch_interpreter(native_core: None) -> Iterator[Interpreter]:
     """Scripts call torch.use_deterministic_algorithms, which loads inductor for two seconds: here that is loaded once."""
-    interpreter = Interpreter("import torch._inductor")
-    yield interpreter
-    interpreter.close()
+    with closing(Interpreter("import torch._inductor")) as interpreter:
+        yield interpreter
 
 
 @pytest.fixture

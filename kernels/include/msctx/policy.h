@@ -116,6 +116,8 @@ class Policy : public PolicyOptions {
   bool is_exact(const ConvRow&, const ConvCall&) const;
   double allowed_error(const ConvRow&) const;
   std::string too_inexact(const ConvRow&) const;
+  // Whether images of a batch must not decide how another is computed. Weight gradients are sums over all.
+  bool keeps_images_apart(Direction d) const { return batch_invariant && (d == Direction::fprop || d == Direction::dgrad); }
   // Whether others of a batch decide how a row computes one: see conv_run.
   bool looks_at_all(const ConvRow&) const;
   // What decides on a call: of its images one, where others must not.
