@@ -147,15 +147,17 @@ import msctx
 
 torch.manual_seed(0)
 x, w = torch.randn(4, 32, 12, 12), torch.randn(48, 32, 3, 3)
-x[2] *= 1e6  # of the scale that a batch would have together
+x[1] *= 1e6
+x[2, 3, 4, 5] = torch.inf  # which parts do not have: the problem is computed again
 exact = torch.nn.functional.conv2d(x.double(), w.double())
 for more, math in (({}, "fp32-grade"), ({"conv_allow_tf32": True}, "tf32")):
     with msctx.context(conv_fprop_algo="implicit_gemm", batch_invariant=True, fallback="error", **more) as ctx:
         whole = torch.nn.functional.conv2d(x, w)
         for i in range(4):
-            assert torch.equal(torch.nn.functional.conv2d(x[i : i + 1], w), whole[i : i + 1]), (math, i)
+            alone = torch.nn.functional.conv2d(x[i : i + 1], w)
+            torch.testing.assert_close(alone, whole[i : i + 1], rtol=0, atol=0, equal_nan=True, msg=f"{math} {i}")
     assert {row.math for row in ctx.choices()} == {math}, ctx.choices()
-    for i in range(4):
+    for i in (0, 1, 3):
         assert (whole[i] - exact[i]).abs().max() <= ctx.choices()[0].error * exact[i].abs().max(), (math, i)
 print("right")
 """
