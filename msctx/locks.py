@@ -30,6 +30,11 @@ def reentrant() -> threading.RLock:
     return _known(threading.RLock())
 
 
+def is_ours(lock: threading.RLock) -> bool:
+    """Whether this thread holds it. Python has no public way to ask before 3.14."""
+    return bool(lock._is_owned())  # type: ignore[attr-defined]
+
+
 def _known(lock: Lock) -> Lock:
     _made.add(lock)
     return lock
@@ -37,7 +42,7 @@ def _known(lock: Lock) -> Lock:
 
 def _after_fork() -> None:
     for lock in _made:
-        if not (hasattr(lock, "_is_owned") and lock._is_owned()):  # by the thread that forked, which goes on
+        if not (hasattr(lock, "_is_owned") and is_ours(lock)):  # by the thread that forked, which goes on
             lock._at_fork_reinit()  # as the standard library does with its own
 
 

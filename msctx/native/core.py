@@ -358,17 +358,17 @@ forked = False
 
 
 def _after_fork() -> None:
-    global forked, _is_loading
-    forked, _is_loading = True, False
+    global forked
+    forked = True
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 _lock = locks.reentrant()
+"""Held by the thread that loads."""
 _core: Core | None = None
 _failed = ""
-_is_loading = False
 _on_load: list[Callable[[Core], None]] = []
 """What is still to be called with the library: one that is interrupted is called again."""
 IN_BETWEEN = (
@@ -378,10 +378,9 @@ IN_BETWEEN = (
 
 def when_loaded(begin: Callable[[Core], None]) -> None:
     """Call it with the library once it is there."""
-    with _lock:
-        _on_load.append(begin)
-        if _core is not None and not _is_loading:
-            load()
+    _on_load.append(begin)
+    if _core is not None and not locks.is_ours(_lock):  # who loads now calls it
+        load()
 
 
 def loaded() -> Core | None:
@@ -395,18 +394,13 @@ def load() -> Core:
     Raises:
         NativeError: it cannot be had; the same reason is given again without another try.
     """
-    global _is_loading
+    if locks.is_ours(_lock):
+        raise NativeError(IN_BETWEEN)
     with _lock:
-        if _is_loading:
-            raise NativeError(IN_BETWEEN)
-        _is_loading = True
-        try:
-            library = _core or _load()
-            while _on_load:
-                _on_load[0](library)
-                _on_load.pop(0)
-        finally:
-            _is_loading = False
+        library = _core or _load()
+        while _on_load:
+            _on_load[0](library)
+            _on_load.pop(0)
     return library
 
 

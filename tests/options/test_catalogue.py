@@ -231,7 +231,7 @@ def test_every_value_is_translated_on_every_device(option: Option) -> None:
         setting = settings.get(option.name)
         assert setting is not None
         outcome = translate(Want(option, setting.value, device, settings, Facts.everything()))
-        if outcome is None:  # it speaks of the target alone, or of an accelerator's memory
+        if outcome is None:  # it is about the target alone, or of an accelerator's memory
             assert option.name in ("device_target", "device_id", "session_device_id", "default_device") or (
                 device == "cpu" and option.name in MEMORY
             )

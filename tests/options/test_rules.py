@@ -32,7 +32,7 @@ def in_force(settings: Settings, device: str = "cpu") -> dict[str, Any]:
 
 
 def names_of(rule: Any) -> list[str]:
-    """The options a rule speaks of."""
+    """The options that a rule names."""
     match rule:
         case rules.Overrides():
             return [rule.winner.name, rule.loser.name]
@@ -48,7 +48,7 @@ ACCELERATE = "experimental_accelerate_train_mode"
 ALL = [*rules.OVERRIDES, *rules.EXCLUDES, *rules.NEEDS, *rules.FORBIDS]
 
 
-def test_a_rule_speaks_of_options_and_values_that_exist() -> None:
+def test_rules_name_options_and_values_that_exist() -> None:
     for rule in ALL:
         for name in names_of(rule):
             assert name in OPTIONS, rule

@@ -49,9 +49,8 @@ def test_a_group_that_is_made_inside_the_block() -> None:
 @pytest.mark.full
 def test_a_group_whose_collectives_torch_checks(run_forked: Any) -> None:
     program = """
-        import os
-        os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
         import torch, torch.distributed as dist, msctx
+        dist.set_debug_level(dist.DebugLevel.DETAIL)  # torch has read TORCH_DISTRIBUTED_DEBUG already
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
         assert not hasattr(backend, "_set_default_timeout")
