@@ -8,8 +8,9 @@ from cases import case
 
 from kernels import BACKWARD_DATA, FORWARD, TARGETS, Epilogue, Kernels
 
-SIZES = ((1, 700), (7, 90), (130, 5), (300, 33), (128, 1041), (1, 513))
-"""Depth and columns: one block of a sum and several, vectors that are not full, more columns than are computed at once."""
+SIZES = ((1, 700), (7, 90), (130, 5), (300, 33), (8300, 19), (128, 1041), (1, 513))
+"""Depth and columns: a block of a sum, several, more than are read at once; vectors that are not full, more columns than are
+computed at once."""
 
 
 @pytest.mark.parametrize("op", [FORWARD, BACKWARD_DATA], ids=["of lines", "of neighbours"])

@@ -18,85 +18,105 @@ constexpr int64_t few_rows_columns = 1024;
 struct FewRows {
   const float* at;
   int64_t depth;
-  float value(int64_t i, int64_t k) const { return at[i * depth + k]; }
+  // Terms k0 to k1 of all rows, term by term: rows may share a set of the cache.
+  template <int rows>
+  void pack(int64_t k0, int64_t k1, float* out) const {
+    for (int i = 0; i < rows; i++)
+      for (int64_t k = k0; k < k1; k++) out[(k - k0) * rows + i] = at[i * depth + k];
+  }
 };
 
 // totals[i * few_rows_columns + j]: of the columns whose element k is at right[k * step + j].
 template <int rows>
 static inline void few_rows_of_neighbours(const FewRows& l, const float* right, int64_t step, int64_t columns, float* totals) {
-  alignas(64) float sums[rows * few_rows_columns];
+  alignas(64) float left[rows * depth_block], sums[rows * few_rows_columns];  // of a vector's columns row by row
   constexpr int64_t together = 8;
   std::memset(totals, 0, sizeof sums);
   for (int64_t k0 = 0; k0 < l.depth; k0 += depth_block) {
     const int64_t k1 = smaller(l.depth, k0 + depth_block);
+    l.template pack<rows>(k0, k1, left);
     std::memset(sums, 0, sizeof sums);
     const auto add = [&](int64_t k, auto count) {
+      float* to = sums;
       for (int64_t j = 0; j < columns; j += Vec::width) {
         const int lanes = int(smaller(Vec::width, columns - j));
         Vec b[count()];
         for (int c = 0; c < count(); c++) b[c] = Vec::load(right + (k + c) * step + j, lanes);
-        for (int i = 0; i < rows; i++) {
-          Vec sum = Vec::load(sums + i * few_rows_columns + j);
-          for (int c = 0; c < count(); c++) sum = fma(Vec::all(l.value(i, k + c)), b[c], sum);
-          sum.store(sums + i * few_rows_columns + j);
+        for (int i = 0; i < rows; i++, to += Vec::width) {
+          Vec sum = Vec::load(to);
+          for (int c = 0; c < count(); c++) sum = fma(Vec::all(left[(k - k0 + c) * rows + i]), b[c], sum);
+          sum.store(to);
         }
       }
     };
     int64_t k = k0;
     for (; k + together <= k1; k += together) add(k, std::integral_constant<int, together>{});
     for (; k < k1; k++) add(k, std::integral_constant<int, 1>{});
-    for (int64_t j = 0; j < rows * few_rows_columns; j += Vec::width) (Vec::load(totals + j) + Vec::load(sums + j)).store(totals + j);
+    const float* from = sums;
+    for (int64_t j = 0; j < columns; j += Vec::width)
+      for (int i = 0; i < rows; i++, from += Vec::width) {
+        float* const to = totals + i * few_rows_columns + j;
+        (Vec::load(to) + Vec::load(from)).store(to);
+      }
   }
 }
 
-// Adds the products of `deep` elements from k on of the `there` columns at `from`; of Vec::width each, if they are `whole`.
+// Adds the products of `deep` terms of the `there` columns at `from`; of Vec::width each, if they are `whole`.
 template <int rows, bool whole>
 static inline void few_rows_of_square(
-    const FewRows& l, int64_t k, int64_t deep, const float* from, int64_t step, int64_t there, Vec sum[rows]) {
+    const float* left, int64_t deep, const float* from, int64_t step, int64_t there, Vec sum[rows]) {
   constexpr int width = Vec::width;
   Vec b[width];
 #pragma GCC unroll 16
   for (int c = 0; c < width; c++)
-    b[c] = whole ? Vec::load(from + c * step + k) : c < there ? Vec::load(from + c * step + k, int(deep)) : Vec::zero();
+    b[c] = whole ? Vec::load(from + c * step) : c < there ? Vec::load(from + c * step, int(deep)) : Vec::zero();
   transpose(b);
 #pragma GCC unroll 16
   for (int c = 0; c < width; c++)
     if (whole || c < deep)
 #pragma GCC unroll 8
-      for (int i = 0; i < rows; i++) sum[i] = fma(Vec::all(l.value(i, k + c)), b[c], sum[i]);
+      for (int i = 0; i < rows; i++) sum[i] = fma(Vec::all(left[c * rows + i]), b[c], sum[i]);
 }
 
 // The same of columns whose element k is at right[j * step + k]: groups of Vec::width, each in a chain of its own.
 template <int rows>
 static inline void few_rows_of_lines(const FewRows& l, const float* right, int64_t step, int64_t columns, float* totals) {
-  constexpr int64_t width = Vec::width, groups = rows <= 4 ? 2 : 1;  // as many as registers have room for
-  constexpr int64_t line = larger(width, 16);  // all of a cache line at once: columns may share a set of the cache
-  for (int64_t j = 0; j < columns; j += groups * width) {
-    const bool has_all = columns - j >= groups * width;
-    Vec total[groups][rows], sum[groups][rows];
-    for (auto& of_group : total)
-      for (Vec& one : of_group) one = Vec::zero();
-    for (int64_t k0 = 0; k0 < l.depth; k0 += depth_block) {
-      const int64_t k1 = smaller(l.depth, k0 + depth_block);
-      for (auto& of_group : sum)
-        for (Vec& one : of_group) one = Vec::zero();
-      int64_t k = k0;
-      for (; has_all && k + line <= k1; k += line)
-#pragma GCC unroll 4
-        for (int g = 0; g < groups; g++)
-          for (int64_t at = k; at < k + line; at += width)
-            few_rows_of_square<rows, true>(l, at, width, right + (j + g * width) * step, step, width, sum[g]);
-      for (; k < k1; k += width)
-#pragma GCC unroll 4
-        for (int g = 0; g < groups; g++)
-          few_rows_of_square<rows, false>(
-              l, k, smaller(width, k1 - k), right + (j + g * width) * step, step, columns - j - g * width, sum[g]);
+  constexpr int64_t width = Vec::width, groups = rows <= 2 ? 2 : 1;  // enough chains; more columns may share a set of the cache
+  constexpr int64_t line = larger(width, 16);         // for the same reason all of a cache line at once
+  constexpr int64_t piece = 64 / rows * depth_block;  // long ones, so that processors foresee what comes
+  alignas(64) float left[rows * piece];
+  for (int64_t first = 0; first < l.depth; first += piece) {
+    const int64_t deep = smaller(piece, l.depth - first);
+    l.template pack<rows>(first, first + deep, left);
+    for (int64_t j = 0; j < columns; j += groups * width) {
+      const bool has_all = columns - j >= groups * width;
+      const float* const from = right + j * step + first;
+      Vec total[groups][rows], sum[groups][rows];
       for (int g = 0; g < groups; g++)
-        for (int i = 0; i < rows; i++) total[g][i] = total[g][i] + sum[g][i];
+        for (int i = 0; i < rows; i++)
+          total[g][i] = first > 0 ? Vec::load(totals + i * few_rows_columns + j + g * width) : Vec::zero();
+      for (int64_t k0 = 0; k0 < deep; k0 += depth_block) {
+        const int64_t k1 = smaller(deep, k0 + depth_block);
+        for (auto& of_group : sum)
+          for (Vec& one : of_group) one = Vec::zero();
+        int64_t k = k0;
+        for (; has_all && k + line <= k1; k += line)
+#pragma GCC unroll 4
+          for (int g = 0; g < groups; g++)
+            for (int64_t at = k; at < k + line; at += width)
+              few_rows_of_square<rows, true>(left + at * rows, width, from + g * width * step + at, step, width, sum[g]);
+        for (; k < k1; k += width)
+#pragma GCC unroll 4
+          for (int g = 0; g < groups; g++)
+            few_rows_of_square<rows, false>(
+                left + k * rows, smaller(width, k1 - k), from + g * width * step + k, step, columns - j - g * width, sum[g]);
+        for (int g = 0; g < groups; g++)
+          for (int i = 0; i < rows; i++) total[g][i] = total[g][i] + sum[g][i];
+      }
+      for (int g = 0; g < groups; g++)
+        for (int i = 0; i < rows; i++)
+          if (j + g * width < columns) total[g][i].store(totals + i * few_rows_columns + j + g * width);
     }
-    for (int g = 0; g < groups; g++)
-      for (int i = 0; i < rows; i++)
-        if (j + g * width < columns) total[g][i].store(totals + i * few_rows_columns + j + g * width);
   }
 }
 
