@@ -105,9 +105,6 @@ def test_without_emulation_nothing_takes_tf32_on_cuda() -> None:
         assert made.assignments["torch.cudnn.allow_tf32"] is False, "torch's own path is one of those that run"
         allowing = [r.status for r in made.rows if r.option == "conv_allow_tf32" and r.value]
         assert allowing == ["inert"] * len(allowing)
-    alone = rows({"allow_fp32_emulation": False, "conv_allow_tf32": True}, on="cuda")
-    assert alone["allow_fp32_emulation"].status == "inert"
-    assert alone["conv_allow_tf32"].assignments == {"torch.cudnn.allow_tf32": True}
     allowed = {"conv_fprop_algo": "gemm", "allow_fp32_emulation": True}
     assert row("allow_fp32_emulation", allowed, on="cuda").assignments == {}
 
