@@ -61,14 +61,14 @@ def hold(layers: Layers, *, alone: bool = False) -> None:
     Args:
         alone: leave first what was inherited of scopes, by a fork or by :func:`_arrive`.
     """
-    from msctx.context import Context, _close_late
+    from msctx.context.blocks import Context, close_late
 
     if alone:
         with uninterrupted(), warnings.catch_warnings(), suppress(MsctxError):  # what the worker has set since stays
             warnings.simplefilter("ignore", MsctxWarning)
             for scope in stack.scopes:
                 scope.leaving = True
-            _close_late(stack.scopes)
+            close_late(stack.scopes)
         if (data := sys.modules.get("torch.utils.data")) is not None and data.get_worker_info() is not None:
             sys.modules["torch"].set_num_threads(1)  # as the DataLoader has it in its workers
     if layers:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, not_built, refused
+from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, refused
 from msctx.effects.graph_engine import GRAPHS, with_graphs
 from msctx.effects.kernel_tuning import kept_in, measured, recorded_in
 from msctx.effects.precision_mode import HIF8, policy
@@ -98,6 +98,10 @@ SMALL_BY_NORMAL = (
 )
 SMALL_BY_TIME = (
     "they run what performance takes for them: torch's own path, or the algorithm of cuDNN that is measured to be faster"
+)
+NO_BOUNDS = (
+    "cuDNN and cuBLAS state no bounds of their errors, so nothing can be chosen by one: name an algorithm instead, and measure its "
+    "error with msctx compare"
 )
 DIRECT_ON_CUDA = "by a kernel of msctx's own, for depthwise convolutions: cuDNN never implemented it"
 
@@ -343,7 +347,7 @@ def frozen_weights(want: Want) -> Outcome:
 def max_error(want: Want) -> Outcome:
     directions = (PRODUCT,) if want.option.name == "matmul_max_error" else DIRECTIONS
     if want.device == "cuda":
-        return not_built("error bounds of cuDNN's and cuBLAS's algorithms: they state none, and would all run")
+        return refused(NO_BOUNDS)
     outcome = detail(want, of=directions)
     mine = asked_of(want, *directions)
     named = [who for (_, name), who in mine.items() if name not in OPEN]

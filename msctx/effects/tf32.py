@@ -22,6 +22,7 @@ HALF_ALONE = (
     "the matrix unit of this chip has float16 alone, and no HF32: CANN computes float32 products in float16, where precision_mode "
     "and matmul_algo ask for nothing else"
 )
+BY_CUDNN = "torch.cudnn.allow_tf32"
 NO_PARTS = "overridden by allow_fp32_emulation=False, which asks for products in float32 alone"
 
 
@@ -55,9 +56,9 @@ def _by_cublas(want: Want) -> Outcome:
 @effect("conv_allow_tf32")
 def conv_allow_tf32(want: Want) -> Outcome:
     if want.device == "cuda":
-        if want.value and want.other("allow_fp32_emulation") is False and asked_of(want, *DIRECTIONS):
-            return inert("allow_fp32_emulation=False asks for products in float32 alone, whatever this option allows")
-        return approximated({"torch.cudnn.allow_tf32": want.value}, RNNS)
+        if want.value and want.other("allow_fp32_emulation") is False:
+            return inert(NO_PARTS)
+        return approximated({BY_CUDNN: want.value}, RNNS)
     if not asked_of(want, *DIRECTIONS):
         if want.value:
             return inert("no algorithm is asked for, and torch's own convolutions do not round to TF32 on a CPU")
@@ -84,23 +85,29 @@ def _limited(want: Want, outcome: Outcome, option: str, least: float) -> Outcome
 
 @effect("allow_fp32_emulation")
 def allow_fp32_emulation(want: Want) -> Outcome:
-    if want.device == "cuda" and not want.value and want.facts.cublas:
-        return refused(EMULATES.format(want.facts.cublas))
+    if want.device == "cuda":
+        return _by_flags(want)
     anywhere = replace(want, facts=replace(want.facts, matrix_unit=""))  # what is forbidden, no processor does
-    by_cublas = want.device == "cuda" and bool(want.in_force("matmul_algo") or want.in_force("matmul_allow_tf32"))
-    also = "; or with matmul_algo or matmul_allow_tf32" * (want.device == "cuda")
-    outcome = detail(anywhere, also, ability="compute products from parts")
-    products = flag(want) if by_cublas and not want.value else {}
-    if want.device == "cuda" and not want.value and outcome.status == "honoured":
-        convolutions = {"torch.cudnn.allow_tf32": False}
-        return approximated(convolutions | products, f"torch's own path takes no TF32 either; {RNNS}")
-    if not by_cublas or outcome.status == "honoured":
+    return detail(anywhere, ability="compute products from parts")
+
+
+def _by_flags(want: Want) -> Outcome:
+    """allow_fp32_emulation on CUDA: cuBLAS, and cuDNN where torch calls it, follow torch's own flags."""
+    if not want.value and want.facts.cublas:
+        return refused(EMULATES.format(want.facts.cublas))
+    outcome = detail(want, "; or with conv_allow_tf32, matmul_algo or matmul_allow_tf32")
+    convolves = bool(want.in_force("conv_allow_tf32"))
+    holds_for = ["cuDNN's convolutions"] * convolves
+    if want.in_force("matmul_algo") or want.in_force("matmul_allow_tf32"):
+        holds_for.append("cuBLAS's products")
+    without = outcome.reason if outcome.status == "refused" else ""
+    if not want.value and (convolves or outcome.status == "honoured"):
+        reasons = (without, "torch's own path takes no TF32", RNNS)
+        return approximated({BY_CUDNN: False} | flag(want), "; ".join(filter(None, reasons)))
+    if not holds_for or outcome.status == "honoured":
         return outcome
-    return (
-        honoured(products, "holds for cuBLAS's products")
-        if outcome.status == "inert"
-        else approximated(products, outcome.reason)
-    )
+    given = {} if want.value else flag(want)
+    return approximated(given, without) if without else honoured(given, f"holds for {' and '.join(holds_for)}")
 
 
 @effect("matmul_allow_hf32", "conv_allow_hf32")

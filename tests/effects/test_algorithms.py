@@ -79,13 +79,16 @@ def test_on_cuda_it_is_a_policy_for_cudnn() -> None:
     assert tf32.assignments["native.convolution.cuda"].conv_allow_tf32 is False
 
 
-def test_what_cudnn_cannot_be_given_is_not_built() -> None:
+def test_what_cudnn_cannot_be_given_is_reported() -> None:
     gemm = {"conv_fprop_algo": "gemm"}
     key = "ge.enableSmallChannel"
     of_graphs = {"torch.npu.graph_options": {key: "1"}, "torch.dynamo.apart": (f"{key}=1",)}
     check(
         [
-            ("cuda", gemm | {"conv_max_error": 1e-6}, {"conv_max_error": ("not_built", {}, "they state none")}),
+            *(
+                ("cuda", asking | {option: 1e-6}, {option: ("refused", {}, "name an algorithm instead")})
+                for option, asking in (("conv_max_error", gemm), ("matmul_max_error", {"matmul_algo": "normal"}))
+            ),
             ("cuda", gemm | {"frozen_weights": True}, {"frozen_weights": ("inert", {}, "cuDNN keeps no form of a weight")}),
             ("cuda", {"thread_invariant": False}, {"thread_invariant": ("inert", {}, "no meaning on cuda")}),
             ("cuda", {"thread_invariant": True, "fallback": "error"}, {"fallback": ("inert", {}, "no algorithm is asked for")}),
@@ -102,9 +105,6 @@ def test_without_emulation_nothing_takes_tf32_on_cuda() -> None:
         assert made.assignments["torch.cudnn.allow_tf32"] is False, "torch's own path is one of those that run"
         allowing = [r.status for r in made.rows if r.option == "conv_allow_tf32" and r.value]
         assert allowing == ["inert"] * len(allowing)
-    alone = rows({"allow_fp32_emulation": False, "conv_allow_tf32": True}, on="cuda")
-    assert alone["allow_fp32_emulation"].status == "inert"
-    assert alone["conv_allow_tf32"].assignments == {"torch.cudnn.allow_tf32": True}
     allowed = {"conv_fprop_algo": "gemm", "allow_fp32_emulation": True}
     assert row("allow_fp32_emulation", allowed, on="cuda").assignments == {}
 

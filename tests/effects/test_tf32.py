@@ -99,6 +99,31 @@ def test_products_take_tf32_on_a_cpu_that_has_it_and_where_nothing_forbids_it() 
         check([("cpu", named, {"matmul_algo": ("refused", {}, "it rounds, and matmul_allow_tf32=False")})])
 
 
+def test_convolutions_that_no_algorithm_is_asked_for_take_no_tf32_on_cuda_where_that_is_forbidden() -> None:
+    """As products."""
+    off, forbidden = {"torch.cudnn.allow_tf32": False}, {"allow_fp32_emulation": False}
+    held = ("approximated", off, "torch's own path takes no TF32")
+    check(
+        [
+            ("cuda", forbidden | {"conv_allow_tf32": allowed}, {"conv_allow_tf32": expected, "allow_fp32_emulation": held})
+            for allowed, expected in (
+                (True, ("inert", {}, "overridden by allow_fp32_emulation=False")),
+                (False, ("approximated", off, "cuDNN's RNNs")),
+            )
+        ]
+    )
+    asked = forbidden | {"conv_allow_tf32": True}
+    assert planned(asked, on="cuda").assignments == off
+    assert planned(forbidden, {"conv_allow_tf32": True}, on="cuda").assignments == off
+    products = {"matmul_allow_tf32": True}
+    assert planned(asked | products, on="cuda").assignments == off | {"torch.cuda.matmul.allow_tf32": False}
+    without = ("approximated", off, "no cuDNN; torch's own path takes no TF32")
+    check([("cuda", asked | {"conv_fprop_algo": "gemm"}, {"allow_fp32_emulation": without})], cudnn="no cuDNN")
+    may = {"conv_allow_tf32": True, "allow_fp32_emulation": True}
+    check([("cuda", may, {"allow_fp32_emulation": ("honoured", {}, "holds for cuDNN's convolutions")})])
+    check([("cuda", may | products, {"allow_fp32_emulation": ("honoured", {}, "cuDNN's convolutions and cuBLAS's products")})])
+
+
 def test_each_devices_group_means_it_alone() -> None:
     options = {"conv_allow_tf32": True, "gpu_config": {"conv_allow_tf32": False}, "cpu_config": {"matmul_allow_tf32": True}}
     found = planned(options, on=("cpu", "cuda"))

@@ -18,6 +18,8 @@ from processes import is_running, until
 from msctx.cli import main
 from msctx.errors import FileError, OptionError
 from msctx.run import sweep
+from msctx.run.ending import Terminated
+from msctx.run.record import Record
 
 ENTRY = """
 import torch
@@ -109,29 +111,94 @@ def test_types_and_what_an_entry_prints_do_not_matter(experiment: str, tmp_path:
 
 def test_ctrl_c_keeps_what_there_is(experiment: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def run_point(children: Any, file: str, words: list[str], folder: Path) -> dict[str, Any]:
-        if folder.name == "2":
+        if folder.name == "3":
             raise KeyboardInterrupt
-        return {"status": "completed"}
+        return {"status": "completed", "loss": float(folder.name)}
 
     monkeypatch.setattr(sweep, "run_point", run_point)
-    code, text, err = run(capsys, experiment, "--sweep", "args.scale=1,2", "--out", str(tmp_path / "out"), "--json")
+    out = tmp_path / "out"
+    code, text, err = run(capsys, experiment, "--sweep", "args.scale=1,2,3,4", "--out", str(out), "--json")
     found = json.loads(text)
-    assert (code, found["partial"], len(found["points"])) == (130, True, 1)
-    assert "holds the finished runs, marked as partial" in err
+    assert (code, found["partial"], [row["result"]["loss"] for row in found["points"]]) == (130, True, [1.0, 2.0])
+    assert found == json.loads((out / "sweep.json").read_text())
+    assert [line["loss"] for line in csv.DictReader((out / "sweep.csv").open())] == ["1.0", "2.0"]
+    assert f"{out / 'sweep.json'} holds the finished runs, marked as partial" in err
 
 
-def test_a_signal_between_two_runs_leaves_a_record_that_is_partial(
+def test_ctrl_c_while_a_result_is_written_keeps_that_too(
     experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "run_point", lambda children, file, words, folder: {"status": "completed"})
+    """And a further Ctrl-C does not end the writing."""
+    ran: list[str] = []
+    monkeypatch.setattr(
+        sweep, "run_point", lambda children, file, words, folder: ran.append(folder.name) or {"status": "completed"}
+    )
+    write = Record.json
+
+    def interrupted(record: Record, name: str, content: Any) -> None:
+        if content["points"]:
+            signal.raise_signal(signal.SIGINT)
+        write(record, name, content)
+
+    monkeypatch.setattr(Record, "json", interrupted)
+    with pytest.raises((sweep.Interrupted, KeyboardInterrupt)) as end:  # which would end all tests
+        sweep.sweep(experiment, "x", [], {"args.scale": [1, 2]}, str(tmp_path / "out"), "")
+    assert end.type is sweep.Interrupted
+    found = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    assert (ran, found["partial"], [row["number"] for row in found["points"]]) == (["1"], True, [1])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("signalled", [KeyboardInterrupt, Terminated])
+def test_a_signal_between_two_runs_leaves_a_record_that_is_partial(
+    experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signalled: type[BaseException]
+) -> None:
+    """Each result is on disk before it is reported, so that a sweep that is killed then loses none. After a signal that follows even
+    the last one, a resumed sweep is whole, and runs nothing."""
+    ran: list[str] = []
+    monkeypatch.setattr(
+        sweep, "run_point", lambda children, file, words, folder: ran.append(folder.name) or {"status": "completed"}
+    )
+    seen: list[tuple[bool, int]] = []
+
+    def written() -> tuple[bool, int]:
+        found = json.loads((tmp_path / "out" / "sweep.json").read_text())
+        return found["partial"], len(found["points"])
 
     def done(number: int, *_: object) -> None:
-        raise KeyboardInterrupt
+        seen.append(written())
+        raise signalled
 
-    with pytest.raises(sweep.Interrupted):
-        sweep.sweep(experiment, "x", [], {"args.scale": [1, 2]}, str(tmp_path / "out"), "", done)
+    given = (experiment, "x", [], {"args.scale": [1, 2]}, str(tmp_path / "out"), "", done)
+    for number in (1, 2):
+        with pytest.raises(sweep.Interrupted):
+            sweep.sweep(*given, resume=number > 1)
+        assert written() == (True, number)
+    assert seen == [(True, 1), (False, 2)]
+    sweep.sweep(*given, resume=True)
+    assert (ran, written()) == (["1", "2"], (False, 2))
+
+
+def test_ctrl_c_ends_the_engine_whose_order_does_not_matter(experiment: str, tmp_path: Path) -> None:
+    """Jobs that wait are cancelled before the sweep ends."""
+    ended: list[bool] = []
+
+    def backwards(file: str, points: list[Any], scratch: Path) -> sweep.Results:
+        try:
+            for number, _, _ in reversed(points):
+                yield number, {"status": "completed"}
+        finally:
+            ended.append(True)
+
+    def done(number: int, *_: object) -> None:
+        if number == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(sweep.Interrupted) as end:  # which holds the generator: that it is closed is no collector's work
+        sweep.sweep(experiment, "x", [], {"args.scale": [1, 2, 3]}, str(tmp_path / "out"), "", done, engine=backwards)
     found = json.loads((tmp_path / "out" / "sweep.json").read_text())
-    assert (found["partial"], len(found["points"])) == (True, 1)
+    assert (ended, [row["number"] for row in found["points"]]) == ([True], [2, 3])
+    assert end.value.folder == tmp_path / "out"
 
 
 def test_a_sweep_goes_on_where_it_stopped(

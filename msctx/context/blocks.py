@@ -1,0 +1,350 @@
+"""The context itself: how with-blocks and functions that are decorated enter and leave it, and what it reports."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from html import escape
+from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from msctx import notices
+from msctx.context import agreement
+from msctx.context.base import BASE, explain, make_ready, plan_here, refuse, warn_failing, warn_late, within
+from msctx.context.children import WorkerInit
+from msctx.context.idle import unrun, unwatched
+from msctx.context.scopes import Scope, in_force, opened, settings_in_force, stack
+from msctx.dynamo import call_outside, untraced
+from msctx.effects import NEED_CORE
+from msctx.errors import ScopeError
+from msctx.graph import names, report
+from msctx.memory.watched import Watched
+from msctx.native import precisions
+from msctx.native.choices import Tally
+from msctx.notices import warn
+from msctx.options import Layer, Settings
+from msctx.options.conv_rules import RULES
+from msctx.options.resolve import look_up
+from msctx.plan import Plan
+from msctx.signals import Room, begins_with_try, uninterrupted
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from msctx.amp import GradScaler
+    from msctx.context.bound import Bound
+    from msctx.graph.report import Graphs
+    from msctx.native.choices import Choices
+    from msctx.native.precisions import Precisions
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _open(context: Context) -> Scope:
+    from msctx.context import ledger
+
+    BASE.start()
+    above, outer = in_force()
+    layers = above + context.layers
+    settings = within(settings_in_force(), context.layers)
+    if not context.layers:  # nothing of its own: nothing to write
+        agreement.check(outer)  # here all the same: other ranks may have something
+        return Scope(context, layers, settings, outer, None)
+    plan = plan_here(settings)
+    refuse(plan)
+    agreement.check(plan)
+    warn_failing(plan, context.layers, outer)  # before anything is written: warnings may be errors
+    hold = ledger.apply(plan.beyond(outer, context.layers), context.origin, strict=plan.strict)
+    try:
+        BASE.scopes[hold] = above, context.layers
+        warn_late(hold)
+        return Scope(context, layers, settings, plan.without(hold.late), hold)
+    except BaseException:  # warnings turned into errors, a signal's handler that raises
+        BASE.scopes.pop(hold, None)
+        ledger.undo(hold, quiet=True)
+        raise
+
+
+def _close(scope: Scope) -> None:
+    found: list[str] = []
+    try:  # first: what other threads run by what is put back now is not counted as this context's
+        found = scope.context._remember(scope)
+    finally:
+        try:
+            if scope.hold is not None:
+                from msctx.context import ledger
+
+                BASE.scopes.pop(scope.hold, None)
+                ledger.undo(scope.hold, strict=scope.plan.strict)
+        finally:  # only then what may raise where a warning is an error
+            scope.context._watched.close()
+            for text in found:
+                warn(text.partition(":")[0], text, text)
+
+
+def close_late(scopes: list[Scope]) -> None:
+    """Those on top whose __exit__ has come; one that raises does not keep the others from being closed."""
+    if scopes and scopes[-1].leaving:
+        try:
+            _close(scopes.pop())
+        finally:
+            close_late(scopes)
+
+
+class Context:
+    """Options, and the scopes in which they hold; made by :func:`context`.
+
+    A with-block enters it; so does each call of a function that it decorates. It may be entered again and nested.
+    """
+
+    def __init__(
+        self,
+        layers: tuple[Layer, ...] = (),
+        origin: str = "with-block",
+        models: Watched | None = None,
+        unmatched: Callable[[list[str]], None] | None = None,
+    ) -> None:
+        """*unmatched* takes the warnings of rules that matched nothing, each time that this is left; by default they are issued."""
+        self.layers = layers
+        self.origin = origin
+        self._watched = Watched() if models is None else models
+        self._unmatched = unmatched
+        self._tally = Tally(s.value for layer in layers for name in RULES if (s := layer.settings.get(name)) is not None)
+        self._computed = precisions.Tally()
+        self._compiled = report.Tally()
+        self._listed = names.Tally(
+            (flag, s.value)
+            for layer in layers
+            for flag in names.LISTS
+            if (s := layer.settings.get(f"graph_kernel_flags.{flag}"))
+        )
+        self._counters = self._tally, self._computed, self._compiled, self._listed
+
+    @untraced
+    @begins_with_try
+    def __enter__(self) -> Context:
+        try:
+            entered: list[Scope] = []
+            call_outside(Room.enter, _enter, self, entered)
+            return self
+        except BaseException:  # Ctrl-C too: a with-block whose __enter__ raises is never left
+            if entered and entered[0] in stack.scopes:  # no call of Python's, at which a signal would come
+                self.__exit__()
+            raise
+
+    @untraced
+    @begins_with_try
+    def __exit__(self, kind: Any = None, error: Any = None, trace: Any = None) -> None:
+        try:
+            begun: list[Scope | None] = []
+            call_outside(Room.call, _exit, self, error, begun)
+        except RecursionError:
+            if not begun:  # there was no room to ask for some
+                found = sys.getrecursionlimit()
+                sys.setrecursionlimit(found + Room.MORE)
+                Room.was_made(found)
+                self.__exit__(kind, error, trace)
+            raise
+        except BaseException:
+            if not begun:  # a signal came before; as many as may come, the context is left
+                self.__exit__(kind, error, trace)
+            raise
+
+    def __reduce__(self) -> tuple[type[Context], tuple[tuple[Layer, ...], str]]:
+        return Context, (self.layers, self.origin)  # what was watched and counted in one process means nothing in another
+
+    def __repr__(self) -> str:
+        options = [f"{s.spelling}={s.value!r}" for layer in self.layers for s in layer.settings.values()]
+        return f"<msctx.Context {', '.join(options) or 'without options'}; {self.origin}{', open' * bool(self._scope)}>"
+
+    def _repr_html_(self) -> str:
+        return f"<code>{escape(repr(self))}</code>{self.plan._repr_html_()}"
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function: each call runs inside the context."""
+        if isclass(function) or not callable(function):
+            raise TypeError(f"msctx.context decorates functions, not {function!r}")
+        for is_lazy in (isgeneratorfunction, iscoroutinefunction, isasyncgenfunction):
+            if is_lazy(function):
+                name = getattr(function, "__qualname__", repr(function))
+                raise TypeError(
+                    f"{name} is a generator or coroutine: its scope would stay open while other code runs. "
+                    "Use a with-block inside it, around code that does not yield or await."
+                )
+
+        @wraps(function)
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            entered: list[Scope] = []
+            try:  # not a with statement: here Dynamo gives our reason when it refuses
+                call_outside(Room.enter, _enter, self, entered)
+                result = function(*args, **kwargs)
+            except BaseException as error:
+                if entered and entered[0] in stack.scopes:  # no call of Python's, at which a signal would come
+                    self.__exit__(None, error)
+                raise
+            self.__exit__()
+            return result
+
+        return cast(F, inside)
+
+    @property
+    def _scope(self) -> Scope | None:
+        return next((s for s in reversed(stack.scopes) if s.context is self), None)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this thread is inside the context."""
+        return self._scope is not None
+
+    @property
+    def settings(self) -> Settings:
+        """Every layer that holds inside this context, the base included."""
+        scope = self._scope
+        return scope.settings if scope else Settings(BASE.layers + in_force()[0] + self.layers)
+
+    @property
+    def plan(self) -> Plan:
+        """What the options come to: in force if the context is open in this thread, else as if it were entered now."""
+        scope = self._scope
+        return scope.plan if scope else explain(self.settings)
+
+    @property
+    def device(self) -> torch.device:
+        """The device that ``device_target`` and ``device_id`` name; torch's default device when nobody named one."""
+        import torch
+
+        plan = self.plan
+        if plan.target is None:
+            return torch.get_default_device()
+        if plan.target == "CPU":
+            return torch.device("cpu")
+        kind = {"GPU": "cuda", "Ascend": "npu"}[plan.target]
+        try:
+            return torch.device(kind) if plan.device_id is None else torch.device(kind, plan.device_id)
+        except RuntimeError:  # torch knows npu only once torch_npu is there
+            refuse(plan)
+            raise
+
+    def get(self, name: str) -> Any:
+        """The value of an option in force inside this context; see :func:`get_context`."""
+        return look_up(name, self.settings, self.plan.main_device).value
+
+    def choices(self) -> Choices:
+        """Which algorithm each convolution and matrix product ran while this context was open, and why: a row for each problem."""
+        return self._tally.choices()
+
+    def precisions(self) -> Precisions:
+        """In which dtype each operator computed while this context was open, by which option, and how many casts were inserted."""
+        return self._computed.precisions()
+
+    def graphs(self) -> Graphs:
+        """What was compiled while this context was open: graph breaks and what to change, recompilations and why, times, caches.
+
+        Under options of graph mode, and by functions of :func:`msctx.jit`.
+        """
+        return self._compiled.graphs()
+
+    def grad_scaler(self, **options: Any) -> GradScaler:
+        """A GradScaler for :attr:`device`, enabled exactly where a precision_mode computes in float16; *options* are its own."""
+        from msctx.amp import scaler_for
+
+        return scaler_for(self.plan, self.device.type, options)
+
+    def _remember(self, scope: Scope) -> list[str]:
+        """Keep the counts of a scope that closes; returns what to warn of."""
+        count = sum(guest.who.is_alive() for guest in [*scope.visitors])
+        found = [f"bind: {self.origin} was left while {count} function(s) bound to it still run in other threads"] * bool(count)
+        rules = [*scope.end()]
+        (found.extend if self._unmatched is None else self._unmatched)(rules)
+        since = self._watched.since()
+        own = {setting.option.name for layer in self.layers for setting in layer.settings.values()}
+        for asked, more in notices.counted(own.union(*(asked for rules, asked in RULES.items() if rules in own))):
+            found.append(f"{asked} could not compute {more} more call{'s' * (more > 1)}; choices() lists them, with reasons")
+        found += [] if scope.has_run else unrun(scope.plan, self.layers)
+        return [*found, *precisions.unmatched(self.layers, since), *unwatched(scope.plan, self.layers, since)]
+
+    def watch(self, model: nn.Module) -> Context:
+        """Name the modules of *model* by their paths in :meth:`choices` and in rules, and let options of memory act on it.
+
+        That holds while this context is open, and again whenever it is entered again: it keeps its models. Contexts inside it act on
+        them, too; others do not. Outside every with-block ``msctx.current().watch(model)`` holds for the process.
+        """
+        with uninterrupted():
+            self._watched.watch(model)
+        return self
+
+    @property
+    def worker_init_fn(self) -> WorkerInit:
+        """For ``DataLoader(..., worker_init_fn=ctx.worker_init_fn)``: workers run under this context alone, until they end.
+
+        Without it, they run under what the thread that starts them holds at that moment. It can be pickled, and called from a
+        function of your own.
+        """
+        scope = self._scope
+        return WorkerInit(scope.layers if scope else self.layers)
+
+    def bind(self, function: Callable[..., Any]) -> Bound:
+        """Carry this context into another thread, or into a worker process (it can be pickled if *function* can)."""
+        from msctx.context.bound import Bound
+
+        scopes = stack.scopes
+        depth = next((i for i in reversed(range(len(scopes))) if scopes[i].context is self), None)
+        if depth is not None:
+            return Bound(function, tuple(scopes[: depth + 1]), BASE.layers + scopes[depth].layers, True, self._watched)
+        return Bound(function, (), BASE.layers + in_force()[0] + self.layers, not self.layers, self._watched)
+
+
+def _enter(context: Context, entered: list[Scope]) -> None:
+    if stack.scopes and stack.scopes[-1].leaving:
+        with uninterrupted():
+            close_late(stack.scopes)
+    notices.look()
+    if not all(NEED_CORE.isdisjoint(layer.settings) for layer in context.layers):
+        BASE.start()
+        make_ready(within(settings_in_force(), context.layers))
+    with uninterrupted(), BASE.lock:  # what is below does not change meanwhile
+        with context._watched.opening():
+            scope = _open(context)
+        entered.append(scope)  # first: what is on the stack is known to whoever undoes this
+        stack.scopes.append(scope)
+        opened.add(scope)
+
+
+def _exit(context: Context, error: Any, begun: list[Scope | None]) -> None:
+    scopes = stack.scopes
+    with uninterrupted():
+        mine = next((s for s in reversed(scopes) if s.context is context and not s.leaving), None)
+        if mine is None:
+            begun.append(None)
+            text = f"the {context.origin} is not open in this thread; a context is left by the thread that entered it"
+            there = next((s for s in [*opened] if s.context is context and not s.leaving), None)
+            if there is not None and isinstance(error, GeneratorExit):  # perhaps the collector found the generator here
+                there.leaving = True
+                text += "; this one closes when that thread next enters or leaves a context, or calls reset_context()"
+            raise ScopeError(text)
+        mine.leaving, begun[:] = True, [mine]  # from here on whoever is next in this thread would close it
+        inside = [s for s in scopes[scopes.index(mine) :] if not s.leaving]
+        if inside and error is None:
+            raise ScopeError(
+                f"the {context.origin} was left before the {inside[-1].context.origin} inside it; both stay in force, and close "
+                "together when the inner one is left"
+            )
+        if inside and isinstance(error, GeneratorExit):  # it has passed none of these
+            text = f"the {context.origin} of a generator that was closed stays in force until the {inside[-1].context.origin} is left"
+            warn("with-block", text, text)
+            return
+        for scope in inside:  # an exception has passed by whoever was to leave it
+            scope.leaving = True
+        why = None
+        if error is not None:
+            from msctx.graph.faults import explained
+
+            why = explained(error, lambda name: look_up(name, mine.settings, mine.plan.main_device).value)
+        close_late(scopes)
+        for scope in inside:
+            text = f"the {scope.context.origin} was still open when an exception left the {context.origin} around it; both are closed"
+            warn("with-block", text, text)
+        if why is not None:
+            raise why from error

@@ -1,0 +1,22 @@
+"""What the tests of the collector share."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from listeners import Listens
+
+from msctx.observers import collector
+from msctx.observers.collector import Row
+
+
+@pytest.fixture
+def collected() -> Iterator[Callable[..., list[Row]]]:
+    def rows_of(run: Callable[[], object], **asked: int) -> list[Row]:
+        reader = Listens(**(asked or {"inputs": 1, "outputs": 1, "statistics": 1, "digests": 1}))
+        collector.put("test", reader)
+        run()
+        collector.put("test", None)
+        return reader.rows
+
+    yield rows_of
+    collector.put("test", None)
