@@ -82,10 +82,30 @@ BY_STRIDES = {aten.as_strided.default, aten.view.dtype}
 
 def _is_of_strides(node: fx.Node) -> bool:
     """Whether it depends on how a tensor lies in memory; as the order of random numbers does that are made like one."""
-    if node.target in BY_STRIDES or any(_takes_strides_as_they_come(one) for one in (node.target, *node.args)):
+    if (
+        node.target in BY_STRIDES
+        or _is_graph(node)
+        or any(_takes_strides_as_they_come(one) for one in (node.target, *node.args))
+    ):
         return True
-    is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) or "rand" in str(node.target)
-    return is_random and any(getattr(given.meta["val"], "ndim", 0) for given in node.all_input_nodes)
+    return _draws(node) and any(getattr(given.meta["val"], "ndim", 0) for given in node.all_input_nodes)
+
+
+def _is_graph(node: fx.Node) -> bool:
+    """Of control flow or of a region, which was traced for the strides of before. Those of flex_attention take numbers alone."""
+    takers = [user.target for user in node.users] if node.op == "get_attr" else []
+    return any(isinstance(one, torch._ops.HigherOrderOperator) and not one.name().startswith("flex_") for one in takers)
+
+
+def _draws(node: fx.Node) -> bool:
+    """Whether it draws random numbers. Attention is tagged as if it did, whatever its dropout is."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return "rand" in str(node.target)
+    for place, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if argument.name == "dropout_p":
+            given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+            return bool(given != 0)
+    return True
 
 
 def _takes_strides_as_they_come(operator: Any) -> bool:

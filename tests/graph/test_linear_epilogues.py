@@ -159,6 +159,23 @@ def test_views_and_outputs_in_between() -> None:
             assert found.stride() == right.stride()
 
 
+def test_attention_draws_nothing_without_dropout() -> None:
+    """torch tags it as if it did, and what draws in the order of a tensor's memory forbids to change that."""
+
+    def program(m: Layer, x: torch.Tensor) -> Any:
+        heads = x.unflatten(-1, (1, 13)).transpose(1, 2)
+        return x + m.linear(
+            functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True).transpose(1, 2).flatten(2)
+        )
+
+    layer, x = Layer(program), values(2, 4, 13)
+    result, choices, code = compiled(layer, x)
+    assert "flash_attention" in code
+    assert {row.epilogue: row.ran for row in choices} == {"": "torch", "shift+add": "strict"}
+    with torch.no_grad():
+        torch.testing.assert_close(result, layer(x))
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("expected", ["shift+gelu", "scale+shift+add"])
 def test_shapes_may_have_symbols(expected: str) -> None:
