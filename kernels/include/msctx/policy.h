@@ -140,6 +140,9 @@ class Policy : public PolicyOptions {
   std::unordered_map<std::string, Decided> decisions_, before_;  // the latest ones, and those before them: see keep
 };
 
+// How much `normal` expects of a row for a call: 0, where torch's own path is as good a guess.
+int rank_of(const ConvRow&, const ConvCall&);
+
 // A row's name, and its arithmetic where that is not float32's own.
 std::string label_of(const std::string& name, const std::string& math);
 inline std::string label_of(const ConvRow& row) { return label_of(row.name, row.algorithm->math); }
