@@ -82,9 +82,19 @@ BY_STRIDES = {aten.as_strided.default, aten.view.dtype}
 
 def _is_of_strides(node: fx.Node) -> bool:
     """Whether it depends on how a tensor lies in memory; as the order of random numbers does that are made like one."""
-    if node.target in BY_STRIDES or any(_takes_strides_as_they_come(one) for one in (node.target, *node.args)):
+    if (
+        node.target in BY_STRIDES
+        or _is_graph(node)
+        or any(_takes_strides_as_they_come(one) for one in (node.target, *node.args))
+    ):
         return True
     return _draws(node) and any(getattr(given.meta["val"], "ndim", 0) for given in node.all_input_nodes)
+
+
+def _is_graph(node: fx.Node) -> bool:
+    """Of control flow or of a region, which was traced for the strides of before. Those of flex_attention take numbers alone."""
+    takers = [user.target for user in node.users] if node.op == "get_attr" else []
+    return any(isinstance(one, torch._ops.HigherOrderOperator) and not one.name().startswith("flex_") for one in takers)
 
 
 def _draws(node: fx.Node) -> bool:

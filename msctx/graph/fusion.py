@@ -84,6 +84,8 @@ class Way:
         self.config, self.aot = inductor | self.config, aot | self.aot
         if self.dump:
             self.config |= {**CACHED, **self.dump.hooks()}
+        if self.rules:
+            self.aot["donated_buffer"] = False  # the numbers of what may be written over are those of the graph's inputs
         if self.dump or self.rules or any(name in flags for name in names.LISTS):
             self.aot["enable_autograd_cache"] = False  # what it loads has been through no pass
         self.weights, self.epilogues, self.products = wanted.weights, wanted.epilogues, wanted.products is not None

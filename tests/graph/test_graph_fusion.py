@@ -318,6 +318,28 @@ def test_a_model_gives_the_results_of_eager_code(flags: str, training: bool) -> 
 
 
 @pytest.mark.full
+def test_groups_of_the_backward_pass_write_over_nothing_that_is_needed_later() -> None:
+    """AOTAutograd numbers what a backward pass may write over among the inputs of the whole graph."""
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.second = nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x + self.first(x)
+            return x + self.second(self.norm(x))
+
+    torch.manual_seed(0)
+    model, x = Residual(), torch.randn(2, 6, 16, requires_grad=True)
+    right = torch.autograd.grad(model(x).square().sum(), [x, *model.parameters()])
+    torch._dynamo.reset()
+    with msctx.context(mode="GRAPH_MODE", graph_kernel_flags="--enable_cluster_ops_only=add"):
+        found = torch.autograd.grad(model(x).square().sum(), [x, *model.parameters()])
+    torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.full
 def test_random_numbers_outside_of_groups_are_those_of_eager_code() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return functional.dropout(x.sin() * 2, 0.5) + torch.rand(64) * functional.dropout(x.cos() + 1, 0.5)

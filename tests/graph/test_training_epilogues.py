@@ -205,3 +205,22 @@ def test_beside_groups_of_operators_nothing_is_taken_in() -> None:
         (found,) = torch.autograd.grad(model(x).sum(), x)
     assert {row.epilogue for row in ctx.choices()} == {""}
     torch.testing.assert_close(found, torch.autograd.grad(model(x).sum(), x)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.full
+def test_branches_get_the_strides_that_they_were_traced_for() -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 3, 3, padding=1)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            y = torch.relu(self.conv(x) + x)
+            return torch.cond(x.sum() > 0, lambda t: torch.relu(t + 1), lambda t: t * 2, (y,))
+
+    model, x, y = Branches(), batch().requires_grad_(), batch().requires_grad_()
+    torch._dynamo.reset()
+    with msctx.context(**GRAPH, **OURS):  # type: ignore[arg-type]
+        model(x).square().sum().backward()
+    model(y).square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
