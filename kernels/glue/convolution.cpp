@@ -58,7 +58,9 @@ at::MemoryFormat format_of(const at::Tensor& input, const at::Tensor& weight, co
   const auto sym = [](at::IntArrayRef v) { return c10::fromIntArrayRefSlow(v); };
   const auto backend = at::native::select_conv_backend(
       input, weight, bias, sym(g.stride), sym(g.padding), sym(g.dilation), g.transposed, sym(g.output_padding), g.groups, std::nullopt);
-  return at::native::_determine_backend_memory_format(input, weight, backend);
+  if (weight.dim() != 3) return at::native::_determine_backend_memory_format(input, weight, backend);
+  const at::Tensor in_2d = weight.unsqueeze(2);  // which alone counts: torch brings the input into the usual order
+  return at::native::_determine_backend_memory_format(in_2d, in_2d, backend);
 }
 
 // While torch.jit.trace records a convolution: nothing is measured then.
@@ -119,7 +121,10 @@ struct Asked {
     const at::MemoryFormat format = finishes ? at::MemoryFormat::ChannelsLast : format_of(input, weight, bias, geometry);
     ConvCall now = *call;
     now.problem.dtype = *dtype_of(first);
-    return run_row(*policy, row, now, first, second, format, finishing, kind, ran);
+    const bool is_1d = weight.dim() == 3, permutes = is_1d && format != at::MemoryFormat::Contiguous;
+    const at::Tensor result =
+        run_row(*policy, row, now, first, second, is_1d ? at::MemoryFormat::Contiguous : format, finishing, kind, ran);
+    return permutes ? result.unsqueeze(2).contiguous(format).squeeze(2) : result;
   }
 
   static std::vector<int64_t> plain(SymInts values) {

@@ -52,6 +52,8 @@ def _fold(graph: fx.GraphModule, convolutions: bool, products: bool, saved_from:
     view_to_reshape(graph)  # of other strides, a view may be none
     _operators()
     before = [node.meta.get("val") if isinstance(node, fx.Node) else None for node in _results(graph)[:saved_from]]
+    for node in graph.graph.find_nodes(op="call_function", target=aten.as_strided.default):
+        node.replace_all_uses_with(node.all_input_nodes[0])
     # where two meet in an addition, it follows the later one
     replaced = [node for node in reversed(found) if _replace(graph.graph, node, is_alone=saved_from is None)]
     graph.graph.eliminate_dead_code()
@@ -83,12 +85,25 @@ BY_STRIDES = {aten.as_strided.default, aten.view.dtype}
 def _is_of_strides(node: fx.Node) -> bool:
     """Whether it depends on how a tensor lies in memory; as the order of random numbers does that are made like one."""
     if (
-        node.target in BY_STRIDES
+        (node.target in BY_STRIDES and not _changes_nothing(node))
         or _is_graph(node)
         or any(_takes_strides_as_they_come(one) for one in (node.target, *node.args))
     ):
         return True
     return _draws(node) and any(getattr(given.meta["val"], "ndim", 0) for given in node.all_input_nodes)
+
+
+def _changes_nothing(node: fx.Node) -> bool:
+    """Whether it gives other strides to extents of 1 alone, as PyTorch's average of whole channels_last images does."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true as known
+
+    if node.target is not aten.as_strided.default:
+        return False
+    of, to = _value(node.all_input_nodes[0]), _value(node)
+    if of.dim() != to.dim() or not known(of.storage_offset() == to.storage_offset()):
+        return False
+    each = zip(of.shape, to.shape, of.stride(), to.stride(), strict=True)
+    return all(known(size == other) and (known(size == 1) or known(step == now)) for size, other, step, now in each)
 
 
 def _is_graph(node: fx.Node) -> bool:
@@ -417,10 +432,23 @@ def _give_back_strides(graph: fx.Graph, node: fx.Node, before: Any) -> None:
 
     if not isinstance(before, torch.Tensor) or _hints(before.stride()) == _hints(node.meta["val"].stride()):
         return
+    restored = node
+
+    def then(target: Any, *args: Any, **how: Any) -> None:
+        nonlocal restored
+        restored = graph.call_function(target, (restored, *args), how)
+        restored.meta = node.meta | {"val": before}
+
     with graph.inserting_before(graph.output_node()):
-        if before.is_contiguous():
-            restored = graph.call_function(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
-        else:
-            restored = graph.call_function(force_stride_order, (node, _hints(before.stride())))
-    restored.meta = node.meta | {"val": before}
+        if _strides_of_more_than_one(before) != _strides_of_more_than_one(node.meta["val"]):
+            if before.is_contiguous():
+                then(aten.clone.default, memory_format=torch.contiguous_format)
+            else:
+                then(force_stride_order, _hints(before.stride()))
+        if not _has_symbols(before) and 1 in before.shape:
+            then(aten.as_strided.default, [*before.shape], [*before.stride()])
     graph.output_node().replace_input_with(node, restored)
+
+
+def _strides_of_more_than_one(value: torch.Tensor) -> list[int]:
+    return [stride for size, stride in zip(_hints(value.shape), _hints(value.stride()), strict=True) if size != 1]

@@ -297,6 +297,30 @@ def test_programs_give_what_eager_code_gives(name: str) -> None:
             torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
 
 
+def squeezed(m: Calls, x: torch.Tensor) -> Any:
+    y = torch.relu(m.conv(x))
+    return y * torch.sigmoid(m.small(functional.adaptive_avg_pool2d(y, 1)))
+
+
+def averages(m: Calls, x: torch.Tensor) -> Any:
+    y = torch.relu(m.conv(x))
+    return functional.adaptive_avg_pool2d(y, 1), y.mean((2, 3), keepdim=True)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("last", [False, True], ids=["channels_first", "channels_last"])
+@pytest.mark.parametrize(("program", "expected"), [(squeezed, {"shift+relu", "shift+sigmoid"}), (averages, {"shift+relu"})])
+def test_averages_of_whole_images(program: Any, expected: set[str], last: bool) -> None:
+    """PyTorch gives their extents of 1 strides by as_strided, where images are channels_last."""
+    model, x = Calls(program).eval(), images(last=last)
+    results, choices, _ = compiled(model, x)
+    assert {row.epilogue for row in choices} == expected
+    with torch.no_grad():
+        right = model(x)
+    torch.testing.assert_close(results, right, rtol=1e-4, atol=1e-5)
+    assert [t.stride() for t in results] == [t.stride() for t in right]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("expected", TAILS)
 def test_nan_stays_nan_on_torchs_path_too(expected: str) -> None:

@@ -84,8 +84,9 @@ def swapped(t: Tensor) -> Tensor:
 
 
 def last(t: Tensor) -> Tensor:
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return t.contiguous(memory_format=formats[t.dim()])
+    if t.dim() == 3:
+        return last(t.unsqueeze(2)).squeeze(2)
+    return t.contiguous(memory_format={4: torch.channels_last, 5: torch.channels_last_3d}[t.dim()])
 
 
 LAYOUTS: dict[str, Callable[[list[Tensor]], list[Tensor]]] = {
@@ -98,9 +99,22 @@ LAYOUTS: dict[str, Callable[[list[Tensor]], list[Tensor]]] = {
     "expanded-gradient": lambda t: [*t[:-1], t[-1].flatten()[:1].view([1] * t[-1].dim()).expand(t[-1].shape)],
     "offset": lambda t: [torch.cat([t[0].flatten()[:1], t[0].flatten()])[1:].view(t[0].shape), *t[1:]],
 }
-WITH_LAYOUTS = [
-    p for p in PROBLEMS if p.name in ("plane", "groups", "one-channel", "pointwise", "3d", "transposed", "transposed-3d")
-] + [conv("one-row", (2, 4, 1, 6), (5, 4, 1, 3), True), conv("one-by-one", (2, 1, 5, 5), (4, 1, 1, 1))]
+NAMED = [
+    "plane",
+    "groups",
+    "one-channel",
+    "pointwise",
+    "1d",
+    "1d-strided",
+    "3d",
+    "transposed",
+    "transposed-1d",
+    "transposed-3d",
+]
+WITH_LAYOUTS = [p for p in PROBLEMS if p.name in NAMED] + [
+    conv("one-row", (2, 4, 1, 6), (5, 4, 1, 3), True),
+    conv("one-by-one", (2, 1, 5, 5), (4, 1, 1, 1)),
+]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
