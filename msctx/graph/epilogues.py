@@ -52,12 +52,13 @@ def _fold(graph: fx.GraphModule, convolutions: bool, products: bool, saved_from:
     view_to_reshape(graph)  # of other strides, a view may be none
     _operators()
     before = [node.meta.get("val") if isinstance(node, fx.Node) else None for node in _results(graph)[:saved_from]]
-    for node in graph.graph.find_nodes(op="call_function", target=aten.as_strided.default):
+    renamed = graph.graph.find_nodes(op="call_function", target=aten.as_strided.default)
+    for node in renamed:
         node.replace_all_uses_with(node.all_input_nodes[0])
     # where two meet in an addition, it follows the later one
     replaced = [node for node in reversed(found) if _replace(graph.graph, node, is_alone=saved_from is None)]
     graph.graph.eliminate_dead_code()
-    if not replaced:
+    if not (replaced or renamed):
         return 0
     _propagate(graph)
     for node, value in dict(zip(_results(graph), before, strict=False)).items():
@@ -432,23 +433,13 @@ def _give_back_strides(graph: fx.Graph, node: fx.Node, before: Any) -> None:
 
     if not isinstance(before, torch.Tensor) or _hints(before.stride()) == _hints(node.meta["val"].stride()):
         return
-    restored = node
-
-    def then(target: Any, *args: Any, **how: Any) -> None:
-        nonlocal restored
-        restored = graph.call_function(target, (restored, *args), how)
-        restored.meta = node.meta | {"val": before}
-
     with graph.inserting_before(graph.output_node()):
-        if _strides_of_more_than_one(before) != _strides_of_more_than_one(node.meta["val"]):
-            if before.is_contiguous():
-                then(aten.clone.default, memory_format=torch.contiguous_format)
-            else:
-                then(force_stride_order, _hints(before.stride()))
-        if not _has_symbols(before) and 1 in before.shape:
-            then(aten.as_strided.default, [*before.shape], [*before.stride()])
+        if not before.is_contiguous():
+            restored = graph.call_function(force_stride_order, (node, _hints(before.stride())))
+        else:
+            restored = graph.call_function(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+            if 1 in before.shape and not _has_symbols(before):
+                restored.meta = node.meta | {"val": before}
+                restored = graph.call_function(aten.as_strided.default, (restored, [*before.shape], [*before.stride()], 0))
+    restored.meta = node.meta | {"val": before}
     graph.output_node().replace_input_with(node, restored)
-
-
-def _strides_of_more_than_one(value: torch.Tensor) -> list[int]:
-    return [stride for size, stride in zip(_hints(value.shape), _hints(value.stride()), strict=True) if size != 1]
