@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -95,3 +95,37 @@ def test_a_public_model_is_compiled_unmodified(name: str) -> None:
         assert len(ctx.graphs()) - warm <= 1, ctx.graphs()
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def code_as_it_is_traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The graphs that inductor would compile, which takes minutes for all models, run as they are."""
+
+    def run(graph: torch.fx.GraphModule, inputs: Any, **how: Any) -> Callable[[list[Any]], Any]:
+        def call(given: list[Any]) -> Any:
+            return graph(*given)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", run)
+    with torch._functorch.config.patch(enable_autograd_cache=False):
+        yield
+
+
+@pytest.mark.usefixtures("code_as_it_is_traced")
+@pytest.mark.parametrize("name", MODELS)
+def test_layers_of_a_public_model_take_what_follows_them(name: str) -> None:
+    model, inputs = made(name)
+    given = inputs()
+    if "pixel_values" in given:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        given = {"pixel_values": given["pixel_values"].contiguous(memory_format=torch.channels_last)}
+    torch._dynamo.reset()
+    with torch.no_grad():
+        right = model.eval()(**given)[0]
+        with msctx.context(mode="GRAPH_MODE", conv_fprop_algo="normal", matmul_algo="strict", fallback="silent") as ctx:
+            found = model(**given)[0]
+    torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
+    takes = [row.epilogue not in ("", "shift") for row in ctx.choices()]
+    assert all(takes) if name in ("ResNet", "RegNet", "MobileNetV2", "EfficientNet") else any(takes)
