@@ -162,7 +162,7 @@ def only_new_objects_are_searched() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
     """Fails the test that does not leave the process as it found it."""
-    notices.forget()  # what is told only once must not couple two tests
+    notices.forget()  # what is reported only once must not couple two tests
     generators = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
     before, limit = snapshot(), sys.getrecursionlimit()
     yield

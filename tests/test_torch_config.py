@@ -1,4 +1,4 @@
-"""What a program has set in torch's configuration modules is told and put back, whichever way this torch keeps it."""
+"""What a program has set in torch's configuration modules is reported and put back, whichever way this torch keeps it."""
 
 from __future__ import annotations
 

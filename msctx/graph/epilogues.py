@@ -115,9 +115,10 @@ def _is_graph(node: fx.Node) -> bool:
 
 def _draws(node: fx.Node) -> bool:
     """Whether it draws random numbers. Attention is tagged as if it did, whatever its dropout is."""
-    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
-        return "rand" in str(node.target)
-    for place, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+    operator = node.target
+    if not isinstance(operator, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in operator.tags:
+        return "rand" in str(operator)
+    for place, argument in enumerate(operator._schema.arguments):
         if argument.name == "dropout_p":
             given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
             return bool(given != 0)

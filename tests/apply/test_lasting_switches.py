@@ -1,4 +1,4 @@
-"""Switches that cannot be put back: they stay, which is told once, refused under strict, and silent in the base."""
+"""Switches that cannot be put back: they stay, which is reported once, refused under strict, and silent in the base."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""deterministic: what each operator is told, by the version of CANN; and what torch_npu does not do."""
+"""deterministic: what each operator is given, by the version of CANN; and what torch_npu does not do."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What is timed, and how its error is told."""
+"""What is timed, and how its error is reported."""
 
 from __future__ import annotations
 

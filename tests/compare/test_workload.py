@@ -1,4 +1,4 @@
-"""Workload files: what is wrong is told with its place, what is right is read and written the same."""
+"""Workload files: what is wrong is reported with its place, what is right is read and written the same."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_inductors_flag_in_every_thread() -> None:
 
 @pytest.mark.full
 def test_compiled_models_keep_their_memory_format_where_its_change_is_disabled() -> None:
-    """Inductor lays a network of convolutions out as channels_last, unless it is told not to."""
+    """Inductor lays a network of convolutions out as channels_last, unless it is set not to."""
     net = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3), torch.nn.Conv2d(16, 8, 3)).eval()
     layouts = []
     for disabled in (False, True):

@@ -103,12 +103,5 @@ def test_products_alone_are_what_emulation_may_be_forbidden_for() -> None:
     check([("cuda", both, {"allow_fp32_emulation": ("approximated", given, "torch's own path takes no TF32")})])
     without = ("approximated", {FLAG: False}, "no cuDNN")
     check([("cuda", both, {"allow_fp32_emulation": without})], cudnn="no cuDNN")
-    check(
-        [
-            (
-                "cuda",
-                {"allow_fp32_emulation": False},
-                {"allow_fp32_emulation": ("inert", {}, "or with conv_allow_tf32, matmul_algo")},
-            )
-        ]
-    )
+    alone = ("inert", {}, "or with conv_allow_tf32, matmul_algo")
+    check([("cuda", {"allow_fp32_emulation": False}, {"allow_fp32_emulation": alone})])

@@ -299,7 +299,7 @@ def test_programs_give_what_eager_code_gives(name: str) -> None:
 
 def squeezed(m: Calls, x: torch.Tensor) -> Any:
     y = torch.relu(m.conv(x))
-    return y * torch.sigmoid(m.small(functional.adaptive_avg_pool2d(y, 1)))
+    return (y * torch.sigmoid(m.small(functional.adaptive_avg_pool2d(y, 1))),)
 
 
 def averages(m: Calls, x: torch.Tensor) -> Any:

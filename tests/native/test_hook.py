@@ -99,19 +99,8 @@ LAYOUTS: dict[str, Callable[[list[Tensor]], list[Tensor]]] = {
     "expanded-gradient": lambda t: [*t[:-1], t[-1].flatten()[:1].view([1] * t[-1].dim()).expand(t[-1].shape)],
     "offset": lambda t: [torch.cat([t[0].flatten()[:1], t[0].flatten()])[1:].view(t[0].shape), *t[1:]],
 }
-NAMED = [
-    "plane",
-    "groups",
-    "one-channel",
-    "pointwise",
-    "1d",
-    "1d-strided",
-    "3d",
-    "transposed",
-    "transposed-1d",
-    "transposed-3d",
-]
-WITH_LAYOUTS = [p for p in PROBLEMS if p.name in NAMED] + [
+NAMED = "plane, groups, one-channel, pointwise, 1d, 1d-strided, 3d, transposed, transposed-1d, transposed-3d"
+WITH_LAYOUTS = [p for p in PROBLEMS if p.name in NAMED.split(", ")] + [
     conv("one-row", (2, 4, 1, 6), (5, 4, 1, 3), True),
     conv("one-by-one", (2, 1, 5, 5), (4, 1, 1, 1)),
 ]

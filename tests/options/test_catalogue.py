@@ -1,4 +1,4 @@
-"""The catalogue of MindSpore's, CANN's and ATC's options, path by path: every value is taken at its path, every wrong one is told.
+"""The catalogue of MindSpore's, CANN's and ATC's options, path by path: every value is taken at its path, every wrong one reported.
 
 ``catalogue.json`` holds the facts, made from the documents apart from the declarations: path, closed values, devices, CANN's key.
 """

@@ -296,7 +296,7 @@ def test_every_need_is_checked(rule: rules.Needs, oom: str) -> None:
     assert (found.status, found.is_error) == (("refused", True) if rule.status == "error" else (rule.status, False))
     get = {s.option.name: s for s in make_layer(alone, "test").settings.values()}
     for need in rules.NEEDS:
-        if need.option.name == name:  # the first need is told; each on its own must be seen
+        if need.option.name == name:  # the first need is reported; each on its own must be seen
             assert rules.obstacle(get[name], lambda n, met=rule: get.get(n), device) is not None
     met = {w.name: sample(w, oom) for w in rule.others[:1]}
     both = {s.option.name: s for s in make_layer({**alone, **met}, "test").settings.values()}
