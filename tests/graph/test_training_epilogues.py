@@ -226,9 +226,10 @@ def test_branches_get_the_strides_that_they_were_traced_for() -> None:
             y = torch.relu(self.conv(x) + x)
             return torch.cond(x.sum() > 0, lambda t: torch.relu(t + 1), lambda t: t * 2, (y,))
 
+    torch.manual_seed(0)
     model, x, y = Branches(), batch().requires_grad_(), batch().requires_grad_()
     torch._dynamo.reset()
     with msctx.context(**GRAPH, **OURS):  # type: ignore[arg-type]
         model(x).square().sum().backward()
     model(y).square().sum().backward()
-    torch.testing.assert_close(x.grad, y.grad)
+    torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-4)
