@@ -40,6 +40,9 @@ from msctx.torch_config import override, put_override
 # In a fresh process cuDNN's nodes are in a state that torch cannot set again (told in the plan, tested in processes of their own)
 _C._set_cudnn_allow_tf32(True)
 
+# A shell makes what it starts in the background ignore Ctrl-C, which tests send; pytest's workers and their children inherit it
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # How long an example takes is the machine's affair
 _slow = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.register_profile("msctx", _slow)

@@ -30,6 +30,9 @@ struct Weight {
   WeakStorage storage;
   std::vector<Module> modules;  // that share it
   std::string dtype;            // "": it is computed from others each time
+  bool was_gone = false;        // when the modules were looked at last
+
+  bool is_newly_gone() const { return !was_gone && storage.expired(); }
 };
 std::mutex& lock = fork_safe_mutex();
 struct Stranger {
@@ -42,6 +45,7 @@ struct Watched {
   std::unordered_set<std::string> paths;
   std::unordered_set<int64_t> models;    // of the contexts that are open
   std::map<Place, Stranger> strangers;  // weights that nobody has named
+  uint64_t met = 0;                      // how often such were met
 };
 Watched& watched() {
   static auto* all = new Watched;
@@ -59,17 +63,22 @@ const std::string* path_of(const Watched& all, const Weight& weight) {
   return nullptr;
 }
 
+enum class Search { none, if_due, now };
+
 // Whether to look for it at the watched modules: one may have got it since. A module may also be given a weight later on that was met
-// before, so that it is looked for again after 1, 2, 4 … calls.
-bool is_looked_for(Watched& all, const Place& place, const at::Tensor& weight) {
-  if (!(weight.is_view() ? weight._base().is_leaf() : weight.is_leaf())) return false;
+// before, so that it is looked for again after 1, 2, 4 … calls; and soon after a named weight has gone, whose module must have another.
+// To ask whether one has gone costs a look at each, so that it is asked once for every 32 of them.
+Search search_for(Watched& all, const Place& place, const at::Tensor& weight) {
+  if (!(weight.is_view() ? weight._base().is_leaf() : weight.is_leaf())) return Search::none;
+  const auto is_gone = [](const auto& one) { return one.second.is_newly_gone(); };
+  if (++all.met % (all.by_place.size() / 32 + 1) == 0 && std::any_of(all.by_place.begin(), all.by_place.end(), is_gone)) return Search::now;
   if (all.strangers.size() >= kMostStrangers) {
     for (auto one = all.strangers.begin(); one != all.strangers.end();) one = one->second.storage.expired() ? all.strangers.erase(one) : std::next(one);
     if (all.strangers.size() > kMostStrangers / 2) all.strangers.clear();  // to look for such at each new one would cost too much
   }
   Stranger& stranger = all.strangers.try_emplace(place, Stranger{WeakStorage(weight.storage().getWeakStorageImpl())}).first->second;
   const int64_t met = ++stranger.met;
-  return (met & (met - 1)) == 0;
+  return (met & (met - 1)) == 0 ? Search::if_due : Search::none;
 }
 
 }  // namespace
@@ -80,11 +89,13 @@ const std::string* module_of(const at::Tensor& weight, bool by_shape) {
   std::unique_lock<std::mutex> guard(lock);
   const Place place{weight.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(), weight.storage_offset()};
   auto found = all.by_place.find(place);
-  if (found == all.by_place.end() && is_looked_for(all, place, weight)) {
-    guard.unlock();
-    call_python(look.load(), 0, "()");
-    guard.lock();
-    found = all.by_place.find(place);
+  if (found == all.by_place.end()) {
+    if (const Search search = search_for(all, place, weight); search != Search::none) {
+      guard.unlock();
+      call_python(look.load(), 0, "(i)", int(search == Search::now));
+      guard.lock();
+      found = all.by_place.find(place);
+    }
   }
   if (found != all.by_place.end()) return path_of(all, found->second);
   if (!by_shape) return nullptr;
@@ -172,12 +183,12 @@ MSCTX_API int msctx_watch_model(int64_t model, int is_open) try {
   return 0;
 }
 
-// `function` is called where a weight is met that has no name, and a module may have it.
+// `function(now)` is called where a weight is met that has no name, and a module may have it; `now`: because a named one is gone.
 MSCTX_API void msctx_look_for_weights(msctx::PythonFunction function) { look.store(function); }
 
-// How many named weights are gone, so that their modules may have got others.
-MSCTX_API int64_t msctx_watch_lost() {
-  const Watched& all = watched();
+// All modules are about to be looked at: what is gone by now is no news afterwards.
+MSCTX_API void msctx_watch_looks() {
+  Watched& all = watched();
   const std::lock_guard<std::mutex> guard(lock);
-  return std::count_if(all.by_place.begin(), all.by_place.end(), [](const auto& one) { return one.second.storage.expired(); });
+  for (auto& [_, weight] : all.by_place) weight.was_gone = weight.storage.expired();
 }

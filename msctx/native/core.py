@@ -158,7 +158,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_unwatch": (None, [c_void_p, c_int64, STR, c_int64]),
     "msctx_watch_model": (DONE, [c_int64, c_int]),
     "msctx_look_for_weights": (None, [py_object]),
-    "msctx_watch_lost": (c_int64, []),
+    "msctx_watch_looks": (None, []),
     "msctx_collect": (DONE, [POINTER(Asked), c_int, py_object, py_object, py_object]),
     "msctx_deterministic_except": (DONE, [py_object]),
     "msctx_deterministic": (c_int, []),

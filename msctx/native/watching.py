@@ -47,7 +47,6 @@ class _Next:
 
     misses = 0  # since the last look
     enough = 1
-    lost = 0  # how many named weights were gone after it
 
 
 def _died(key: Key, reference: weakref.ref[nn.Module]) -> None:
@@ -122,24 +121,23 @@ def begin(library: core.Core) -> None:
     _look_again(library)
 
 
-def _look() -> int:
-    """Called by the library in the thread of a convolution or product."""
+def _look(now: int) -> int:
+    """Called by the library in the thread of a convolution or product; ``now``: a named weight is gone."""
     library = core.loaded()
     if library is None or _Next.thread == threading.get_ident():  # a finalizer computes while this thread looks
         return 0
     _Next.misses += 1
-    is_enough = _Next.misses >= _Next.enough
-    # To ask for those that are gone costs as much as a look at each hundredth of them.
-    if is_enough or (_Next.misses % (len(_modules) // 100 + 1) == 0 and library.c.msctx_watch_lost() != _Next.lost):
+    if now or _Next.misses >= _Next.enough:
         _look_again(library)
     return 0
 
 
 def _look_again(library: core.Core) -> None:
     with _looking():
+        library.c.msctx_watch_looks()
         changed = [_look_at(library, model.number, module) for model, module in models.alive()]
         _Next.enough = 1 if any(changed) else min(2 * _Next.enough, max(1, len(_modules)))
-        _Next.misses, _Next.lost = 0, library.c.msctx_watch_lost()
+        _Next.misses = 0
 
 
 def _look_at(library: core.Core, number: int, model: nn.Module) -> bool:

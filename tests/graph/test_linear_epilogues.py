@@ -301,7 +301,8 @@ def test_what_is_no_number_stays_so(algorithm: str, value: str) -> None:
         with msctx.context(matmul_algo=algorithm) as ctx:
             found = torch.ops.msctx.linear(x, w, None, None, other, name, 0.0, 0.0, False)
         assert [row.epilogue for row in ctx.choices()] == [f"add+{name}"]
-        torch.testing.assert_close(found, function(x @ w + other), equal_nan=True, rtol=1e-5, atol=1e-5)
+        truth = function((x @ w + other).double()).float()  # on AVX-512, torch's float32 gelu of Inf is NaN
+        torch.testing.assert_close(found, truth, equal_nan=True, rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_no_number_stays_so_times_zero() -> None:
