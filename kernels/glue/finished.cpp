@@ -5,6 +5,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include <algorithm>
+#include <cfloat>
+#include <cstring>
 
 #include "glue/kept_weights.h"
 #include "glue/observed.h"
@@ -27,8 +29,22 @@ struct OneDnn {
   bool is_there() const { return pack && run && run_and_add && at::globalContext().userEnabledMkldnn(); }
 };
 
-const char* name_of(Activation activation) {
-  return activation == Activation::silu ? "swish" : activation == Activation::sigmoid ? "sigmoid" : "hardswish";
+// An activation as oneDNN has it, if it does.
+struct Named {
+  const char* name = nullptr;
+  bool keeps_nan = false;  // else it makes a number of it
+};
+Named named(Activation activation) {
+  switch (activation) {
+    case Activation::none: return {"none", true};
+    case Activation::relu: return {"relu"};
+    case Activation::clamp: return {"hardtanh"};
+    case Activation::hardsigmoid: return {"hardsigmoid"};
+    case Activation::silu: return {"swish", true};
+    case Activation::sigmoid: return {"sigmoid", true};
+    case Activation::hardswish: return {"hardswish", true};
+    default: return {};
+  }
 }
 
 at::Tensor called(const c10::OperatorHandle& op, torch::jit::Stack stack) {
@@ -43,35 +59,80 @@ void finish(const at::Tensor& result, const at::Tensor& other, Epilogue how) {
       threads_of_torch());
 }
 
+// The largest magnitude among the values of dense float32 tensors, of which some may be undefined; Inf where one is not finite.
+double largest_of(std::initializer_list<at::Tensor> tensors, const Parallel& parallel) {
+  constexpr int64_t piece = int64_t(1) << 15;
+  int32_t bits = 0;
+  for (const at::Tensor& t : tensors) {
+    if (!t.defined()) continue;
+    const float* values = t.const_data_ptr<float>();
+    const int64_t pieces = t.numel() / piece;
+    table_in_use().passes->peaks(values, pieces, 1, piece, false, &bits, parallel);
+    table_in_use().passes->peaks(values + pieces * piece, 1, 1, t.numel() % piece, false, &bits, parallel);
+  }
+  float largest;
+  std::memcpy(&largest, &bits, sizeof largest);
+  return largest;
+}
+
+// Whether no sum can be NaN, nor any part of it, of weights whose magnitudes add up to `norm` for a result at most. The input and what is
+// added are read for that; not where a pass over the results costs less. Half of what fits: the shift may be as large as what is added.
+bool is_finite(
+    const at::Tensor& input, double norm, const at::Tensor& shift, const at::Tensor& added, int64_t results, const Parallel& parallel) {
+  int64_t to_read = 0;
+  for (const at::Tensor& t : {input, added}) {
+    if (t.defined() && !t.is_non_overlapping_and_dense()) return false;
+    to_read += t.defined() ? t.numel() : 0;
+  }
+  return to_read <= 2 * results && largest_of({input}, parallel) * norm + largest_of({shift, added}, parallel) < FLT_MAX / 2;
+}
+
+int64_t results_of(const at::Tensor& input, const at::Tensor& weight, const Geometry& g) {
+  int64_t results = input.size(0) * weight.size(0);
+  for (size_t i = 0; i < g.stride.size(); i++)
+    results *= (input.size(i + 2) + 2 * g.padding[i] - g.dilation[i] * (weight.size(i + 2) - 1) - 1) / g.stride[i] + 1;
+  return results;
+}
+
 at::Tensor by_onednn(
     const OneDnn& dnn, const Policy& policy, const at::Tensor& input, const at::Tensor& weight, const Geometry& g, const Finishing& f) {
   std::string what = "onednn";
   for (const at::IntArrayRef numbers : {input.sizes(), weight.sizes(), g.stride, g.padding, g.dilation})
     what += '|' + joined(numbers);
-  const at::Tensor packed = kept_tensor(
-      policy, weight, f.scale, what + '|' + std::to_string(g.groups), threads_of_torch(),
-      policy.frozen_weights && is_parameter(weight), [&] {
-        const at::Tensor scaled = f.scale.defined() ? weight.mul(f.scale.view({-1, 1, 1, 1})) : weight;
-        return called(*dnn.pack, {scaled.contiguous(), g.padding.vec(), g.stride.vec(), g.dilation.vec(), g.groups, input.sizes().vec()});
+  const Parallel& parallel = threads_of_torch();
+  const KeptTensor kept = kept_tensor(
+      policy, weight, f.scale, what + '|' + std::to_string(g.groups), parallel, policy.frozen_weights && is_parameter(weight), [&] {
+        const at::Tensor scaled = (f.scale.defined() ? weight.mul(f.scale.view({-1, 1, 1, 1})) : weight).contiguous();
+        const at::Tensor sums = scaled.abs().sum({1, 2, 3}, false, at::kDouble);
+        return KeptTensor{
+            called(*dnn.pack, {scaled, g.padding.vec(), g.stride.vec(), g.dilation.vec(), g.groups, input.sizes().vec()}),
+            sums.numel() ? sums.max().item<double>() : 0.0};
       });
   const std::optional<at::Tensor> shift = f.shift.defined() ? std::optional(f.shift) : std::nullopt;
   using Scalars = c10::List<std::optional<at::Scalar>>;
   const Activation activation = f.how.activation;
-  if (f.other.defined() && activation == Activation::none)
+  const Named name = named(activation);
+  const bool has_other = f.other.defined(), adds_first = has_other && !f.how.adds_last;
+  // oneDNN's operator that adds has relu alone to follow.
+  const bool adds = has_other && (activation == Activation::none || (adds_first && activation == Activation::relu));
+  const at::Tensor other = has_other ? f.other.contiguous(last) : f.other;
+  const bool activates = name.name && (adds || !adds_first) && f.how.low <= f.how.high &&
+      (name.keeps_nan || is_finite(input, kept.norm, f.shift, adds ? other : at::Tensor(), results_of(input, weight, g), parallel));
+  if (adds && activates) {
+    const c10::IValue follows = activation == Activation::none ? c10::IValue() : c10::IValue(name.name);
     return called(
-        *dnn.run_and_add, {input, f.other.contiguous(last), packed, shift, g.padding.vec(), g.stride.vec(), g.dilation.vec(), g.groups, "add",
-                           at::Scalar(1.0), c10::IValue(), Scalars(), c10::IValue()});
-  // oneDNN's relu, clamp and hardsigmoid make numbers of NaN; and where the addition comes first, it has none.
-  const bool keeps_nan = activation == Activation::silu || activation == Activation::sigmoid || activation == Activation::hardswish;
-  const bool activates = keeps_nan && (!f.other.defined() || f.how.adds_last);
+        *dnn.run_and_add, {input, other, kept.tensor, shift, g.padding.vec(), g.stride.vec(), g.dilation.vec(), g.groups, "add",
+                           at::Scalar(1.0), follows, Scalars(), c10::IValue()});
+  }
+  const bool is_clamp = activates && activation == Activation::clamp;
   const at::Tensor result = called(
-      *dnn.run, {input, packed, shift, g.padding.vec(), g.stride.vec(), g.dilation.vec(), g.groups, activates ? name_of(activation) : "none",
-                 Scalars(), c10::IValue()});
-  if (!f.other.defined() && (activates || activation == Activation::none)) return result;
+      *dnn.run, {input, kept.tensor, shift, g.padding.vec(), g.stride.vec(), g.dilation.vec(), g.groups, activates ? name.name : "none",
+                 is_clamp ? Scalars({at::Scalar(f.how.low), at::Scalar(f.how.high)}) : Scalars(), c10::IValue()});
+  if (activates && !has_other) return result;
   Epilogue rest = f.how;
   if (activates) rest.activation = Activation::none;
   const at::Tensor dense = result.contiguous(last);
-  finish(dense, f.other.defined() ? f.other.contiguous(last) : f.other, rest);
+  finish(dense, other, rest);
   return dense;
 }
 

@@ -14,14 +14,14 @@ namespace msctx::glue {
 struct KeptWeight {
   const size_t bytes;
   void* const data;
-  const at::Tensor tensor;  // of torch's, or `data`
+  const KeptTensor of_torch;  // or `data`
   Fingerprint print{};  // of what it was made of
   // The last policy under which the bytes were looked at, and where they were: what frozen_weights trusts.
   std::atomic<int64_t> checked_under{0};
   std::atomic<const void*> checked_at{nullptr};
 
   explicit KeptWeight(size_t bytes) : bytes(bytes), data(scratch_memory().allocate(nullptr, bytes)) {}
-  KeptWeight(at::Tensor made, size_t bytes) : bytes(bytes), data(nullptr), tensor(std::move(made)) {}
+  KeptWeight(KeptTensor made, size_t bytes) : bytes(bytes), data(nullptr), of_torch(std::move(made)) {}
   ~KeptWeight() {
     if (data) scratch_memory().release(nullptr, data);
   }
@@ -197,9 +197,9 @@ std::shared_ptr<KeptWeight> Keeper::form(int form) {
   return weight;
 }
 
-at::Tensor kept_tensor(
+KeptTensor kept_tensor(
     const Policy& policy, const at::Tensor& weight, const at::Tensor& values, const std::string& what, const Parallel& parallel,
-    bool is_frozen, const std::function<at::Tensor()>& make) {
+    bool is_frozen, const std::function<KeptTensor()>& make) {
   std::string key = what;
   const auto add = [&](const auto& part) { key.append(reinterpret_cast<const char*>(&part), sizeof part); };
   add(storage_of(weight)), add(weight.storage_offset());
@@ -211,19 +211,19 @@ at::Tensor kept_tensor(
   add(values.defined());
   if (values.defined()) add(print_of(values));  // what is frozen are weights
   const std::shared_ptr<KeptWeight> known = look_up(key);
-  if (known && is_frozen && known->checked_under == policy.number && known->checked_at == weight.data_ptr()) return known->tensor;
+  if (known && is_frozen && known->checked_under == policy.number && known->checked_at == weight.data_ptr()) return known->of_torch;
   const Fingerprint print = print_of(weight);
   if (known && known->print == print) {
     known->checked_under = policy.number.load();
     known->checked_at = weight.data_ptr();
-    return known->tensor;
+    return known->of_torch;
   }
   const auto made = std::make_shared<KeptWeight>(make(), weight.nbytes());
   made->print = print;
   made->checked_under = policy.number.load();
   made->checked_at = weight.data_ptr();
   if (made->bytes <= most_bytes) keep(key, weight, made);
-  return made->tensor;
+  return made->of_torch;
 }
 
 void drop_kept_weights(bool all_of_them) {

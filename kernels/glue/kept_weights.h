@@ -42,11 +42,17 @@ class Keeper {
   std::shared_ptr<KeptWeight> used_[Prepared::most_forms], norms_;
 };
 
-// What torch makes of a weight and of a tensor of values for its channels (may be undefined), kept from call to call in the same way:
-// `what` says what it depends on beside them.
-at::Tensor kept_tensor(
+// What torch makes of a weight.
+struct KeptTensor {
+  at::Tensor tensor;
+  double norm = 0.0;  // the largest sum of the magnitudes of the weights of a result
+};
+
+// The same of a weight and a tensor of values for its channels (may be undefined), kept from call to call in the same way: `what` says
+// what it depends on beside them.
+KeptTensor kept_tensor(
     const Policy&, const at::Tensor& weight, const at::Tensor& values, const std::string& what, const Parallel&, bool is_frozen,
-    const std::function<at::Tensor()>& make);
+    const std::function<KeptTensor()>& make);
 
 // Frees what belongs to weights that are gone; with `all`, everything that no call uses now.
 void drop_kept_weights(bool all = false);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -331,6 +333,39 @@ def test_nan_stays_nan_on_torchs_path_too(expected: str) -> None:
     assert choices[0].ran == "torch"
     with torch.no_grad():
         torch.testing.assert_close(result.isnan(), block(x).isnan())
+
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": torch.relu,
+    "clamp": lambda v: v.clamp(-0.25, 0.5),
+    "hardsigmoid": functional.hardsigmoid,
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+}
+
+
+@pytest.mark.parametrize("channels", [(2, 12), (12, 2)], ids=["small input", "large input"])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_what_is_no_number_stays_so_on_torchs_path(name: str, channels: tuple[int, int]) -> None:
+    """oneDNN's own relu, clamp and hardsigmoid make numbers of NaN: they run only where none can come."""
+    c, k = channels
+    activation = ACTIVATIONS[name]
+    torch.manual_seed(3)
+    plain = {"x": images(3, c, 7, 9, last=True), "weight": torch.randn(k, c, 1, 1), "shift": torch.randn(k)}
+    plain["other"] = images(3, k, 7, 9, last=True)
+    for part, value, adds_last in itertools.product(plain, (0.5, math.nan, math.inf, 3e38), (None, False, True)):
+        given = {name: tensor.clone() for name, tensor in plain.items()}
+        given[part][(0,) * given[part].dim()] = value
+        x, weight, shift, other = given.values()
+        with msctx.context(conv_fprop_algo="normal") as ctx:
+            found = torch.ops.msctx.convolution(
+                *(x, weight, [1, 1], [0, 0], [1, 1], 1, None, shift, None if adds_last is None else other),
+                *(name, -0.25, 0.5, bool(adds_last)),
+            )
+        assert ctx.choices()[0].ran == "torch"
+        right = functional.conv2d(x.double(), weight.double(), shift.double()).float().double()  # Inf where float32 has it
+        right = activation(right + other if adds_last is False else right) + (other if adds_last else 0.0)
+        torch.testing.assert_close(found, right.float(), equal_nan=True, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
