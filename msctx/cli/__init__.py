@@ -7,6 +7,7 @@ cannot be built; 130 Ctrl-C.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -86,6 +87,10 @@ NOT_LOADED = "Failed to load the backend extension:"
 """How torch begins where it cannot import a device's package, which is installed."""
 
 
+UNWRITTEN = {errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC}
+"""The errors of a stream, or file, that cannot be written."""
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run a command; a user's mistake ends in a message and an exit code, never in a traceback of ours."""
     argv = sys.argv[1:] if argv is None else argv
@@ -112,8 +117,14 @@ def main(argv: list[str] | None = None) -> None:
         print(f"error: {warning}", file=sys.stderr)
         sys.exit(StrictError.exit_code)
     except OSError as error:
-        print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
-        os._exit(FileError.exit_code)  # Python would try to write the rest once more
+        if error.filename is None and error.errno in UNWRITTEN:
+            print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
+            os._exit(FileError.exit_code)  # Python would try to write the rest once more
+        message = f"{error.filename}  " * bool(error.filename) + (error.strerror or str(error))
+        print(f"error: {message}", file=sys.stderr)
+        if "--json" in argv:
+            _report_json(type(error).__name__, message, [], FileError.exit_code)
+        sys.exit(FileError.exit_code)
     except Exception as error:
         if str(error).startswith(f"{NOT_LOADED} torch_npu"):
             _report(found := DeviceError(f"torch cannot be imported: {NOT_LOADED} torch_npu; {NO_CANN}"), "--json" in argv)

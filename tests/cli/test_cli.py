@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from msctx import cli
 from msctx.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -252,6 +253,30 @@ def test_output_that_cannot_be_written():
     for command in (f"{sys.executable} -m msctx state > /dev/full", f"{sys.executable} -m msctx explain seed=1 >&-"):
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
         assert "Traceback" not in done.stderr, done.stderr
+        assert ("error: the output cannot be written: No space left" in done.stderr) == ("/dev/full" in command)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (PermissionError(13, "Permission denied", "/data/x.bin"), "/data/x.bin  Permission denied"),
+        (
+            FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"),
+            "No usable temporary directory found in ['/tmp']",
+        ),
+        (OSError("the tape is torn"), "the tape is torn"),
+    ],
+)
+def test_a_file_that_fails_is_named(msctx, monkeypatch, error, expected):
+    """It is not the output."""
+
+    def fail(**given):
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+    assert msctx("state") == (3, "", f"error: {expected}\n")
+    code, out, _ = msctx("state", "--json")
+    assert (code, json.loads(out)["message"]) == (3, expected)
 
 
 @pytest.mark.full
