@@ -75,8 +75,8 @@ double largest_of(std::initializer_list<at::Tensor> tensors, const Parallel& par
   return largest;
 }
 
-// Whether no sum can be NaN, nor any part of it, of weights whose magnitudes add up to `norm` for a result at most. The input and what is
-// added are read for that; not where a pass over the results costs less. Half of what fits: the shift may be as large as what is added.
+// Whether no sum can be NaN, nor any part of it, of weights whose magnitudes add up to no more than `norm` for a result. The input and what
+// is added are read for that; not where a pass over the results costs less. Half of what fits: the shift may be as large as what is added.
 bool is_finite(
     const at::Tensor& input, double norm, const at::Tensor& shift, const at::Tensor& added, int64_t results, const Parallel& parallel) {
   int64_t to_read = 0;
@@ -103,10 +103,9 @@ at::Tensor by_onednn(
   const KeptTensor kept = kept_tensor(
       policy, weight, f.scale, what + '|' + std::to_string(g.groups), parallel, policy.frozen_weights && is_parameter(weight), [&] {
         const at::Tensor scaled = (f.scale.defined() ? weight.mul(f.scale.view({-1, 1, 1, 1})) : weight).contiguous();
-        const at::Tensor sums = scaled.abs().sum({1, 2, 3}, false, at::kDouble);
         return KeptTensor{
             called(*dnn.pack, {scaled, g.padding.vec(), g.stride.vec(), g.dilation.vec(), g.groups, input.sizes().vec()}),
-            sums.numel() ? sums.max().item<double>() : 0.0};
+            largest_of({scaled}, parallel) * double(c10::multiply_integers(scaled.sizes().slice(1)))};
       });
   const std::optional<at::Tensor> shift = f.shift.defined() ? std::optional(f.shift) : std::nullopt;
   using Scalars = c10::List<std::optional<at::Scalar>>;

@@ -45,7 +45,7 @@ class Keeper {
 // What torch makes of a weight.
 struct KeptTensor {
   at::Tensor tensor;
-  double norm = 0.0;  // the largest sum of the magnitudes of the weights of a result
+  double norm = 0.0;  // no sum of the magnitudes of the weights of a result is larger
 };
 
 // The same of a weight and a tensor of values for its channels (may be undefined), kept from call to call in the same way: `what` says
