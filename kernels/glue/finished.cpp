@@ -39,7 +39,6 @@ Named named(Activation activation) {
     case Activation::none: return {"none", true};
     case Activation::relu: return {"relu"};
     case Activation::clamp: return {"hardtanh"};
-    case Activation::hardsigmoid: return {"hardsigmoid"};
     case Activation::silu: return {"swish", true};
     case Activation::sigmoid: return {"sigmoid", true};
     case Activation::hardswish: return {"hardswish", true};
@@ -84,13 +83,15 @@ bool is_finite(
     if (t.defined() && !t.is_non_overlapping_and_dense()) return false;
     to_read += t.defined() ? t.numel() : 0;
   }
-  return to_read <= 2 * results && largest_of({input}, parallel) * norm + largest_of({shift, added}, parallel) < FLT_MAX / 2;
+  if (to_read > 2 * results || !(norm < FLT_MAX)) return false;
+  return largest_of({input}, parallel) * norm + largest_of({shift, added}, parallel) < FLT_MAX / 2;
 }
 
 int64_t results_of(const at::Tensor& input, const at::Tensor& weight, const Geometry& g) {
   int64_t results = input.size(0) * weight.size(0);
-  for (size_t i = 0; i < g.stride.size(); i++)
-    results *= (input.size(i + 2) + 2 * g.padding[i] - g.dilation[i] * (weight.size(i + 2) - 1) - 1) / g.stride[i] + 1;
+  const auto of = [](at::IntArrayRef numbers, int64_t i) { return numbers.size() == 1 ? numbers[0] : numbers[i]; };
+  for (int64_t i = 0; i < input.dim() - 2; i++)
+    results *= (input.size(i + 2) + 2 * of(g.padding, i) - of(g.dilation, i) * (weight.size(i + 2) - 1) - 1) / of(g.stride, i) + 1;
   return results;
 }
 
@@ -115,8 +116,10 @@ at::Tensor by_onednn(
   // oneDNN's operator that adds has relu alone to follow.
   const bool adds = has_other && (activation == Activation::none || (adds_first && activation == Activation::relu));
   const at::Tensor other = has_other ? f.other.contiguous(last) : f.other;
+  // What is added afterwards takes a pass, which an activation costs nothing.
+  const bool is_worth_it = adds == has_other;
   const bool activates = name.name && (adds || !adds_first) && f.how.low <= f.how.high &&
-      (name.keeps_nan || is_finite(input, kept.norm, f.shift, adds ? other : at::Tensor(), results_of(input, weight, g), parallel));
+      (name.keeps_nan || (is_worth_it && is_finite(input, kept.norm, f.shift, other, results_of(input, weight, g), parallel)));
   if (adds && activates) {
     const c10::IValue follows = activation == Activation::none ? c10::IValue() : c10::IValue(name.name);
     return called(

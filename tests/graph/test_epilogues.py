@@ -347,25 +347,40 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("channels", [(2, 12), (12, 2)], ids=["small input", "large input"])
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_what_is_no_number_stays_so_on_torchs_path(name: str, channels: tuple[int, int]) -> None:
-    """oneDNN's own relu, clamp and hardsigmoid make numbers of NaN: they run only where none can come."""
+    """oneDNN's own relu and clamp make numbers of NaN: they run only where none can come."""
     c, k = channels
     activation = ACTIVATIONS[name]
     torch.manual_seed(3)
-    plain = {"x": images(3, c, 7, 9, last=True), "weight": torch.randn(k, c, 1, 1), "shift": torch.randn(k)}
-    plain["other"] = images(3, k, 7, 9, last=True)
+    plain = {"x": images(3, c, 7, 9, last=True), "weight": torch.randn(k, c, 1, 1), "scale": torch.rand(k) + 0.5}
+    plain |= {"shift": torch.randn(k), "other": images(3, k, 7, 9, last=True)}
     for part, value, adds_last in itertools.product(plain, (0.5, math.nan, math.inf, 3e38), (None, False, True)):
+        if part == "scale" and value == 3e38:
+            continue  # whether its sums are Inf or NaN depends on their order
         given = {name: tensor.clone() for name, tensor in plain.items()}
         given[part][(0,) * given[part].dim()] = value
-        x, weight, shift, other = given.values()
+        x, weight, scale, shift, other = given.values()
         with msctx.context(conv_fprop_algo="normal") as ctx:
             found = torch.ops.msctx.convolution(
-                *(x, weight, [1, 1], [0, 0], [1, 1], 1, None, shift, None if adds_last is None else other),
+                *(x, weight, [1, 1], [0, 0], [1, 1], 1, scale, shift, None if adds_last is None else other),
                 *(name, -0.25, 0.5, bool(adds_last)),
             )
         assert ctx.choices()[0].ran == "torch"
-        right = functional.conv2d(x.double(), weight.double(), shift.double()).float().double()  # Inf where float32 has it
+        scaled = weight * scale.view(-1, 1, 1, 1)
+        right = functional.conv2d(x.double(), scaled.double(), shift.double()).float().double()  # Inf where float32 has it
         right = activation(right + other if adds_last is False else right) + (other if adds_last else 0.0)
         torch.testing.assert_close(found, right.float(), equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("value", [0.5, math.nan])
+def test_onednn_applies_relu_where_no_nan_can_come(value: float) -> None:
+    """Seen where oneDNN adds, too: it gets what is added only then."""
+    x, other = images(2, 4, 6, 6, last=True), images(2, 8, 6, 6, last=True)
+    x[0, 0, 0, 0] = value
+    how = ([1, 1], [1], [1], 1, None, None, other, "relu", 0.0, 0.0, False)
+    with msctx.context(conv_fprop_algo="normal"), torch.profiler.profile(record_shapes=True) as profile:
+        torch.ops.msctx.convolution(x, torch.randn(8, 4, 3, 3), *how)
+    (call,) = (event for event in profile.events() if event.name == "mkldnn::_convolution_pointwise")
+    assert (list(other.shape) in call.input_shapes) == math.isfinite(value)
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
