@@ -36,7 +36,9 @@ def test_no_row_does_what_it_must_not(libraries: list[str]) -> None:
     overrun = run_sanitized(libraries, "-c", code)
     assert overrun.returncode == 99, overrun.stderr
     assert "heap-buffer-overflow" in overrun.stderr, "by one byte ends a process that is started like this"
-    done = run_sanitized(libraries, str(HERE / "sanitized.py"), str(build.kernels_library("address,undefined")))
+    # The frames that GCC 12 watches after their return begin at 32 bytes, and vectors of 64 in them fault (its bug 110027)
+    script = str(HERE / "sanitized.py"), str(build.kernels_library("address,undefined"))
+    done = run_sanitized(libraries, *script, after_return=False)
     assert int(check(done).split()[0]) > 500
 
 
