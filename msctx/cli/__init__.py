@@ -87,7 +87,7 @@ NOT_LOADED = "Failed to load the backend extension:"
 """How torch begins where it cannot import a device's package, which is installed."""
 
 
-UNWRITTEN = {getattr(errno, f"E{name}") for name in ["AGAIN", "BADF", "CONNRESET", "DQUOT", "FBIG", "IO", "NOSPC", "STALE"]}
+UNWRITTEN = {errno.EAGAIN, errno.EBADF, errno.ECONNRESET, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.ESTALE}
 """The errors of a stream, or file, that cannot be written."""
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import nn
 
 import msctx
@@ -102,11 +103,7 @@ def code_as_it_is_traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The graphs that inductor would compile, which takes minutes for all models, run as they are."""
 
     def run(graph: torch.fx.GraphModule, inputs: Any, **how: Any) -> Callable[[list[Any]], Any]:
-        def call(given: list[Any]) -> Any:
-            return graph(*given)
-
-        call._boxed_call = True  # type: ignore[attr-defined]
-        return call
+        return make_boxed_func(graph.forward)
 
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx_inner", run)
     with torch._functorch.config.patch(enable_autograd_cache=False):
