@@ -4,9 +4,12 @@ from msctx.effects.algorithms import INVARIANT, NAMED, NATIVE
 from msctx.effects.base import AS_FOUND, EFFECTS, THEMES, Facts, Outcome, Want, translate
 from msctx.effects.kernel_tuning import TUNING
 from msctx.effects.memory import POOL, SHOW_FREE
+from msctx.effects.observers import OBSERVERS
 from msctx.effects.precision_mode import PRECISION
 
-NEED_CORE = frozenset((*NATIVE, *PRECISION, *POOL, *TUNING, "matmul_allow_tf32", "experimental_accelerate_train_mode"))
+NEED_CORE = frozenset(
+    (*NATIVE, *PRECISION, *POOL, *TUNING, *OBSERVERS, "matmul_allow_tf32", "experimental_accelerate_train_mode")
+)
 """The options for which the native core may be built and loaded."""
 
 __all__ = [

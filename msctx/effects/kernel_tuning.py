@@ -48,10 +48,8 @@ RECORDED_BY_NPU = (
     "recorded for CANN's own tuner (aoe); nothing is measured"
 )
 SIZES = "multiples of each model's own buckets are measured in its first backward passes"
-MEASURED = (
-    "each {} is measured when it is first met, and kept in tuning_file; what inductor generates is searched by coordinate "
-    "descent"
-)
+SEARCHED = "what inductor generates is searched by coordinate descent"
+MEASURED = f"each {{}} is measured when it is first met, and kept in tuning_file; {SEARCHED}"
 
 
 def job(want: Want) -> str:
@@ -113,7 +111,7 @@ def search(want: Want) -> tuple[tuple[str, Any], ...]:
 
 @effect("aoe_tune_mode", "aoe_mode", "aoe_config.job_type", "aoe_config_file", "work_path")
 def tuning(want: Want) -> Outcome:
-    from msctx.effects.algorithms import carried_out
+    from msctx.effects.algorithms import carried_out, obstacle
     from msctx.effects.graph_mode import compilation
 
     what = job(want)
@@ -127,7 +125,11 @@ def tuning(want: Want) -> Outcome:
         return _by_cann(want, what)
     if what == SUB_GRAPHS and want.device == "cpu":
         return refused(ELSEWHERE)
-    found = {"graph.compilation": compilation(want)} | (carried_out(want) if measured(want) else {})
+    found = {"graph.compilation": compilation(want)}
+    if measured(want):
+        if why := obstacle(want):
+            return approximated(found, f"{why}; {SEARCHED} alone")
+        found |= carried_out(want)
     if want.option.name == "aoe_config_file":
         left = [kind for kind in _narrowed(want).get("tune_ops_type", ()) if kind not in TYPES]
         left += _narrowed(want).get("feature", ())

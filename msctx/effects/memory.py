@@ -147,6 +147,8 @@ def pool_policy(want: Want) -> Outcome | None:
             return inert(f"memory comes from msctx's pool: {', '.join(pooled)}")
         return honoured(reason="each takes what it needs, when it runs")
     if want.option.name == "memory_optimize_level" and recomputes_graphs(want):
+        if want.facts.native:
+            return approximated(recomputation(want), f"{GRAPHS}; without msctx's pool: {want.facts.native}")
         return honoured(pool(want) | recomputation(want), GRAPHS)
     if want.facts.native:
         return refused(want.facts.native)

@@ -11,6 +11,19 @@ from msctx.effects.graph_engine import with_graphs
 from msctx.options.grammars import layers_in
 from msctx.options.observation import Dump, ErrorDump, Overflow, Recorder, Watchdog
 
+OBSERVERS = (
+    "session.enable_dump",
+    "dump_config",
+    "enable_dump_debug",
+    "enable_exception_dump",
+    "exception_dump",
+    "env_config_path.rdr.enable",
+    "op_timeout",
+    "op_execute_timeout",
+    "replica_check",
+    "deterministic_except",
+)
+"""The options that have the native core watch operators."""
 BY_CANN = f"what CANN writes itself {STAYS}, since it reads that once: TORCH_ACL_INIT_CONFIG_PATH"
 UNSEEN = "operators that torch.compile has fused are not seen one by one"
 NO_WORKSPACE = "the workspace of msctx's kernels alone is written: PyTorch's operators have freed theirs when they raise"
@@ -138,7 +151,8 @@ def enable_exception_dump(want: Want) -> Outcome:
     if not level:
         return honoured({"observers.errors": None} | by_cann, BY_CANN if by_cann else "")
     outcome = _seen(want, {"observers.errors": ErrorDump(level)} | by_cann)
-    return replace(outcome, reason="; ".join(filter(None, (outcome.reason, NO_WORKSPACE, BY_CANN if by_cann else ""))))
+    more = [NO_WORKSPACE, *([BY_CANN] if by_cann else [])] if outcome.assignments else []
+    return replace(outcome, reason="; ".join([outcome.reason, *more]))
 
 
 @effect("env_config_path")

@@ -1,0 +1,70 @@
+"""The native core is looked for, and missed, before an option needs it."""
+
+import pytest
+from plans import planned
+from samples import values
+
+from msctx.effects import NEED_CORE
+from msctx.errors import OptionError
+from msctx.options import DEVICES, OPTIONS
+from msctx.plan import Plan
+from msctx.switches import SWITCHES
+
+WHY = "there is no compiler"
+BESIDE = (
+    {},
+    {"deterministic": "ON"},
+    {"mode": "GRAPH_MODE"},
+    {"session.enable_dump": True, "dump_path": "p"},
+    {"enable_dump_debug": True, "dump_path": "p"},
+)
+"""Options without which some others have no effect."""
+
+
+def served_by_core(plan: Plan) -> set[str]:
+    """The switches of the plan that cannot be written without the native core."""
+    return {name for name, value in plan.written.items() if value and SWITCHES[name].prepare}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_needs_the_core_is_listed_and_is_refused_without_it(device: str) -> None:
+    needing = set()
+    for option in OPTIONS.values():
+        for beside in BESIDE:
+            for value in values(option):
+                options = {**beside, option.name: value}
+                try:
+                    plan = planned(options, on=device)
+                except OptionError:
+                    continue
+                if served := served_by_core(plan):
+                    needing.add(option.name)
+                    assert not NEED_CORE.isdisjoint(row.option for row in plan.rows), f"{options}: {served}"
+                    without = planned(options, on=device, native=WHY)
+                    assert not served_by_core(without), f"{options}: {served_by_core(without)}"
+                    assert any(WHY in row.reason for row in without.rows), f"{options}: {without}"
+    assert "op_timeout" in needing
+
+
+def test_a_program_without_a_compiler_goes_on_with_a_warning(passes, tmp_path) -> None:
+    out = passes(
+        f"""
+        import warnings
+        import torch, msctx
+        asked = [
+            {{"op_timeout": 5}},
+            {{"session": {{"enable_dump": True}}, "dump_path": {str(tmp_path / "dump")!r}}},
+            {{"enable_exception_dump": 1}},
+            {{"deterministic": "ON", "deterministic_except": "gather"}},
+        ]
+        for options in asked:
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                with msctx.context(**options):
+                    torch.ones(2) + 1
+            assert any("there is no such program" in str(one.message) for one in found), options
+        print("went on")
+        """,
+        env={"CXX": "/nonexistent", "MSCTX_CACHE_DIR": str(tmp_path)},
+    )
+    assert out == "went on\n"
