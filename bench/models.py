@@ -60,9 +60,9 @@ def step_of(model: Any, is_training: bool) -> Step:
 
 
 def measure(
-    name: str, phase: str, batch: int, seconds: float, with_inductor: bool, told: dict[str, Any] | None
+    name: str, phase: str, batch: int, seconds: float, with_inductor: bool, earlier: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """One process's figures; `told` are those of the first process, which spares the later ones what is hopeless, and the errors."""
+    """One process's figures; `earlier` are those of the first process, which spares the later ones what is hopeless, and the errors."""
     import torch
 
     import msctx
@@ -84,7 +84,7 @@ def measure(
     first: dict[tuple[str, str], Any] = {}  # results of the first call: training has changed nothing yet
 
     def is_hopeless(side: str, label: str) -> bool:
-        return told is not None and told[side].get(label, math.inf) > CLOSE * min(told[side].values())
+        return earlier is not None and earlier[side].get(label, math.inf) > CLOSE * min(earlier[side].values())
 
     def enter_step(side: str, label: str, f: str, scope: Callable[[], AbstractContextManager[Any]], step: Step) -> None:
         def run(number: int) -> Any:
@@ -125,7 +125,7 @@ def measure(
         enter("again", "eager", f, nullcontext, None)
     found = contest.fastest(contenders, seconds)
     winners = {side: min(ms, key=lambda label: ms[label]) for side, ms in found.items()}
-    if told is not None:
+    if earlier is not None:
         return {"ms": found, "winners": winners}
     with torch.set_grad_enabled(is_training):
         exact = given[0].double() if given[0].is_floating_point() else given[0]
@@ -143,7 +143,7 @@ def work(given: argparse.Namespace) -> None:
     asked = json.loads(given.work)
     name, phase = asked["network"], asked["phase"]
     for batch in given.batches if phase == "inference" else [TRAINING_BATCH]:
-        found = measure(name, phase, batch, given.seconds, asked["inductor"], asked["told"].get(str(batch)))
+        found = measure(name, phase, batch, given.seconds, asked["inductor"], asked["earlier"].get(str(batch)))
         print(json.dumps({"network": name, "phase": phase, "batch": batch, **found}), flush=True)
 
 
@@ -178,8 +178,8 @@ def collect(given: argparse.Namespace) -> dict[str, Any]:
         for number in range(given.processes):
             for threads in given.threads:
                 for name, phase in itertools.product(names, phases):
-                    told = {b: found[0]["ms"] for (n, p, b, t), found in rows.items() if (n, p, t) == (name, phase, threads)}
-                    asked = {"network": name, "phase": phase, "inductor": not given.without_inductor, "told": told}
+                    earlier = {b: found[0]["ms"] for (n, p, b, t), found in rows.items() if (n, p, t) == (name, phase, threads)}
+                    asked = {"network": name, "phase": phase, "inductor": not given.without_inductor, "earlier": earlier}
                     for found in contest.lines_of(__file__, json.dumps(asked), threads, given):
                         rows.setdefault((name, phase, found["batch"], threads), []).append(found)
                         progress.advance(bar)

@@ -149,16 +149,16 @@ def measure(group: Group, shape: Shape, seconds: float, options: dict[str, Any],
     ]
     found = contest.fastest(contenders, seconds)
     result, rows, ran = contest.ours(context, lambda: once(0), f"{group.name}, {shape.name}", is_tuned=group.is_tuned)
-    told = {"ms": found, "ran": ran}
+    measured = {"ms": found, "ran": ran}
     if not with_errors:
-        return told
+        return measured
     results = {"ours": result, "torch": once(0), **{name: run(sets[0][0]) for name, run in others.items()}}
     left, right = (t.double() for t in sets[0])
     truth, sizes = product(left, right), float(product(left.abs(), right.abs()).max())
     lost = {side: float((result.detach() - truth).abs().max()) for side, result in results.items()}
     scale = float(truth.abs().max())
     within = all(row.provider != "msctx" or lost["ours"] <= row.error * sizes for row in rows)
-    return told | {"errors": {side: each / scale for side, each in lost.items()}, "within": within}
+    return measured | {"errors": {side: each / scale for side, each in lost.items()}, "within": within}
 
 
 def work(given: argparse.Namespace) -> None:
@@ -221,8 +221,8 @@ def table(results: list[dict[str, Any]]) -> list[str]:
             cells += [_of_engine(found, engine) for engine in engines]
             lines.append("| " + " | ".join(map(str, cells)) + " |")
     beyond = sum(not p["within"] for p in problems)
-    told = f"{len(problems)} problem{'s' * (len(problems) != 1)}, {beyond} beyond their error bound"
-    last = f"{contest.last_line(results)} {told}. {figures.legend(True, convolutions.least(results))}"
+    measured = f"{len(problems)} problem{'s' * (len(problems) != 1)}, {beyond} beyond their error bound"
+    last = f"{contest.last_line(results)} {measured}. {figures.legend(True, convolutions.least(results))}"
     return [*lines, "", " ".join([last, *_cost(problems)]), *_slow(problems)]
 
 

@@ -44,8 +44,8 @@ def console(stream: Any = None) -> Console:
     """A console for *stream* (stdout); where that is no terminal, lines are as long as they need to be."""
     stream = stream or sys.stdout or io.StringIO()  # a process may have no output at all
     columns = os.environ.get("COLUMNS", "")
-    said = columns.isdecimal() and int(columns) > 0
-    width = None if said or (stream.isatty() and not columns) else 160
+    is_given = columns.isdecimal() and int(columns) > 0
+    width = None if is_given or (stream.isatty() and not columns) else 160
     return _Console(file=stream, width=width, soft_wrap=False, highlight=False)
 
 
@@ -241,13 +241,13 @@ def tuned_page(found: Mapping[str, Any]) -> Group:
     for one in found["problems"]:
         cells = [str(one[key] or "") for key in ("direction", "problem", "threads", "calls", "ran", "math")]
         gain = f"{one['gain']:.2f}x" if one["gain"] else ""
-        told = "known before" if one["status"] == "known" else one["why"]
-        table.add_row(*map(Text, (*cells, gain)), Text(told, style="dim"))
+        status = "known before" if one["status"] == "known" else one["why"]
+        table.add_row(*map(Text, (*cells, gain)), Text(status, style="dim"))
     counts = Counter(one["status"] for one in found["problems"])
     faster = sum(one["ran"] not in (None, "torch") for one in found["problems"])
-    told = f"{counts['measured']} measured, {counts['known']} known before, {counts['left']} not measured"
+    summary = f"{counts['measured']} measured, {counts['known']} known before, {counts['left']} not measured"
     kept = f"; kept in {found['file']}" if counts["measured"] or counts["known"] else ""
-    return Group(table, Text(f"{told}; {faster} faster than PyTorch's own path{kept}"))
+    return Group(table, Text(f"{summary}; {faster} faster than PyTorch's own path{kept}"))
 
 
 def kernels_table(reports: Sequence[Mapping[str, Any]]) -> Group:

@@ -38,8 +38,8 @@ def capture(model: Model) -> Workload:
             layers[layer.problem] = replace(layer, name=name)
         else:
             layers[layer.problem] = replace(first, count=first.count + 1)
-    told = tuple(f"{name} x{count}" for name, count in sorted(left_out.items()))
-    return Workload(model.name, tuple(layers.values()), f"one forward pass of {model.name}", told)
+    skipped = tuple(f"{name} x{count}" for name, count in sorted(left_out.items()))
+    return Workload(model.name, tuple(layers.values()), f"one forward pass of {model.name}", skipped)
 
 
 def _unused(name: str, taken: set[str]) -> str:

@@ -252,13 +252,13 @@ class Runner:
     def _not_carried_out(self, options: Mapping[str, Any]) -> tuple[str, bool]:
         """What comes of options that have no effect here, and whether that is all of them."""
         plan, settings = self._context(options).plan, list(make_layer(options, "comparison").settings.values())
-        told = []
+        reasons = []
         for setting in settings:
             rows = [row for row in plan.rows if row.option == setting.option.name and row.device == plan.main_device]
             if not any(row.status in DONE for row in rows):
                 why = f"{rows[0].status}: {rows[0].reason}" if rows else f"does not apply to {plan.main_device}"
-                told.append(f"{setting.spelling} {why}")
-        return "; ".join(told), bool(settings) and len(told) == len(settings)
+                reasons.append(f"{setting.spelling} {why}")
+        return "; ".join(reasons), bool(settings) and len(reasons) == len(settings)
 
     def _context(self, options: Mapping[str, Any], unmatched: Callable[[list[str]], None] = lambda found: None) -> Context:
         """What a choice runs under: an algorithm that cannot run gives way to torch's own, and the row shows it."""

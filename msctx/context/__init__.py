@@ -108,7 +108,7 @@ def get_context(name: str | None = None, *, origin: bool = False) -> Any:
     BASE.start()
     settings, main = current().settings, in_force()[1].main_device
     if name is None:
-        found = {n: look_up(n, settings, main) for n in settings if settings.speaks(n)}
+        found = {n: look_up(n, settings, main) for n in settings if settings.counts(n)}
         return {n: value if origin else value.value for n, value in found.items()}
     value = look_up(name, settings, main)
     return value if origin else value.value

@@ -246,7 +246,7 @@ def _by_environment(own: tuple[Layer, ...]) -> tuple[Layer, ...]:
     """The device that a variable names, if no option names one."""
     BASE.start()
     settings = within(settings_in_force(), own)
-    if settings.speaks("session_device_id") or settings.speaks("device_id"):
+    if settings.counts("session_device_id") or settings.counts("device_id"):
         return ()
     name = next((name for name in DEVICE_IDS if os.environ.get(name)), None)
     if name is None:

@@ -223,9 +223,9 @@ def _shared(types: Mapping[str, Any]) -> list[str]:
     """CANN's types with different settings that are one operator in torch."""
     last: dict[str, str] = {}
     reasons = []
-    for name, said in types.items():
+    for name, setting in types.items():
         for op in operators.resolve(name) or ():
-            if op in last and types[last[op]] != said:
+            if op in last and types[last[op]] != setting:
                 reasons.append(f"{last[op]} and {name} are both torch's {op}: the setting of {name} applies")
             last[op] = name
     return reasons

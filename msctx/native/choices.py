@@ -236,10 +236,10 @@ def parsed(direction: str, line: str) -> tuple[ConvProblem, str]:
     """
     if (found := _LINE.fullmatch(line)) is None:
         raise ValueError(f"{line!r} is no problem as choices() writes it")
-    said = {name: text for name, text in found.groupdict().items() if text}
-    said["transposed"] = "true" if found["transposed"] else "false"
+    given = {name: text for name, text in found.groupdict().items() if text}
+    given["transposed"] = "true" if found["transposed"] else "false"
     usual = _ALONG if direction != PRODUCT else {}
-    return _problem(direction, {**dict.fromkeys(_WRITTEN, ""), **usual, **said}), said.get("epilogue", "")
+    return _problem(direction, {**dict.fromkeys(_WRITTEN, ""), **usual, **given}), given.get("epilogue", "")
 
 
 def _problem(direction: str, texts: dict[str, str]) -> ConvProblem:

@@ -181,14 +181,14 @@ def _moved_once(data: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterator[Wro
 
 def _one_way(data: Mapping[str, Mapping[str, Any]]) -> Iterator[Wrong]:
     """An operator goes by several names; all of them must have the same value."""
-    said: dict[str, str] = {}
+    names: dict[str, str] = {}
     modes = data["ByOpType"]
     for name, value in modes.items():
-        others = dict.fromkeys(said[key] for key in _rivals(name) if key in said)
+        others = dict.fromkeys(names[key] for key in _rivals(name) if key in names)
         if other := next((other for other in others if modes[other] != value), None):
             text = f"{name} and {other} are one operator, and their values differ: {_words(value)} and {_words(modes[other])}"
             yield Wrong(("ByOpType", name), BadValue(text))
-        said |= dict.fromkeys(_meanings(name), name)
+        names |= dict.fromkeys(_meanings(name), name)
 
 
 def _words(value: Any) -> str:

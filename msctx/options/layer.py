@@ -129,7 +129,7 @@ class Settings:
         """The settings that yield on one device: to another spelling in the same layer, or to another option."""
         return self._at(device).overridden
 
-    def speaks(self, name: str) -> bool:
+    def counts(self, name: str) -> bool:
         """Whether a setting of an option counts at all: the key of a file that was named anew does not."""
         return any(name in self.on(d) or any(o.setting.option.name == name for o in self.overridden(d)) for d in DEVICES)
 

@@ -17,7 +17,7 @@ class Origin(NamedTuple):
 def look_up(name: str, settings: Settings, main: str) -> Origin:
     """What holds on the device that the name means, else on the main one, else wherever it was set."""
     option, device = find(name), device_of(name)
-    if option is not None and settings.speaks(option.name):
+    if option is not None and settings.counts(option.name):
         found = settings.get(option.name, device or main) or (None if device else settings.get(option.name))
         if found is not None:
             return Origin(found.value, found.origin)

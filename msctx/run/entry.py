@@ -134,13 +134,13 @@ def users_traceback(error: BaseException) -> str:
     package = Path(__file__).resolve().parents[1]
     hidden = (f"{package}{os.sep}", "<frozen", runpy.__file__, importlib.__file__)
     shown = f"{CONFIGS}{os.sep}"  # what is shipped is a user's like any other
-    told = traceback.TracebackException.from_exception(error)
-    chained: traceback.TracebackException | None = told
+    shown_error = traceback.TracebackException.from_exception(error)
+    chained: traceback.TracebackException | None = shown_error
     while chained is not None:
         stack = (f for f in chained.stack if f.filename.startswith(shown) or not f.filename.startswith(hidden))
         chained.stack = traceback.StackSummary.from_list(stack)
         chained = chained.__cause__ or chained.__context__
-    return "".join(told.format()).rstrip()
+    return "".join(shown_error.format()).rstrip()
 
 
 def in_a_line(error: BaseException) -> str:

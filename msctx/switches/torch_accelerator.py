@@ -90,14 +90,14 @@ def _send(text: str, *ignored: type[Exception]) -> None:
 
 def _complaint(text: str, *, keep: bool) -> str:
     """Send a text, and take it back where torch does not like it, or where it need not be kept; returns torch's complaint."""
-    found, said = _now(), ""
+    found, complaint = _now(), ""
     try:
         _send(text)
     except REFUSALS as error:
-        said = f"torch does not take {text}: {str(error).splitlines()[0]}"
-    if said or not keep:
+        complaint = f"torch does not take {text}: {str(error).splitlines()[0]}"
+    if complaint or not keep:
         _send(found, *REFUSALS)  # torch may not have liked the user's text either
-    return said
+    return complaint
 
 
 def _plain(text: str) -> Any:
@@ -111,8 +111,8 @@ def _read() -> dict[str, Any] | None:
 def _write(value: Mapping[str, Any] | None) -> None:
     global _laid
     users, text = _users(), _over(value)
-    if said := _complaint(text, keep=True):
-        raise SwitchError(said)
+    if complaint := _complaint(text, keep=True):
+        raise SwitchError(complaint)
     _laid = (text, users)
 
 

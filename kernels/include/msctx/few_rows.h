@@ -41,7 +41,10 @@ static inline void few_rows_of_neighbours(const FewRows& l, const float* right, 
       for (int64_t j = 0; j < columns; j += Vec::width) {
         const int lanes = int(smaller(Vec::width, columns - j));
         Vec b[count()];
-        for (int c = 0; c < count(); c++) b[c] = Vec::load(right + (k + c) * step + j, lanes);
+        for (int c = 0; c < count(); c++) {
+          __builtin_prefetch(right + (k + c + together) * step + j);
+          b[c] = Vec::load(right + (k + c) * step + j, lanes);
+        }
         for (int i = 0; i < rows; i++, to += Vec::width) {
           Vec sum = Vec::load(to);
           for (int c = 0; c < count(); c++) sum = fma(Vec::all(left[(k - k0 + c) * rows + i]), b[c], sum);
@@ -65,11 +68,13 @@ static inline void few_rows_of_neighbours(const FewRows& l, const float* right, 
 template <int rows, bool whole>
 static inline void few_rows_of_square(
     const float* left, int64_t deep, const float* from, int64_t step, int64_t there, Vec sum[rows]) {
-  constexpr int width = Vec::width;
+  constexpr int width = Vec::width, ahead = 64;  // four cache lines: there are more columns than processors foresee
   Vec b[width];
 #pragma GCC unroll 16
-  for (int c = 0; c < width; c++)
+  for (int c = 0; c < width; c++) {
+    if (whole) __builtin_prefetch(from + c * step + ahead);
     b[c] = whole ? Vec::load(from + c * step) : c < there ? Vec::load(from + c * step, int(deep)) : Vec::zero();
+  }
   transpose(b);
 #pragma GCC unroll 16
   for (int c = 0; c < width; c++)
@@ -78,44 +83,33 @@ static inline void few_rows_of_square(
       for (int i = 0; i < rows; i++) sum[i] = fma(Vec::all(left[c * rows + i]), b[c], sum[i]);
 }
 
-// The same of columns whose element k is at right[j * step + k]: groups of Vec::width, each in a chain of its own.
+// The same of columns whose element k is at right[j * step + k].
 template <int rows>
 static inline void few_rows_of_lines(const FewRows& l, const float* right, int64_t step, int64_t columns, float* totals) {
-  constexpr int64_t width = Vec::width, groups = rows <= 2 ? 2 : 1;  // enough chains; more columns may share a set of the cache
-  constexpr int64_t line = larger(width, 16);         // for the same reason all of a cache line at once
+  constexpr int64_t width = Vec::width;
+  constexpr int64_t line = larger(width, 16);         // all of a cache line at once: more columns may share a set of the cache
   constexpr int64_t piece = 64 / rows * depth_block;  // long ones, so that processors foresee what comes
   alignas(64) float left[rows * piece];
   for (int64_t first = 0; first < l.depth; first += piece) {
     const int64_t deep = smaller(piece, l.depth - first);
     l.template pack<rows>(first, first + deep, left);
-    for (int64_t j = 0; j < columns; j += groups * width) {
-      const bool has_all = columns - j >= groups * width;
+    for (int64_t j = 0; j < columns; j += width) {
+      const bool has_all = columns - j >= width;
       const float* const from = right + j * step + first;
-      Vec total[groups][rows], sum[groups][rows];
-      for (int g = 0; g < groups; g++)
-        for (int i = 0; i < rows; i++)
-          total[g][i] = first > 0 ? Vec::load(totals + i * few_rows_columns + j + g * width) : Vec::zero();
+      Vec total[rows], sum[rows];
+      for (int i = 0; i < rows; i++) total[i] = first > 0 ? Vec::load(totals + i * few_rows_columns + j) : Vec::zero();
       for (int64_t k0 = 0; k0 < deep; k0 += depth_block) {
         const int64_t k1 = smaller(deep, k0 + depth_block);
-        for (auto& of_group : sum)
-          for (Vec& one : of_group) one = Vec::zero();
+        for (Vec& one : sum) one = Vec::zero();
         int64_t k = k0;
         for (; has_all && k + line <= k1; k += line)
-#pragma GCC unroll 4
-          for (int g = 0; g < groups; g++)
-            for (int64_t at = k; at < k + line; at += width)
-              few_rows_of_square<rows, true>(left + at * rows, width, from + g * width * step + at, step, width, sum[g]);
+          for (int64_t at = k; at < k + line; at += width)
+            few_rows_of_square<rows, true>(left + at * rows, width, from + at, step, width, sum);
         for (; k < k1; k += width)
-#pragma GCC unroll 4
-          for (int g = 0; g < groups; g++)
-            few_rows_of_square<rows, false>(
-                left + k * rows, smaller(width, k1 - k), from + g * width * step + k, step, columns - j - g * width, sum[g]);
-        for (int g = 0; g < groups; g++)
-          for (int i = 0; i < rows; i++) total[g][i] = total[g][i] + sum[g][i];
+          few_rows_of_square<rows, false>(left + k * rows, smaller(width, k1 - k), from + k, step, columns - j, sum);
+        for (int i = 0; i < rows; i++) total[i] = total[i] + sum[i];
       }
-      for (int g = 0; g < groups; g++)
-        for (int i = 0; i < rows; i++)
-          if (j + g * width < columns) total[g][i].store(totals + i * few_rows_columns + j + g * width);
+      for (int i = 0; i < rows; i++) total[i].store(totals + i * few_rows_columns + j);
     }
   }
 }
