@@ -62,7 +62,7 @@ def step_of(model: Any, is_training: bool) -> Step:
 def measure(
     name: str, phase: str, batch: int, seconds: float, with_inductor: bool, earlier: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """One process's figures; `earlier` are those of the first process, which spares the later ones what is hopeless, and the errors."""
+    """One process's figures; `earlier` are the first process's: later ones leave out what is hopeless, and the errors."""
     import torch
 
     import msctx
