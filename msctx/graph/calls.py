@@ -278,7 +278,7 @@ def jit_as(function: F, own: Callable[[Compilation], Compilation], *, in_pynativ
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_compiling() or _here.depth:
             return function(*args, **kwargs)
-        report.listen(True)
+        report.listen("jit", True)
         wanted = own(compilation or Compilation())
         if wanted not in known:
             known[wanted] = Forms(function, wanted)

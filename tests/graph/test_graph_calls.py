@@ -438,6 +438,20 @@ def test_jit_compiles_functions_under_the_options_in_force() -> None:
         msctx.jit(Net())  # type: ignore[type-var]
 
 
+def test_what_jit_compiles_after_a_context_is_listed_too() -> None:
+    @msctx.jit
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    result = doubled(image().requires_grad_())
+    with msctx.context(**EAGER_GRAPHS):
+        pass
+    before = len(msctx.graphs())
+    torch.compile(torch.sin, backend="eager")(image())
+    result.sum().backward()
+    assert len(msctx.graphs()) > before
+
+
 def test_a_context_inside_a_compiled_function_holds_and_ends() -> None:
     class Inside(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -210,7 +210,10 @@ def test_a_gear_that_the_program_cannot_take_is_a_warning(syntax: str) -> None:
 
 
 def test_gears_are_compiled_for_the_memory_format_of_the_input() -> None:
-    net = Net().eval()
+    class Own(Net):
+        """Its gears are compiled here first."""
+
+    net = Own().eval()
     with msctx.context(session=GEARS, **EAGER_GRAPHS):
         for shape in ((2, 3, 6, 6), (4, 3, 8, 6)):
             net(image(*shape).to(memory_format=torch.channels_last))
