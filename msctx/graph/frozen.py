@@ -17,7 +17,9 @@ def frozen(compile: Compile, graph: fx.GraphModule, inputs: Sequence[Any]) -> Ca
     """Compile a graph whose parameters and buffers become constants; Dynamo notices those that are replaced.
 
     What has changed in place is seen by a tensor's version and address at each call. Inductor freezes a graph of fixed shapes
-    again; where shapes have symbols, whose conditions Dynamo has checked already, the graph runs eagerly.
+    again; where shapes have symbols, whose conditions Dynamo has checked already, the graph runs eagerly. Buffers that the graph
+    itself writes, such as statistics, are no constants: they move in every run. A parameter that moves during a run was changed by
+    another thread.
     """
     weights, buffers = [*graph.parameters()], [*graph.buffers()]
     kept, held = _copy(graph), weights + buffers
@@ -38,7 +40,7 @@ def frozen(compile: Compile, graph: fx.GraphModule, inputs: Sequence[Any]) -> Ca
                     warn("frozen_variable", "changed", f"frozen_variable: weights have changed. {CHANGED[fixed]}")
                     made, at, own = _again(compile, kept, args) if fixed else kept.forward, now, all_buffers
         result = made(*args)
-        own = own & _moved(before, _state(held))  # what the graph itself writes, such as statistics, moves in every run
+        own = own & _moved(before, _state(held))
         return result
 
     return run
