@@ -17,7 +17,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 REASON = "a msctx context cannot be entered or changed inside compiled code: put the with-block around the call of the function"
 
-_disabled: dict[Any, Any] = {}
+_called: dict[Any, Any] = {}
+"""What :func:`call_outside` has called, which stays: functions of modules."""
 
 
 def untraced(function: F) -> F:
@@ -30,21 +31,32 @@ def untraced(function: F) -> F:
 
 @untraced
 def call_outside(function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
-    """Call *function* with Dynamo's evaluation of frames switched off."""
-    if (dynamo := sys.modules.get("torch._dynamo")) is None or not hasattr(dynamo, "disable"):
+    """Call a function of a module with Dynamo's evaluation of frames switched off."""
+    outside: Callable[..., R] | None = _called.get(function) or _without_frames(function)
+    if outside is None:
         return function(*args, **kwargs)
-    if function not in _disabled:
-        _disabled[function] = dynamo.disable(function, reason=REASON, wrapping=False)
-    outside: Callable[..., R] = _disabled[function]
+    _called[function] = outside
     return outside(*args, **kwargs)
+
+
+def _without_frames(function: Callable[P, R]) -> Callable[P, R] | None:
+    """*function* with Dynamo's evaluation of frames switched off; None: Dynamo is not loaded."""
+    if (dynamo := sys.modules.get("torch._dynamo")) is None or not hasattr(dynamo, "disable"):
+        return None
+    disabled: Callable[P, R] = dynamo.disable(function, reason=REASON, wrapping=False)
+    return disabled
 
 
 def outside_dynamo(function: Callable[P, R]) -> Callable[P, R]:
     """A function that always runs outside Dynamo."""
+    outside: Callable[P, R] | None = None
 
     @untraced
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        return call_outside(function, *args, **kwargs)
+        nonlocal outside
+        if outside is None:
+            outside = _without_frames(function)
+        return (outside or function)(*args, **kwargs)
 
     return call

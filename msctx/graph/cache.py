@@ -65,19 +65,25 @@ def stamp_of(folder: Path) -> Stamp | None:
     return cache_stamp.read((marked(folder) or {}).get("stamp"))
 
 
-def refusal(folder: Path) -> str:
-    """Why what lies in a folder must not be used, or ``""``."""
+def policies_of(folder: Path) -> list[str] | None:
+    """Under which policies code in a folder was compiled; ``None``: its marker is damaged."""
+    found = (marked(folder) or {}).get("policies", [])
+    return found if isinstance(found, list) and all(isinstance(one, str) for one in found) else None
+
+
+def refusals(folder: Path) -> list[str]:
+    """Why what lies in a folder must not be used; none: it may be."""
     if all(path.name.startswith(".") for path in folder.iterdir()):  # another process is just marking it
-        return ""
+        return []
     found = marked(folder)
     if found is None:
-        return f"there are files in it, and no {MARKER} of ours: somebody else has put them there"
+        return [f"there are files in it, and no {MARKER} of ours: somebody else has put them there"]
     if found.get("format") != FORMAT:
-        return f"its format is {found.get('format')}, and this msctx knows {FORMAT}"
+        return [f"its format is {found.get('format')}, and this msctx knows {FORMAT}"]
     theirs = cache_stamp.read(found.get("stamp"))
-    if theirs is None:
-        return f"its {MARKER} is damaged"
-    return "; ".join(theirs.differs(stamp()))
+    if theirs is None or policies_of(folder) is None:
+        return [f"its {MARKER} is damaged"]
+    return theirs.differs(stamp())
 
 
 def ready(root: Path) -> Path:
@@ -92,15 +98,15 @@ def ready(root: Path) -> Path:
     if is_new:
         cachedir.write(root / MARKER, json.dumps({"format": FORMAT}).encode())
     folder = cachedir.checked(root / stamp().name, DO)
-    if why := refusal(folder):
-        raise NativeError(f"{folder}: {why}; remove that folder, or {DO}")
+    if why := refusals(folder):
+        raise NativeError(f"{folder}: {'; '.join(why)}; remove that folder, or {DO}")
     mark(folder, set())
     return folder
 
 
 def mark(folder: Path, policies: set[str]) -> None:
     """Say whose folder it is, and under which policies code in it was compiled."""
-    known = (marked(folder) or {}).get("policies") or []
+    known = policies_of(folder) or []
     listed = sorted({*known, *policies} - {""})
     if listed != known or not (folder / MARKER).exists():
         data = {"format": FORMAT, "stamp": asdict(stamp()), "policies": listed}
@@ -120,7 +126,10 @@ def folders(root: Path) -> list[Path]:
 
 
 def throw_away(root: Path, which: list[Path]) -> int:
-    """Empty folders of ours; returns how many bytes went. Their markers stay: a process may go on writing there."""
+    """Empty folders of ours; returns how many bytes went. Their markers stay: a process may go on writing there.
+
+    Where another process does not give the lock away, both throw away, each what the other leaves.
+    """
     with locked(root):
         before = sum(size_of(folder) for folder in which)
         for folder in which:
@@ -226,9 +235,11 @@ _renewed: set[Path] = set()
 
 def _used(folder: Path) -> Iterator[Path]:
     """The files that this process has loaded or stored: of modules, of libraries, and of graphs."""
-    for module in [*sys.modules.values(), *_modules()]:
-        if (name := getattr(module, "__file__", None)) and isinstance(name, str) and name.startswith(f"{folder}{os.sep}"):
-            yield Path(name)
+    for module in [*sys.modules.values()]:
+        with suppress(AttributeError):  # not by getattr, which runs modules that the program loads later
+            name = object.__getattribute__(module, "__dict__").get("__file__")
+            if isinstance(name, str) and name.startswith(f"{folder}{os.sep}"):
+                yield Path(name)
     with suppress(OSError):
         for line in Path("/proc/self/maps").read_text().splitlines():
             if (name := line.partition("/")[2]) and f"/{name}".startswith(f"{folder}{os.sep}"):
@@ -239,12 +250,6 @@ def _used(folder: Path) -> Iterator[Path]:
         for inner in (folder / "fxgraph" / key[1:3] / key, folder / "aotautograd" / key):
             if inner.is_dir():
                 yield from inner.iterdir()
-
-
-def _modules() -> list[Any]:
-    """Those of inductor, which are in no table of Python's."""
-    codes = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
-    return [*getattr(codes, "modules", ())]
 
 
 def obstacle(wanted: CompileCache | None) -> str:
@@ -268,9 +273,8 @@ _scratch: dict[int, str] = {}
 def scratch() -> str:
     """A folder that goes with this process: torch loads all code from files, also where it keeps none."""
     here = os.getpid()
-    if here not in _scratch or not os.path.isdir(_scratch[here]):
+    if not os.path.isdir(_scratch.get(here, "")):
         _scratch[here] = tempfile.mkdtemp(prefix="msctx_uncached_")
-        atexit.register(shutil.rmtree, _scratch[here], ignore_errors=True) if len(_scratch) == 1 else None
     return _scratch[here]
 
 
@@ -332,6 +336,8 @@ def _forget_places() -> None:
 def _at_exit() -> None:
     if current is not None:
         current.leave()
+    if own := _scratch.pop(os.getpid(), None):  # a forked process has its parent's in the table, too
+        shutil.rmtree(own, ignore_errors=True)
 
 
 atexit.register(_at_exit)

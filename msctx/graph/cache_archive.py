@@ -21,7 +21,7 @@ from typing import Any
 
 from msctx.errors import Diagnostic, FileError, NativeError
 from msctx.graph import cache, cache_stamp
-from msctx.graph.cache_stamp import Stamp, stamp
+from msctx.graph.cache_stamp import stamp
 from msctx.native import cachedir
 
 MANIFEST = "manifest.json"
@@ -47,7 +47,7 @@ def export(path: Path, target: Path) -> dict[str, Any]:
         FileError: there is nothing, others could have put it there, or the file cannot be written.
     """
     found = {root.name if root != path else ".": root / stamp().name for root in roots(path)}
-    found = {name: _folder(folder) for name, folder in found.items() if cache.stamp_of(folder) == stamp()}
+    found = {name: _folder(folder) for name, folder in found.items() if folder.is_dir() and not cache.refusals(folder)}
     listed: dict[str, dict[str, Any]] = {}
     policies: set[str] = set()
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
@@ -55,7 +55,7 @@ def export(path: Path, target: Path) -> dict[str, Any]:
         try:
             with zipfile.ZipFile(part, "x", zipfile.ZIP_DEFLATED, compresslevel=6) as file:
                 for name, folder in found.items():
-                    policies.update((cache.marked(folder) or {}).get("policies") or [])
+                    policies.update(cache.policies_of(folder) or [])
                     for one in sorted(_entries(folder)):
                         with suppress(FileNotFoundError):  # another process keeps within its limit
                             data, inner = one.read_bytes(), f"{name}/{one.relative_to(folder).as_posix()}".removeprefix("./")
@@ -164,12 +164,11 @@ def _unpack(source: Path, file: zipfile.ZipFile, about: dict[str, Any], path: Pa
                 raise _refused(source, f"{name} is not what was exported: its checksum differs")
             (aside / name).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             (aside / name).write_bytes(data)
-        made: dict[Path, Path] = {}
-        for name in about["files"]:
-            root, inner = _placed(path, name)
-            if root not in made:
-                made[root] = cache.ready(root)
-                cache.mark(made[root], {str(policy) for policy in about["policies"]})
+        placed = {name: _placed(path, name) for name in about["files"]}
+        made = {root: cache.ready(root) for root in {root for root, _ in placed.values()}}
+        for folder in made.values():
+            cache.mark(folder, {str(policy) for policy in about["policies"]})
+        for name, (root, inner) in placed.items():
             place = made[root] / inner
             place.parent.mkdir(parents=True, exist_ok=True)
             counts["there already" if place.exists() else "files"] += 1
@@ -212,8 +211,7 @@ def contents(path: Path) -> dict[str, Any]:
     listed = []
     for root in roots(path):
         for folder in cache.folders(root):
-            theirs: Stamp | None = cache.stamp_of(folder)
-            differs = ["its format is another one"] if theirs is None else theirs.differs(stamp())
+            theirs, differs = cache.stamp_of(folder), cache.refusals(folder)
             files = [one.stat() for one in _entries(folder)]
             listed.append(
                 {
@@ -225,8 +223,8 @@ def contents(path: Path) -> dict[str, Any]:
                     "files": len(files),
                     "bytes": sum(one.st_size for one in files),
                     "last_used": max((int(max(one.st_mtime, one.st_atime)) for one in files), default=None),
-                    "policies": (cache.marked(folder) or {}).get("policies") or [],
-                    "stamp": asdict(theirs) if theirs else None,
+                    "policies": cache.policies_of(folder) or [],
+                    "stamp": theirs and asdict(theirs),
                 }
             )
     return {"path": str(path), "stamp_here": asdict(stamp()), "caches": listed}
@@ -236,5 +234,5 @@ def clear(path: Path, stale: bool) -> dict[str, Any]:
     """Throw what is in the caches away; *stale*: only what this machine does not use."""
     gone = 0
     for root in roots(path):
-        gone += cache.throw_away(root, [one for one in cache.folders(root) if not stale or cache.stamp_of(one) != stamp()])
+        gone += cache.throw_away(root, [one for one in cache.folders(root) if not stale or cache.refusals(one)])
     return {"path": str(path), "bytes_removed": gone}

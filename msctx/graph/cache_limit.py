@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -66,7 +67,7 @@ def _of_environment() -> Limit | None:
     given = [os.environ.get(name, "") for name in (SIZE, RATIO)]
     if not any(given):
         return None
-    numbers = [int(text) if text.lstrip("-").isdecimal() else 0 for text in (given[0] or "500", given[1] or "50")]
+    numbers = [int(text) if re.fullmatch(r"-?\d+", text) else 0 for text in (given[0] or "500", given[1] or "50")]
     if (numbers[0] != -1 and numbers[0] < 1) or not 1 <= numbers[1] <= 100:
         shown = f"{SIZE}={given[0]} {RATIO}={given[1]}"
         _warn(f"{shown} is ignored: the size is -1 or at least 1 (MB), the ratio is from 1 to 100 (percent)")
@@ -92,7 +93,7 @@ def keep_within(folders: Iterable[Path], limit: Limit, skip: frozenset[str]) -> 
                 status = path.lstat()
                 if path.name not in skip and not path.is_dir():
                     listed.append((max(status.st_mtime, status.st_atime), str(path), status.st_size))
-    total, before = sum(size for *_, size in listed), sum(size for *_, size in listed)
+    total = before = sum(size for *_, size in listed)
     if total <= limit.megabytes * MEGABYTE:
         return 0
     left = limit.megabytes * MEGABYTE * limit.percent / 100
@@ -101,6 +102,6 @@ def keep_within(folders: Iterable[Path], limit: Limit, skip: frozenset[str]) -> 
         if total <= left or used > newest:
             break
         with suppress(OSError):
-            os.unlink(path_)
-        total -= size
+            Path(path_).unlink(missing_ok=True)
+            total -= size
     return before - total

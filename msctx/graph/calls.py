@@ -26,6 +26,7 @@ compilation: Compilation | None = None
 """What the options come to; None: no option of graph mode is in force."""
 VARIANTS = 32
 """How often one function or class of modules is compiled for other inputs before it runs eagerly."""
+REASONS = "ctx.graphs().recompiled has the reason for each variant"
 CALL = "_compiled_call_impl"
 """Where torch looks for the compiled form of a module that is called."""
 
@@ -57,6 +58,8 @@ class Outermost:
         vars(module)[CALL] = own
 
     def __delete__(self, module: nn.Module) -> None:
+        if CALL not in vars(module):
+            raise AttributeError(CALL, name=CALL, obj=module)
         del vars(module)[CALL]
 
 
@@ -84,10 +87,7 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if wanted not in known:  # each class has its own code: Dynamo keeps and counts what it compiled by code
         name = report.name(kind)
         known[wanted] = Forms(types.FunctionType(_forward.__code__.replace(co_name=name), globals(), name), wanted)
-    if not wanted.shapes.are_given or next(module.parameters(), None) is None:  # they are a model's, not its loss's
-        return _call(known[wanted], wanted, *(module, *args), **kwargs)
-    inputs = shapes.named(module.forward, args, kwargs)
-    return _run_shaped(known[wanted], wanted, kind.__qualname__, inputs, (module, *args), kwargs)
+    return _run_shaped(known[wanted], wanted, module, args, kwargs)
 
 
 def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -120,23 +120,42 @@ _made: weakref.WeakKeyDictionary[type[nn.Module], dict[Compilation, Forms]] = we
 """Class of modules → its compiled forms."""
 
 
-def _run_shaped(forms: Forms, wanted: Compilation, name: str, inputs: dict[str, Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run it on inputs whose shapes are allowed; with gears, compile for all of them first."""
-    from msctx.graph import backend
-
+def _run_shaped(forms: Forms, wanted: Compilation, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a module or a function. Where options have shapes, the inputs must have them; all gears are compiled first."""
+    first, function = ((what,), what.forward) if isinstance(what, nn.Module) else ((), what)
+    is_loss = bool(first) and next(what.parameters(), None) is None
+    if _here.depth or is_loss or not wanted.shapes.are_given:  # they are those of the outermost model
+        return _call(forms, wanted, *first, *args, **kwargs)
+    name = getattr(what, "__qualname__", type(what).__qualname__)
+    given = dict(enumerate(args)) | kwargs
+    places = shapes.named(function, range(len(args)), {key: key for key in kwargs})
+    inputs = {name: given[place] for name, place in places.items()}
     if not wanted.shapes.gears:
         with shapes.marked(wanted.shapes, name, inputs):
-            return _call(forms, wanted, *args, **kwargs)
+            return _call(forms, wanted, *first, *args, **kwargs)
     here = shapes.gear_of(wanted.shapes, name, inputs)
     if not forms.has_gears:
         forms.has_gears = True
         for gear in range(len(wanted.shapes.gears)):
             if gear != here:
                 zeros = shapes.in_gear(wanted.shapes, gear, name, inputs)
-                other = [zeros.get(id(value), value) for value in args]
-                with backend.only_compiling():
-                    _ahead(forms, "dynamic_dims", *other, **{key: zeros.get(id(value), value) for key, value in kwargs.items()})
-    return _call(forms, wanted, *args, **kwargs)
+                other = given | {places[name]: value for name, value in zeros.items()}
+                failed = f"{name} cannot be compiled for {shapes.text(wanted.shapes.gears[gear])}"
+                _compile_gear(forms, failed, [*first, *map(other.get, range(len(args)))], {key: other[key] for key in kwargs})
+    return _call(forms, wanted, *first, *args, **kwargs)
+
+
+def _compile_gear(forms: Forms, failed: str, args: list[Any], kwargs: dict[str, Any]) -> None:
+    from msctx.graph import backend
+
+    try:
+        with backend.only_compiling():
+            _ahead(forms, "dynamic_dims", *args, **kwargs)
+    except Exception as error:
+        if not faults.is_of_capture(error):
+            raise
+        text = f"dynamic_dims: {failed}: {text_of(faults.of_program(error))}"
+        warn("dynamic_dims", text, text)
 
 
 def _call(forms: Forms, wanted: Compilation, /, *args: Any, **kwargs: Any) -> Any:
@@ -163,11 +182,12 @@ def _run(forms: Forms, wanted: Compilation, /, *args: Any, **kwargs: Any) -> Any
         return _ahead(forms, "precompile_only", *args, **kwargs)
     try:
         return _inside(forms.compiled, *args, **kwargs)
-    except torch._dynamo.exc.Unsupported as error:
+    except Exception as error:
+        if (found := _refusal(forms, error)) is None:
+            raise
         refused = error
     if getattr(refused, "gb_type", "") in faults.RAISES:  # the program does: nothing has run, so it runs now
         _inside(forms.eager, *args, **kwargs)
-    found = breaks.parse(str(refused))
     raise GraphError.of(found.where, found.reason, found.hints) from refused
 
 
@@ -179,9 +199,19 @@ def _ahead(forms: Forms, option: str, /, *args: Any, **kwargs: Any) -> None:
         _inside(forms.ahead, *args, **kwargs)
     except Compiled:
         pass
-    except torch._dynamo.exc.Unsupported as error:
-        text = f"{option}: {breaks.parse(text_of(error))}. What cannot be captured as a whole is not compiled ahead."
+    except Exception as error:
+        if (found := _refusal(forms, error)) is None:
+            raise
+        text = f"{option}: {found}. What cannot be captured as a whole is not compiled ahead."
         warn(option, text, text)
+
+
+def _refusal(forms: Forms, error: Exception) -> breaks.Break | None:
+    """Why Dynamo does not capture it; None: the exception is another one."""
+    if isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit):
+        name = getattr(forms.eager, "__name__", type(forms.eager).__name__)
+        return breaks.Break(name, "it needs more variants than are compiled of one function or class", (REASONS,))
+    return breaks.parse(text_of(error)) if isinstance(error, torch._dynamo.exc.Unsupported) else None
 
 
 def _inside(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -194,12 +224,10 @@ def _inside(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
 
 _frames = torch._C._dynamo.eval_frame
-_PASSED_OVER = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT)
-for _function in (
-    *(Outermost.__get__, Outermost.__set__, _is_alone, _is_passed_over, _call_module),
-    *(Forms.__init__, _run_shaped, _call, _run, _ahead, _inside),
-):
-    _frames.set_code_exec_strategy(_function.__code__, _PASSED_OVER)  # they run between what Dynamo captures
+_PASSED_OVER = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.SKIP)
+for _function in (Outermost.__get__, Outermost.__set__, _call_module, _run_shaped, _call, _inside):
+    # they run between what Dynamo captures, and so does all that they call; compiled code switches Dynamo on again
+    _frames.set_code_exec_strategy(_function.__code__, _PASSED_OVER)
 
 
 def are_compiled() -> bool:
@@ -208,7 +236,7 @@ def are_compiled() -> bool:
 
 
 def compile_modules(on: bool) -> None:
-    setattr(nn.Module, CALL, Outermost() if on else None)
+    put_back(Outermost() if on else None)
 
 
 def found() -> Any:
@@ -250,16 +278,13 @@ def jit_as(function: F, own: Callable[[Compilation], Compilation], *, in_pynativ
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_compiling() or _here.depth:
             return function(*args, **kwargs)
-        report.listen(True)
+        report.listen("jit", True)
         wanted = own(compilation or Compilation())
         if wanted not in known:
             known[wanted] = Forms(function, wanted)
         before, _here.compiles = _here.compiles, in_pynative_mode
         try:
-            if not wanted.shapes.are_given:
-                return _call(known[wanted], wanted, *args, **kwargs)
-            inputs = shapes.named(function, args, kwargs)
-            return _run_shaped(known[wanted], wanted, function.__qualname__, inputs, args, kwargs)
+            return _run_shaped(known[wanted], wanted, function, args, kwargs)
         finally:
             _here.compiles = before
 

@@ -190,12 +190,16 @@ def name(of: type[nn.Module]) -> str:
     return found
 
 
-def listen(on: bool) -> None:
-    """What :func:`msctx.jit` begins stays."""
+_reasons: set[str] = set()
+"""What the trace is read for: an open context, or functions of :func:`msctx.jit`, which stay."""
+
+
+def listen(reason: str, on: bool) -> None:
+    (_reasons.add if on else _reasons.discard)(reason)
     log = logging.getLogger(TRACE)
-    (log.addHandler if on else log.removeHandler)(LISTENER)
+    (log.addHandler if _reasons else log.removeHandler)(LISTENER)
     log = logging.getLogger(Quiet.LOGGER)
-    (log.addFilter if on else log.removeFilter)(QUIET)
+    (log.addFilter if _reasons else log.removeFilter)(QUIET)
 
 
 class Tally(ScopeCounter):

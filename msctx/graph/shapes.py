@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import torch
 
 from msctx.errors import GraphError
 from msctx.options.graph import Shapes
+
+_MARKS = ("_dynamo_", "_has_dynamo_", "_specialize_on")
 
 
 def named(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,31 +39,32 @@ def gear_of(wanted: Shapes, what: str, inputs: Mapping[str, Any]) -> int:
     Raises:
         GraphError: they have none of them, with those that there are.
     """
-    tensors = _tensors(wanted, what, inputs)
-    shapes = tuple((name, tuple(tensor.shape)) for name, tensor in tensors.items())
+    tensors = _tensors(wanted, what, inputs).values()
+    shapes = tuple((name, tuple(tensor.shape)) for (name, _), tensor in zip(wanted.gears[0], tensors, strict=False))
     if shapes not in wanted.gears:
-        raise GraphError.shape(f"{what} is called with {_text(shapes)}", "dynamic_dims", [*map(_text, wanted.gears)])
+        raise GraphError.shape(f"{what} is called with {text(shapes)}", "dynamic_dims", [*map(text, wanted.gears)])
     return wanted.gears.index(shapes)
 
 
-def in_gear(wanted: Shapes, gear: int, what: str, inputs: Mapping[str, Any]) -> dict[int, torch.Tensor]:
-    """id of an input → zeros that have its shape in *gear*, to compile for it."""
+def in_gear(wanted: Shapes, gear: int, what: str, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Name of an argument → zeros that have its shape in *gear*, to compile for it."""
+    from torch._prims_common import suggest_memory_format
+
     made = {}
-    for (name, shape), tensor in zip(wanted.gears[gear], _tensors(wanted, what, inputs).values(), strict=True):
-        del name
-        new = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device, requires_grad=tensor.requires_grad)
-        made[id(tensor)] = new
+    for (_, shape), (name, tensor) in zip(wanted.gears[gear], _tensors(wanted, what, inputs).items(), strict=False):
+        zeros = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
+        made[name] = zeros.to(memory_format=suggest_memory_format(tensor)).requires_grad_(tensor.requires_grad)
     return made
 
 
 def _tensors(wanted: Shapes, what: str, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The tensors that input_shape means, by its names."""
+    """The tensors that input_shape means, in its order, by the names of the arguments; those in no gear may follow."""
     names = [name for name, _ in wanted.gears[0]]
     if not wanted.named:
-        found = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
+        found = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
         if len(found) < len(names):
             raise GraphError(_too_few("input_shape", len(names), what, len(found)))
-        return dict(zip(names, found, strict=False))
+        return found
     absent = [name for name in names if not isinstance(inputs.get(name), torch.Tensor)]
     if absent:
         takes = ", ".join(inputs) or "no arguments"
@@ -89,9 +93,9 @@ def marked(wanted: Shapes, what: str, inputs: Mapping[str, Any]) -> Iterator[Non
             if tensor.ndim != len(ranges) or not all(
                 low <= size <= high or low < 0 for size, (low, high) in zip(tensor.shape, ranges, strict=True)
             ):
-                shape = f"{what} is called with {_text(((name, tuple(tensor.shape)),))}"
+                shape = f"{what} is called with {text(((name, tuple(tensor.shape)),))}"
                 raise GraphError.shape(shape, "dynamic_inputs_shape_range", allowed)
-            touched.append((tensor, dict(vars(tensor))))
+            touched.append((tensor, _marks(tensor)))
             for dim, (low, high) in enumerate(ranges if wanted.dynamic is not False else ()):
                 if low < 0:
                     torch._dynamo.maybe_mark_dynamic(tensor, dim)
@@ -100,8 +104,14 @@ def marked(wanted: Shapes, what: str, inputs: Mapping[str, Any]) -> Iterator[Non
         yield
     finally:
         for tensor, before in touched:
-            for key in vars(tensor).keys() - before.keys():  # Dynamo's marks
+            for key in _marks(tensor):
                 delattr(tensor, key)
+            vars(tensor).update(before)
+
+
+def _marks(tensor: torch.Tensor) -> dict[str, Any]:
+    """Dynamo's, among the tensor's attributes; the program may have made some."""
+    return {key: copy(value) for key, value in vars(tensor).items() if key.startswith(_MARKS)}
 
 
 def _range(ends: tuple[int, int]) -> str:
@@ -109,5 +119,5 @@ def _range(ends: tuple[int, int]) -> str:
     return "any" if low < 0 else str(low) if low == high else f"{low}~{high}"
 
 
-def _text(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
+def text(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
     return "; ".join(f"{name}:{','.join(map(str, shape)) or 0}" for name, shape in shapes)

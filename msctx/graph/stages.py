@@ -44,7 +44,7 @@ TASK_EMIT = "17_task_emit"
 
 @dataclass
 class _Compilation:
-    """Of one graph that Dynamo has captured."""
+    """What is written of one graph that Dynamo has captured."""
 
     writer: Writer
     number: str
@@ -92,9 +92,12 @@ def _compiling(found: _Compilation) -> Iterator[None]:
 
 def _compilation() -> _Compilation | None:
     """The one that goes on in this thread; code of inductor alone, without Dynamo, has none of its own."""
-    if _here.compilation is None and _current is not None:
-        return _Compilation(_current, "", scope_names.with_classes())
-    return _here.compilation
+    return _here.compilation or _new("")
+
+
+def _new(number: str) -> _Compilation | None:
+    writer = _current  # a scope may end meanwhile, in another thread
+    return None if writer is None else _Compilation(writer, number, scope_names.with_classes())
 
 
 def _number() -> str:
@@ -109,8 +112,8 @@ def _captured(call: Function) -> Function:
     @outside_dynamo
     @wraps(call)
     def captured(self: Any, gm: Any, *args: Any, **kwargs: Any) -> Any:
-        if _current is not None:
-            _Compilation(_current, _number(), scope_names.with_classes()).write(BOOTSTRAP, gm)
+        if (found := _new(_number())) is not None:
+            found.write(BOOTSTRAP, gm)
         return call(self, gm, *args, **kwargs)
 
     return captured
@@ -121,9 +124,8 @@ def _differentiated(call: Function) -> Function:
 
     @wraps(call)
     def differentiated(gm: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if _current is None or args:  # our torch gives all of it by name
+        if args or (found := _new(_number())) is None:  # our torch gives all of it by name
             return call(gm, inputs, *args, **kwargs)
-        found = _Compilation(_current, _number(), scope_names.with_classes())
         if kwargs.get("pre_grad_passes") is None:
             found.write(TYPE_INFERENCE, gm)
         for key, look in _PARTS.items():
@@ -169,8 +171,7 @@ def _compiled(kind: str) -> Callable[[Any, _Compilation], Any]:
         @outside_dynamo
         @wraps(compiler)
         def compiled(gm: Any, *args: Any, **kwargs: Any) -> Any:
-            one = copy.copy(found)
-            one.kind, one.passes, one.built = kind, Counter(), None
+            one = _Compilation(found.writer, found.number, found.classes, kind)
             one.write(VALIDATE, gm)
             with _compiling(one):
                 return compiler(gm, *args, **kwargs)
@@ -298,9 +299,19 @@ class _Place:
             text = f"{OPTION}: this version of torch has no {where}: the graphs that it is given are not written"
             notices.warn(OPTION, where, text)
             return
-        if theirs is not self.theirs:
-            self.theirs, self.ours = theirs, self.wrap(theirs)
+        if theirs not in (self.theirs, self.ours):
+            self.theirs, self.ours = theirs, self._made(theirs)
         setattr(owner, self.name, self.ours)
+
+    def _made(self, theirs: Function) -> Function:
+        """An earlier one may still be in it, inside of what somebody else has put there, and does nothing from now on."""
+        observed = self.wrap(theirs)
+
+        @wraps(theirs)
+        def ours(*args: Any, **kwargs: Any) -> Any:
+            return (observed if self.ours is ours else theirs)(*args, **kwargs)
+
+        return ours
 
     def look_away(self) -> None:
         self.give_up()

@@ -18,7 +18,7 @@ def _read() -> dict[str, Any] | None:
 
 def _write(wanted: Any) -> None:
     calls.compilation = wanted
-    report.listen(wanted is not None)
+    report.listen("context", wanted is not None)
 
 
 # --- torch.compile's stance: mode=PYNATIVE_MODE -------------------------------------------------------------------------

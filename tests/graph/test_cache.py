@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
 import stat
+import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -259,6 +262,16 @@ def damaged(folder: Path) -> None:
     (folder / cache.MARKER).write_text('{"format"')
 
 
+def damaged_list(folder: Path) -> None:
+    found = json.loads((folder / cache.MARKER).read_text())
+    (folder / cache.MARKER).write_text(json.dumps(found | {"policies": ["a", 1]}))
+
+
+def no_list(folder: Path) -> None:
+    found = json.loads((folder / cache.MARKER).read_text())
+    (folder / cache.MARKER).write_text(json.dumps(found | {"policies": 5}))
+
+
 def a_file(folder: Path) -> None:
     shutil.rmtree(folder)
     folder.touch()
@@ -272,6 +285,8 @@ def a_file(folder: Path) -> None:
         (foreign, "processor is .* here, and was another one"),
         (newer, "its format is msctx compile cache 2"),
         (damaged, "no msctx_cache.json of ours"),
+        (damaged_list, "its msctx_cache.json is damaged"),
+        (no_list, "its msctx_cache.json is damaged"),
         (a_file, "is not a folder"),
     ],
 )
@@ -341,3 +356,33 @@ def test_a_folder_that_cannot_be_made_leaves_the_run_alive(tmp_path: Path) -> No
         msctx.context(enable_compile_cache=True, compile_cache_path=str(tmp_path / "file" / "kept")),
     ):
         pass
+
+
+def test_a_forked_process_that_exits_leaves_its_parents_folder(passes: Callable[..., str], tmp_path: Path) -> None:
+    code = """
+    import os, sys, tempfile
+    from msctx.graph import cache
+    folder = cache.scratch()
+    if (child := os.fork()) == 0:
+        cache.scratch()
+        sys.exit()
+    os.waitpid(child, 0)
+    assert os.listdir(tempfile.gettempdir()) == [os.path.basename(folder)]
+    """
+    passes(f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}\n{textwrap.dedent(code)}")
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_leaving_loads_no_module_that_the_program_loads_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "loaded_later.py").write_text("raise ImportError('no such library')")
+    spec = importlib.util.spec_from_file_location("loaded_later", tmp_path / "loaded_later.py")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "loaded_later", module)
+    spec.loader.exec_module(module)
+    with msctx.context(enable_compile_cache=True, compile_cache_path=str(tmp_path / "kept")):
+        pass
+    with pytest.raises(ImportError, match="no such library"):
+        hasattr(module, "anything")

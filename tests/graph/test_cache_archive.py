@@ -221,6 +221,34 @@ def test_it_is_not_unpacked_where_others_can_write(archive: Path, tmp_path: Path
     assert [one.name for one in (tmp_path / "open").iterdir()] == ["rank_0"]
 
 
+def test_one_cache_that_cannot_be_used_leaves_the_others_as_they_are(kept: Path, tmp_path: Path) -> None:
+    other = cache.ready(kept / "rank_1")
+    (other / "entry").write_bytes(b"another")
+    cache_archive.export(kept, tmp_path / "archive.zip")
+    (tmp_path / "new" / "rank_1").mkdir(parents=True)
+    (tmp_path / "new" / "rank_1").chmod(0o777)
+    with pytest.raises(FileError, match="rank_1: can be written"):
+        import_(tmp_path / "archive.zip", tmp_path / "new")
+    assert held(tmp_path / "new") == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [({"format": "msctx compile cache 2"}, "its format is msctx compile cache 2"), ({"policies": [[1]]}, "is damaged")],
+)
+def test_what_loading_refuses_is_not_used_here_and_not_exported(
+    change: dict[str, Any], why: str, kept: Path, tmp_path: Path
+) -> None:
+    marker = kept / "rank_0" / stamp().name / cache.MARKER
+    marker.write_text(json.dumps(json.loads(marker.read_text()) | change))
+    (listed,) = cache_archive.contents(kept)["caches"]
+    assert not listed["used_here"]
+    assert why in listed["differs"][0]
+    with pytest.raises(FileError, match="nothing compiled"):
+        cache_archive.export(kept, tmp_path / "archive.zip")
+    assert cache_archive.clear(kept, stale=True)["bytes_removed"] > 0
+
+
 def test_what_others_could_have_planted_is_not_exported(kept: Path, tmp_path: Path) -> None:
     (kept / "rank_0" / stamp().name).chmod(0o777)
     with pytest.raises(FileError, match="can be written by its group and everybody"):

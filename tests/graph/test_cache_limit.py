@@ -66,6 +66,20 @@ def test_what_was_used_in_the_last_half_hour_stays(tmp_path: Path) -> None:
     assert kept(made) == [0, 2]
 
 
+def test_what_cannot_be_removed_does_not_count_as_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = fill(tmp_path, 90, 80, 70)
+    unlink = os.unlink
+
+    def refused(path: Any, *args: Any, **kwargs: Any) -> None:
+        if str(path) == str(made[0]):
+            raise PermissionError(path)
+        unlink(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "unlink", refused)
+    assert cache_limit.keep_within([tmp_path], Limit(2, 50), frozenset()) == 2 * MEGABYTE
+    assert kept(made) == [0]
+
+
 def test_what_a_process_has_loaded_counts_as_used(tmp_path: Path) -> None:
     """Under relatime reading alone is not noted for a day."""
     with msctx.context(enable_compile_cache=True, compile_cache_path=str(tmp_path)):
@@ -111,7 +125,7 @@ def test_the_environment_is_what_counts_without_a_file(
     assert cache_limit.found(tmp_path) == Limit(9, 10)
 
 
-@pytest.mark.parametrize(("size", "ratio"), [("0", "50"), ("7", "0"), ("7", "101"), ("x", "50"), ("-2", "50")])
+@pytest.mark.parametrize(("size", "ratio"), [("0", "50"), ("7", "0"), ("7", "101"), ("x", "50"), ("-2", "50"), ("--5", "50")])
 def test_both_numbers_count_or_neither(size: str, ratio: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(cache_limit.SIZE, size)
     monkeypatch.setenv(cache_limit.RATIO, ratio)

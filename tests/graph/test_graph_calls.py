@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from graph_programs import EAGER_GRAPHS, Net, Talking, graphs, image
+from graph_programs import EAGER_GRAPHS, Looping, Net, Talking, graphs, image
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn import functional
@@ -310,20 +310,6 @@ def test_a_second_derivative_names_the_option() -> None:
         torch.autograd.grad(net(x).sum(), x, create_graph=True)[0].sum().backward()
 
 
-class Looping(nn.Module):
-    """Dynamo gives up its forward, in which a loop has a graph break; and captures none of torch's own code by itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for _ in range(2):
-            x = self.block(x)
-            print("here")
-        return x
-
-
 def test_inside_code_that_is_given_up_containers_are_compiled(capsys: pytest.CaptureFixture[str]) -> None:
     net, x = Looping(), image(2, 3)
     expected = net(x)
@@ -331,6 +317,40 @@ def test_inside_code_that_is_given_up_containers_are_compiled(capsys: pytest.Cap
         torch.testing.assert_close(net(x), expected)
     assert graphs() == 1
     assert ctx.graphs().breaks
+    theirs = {inspect.getfile(Looping), inspect.getfile(nn.Sequential)}
+    assert {row.where.rpartition(":")[0] for row in ctx.graphs()} == theirs, "what runs between them is not captured"
+
+
+class Varying(nn.Module):
+    def forward(self, x: torch.Tensor, text: str) -> torch.Tensor:
+        return x + len(text)
+
+
+@pytest.fixture
+def few_variants(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("msctx.graph.calls.VARIANTS", 2)
+    with torch._dynamo.config.patch(recompile_limit=2):  # torch 2.11
+        yield
+
+
+def test_under_strict_too_many_variants_are_an_error_that_names_the_function(few_variants: None) -> None:
+    with msctx.context(jit_syntax_level="STRICT", **EAGER_GRAPHS):
+        Varying()(image(2), "")
+        Varying()(image(2), "a")
+        with pytest.raises(msctx.GraphError, match=r"^Varying.*: it needs more variants(.|\n)*ctx.graphs\(\).recompiled"):
+            Varying()(image(2), "ab")
+
+
+def test_too_many_variants_are_not_compiled_ahead(few_variants: None) -> None:
+    told = pytest.warns(msctx.MsctxWarning, match=r"precompile_only: Varying.*: it needs more variants")
+    with msctx.context(precompile_only=True, **EAGER_GRAPHS), told:
+        for text in ("", "a", "ab"):
+            assert Varying()(image(2), text) is None
+
+
+def test_what_is_not_compiled_has_no_compiled_form_to_delete() -> None:
+    with msctx.context(**EAGER_GRAPHS), pytest.raises(AttributeError):
+        del Net()._compiled_call_impl
 
 
 def test_a_compiler_that_fails_leaves_the_program_running(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,6 +436,20 @@ def test_jit_compiles_functions_under_the_options_in_force() -> None:
     assert graphs() == 1
     with pytest.raises(TypeError, match="GRAPH_MODE"):
         msctx.jit(Net())  # type: ignore[type-var]
+
+
+def test_what_jit_compiles_after_a_context_is_listed_too() -> None:
+    @msctx.jit
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    result = doubled(image().requires_grad_())
+    with msctx.context(**EAGER_GRAPHS):
+        pass
+    before = len(msctx.graphs())
+    torch.compile(torch.sin, backend="eager")(image())
+    result.sum().backward()
+    assert len(msctx.graphs()) > before
 
 
 def test_a_context_inside_a_compiled_function_holds_and_ends() -> None:

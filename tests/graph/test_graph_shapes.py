@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from graph_programs import EAGER_GRAPHS, Net, Talking, graphs, image
+from graph_programs import EAGER_GRAPHS, Looping, Net, Talking, graphs, image
 from torch import nn
 
 import msctx
@@ -165,3 +167,77 @@ def test_compiling_ahead_runs_nothing_of_what_cannot_be_captured(capsys: pytest.
     with msctx.context(session=gears, **EAGER_GRAPHS), pytest.warns(msctx.MsctxWarning, match="dynamic_dims: .*as a whole"):
         net(image(2, 3))
     assert capsys.readouterr().out == "here\n", "once, for the call that was made"
+
+
+def rows(node_type: int = 1, dims: str = "2;4") -> dict[str, Any]:
+    return {"input_shape": "x:-1,3", "dynamic_dims": dims, "dynamic_node_type": node_type}
+
+
+@pytest.mark.parametrize("options", [rows(0), rows(1), ranges("data:[2~9,3]")])
+def test_containers_in_a_model_that_is_given_up_have_any_shape(options: dict[str, Any]) -> None:
+    class Two(Looping):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide, self.narrow = nn.Sequential(nn.Linear(3, 5)), nn.Sequential(nn.Linear(5, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(2):
+                x = self.narrow(self.wide(x))
+                print("here")
+            return x
+
+    net, x = Two(), image(4, 3)
+    expected = net(x)
+    with msctx.context(session=options, **EAGER_GRAPHS):
+        torch.testing.assert_close(net(x), expected)
+
+
+def test_what_has_no_name_of_its_own_has_gears_too() -> None:
+    scaled = msctx.jit(partial(torch.mul, other=3))
+    with msctx.context(session=rows(0), enable_graph_kernel=False):
+        torch.testing.assert_close(scaled(image(4, 3)), image(4, 3) * 3)
+        with pytest.raises(msctx.GraphError, match="partial is called with"):
+            scaled(image(3, 3))
+
+
+@pytest.mark.parametrize("syntax", ["LAX", "STRICT"])
+def test_a_gear_that_the_program_cannot_take_is_a_warning(syntax: str) -> None:
+    net, x = Rows(), image(4, 3)
+    gears = {"input_shape": "x:-1,-1", "dynamic_dims": "2,5;4,3", "dynamic_node_type": 1}
+    told = pytest.warns(msctx.MsctxWarning, match=r"dynamic_dims: Rows cannot be compiled for x:2,5: .*\(.*shapes.py:\d+\)")
+    with msctx.context(session=gears, jit_syntax_level=syntax, **EAGER_GRAPHS), told:
+        assert net(x).shape == (4, 2)
+
+
+def test_gears_are_compiled_for_the_memory_format_of_the_input() -> None:
+    class Own(Net):
+        """Its gears are compiled here first."""
+
+    net = Own().eval()
+    with msctx.context(session=GEARS, **EAGER_GRAPHS):
+        for shape in ((2, 3, 6, 6), (4, 3, 8, 6)):
+            net(image(*shape).to(memory_format=torch.channels_last))
+    assert graphs() == 3
+
+
+def test_one_tensor_may_be_two_inputs() -> None:
+    @msctx.jit
+    def added(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x.sum() + y.sum()
+
+    gears = {"input_shape": "x:-1;y:-1", "dynamic_dims": "2,2;4,3", "dynamic_node_type": 1}
+    x = image(2)
+    with msctx.context(session=gears, enable_graph_kernel=False):
+        added(x, y=x)
+        assert graphs() == 2
+        torch.testing.assert_close(added(torch.ones(4), y=torch.ones(3)), torch.tensor(7.0))
+    assert graphs() == 2
+
+
+def test_marks_of_the_program_are_as_they_were() -> None:
+    x = image(4, 3)
+    torch._dynamo.mark_dynamic(x, 0)
+    before = deepcopy(vars(x))
+    with msctx.context(session=ranges("data:[2~9,2~9]"), **EAGER_GRAPHS):
+        nn.Sequential(nn.ReLU(), nn.PReLU())(x)
+    assert vars(x) == before

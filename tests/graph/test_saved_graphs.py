@@ -1,8 +1,10 @@
 """save_graphs: which files there are of code that torch.compile makes, and that looking on changes nothing."""
 
+import gc
 import os
 import re
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -284,6 +286,48 @@ def test_what_somebody_else_has_put_there_stays(monkeypatch: pytest.MonkeyPatch,
     assert common.aot_module_simplified is theirs
     train("aot_eager")
     assert names(tmp_path) == []
+
+
+def test_what_somebody_else_has_wrapped_is_written_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from torch._dynamo.backends import common
+
+    monkeypatch.setattr(common, "aot_module_simplified", common.aot_module_simplified)
+    with msctx.context(save_graphs=1, save_graphs_path=str(tmp_path / "first")):
+        ours = common.aot_module_simplified
+
+        def theirs(*args: Any, **kwargs: Any) -> Any:
+            return ours(*args, **kwargs)
+
+        monkeypatch.setattr(common, "aot_module_simplified", theirs)
+    for number, found in enumerate((theirs, theirs, ours)):
+        monkeypatch.setattr(common, "aot_module_simplified", found)
+        torch._dynamo.reset()
+        with msctx.context(save_graphs=1, save_graphs_path=str(tmp_path / str(number))):
+            train("aot_eager")
+        assert stems(tmp_path / str(number)) == FIRST
+        assert common.aot_module_simplified is found
+
+
+def test_what_was_compiled_goes_with_its_graphs(tmp_path: Path) -> None:
+    """The compilers that torch makes for each graph, with what they hold."""
+
+    def own(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        held.append(weakref.ref(compiler := Compiler()))
+        return aot_module_simplified(graph, inputs, fw_compiler=compiler)
+
+    class Compiler:
+        def __call__(self, graph: torch.fx.GraphModule, inputs: Any) -> Any:
+            return make_boxed_func(graph.forward)
+
+    held = list[Any]()
+    with msctx.context(save_graphs=1, save_graphs_path=str(tmp_path)):
+        from functorch.compile import make_boxed_func
+        from torch._dynamo.backends.common import aot_module_simplified
+
+        torch.compile(lambda x: x + 1, backend=own)(torch.ones(2))
+    torch._dynamo.reset()
+    gc.collect()
+    assert [one() for one in held] == [None]
 
 
 @pytest.mark.full
