@@ -41,7 +41,8 @@ std::mutex& lock = fork_safe_mutex();
 std::atomic<int64_t> opened{0};
 struct Log {
   std::unordered_set<std::shared_ptr<Choice>, Hash, Same> known;
-  std::vector<Book*> open{new Book};  // in the order of opening; the first one is the process's
+  Book* const process = new Book;
+  std::vector<Book*> open{process};  // in the order of opening
   int64_t numbers = 0, uses = 0;
 };
 Log& log() {
@@ -227,7 +228,7 @@ MSCTX_API int msctx_book_close(Book* book) try {
 MSCTX_API int msctx_book_unmatched(const Book* book, int from) { return book->unmatched(from); }
 // To be freed.
 MSCTX_API char* msctx_book_rows(const Book* book) try {
-  return strdup((book ? book : msctx::log().open.front())->rows().c_str());
+  return strdup((book ? book : msctx::log().process)->rows().c_str());
 } catch (const std::exception&) {
   return nullptr;
 }

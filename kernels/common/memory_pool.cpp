@@ -484,6 +484,7 @@ void open(Pool& all, Keep keep, bool apart) {
 }  // namespace
 
 void* pool_allocate(size_t bytes, Refusal& why) noexcept {
+  why = {};
   const std::lock_guard<std::mutex> guard(lock);
   Pool& all = pool();
   int64_t room = 0;

@@ -112,7 +112,8 @@ bool run_typed(const ConvProblem& p, Op op, const ConvTensors& t, const Parallel
 }
 
 void reasons(const ConvProblem& p, Op op, Reasons& why) {
-  const bool is_product = has_unit(p.window) && has_unit(p.stride) && p.groups == 1 && volume(p.in) == volume(p.out);
+  bool is_product = has_unit(p.window) && has_unit(p.stride) && p.groups == 1;
+  for (int i = 0; i < 3; i++) is_product &= p.in[i] == p.out[i] && p.pad[i] == 0;
   why.add_if(!is_product || op == Op::backward_weight, "it computes matrix products only");
 }
 

@@ -49,10 +49,7 @@ struct Maker {
   const char* line = "";
   int64_t id = -1;
 };
-ByNode<Maker>& makers() {
-  static auto* all = new ByNode<Maker>;
-  return *all;
-}
+ByNode<Maker>& makers = *new ByNode<Maker>;  // never destroyed: threads may still run operators while the process ends
 
 struct Here {
   const char* module = "";
@@ -226,7 +223,7 @@ std::unique_ptr<at::ObserverContext> begin_around(const at::RecordFunction& fn) 
   }
   here.backward++;
   here.node = fn.name();
-  here.maker = makers().find(fn.forwardThreadId(), fn.seqNr(), {});
+  here.maker = makers.find(fn.forwardThreadId(), fn.seqNr(), {});
   here.module = here.maker.module;
   return around;
 }
@@ -255,14 +252,15 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   const auto asked = here.config;
   if (!asked) return nullptr;
   if (is_traced()) {  // it is none of the program's, and what the mode makes of it is part of it
+    auto nothing = std::make_unique<Context>();
     here.is_inside = true;
-    return std::make_unique<Context>();
+    return nothing;
   }
   const Operator& op = operator_of(fn);
   if (op.stands_for_others && !asked->errors) return nullptr;
   if (!op.has_schema && fn.seqNr() < 0) return nullptr;  // such as the guards of compiled code
   const int64_t id = here.wrapped == &op ? here.wrapped_id : ++operators;
-  if (fn.seqNr() >= 0) makers().remember(fn.seqNr(), {here.module, line_of(here, *asked), id});
+  if (fn.seqNr() >= 0) makers.remember(fn.seqNr(), {here.module, line_of(here, *asked), id});
   if (!op.has_schema) return nullptr;
   const auto given = own(fn.inputs(), op.arguments.size());
   if (has_wrapped(given)) {

@@ -214,7 +214,8 @@ at::Tensor forward(
     }
   }
   Decided decision = asked.decide(Direction::fprop, input, weight);
-  if (!c10::InferenceMode::is_enabled() && asked.call && (asked.policy->asks(Direction::dgrad) || asked.policy->asks(Direction::wgrad)))
+  const bool is_recorded = c10::GradMode::is_enabled() && (input.requires_grad() || weight.requires_grad());
+  if (is_recorded && asked.call && (asked.policy->asks(Direction::dgrad) || asked.policy->asks(Direction::wgrad)))
     remember_forward(storage_of(weight));
   if (decision == nullptr) return torch();
   complain(*asked.policy, *decision);
@@ -222,7 +223,7 @@ at::Tensor forward(
   const bool has_bias = bias && bias->defined();
   const bool wide = has_bias && asked.place == Place::cpu && input.element_size() == 2;  // rounded once, after the addition
   const auto ours = [&](const ConvRow& row) {
-    const bool is_added = has_bias && !wide && row.algorithm->finishes;
+    const bool is_added = has_bias && input.scalar_type() == at::kFloat && row.algorithm->finishes;  // an epilogue is float32
     const Finishing added{{}, is_added ? bias->contiguous() : at::Tensor(), {}, {}};
     at::Tensor result = asked.run(
         row, wide ? widened(input) : input, wide ? widened(weight) : weight, input, weight, bias, is_added ? &added : finishing,

@@ -16,25 +16,19 @@ namespace {
 std::mutex& lock = fork_safe_mutex();
 std::atomic<PythonFunction> decide{nullptr};  // Python's, for the life of the process
 at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;
-std::map<std::pair<const Operator*, std::string>, bool>& decided() {
-  static auto* all = new std::map<std::pair<const Operator*, std::string>, bool>;
-  return *all;
-}
-ByNode<bool>& nodes() {
-  static auto* all = new ByNode<bool>;
-  return *all;
-}
+auto& decided = *new std::map<std::pair<const Operator*, std::string>, bool>;  // never destroyed: threads may run until the process ends
+ByNode<bool>& nodes = *new ByNode<bool>;
 thread_local int inside = 0;
 
 bool is_excepted(const Operator& op) {
   const std::pair key{&op, std::string(module_here())};
   {
     const std::lock_guard<std::mutex> guard(lock);
-    if (const auto found = decided().find(key); found != decided().end()) return found->second;
+    if (const auto found = decided.find(key); found != decided.end()) return found->second;
   }
   const bool answer = call_python(decide.load(), 0, "(ss)", op.name.c_str(), key.second.c_str()) != 0;
   const std::lock_guard<std::mutex> guard(lock);
-  return decided()[key] = answer;
+  return decided[key] = answer;
 }
 
 // The flag belongs to the process, and so do the operators that run without it: the last to end sets it, to what it was or what it is
@@ -68,10 +62,10 @@ struct Relaxed : at::ObserverContext {
 std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   bool is_one;
   if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION) {
-    is_one = nodes().find(fn.forwardThreadId(), fn.seqNr(), false);
+    is_one = nodes.find(fn.forwardThreadId(), fn.seqNr(), false);
   } else {
     is_one = is_excepted(operator_of(fn));
-    if (fn.seqNr() >= 0) nodes().remember(fn.seqNr(), is_one || inside > 0);
+    if (fn.seqNr() >= 0) nodes.remember(fn.seqNr(), is_one || inside > 0);
   }
   if (!is_one) return nullptr;
   auto mine = std::make_unique<Relaxed>();
@@ -105,7 +99,7 @@ using namespace msctx::glue;
 // `choose` gets an operator and the module in which it runs; nullptr: deterministic mode has no exceptions. 0: there was no memory.
 MSCTX_API int msctx_deterministic_except(PythonFunction choose) try {
   const std::lock_guard<std::mutex> guard(lock);
-  decided().clear();
+  decided.clear();
   decide = choose;
   {
     const std::lock_guard<std::mutex> mode(relaxed.lock);

@@ -87,12 +87,20 @@ bool is_finite(
   return largest_of({input}, parallel) * norm + largest_of({shift, added}, parallel) < FLT_MAX / 2;
 }
 
+int64_t along(at::IntArrayRef numbers, int64_t axis) { return numbers.size() == 1 ? numbers[0] : numbers[axis]; }
+
 int64_t results_of(const at::Tensor& input, const at::Tensor& weight, const Geometry& g) {
   int64_t results = input.size(0) * weight.size(0);
-  const auto of = [](at::IntArrayRef numbers, int64_t i) { return numbers.size() == 1 ? numbers[0] : numbers[i]; };
   for (int64_t i = 0; i < input.dim() - 2; i++)
-    results *= (input.size(i + 2) + 2 * of(g.padding, i) - of(g.dilation, i) * (weight.size(i + 2) - 1) - 1) / of(g.stride, i) + 1;
+    results *= (input.size(i + 2) + 2 * along(g.padding, i) - along(g.dilation, i) * (weight.size(i + 2) - 1) - 1) / along(g.stride, i) + 1;
   return results;
+}
+
+// Whether the first result reads the image along each axis: oneDNN crashes where anything follows results of padding alone.
+bool reads_image(const at::Tensor& input, const at::Tensor& weight, const Geometry& g) {
+  for (int64_t i = 0; i < input.dim() - 2; i++)
+    if (along(g.padding, i) > along(g.dilation, i) * (weight.size(i + 2) - 1) || along(g.dilation, i) > input.size(i + 2)) return false;
+  return true;
 }
 
 at::Tensor by_onednn(
@@ -108,17 +116,18 @@ at::Tensor by_onednn(
             called(*dnn.pack, {scaled, g.padding.vec(), g.stride.vec(), g.dilation.vec(), g.groups, input.sizes().vec()}),
             largest_of({scaled}, parallel) * double(c10::multiply_integers(scaled.sizes().slice(1)))};
       });
-  const std::optional<at::Tensor> shift = f.shift.defined() ? std::optional(f.shift) : std::nullopt;
+  const bool reads = reads_image(input, weight, g);
+  const std::optional<at::Tensor> shift = f.shift.defined() && reads ? std::optional(f.shift) : std::nullopt;
   using Scalars = c10::List<std::optional<at::Scalar>>;
   const Activation activation = f.how.activation;
   const Named name = named(activation);
   const bool has_other = f.other.defined(), adds_first = has_other && !f.how.adds_last;
   // oneDNN's operator that adds has relu alone to follow.
-  const bool adds = has_other && (activation == Activation::none || (adds_first && activation == Activation::relu));
+  const bool adds = has_other && reads && (activation == Activation::none || (adds_first && activation == Activation::relu));
   const at::Tensor other = has_other ? f.other.contiguous(last) : f.other;
   // What is added afterwards takes a pass, which an activation costs nothing.
   const bool is_worth_it = adds == has_other;
-  const bool activates = name.name && (adds || !adds_first) && f.how.low <= f.how.high &&
+  const bool activates = reads && name.name && (adds || !adds_first) && f.how.low <= f.how.high &&
       (name.keeps_nan || (is_worth_it && is_finite(input, kept.norm, f.shift, other, results_of(input, weight, g), parallel)));
   if (adds && activates) {
     const c10::IValue follows = activation == Activation::none ? c10::IValue() : c10::IValue(name.name);
@@ -134,6 +143,7 @@ at::Tensor by_onednn(
   Epilogue rest = f.how;
   if (activates) rest.activation = Activation::none;
   const at::Tensor dense = result.contiguous(last);
+  if (f.shift.defined() && !reads) dense.add_(f.shift.view({1, -1, 1, 1}));
   finish(dense, other, rest);
   return dense;
 }

@@ -1,5 +1,6 @@
 // Registers the hook with PyTorch's dispatcher, once a process and for good; and the C functions with which Python steers it.
 #include <atomic>
+#include <thread>
 
 #include "glue/cuda.h"
 #include "glue/cudnn.h"
@@ -28,8 +29,8 @@ c10::OperatorHandle operator_named(const char* name) { return c10::Dispatcher::s
 
 BeforeUs before_at(c10::DispatchKey key) {
   return {
-      key, anothers(operator_named("aten::convolution"), key), anothers(operator_named("aten::_convolution"), key),
-      anothers(operator_named("aten::convolution_backward"), key)};
+      key, of_another_library(operator_named("aten::convolution"), key), of_another_library(operator_named("aten::_convolution"), key),
+      of_another_library(operator_named("aten::convolution_backward"), key)};
 }
 
 // The same for CUDA tensors: cuDNN's algorithms, as named. `key` is CUDA's, or that of a device on which this is tested.
@@ -127,9 +128,12 @@ MSCTX_API const char* msctx_hook_problem(int place) try {
 }
 
 // How many different threads take part in a loop of torch's: 1 with more than one thread set means that OpenMP was not compiled in.
+// A thread that ends asks for it: OpenMP's threads end with it. Those of this thread would be missed by a forked child, which would wait.
 MSCTX_API int msctx_threads_seen() {
   std::atomic<uint64_t> seen{0};
-  at::parallel_for(0, 64, 1, [&](int64_t, int64_t) { seen |= uint64_t(1) << (at::get_thread_num() & 63); });
+  std::thread([&] {
+    at::parallel_for(0, 64, 1, [&](int64_t, int64_t) { seen |= uint64_t(1) << (at::get_thread_num() & 63); });
+  }).join();
   return __builtin_popcountll(seen.load());
 }
 

@@ -189,7 +189,7 @@ class Governed final : public c10::OperatorKernel {
     const bool has_own = has_own_dtype(*stack, base), casts = found.any && !found.is_left && !has_own;
     int64_t inserted = 0;
     c10::ScalarType computed = found.has_double ? at::kDouble : found.widest;
-    const bool is_ruled = rule.through || rule.to[0] || rule.to[1] || rule.to[2] || rule.output || rule.inputs[0] || rule.outputs[0] || (rule.widest && found.mixed);
+    const bool is_ruled = rule.through || rule.to[0] || rule.to[1] || rule.to[2] || rule.output || any(rule.inputs) || any(rule.outputs) || (rule.widest && found.mixed);
     std::optional<AsWhole> guard;
     if ((casts && is_ruled) || rule.whole || has_own) guard.emplace(device_);
     if (casts && is_ruled) {
@@ -229,11 +229,13 @@ class Governed final : public c10::OperatorKernel {
     if (inserted) counts.casts.fetch_add(inserted, std::memory_order_relaxed);
   }
 
+  static bool any(const uint8_t (&dtypes)[most_listed]) { return std::any_of(dtypes, dtypes + most_listed, [](uint8_t one) { return one; }); }
+
   // Whether this is a weight, in a call that does not record its cast. Only of operators whose results are new memory.
   bool is_kept(const at::Tensor& tensor, int position, const Found& found) const {
     if (!keeps_ || found.traced || at::tracer::impl::is_dispatch_enabled() || c10::impl::TorchDispatchModeTLS::any_modes_set()) return false;
     if (c10::GradMode::is_enabled() && tensor.requires_grad()) return false;
-    return is_weight(position);
+    return is_weight(position) && !tensor._fw_grad(0).defined();
   }
 
   // A dtype that the call itself names is the caller's word.
@@ -260,7 +262,7 @@ class Governed final : public c10::OperatorKernel {
       inserted += to != tensor.scalar_type();
       return cast(tensor, to);
     };
-    if (!rule.output && !rule.outputs[0]) return 0;
+    if (!rule.output && !any(rule.outputs)) return 0;
     for (size_t i = base; i < stack->size(); i++) {
       c10::IValue& value = (*stack)[i];
       if (value.isTensor()) {

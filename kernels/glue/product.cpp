@@ -236,7 +236,7 @@ class Product {
         conv_run(policy.table(), *row.algorithm, p, op, t, none_kept, scratch_memory(), threads);
       }
     };
-    if (each < int64_t(1) << 20 || batches_ >= 4 * at::get_num_threads())
+    if (threads_of_torch().threads > 1 && (each < int64_t(1) << 20 || batches_ >= 4 * at::get_num_threads()))
       at::parallel_for(0, batches_, divide_up(int64_t(1) << 15, each), compute);
     else
       compute(0, batches_);
@@ -384,7 +384,7 @@ struct Hooked<place, Op, Return(Arguments...)> {
     constexpr c10::DispatchKey key = place == Place::cpu ? c10::DispatchKey::CPU : c10::DispatchKey::PrivateUse1;
     op = c10::Dispatcher::singleton().findSchema({Op::name, Op::overload_name});
     if (!op || !op->hasComputedKernelForDispatchKey(key)) return;
-    if (place == Place::cpu) others = anothers(*op, key);  // an NPU's kernels are torch_npu's, which stays
+    if (place == Place::cpu) others = of_another_library(*op, key);  // an NPU's kernels are torch_npu's, which stays
     torchs = in_table(*op, key);
     const std::string overload = Op::overload_name, ns(name.substr(0, name.find("::"))), own(name.substr(ns.size() + 2));
     library(ns.c_str(), key).impl((own + (overload.empty() ? "" : "." + overload)).c_str(), TORCH_FN(run));

@@ -278,7 +278,7 @@ using namespace msctx::glue;
 MSCTX_API void msctx_record_fatal(const char* file) {
   const bool is_wanted = *file != 0;
   copy(fatal_file, sizeof fatal_file, file);
-  fatal_process = getpid();
+  fatal_process = is_wanted ? getpid() : 0;  // another handler may keep ours behind it
   if (is_wanted == is_handling) return;
   is_handling = is_wanted;
   if (!is_wanted) {

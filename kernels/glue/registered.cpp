@@ -58,7 +58,7 @@ Before before(const c10::OperatorHandle& op, c10::DispatchKey key) {
   return {op.getComputedKernelForDispatchKey(key)};
 }
 
-Before anothers(const c10::OperatorHandle& op, c10::DispatchKey key) {
+Before of_another_library(const c10::OperatorHandle& op, c10::DispatchKey key) {
   // Those that torch generates read: registered at …/build/aten/src/ATen/RegisterCUDA_3.cpp:123
   constexpr std::string_view torchs = "aten/src/ATen/Register";
   Before found = before(op, key);

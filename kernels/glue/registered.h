@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "msctx/process.h"
+
 namespace msctx::glue {
 
 constexpr const char* mark = "msctx native core";  // how the dispatcher's own tables show our kernels
@@ -24,8 +26,8 @@ struct Before {
 // What the dispatcher calls at a key now.
 const c10::KernelFunction& in_table(const c10::OperatorHandle&, c10::DispatchKey);
 Before before(const c10::OperatorHandle&, c10::DispatchKey);
-// The same where it is another library's, and not torch's own kernel of a back end.
-Before anothers(const c10::OperatorHandle&, c10::DispatchKey);
+// The same where another library has registered it, and it is not torch's own kernel of a back end.
+Before of_another_library(const c10::OperatorHandle&, c10::DispatchKey);
 torch::Library& library(const char* ns, c10::DispatchKey);
 
 // Kernels of ours, and whether the dispatcher still calls them: another library may register over them at any time. They are registered by
@@ -46,7 +48,7 @@ class InForce {
     std::string name;
   };
   std::vector<Kernel> kernels_;
-  std::mutex lock_;  // of `theirs` and `name`
+  std::mutex& lock_ = fork_safe_mutex();  // of `theirs` and `name`
 };
 
 // That a kernel is overridden is what is meant while one of these lives.

@@ -133,7 +133,7 @@ struct Direct<place, Op, Return(Arguments...)> {
   static void install(c10::DispatchKey key) {
     op = c10::Dispatcher::singleton().findSchema({Op::name, Op::overload_name});
     if (!op || !op->hasComputedKernelForDispatchKey(key)) return;
-    if (anothers(*op, key).kernel) return install_boxed(*op, place, key);
+    if (of_another_library(*op, key).kernel) return install_boxed(*op, place, key);
     torchs = in_table(*op, key);
     const std::string overload = Op::overload_name;
     library("aten", key).impl((std::string(Op::name).substr(6) + (overload.empty() ? "" : "." + overload)).c_str(), TORCH_FN(run));
@@ -157,7 +157,7 @@ struct ByAddress<at::Tensor(const at::Tensor&, const at::Tensor&, Rest...)> {
   static void install(const char* operator_name, c10::DispatchKey key, void* library_of_torch, const char* symbol) {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(operator_name, "");
     void* address = library_of_torch ? dlsym(library_of_torch, symbol) : nullptr;
-    if (!address || anothers(op, key).kernel) return install_boxed(op, Place::cuda, key);
+    if (!address || of_another_library(op, key).kernel) return install_boxed(op, Place::cuda, key);
     name = operator_name;
     torchs = reinterpret_cast<decltype(torchs)>(address);
     library("aten", key).impl(operator_name, run);

@@ -371,6 +371,22 @@ def test_what_is_no_number_stays_so_on_torchs_path(name: str, channels: tuple[in
         torch.testing.assert_close(found, right.float(), equal_nan=True, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("how", [([2, 2], [1, 1], [2, 2]), ([1, 1], [3, 3], [5, 5])], ids=["stride", "dilation"])
+def test_results_that_read_padding_alone(passes: Any, how: tuple[list[int], ...]) -> None:
+    """oneDNN crashes where a bias or an activation follows them."""
+    window = 1 if how[0] == [2, 2] else 2
+    passes(f"""
+        import torch, msctx
+        torch.manual_seed(0)
+        x = torch.randn(2, 8, 3, 1).contiguous(memory_format=torch.channels_last)
+        w, b = torch.randn(8, 4, {window}, {window}), torch.randn(8)
+        right = torch.nn.functional.conv2d(x.double(), w.double(), b.double(), *{how}, 2).relu().float()
+        with msctx.context(conv_fprop_algo="winograd_nonfused", fallback="silent"):
+            found = torch.ops.msctx.convolution(x, w, *{how}, 2, None, b, None, "relu", 0.0, 0.0, False)
+        torch.testing.assert_close(found, right)
+    """)
+
+
 @pytest.mark.parametrize("value", [0.5, math.nan])
 def test_onednn_applies_relu_where_no_nan_can_come(value: float) -> None:
     """Seen where oneDNN adds, too: it gets what is added only then."""

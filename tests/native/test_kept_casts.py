@@ -134,3 +134,21 @@ def test_other_memory_another_shape_and_another_tensor(layer):
             assert torch.equal(other(x), cast_by_hand(other, x))
             del other
             gc.collect()
+
+
+def test_a_weight_with_a_tangent_keeps_it(layer):
+    """Forward-mode derivatives by a weight that records no gradient."""
+    from torch.autograd import forward_ad
+
+    layer.requires_grad_(False)
+    x, tangent = torch.randn(3, 5), torch.randn(7, 5)
+
+    def derivative():
+        with forward_ad.dual_level():
+            weight = forward_ad.make_dual(layer.weight, tangent)
+            return forward_ad.unpack_dual(fn.linear(x, weight)).tangent
+
+    with msctx.context(**FROZEN):
+        layer(x)  # its cast is kept now
+        found = derivative()
+    torch.testing.assert_close(found.float(), x @ tangent.t(), rtol=0, atol=0.1)

@@ -105,6 +105,15 @@ def test_by_name_of_a_module(file, compiled):
     assert not net.head._forward_pre_hooks
 
 
+def test_customize_dtypes_whose_first_one_is_left_as_it_is(file):
+    """int8 cannot be computed in: that input or output stays, the others have what the file names."""
+    x, y = torch.ones(3), torch.full((3,), 1 / 3)
+    with msctx.context(customize_dtypes=file("OpType::mul:InputDtype:int8,float16\n", "a.cfg")):
+        assert torch.mul(x, y).equal(x * y.half().float())
+    with msctx.context(customize_dtypes=file("OpType::var_mean:OutputDtype:int8,float16\n", "b.cfg")):
+        assert [t.dtype for t in torch.var_mean(y)] == [FP32, FP16]
+
+
 def test_customize_dtypes_by_name_and_with_a_bias(file):
     dtypes = file("head::InputDtype:float16,float16,OutputDtype:float32\n", "dtypes.cfg")
     net = Net()

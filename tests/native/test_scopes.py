@@ -37,14 +37,14 @@ def test_a_late_backward_runs_torchs_own_way_and_is_reported_once(recwarn: pytes
     assert torch.equal(w.grad / 2, own[1].grad)
 
 
-@pytest.mark.parametrize("case", ["inside", "fprop-only", "outside", "no-grad", "forward-again", "frozen"])
+@pytest.mark.parametrize("case", ["inside", "fprop-only", "outside", "evaluated-inside", "no-grad", "forward-again", "frozen"])
 def test_no_warning_where_nothing_is_late(case: str, recwarn: pytest.WarningsRecorder) -> None:
     x, w = X.clone().requires_grad_(), W.clone().requires_grad_(case != "frozen")
     options = {"conv_fprop_algo": "gemm"} if case == "fprop-only" else GEMM
-    if case == "outside":
+    if case in ("outside", "evaluated-inside"):
         y = fn.conv2d(x, w)
     with msctx.context(**options):
-        if case == "no-grad":
+        if case in ("no-grad", "evaluated-inside"):
             with torch.no_grad():
                 fn.conv2d(x, w)
         elif case != "outside":
@@ -185,6 +185,43 @@ def test_a_forked_child_computes_inside(passes: Callable[..., str]) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         """,
         timeout=90,
+    )
+
+
+def test_a_forked_child_computes_a_batch_of_products(passes: Callable[..., str]) -> None:
+    passes(
+        """
+        import os, signal, torch, msctx
+        torch.set_num_threads(2)
+        a, b = torch.randn(200, 8, 8), torch.randn(200, 8, 8)
+        with msctx.context(matmul_algo="strict") as ctx:
+            right = torch.bmm(a, b)
+            if (pid := os.fork()) == 0:
+                signal.alarm(20)
+                os._exit(0 if torch.bmm(a, b).equal(right) else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert {row.ran for row in ctx.choices()} == {"strict"}
+        """,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("options", ['max_device_memory="4GB"', 'conv_fprop_algo="gemm"', "op_timeout=60"])
+def test_entering_alone_starts_no_threads_that_a_forked_child_would_wait_for(passes: Callable[..., str], options: str) -> None:
+    """A parent that only starts workers: PyTorch's own operators run on several threads in the child."""
+    passes(
+        f"""
+        import os, signal, torch, msctx
+        torch.set_num_threads(2)
+        with msctx.context({options}):
+            if (pid := os.fork()) == 0:
+                signal.alarm(20)
+                torch.randn(500, 500) @ torch.randn(500, 500)
+                torch.randn(200_000).exp().sum()
+                os._exit(0)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        """,
+        timeout=60,
     )
 
 

@@ -209,6 +209,23 @@ def test_half_a_file_of_a_fatal_signal_does_not_stay(tmp_path: Path, run_forked:
     assert not [*tmp_path.rglob("*fatal*")]
 
 
+def test_a_fatal_signal_after_the_block_writes_nothing_where_another_handler_keeps_ours(
+    tmp_path: Path, run_forked: Any
+) -> None:
+    done = run_forked(f"""
+        import faulthandler, os, torch, msctx
+        os.makedirs({str(tmp_path / "here")!r})
+        os.chdir({str(tmp_path / "here")!r})
+        with msctx.context(env_config_path={settings(tmp_path)!r}):
+            torch.ones(3).exp()
+            faulthandler.enable(file=open(os.devnull, "w"))
+        os.abort()
+    """)
+    assert done.returncode == -signal.SIGABRT
+    assert not [*(tmp_path / "here").iterdir()]
+    assert not [*tmp_path.rglob("*fatal*")]
+
+
 def test_an_error_under_the_processs_own_context(tmp_path: Path, run_forked: Any) -> None:
     done = run_forked(f"""
         import torch, msctx

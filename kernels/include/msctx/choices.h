@@ -72,7 +72,7 @@ class Book {
 
   const std::vector<std::shared_ptr<Conditions>> rules_;
   Rows before_, own_;
-  int64_t opened_ = 0;  // as the how manieth of all; the process's is before all others
+  int64_t opened_ = 0;  // its number among all; the process's comes first
 };
 
 }  // namespace msctx
