@@ -214,8 +214,8 @@ at::Tensor forward(
     }
   }
   Decided decision = asked.decide(Direction::fprop, input, weight);
-  const bool is_recorded = c10::GradMode::is_enabled() && (input.requires_grad() || weight.requires_grad());
-  if (is_recorded && asked.call && (asked.policy->asks(Direction::dgrad) || asked.policy->asks(Direction::wgrad)))
+  // Without gradients, too: so the forward graphs of torch.compile run.
+  if (!c10::InferenceMode::is_enabled() && asked.call && (asked.policy->asks(Direction::dgrad) || asked.policy->asks(Direction::wgrad)))
     remember_forward(storage_of(weight));
   if (decision == nullptr) return torch();
   complain(*asked.policy, *decision);

@@ -37,14 +37,14 @@ def test_a_late_backward_runs_torchs_own_way_and_is_reported_once(recwarn: pytes
     assert torch.equal(w.grad / 2, own[1].grad)
 
 
-@pytest.mark.parametrize("case", ["inside", "fprop-only", "outside", "evaluated-inside", "no-grad", "forward-again", "frozen"])
+@pytest.mark.parametrize("case", ["inside", "fprop-only", "outside", "no-grad", "forward-again", "frozen"])
 def test_no_warning_where_nothing_is_late(case: str, recwarn: pytest.WarningsRecorder) -> None:
     x, w = X.clone().requires_grad_(), W.clone().requires_grad_(case != "frozen")
     options = {"conv_fprop_algo": "gemm"} if case == "fprop-only" else GEMM
-    if case in ("outside", "evaluated-inside"):
+    if case == "outside":
         y = fn.conv2d(x, w)
     with msctx.context(**options):
-        if case in ("no-grad", "evaluated-inside"):
+        if case == "no-grad":
             with torch.no_grad():
                 fn.conv2d(x, w)
         elif case != "outside":
