@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import has_free_symbols
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
@@ -131,7 +132,7 @@ class _Support(OperatorSupportBase):
 
 def groups_in(graph: fx.GraphModule, rules: Rules) -> list[list[fx.Node]]:
     """The nodes of each group, in the order of the graph."""
-    if not rules.dynamic and any(_is_dynamic(node) for node in graph.graph.nodes):
+    if not rules.dynamic and _is_dynamic(graph.graph.nodes):
         return []
     by_torch = "skip_horizontal_fusion" in signature(CapabilityBasedPartitioner).parameters  # torch >= 2.13
     how: dict[str, Any] = {"skip_horizontal_fusion": not rules.beside} if by_torch else {}
@@ -159,12 +160,8 @@ def _connected(group: Iterable[fx.Node]) -> Iterator[set[fx.Node]]:
         yield part
 
 
-def _is_dynamic(node: fx.Node) -> bool:
-    return any(
-        isinstance(value, torch.SymInt)
-        or (isinstance(value, torch.Tensor) and any(isinstance(s, torch.SymInt) for s in value.shape))
-        for value in torch.utils._pytree.tree_leaves(node.meta.get("val"))
-    )
+def _is_dynamic(nodes: Iterable[fx.Node]) -> bool:
+    return has_free_symbols([node.meta.get("val") for node in nodes])
 
 
 def _computes(node: fx.Node) -> bool:
@@ -304,7 +301,7 @@ def _alone(
     inside = {*group}
     outer = dict.fromkeys(arg for node in group for arg in node.all_input_nodes if arg not in inside)
     inputs = [node for node in outer if node.op != "get_attr"]
-    if any(map(_is_dynamic, [*group, *inputs])):  # sizes that no input has as they are
+    if _is_dynamic([*group, *inputs]):  # sizes that no input has as they are
         inputs = [*dict.fromkeys([*sizes, *inputs])]
     outputs = [node for node in group if any(user not in inside for user in node.users)]
     part, env = fx.Graph(), dict[fx.Node, fx.Node]()
