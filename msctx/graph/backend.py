@@ -36,6 +36,7 @@ class Backend:
         return _stop if self.wanted.only else _stopping(made) if self.wanted.shapes.gears else made
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        own = deepcopy(graph.graph) if self.wanted.scope_passes else graph.graph
         try:
             with torch._functorch.config.patch(self._tracing()):
                 return self._parts(scope_passes.apply(graph, self.wanted.scope_passes), inputs)
@@ -46,6 +47,7 @@ class Backend:
                 raise
             text = f"{_where(graph)}: the compiler raised {named(error).splitlines()[0]}"
             warn("mode", text, f"mode=GRAPH_MODE: {text}. This part runs eagerly; jit_syntax_level='STRICT' makes it an error.")
+            graph.graph = own  # as the program has it
             return graph.forward
 
     def _parts(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

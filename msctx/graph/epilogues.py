@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import has_free_symbols
 
 from msctx.graph.activations import ACTIVATIONS, activation
 
@@ -20,51 +21,45 @@ PRODUCTS = (aten.mm.default, aten.addmm.default)
 Number: TypeAlias = float | int | fx.Node
 
 
-def fold(graph: fx.GraphModule, convolutions: bool = True, products: bool = False) -> int:
-    """Replace them, on CPU tensors, by calls of the operators that kernels/glue/finished.h has; returns how many.
+def fold(graph: fx.GraphModule, convolutions: bool, products: bool, *, training: bool) -> None:
+    """Replace them, on CPU tensors, by calls of the operators that kernels/glue/finished.h has.
 
     A batch norm or another factor for each channel stays a factor: the weight is the model's own, by which rules find its module and
     the core keeps what it makes of it. The results of convolutions are channels_last then; those of the graph keep their strides.
     A product is replaced where something follows it that a kernel of ours may compute with it, under the policy in force.
+
+    In the forward graph of a training step a convolution is replaced only where something follows it. What the backward pass needs is
+    a result of the graph, so whatever uses it stays outside. Saved tensors may have other strides: inductor reports them, of fixed
+    shapes alone, and the backward graph is compiled for those.
     """
-    return _fold(graph, convolutions, products, None)
-
-
-def fold_forward(graph: fx.GraphModule, convolutions: bool = True, products: bool = False) -> int:
-    """The same of the forward graph of a training step, where something is taken in.
-
-    What the backward pass needs is a result of the graph, so whatever uses it stays outside. Saved tensors may have other strides:
-    inductor reports them, of fixed shapes alone, and the backward graph is compiled for those.
-    """
-    if any(_has_symbols(node.meta.get("val")) for node in graph.graph.nodes):
-        return 0
-    return _fold(graph, convolutions, products, _saved_from(graph.graph.output_node()))
-
-
-def _fold(graph: fx.GraphModule, convolutions: bool, products: bool, saved_from: int | None) -> int:
-    """*saved_from*: which result is the first that is saved, in training."""
     from torch._inductor.fx_passes.post_grad import view_to_reshape
 
     targets = [*([aten.convolution.default] if convolutions else []), *(PRODUCTS if products else ())]
     found = [node for node in graph.graph.nodes if node.op == "call_function" and node.target in targets and _is_ours(node)]
     if not found or any(_is_unbacked(node) or _is_of_strides(node) for node in graph.graph.nodes):
-        return 0
+        return
+    if training and has_free_symbols([node.meta.get("val") for node in graph.graph.nodes]):
+        return
+    saved_from = _saved_from(graph.graph.output_node()) if training else None
     view_to_reshape(graph)  # of other strides, a view may be none
     _operators()
     before = [node.meta.get("val") if isinstance(node, fx.Node) else None for node in _results(graph)[:saved_from]]
     renamed = graph.graph.find_nodes(op="call_function", target=aten.as_strided.default)
     for node in renamed:
         node.replace_all_uses_with(node.all_input_nodes[0])
-    # where two meet in an addition, it follows the later one
-    replaced = [node for node in reversed(found) if _replace(graph.graph, node, is_alone=saved_from is None)]
+    replaced = [
+        _replace_product(graph.graph, node)
+        if node.target in PRODUCTS
+        else _replace_convolution(graph.graph, node, is_alone=not training)
+        for node in reversed(found)  # where two meet in an addition, it follows the later one
+    ]
     graph.graph.eliminate_dead_code()
-    if not (replaced or renamed):
-        return 0
+    if not (any(replaced) or renamed):
+        return
     _propagate(graph)
     for node, value in dict(zip(_results(graph), before, strict=False)).items():
         _give_back_strides(graph.graph, node, value)
     graph.recompile()
-    return len(replaced)
 
 
 def _results(graph: fx.GraphModule) -> list[Any]:
@@ -156,11 +151,6 @@ def _value(node: Any) -> torch.Tensor:
     return value
 
 
-def _has_symbols(value: Any) -> bool:
-    sizes = [*value.shape, *value.stride()] if isinstance(value, torch.Tensor) else [value]
-    return any(isinstance(size, torch.SymInt) for size in sizes)
-
-
 def _is_unbacked(node: fx.Node) -> bool:
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
@@ -187,12 +177,8 @@ class Epilogue:
     shape: Any = field(default=(), compare=False)
 
 
-def _replace(graph: fx.Graph, node: fx.Node, is_alone: bool) -> bool:
-    """Whether it was, which *is_alone* asks for where nothing follows a convolution, too."""
-    return _replace_product(graph, node) if node.target in PRODUCTS else _replace_convolution(graph, node, is_alone)
-
-
 def _replace_convolution(graph: fx.Graph, node: fx.Node, is_alone: bool) -> bool:
+    """Whether it was; with *is_alone* also where nothing follows it."""
     given, weight, bias, stride, padding, dilation, _, _, groups = node.args
     epilogue = Epilogue(shift=bias or 0)  # type: ignore[arg-type]
     last = _all_that_follows(graph, node, epilogue)
@@ -290,8 +276,8 @@ def _filled(graph: fx.Graph, part: Number, usual: int, channels: int) -> fx.Node
     return graph.call_function(aten.full.default, ([channels], float(part)), how)
 
 
-def _follow(graph: fx.Graph, conv: fx.Node, node: fx.Node, e: Epilogue) -> fx.Node | None:
-    """Take the operator or operators after *node* into the epilogue; returns the last of them, or None."""
+def _follow(graph: fx.Graph, base: fx.Node, node: fx.Node, e: Epilogue) -> fx.Node | None:
+    """Take the operator or operators after *node* into the epilogue of *base*; returns the last of them, or None."""
     if e.activation == "none" and (found := activation(node)) is not None:
         e.activation, last, e.low, e.high = found
         return last
@@ -301,7 +287,7 @@ def _follow(graph: fx.Graph, conv: fx.Node, node: fx.Node, e: Epilogue) -> fx.No
     if user.op != "call_function" or user.kwargs or len(user.args) != 2:
         return None
     left, right = user.args
-    if user.target is aten.reshape.default and conv.target in PRODUCTS and _keeps_columns(conv, user):
+    if user.target is aten.reshape.default and base.target in PRODUCTS and _keeps_columns(base, user):
         e.shape = right
         return user
     other = right if left is node else left
@@ -313,12 +299,12 @@ def _follow(graph: fx.Graph, conv: fx.Node, node: fx.Node, e: Epilogue) -> fx.No
     if (
         e.activation != "none"
         or e.other is not None
-        or not _is_of_channels(conv, node, other)
+        or not _is_of_channels(base, node, other)
         or (left is not node and user.target not in SWAP)
     ):
         return None
     with graph.inserting_before(user):
-        value = _flat(graph, conv, other)
+        value = _flat(graph, base, other)
         return user if _affine(graph, e, user.target, value) else None
 
 
@@ -339,11 +325,11 @@ def _affine(graph: fx.Graph, e: Epilogue, target: Any, value: Number) -> bool:
         return False
     if target is aten.add.Tensor:
         e.shift = _of(graph, target, e.shift, value)
-    elif target is aten.mul.Tensor:
+    else:
         e.scale = _of(graph, target, e.scale, value)
         if e.shift != 0:  # there is one, whose NaN times zero is a NaN
             e.shift = _of(graph, target, e.shift, value)
-    return target in SWAP
+    return True
 
 
 def _of(graph: fx.Graph, target: Any, a: Number, b: Number) -> Number:
@@ -373,25 +359,25 @@ def _is_shaped(node: fx.Node, shape: list[int]) -> bool:
     return all(statically_known_true(a == b) for a, b in zip(value.shape, shape, strict=True))
 
 
-def _is_of_channels(conv: fx.Node, node: fx.Node, other: Any) -> bool:
+def _is_of_channels(base: fx.Node, node: fx.Node, other: Any) -> bool:
     """Whether *other* has a value for each channel of *node*, or is a number."""
     if not isinstance(other, fx.Node):
         return isinstance(other, float | int)
-    channels = _channels(conv)
-    if conv.target in PRODUCTS:
+    channels = _channels(base)
+    if base.target in PRODUCTS:
         shapes = [[1] * ones + [channels] for ones in range(_value(node).dim())]
     else:
         shapes = [[channels, 1, 1], [1, channels, 1, 1]]
     return any(_is_shaped(other, shape) for shape in shapes)
 
 
-def _flat(graph: fx.Graph, conv: fx.Node, other: Any) -> Number:
+def _flat(graph: fx.Graph, base: fx.Node, other: Any) -> Number:
     if not isinstance(other, fx.Node):
         return float(other)
     while other.target is aten.unsqueeze.default:  # [channels] as it was before
         (other, *_) = other.args
     flat: fx.Node = other
-    return flat if _value(flat).dim() == 1 else graph.call_function(aten.reshape.default, (flat, [_channels(conv)]))
+    return flat if _value(flat).dim() == 1 else graph.call_function(aten.reshape.default, (flat, [_channels(base)]))
 
 
 # --- the operators -------------------------------------------------------------------------------------------------------
@@ -439,7 +425,7 @@ def _give_back_strides(graph: fx.Graph, node: fx.Node, before: Any) -> None:
             restored = graph.call_function(force_stride_order, (node, _hints(before.stride())))
         else:
             restored = graph.call_function(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
-            if 1 in before.shape and not _has_symbols(before):
+            if 1 in before.shape and not has_free_symbols(before):
                 restored.meta = node.meta | {"val": before}
                 restored = graph.call_function(aten.as_strided.default, (restored, [*before.shape], [*before.stride()], 0))
     restored.meta = node.meta | {"val": before}

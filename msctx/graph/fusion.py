@@ -43,8 +43,6 @@ AGAIN = dict.fromkeys(
 """Lets AOTAutograd compute again what it otherwise keeps for the backward pass."""
 BITS = {"avx2": 256, "avx512": 512, "neon": 128, "sve256": 256}
 LEVEL_3 = ("batch_linear", "batch_linear_lhs")
-CACHED = {"fx_graph_cache": False}
-INNER = "compile_fx_inner"
 GROUPING = (
     *("enable_cluster_ops", "enable_cluster_ops_only", "disable_cluster_ops", "fusion_ops_level", "composite_op_limit_size"),
     *("reduce_fuse_depth", "enable_dynamic_shape_fusion"),
@@ -83,7 +81,7 @@ class Way:
         inductor, aot = entries(self.passes)
         self.config, self.aot = inductor | self.config, aot | self.aot
         if self.dump:
-            self.config |= {**CACHED, **self.dump.hooks()}
+            self.config |= {"fx_graph_cache": False, **self.dump.hooks()}
         if self.rules:
             self.aot["donated_buffer"] = False  # the numbers of what may be written over are those of the graph's inputs
         if self.dump or self.rules or any(name in flags for name in names.LISTS):
@@ -344,12 +342,12 @@ def _inner(way: Way, graph: fx.GraphModule, inputs: Sequence[Any], **how: Any) -
     """In place of inductor's own step from a graph of ATen operators to code; the backward pass comes here later."""
     from torch._inductor.compile_fx import compile_fx_inner
 
-    if (way.epilogues or way.products) and how.get("is_inference"):
-        epilogues.fold(graph, way.epilogues, way.products)
-    elif (way.epilogues or way.products) and not how.get("is_backward") and way.rules is None:  # groups report no strides
-        epilogues.fold_forward(graph, way.epilogues, way.products)
+    is_backward, training = how.get("is_backward", False), not how.get("is_inference")
+    is_reported = way.rules is None  # groups report no strides
+    if (way.epilogues or way.products) and not is_backward and (is_reported or not training):
+        epilogues.fold(graph, way.epilogues, way.products, training=training)
     _match(way, graph)
-    _keep_whole(graph, how.get("is_backward", False))
+    _keep_whole(graph, is_backward)
     with _in_force(way):
         if way.rules is None:
             return compile_fx_inner(graph, inputs, **how)

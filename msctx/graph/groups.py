@@ -5,12 +5,15 @@ from __future__ import annotations
 import heapq
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from inspect import signature
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import has_free_symbols
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
@@ -129,7 +132,7 @@ class _Support(OperatorSupportBase):
 
 def groups_in(graph: fx.GraphModule, rules: Rules) -> list[list[fx.Node]]:
     """The nodes of each group, in the order of the graph."""
-    if not rules.dynamic and any(_is_dynamic(node) for node in graph.graph.nodes):
+    if not rules.dynamic and _is_dynamic(graph.graph.nodes):
         return []
     by_torch = "skip_horizontal_fusion" in signature(CapabilityBasedPartitioner).parameters  # torch >= 2.13
     how: dict[str, Any] = {"skip_horizontal_fusion": not rules.beside} if by_torch else {}
@@ -140,8 +143,9 @@ def groups_in(graph: fx.GraphModule, rules: Rules) -> list[list[fx.Node]]:
     place = {node: i for i, node in enumerate(graph.graph.nodes)}
     nodes = [sorted(group, key=place.__getitem__) for group in found]
     parts = [part for group in nodes for shallow in _by_depth(group, rules.depth) for part in _by_size(shallow, rules.size)]
+    parts = _untangled(graph, parts)
     least = 1 if rules.size != 1 and rules.least == 1 else 2
-    return sorted((part for part in parts if len(_computing(part)) >= least), key=lambda part: place[part[0]])
+    return sorted((part for part in parts if sum(map(_computes, part)) >= least), key=lambda part: place[part[0]])
 
 
 def _connected(group: Iterable[fx.Node]) -> Iterator[set[fx.Node]]:
@@ -156,16 +160,12 @@ def _connected(group: Iterable[fx.Node]) -> Iterator[set[fx.Node]]:
         yield part
 
 
-def _is_dynamic(node: fx.Node) -> bool:
-    return any(
-        isinstance(value, torch.SymInt)
-        or (isinstance(value, torch.Tensor) and any(isinstance(s, torch.SymInt) for s in value.shape))
-        for value in torch.utils._pytree.tree_leaves(node.meta.get("val"))
-    )
+def _is_dynamic(nodes: Iterable[fx.Node]) -> bool:
+    return has_free_symbols([node.meta.get("val") for node in nodes])
 
 
-def _computing(group: Sequence[fx.Node]) -> list[fx.Node]:
-    return [node for node in group if node.target is not operator.getitem and not names_of(node) & ARRANGING]
+def _computes(node: fx.Node) -> bool:
+    return node.target is not operator.getitem and not names_of(node) & ARRANGING
 
 
 def _by_size(group: list[fx.Node], size: int) -> Iterator[list[fx.Node]]:
@@ -173,7 +173,7 @@ def _by_size(group: list[fx.Node], size: int) -> Iterator[list[fx.Node]]:
     piece: list[fx.Node] = []
     count = 0
     for node in group:
-        is_more = node in _computing([node])
+        is_more = _computes(node)
         if size and is_more and count == size:
             yield piece
             piece, count = [], 0
@@ -187,8 +187,8 @@ def _by_depth(group: list[fx.Node], depth: int | None) -> Iterator[list[fx.Node]
     if depth is None:
         yield group
         return
-    inside, far = {*group}, dict[fx.Node, int]()
-    """How many operators lie between a node and the farthest reduction after it, itself counted."""
+    inside = {*group}
+    far = dict[fx.Node, int]()  # how many operators lie between a node and the farthest reduction after it, itself counted
     for node in reversed(group):
         after = [
             far[user] + 1 if user in far else 1 for user in node.users if user in inside and (user in far or _reduces(user))
@@ -209,26 +209,16 @@ def _reduces(node: fx.Node) -> bool:
 Compile = Callable[[fx.GraphModule, list[Any]], Callable[[list[Any]], Any]]
 
 
-@dataclass
-class _Unit:
-    """What becomes one node: one that stays, or a group."""
-
-    nodes: list[fx.Node]
-    place: int
-    waits_for: set[int] = field(default_factory=set)
-    is_group: bool = False
-
-
 def fuse(graph: fx.GraphModule, groups: Sequence[list[fx.Node]], compile: Compile) -> fx.GraphModule:
     """The graph in which each group is one call of what *compile* makes of it."""
     made, env = fx.Graph(), dict[fx.Node, fx.Node]()
     sizes = [node for node in graph.graph.nodes if node.op == "placeholder" and isinstance(node.meta.get("val"), torch.SymInt)]
+    grouped = {group[0] for group in groups}
     for unit in _in_order(graph, groups):
-        if not unit.is_group:
-            (node,) = unit.nodes
-            env[node] = made.node_copy(node, env.__getitem__)
+        if unit[0] not in grouped:
+            env[unit[0]] = made.node_copy(unit[0], env.__getitem__)
             continue
-        part, inputs, outputs = _alone(graph, unit.nodes, sizes)
+        part, inputs, outputs = _alone(graph, unit, sizes)
         call = made.call_function(
             _named(compile(part, [node.meta["val"] for node in inputs]), len(env)), tuple(env[n] for n in inputs)
         )
@@ -247,41 +237,52 @@ def _named(compiled: Callable[[list[Any]], Any], number: int) -> Callable[..., A
     return fused
 
 
-def _in_order(graph: fx.GraphModule, groups: Sequence[list[fx.Node]]) -> Iterator[_Unit]:
-    """Units after all that they need, in the order of the graph where they can choose.
+def _in_order(graph: fx.GraphModule, groups: Sequence[list[fx.Node]]) -> Iterator[list[fx.Node]]:
+    """Groups and nodes that stay, after all that they need, in the order of the graph where they can choose."""
+    units, order = _units(graph, groups)
+    order.prepare()
+    ready = list[int]()
+    while order.is_active():
+        for number in order.get_ready():
+            heapq.heappush(ready, number)
+        yield units[number := heapq.heappop(ready)]
+        order.done(number)
 
-    A group stands where its last node stood. What writes into a tensor stands after all else in graphs of AOTAutograd, and so it
-    does here; what draws random numbers keeps its order.
+
+def _units(graph: fx.GraphModule, groups: Sequence[list[fx.Node]]) -> tuple[dict[int, list[fx.Node]], TopologicalSorter[int]]:
+    """What becomes one node each, by the place of its last node, and which of them needs which.
+
+    What writes into a tensor stands after all else in graphs of AOTAutograd, and so it does here; what draws random numbers keeps its
+    order.
     """
-    nodes = list(graph.graph.nodes)
-    place = {node: i for i, node in enumerate(nodes)}
-    of = {node: max(map(place.__getitem__, group)) for group in groups for node in group}
-    units: dict[int, _Unit] = {max(map(place.__getitem__, group)): _Unit(group, 0, is_group=True) for group in groups}
-    for node in nodes:
+    place = {node: i for i, node in enumerate(graph.graph.nodes)}
+    units = {place[group[-1]]: group for group in groups}
+    of = {node: number for number, group in units.items() for node in group}
+    for node, number in place.items():
         if node not in of:
-            of[node] = place[node]
-            units[place[node]] = _Unit([node], 0)
-    users: dict[int, set[int]] = {number: set() for number in units}
-    last: int | None = None
-    for number in sorted(units):
-        unit = units[number]
-        unit.place = number
-        unit.waits_for = {of[arg] for node in unit.nodes for arg in node.all_input_nodes} - {number}
-        if not unit.is_group and _is_ordered(unit.nodes[0]):
-            if last is not None:
-                unit.waits_for.add(last)
-            last = number
-        for other in unit.waits_for:
-            users[other].add(number)
-    ready = [number for number, unit in units.items() if not unit.waits_for]
-    heapq.heapify(ready)
-    while ready:
-        number = heapq.heappop(ready)
-        yield units[number]
-        for user in users[number]:
-            units[user].waits_for.discard(number)
-            if not units[user].waits_for:
-                heapq.heappush(ready, user)
+            of[node], units[number] = number, [node]
+    needs = {number: {of[arg] for node in unit for arg in node.all_input_nodes} - {number} for number, unit in units.items()}
+    for before, after in pairwise(place[node] for node in place if _is_ordered(node)):
+        needs[after].add(before)
+    return units, TopologicalSorter(needs)
+
+
+def _untangled(graph: fx.GraphModule, groups: list[list[fx.Node]]) -> list[list[fx.Node]]:
+    """The groups, those divided that could only run both before and after random numbers, which keep their order."""
+    drawn, count = dict[fx.Node, int](), 0
+    for node in graph.graph.nodes:  # what picks a result stays with its operator
+        drawn[node] = drawn[node.args[0]] if node.target is operator.getitem else count
+        count += _is_ordered(node)
+    while True:
+        units, order = _units(graph, groups)
+        try:
+            order.prepare()
+        except CycleError as error:
+            group = next(units[n] for n in error.args[1] if len({drawn[node] for node in units[n]}) > 1)
+            pieces = groupby(sorted(group, key=drawn.__getitem__), drawn.__getitem__)
+            groups = [*(other for other in groups if other is not group), *([*piece] for _, piece in pieces)]
+        else:
+            return groups
 
 
 def _is_ordered(node: fx.Node) -> bool:
@@ -300,7 +301,7 @@ def _alone(
     inside = {*group}
     outer = dict.fromkeys(arg for node in group for arg in node.all_input_nodes if arg not in inside)
     inputs = [node for node in outer if node.op != "get_attr"]
-    if any(map(_is_dynamic, [*group, *inputs])):  # sizes that no input has as they are
+    if _is_dynamic([*group, *inputs]):  # sizes that no input has as they are
         inputs = [*dict.fromkeys([*sizes, *inputs])]
     outputs = [node for node in group if any(user not in inside for user in node.users)]
     part, env = fx.Graph(), dict[fx.Node, fx.Node]()

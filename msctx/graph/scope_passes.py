@@ -6,7 +6,7 @@ They see graphs as Dynamo captures them, before gradients are derived: the backw
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Set
 from typing import Any
 
 import torch
@@ -21,12 +21,17 @@ def apply(graph: fx.GraphModule, passes: Collection[str]) -> fx.GraphModule:
     """Replace what the named passes match; the graph itself is changed."""
     from torch._dynamo.utils import counters
 
+    if not passes:
+        return graph
+    written = {_storage(value) for value in map(_meta, graph.graph.nodes) if value is not None and value._version}
     for name in passes:
         find, count = PASSES[name], 0
         for node in [*graph.graph.nodes]:
             if not node.users or (found := next(find(node), None)) is None:
                 continue
             function, args, kwargs = found
+            if not _is_the_same(node, args, written):
+                continue
             with graph.graph.inserting_before(node):
                 made = graph.graph.call_function(function, args, kwargs)
             made.meta = dict(node.meta)
@@ -34,10 +39,29 @@ def apply(graph: fx.GraphModule, passes: Collection[str]) -> fx.GraphModule:
             _erase(graph.graph, node)
             count += 1
         counters["msctx"][name] += count
-    if passes:
-        graph.graph.lint()
-        graph.recompile()
+    graph.graph.lint()
+    graph.recompile()
     return graph
+
+
+def _is_the_same(node: fx.Node, args: tuple[Any, ...], written: Set[int | None]) -> bool:
+    """Whether one operator in the place of *node* gives the same: all dtypes are one, and nothing is written in between.
+
+    The operator reads its arguments later than the first node of the pattern did. A write to *node* itself comes after both.
+    """
+    read = {arg for arg in args if isinstance(arg, fx.Node)}
+    inside, waiting = {*read}, [*node.all_input_nodes]
+    while waiting:
+        if (one := waiting.pop()) not in inside:
+            inside.add(one)
+            waiting += one.all_input_nodes
+    values, dtypes = [_meta(one) for one in inside], {value.dtype for value in map(_meta, {node} | read) if value is not None}
+    return len(dtypes) == 1 and all(value is not None and _storage(value) not in written for value in values)
+
+
+def _storage(value: torch.Tensor) -> int | None:
+    """What a tensor shares with its views and with what ``detach`` and ``data`` give of it."""
+    return value.untyped_storage()._cdata if torch._C._has_storage(value) else None
 
 
 def _erase(graph: fx.Graph, node: fx.Node) -> None:
@@ -116,7 +140,9 @@ def _centred(centred: Any, root: Any, name: str) -> Iterator[tuple[fx.Node, floa
 
 
 def _is_mean(node: Any, of: Any) -> bool:
-    if _op(node) != "mean" or node.args[0] is not of or _argument(node, 2, "keepdim", default=False) is not True:
+    if _op(node) != "mean" or _argument(node, 0, "input") is not of:
+        return False
+    if _argument(node, 2, "keepdim", default=False) is not True:
         return False
     return _argument(node, 1, "dim", "axis") in (-1, [-1], (-1,)) and "dtype" not in node.kwargs
 
@@ -126,8 +152,8 @@ def _is_variance(node: Any, x: Any, centred: Any) -> bool:
     if _op(node) == "var":
         last = _argument(node, 1, "dim") in (-1, [-1], (-1,))
         biased = node.kwargs.get("unbiased", True) is False or node.kwargs.get("correction", 1) == 0
-        return bool(node.args[0] is x and last and biased and node.kwargs.get("keepdim", False))
-    if _op(node) != "mean" or not isinstance(square := node.args[0], fx.Node) or not _is_mean(node, square):
+        return bool(_argument(node, 0, "input") is x and last and biased and node.kwargs.get("keepdim", False))
+    if _op(node) != "mean" or not isinstance(square := _argument(node, 0, "input"), fx.Node) or not _is_mean(node, square):
         return False
     return (_op(square), square.args) in (("pow", (centred, 2)), ("square", (centred,)), ("mul", (centred, centred)))
 
@@ -162,9 +188,9 @@ def _limits(node: Any) -> tuple[Any, float, float] | None:
         low, high = None, _argument(node, 1, "max")
     else:
         return None
-    if not node.args or any(limit is not None and not isinstance(limit, int | float) for limit in (low, high)):
+    if any(limit is not None and not isinstance(limit, int | float) for limit in (low, high)):
         return None
-    return node.args[0], -math.inf if low is None else low, math.inf if high is None else high
+    return _argument(node, 0, "input"), -math.inf if low is None else low, math.inf if high is None else high
 
 
 PASSES: dict[str, Callable[[fx.Node], Iterator[Match]]] = {"ScopeLayerNormPass": _layer_norm, "ScopeClipBoxesPass": _clip}
