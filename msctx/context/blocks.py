@@ -17,7 +17,7 @@ from msctx.context.idle import unrun, unwatched
 from msctx.context.scopes import Scope, in_force, opened, settings_in_force, stack
 from msctx.dynamo import call_outside, untraced
 from msctx.effects import NEED_CORE
-from msctx.errors import ScopeError
+from msctx.errors import MsctxWarning, RestoreError, ScopeError
 from msctx.graph import names, report
 from msctx.memory.watched import Watched
 from msctx.native import precisions
@@ -342,9 +342,21 @@ def _exit(context: Context, error: Any, begun: list[Scope | None]) -> None:
             from msctx.graph.faults import explained
 
             why = explained(error, lambda name: look_up(name, mine.settings, mine.plan.main_device).value)
-        close_late(scopes)
+        try:
+            close_late(scopes)
+        except (RestoreError, MsctxWarning) as unrestored:
+            if error is None:
+                raise
+            _warn_unrestored(unrestored)
         for scope in inside:
             text = f"the {scope.context.origin} was still open when an exception left the {context.origin} around it; both are closed"
             warn("with-block", text, text)
         if why is not None:
             raise why from error
+
+
+def _warn_unrestored(error: BaseException | None) -> None:
+    """The block's own exception goes on; what came of closing the scopes, the last first, is only warned of."""
+    while isinstance(error, RestoreError | MsctxWarning):
+        notices.warn_or_print("with-block", str(error), str(error))
+        error = error.__context__
