@@ -93,6 +93,17 @@ def close_late(scopes: list[Scope]) -> None:
             close_late(scopes)
 
 
+def refuse_lazy(function: Callable[..., Any]) -> None:
+    """Raise for a function whose body does not run while it is called."""
+    for is_lazy in (isgeneratorfunction, iscoroutinefunction, isasyncgenfunction):
+        if is_lazy(function):
+            name = getattr(function, "__qualname__", repr(function))
+            raise TypeError(
+                f"{name} is a generator or coroutine: its scope would stay open while other code runs. "
+                "Use a with-block inside it, around code that does not yield or await."
+            )
+
+
 class Context:
     """Options, and the scopes in which they hold; made by :func:`context`.
 
@@ -166,13 +177,7 @@ class Context:
         """Decorate a function: each call runs inside the context."""
         if isclass(function) or not callable(function):
             raise TypeError(f"msctx.context decorates functions, not {function!r}")
-        for is_lazy in (isgeneratorfunction, iscoroutinefunction, isasyncgenfunction):
-            if is_lazy(function):
-                name = getattr(function, "__qualname__", repr(function))
-                raise TypeError(
-                    f"{name} is a generator or coroutine: its scope would stay open while other code runs. "
-                    "Use a with-block inside it, around code that does not yield or await."
-                )
+        refuse_lazy(function)
 
         @wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
