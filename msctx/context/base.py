@@ -247,7 +247,9 @@ class Base:
         with uninterrupted():  # values and switches change together
             above = self._wanted_above(merged)
             with put_off(waiting):
-                covered = ledger.rebase(self.hold, plan.written, strict=plan.strict, fresh=fresh, above=above)
+                covered = ledger.rebase(
+                    self.hold, plan.written, strict=plan.strict, fresh=fresh, sources=self.plan.sources, above=above
+                )
             plan = plan.without(self.hold.late)
             try:
                 warn_late(self.hold)

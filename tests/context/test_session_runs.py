@@ -626,5 +626,5 @@ async def _both() -> AsyncIterator[int]:
 
 @pytest.mark.parametrize("function", [_coroutine, _generator, _both, partial(_coroutine)])
 def test_what_runs_after_the_call_is_refused(function: Callable[..., Any]) -> None:
-    with msctx.session(graph_run_mode=0) as s, pytest.raises(TypeError, match="is a generator or coroutine"):
+    with msctx.session() as s, pytest.raises(TypeError, match="is a generator or coroutine"):
         s.run(function)

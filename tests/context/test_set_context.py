@@ -6,6 +6,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -208,8 +209,43 @@ def test_set_context_in_another_thread_leaves_what_the_first_one_set(base: None,
     assert not run_in_thread(lambda: msctx.set_context(max_call_depth=3000))
     assert threads() == 1
     assert msctx.get_context() == {"runtime_num_threads": 1, "max_call_depth": 3000}
-    with pytest.raises(ScopeError, match="num_threads was set by set_context in another thread"):
+    with pytest.raises(ScopeError, match="^runtime_num_threads was set by set_context in another thread"):
         raise run_in_thread(lambda: msctx.set_context(runtime_num_threads=2))[0]
+    msctx.reset_context()
+    assert exact_state() == before
+
+
+PER_THREAD: list[dict[str, Any]] = [{"precision_mode": "allow_mix_precision_bf16"}, {"check_bprop": True}]
+"""What PyTorch keeps for each thread."""
+
+
+@pytest.mark.parametrize("first", PER_THREAD)
+def test_another_thread_sets_other_options_than_the_first_one(
+    base: None, exact_state: State, first: dict[str, object]
+) -> None:
+    """Both threads set, change and take back their own, in any order."""
+    before = exact_state()
+    msctx.set_context(**first, max_call_depth=4000)
+    mine = exact_state()
+    other = next(options for options in PER_THREAD if options != first)
+
+    def work() -> None:
+        found = exact_state()
+        msctx.set_context(max_call_depth=3000)
+        msctx.set_context(**other)
+        assert exact_state() != found
+        with msctx.context(**first), msctx.context(deterministic="ON"):
+            msctx.set_context(max_call_depth=4000)
+        with pytest.raises(ScopeError, match=f"^{next(iter(first))} was set by set_context in another thread"):
+            msctx.set_context(**first)
+        with pytest.raises(ScopeError, match=f"^{next(iter(first))} was set by set_context in another thread"):
+            msctx.reset_context()
+        assert msctx.get_context("max_call_depth") == 4000
+        BASE.take_back("set_context", other)
+
+    assert not run_in_thread(work)
+    assert exact_state() == mine
+    assert msctx.get_context() == {**first, "max_call_depth": 4000}
     msctx.reset_context()
     assert exact_state() == before
 
