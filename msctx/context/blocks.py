@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from msctx import notices
 from msctx.context import agreement
-from msctx.context.base import BASE, explain, make_ready, plan_here, refuse, warn_failing, warn_late, within
+from msctx.context.base import BASE, MISSED, explain, make_ready, plan_here, refuse, warn_failing, warn_late, within
 from msctx.context.children import WorkerInit
 from msctx.context.idle import unrun, unwatched
 from msctx.context.scopes import Scope, in_force, opened, settings_in_force, stack
@@ -209,11 +209,24 @@ class Context:
         scope = self._scope
         return scope.settings if scope else Settings(BASE.layers + in_force()[0] + self.layers)
 
+    def acting(self) -> Settings:
+        """The settings but for those of the base that do not act in this thread."""
+        settings = self.settings
+        left = {row.spelling for row in self.plan.rows if row.reason == MISSED} if BASE.missed() else ()
+        if not left:
+            return settings
+        kept = ({name: s for name, s in layer.settings.items() if name not in left} for layer in settings.layers)
+        return Settings([Layer(found) for found in kept if found])
+
     @property
     def plan(self) -> Plan:
         """What the options come to: in force if the context is open in this thread, else as if it were entered now."""
         scope = self._scope
-        return scope.plan if scope else explain(self.settings)
+        plan = scope.plan if scope else explain(self.settings)
+        if missed := BASE.missed():
+            own = {spelling for layer in self.layers for spelling in layer.settings}
+            plan = plan.without({s: why for s, why in missed.items() if plan.sources.get(s, own).isdisjoint(own)}, "inert")
+        return plan
 
     @property
     def device(self) -> torch.device:
@@ -234,7 +247,7 @@ class Context:
 
     def get(self, name: str) -> Any:
         """The value of an option in force inside this context; see :func:`get_context`."""
-        return look_up(name, self.settings, self.plan.main_device).value
+        return look_up(name, self.acting(), self.plan.main_device).value
 
     def choices(self) -> Choices:
         """Which algorithm each convolution and matrix product ran while this context was open, and why: a row for each problem."""
