@@ -135,6 +135,10 @@ class _ProblemsError(MsctxError):
         end = f"{count} problem{'s' * (count != 1)}{more}; nothing was changed."
         super().__init__("\n".join([*map(str, self.problems[:MOST]), end]))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle and copy: the default calls the class with the message, which it would take for problems."""
+        return type(self), (self.problems,), self.__dict__
+
 
 class OptionError(_ProblemsError, ValueError):
     """Unknown options, wrong values, contradictions: all of them at once. Nothing was changed."""

@@ -137,11 +137,15 @@ class Plan(Table):
             return False
         return row.status != "inert" or not any(r.status in DONE for r in same)
 
-    def without(self, late: Mapping[str, str]) -> Plan:
-        """This plan as it came out where some switches could no longer be written (switch → why)."""
+    def without(self, late: Mapping[str, str], otherwise: str = "refused") -> Plan:
+        """This plan as it came out where some switches could not be written (switch → why).
+
+        Args:
+            otherwise: the status of an option of which nothing is left.
+        """
         if not late:
             return self
-        return replace(self, rows=tuple(_without(row, late) for row in self.rows))
+        return replace(self, rows=tuple(_without(row, late, otherwise) for row in self.rows))
 
     def _table(self) -> tuple[list[str], Iterator[list[str]]]:
         def cells(row: Row) -> list[str]:
@@ -173,12 +177,12 @@ class Plan(Table):
         }
 
 
-def _without(row: Row, late: Mapping[str, str]) -> Row:
+def _without(row: Row, late: Mapping[str, str], otherwise: str) -> Row:
     reasons = [late[switch] for switch in row.assignments if switch in late]
     if not reasons:
         return row
     left = {switch: value for switch, value in row.assignments.items() if switch not in late}
-    return replace(row, assignments=left, status="approximated" if left else "refused", reason="; ".join(reasons))
+    return replace(row, assignments=left, status="approximated" if left else otherwise, reason="; ".join(dict.fromkeys(reasons)))
 
 
 def make(settings: Settings, facts: Facts) -> Plan:

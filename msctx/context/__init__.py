@@ -63,7 +63,11 @@ def layers_of(options: Mapping[str, Any], origin: str) -> tuple[Layer, ...]:
 
 @outside_dynamo
 def set_context(preset: str | PathLike[str] | None = None, /, **options: Any) -> None:
-    """Set options for the process until :func:`reset_context`; scopes that are open, or opened later, win over them."""
+    """Set options for the process until :func:`reset_context`; scopes that are open, or opened later, win over them.
+
+    What PyTorch keeps per thread, ``precision_mode`` and ``check_bprop`` above all, is set in the calling thread alone:
+    ``msctx.current().bind(function)``, called there, carries it into others.
+    """
     set_options(with_preset(preset, options), "set_context")
 
 
@@ -106,7 +110,7 @@ def get_context(name: str | None = None, *, origin: bool = False) -> Any:
         origin: return an :class:`Origin`, (value, where it was set); ``"default"`` when nobody set it.
     """
     BASE.start()
-    settings, main = current().settings, in_force()[1].main_device
+    settings, main = current().acting(), in_force()[1].main_device
     if name is None:
         found = {n: look_up(n, settings, main) for n in settings if settings.counts(n)}
         return {n: value if origin else value.value for n, value in found.items()}

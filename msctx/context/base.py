@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from msctx.context.holds import Hold
 
 NOTHING = planning.make(Settings(), Facts())
+
+MISSED = (
+    "PyTorch keeps this per thread, and set_context reached only the thread that called it; "
+    "msctx.current().bind(function), called there, carries it into other threads"
+)
 
 KEPT = 512
 _within: dict[Any, tuple[Settings, Settings]] = {}
@@ -191,6 +197,21 @@ class Base:
             spellings = {spelling for layer in levels.values() for spelling in layer.settings}
             return self._become(new, spellings, absent=absent)
 
+    def missed(self) -> dict[str, str]:
+        """Switch → why what is set here does not act in this thread: PyTorch keeps it per thread, and another thread has set it."""
+        if self.hold is None:
+            return {}
+        from msctx.context.holds import HELD, entry_of
+
+        here, found = threading.current_thread(), {}
+        for name, record in [*self.hold.records.items()]:
+            if record.switch.scope == "process" or record.who is here or record.switch.is_satisfied(record.want):
+                continue
+            holds = HELD.get(entry_of(record.switch))
+            if not holds or holds[-1].base:
+                found[name] = MISSED
+        return found
+
     def take_back(self, level: str, spellings: Collection[str]) -> None:
         """Take settings of one level back, and what the files hold that they name."""
         with self.lock:
@@ -247,7 +268,9 @@ class Base:
         with uninterrupted():  # values and switches change together
             above = self._wanted_above(merged)
             with put_off(waiting):
-                covered = ledger.rebase(self.hold, plan.written, strict=plan.strict, fresh=fresh, above=above)
+                covered = ledger.rebase(
+                    self.hold, plan.written, strict=plan.strict, fresh=fresh, sources=self.plan.sources, above=above
+                )
             plan = plan.without(self.hold.late)
             try:
                 warn_late(self.hold)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from msctx import notices
 from msctx.context import agreement
-from msctx.context.base import BASE, explain, make_ready, plan_here, refuse, warn_failing, warn_late, within
+from msctx.context.base import BASE, MISSED, explain, make_ready, plan_here, refuse, warn_failing, warn_late, within
 from msctx.context.children import WorkerInit
 from msctx.context.idle import unrun, unwatched
 from msctx.context.scopes import Scope, in_force, opened, settings_in_force, stack
 from msctx.dynamo import call_outside, untraced
 from msctx.effects import NEED_CORE
-from msctx.errors import ScopeError
+from msctx.errors import MsctxWarning, RestoreError, ScopeError
 from msctx.graph import names, report
 from msctx.memory.watched import Watched
 from msctx.native import precisions
@@ -93,6 +93,17 @@ def close_late(scopes: list[Scope]) -> None:
             close_late(scopes)
 
 
+def refuse_lazy(function: Callable[..., Any]) -> None:
+    """Raise for a function whose body does not run while it is called."""
+    for is_lazy in (isgeneratorfunction, iscoroutinefunction, isasyncgenfunction):
+        if is_lazy(function):
+            name = getattr(function, "__qualname__", repr(function))
+            raise TypeError(
+                f"{name} is a generator or coroutine: its scope would stay open while other code runs. "
+                "Use a with-block inside it, around code that does not yield or await."
+            )
+
+
 class Context:
     """Options, and the scopes in which they hold; made by :func:`context`.
 
@@ -166,13 +177,7 @@ class Context:
         """Decorate a function: each call runs inside the context."""
         if isclass(function) or not callable(function):
             raise TypeError(f"msctx.context decorates functions, not {function!r}")
-        for is_lazy in (isgeneratorfunction, iscoroutinefunction, isasyncgenfunction):
-            if is_lazy(function):
-                name = getattr(function, "__qualname__", repr(function))
-                raise TypeError(
-                    f"{name} is a generator or coroutine: its scope would stay open while other code runs. "
-                    "Use a with-block inside it, around code that does not yield or await."
-                )
+        refuse_lazy(function)
 
         @wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
@@ -204,11 +209,24 @@ class Context:
         scope = self._scope
         return scope.settings if scope else Settings(BASE.layers + in_force()[0] + self.layers)
 
+    def acting(self) -> Settings:
+        """The settings but for those of the base that do not act in this thread."""
+        settings = self.settings
+        left = {row.spelling for row in self.plan.rows if row.reason == MISSED} if BASE.missed() else ()
+        if not left:
+            return settings
+        kept = ({name: s for name, s in layer.settings.items() if name not in left} for layer in settings.layers)
+        return Settings([Layer(found) for found in kept if found])
+
     @property
     def plan(self) -> Plan:
         """What the options come to: in force if the context is open in this thread, else as if it were entered now."""
         scope = self._scope
-        return scope.plan if scope else explain(self.settings)
+        plan = scope.plan if scope else explain(self.settings)
+        if missed := BASE.missed():
+            own = {spelling for layer in self.layers for spelling in layer.settings}
+            plan = plan.without({s: why for s, why in missed.items() if plan.sources.get(s, own).isdisjoint(own)}, "inert")
+        return plan
 
     @property
     def device(self) -> torch.device:
@@ -229,7 +247,7 @@ class Context:
 
     def get(self, name: str) -> Any:
         """The value of an option in force inside this context; see :func:`get_context`."""
-        return look_up(name, self.settings, self.plan.main_device).value
+        return look_up(name, self.acting(), self.plan.main_device).value
 
     def choices(self) -> Choices:
         """Which algorithm each convolution and matrix product ran while this context was open, and why: a row for each problem."""
@@ -342,9 +360,21 @@ def _exit(context: Context, error: Any, begun: list[Scope | None]) -> None:
             from msctx.graph.faults import explained
 
             why = explained(error, lambda name: look_up(name, mine.settings, mine.plan.main_device).value)
-        close_late(scopes)
+        try:
+            close_late(scopes)
+        except (RestoreError, MsctxWarning) as unrestored:
+            if error is None:
+                raise
+            _warn_unrestored(unrestored)
         for scope in inside:
             text = f"the {scope.context.origin} was still open when an exception left the {context.origin} around it; both are closed"
             warn("with-block", text, text)
         if why is not None:
             raise why from error
+
+
+def _warn_unrestored(error: BaseException | None) -> None:
+    """The block's own exception goes on; what came of closing the scopes, the last first, is only warned of."""
+    while isinstance(error, RestoreError | MsctxWarning):
+        notices.warn_or_print("with-block", str(error), str(error))
+        error = error.__context__

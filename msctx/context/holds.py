@@ -124,13 +124,13 @@ def insert(holds: list[Hold], hold: Hold) -> None:
 
 def drop(switch: Switch, hold: Hold) -> None:
     """Hold a switch no longer."""
-    key = entry_of(switch, hold.thread)
+    record = hold.records.pop(switch.name, None)
+    key = entry_of(switch, record.who.ident if record else hold.thread)
     holds = HELD.get(key, [])
     if hold in holds:  # not where something came between
         holds.remove(hold)
     if not holds and key in HELD:
         del HELD[key]
-    hold.records.pop(switch.name, None)
 
 
 def hold_only(switch: Switch, holds: list[Hold]) -> None:

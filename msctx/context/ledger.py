@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from msctx import notices
@@ -257,8 +258,8 @@ def _put_back(hold: Hold) -> tuple[list[str], BaseException | None]:
 def _give_back(record: Record, hold: Hold) -> None:
     """Put one switch back, or leave it to the scope above to do so when it closes; hold it no longer."""
     switch = record.switch
-    holds = HELD.get(entry_of(switch, hold.thread), [])
-    if switch.scope != "thread" or hold.is_here:  # else it went with its thread
+    holds = HELD.get(entry_of(switch, record.who.ident), [])
+    if switch.scope != "thread" or record.who is threading.current_thread():  # else it went with its thread
         if hold in holds and holds[-1] is not hold:
             _finish(switch, hold)
         if hold in holds and holds[-1] is not hold:
@@ -310,6 +311,7 @@ def rebase(
     *,
     strict: bool = False,
     fresh: Collection[str] = (),
+    sources: Mapping[str, Collection[str]] = MappingProxyType({}),
     above: Sequence[tuple[Hold, Mapping[str, Any]]] = (),
 ) -> list[str]:
     """Make *assignments* the whole of what the base holds; on failure it holds what it held.
@@ -318,25 +320,28 @@ def rebase(
 
     Args:
         fresh: switches that somebody has just asked for: a seed is sown again only then.
+        sources: switch → the options that set it, for messages.
         above: open scopes, the outermost first, and what they want over the new base.
     """
     undone: dict[str, Callable[[], None]] = {}
     covered: list[str] = []
     with LOCK, uninterrupted() as deliver, replacing():
-        if not hold.who.is_alive():  # what a thread had for itself went with it, and its number may be another's by now
-            for record in [r for r in hold.records.values() if r.switch.scope == "thread"]:
-                drop(record.switch, hold)
-        names = [*assignments, *(name for name in reversed(hold.records) if name not in assignments)]
+        for record in [r for r in hold.records.values() if r.switch.scope == "thread" and not r.who.is_alive()]:
+            drop(record.switch, hold)  # what a thread had for itself went with it, and its number may be another's by now
+        elsewhere = {name for name, record in hold.records.items() if record.is_elsewhere}
+        for name in elsewhere:
+            is_asked = hold.records[name].switch.scope == "thread" and name in fresh
+            if is_asked or assignments.get(name, AS_FOUND) != hold.records[name].want:
+                options = ", ".join(sorted(sources.get(name, ()))) or name
+                raise ScopeError(f"{options} was set by set_context in another thread; change or reset it there")
+        theirs = {name for name in elsewhere if hold.records[name].switch.scope == "thread"}
+        names = [n for n in (*assignments, *(n for n in reversed(hold.records) if n not in assignments)) if n not in theirs]
         known = {name for name, value in hold.kept.items() if name not in fresh and assignments.get(name) == value}
         switches = _early_first(SWITCHES[name] for name in names if name not in known)
         hold.late.clear()
-        for name, record in hold.records.items():
-            is_changed = record.switch.scope == "thread" or assignments.get(name, AS_FOUND) != record.want
-            if is_changed and record.is_elsewhere:
-                raise ScopeError(f"{name} was set by set_context in another thread; change or reset it there")
         hold.thread, hold.who = threading.get_ident(), threading.current_thread()
         _check_writable([s for s in switches if s.name in assignments], assignments, hold, strict)
-        wanted: dict[Hold, Mapping[str, Any]] = {hold: {n: v for n, v in assignments.items() if n not in hold.late}}
+        wanted: dict[Hold, Mapping[str, Any]] = {hold: {n: v for n, v in assignments.items() if n not in theirs | hold.late.keys()}}
         wanted |= {scope: wants for scope, wants in above if not scope.closed}
         touched = dict.fromkeys((*(s.name for s in switches), *(n for h in [*wanted][1:] for n in (*wanted[h], *h.records))))
         try:

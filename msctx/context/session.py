@@ -16,6 +16,7 @@ import torch
 from msctx import locks
 from msctx.context import Bound, Context, layers_of, ledger, modes
 from msctx.context.base import BASE, within
+from msctx.context.blocks import refuse_lazy
 from msctx.context.scopes import Ran, Scope, opened, settings_in_force, stack
 from msctx.dynamo import outside_dynamo
 from msctx.effects.precision_mode import POLICY
@@ -74,9 +75,11 @@ class Session(Context):
         precision.
 
         Raises:
+            TypeError: *function* is a generator or coroutine, whose body would run after the call.
             ScopeError: the session is not open.
             OptionError: a variable that ``experimental_accelerate_train_mode`` reads is not set, or holds no number.
         """
+        refuse_lazy(function)
         scope = self._scope or next((s for s in [*opened] if s.context is self and not s.leaving), None)
         if scope is None:
             raise ScopeError(f"the {self.origin} is not open: call run() inside its with-block")

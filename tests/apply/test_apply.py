@@ -162,18 +162,25 @@ def test_what_could_not_be_put_back_is_put_back_by_the_scope_around(library: Glo
     assert library == FOUND
 
 
-def test_an_error_of_the_body_stays_visible_behind_a_restore_error(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OwnError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_error_of_the_body_goes_through_when_something_cannot_be_put_back(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException], strict: bool
+) -> None:
     def stuck(state: Any) -> None:
         torch.set_num_threads(state[0])
         raise RuntimeError("stuck")
 
     with monkeypatch.context() as patch:
         change_one(patch, "torch.num_threads", load=stuck)
-        with pytest.raises(RestoreError, match=r"torch\.num_threads: stuck") as caught, msctx.context(runtime_num_threads=1):
-            raise OwnError
+        with (
+            pytest.raises(error),
+            pytest.warns(MsctxWarning, match=r"torch\.num_threads: stuck"),
+            msctx.context(runtime_num_threads=1, strict=strict),
+        ):
+            raise error
     HELD["torch.num_threads"][0].records["torch.num_threads"].put_back = lambda: None  # it is back
     msctx.reset_context()
-    assert isinstance(caught.value.__context__, OwnError) or isinstance(caught.value.__context__.__context__, OwnError)
 
 
 # --- changes by somebody else ------------------------------------------------------------------------------------------
@@ -214,6 +221,39 @@ def test_a_foreign_change_in_a_with_block(exact_state: State) -> None:
     with pytest.raises(RestoreError, match="set 1, found 2"), msctx.context(runtime_num_threads=1, strict=True):
         torch.set_num_threads(2)
     assert exact_state() == before
+
+
+@pytest.mark.parametrize("error", [OwnError, KeyboardInterrupt, SystemExit])
+def test_an_error_of_the_body_goes_through_when_somebody_changed_something(
+    exact_state: State, error: type[BaseException]
+) -> None:
+    def work() -> None:
+        torch.set_num_threads(2)
+        raise error
+
+    before = exact_state()
+    for strict in (False, True):
+        decorated = msctx.context(runtime_num_threads=1, strict=strict)(work)
+        with pytest.raises(error), pytest.warns(MsctxWarning, match="set 1, found 2"):
+            decorated()
+        with (
+            pytest.raises(error),
+            pytest.warns(MsctxWarning, match=r"set 1, found 2"),
+            msctx.context(runtime_num_threads=2, strict=strict),
+            msctx.context(runtime_num_threads=1, strict=strict),
+        ):
+            torch.set_num_threads(2)
+            raise error
+    assert exact_state() == before
+
+
+@pytest.mark.filterwarnings("error::msctx.MsctxWarning")
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_error_of_the_body_goes_through_where_warnings_are_errors(capfd: pytest.CaptureFixture[str], strict: bool) -> None:
+    with pytest.raises(OwnError), msctx.context(runtime_num_threads=1, strict=strict):
+        torch.set_num_threads(2)
+        raise OwnError
+    assert "set 1, found 2 at exit" in capfd.readouterr().err
 
 
 def test_nothing_is_told_when_nobody_changed_anything(held: Held) -> None:

@@ -6,9 +6,10 @@ import pickle
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -609,3 +610,21 @@ def test_compiled_functions_run_in_it(net: Net) -> None:
         session.watch(net)
         assert torch.equal(session.run(compiled, X), session.run(net, X))
     assert compiled(X).requires_grad
+
+
+async def _coroutine() -> None:
+    pass
+
+
+def _generator() -> Iterator[int]:
+    yield 1
+
+
+async def _both() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("function", [_coroutine, _generator, _both, partial(_coroutine)])
+def test_what_runs_after_the_call_is_refused(function: Callable[..., Any]) -> None:
+    with msctx.session() as s, pytest.raises(TypeError, match="is a generator or coroutine"):
+        s.run(function)

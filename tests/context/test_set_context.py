@@ -6,6 +6,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -208,10 +209,100 @@ def test_set_context_in_another_thread_leaves_what_the_first_one_set(base: None,
     assert not run_in_thread(lambda: msctx.set_context(max_call_depth=3000))
     assert threads() == 1
     assert msctx.get_context() == {"runtime_num_threads": 1, "max_call_depth": 3000}
-    with pytest.raises(ScopeError, match="num_threads was set by set_context in another thread"):
+    with pytest.raises(ScopeError, match="^runtime_num_threads was set by set_context in another thread"):
         raise run_in_thread(lambda: msctx.set_context(runtime_num_threads=2))[0]
     msctx.reset_context()
     assert exact_state() == before
+
+
+PER_THREAD: list[dict[str, Any]] = [{"precision_mode": "allow_mix_precision_bf16"}, {"check_bprop": True}]
+"""What PyTorch keeps for each thread."""
+
+
+@pytest.mark.parametrize("first", PER_THREAD)
+def test_another_thread_sets_other_options_than_the_first_one(
+    base: None, exact_state: State, first: dict[str, object]
+) -> None:
+    """Both threads set, change and take back their own, in any order."""
+    before = exact_state()
+    msctx.set_context(**first, max_call_depth=4000)
+    mine = exact_state()
+    other = next(options for options in PER_THREAD if options != first)
+
+    def work() -> None:
+        found = exact_state()
+        msctx.set_context(max_call_depth=3000)
+        msctx.set_context(**other)
+        assert exact_state() != found
+        with msctx.context(**first), msctx.context(deterministic="ON"):
+            msctx.set_context(max_call_depth=4000)
+        with pytest.raises(ScopeError, match=f"^{next(iter(first))} was set by set_context in another thread"):
+            msctx.set_context(**first)
+        with pytest.raises(ScopeError, match=f"^{next(iter(first))} was set by set_context in another thread"):
+            msctx.reset_context()
+        assert msctx.get_context("max_call_depth") == 4000
+        BASE.take_back("set_context", other)
+
+    assert not run_in_thread(work)
+    assert exact_state() == mine
+    assert msctx.get_context() == {**first, "max_call_depth": 4000}
+    msctx.reset_context()
+    assert exact_state() == before
+
+
+@pytest.mark.parametrize("options", PER_THREAD)
+def test_another_thread_does_not_claim_what_does_not_act_there(base: None, options: dict[str, object]) -> None:
+    msctx.set_context(**options, deterministic="ON")
+    name, value = next(iter(options.items()))
+    found: dict[str, Any] = {}
+
+    def look() -> dict[str, tuple[str, Any]]:
+        rows = {row.option: (row.status, row.reason) for row in msctx.current().plan.rows}
+        return {"plan": rows, "value": msctx.get_context(name), "all": msctx.get_context(), "get": msctx.current().get(name)}
+
+    bound = msctx.current().bind(look)
+
+    def work() -> None:
+        found["plain"] = look()
+        found["bound"] = bound()
+        with msctx.context(seed=0):
+            found["around"] = look()
+        with msctx.context(**options):
+            found["own"] = look()
+
+    here = look()
+    assert not run_in_thread(work)
+    assert found["bound"] == here == look()
+    for there in (found["plain"], found["around"]):
+        status, reason = there["plan"][name]
+        assert (status, there["plan"]["deterministic"]) == ("inert", here["plan"]["deterministic"])
+        assert "msctx.current().bind(function)" in reason
+        assert there["value"] != value
+        assert there["get"] != value
+        assert there["all"] == {"deterministic": "ON"} | ({"seed": 0} if "seed" in there["plan"] else {})
+    assert found["own"]["plan"][name][0] == here["plan"][name][0]
+    assert found["own"]["value"] == value
+
+
+def test_a_thread_that_had_computed_does_not_claim_the_number_of_threads(base: None) -> None:
+    """New threads begin with the number that was set last; others keep theirs."""
+    began, go, found = threading.Event(), threading.Event(), []
+
+    def work() -> None:
+        torch.set_num_threads(2)
+        assert threads() == 2
+        began.set()
+        go.wait(20)
+        found.extend((row.status, msctx.get_context("runtime_num_threads")) for row in msctx.current().plan.rows)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert began.wait(20)
+    msctx.set_context(runtime_num_threads=1)
+    go.set()
+    thread.join()
+    run_in_thread(lambda: found.extend((row.status, threads()) for row in msctx.current().plan.rows))
+    assert found == [("inert", 30), ("honoured", 1)]  # 30: MindSpore's default
 
 
 def run_in_thread(body: Callable[[], None]) -> list[BaseException]:
