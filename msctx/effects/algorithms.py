@@ -105,6 +105,9 @@ NO_BOUNDS = (
     "cuDNN and cuBLAS state no bounds of their errors, so nothing can be chosen by one: name an algorithm instead, and measure its "
     "error with msctx compare"
 )
+NO_BOUND = (
+    "no algorithm of msctx with a larger bound is chosen; PyTorch's own path, which normal and performance may choose, states no bound"
+)
 DIRECT_ON_CUDA = "by a kernel of msctx's own, for depthwise convolutions: cuDNN never implemented it"
 
 
@@ -361,14 +364,20 @@ def max_error(want: Want) -> Outcome:
     outcome = detail(want, of=directions)
     mine = asked_of(want, *directions)
     named = [who for (_, name), who in mine.items() if name not in OPEN]
-    if outcome.status != "honoured" or not named:
+    differs = [NO_BOUND] if _may_choose_torch(want, mine) else []
+    if outcome.status != "honoured" or not (named or differs):
         return outcome
     taken = ", ".join(dict.fromkeys(named))
     if len(named) == len(mine):
         return inert(f"overridden by {taken}: an algorithm that is named runs whatever its bound")
-    return approximated(
-        {}, f"holds for what normal, performance, thread_invariant and batch_invariant choose; {taken} runs whatever its bound"
-    )
+    if named:
+        chosen = "normal, performance, thread_invariant and batch_invariant"
+        differs = [f"holds for what {chosen} choose; {taken} runs whatever its bound", *differs]
+    return approximated({}, "; ".join(differs))
+
+
+def _may_choose_torch(want: Want, mine: Collection[tuple[str, str]]) -> bool:
+    return any(name in ("normal", "performance") for _, name in mine) and not any(map(want.other, INVARIANT))
 
 
 @effect("conv_workspace_limit")

@@ -209,8 +209,11 @@ def test_an_error_bound_does_not_apply_to_what_is_named() -> None:
         ({"conv_fprop_algo": "fft", "conv_algo_rules": "a: dgrad=performance"}, "approximated", "conv_fprop_algo=fft runs"),
         ({"conv_fprop_algo": "fft", "thread_invariant": True}, "approximated", "conv_fprop_algo=fft runs whatever its bound"),
         ({"thread_invariant": True}, "honoured", "part of the policy"),
-        (dict.fromkeys(ALGORITHMS, "normal"), "honoured", "part of the policy"),
-        ({"conv_algo_rules": "a: normal"}, "honoured", "part of the policy"),
+        (dict.fromkeys(ALGORITHMS, "normal"), "approximated", "PyTorch's own path"),
+        ({"conv_algo_rules": "a: normal"}, "approximated", "PyTorch's own path"),
+        ({"conv_fprop_algo": "performance"}, "approximated", "states no bound"),
+        ({"conv_fprop_algo": "fft", "conv_dgrad_algo": "normal"}, "approximated", "PyTorch's own path"),
+        ({"conv_fprop_algo": "normal", "thread_invariant": True}, "honoured", "part of the policy"),
     ):
         check([("cpu", {"conv_max_error": 1e-9, **asking}, {"conv_max_error": (status, {}, reason)})])
 
