@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from msctx.effects import AS_FOUND, NAMED, Facts, Outcome, Want, translate
+from msctx.effects import AS_FOUND, BY_NAME, Facts, Outcome, Want, translate
 from msctx.options import DEVICES, Layer, Setting, Settings, rules
 from msctx.options.conv_policy import plain
 from msctx.tables import Table
@@ -129,7 +129,7 @@ class Plan(Table):
     def unserved(self) -> list[Row]:
         """The rows of algorithms that no call can run, where a call that does not is to be an error."""
         devices = self.without_fallback
-        return [row for row in self.failing if row.option in NAMED and row.status == "refused" and row.device in devices]
+        return [row for row in self.failing if row.option in BY_NAME and row.status == "refused" and row.device in devices]
 
     def _counts(self, row: Row) -> bool:
         same = [r for r in self.rows if r.spelling == row.spelling]

@@ -1,6 +1,6 @@
 """HOW each option is carried out, the devices side by side; one file per theme. Pure: imports no torch."""
 
-from msctx.effects.algorithms import INVARIANT, NAMED, NATIVE
+from msctx.effects.algorithms import BY_NAME, INVARIANT, NATIVE
 from msctx.effects.base import AS_FOUND, EFFECTS, THEMES, Facts, Outcome, Want, translate
 from msctx.effects.kernel_tuning import TUNING
 from msctx.effects.memory import POOL, SHOW_FREE
@@ -14,9 +14,9 @@ NEED_CORE = frozenset(
 
 __all__ = [
     "AS_FOUND",
+    "BY_NAME",
     "EFFECTS",
     "INVARIANT",
-    "NAMED",
     "NEED_CORE",
     "SHOW_FREE",
     "THEMES",

@@ -22,6 +22,8 @@ NATIVE = (*ALGORITHMS, "conv_algo_rules", *PRODUCTS, *INVARIANT, SMALL)
 """The options that ask the native core for something: only for these is it built and loaded."""
 NAMED = (*ALGORITHMS, "conv_algo_rules")
 """Those of them that name algorithms for cuDNN, too."""
+BY_NAME = (*NAMED, *PRODUCTS)
+"""The options that name algorithms."""
 FOR_SMALL = {"cpu": "normal", "cuda": "performance"}
 """What convolutions of few channels run: on CUDA what normal takes is often slower than torch's own path."""
 CHOOSING = ("normal", "performance", RECORDED)
@@ -103,6 +105,9 @@ NO_BOUNDS = (
     "cuDNN and cuBLAS state no bounds of their errors, so nothing can be chosen by one: name an algorithm instead, and measure its "
     "error with msctx compare"
 )
+NO_BOUND = (
+    "no algorithm of msctx with a larger bound is chosen; PyTorch's own path, which normal and performance may choose, states no bound"
+)
 DIRECT_ON_CUDA = "by a kernel of msctx's own, for depthwise convolutions: cuDNN never implemented it"
 
 
@@ -136,7 +141,7 @@ def conv_policy(want: Want) -> dict[str, Any]:
         conv_workspace_limit=want.other("conv_workspace_limit"),
         conv_max_error=want.other("conv_max_error") if want.device == "cpu" else None,  # cuDNN does not state its errors
         matmul_max_error=want.other("matmul_max_error") if want.device == "cpu" else None,
-        fallback=want.other("fallback", "error" if want.other("strict", False) else "warn"),
+        fallback=on_fallback(want),
         tuning_file=want.other("tuning_file") or kept_in(want),
         work_path=recorded_in(want),
         deterministic=want.other("deterministic") == "ON",
@@ -159,11 +164,16 @@ def npu_policy(want: Want) -> dict[str, Any]:
     policy = ConvPolicy(
         matmul_algo=option.value if option and not excluded(want, option.value) else None,
         matmul_algo_rules="; ".join(kept) or None,
-        fallback=want.other("fallback", "error" if want.other("strict", False) else "warn"),
+        fallback=on_fallback(want),
         allow_fp32_emulation=want.other("allow_fp32_emulation", True),
     )
     by_halves = {CUBE_MATH_TYPE: "USE_FP16", "torch.npu.jit_compile": False}
     return {"native.convolution.ascend": policy} | (by_halves if want.facts.half_products else {CUBE_MATH_TYPE: "KEEP_DTYPE"})
+
+
+def on_fallback(want: Want) -> str:
+    """What becomes of a call that cannot run what is asked for."""
+    return str(want.other("fallback", "error" if want.other("strict", False) else "warn"))
 
 
 def carried_out(want: Want) -> dict[str, Any]:
@@ -185,7 +195,11 @@ def _only_recorded(want: Want) -> list[str]:
 
 
 def asked(want: Want) -> dict[tuple[str, str], str]:
-    """All that the native core is asked for on this device: (direction, algorithm) → who asks for it."""
+    """All that the native core is asked for on this device, and may run: (direction, algorithm) → who asks for it."""
+    return {(d, name): who for (d, name), who in _all_asked(want).items() if d != PRODUCT or not excluded(want, name)}
+
+
+def _all_asked(want: Want) -> dict[tuple[str, str], str]:
     tuned = measured(want) if want.device in POLICY else {}
     directions = {"cpu": ASKED, "cuda": DIRECTIONS, "ascend": (PRODUCT,)}[want.device]
     named = {d: want.other(option_of(d)) or tuned.get(option_of(d)) for d in directions}
@@ -198,8 +212,7 @@ def asked(want: Want) -> dict[tuple[str, str], str]:
             found.setdefault((PRODUCT, "normal"), "matmul_allow_tf32")
     if want.device in POLICY and want.other(SMALL):
         found |= {(d, FOR_SMALL[want.device]): SMALL for d in DIRECTIONS if not named[d]}
-    found |= {(d, RECORDED): "aoe_tune_mode=offline" for d in _only_recorded(want)}
-    return {(d, name): who for (d, name), who in found.items() if d != PRODUCT or not excluded(want, name)}
+    return found | {(d, RECORDED): "aoe_tune_mode=offline" for d in _only_recorded(want)}
 
 
 def rounds_products(want: Want) -> bool:
@@ -351,14 +364,20 @@ def max_error(want: Want) -> Outcome:
     outcome = detail(want, of=directions)
     mine = asked_of(want, *directions)
     named = [who for (_, name), who in mine.items() if name not in OPEN]
-    if outcome.status != "honoured" or not named:
+    differs = [NO_BOUND] if _may_choose_torch(want, mine) else []
+    if outcome.status != "honoured" or not (named or differs):
         return outcome
     taken = ", ".join(dict.fromkeys(named))
     if len(named) == len(mine):
         return inert(f"overridden by {taken}: an algorithm that is named runs whatever its bound")
-    return approximated(
-        {}, f"holds for what normal, performance, thread_invariant and batch_invariant choose; {taken} runs whatever its bound"
-    )
+    if named:
+        chosen = "normal, performance, thread_invariant and batch_invariant"
+        differs = [f"holds for what {chosen} choose; {taken} runs whatever its bound", *differs]
+    return approximated({}, "; ".join(differs))
+
+
+def _may_choose_torch(want: Want, mine: Collection[tuple[str, str]]) -> bool:
+    return any(name in ("normal", "performance") for _, name in mine) and not any(map(want.other, INVARIANT))
 
 
 @effect("conv_workspace_limit")
@@ -378,6 +397,8 @@ def fallback(want: Want) -> Outcome:
 def detail(want: Want, also: str = "", ability: str = "", of: tuple[str, ...] = ASKED) -> Outcome:
     """Of an option for how algorithms run; on the CPU, of those with an *ability*."""
     if not (mine := asked_of(want, *of)):
+        if excluded_here := [who for (d, _), who in _all_asked(want).items() if d in of]:
+            return inert(f"no call can run what is asked for: {', '.join(dict.fromkeys(excluded_here))}")
         convolutions = ["conv_fprop_algo and its like", "conv_algo_rules"] if of != (PRODUCT,) and want.device in POLICY else []
         products = {"cpu": [*PRODUCTS, "matmul_allow_tf32"], "ascend": PRODUCTS}.get(want.device, []) if PRODUCT in of else []
         invariant = INVARIANT if want.device in POLICY else ()

@@ -9,6 +9,7 @@ from msctx.effects.algorithms import (
     conv_policy,
     excluded,
     npu_policy,
+    on_fallback,
     only_records,
     unmeasured,
 )
@@ -64,8 +65,8 @@ def products(want: Want) -> Outcome:
     reasons = "; ".join([*(f"{name}: {why}" for name, why in missing.items()), *([LEFT_OUT] if missing and not named else [])])
     if want.device == "ascend" and names.isdisjoint(ON_NPU):
         return inert(f"{NO_OTHER}: {LEFT_OUT}" if not named else f"{NO_OTHER}: torch_npu's own products run")
-    if names <= {*missing}:
-        return refused(reasons)
+    if names <= {*missing} or (missing and on_fallback(want) == "error"):
+        return refused(reasons.removesuffix(f"; {LEFT_OUT}"))
     if want.device != "ascend":
         return approximated(carried_out(want), reasons) if missing else honoured(carried_out(want), PAST_THE_HOOK)
     if differs := "; ".join(filter(None, (reasons, ITS_ORDER if "strict" in names - {*missing} else ""))):

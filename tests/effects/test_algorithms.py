@@ -209,8 +209,11 @@ def test_an_error_bound_does_not_apply_to_what_is_named() -> None:
         ({"conv_fprop_algo": "fft", "conv_algo_rules": "a: dgrad=performance"}, "approximated", "conv_fprop_algo=fft runs"),
         ({"conv_fprop_algo": "fft", "thread_invariant": True}, "approximated", "conv_fprop_algo=fft runs whatever its bound"),
         ({"thread_invariant": True}, "honoured", "part of the policy"),
-        (dict.fromkeys(ALGORITHMS, "normal"), "honoured", "part of the policy"),
-        ({"conv_algo_rules": "a: normal"}, "honoured", "part of the policy"),
+        (dict.fromkeys(ALGORITHMS, "normal"), "approximated", "PyTorch's own path"),
+        ({"conv_algo_rules": "a: normal"}, "approximated", "PyTorch's own path"),
+        ({"conv_fprop_algo": "performance"}, "approximated", "states no bound"),
+        ({"conv_fprop_algo": "fft", "conv_dgrad_algo": "normal"}, "approximated", "PyTorch's own path"),
+        ({"conv_fprop_algo": "normal", "thread_invariant": True}, "honoured", "part of the policy"),
     ):
         check([("cpu", {"conv_max_error": 1e-9, **asking}, {"conv_max_error": (status, {}, reason)})])
 
@@ -330,9 +333,19 @@ def test_rules_ask_for_no_product_that_is_excluded() -> None:
     rounds = {"matmul_algo_rules": {"a": "tf32"}, "matmul_allow_tf32": False}
     check([("cpu", rounds, {"matmul_algo_rules": ("refused", {}, "it rounds")})])
     check(
-        [("cpu", {"matmul_algo": "int8x6", "fallback": "error"}, {"fallback": ("inert", {}, "no algorithm")})],
+        [("cpu", {"matmul_algo": "int8x6", "fallback": "error"}, {"fallback": ("inert", {}, "no call can run")})],
         matrix_unit="none",
     )
+
+
+@pytest.mark.parametrize("asking", [{"fallback": "error"}, {"strict": True}])
+@pytest.mark.parametrize("name", ["matmul_algo", "matmul_algo_rules"])
+def test_a_product_that_no_call_can_run_is_refused_where_nothing_may_fall_back(name: str, asking: Options) -> None:
+    """As a convolution is; of rules, each counts."""
+    value = {"matmul_algo": "int8x6", "matmul_algo_rules": {"a": "int8x6", "b": "strict"}}[name]
+    made = planned({name: value, "conv_fprop_algo": "gemm", **asking}, on="cpu", matrix_unit="none")
+    assert [(r.option, r.status, r.reason) for r in made.failing] == [(name, "refused", "int8x6: none")]
+    assert [r.option for r in made.unserved] == [name] * ("fallback" in asking)
 
 
 def test_products_from_halves_on_an_npu_are_for_chips_without_float32() -> None:
@@ -346,7 +359,7 @@ def test_products_from_halves_on_an_npu_are_for_chips_without_float32() -> None:
     for value in ("true", "auto"):
         compiled = ("refused", {}, f"jit_compile={value} has CANN compile products")
         check([("ascend", asked | {"jit_compile": value}, {"matmul_algo": compiled})], half_products=True)
-    emulation = {"matmul_algo": ("refused", {}, "float32 alone"), "allow_fp32_emulation": ("inert", {}, "no algorithm")}
+    emulation = {"matmul_algo": ("refused", {}, "float32 alone"), "allow_fp32_emulation": ("inert", {}, "no call can run")}
     check([("ascend", asked | {"allow_fp32_emulation": False}, emulation)], half_products=True)
     check(
         [("ascend", asked | {"jit_compile": "true"}, {"matmul_algo": ("honoured", by_unit, "computes float32 itself")})],
