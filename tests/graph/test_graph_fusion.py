@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,11 +12,13 @@ import pytest
 import torch
 from fusion_programs import Made, compiled
 from graph_programs import graphs
-from torch import nn
+from torch import fx, nn
 from torch._inductor.utils import fresh_cache
 from torch.nn import functional
 
 import msctx
+from msctx.graph import fusion
+from msctx.options.graph import Compilation
 from msctx.options.graph_kernel_flags import FLAGS
 
 Program = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
@@ -260,10 +263,22 @@ def test_texts_of_what_fusion_does_are_written_where_asked_for(
     assert level > 1 or "fused_" in found["after_grouping"]
 
 
+def test_texts_of_an_earlier_process_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    earlier = tmp_path / "graph_kernel_dump" / "0041_before_passes.txt"
+    earlier.parent.mkdir()
+    earlier.write_text("a graph")
+    with torch.no_grad():
+        compiled(chain, A, flags="--opt_level=2 --dump_as_text")
+    first, *later = sorted(earlier.parent.iterdir())
+    assert (first, first.read_text()) == (earlier, "a graph")
+    assert [int(path.name[:4]) for path in later] == [*range(42, 47)]
+
+
 def test_a_folder_that_cannot_be_written_leaves_the_run_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "graph_kernel_dump").write_text("in the way")
-    with torch.no_grad(), pytest.warns(msctx.MsctxWarning, match="--dump_as_text cannot write to graph_kernel_dump"):
+    with torch.no_grad(), pytest.warns(msctx.MsctxWarning, match="graph_kernel_flags: cannot write to graph_kernel_dump"):
         compiled(chain, A, flags="--opt_level=2 --dump_as_text")
 
 
@@ -376,6 +391,21 @@ def test_code_of_one_policy_never_runs_under_another() -> None:
     assert graphs() == 2
 
 
+def test_groups_release_what_nobody_needs_any_more() -> None:
+    def look(value: torch.Tensor) -> torch.Tensor:
+        alive.append(first() is not None)
+        return value
+
+    graph = fx.Graph()
+    later = graph.call_function(torch.neg, (graph.placeholder("x"),))
+    graph.output((graph.call_function(look, (later,)),))
+    run = fusion._in_groups(fusion.Way(Compilation(flags=(("opt_level", 1),))), fx.GraphModule({}, graph), {})
+    args, alive = [torch.ones(3)], list[bool]()
+    first = weakref.ref(args[0])
+    run(args)
+    assert alive == [False]
+
+
 # --- names that match nothing -----------------------------------------------------------------------------------------
 
 
@@ -396,7 +426,8 @@ def test_names_that_match_nothing_are_reported_at_the_end_of_their_context() -> 
 def test_nothing_is_reported_where_nothing_was_compiled_or_all_matched() -> None:
     with msctx.context(graph_kernel_flags="--disable_cluster_ops=Nothing"):
         pass
-    with msctx.context(graph_kernel_flags="--disable_cluster_ops=sin,Mul --composite_op_limit_size=1"):
+    flags = "--disable_cluster_ops=sin,Mul --composite_op_limit_size=1 --disable_fusion_pattern=merge_splits,decompose_mm"
+    with msctx.context(graph_kernel_flags=flags):
         msctx.jit(lambda x: x.sin() * 2)(A)
 
 
