@@ -266,17 +266,22 @@ class KeepUpTo(CustomPartitionerFn):
 
         all_kept = KeepAll()(deepcopy(gm), joint_inputs, **kwargs)
         again = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
-        kept = _bytes(all_kept[0])
-        return again if kept > self.most and kept - _bytes(again[0]) > self.least else all_kept
+        kept, less = (_saved(forward, kwargs["num_fwd_outputs"]) for forward, _ in (all_kept, again))
+        return again if kept > self.most and kept - less > self.least else all_kept
 
     def uuid(self) -> object:
         return type(self).__name__, self.most, self.least
 
 
-def _bytes(forward: fx.GraphModule) -> int:
-    """What a forward graph returns."""
-    values = torch.utils._pytree.tree_leaves([node.meta.get("val") for node in forward.graph.output_node().all_input_nodes])
-    return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
+def _saved(forward: fx.GraphModule, outputs: int) -> int:
+    """The bytes that a forward graph makes and returns for the backward pass, after the *outputs* of the program."""
+    from torch._inductor.fx_utils import get_node_storage
+
+    (results,) = forward.graph.output_node().args
+    own = {get_node_storage(node): node.meta["val"] for node in results[outputs:] if isinstance(node, fx.Node)}
+    for node in forward.graph.find_nodes(op="placeholder"):
+        own.pop(get_node_storage(node), None)
+    return sum(value.numel() * value.element_size() for value in own.values() if isinstance(value, torch.Tensor))
 
 
 # --- compiling --------------------------------------------------------------------------------------------------------

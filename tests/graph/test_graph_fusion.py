@@ -7,9 +7,11 @@ import re
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from functorch.compile import aot_function, nop
 from fusion_programs import Made, compiled
 from graph_programs import graphs
 from torch import fx, nn
@@ -216,6 +218,26 @@ def test_what_the_backward_pass_keeps_and_computes_again() -> None:
         "--enable_recompute_fusion=false --recompute_peak_threshold=1": none,
     }.items():
         assert saved(compiled(keeps, x, flags=flags, backward=True)) == kept, flags
+
+
+def test_what_a_program_returns_or_is_given_is_no_result_that_the_backward_pass_keeps() -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x @ w).sin().cos().sum(), (x[:, :1] * 2).expand(8, 4096).contiguous()
+
+    def kept(most: int, least: int) -> int:
+        """How many bytes of its own the forward graph saves: a product of 128, and its sine."""
+
+        def partitioned(*args: Any, **kwargs: Any) -> Any:
+            forward, backward = fusion.KeepUpTo(most, least)(*args, **kwargs)
+            found.append(sum(node.name in ("mm", "sin") for node in forward.graph.output_node().all_input_nodes) * 128)
+            return forward, backward
+
+        found: list[int] = []
+        call = aot_function(program, fw_compiler=nop, bw_compiler=nop, partition_fn=partitioned)
+        call(tensor(8, 16).requires_grad_(), tensor(16, 4).requires_grad_())
+        return found[0]
+
+    assert [kept(255, 0), kept(256, 0), kept(0, 127), kept(0, 128)] == [128, 256, 128, 256]
 
 
 @pytest.mark.full
