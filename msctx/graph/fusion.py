@@ -16,6 +16,7 @@ from torch import fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
 from msctx.graph import epilogues, fusion_dump, names, weights
+from msctx.graph.backend import not_compiled
 from msctx.graph.frozen import Compile, frozen
 from msctx.graph.groups import COMPILED, REDUCTIONS, Rules, fuse, groups_in, meant, names_of
 from msctx.graph.names import split
@@ -277,7 +278,7 @@ def _saved(forward: fx.GraphModule, outputs: int) -> int:
     """The bytes that a forward graph makes and returns for the backward pass, after the *outputs* of the program."""
     from torch._inductor.fx_utils import get_node_storage
 
-    (results,) = forward.graph.output_node().args
+    results: Any = forward.graph.output_node().args[0]
     own = {get_node_storage(node): node.meta["val"] for node in results[outputs:] if isinstance(node, fx.Node)}
     for node in forward.graph.find_nodes(op="placeholder"):
         own.pop(get_node_storage(node), None)
@@ -289,10 +290,11 @@ def _saved(forward: fx.GraphModule, outputs: int) -> int:
 
 def compiler(wanted: Compilation) -> Callable[..., Any]:
     """What compiles the graphs of a policy that inductor fuses."""
-    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     if not (wanted.flags or wanted.fusion_switches or wanted.frozen or wanted.weights or wanted.products):
-        return functools.partial(compile_fx, config_patches=dict(wanted.config))
+        inner = functools.partial(_or_eagerly, wanted, compile_fx_inner)
+        return functools.partial(compile_fx, inner_compile=inner, config_patches=dict(wanted.config))
     compile = functools.partial(_compile, wanted)
     return functools.partial(_frozen, compile) if wanted.frozen else compile
 
@@ -320,7 +322,7 @@ def _compile(wanted: Compilation, graph: fx.GraphModule, inputs: Sequence[Any]) 
         made: Any = compile_fx(
             graph,
             inputs,
-            inner_compile=functools.partial(_inner, way),
+            inner_compile=functools.partial(_or_eagerly, wanted, functools.partial(_inner, way)),
             config_patches=way.config,
             decompositions=way.decompositions(),
         )
@@ -341,6 +343,22 @@ def _in_force(way: Way) -> Iterator[None]:
         if way.weights:
             stack.enter_context(weights.not_copied())
         yield
+
+
+def _or_eagerly(
+    wanted: Compilation, inner: Callable[..., Any], graph: fx.GraphModule, inputs: Sequence[Any], **how: Any
+) -> Any:
+    """What *inner* makes of a graph. A backward pass that it cannot compile runs eagerly: its forward pass has run already."""
+    from torch._dynamo.backends.debugging import boxed_nop
+
+    if wanted.whole or not how.get("is_backward"):
+        return inner(graph, inputs, **how)
+    own = fx.GraphModule(graph, deepcopy(graph.graph))  # passes change the other one
+    try:
+        return inner(graph, inputs, **how)
+    except Exception as error:
+        not_compiled(own, error)
+        return boxed_nop(own, [])
 
 
 def _inner(way: Way, graph: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:

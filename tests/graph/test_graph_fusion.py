@@ -15,6 +15,7 @@ from functorch.compile import aot_function, nop
 from fusion_programs import Made, compiled
 from graph_programs import graphs
 from torch import fx, nn
+from torch._inductor import compile_fx
 from torch._inductor.utils import fresh_cache
 from torch.nn import functional
 
@@ -426,6 +427,32 @@ def test_groups_release_what_nobody_needs_any_more() -> None:
     first = weakref.ref(args[0])
     run(args)
     assert alive == [False]
+
+
+@pytest.mark.parametrize("flags", [{}, {"graph_kernel_flags": "--opt_level=1"}])
+def test_a_backward_pass_that_cannot_be_compiled_runs_eagerly(flags: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(graph: fx.GraphModule, inputs: Any, **how: Any) -> Any:
+        if not how.get("is_backward"):
+            return inner(graph, inputs, **how)
+        graph.graph.erase_node(graph.graph.output_node())  # as far as it came
+        raise RuntimeError("no code")
+
+    def gradient(call: Program) -> torch.Tensor:
+        x = tensor(4, 4).requires_grad_()
+        torch.autograd.backward(call(x))
+        assert x.grad is not None
+        return x.grad
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return ((x * 2).sin() @ x).sum()
+
+    inner = compile_fx.compile_fx_inner
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", fails)
+    torch._dynamo.reset()
+    with msctx.context(**flags), fresh_cache(), pytest.warns(msctx.MsctxWarning, match=r"test_graph_fusion.py:\d+: .* no code"):
+        torch.testing.assert_close(gradient(msctx.jit(program)), gradient(program))
+    with msctx.context(jit_syntax_level="STRICT", **flags), fresh_cache(), pytest.raises(RuntimeError, match="no code"):
+        gradient(msctx.jit(program))
 
 
 # --- names that match nothing -----------------------------------------------------------------------------------------
