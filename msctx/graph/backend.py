@@ -45,8 +45,7 @@ class Backend:
         except Exception as error:
             if self.wanted.whole:
                 raise
-            text = f"{_where(graph)}: the compiler raised {named(error).splitlines()[0]}"
-            warn("mode", text, f"mode=GRAPH_MODE: {text}. This part runs eagerly; jit_syntax_level='STRICT' makes it an error.")
+            not_compiled(graph, error)
             graph.graph = own  # as the program has it
             return graph.forward
 
@@ -66,6 +65,12 @@ class Backend:
         kept = {} if self.wanted.keeps is None else {"activation_memory_budget": self.wanted.keeps}
         only = self.wanted.only or _here.only_compiles
         return kept | ({"force_non_lazy_backward_lowering": True} if only else {})
+
+
+def not_compiled(graph: torch.fx.GraphModule, error: Exception) -> None:
+    """Report that a part runs eagerly, since the compiler has failed."""
+    text = f"{_where(graph)}: the compiler raised {named(error).splitlines()[0]}"
+    warn("mode", text, f"mode=GRAPH_MODE: {text}. This part runs eagerly; jit_syntax_level='STRICT' makes it an error.")
 
 
 def _compiler(wanted: Compilation, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -11,16 +11,16 @@ from msctx.graph.ir import graphs_in, inner_graph, operator_of, scope_of, type_o
 
 
 class _Look(NamedTuple):
+    title: str
     shape: str
     colour: str
 
 
 _LOOKS = {
-    "placeholder": _Look("ellipse", "#dbeafe"),
-    "get_attr": _Look("note", "#fef3c7"),
-    "output": _Look("ellipse", "#dcfce7"),
+    "placeholder": _Look("", "ellipse", "#dbeafe"),
+    "get_attr": _Look("GetAttr", "note", "#fef3c7"),
+    "output": _Look("Return", "ellipse", "#dcfce7"),
 }
-_OPERATOR = _Look("box", "#f8fafc")
 
 
 def dot_text(gm: fx.GraphModule, name: str, *, classes: bool) -> str:
@@ -37,10 +37,10 @@ def dot_text(gm: fx.GraphModule, name: str, *, classes: bool) -> str:
 
 
 def _look(node: fx.Node, classes: bool) -> str:
-    title = operator_of(node) if node.op not in _LOOKS else {"placeholder": "", "output": "Return"}.get(node.op, "GetAttr")
+    title, shape, colour = _LOOKS.get(node.op) or _Look(operator_of(node), "box", "#f8fafc")
+    kind = type_of(node).strip("<>") if node.op != "output" else ""
     scope = "/".join(scope_of(node, classes=classes)) if node.op not in ("placeholder", "output") else ""
-    label = "\n".join(filter(None, (title, node.name, type_of(node).strip("<>") if node.op != "output" else "", scope)))
-    shape, colour = _LOOKS.get(node.op, _OPERATOR)
+    label = "\n".join(filter(None, (title, node.name, kind, scope)))
     return f'label={_quoted(label)}, shape={shape}, fillcolor="{colour}"'
 
 

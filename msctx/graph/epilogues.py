@@ -16,7 +16,6 @@ from torch.fx.experimental.symbolic_shapes import has_free_symbols
 from msctx.graph.activations import ACTIVATIONS, activation
 
 aten = torch.ops.aten
-CONVOLUTION, LINEAR = "msctx::convolution", "msctx::linear"
 PRODUCTS = (aten.mm.default, aten.addmm.default)
 Number: TypeAlias = float | int | fx.Node
 
@@ -396,8 +395,8 @@ def _operators() -> None:
     def product(left: torch.Tensor, right: torch.Tensor, *rest: Any) -> torch.Tensor:
         return left.new_empty(left.shape[0], right.shape[1])
 
-    torch.library.register_fake(CONVOLUTION, result)
-    torch.library.register_fake(LINEAR, product)
+    torch.library.register_fake("msctx::convolution", result)
+    torch.library.register_fake("msctx::linear", product)
 
 
 def _propagate(graph: fx.GraphModule) -> None:

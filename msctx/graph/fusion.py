@@ -15,10 +15,10 @@ import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
-from msctx.graph import epilogues, names, weights
+from msctx.graph import epilogues, fusion_dump, names, weights
+from msctx.graph.backend import not_compiled
 from msctx.graph.frozen import Compile, frozen
-from msctx.graph.fusion_dump import Dump
-from msctx.graph.groups import ALL, REDUCTIONS, Rules, fuse, groups_in, meant, names_of
+from msctx.graph.groups import COMPILED, REDUCTIONS, Rules, fuse, groups_in, meant, names_of
 from msctx.graph.names import split
 from msctx.graph.passes import (
     PASSES,
@@ -29,8 +29,7 @@ from msctx.graph.passes import (
     patterns,
 )
 from msctx.notices import warn
-from msctx.options.fusion_passes import ALL as EVERY
-from msctx.options.fusion_passes import BUFFER, GRAPH, TWINS, known
+from msctx.options.fusion_passes import ALL, BUFFER, GRAPH, TWINS, known
 from msctx.options.graph import Compilation
 
 BESIDE = {"aggressive_fusion": True, "score_fusion_memory_threshold": 0}
@@ -77,14 +76,14 @@ class Way:
         self.rules = self._rules()
         if self.rules:
             self.config["fallback_random"] = True  # the random numbers of eager code, which operators outside of groups draw
-        self.dump = Dump() if flags.get("dump_as_text") else None
+        self.dumps = bool(flags.get("dump_as_text"))
         inductor, aot = entries(self.passes)
         self.config, self.aot = inductor | self.config, aot | self.aot
-        if self.dump:
-            self.config |= {"fx_graph_cache": False, **self.dump.hooks()}
+        if self.dumps:
+            self.config |= {"fx_graph_cache": False, **fusion_dump.hooks()}
         if self.rules:
             self.aot["donated_buffer"] = False  # the numbers of what may be written over are those of the graph's inputs
-        if self.dump or self.rules or any(name in flags for name in names.LISTS):
+        if self.dumps or self.rules or any(name in flags for name in names.LISTS):
             self.aot["enable_autograd_cache"] = False  # what it loads has been through no pass
         self.weights, self.epilogues, self.products = wanted.weights, wanted.epilogues, wanted.products is not None
         about = own_code(), wanted.flags, wanted.fusion_switches, wanted.weights, wanted.epilogues, wanted.products
@@ -100,10 +99,10 @@ class Way:
 
     def _by_switches(self, switches: Sequence[tuple[str, str, str]]) -> None:
         """Single entries win over ALL, wherever they stand."""
-        for group, name, state in sorted(switches, key=lambda switch: switch[1] != EVERY):
-            if name == EVERY and group == GRAPH:
+        for group, name, state in sorted(switches, key=lambda switch: switch[1] != ALL):
+            if name == ALL and group == GRAPH:
                 self.patterns.base = state == "on" and self.patterns.base
-            elif name == EVERY and group == BUFFER:
+            elif name == ALL and group == BUFFER:
                 self.buffers = state == "on"
             for twin in TWINS.get(name, ()):
                 self._switch(twin, state == "on")
@@ -175,7 +174,7 @@ class Way:
         if self.level != 1 and self.buffers and not any(name in flags for name in GROUPING):
             return None
         return Rules(
-            part=-1 if not self.buffers else flags.get("fusion_ops_level", REDUCTIONS if self.level == 1 else ALL),
+            part=-1 if not self.buffers else flags.get("fusion_ops_level", REDUCTIONS if self.level == 1 else COMPILED),
             only=self._names("enable_cluster_ops_only") if self.buffers else None,
             more=self._names("enable_cluster_ops") or frozenset() if self.buffers else frozenset(),
             less=self._names("disable_cluster_ops") or frozenset(),
@@ -193,7 +192,9 @@ class Way:
         from torch._decomp import decomposition_table
         from torch._inductor.decomposition import select_decomp_table
 
-        lists = {flag: meant(split(self.flags[flag])) for flag in names.OPERATORS if "expand" in flag and flag in self.flags}
+        lists = {
+            flag: meant(split(self.flags[flag])) for flag in names.OPERATOR_FLAGS if "expand" in flag and flag in self.flags
+        }
         if not lists and not self.flags.get("disable_matmul_post_fusion"):
             return None
         table = dict(select_decomp_table())
@@ -266,17 +267,22 @@ class KeepUpTo(CustomPartitionerFn):
 
         all_kept = KeepAll()(deepcopy(gm), joint_inputs, **kwargs)
         again = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
-        kept = _bytes(all_kept[0])
-        return again if kept > self.most and kept - _bytes(again[0]) > self.least else all_kept
+        kept, less = (_saved(forward, kwargs["num_fwd_outputs"]) for forward, _ in (all_kept, again))
+        return again if kept > self.most and kept - less > self.least else all_kept
 
     def uuid(self) -> object:
         return type(self).__name__, self.most, self.least
 
 
-def _bytes(forward: fx.GraphModule) -> int:
-    """What a forward graph returns."""
-    values = torch.utils._pytree.tree_leaves([node.meta.get("val") for node in forward.graph.output_node().all_input_nodes])
-    return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
+def _saved(forward: fx.GraphModule, outputs: int) -> int:
+    """The bytes that a forward graph makes and returns for the backward pass, after the *outputs* of the program."""
+    from torch._inductor.fx_utils import get_node_storage
+
+    results: Any = forward.graph.output_node().args[0]
+    own = {get_node_storage(node): node.meta["val"] for node in results[outputs:] if isinstance(node, fx.Node)}
+    for node in forward.graph.find_nodes(op="placeholder"):
+        own.pop(get_node_storage(node), None)
+    return sum(value.numel() * value.element_size() for value in own.values() if isinstance(value, torch.Tensor))
 
 
 # --- compiling --------------------------------------------------------------------------------------------------------
@@ -284,10 +290,11 @@ def _bytes(forward: fx.GraphModule) -> int:
 
 def compiler(wanted: Compilation) -> Callable[..., Any]:
     """What compiles the graphs of a policy that inductor fuses."""
-    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     if not (wanted.flags or wanted.fusion_switches or wanted.frozen or wanted.weights or wanted.products):
-        return functools.partial(compile_fx, config_patches=dict(wanted.config))
+        inner = functools.partial(_or_eagerly, wanted, compile_fx_inner)
+        return functools.partial(compile_fx, inner_compile=inner, config_patches=dict(wanted.config))
     compile = functools.partial(_compile, wanted)
     return functools.partial(_frozen, compile) if wanted.frozen else compile
 
@@ -315,7 +322,7 @@ def _compile(wanted: Compilation, graph: fx.GraphModule, inputs: Sequence[Any]) 
         made: Any = compile_fx(
             graph,
             inputs,
-            inner_compile=functools.partial(_inner, way),
+            inner_compile=functools.partial(_or_eagerly, wanted, functools.partial(_inner, way)),
             config_patches=way.config,
             decompositions=way.decompositions(),
         )
@@ -336,6 +343,22 @@ def _in_force(way: Way) -> Iterator[None]:
         if way.weights:
             stack.enter_context(weights.not_copied())
         yield
+
+
+def _or_eagerly(
+    wanted: Compilation, inner: Callable[..., Any], graph: fx.GraphModule, inputs: Sequence[Any], **how: Any
+) -> Any:
+    """What *inner* makes of a graph. A backward pass that it cannot compile runs eagerly: its forward pass has run already."""
+    from torch._dynamo.backends.debugging import boxed_nop
+
+    if wanted.whole or not how.get("is_backward"):
+        return inner(graph, inputs, **how)
+    own = fx.GraphModule(graph, deepcopy(graph.graph))  # passes change the other one
+    try:
+        return inner(graph, inputs, **how)
+    except Exception as error:
+        not_compiled(own, error)
+        return boxed_nop(own, [])
 
 
 def _inner(way: Way, graph: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
@@ -367,8 +390,8 @@ def _keep_whole(graph: fx.GraphModule, is_backward: bool) -> None:
 
 
 def _in_groups(way: Way, graph: fx.GraphModule, how: dict[str, Any]) -> Callable[[list[Any]], Any]:
+    from torch._dynamo.backends.debugging import boxed_nop
     from torch._dynamo.utils import counters
-    from torch._functorch._aot_autograd.utils import make_boxed_func
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.utils import BoxedBool
 
@@ -376,13 +399,13 @@ def _in_groups(way: Way, graph: fx.GraphModule, how: dict[str, Any]) -> Callable
     how = {**how, "static_input_idxs": (), "cudagraphs": BoxedBool(False)}
     found = groups_in(graph, way.rules)
     counters["msctx"]["fused_groups"] += len(found)
-    if way.dump:
-        way.dump.graph("before_grouping", graph)
+    if way.dumps:
+        fusion_dump.write("before_grouping", graph)
     with _of_its_parts():
         made = fuse(graph, found, functools.partial(compile_fx_inner, **how))
-    if way.dump:
-        way.dump.graph("after_grouping", made)
-    boxed: Callable[[list[Any]], Any] = make_boxed_func(made.forward)
+    if way.dumps:
+        fusion_dump.write("after_grouping", made)
+    boxed: Callable[[list[Any]], Any] = boxed_nop(made, [])  # it releases each input after its last use
     return boxed
 
 
@@ -403,17 +426,17 @@ def _of_its_parts() -> Iterator[None]:
 def _match(way: Way, graph: fx.GraphModule) -> None:
     """Which names of lists of operators a graph has."""
     present = frozenset().union(*map(names_of, graph.graph.nodes))
-    for flag in names.OPERATORS:
+    for flag in names.OPERATOR_FLAGS:
         if flag in way.flags and (flag == "disable_expand_ops" or "cluster" in flag):
             names.matched((flag, name) for name, of in meant(split(way.flags[flag])).items() if of & present)
 
 
 def _known(way: Way) -> set[tuple[str, str]]:
     """Which names of lists of passes and patterns mean something."""
-    made = patterns() if any(flag in way.flags for flag in names.PATTERNS) else set()
+    made = patterns() if any(flag in way.flags for flag in names.PATTERN_FLAGS) else set()
     of = {
-        **dict.fromkeys(names.PASSES, PASSES.keys()),
-        **dict.fromkeys(names.SIMPLIFICATIONS, frozenset({*SIMPLIFYING_PASSES, *SIMPLIFYING_PATTERNS})),
-        **dict.fromkeys(names.PATTERNS, made),
+        **dict.fromkeys(names.PASS_FLAGS, PASSES.keys()),
+        **dict.fromkeys(names.SIMPLIFICATION_FLAGS, frozenset({*SIMPLIFYING_PASSES, *SIMPLIFYING_PATTERNS})),
+        **dict.fromkeys(names.PATTERN_FLAGS, made),
     }
     return {(flag, name) for flag, those in of.items() for name in split(way.flags.get(flag, "")) if name in those}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import fx
 
 from msctx.inductor_pass import passes_of
-from msctx.notices import warn
+from msctx.observers import files
 
 FOLDER = "graph_kernel_dump"
 STAGES = {
@@ -22,8 +22,6 @@ STAGES = {
 """Entry of inductor's configuration that takes a pass over the graph → the name of the stage."""
 KERNELS = {"_pre_fusion_custom_pass": "kernels_before_fusion", "_post_fusion_custom_pass": "kernels_after_fusion"}
 """The same of what is scheduled."""
-
-_numbers = itertools.count()
 
 
 def _in_turn(passes: Sequence[Callable[[fx.Graph], None]]) -> Callable[[fx.Graph], None]:
@@ -36,46 +34,50 @@ def _in_turn(passes: Sequence[Callable[[fx.Graph], None]]) -> Callable[[fx.Graph
     return run
 
 
-class Dump:
-    """Writes one file for each stage of each graph, numbered in the order of this process; each rank in its own folder."""
+def hooks() -> dict[str, Any]:
+    """Entries of inductor's configuration that write a file for each stage of each graph, beside what the program has there."""
+    from torch._inductor import config, custom_graph_pass
 
-    def hooks(self) -> dict[str, Any]:
-        """Entries of inductor's configuration, beside what the program has there."""
-        from torch._inductor import config, custom_graph_pass
+    several = list if hasattr(custom_graph_pass, "get_custom_graph_passes") else _in_turn
+    found: dict[str, Any] = {key: _kernels(stage, getattr(config, key)) for key, stage in KERNELS.items()}
+    for key, stage in STAGES.items():
+        theirs, mine = passes_of(getattr(config, key)), functools.partial(_graph, stage)
+        found[key] = several([mine, *theirs] if key.endswith("pre_pass") else [*theirs, mine])
+    return found
 
-        several = list if hasattr(custom_graph_pass, "get_custom_graph_passes") else _in_turn
-        found: dict[str, Any] = {}
-        for key, stage in STAGES.items():
-            theirs = passes_of(getattr(config, key))
-            mine = self._pass(stage)
-            found[key] = several([mine, *theirs] if key.endswith("pre_pass") else [*theirs, mine])
-        for key, stage in KERNELS.items():
-            found[key] = self._kernels(stage, getattr(config, key))
-        return found
 
-    def graph(self, stage: str, graph: fx.GraphModule) -> None:
-        self._write(stage, graph.print_readable(print_output=False, include_stride=True))
+def write(stage: str, graph: fx.GraphModule) -> None:
+    _write(stage, graph.print_readable(print_output=False, include_stride=True))
 
-    def _pass(self, stage: str) -> Callable[[fx.Graph], None]:
-        def write(graph: fx.Graph) -> None:
-            owner = graph.owning_module
-            self._write(stage, str(graph) if owner is None else owner.print_readable(print_output=False, include_stride=True))
 
-        return write
+def _graph(stage: str, graph: fx.Graph) -> None:
+    owner = graph.owning_module
+    if owner is None:
+        _write(stage, str(graph))
+    else:
+        write(stage, owner)
 
-    def _kernels(self, stage: str, theirs: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
-        def write(nodes: Any) -> Any:
-            nodes = nodes if theirs is None else theirs(nodes)
-            self._write(stage, "\n".join(node.debug_str() for node in nodes))
-            return nodes
 
-        return write
+def _kernels(stage: str, theirs: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+    def run(nodes: Any) -> Any:
+        nodes = nodes if theirs is None else theirs(nodes)
+        _write(stage, "\n".join(node.debug_str() for node in nodes))
+        return nodes
 
-    def _write(self, stage: str, text: str) -> None:
-        rank = os.environ.get("RANK")
-        folder = Path(FOLDER, f"rank_{rank}") if rank else Path(FOLDER)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"{next(_numbers):04}_{stage}.txt").write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            warn("graph_kernel_flags", "dump", f"graph_kernel_flags: --dump_as_text cannot write to {folder}: {error.strerror}")
+    return run
+
+
+def _write(stage: str, text: str) -> None:
+    folder = Path(FOLDER, f"rank_{files.rank()}") if files.is_one_of_several() else Path(FOLDER)
+
+    def work() -> None:
+        files.write(folder / f"{next(_numbers(folder.absolute())):04}_{stage}.txt", text + "\n")
+
+    files.guarded("graph_kernel_flags", folder, work)
+
+
+@functools.cache
+def _numbers(folder: Path) -> Iterator[int]:
+    """They go on from those of the files that are there."""
+    there = (path.name.partition("_")[0] for path in folder.glob("*_*.txt"))
+    return itertools.count(max((int(number) + 1 for number in there if number.isdecimal()), default=0))

@@ -19,7 +19,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from msctx.options.operators import resolve
 
-SINGLE, REDUCTIONS, ALL = 0, 1, 2
+SINGLE, REDUCTIONS, COMPILED = 0, 1, 2
 """Which operators may be in a group: on single elements; reductions, too; all that inductor has code for."""
 ARRANGING = frozenset(
     [
@@ -58,7 +58,7 @@ class Rules:
     """Which groups are made.
 
     Attributes:
-        part: ``SINGLE``, ``REDUCTIONS`` or ``ALL``.
+        part: ``SINGLE``, ``REDUCTIONS`` or ``COMPILED``.
         only, more, less: names of operators that may be in one, instead of those of *part*, beside them, and not.
         size: how many operators there may be in one; 0: any number.
         depth: how many operators in a row before a reduction; None: any number.
@@ -67,7 +67,7 @@ class Rules:
         least: how many operators make a group.
     """
 
-    part: int = ALL
+    part: int = COMPILED
     only: frozenset[str] | None = None
     more: frozenset[str] = frozenset()
     less: frozenset[str] = frozenset()
@@ -119,7 +119,7 @@ def _part(node: fx.Node) -> int:
         return SINGLE
     if torch.Tag.reduction in target.tags:
         return REDUCTIONS
-    return ALL if target in lowerings and target not in fallbacks else ALL + 1
+    return COMPILED if target in lowerings and target not in fallbacks else COMPILED + 1
 
 
 class _Support(OperatorSupportBase):

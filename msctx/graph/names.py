@@ -6,18 +6,18 @@ from collections.abc import Iterable
 
 from msctx.native.scope_counter import ScopeCounter
 
-OPERATORS = (
+OPERATOR_FLAGS = (
     *("enable_cluster_ops", "enable_cluster_ops_only", "disable_cluster_ops"),
     *("enable_expand_ops", "enable_expand_ops_only", "disable_expand_ops"),
 )
-PASSES = ("enable_pass", "disable_pass")
-SIMPLIFICATIONS = ("enable_simplify_exprs_only", "disable_simplify_exprs")
-PATTERNS = ("enable_fusion_pattern_only", "disable_fusion_pattern")
+PASS_FLAGS = ("enable_pass", "disable_pass")
+SIMPLIFICATION_FLAGS = ("enable_simplify_exprs_only", "disable_simplify_exprs")
+PATTERN_FLAGS = ("enable_fusion_pattern_only", "disable_fusion_pattern")
 LISTS = {
-    **dict.fromkeys(OPERATORS, "operator"),
-    **dict.fromkeys(PASSES, "pass"),
-    **dict.fromkeys(SIMPLIFICATIONS, "simplification"),
-    **dict.fromkeys(PATTERNS, "pattern"),
+    **dict.fromkeys(OPERATOR_FLAGS, "operator"),
+    **dict.fromkeys(PASS_FLAGS, "pass"),
+    **dict.fromkeys(SIMPLIFICATION_FLAGS, "simplification"),
+    **dict.fromkeys(PATTERN_FLAGS, "pattern"),
 }
 """Flag → what its names are of."""
 

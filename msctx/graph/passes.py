@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -73,13 +73,14 @@ def name_of(entry: Any) -> str:
 
 def patterns() -> set[str]:
     """The names of the patterns that inductor has now; some it makes when it first compiles."""
-    from torch._inductor.fx_passes import freezing_patterns, joint_graph, post_grad
+    from torch._inductor.fx_passes import freezing_patterns, joint_graph, post_grad, split_cat
     from torch._inductor.pattern_matcher import PatternMatcherPass
 
     found: set[str] = set()
-    for module in (joint_graph, post_grad, freezing_patterns):
+    for module in (joint_graph, post_grad, freezing_patterns, split_cat):
         for value in vars(module).values():
-            for one in value if isinstance(value, list) else [value]:
+            several = [*value.values()] if isinstance(value, dict) else value
+            for one in several if isinstance(several, list) else [value]:
                 if isinstance(one, PatternMatcherPass):
                     found |= {name_of(entry) for entries in one.patterns.values() for entry in entries}
     return found
@@ -91,7 +92,7 @@ class Patterns:
     def __init__(self) -> None:
         self.base, self.named = True, dict[str, bool]()
 
-    def only(self, names: Iterator[str] | Any) -> None:
+    def only(self, names: Iterable[str]) -> None:
         self.base, self.named = False, dict.fromkeys(names, True)
 
     @property
@@ -103,7 +104,7 @@ class Patterns:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Inductor replaces these alone. To be entered under Dynamo's lock, under which all compilation is."""
+        """Inductor replaces these alone. To be entered under Dynamo's lock, as all that torch.compile does."""
         from torch._inductor.pattern_matcher import PatternMatcherPass
 
         if not self.narrows:

@@ -19,7 +19,7 @@ def not_copied() -> Iterator[None]:
     """Inductor copies weights to channels_last in each call: for convolutions, for gradients, and as what a forward pass saves.
 
     A copy belongs to no module, so that no rule for one would hold; and kernels bring a weight into a form of their own. To be
-    entered under Dynamo's lock, under which all compilation is.
+    entered under Dynamo's lock, as all that torch.compile does.
     """
     from torch._inductor.graph import GraphLowering
     from torch._inductor.lowering import lowerings

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import copy
 import re
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from functorch.compile import aot_function, nop
 from fusion_programs import Made, compiled
 from graph_programs import graphs
-from torch import nn
+from torch import fx, nn
+from torch._inductor import compile_fx
 from torch._inductor.utils import fresh_cache
 from torch.nn import functional
 
 import msctx
+from msctx.graph import fusion
+from msctx.options.graph import Compilation
 from msctx.options.graph_kernel_flags import FLAGS
 
 Program = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
@@ -215,6 +221,26 @@ def test_what_the_backward_pass_keeps_and_computes_again() -> None:
         assert saved(compiled(keeps, x, flags=flags, backward=True)) == kept, flags
 
 
+def test_what_a_program_returns_or_is_given_is_no_result_that_the_backward_pass_keeps() -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x @ w).sin().cos().sum(), (x[:, :1] * 2).expand(8, 4096).contiguous()
+
+    def kept(most: int, least: int) -> int:
+        """How many bytes of its own the forward graph saves: a product of 128, and its sine."""
+
+        def partitioned(*args: Any, **kwargs: Any) -> Any:
+            forward, backward = fusion.KeepUpTo(most, least)(*args, **kwargs)
+            found.append(sum(node.name in ("mm", "sin") for node in forward.graph.output_node().all_input_nodes) * 128)
+            return forward, backward
+
+        found: list[int] = []
+        call = aot_function(program, fw_compiler=nop, bw_compiler=nop, partition_fn=partitioned)
+        call(tensor(8, 16).requires_grad_(), tensor(16, 4).requires_grad_())
+        return found[0]
+
+    assert [kept(255, 0), kept(256, 0), kept(0, 127), kept(0, 128)] == [128, 256, 128, 256]
+
+
 @pytest.mark.full
 def test_graphs_with_dynamic_sizes_are_not_fused_unless_that_is_on() -> None:
     found = {}
@@ -260,10 +286,22 @@ def test_texts_of_what_fusion_does_are_written_where_asked_for(
     assert level > 1 or "fused_" in found["after_grouping"]
 
 
+def test_texts_of_an_earlier_process_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    earlier = tmp_path / "graph_kernel_dump" / "0041_before_passes.txt"
+    earlier.parent.mkdir()
+    earlier.write_text("a graph")
+    with torch.no_grad():
+        compiled(chain, A, flags="--opt_level=2 --dump_as_text")
+    first, *later = sorted(earlier.parent.iterdir())
+    assert (first, first.read_text()) == (earlier, "a graph")
+    assert [int(path.name[:4]) for path in later] == [*range(42, 47)]
+
+
 def test_a_folder_that_cannot_be_written_leaves_the_run_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "graph_kernel_dump").write_text("in the way")
-    with torch.no_grad(), pytest.warns(msctx.MsctxWarning, match="--dump_as_text cannot write to graph_kernel_dump"):
+    with torch.no_grad(), pytest.warns(msctx.MsctxWarning, match="graph_kernel_flags: cannot write to graph_kernel_dump"):
         compiled(chain, A, flags="--opt_level=2 --dump_as_text")
 
 
@@ -376,6 +414,47 @@ def test_code_of_one_policy_never_runs_under_another() -> None:
     assert graphs() == 2
 
 
+def test_groups_release_what_nobody_needs_any_more() -> None:
+    def look(value: torch.Tensor) -> torch.Tensor:
+        alive.append(first() is not None)
+        return value
+
+    graph = fx.Graph()
+    later = graph.call_function(torch.neg, (graph.placeholder("x"),))
+    graph.output((graph.call_function(look, (later,)),))
+    run = fusion._in_groups(fusion.Way(Compilation(flags=(("opt_level", 1),))), fx.GraphModule({}, graph), {})
+    args, alive = [torch.ones(3)], list[bool]()
+    first = weakref.ref(args[0])
+    run(args)
+    assert alive == [False]
+
+
+@pytest.mark.parametrize("flags", [{}, {"graph_kernel_flags": "--opt_level=1"}])
+def test_a_backward_pass_that_cannot_be_compiled_runs_eagerly(flags: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(graph: fx.GraphModule, inputs: Any, **how: Any) -> Any:
+        if not how.get("is_backward"):
+            return inner(graph, inputs, **how)
+        graph.graph.erase_node(graph.graph.output_node())  # as far as it came
+        raise RuntimeError("no code")
+
+    def gradient(call: Program) -> torch.Tensor:
+        x = tensor(4, 4).requires_grad_()
+        torch.autograd.backward(call(x))
+        assert x.grad is not None
+        return x.grad
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return ((x * 2).sin() @ x).sum()
+
+    inner = compile_fx.compile_fx_inner
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", fails)
+    torch._dynamo.reset()
+    with msctx.context(**flags), fresh_cache(), pytest.warns(msctx.MsctxWarning, match=r"test_graph_fusion.py:\d+: .* no code"):
+        torch.testing.assert_close(gradient(msctx.jit(program)), gradient(program))
+    with msctx.context(jit_syntax_level="STRICT", **flags), fresh_cache(), pytest.raises(RuntimeError, match="no code"):
+        gradient(msctx.jit(program))
+
+
 # --- names that match nothing -----------------------------------------------------------------------------------------
 
 
@@ -396,7 +475,8 @@ def test_names_that_match_nothing_are_reported_at_the_end_of_their_context() -> 
 def test_nothing_is_reported_where_nothing_was_compiled_or_all_matched() -> None:
     with msctx.context(graph_kernel_flags="--disable_cluster_ops=Nothing"):
         pass
-    with msctx.context(graph_kernel_flags="--disable_cluster_ops=sin,Mul --composite_op_limit_size=1"):
+    flags = "--disable_cluster_ops=sin,Mul --composite_op_limit_size=1 --disable_fusion_pattern=merge_splits,decompose_mm"
+    with msctx.context(graph_kernel_flags=flags):
         msctx.jit(lambda x: x.sin() * 2)(A)
 
 
