@@ -101,7 +101,9 @@ def schema(
 
 
 def migrate(
-    file: Annotated[str, typer.Argument(help="A Python script that sets MindSpore's context. It is read, not run.")],
+    file: Annotated[
+        str, typer.Argument(help="A Python script or a notebook that sets MindSpore's context. It is read, not run.")
+    ],
     device: Annotated[str | None, typer.Option(help="Statuses for cpu, cuda or ascend. Default: this machine.")] = None,
     as_: Annotated[
         str | None, typer.Option("--as", metavar="yaml|block", help="Print the YAML, or the with-block, alone.")

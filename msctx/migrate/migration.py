@@ -156,10 +156,14 @@ class _Merging:
             file=self.script.file,
             calls=tuple(self.calls),
             options=options,
-            problems=tuple(sorted(self.problems, key=lambda p: (p.mark.line, p.mark.column) if p.mark else (0, 0))),
+            problems=tuple(sorted(self.problems, key=self._order)),
             entries=tuple(self.entries.values()),
             layer=layer,
         )
+
+    def _order(self, problem: Diagnostic) -> tuple[int, int, int]:
+        mark = problem.mark
+        return (self.script.order.get(mark.file, 0), mark.line, mark.column) if mark else (0, 0, 0)
 
     def _combine(self) -> Layer:
         """All options together; those that msctx does not take beside the others stay out."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import io
+import json
 import platform
 import re
 import tokenize
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from msctx.errors import Diagnostic, FileError, Mark, one_line
@@ -16,16 +18,24 @@ from msctx.errors import Diagnostic, FileError, Mark, one_line
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 """What ends a line for Python; ``str.splitlines`` also breaks at form feeds and Unicode's separators."""
 
+_MAGIC = re.compile(r"(\s*)(?:[\w, ]+=\s*)?[%!?]|(?=[\w.]+\?+\s*$)")
+"""A line of a notebook that IPython reads and Python does not: a magic, a command of the shell, a question."""
+_PYTHON_CELLS = ("%%time", "%%timeit", "%%capture", "%%prun")
+"""Magics of whole cells that hold Python."""
+
 _Outer = ast.stmt | ast.expr | ast.ExceptHandler | ast.pattern
 """What a condition is read from; all of them have a place."""
 
 
 class Script:
-    """A parsed script."""
+    """A parsed script; of a notebook, all cells in a row, and *places*: for each line, its cell and its line there."""
 
-    def __init__(self, file: str, text: str) -> None:
+    def __init__(self, file: str, text: str, places: Sequence[tuple[str, int]] = ()) -> None:
         self.file, self.name = file, Path(file).name
         self.lines = _NEWLINE.split(text)
+        self.places = places
+        self.order = {name: i for i, name in enumerate(dict.fromkeys(name for name, _ in places))}
+        """The cells of a notebook in their order."""
         self.tree = self._parse(text)
         self.parents: dict[ast.AST, tuple[ast.AST, str]] = {}
         for node in ast.walk(self.tree):  # no function here calls itself: a sum of 900 terms is a tree 900 deep
@@ -56,7 +66,12 @@ class Script:
         return self._mark(error.lineno, start, max(1, (error.end_offset or 0) - start) if same else 1)
 
     def _mark(self, line: int, column: int, width: int) -> Mark:
-        return Mark(self.file, line, column, self.lines[line - 1], width)
+        file, number = self.place(line)
+        return Mark(file, number, column, self.lines[line - 1], width)
+
+    def place(self, line: int) -> tuple[str, int]:
+        """How messages name a line."""
+        return self.places[min(line, len(self.places)) - 1] if self.places else (self.file, line)
 
     def _column(self, line: int, offset: int) -> int:
         """The column, from 1, of a place that the tree gives in bytes of UTF-8."""
@@ -90,7 +105,7 @@ class Script:
 
     def inside(self, node: ast.AST) -> list[tuple[str, int]]:
         """The functions, conditions and loops on which it depends whether an expression is ever evaluated, with their lines."""
-        found = [(words, outer.lineno) for outer, words in self._conditions(node)]
+        found = [(words, self.place(outer.lineno)[1]) for outer, words in self._conditions(node)]
         return found[::-1]
 
     def _conditions(self, node: ast.AST) -> Iterator[tuple[_Outer, str]]:
@@ -123,7 +138,7 @@ def _is_main(test: ast.expr) -> bool:
 
 
 def load(path: str) -> Script:
-    """Read a script; raises :class:`FileError` when it is missing, cannot be decoded or is not Python."""
+    """Read a script or a notebook; raises :class:`FileError` when it is missing, cannot be decoded or is not Python."""
     try:
         data = Path(path).read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a path that no system takes
@@ -138,4 +153,42 @@ def load(path: str) -> Script:
     except (SyntaxError, LookupError, UnicodeError) as error:
         problem = f"cannot be decoded: {one_line(str(error))}"
         raise FileError([Diagnostic("", problem, where=path, suggestion="save it as UTF-8")]) from None
-    return Script(path, text)
+    return Script(path, *_cells(path, text)) if path.endswith(".ipynb") else Script(path, text)
+
+
+def _cells(file: str, text: str) -> tuple[str, list[tuple[str, int]]]:
+    """The code of a notebook, and the place of each line: cells and lines count from 1."""
+    lines, places = [], []
+    try:
+        for i, cell in enumerate(json.loads(text)["cells"], 1):
+            source = cell["source"]
+            if cell["cell_type"] == "code":
+                code = _python_of(source if isinstance(source, str) else "".join(source))
+                lines += code
+                places += [(f"{file}:cell {i}", line) for line in range(1, len(code) + 1)]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise FileError([Diagnostic("", "this is not a notebook of version 4 of the format", where=file)]) from None
+    return "\n".join(lines), places
+
+
+def _python_of(source: str) -> list[str]:
+    """The lines of a cell; what is not Python for IPython alone becomes ``pass``."""
+    lines = _NEWLINE.split(source)
+    first = lines[0].split()
+    if first and first[0].startswith("%%") and first[0] not in _PYTHON_CELLS:
+        return ["pass"] * len(lines)
+    with (
+        warnings.catch_warnings(),
+        suppress(ValueError, RecursionError, MemoryError),
+    ):  # a script with that is refused as a whole
+        warnings.simplefilter("ignore")
+        for _ in lines:  # one at a time: a line that begins with % may also go on with a calculation
+            try:
+                ast.parse("\n".join(lines))
+                break
+            except SyntaxError as error:
+                at = (error.lineno or 1) - 1
+                if at >= len(lines) or not (found := _MAGIC.match(lines[at])):
+                    break
+                lines[at] = f"{found[1]}pass"
+    return lines

@@ -223,27 +223,25 @@ def test_a_foreign_change_in_a_with_block(exact_state: State) -> None:
     assert exact_state() == before
 
 
-@pytest.mark.parametrize("error", [OwnError, KeyboardInterrupt, SystemExit])
-def test_an_error_of_the_body_goes_through_when_somebody_changed_something(
-    exact_state: State, error: type[BaseException]
-) -> None:
-    def work() -> None:
-        torch.set_num_threads(2)
-        raise error
+def change_and_raise(error: type[BaseException]) -> None:
+    torch.set_num_threads(2)
+    raise error
 
+
+@pytest.mark.parametrize("error", [OwnError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_error_of_the_body_goes_through_when_somebody_changed_something(
+    exact_state: State, error: type[BaseException], strict: bool
+) -> None:
     before = exact_state()
-    for strict in (False, True):
-        decorated = msctx.context(runtime_num_threads=1, strict=strict)(work)
+    inner = msctx.context(runtime_num_threads=1, strict=strict)
+    decorated = inner(change_and_raise)
+    nested = msctx.context(runtime_num_threads=2, strict=strict)(decorated)
+    for call in (decorated, nested):
         with pytest.raises(error), pytest.warns(MsctxWarning, match="set 1, found 2"):
-            decorated()
-        with (
-            pytest.raises(error),
-            pytest.warns(MsctxWarning, match=r"set 1, found 2"),
-            msctx.context(runtime_num_threads=2, strict=strict),
-            msctx.context(runtime_num_threads=1, strict=strict),
-        ):
-            torch.set_num_threads(2)
-            raise error
+            call(error)
+    with pytest.raises(error), pytest.warns(MsctxWarning, match="set 1, found 2"), inner:
+        change_and_raise(error)
     assert exact_state() == before
 
 
@@ -251,8 +249,7 @@ def test_an_error_of_the_body_goes_through_when_somebody_changed_something(
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_error_of_the_body_goes_through_where_warnings_are_errors(capfd: pytest.CaptureFixture[str], strict: bool) -> None:
     with pytest.raises(OwnError), msctx.context(runtime_num_threads=1, strict=strict):
-        torch.set_num_threads(2)
-        raise OwnError
+        change_and_raise(OwnError)
     assert "set 1, found 2 at exit" in capfd.readouterr().err
 
 

@@ -209,7 +209,7 @@ def test_set_context_in_another_thread_leaves_what_the_first_one_set(base: None,
     assert not run_in_thread(lambda: msctx.set_context(max_call_depth=3000))
     assert threads() == 1
     assert msctx.get_context() == {"runtime_num_threads": 1, "max_call_depth": 3000}
-    with pytest.raises(ScopeError, match="^runtime_num_threads was set by set_context in another thread"):
+    with pytest.raises(ScopeError, match=r"^runtime_num_threads was set by set_context in another thread"):
         raise run_in_thread(lambda: msctx.set_context(runtime_num_threads=2))[0]
     msctx.reset_context()
     assert exact_state() == before
@@ -220,9 +220,7 @@ PER_THREAD: list[dict[str, Any]] = [{"precision_mode": "allow_mix_precision_bf16
 
 
 @pytest.mark.parametrize("first", PER_THREAD)
-def test_another_thread_sets_other_options_than_the_first_one(
-    base: None, exact_state: State, first: dict[str, object]
-) -> None:
+def test_another_thread_sets_other_options_than_the_first_one(base: None, exact_state: State, first: dict[str, object]) -> None:
     """Both threads set, change and take back their own, in any order."""
     before = exact_state()
     msctx.set_context(**first, max_call_depth=4000)
@@ -236,9 +234,9 @@ def test_another_thread_sets_other_options_than_the_first_one(
         assert exact_state() != found
         with msctx.context(**first), msctx.context(deterministic="ON"):
             msctx.set_context(max_call_depth=4000)
-        with pytest.raises(ScopeError, match=f"^{next(iter(first))} was set by set_context in another thread"):
+        with pytest.raises(ScopeError, match=rf"^{next(iter(first))} was set by set_context in another thread"):
             msctx.set_context(**first)
-        with pytest.raises(ScopeError, match=f"^{next(iter(first))} was set by set_context in another thread"):
+        with pytest.raises(ScopeError, match=rf"^{next(iter(first))} was set by set_context in another thread"):
             msctx.reset_context()
         assert msctx.get_context("max_call_depth") == 4000
         BASE.take_back("set_context", other)
