@@ -106,7 +106,7 @@ NO_BOUNDS = (
     "error with msctx compare"
 )
 NO_BOUND = (
-    "no algorithm of msctx with a larger bound is chosen; PyTorch's own path, which normal and performance may choose, states no bound"
+    "no algorithm of msctx with a larger bound is chosen; PyTorch's own path, which normal and performance may choose, states none"
 )
 DIRECT_ON_CUDA = "by a kernel of msctx's own, for depthwise convolutions: cuDNN never implemented it"
 
