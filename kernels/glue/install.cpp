@@ -128,7 +128,7 @@ MSCTX_API const char* msctx_hook_problem(int place) try {
 }
 
 // How many different threads take part in a loop of torch's: 1 with more than one thread set means that OpenMP was not compiled in.
-// A thread that ends asks for it: OpenMP's threads end with it. Those of this thread would be missed by a forked child, which would wait.
+// In a thread of its own, with which OpenMP's threads end: a forked child would wait for those of this thread, which it does not have.
 MSCTX_API int msctx_threads_seen() {
   std::atomic<uint64_t> seen{0};
   std::thread([&] {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,9 +13,7 @@ from typing import Any
 
 import torch
 
-from msctx.errors import named
-from msctx.graph import scope_passes
-from msctx.notices import warn
+from msctx.graph import breaks, scope_passes
 from msctx.observers import compiled_places
 from msctx.options.graph import Compilation
 
@@ -45,7 +42,7 @@ class Backend:
         except Exception as error:
             if self.wanted.whole:
                 raise
-            not_compiled(graph, error)
+            breaks.not_compiled(graph, error)
             graph.graph = own  # as the program has it
             return graph.forward
 
@@ -65,12 +62,6 @@ class Backend:
         kept = {} if self.wanted.keeps is None else {"activation_memory_budget": self.wanted.keeps}
         only = self.wanted.only or _here.only_compiles
         return kept | ({"force_non_lazy_backward_lowering": True} if only else {})
-
-
-def not_compiled(graph: torch.fx.GraphModule, error: Exception) -> None:
-    """Report that a part runs eagerly, since the compiler has failed."""
-    text = f"{_where(graph)}: the compiler raised {named(error).splitlines()[0]}"
-    warn("mode", text, f"mode=GRAPH_MODE: {text}. This part runs eagerly; jit_syntax_level='STRICT' makes it an error.")
 
 
 def _compiler(wanted: Compilation, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -122,14 +113,6 @@ def _with_weights_as_inputs(
     made.recompile()
     run = compiler(made, [*weights, *inputs])
     return (lambda *args: run(*weights, *args)) if weights else run
-
-
-def _where(graph: torch.fx.GraphModule) -> str:
-    """The user's line of the first node that has one."""
-    for node in graph.graph.nodes:
-        if found := re.findall(r'File "([^"]+)", line (\d+)', node.stack_trace or ""):
-            return ":".join(found[-1])
-    return "a graph"
 
 
 def _stop(*_: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Why a graph ends before its function does: what Dynamo reports, in parts."""
+"""Why code is not compiled, or not as a whole: graph breaks as Dynamo reports them, in parts, and what the compiler raised."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ import os
 import re
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from msctx.errors import named
+from msctx.notices import warn
+
+if TYPE_CHECKING:
+    from torch import fx
 
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -50,3 +57,11 @@ def _not_theirs() -> tuple[str, str]:
 
 def _first(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
+
+
+def not_compiled(graph: fx.GraphModule, error: Exception) -> None:
+    """Warn that a part runs eagerly, since the compiler has failed; with the program's line of the first node that has one."""
+    lines = (_LINE.findall(node.stack_trace or "") for node in graph.graph.nodes)
+    where = next((":".join(found[-1]) for found in lines if found), "a graph")
+    text = f"{where}: the compiler raised {named(error).splitlines()[0]}"
+    warn("mode", text, f"mode=GRAPH_MODE: {text}. This part runs eagerly; jit_syntax_level='STRICT' makes it an error.")

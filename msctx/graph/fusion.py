@@ -15,8 +15,7 @@ import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
-from msctx.graph import epilogues, fusion_dump, names, weights
-from msctx.graph.backend import not_compiled
+from msctx.graph import breaks, epilogues, fusion_dump, names, weights
 from msctx.graph.frozen import Compile, frozen
 from msctx.graph.groups import COMPILED, REDUCTIONS, Rules, fuse, groups_in, meant, names_of
 from msctx.graph.names import split
@@ -357,7 +356,7 @@ def _or_eagerly(
     try:
         return inner(graph, inputs, **how)
     except Exception as error:
-        not_compiled(own, error)
+        breaks.not_compiled(own, error)
         return boxed_nop(own, [])
 
 
@@ -366,8 +365,8 @@ def _inner(way: Way, graph: fx.GraphModule, inputs: Sequence[Any], **how: Any) -
     from torch._inductor.compile_fx import compile_fx_inner
 
     is_backward, training = how.get("is_backward", False), not how.get("is_inference")
-    is_reported = way.rules is None  # groups report no strides
-    if (way.epilogues or way.products) and not is_backward and (is_reported or not training):
+    has_strides = way.rules is None  # groups report none
+    if (way.epilogues or way.products) and not is_backward and (has_strides or not training):
         epilogues.fold(graph, way.epilogues, way.products, training=training)
     _match(way, graph)
     _keep_whole(graph, is_backward)

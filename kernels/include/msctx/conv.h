@@ -126,8 +126,8 @@ struct ConvAlgorithm {
   double most_spread = 0.0;
   // Whether x and y may be channels_last. One that does not read it is given copies.
   bool reads_channels_last = false;
-  // Whether it applies ConvTensors::epilogue as it stores its results, where `other` is null or channels_last. The bits are those of
-  // a pass over the result afterwards.
+  // Whether it applies ConvTensors::epilogue as it stores its results in float32, where `other` is null or channels_last. The bits are
+  // those of a pass over the result afterwards. An epilogue is float32: other dtypes have none.
   bool finishes = false;
   // What run() asks of Prepared: bytes of the weight in a form, and how it is made of w. Null: it reads w itself. The form does not
   // depend on n, nor, where prepared_for_all_sizes, on in and out: it may come from a call with others.
