@@ -31,7 +31,9 @@ from msctx.plan import DONE
 TORCH, AGAIN = "", "\0"
 """torch's own path and its control among names of choices, which are never these."""
 HOPELESS = 10
-"""How many times as long as torch a choice takes in two runs when these are its figure."""
+"""How many times as long as torch a choice takes in each of its first runs when the fastest of these is its figure."""
+TRIES = 5
+"""First runs of a choice, fewer where they take long: one packs weights or compiles, and another process may disturb the next."""
 EXACT, ROUNDED = 1e-3, 0.02
 """The largest error of a choice that keeps the precision, and of one that lowers it, where the algorithm states no bound.
 
@@ -326,9 +328,7 @@ class Runner:
             context = self._context(point.options)
             try:
                 with _watching(context, case):
-                    seconds = seconds_of(case.run, self._device)  # packs weights, compiles
-                    if seconds > HOPELESS * plain:
-                        seconds = seconds_of(case.run, self._device)
+                    seconds = self._first_runs(case, HOPELESS * plain)
             except Exception as error:
                 found[point.name] = Failed(error)
                 continue
@@ -341,6 +341,13 @@ class Runner:
         except Interrupted as interrupted:
             self.interrupted = True
             return interrupted.found | found
+
+    def _first_runs(self, case: Case, hopeless: float) -> float:
+        """Seconds of the fastest of a choice's first runs, which end with one that takes no longer than *hopeless*."""
+        runs = [seconds_of(case.run, self._device)]
+        while min(runs) > hopeless and (len(runs) < 2 or (len(runs) < TRIES and sum(runs) < self._comparison.keys.seconds)):
+            runs.append(seconds_of(case.run, self._device))
+        return min(runs)
 
 
 def entrant(name: str, context: Context, case: Case) -> Entrant:

@@ -58,7 +58,7 @@ class Cell(_Part):
     times: list[float] = []
     """Of each round: ms of a run."""
     spread: float | None = None
-    """The range of the middle half of the ratios, as a part of the median; null: it was stopped after two runs."""
+    """The range of the middle half of the ratios, as a part of the median; null: it was stopped after its first runs."""
     ms: float = 0.0
     error: float | None = None
     """Against float64; null for whole runs."""
@@ -149,7 +149,7 @@ class Total(_Part):
     rows_of_torch: int
     """In how many it has none."""
     rows_stopped: int = 0
-    """In how many it was stopped after two runs, as it was ten times as slow."""
+    """In how many it was stopped after its first runs, as it was ten times as slow."""
 
 
 class Best(_Part):

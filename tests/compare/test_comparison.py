@@ -260,6 +260,7 @@ def turns(monkeypatch: pytest.MonkeyPatch, *found: dict[str, tuple[float, float]
         return {e.name: Ratio(1e-3 / now.get(e.name, (1.0, 0.0))[0], *now.get(e.name, (1.0, 0.0)), 9) for e in entrants}
 
     monkeypatch.setattr(comparing, "interleaved", interleaved)
+    monkeypatch.setattr(comparing, "seconds_of", lambda *_: 1e-3)
     return seen
 
 
@@ -326,10 +327,26 @@ def test_ctrl_c_between_rounds_keeps_the_row(tmp_path: Path, monkeypatch: pytest
     assert [cell.ratio for cell in row.cells] == [1.1, 1.1]
 
 
-def test_what_is_hopeless_runs_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparing, "HOPELESS", 0)
-    for row in compare(made(tmp_path, TWO)).rows:
-        assert all((cell.spread, cell.noisy) == (None, False) for cell in row.cells)
+@pytest.mark.parametrize(
+    ("runs", "ratio", "spread"),
+    [
+        ([5.0, 4.0], 0.00025, None),  # two take all the time there is
+        ([0.04, 0.05, 0.02, 0.05, 0.04], 0.05, None),
+        ([5.0, 0.001], 1.5, 0.01),
+        ([0.04, 0.04, 0.001], 1.5, 0.01),  # another process disturbed the second
+    ],
+)
+def test_a_hopeless_choice_has_the_fastest_of_its_first_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: list[float], ratio: float, spread: float | None
+) -> None:
+    turns(monkeypatch, {"a": (1.5, 0.01)}, {"again": (1.5, 0.01)})
+    times = iter([0.001, 0.001, *runs])
+    monkeypatch.setattr(comparing, "seconds_of", lambda *_: next(times))
+    text = "compare: {workload: small.yaml, seconds: 1, directions: [fprop]}\naxes: {way: {a: {seed: 1, seed_scope: true}}}\n"
+    (row,) = compare(made(tmp_path, text, slice(-1, None))).rows
+    (cell,) = row.cells
+    assert (cell.ratio, cell.spread, cell.noisy) == (pytest.approx(ratio), spread, False)
+    assert not list(times), "no more runs and no fewer"
 
 
 def test_choices_that_come_to_the_same_are_measured_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

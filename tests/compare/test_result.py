@@ -85,8 +85,8 @@ def test_rows_in_which_a_choice_was_stopped_do_not_count_on_the_whole(tmp_path: 
     assert (first.ratio, first.rows, first.rows_stopped) == (2.0, 2, 1)
     assert (second.ratio, second.rows, second.rows_stopped) == (pytest.approx(20 / 210), 1, 1), "there is nothing else"
     assert [line for line in summary.below(found, 0.9) if "stopped" in line] == [
-        f"first fprop, {B}: stopped after two runs, 0.05 of torch's speed",
-        f"<b>second</b> fprop, {A}: stopped after two runs, 0.05 of torch's speed",
+        f"first fprop, {B}: stopped after its first runs, 0.05 of torch's speed",
+        f"<b>second</b> fprop, {A}: stopped after its first runs, 0.05 of torch's speed",
     ]
 
 
