@@ -182,7 +182,9 @@ def _without(row: Row, late: Mapping[str, str], otherwise: str) -> Row:
     if not reasons:
         return row
     left = {switch: value for switch, value in row.assignments.items() if switch not in late}
-    return replace(row, assignments=left, status="approximated" if left else otherwise, reason="; ".join(dict.fromkeys(reasons)))
+    return replace(
+        row, assignments=left, status="approximated" if left else otherwise, reason="; ".join(dict.fromkeys(reasons))
+    )
 
 
 def make(settings: Settings, facts: Facts) -> Plan:

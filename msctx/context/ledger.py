@@ -341,7 +341,9 @@ def rebase(
         hold.late.clear()
         hold.thread, hold.who = threading.get_ident(), threading.current_thread()
         _check_writable([s for s in switches if s.name in assignments], assignments, hold, strict)
-        wanted: dict[Hold, Mapping[str, Any]] = {hold: {n: v for n, v in assignments.items() if n not in theirs | hold.late.keys()}}
+        wanted: dict[Hold, Mapping[str, Any]] = {
+            hold: {n: v for n, v in assignments.items() if n not in theirs | hold.late.keys()}
+        }
         wanted |= {scope: wants for scope, wants in above if not scope.closed}
         touched = dict.fromkeys((*(s.name for s in switches), *(n for h in [*wanted][1:] for n in (*wanted[h], *h.records))))
         try:

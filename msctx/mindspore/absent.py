@@ -10,9 +10,6 @@ from msctx.mindspore.errors import NotCarriedOut
 
 ELSEWHERE = {
     "reset_context": "MindSpore has none either; msctx.reset_context() takes everything back",
-    "get_jit_config": "msctx has no option jit_config",
-    "hal": "its newer names are here: runtime has streams, events and memory, device_context has the devices",
-    "communication": "this is MindSpore's context alone: use torch.distributed, whose init_process_group() is init()",
     "__version__": "this is no release of MindSpore; msctx.__version__ is msctx's own",
 }
 """Names of MindSpore that are not here, which scripts may reach for → the message."""
@@ -89,6 +86,16 @@ OF_CONTEXT = _absent(
 OF_TOP = OF_CONTEXT | _absent(
     {
         "JitConfig": "ms.jit takes its options itself",
+        "get_jit_config": "msctx has no option jit_config",
+        "hal": "its newer names are here: runtime has streams, events and memory, device_context has the devices",
+        "communication": "this is MindSpore's context alone: use torch.distributed, whose init_process_group() is init()",
+        "grad": "use msctx.grad, on which grad_for_scalar acts",
+        "value_and_grad": "use msctx.value_and_grad, on which grad_for_scalar acts",
+        "Profiler": "set_context(profiling_mode=...) records with torch.profiler",
+        "amp": f"{CONTEXT} set_context(precision_mode=...) and msctx.current().grad_scaler()",
+        "dataset": f"{CONTEXT} torch.utils.data",
+        "mint": f"{CONTEXT} torch",
+        "Model": f"{CONTEXT} a training loop of torch",
         "nn": f"{CONTEXT} torch.nn",
         "Tensor": f"{CONTEXT} torch.Tensor",
     }

@@ -107,8 +107,6 @@ def test_public_names_are_there_and_documented(module: Any) -> None:
     [
         (lambda: ms.reset_context, r"msctx\.reset_context\(\)"),
         (lambda: ms.set_contxt, "did you mean set_context"),
-        (lambda: ms.communication, r"torch\.distributed"),
-        (lambda: ms.hal, "runtime has streams"),
         (lambda: ms.__version__, r"msctx\.__version__"),
         (lambda: ms.context.get_contex, "did you mean get_context"),
         (lambda: ms.runtime.set_memry, "did you mean set_memory"),
@@ -127,10 +125,20 @@ def test_missing_names_raise_with_the_reason(look_up: Callable[[], Any], text: s
         (lambda: ms.Tensor([1]), r"torch\.Tensor"),
         (lambda: ms.nn.Cell, r"ms\.nn\.Cell .*MindSpore's context alone.* torch\.nn"),
         (lambda: ms.ops.matmul, "MindSpore's context alone"),
+        (lambda: ms.communication.init(), r"torch\.distributed"),
+        (lambda: ms.hal.Stream(), "runtime has streams"),
+        (lambda: ms.get_jit_config(), "no option jit_config"),
+        (lambda: ms.grad(abs), r"use msctx\.grad, on which grad_for_scalar acts"),
+        (lambda: ms.value_and_grad(abs), r"use msctx\.value_and_grad"),
+        (lambda: ms.Profiler(), "profiling_mode"),
+        (lambda: ms.amp.auto_mixed_precision, "precision_mode"),
+        (lambda: ms.dataset.GeneratorDataset, r"torch\.utils\.data"),
+        (lambda: ms.mint.matmul, "use torch"),
+        (lambda: ms.Model(None), "training loop"),
     ],
 )
 def test_models_stay_in_torch(use: Callable[[], Any], text: str) -> None:
-    from msctx.mindspore import Tensor, nn, ops
+    from msctx.mindspore import Tensor, communication, grad, hal, nn, ops  # noqa: F401
 
     assert [repr(found).split(",")[0] for found in (Tensor, nn, ops)] == ["<ms.Tensor", "<ms.nn", "<ms.ops"]
     with pytest.raises(NotImplementedError, match=text):
