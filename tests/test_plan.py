@@ -130,7 +130,7 @@ def test_spellings_that_agree_are_no_fault() -> None:
 
 def test_what_a_higher_level_displaces_is_told() -> None:
     """Levels are laid into one layer: what loses its place there to another option must not vanish."""
-    low = make_layer({"enable_graph_kernel": True, "precision_mode": "force_fp16"}, "file")
+    low = make_layer({"enable_graph_kernel": False, "precision_mode": "force_fp16"}, "file")
     high = make_layer({"graph_kernel_flags": "--opt_level=1", "precision_mode_v2": "fp16"}, "command line")
     found = plan.make(Settings([low.under(high, lower=True)]), Facts())
     lost = {r.spelling: r for r in found.rows if r.winner}

@@ -40,11 +40,17 @@ NO_COUNTERPART = {
     "set_ps_context": "torch has no parameter servers of that kind",
     "reset_ps_context": "torch has no parameter servers of that kind",
     "set_offload_context": "the option memory_offload moves tensors to the host; there is nothing finer",
+    "JitConfig": "the option enable_graph_kernel is False for jit_level O0, and True for O1 and O2",
     "set_dump": "msctx.set_dump(module) marks what dump_config dumps with dump_mode 2",
     "runtime.set_cpu_affinity": "taskset or numactl bind the process; runtime_num_threads sets how many threads work",
     "runtime.set_kernel_launch_capture": "torch.cuda.graphs captures launches",
 }
 """Functions that set something which no option of msctx stands for, and what to do instead."""
+BY_HAND = {
+    "jit": "its settings are no options: msctx.mindspore.jit takes the same ones",
+    "_context": "MindSpore's inner context is not read: write these options as arguments of set_context",
+}
+"""Functions whose settings stay where they are, and what to do."""
 ASKING = (
     *("available", "count", "synchronize", "stream", "event", "streamctx"),
     *("stats", "reserved", "allocated", "summary", "empty_cache"),
@@ -170,6 +176,12 @@ class Reader:
         """Why a call that sets something cannot be migrated; ``""`` for one that sets nothing."""
         if function in NO_COUNTERPART:
             return f"no counterpart in msctx: {NO_COUNTERPART[function]}"
+        if function == "jit" and call.keywords:
+            return BY_HAND[function]
+        match call.func:
+            case ast.Attribute(value=ast.Call(func=inner), attr=name):
+                if name.startswith("set_") and self._function(inner) == "_context":
+                    return BY_HAND["_context"]
         first, _, rest = function.partition(".")
         if first in ("runtime", "device_context") and rest and not rest.lower().endswith(ASKING):
             return "no counterpart in msctx"

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from msctx.mindspore.errors import NotCarriedOut
 from msctx.options.graph import Compilation
 
 LEVELS = {"O0": False, "O1": True, "O2": True}
@@ -26,6 +25,8 @@ def jit(
 ) -> Any:
     """Compile a function, in GRAPH_MODE and in PYNATIVE_MODE alike, as MindSpore's ``jit`` does.
 
+    Of a module, the result is a function that runs its compiled call, hooks included.
+
     Args:
         jit_level: ``"O0"`` runs an operator at a time; ``"O1"`` and ``"O2"`` fuse them; ``""``: what the context says.
         dynamic: 1 compiles for any shapes.
@@ -35,6 +36,8 @@ def jit(
     Raises:
         ValueError, TypeError: a word or a type that MindSpore does not take.
     """
+    from torch import nn
+
     from msctx.graph import calls
 
     if unknown := [name for name in options if name not in LEFT]:
@@ -55,7 +58,14 @@ def jit(
         fused = LEVELS[jit_level] if jit_level else wanted.fused
         return replace(wanted, whole=wanted.whole or fullgraph, shapes=shapes, fused=fused)
 
-    try:
-        return calls.jit_as(function, own, in_pynative_mode=True)
-    except TypeError as error:
-        raise NotCarriedOut(f"ms.jit: {error}") from None
+    called = _call_of(function) if isinstance(function, nn.Module) else function
+    return calls.jit_as(called, own, in_pynative_mode=True)
+
+
+def _call_of(module: Callable[..., Any]) -> Callable[..., Any]:
+    """Dynamo passes over the call that PyTorch gives modules, but not over a function that calls one."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module(*args, **kwargs)
+
+    return call

@@ -138,7 +138,8 @@ SAME_BITS = (
 )
 
 OVERRIDES = (
-    Overrides(When("graph_kernel_flags.opt_level", (0, 1, 2, 3)), When("enable_graph_kernel", (True, False))),
+    Overrides(When("graph_kernel_flags.opt_level", (0,)), When("enable_graph_kernel", TRUE)),
+    Overrides(When("graph_kernel_flags.opt_level", (1, 2, 3)), When("enable_graph_kernel", (False,))),
     *(Overrides(When(name, TRUE), When("dump_config"), always=True) for name in ("session.enable_dump", "enable_dump_debug")),
     *(Overrides(When("dump_config"), When(name, (False,))) for name in ("session.enable_dump", "enable_dump_debug")),
     Overrides(When("op_precision_mode"), When("op_select_implmode")),

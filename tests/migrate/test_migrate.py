@@ -229,3 +229,22 @@ def test_the_with_block_sets_what_it_says(of):
         warnings.simplefilter("ignore", MsctxWarning)
         with msctx.context(**migration.options) as ctx:
             assert ctx.get("seed") == 3
+
+
+def test_settings_of_jit_and_of_the_inner_context_are_reported(write):
+    path = write(
+        "import mindspore as ms\n"
+        "net.set_jit_config(ms.JitConfig(jit_level='O1'))\n"
+        "@ms.jit(jit_level='O2')\n"
+        "def f(x): return x\n"
+        "@ms.jit\n"
+        "def g(x): return x\n"
+        "ms.context._context().set_param('mode', 1)\n"
+        "print(ms.context._context().get_param('mode'))\n"
+    )
+    found = [(p.mark.line, p.text) for p in migrate.read(str(path)).problems]
+    assert [line for line, _ in found] == [2, 3, 7]
+    for (_, text), part in zip(
+        found, ("enable_graph_kernel", "msctx.mindspore.jit takes", "arguments of set_context"), strict=True
+    ):
+        assert part in text

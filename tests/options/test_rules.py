@@ -132,6 +132,13 @@ def test_graph_kernel_flags_as_text_win_over_enable_graph_kernel() -> None:
     assert "enable_graph_kernel" in in_force(stacked({"graph_kernel_flags": "--dump_as_text", "enable_graph_kernel": True}))
 
 
+@pytest.mark.parametrize(("flags", "enabled"), [("--opt_level=0", False), ("--opt_level=2", True)])
+def test_graph_kernel_flags_that_agree_with_enable_graph_kernel_take_nothing_away(flags: str, enabled: bool) -> None:
+    plan = msctx.explain(graph_kernel_flags=flags, enable_graph_kernel=enabled, mode="GRAPH_MODE", strict=True, device="cpu")
+    assert {row.spelling: row.status for row in plan.rows}["enable_graph_kernel"] == "honoured"
+    assert not plan.failing
+
+
 @pytest.mark.parametrize(
     ("outer", "inner", "left"),
     [
