@@ -121,6 +121,7 @@ class Context:
             if (s := layer.settings.get(f"graph_kernel_flags.{flag}"))
         )
         self._counters = self._tally, self._computed, self._compiled, self._listed
+        self._was_entered = False
 
     @untraced
     @begins_with_try
@@ -252,6 +253,12 @@ class Context:
 
         return scaler_for(self.plan, self.device.type, options)
 
+    @property
+    def _asking(self) -> set[str]:
+        """The options of its own that may name an algorithm."""
+        own = {setting.option.name for layer in self.layers for setting in layer.settings.values()}
+        return own.union(*(asked for rules, asked in RULES.items() if rules in own))
+
     def _remember(self, scope: Scope) -> list[str]:
         """Keep the counts of a scope that closes; returns what to warn of."""
         count = sum(guest.who.is_alive() for guest in [*scope.visitors])
@@ -259,9 +266,9 @@ class Context:
         rules = [*scope.end()]
         (found.extend if self._unmatched is None else self._unmatched)(rules)
         since = self._watched.since()
-        own = {setting.option.name for layer in self.layers for setting in layer.settings.values()}
-        for asked, more in notices.counted(own.union(*(asked for rules, asked in RULES.items() if rules in own))):
+        for asked, more in notices.counted(self._asking):
             found.append(f"{asked} could not compute {more} more call{'s' * (more > 1)}; choices() lists them, with reasons")
+            notices.note_of_context(asked, found[-1], found[-1])
         found += [] if scope.has_run else unrun(scope.plan, self.layers)
         return [*found, *precisions.unmatched(self.layers, since), *unwatched(scope.plan, self.layers, since)]
 
@@ -301,6 +308,9 @@ def _enter(context: Context, entered: list[Scope]) -> None:
         with uninterrupted():
             close_late(stack.scopes)
     notices.look()
+    if not context._was_entered:
+        notices.begin_context(context._asking)
+        context._was_entered = True
     if not all(NEED_CORE.isdisjoint(layer.settings) for layer in context.layers):
         BASE.start()
         make_ready(within(settings_in_force(), context.layers))

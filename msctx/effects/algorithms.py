@@ -105,9 +105,7 @@ NO_BOUNDS = (
     "cuDNN and cuBLAS state no bounds of their errors, so nothing can be chosen by one: name an algorithm instead, and measure its "
     "error with msctx compare"
 )
-NO_BOUND = (
-    "no algorithm of msctx with a larger bound is chosen; PyTorch's own path, which normal and performance may choose, states no bound"
-)
+NO_BOUND = "holds for msctx's algorithms; PyTorch's own path, which normal and performance may choose, states no bound"
 DIRECT_ON_CUDA = "by a kernel of msctx's own, for depthwise convolutions: cuDNN never implemented it"
 
 
