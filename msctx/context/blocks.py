@@ -59,6 +59,7 @@ def _open(context: Context) -> Scope:
     hold = ledger.apply(plan.beyond(outer, context.layers), context.origin, strict=plan.strict)
     try:
         BASE.scopes[hold] = above, context.layers
+        context._late = hold.late
         warn_late(hold)
         return Scope(context, layers, settings, plan.without(hold.late), hold)
     except BaseException:  # warnings turned into errors, a signal's handler that raises
@@ -122,6 +123,7 @@ class Context:
         )
         self._counters = self._tally, self._computed, self._compiled, self._listed
         self._was_entered = False
+        self._late: dict[str, str] = {}  # switch → why it could not be written when this was last entered
 
     @untraced
     @begins_with_try
@@ -207,9 +209,12 @@ class Context:
 
     @property
     def plan(self) -> Plan:
-        """What the options come to: in force if the context is open in this thread, else as if it were entered now."""
+        """What the options come to: in force if the context is open in this thread, else as if it were entered now.
+
+        What could not be written when it was last entered, such as a folder, is in the plan afterwards, too.
+        """
         scope = self._scope
-        return scope.plan if scope else explain(self.settings)
+        return scope.plan if scope else explain(self.settings).without(self._late)
 
     @property
     def device(self) -> torch.device:
