@@ -302,7 +302,7 @@ class Runner:
         mine = [row for row in choices if not of_layer or row.direction == direction]
         cell.workspace = max((row.workspace for row in mine), default=0)
         cell.ran = _what_ran(mine, computed)
-        bound = max((row.error for row in mine), default=0.0) if of_layer else 0.0
+        bound = max((row.error or 0.0 for row in mine), default=0.0) if of_layer else 0.0
         bound = bound or limit
         if error != float("inf"):
             cell.error, cell.bound = error, bound

@@ -72,7 +72,7 @@ class Choice(Row):
         math: the arithmetic of the products: ``"strict"`` (FMA in float32, or float64's own), ``"fp32-grade"`` (products of parts
             of the values on a matrix unit, no less exact than float32's sums), ``"tf32"``, ``"float64"``, ``"torch"``.
         error: the documented bound of the algorithm's error, in units of the largest result, or where results cancel of the
-            largest sum of the products' magnitudes; 0.0 where none is stated (torch, cuDNN). Denormal results err by more: see
+            largest sum of the products' magnitudes; ``None`` where none is stated (torch, cuDNN). Denormal results err by more: see
             docs/convolutions.md.
         workspace: bytes beside the tensors.
         calls: how often it ran.
@@ -89,7 +89,7 @@ class Choice(Row):
     ran: str
     provider: str
     math: str
-    error: float
+    error: float | None
     workspace: int
     calls: int
     weights_kept: int
@@ -121,7 +121,7 @@ class Choices(Rows[Choice]):
             problem = Text(f"{row.module}: " * bool(row.module) + row.line)
             problem.append("".join(f"\n  {reason}" for reason in row.reasons), "dim")
             counted = [str(row.calls), *([str(row.weights_kept)] if kept else [])]
-            error = f"{row.error:.1e}" if row.error else ""
+            error = "" if row.error is None else f"{row.error:.1e}"
             return [row.direction, problem, row.asked, row.ran, row.provider, row.math, error, size(row.workspace), *counted]
 
         return ["direction", "problem", "asked", "ran", "by", "math", "error", "workspace", "calls", *kept], map(cells, self)
@@ -215,7 +215,8 @@ def _choice(entry: dict[str, Any]) -> Choice:
         reasons.append(
             f"{again} of all its calls in this process met values that its arithmetic does not carry, and were computed again by gemm"
         )
-    return Choice(problem=problem, reasons=tuple(reasons), **entry)
+    bound = entry.pop("error") or None  # the library has 0 where none is stated
+    return Choice(problem=problem, error=bound, reasons=tuple(reasons), **entry)
 
 
 _ALONG = {"stride": "1", "padding": "0", "dilation": "1", "output_padding": "0"}

@@ -76,6 +76,6 @@ def is_right(problem: Conv, asked: tuple[str, str], forms: list[str], tf32: bool
     factors = {"fprop": (x, w), "dgrad": (gradient, w), "wgrad": (x, gradient)}[direction]
     usual = float(factors[0].abs().max() * factors[1].abs().max()) if min(t.numel() for t in factors) else 0.0
     if float(exact.abs().max() if exact.numel() else 0.0) >= usual / 8:
-        assert_near(ours, exact, max(row.error, 2e-5), str(row))
+        assert_near(ours, exact, max(row.error or 0.0, 2e-5), str(row))
     if row.ran not in ("algo_0", "algo_3", "torch"):
         assert bits([ours]) == bits([getattr(again, direction)])
