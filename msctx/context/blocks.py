@@ -17,7 +17,7 @@ from msctx.context.idle import unrun, unwatched
 from msctx.context.scopes import Scope, in_force, opened, settings_in_force, stack
 from msctx.dynamo import call_outside, untraced
 from msctx.effects import NEED_CORE
-from msctx.errors import ScopeError
+from msctx.errors import ScopeError, StrictError
 from msctx.graph import names, report
 from msctx.memory.watched import Watched
 from msctx.native import precisions
@@ -81,8 +81,15 @@ def _close(scope: Scope) -> None:
                 ledger.undo(scope.hold, strict=scope.plan.strict)
         finally:  # only then what may raise where a warning is an error
             scope.context._watched.close()
+            must_match = scope.plan.strict or scope.plan.without_fallback
+            wrong = [text for text in found if must_match and text.partition(":")[0] in RULES]
+            is_under_way = sys.exc_info()[1] is not None
             for text in found:
-                warn(text.partition(":")[0], text, text)
+                if text not in wrong or is_under_way:
+                    warn(text.partition(":")[0], text, text)
+            if wrong and not is_under_way:
+                asked = "strict=True" if scope.plan.strict else 'fallback="error"'
+                raise StrictError("\n  ".join([f"{asked}, and these rules were not carried out:", *wrong]))
 
 
 def close_late(scopes: list[Scope]) -> None:
