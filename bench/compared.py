@@ -89,7 +89,7 @@ def speed(group: list[Result], choices: list[list[Plan]]) -> str:
     high = max(one.ratio * (1 + margin) for one, margin in zip(found, margins, strict=True))
     median = statistics.median(one.ratio for one in found)
     if any(one.margin == float("inf") for one in found):
-        return f"{median:.2g} (stopped after two runs in some rows)"
+        return f"{median:.2g} (stopped after its first runs in some rows)"
     return figures.figure(median, low, high, off, len(group) >= figures.LEAST)
 
 

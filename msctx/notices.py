@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +23,8 @@ _warned: list[tuple[Any, list[Any], set[int]]] = []
 """Python's lists of filters, the latest last, what is in each, and what was issued under it: catch_warnings() begins a new one."""
 _more: Counter[str] = Counter()
 """Option → how many warnings of it were not issued, since there was one already."""
+_of_context: defaultdict[str, set[int]] = defaultdict(set)
+"""Option → its warnings that are issued once in each context."""
 
 
 _here = threading.local()
@@ -73,9 +75,26 @@ def warn_or_print(option: str, reason: str, text: str) -> None:
 
 
 def warn_first(option: str, text: str) -> None:
-    """Warn once per option, and count what follows; see :func:`counted`."""
-    if not warn(option, "", text):
+    """Warn once per option and context, and count what follows; see :func:`counted`."""
+    warned, first = _under_these_filters(), hash((option, ""))
+    if first in warned:
         _more[option] += 1
+    elif warn(option, text, text):
+        warned.add(first)
+        _of_context[option].add(first)
+
+
+def note_of_context(option: str, about: str, reason: str) -> None:
+    """The warning ``warn(about, reason, ...)`` is issued once in each context that sets this option."""
+    _of_context[option].add(hash((about, reason)))
+
+
+def begin_context(options: Collection[str]) -> None:
+    """A new context sets these options: what is issued once in each context may be issued again."""
+    names = [name for name in [*_of_context] if name.partition("=")[0] in options]
+    for again in [_of_context.pop(name) for name in names]:
+        for _, _, warned in [*_warned]:
+            warned -= again
 
 
 def counted(options: Collection[str]) -> list[tuple[str, int]]:

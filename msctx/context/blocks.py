@@ -17,7 +17,7 @@ from msctx.context.idle import unrun, unwatched
 from msctx.context.scopes import Scope, in_force, opened, settings_in_force, stack
 from msctx.dynamo import call_outside, untraced
 from msctx.effects import NEED_CORE
-from msctx.errors import MsctxWarning, RestoreError, ScopeError
+from msctx.errors import MsctxWarning, RestoreError, ScopeError, StrictError
 from msctx.graph import names, report
 from msctx.memory.watched import Watched
 from msctx.native import precisions
@@ -59,6 +59,7 @@ def _open(context: Context) -> Scope:
     hold = ledger.apply(plan.beyond(outer, context.layers), context.origin, strict=plan.strict)
     try:
         BASE.scopes[hold] = above, context.layers
+        context._late = hold.late
         warn_late(hold)
         return Scope(context, layers, settings, plan.without(hold.late), hold)
     except BaseException:  # warnings turned into errors, a signal's handler that raises
@@ -80,8 +81,15 @@ def _close(scope: Scope) -> None:
                 ledger.undo(scope.hold, strict=scope.plan.strict)
         finally:  # only then what may raise where a warning is an error
             scope.context._watched.close()
+            must_match = scope.plan.strict or scope.plan.without_fallback
+            wrong = [text for text in found if must_match and text.partition(":")[0] in RULES]
+            is_under_way = sys.exc_info()[1] is not None
             for text in found:
-                warn(text.partition(":")[0], text, text)
+                if text not in wrong or is_under_way:
+                    warn(text.partition(":")[0], text, text)
+            if wrong and not is_under_way:
+                asked = "strict=True" if scope.plan.strict else 'fallback="error"'
+                raise StrictError("\n  ".join([f"{asked}, and these rules were not carried out:", *wrong]))
 
 
 def close_late(scopes: list[Scope]) -> None:
@@ -132,6 +140,8 @@ class Context:
             if (s := layer.settings.get(f"graph_kernel_flags.{flag}"))
         )
         self._counters = self._tally, self._computed, self._compiled, self._listed
+        self._was_entered = False
+        self._late: dict[str, str] = {}  # switch → why it could not be written when this was last entered
 
     @untraced
     @begins_with_try
@@ -220,9 +230,12 @@ class Context:
 
     @property
     def plan(self) -> Plan:
-        """What the options come to: in force if the context is open in this thread, else as if it were entered now."""
+        """What the options come to: in force if the context is open in this thread, else as if it were entered now.
+
+        What could not be written when it was last entered, such as a folder, is in the plan afterwards, too.
+        """
         scope = self._scope
-        plan = scope.plan if scope else explain(self.settings)
+        plan = scope.plan if scope else explain(self.settings).without(self._late)
         if missed := BASE.missed():
             own = {spelling for layer in self.layers for spelling in layer.settings}
             plan = plan.without({s: why for s, why in missed.items() if plan.sources.get(s, own).isdisjoint(own)}, "inert")
@@ -270,6 +283,12 @@ class Context:
 
         return scaler_for(self.plan, self.device.type, options)
 
+    @property
+    def _asking(self) -> set[str]:
+        """The options of its own that may name an algorithm."""
+        own = {setting.option.name for layer in self.layers for setting in layer.settings.values()}
+        return own.union(*(asked for rules, asked in RULES.items() if rules in own))
+
     def _remember(self, scope: Scope) -> list[str]:
         """Keep the counts of a scope that closes; returns what to warn of."""
         count = sum(guest.who.is_alive() for guest in [*scope.visitors])
@@ -277,9 +296,9 @@ class Context:
         rules = [*scope.end()]
         (found.extend if self._unmatched is None else self._unmatched)(rules)
         since = self._watched.since()
-        own = {setting.option.name for layer in self.layers for setting in layer.settings.values()}
-        for asked, more in notices.counted(own.union(*(asked for rules, asked in RULES.items() if rules in own))):
+        for asked, more in notices.counted(self._asking):
             found.append(f"{asked} could not compute {more} more call{'s' * (more > 1)}; choices() lists them, with reasons")
+            notices.note_of_context(asked, found[-1], found[-1])
         found += [] if scope.has_run else unrun(scope.plan, self.layers)
         return [*found, *precisions.unmatched(self.layers, since), *unwatched(scope.plan, self.layers, since)]
 
@@ -319,6 +338,9 @@ def _enter(context: Context, entered: list[Scope]) -> None:
         with uninterrupted():
             close_late(stack.scopes)
     notices.look()
+    if not context._was_entered:
+        notices.begin_context(context._asking)
+        context._was_entered = True
     if not all(NEED_CORE.isdisjoint(layer.settings) for layer in context.layers):
         BASE.start()
         make_ready(within(settings_in_force(), context.layers))

@@ -15,6 +15,7 @@ STRICT, LAX = 0, 2
 BY_TORCHAIR = "graphs of tensors on an NPU are compiled by torchair, when they first run"
 CAPTURED = f"{BY_TORCHAIR}: here never. Code is captured, no graph is compiled ahead, and the call returns None"
 ALONE = "for functions of msctx.jit alone: without mode=GRAPH_MODE modules run eagerly"
+OF_MODELS = "for models with parameters: modules without any, such as losses, accept every shape"
 
 
 def compilation(want: Want) -> Compilation:
@@ -84,14 +85,16 @@ def jit_syntax_level(want: Want) -> Outcome:
     return outcome
 
 
+@effect("input_shape", "dynamic_dims", "dynamic_inputs_shape_range")
+def given_shapes(want: Want) -> Outcome:
+    return _compiled(want, reason=OF_MODELS if want.other("mode") == 0 else "")
+
+
 @effect(
     "enable_graph_kernel",
-    "input_shape",
-    "dynamic_dims",
     "compile_dynamic_mode",
     "dynamic_input",
     "dynamic_graph_execute_mode",
-    "dynamic_inputs_shape_range",
     "in_out_pair",
     "in_out_pair_flag",
 )

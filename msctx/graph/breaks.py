@@ -14,6 +14,7 @@ from msctx.notices import warn
 if TYPE_CHECKING:
     from torch import fx
 
+_LINK = "For more details about this graph break"
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -38,15 +39,29 @@ class Break:
 def parse(text: str) -> Break:
     """What Dynamo writes of a graph break, or the text of its error (``torch._dynamo.exc.Unsupported``)."""
     body, _, trace = text.partition("Developer debug context:")
-    explained = re.search(r"Explanation: (.*)", body)
-    reason = (explained.group(1).strip() or re.sub(r" at 0x[0-9a-f]+", "", _first(trace))) if explained else _first(body)
+    reason = _reason(body, trace.partition(_LINK)[0])
     hints = tuple(hint.strip() for hint in re.findall(r"Hint: (.*)", body) if "report an issue to PyTorch" not in hint)
     where = re.match(r"Graph break in user code at (.+:\d+)", text)
     user = re.split(r"\n(?:from user code:|User code traceback:)", trace or text)
     lines = _LINE.findall(user[1].split("\nTraceback (most recent call last):")[0]) if len(user) > 1 else []
     theirs = [line for line in lines if not line[0].startswith(_not_theirs())]
-    found = where.group(1) if where else ":".join((theirs or lines)[-1]) if lines else "unknown place"
-    return Break(found, reason, hints)
+    given = [where.group(1)] if where else []
+    is_theirs = bool(given) and not given[0].startswith(_not_theirs())
+    found = given if is_theirs else [":".join(line) for line in theirs[-1:]] or given or [":".join(line) for line in lines[-1:]]
+    return Break(found[0] if found else "unknown place", reason, hints)
+
+
+def _reason(body: str, context: str) -> str:
+    """The explanation; where it is empty, what it is about; where a list follows, its first entry."""
+    explained = re.search(r"(?:Graph Break Reason: )?(.*)\n\s*Explanation: (.*)(?:\n\s*- (.*))?", body)
+    if explained is None:
+        return _first(body)
+    title, sentence, entry = (found.strip() for found in explained.groups(default=""))
+    if sentence and not sentence.endswith(":"):
+        return sentence
+    if sentence:
+        return ": ".join(filter(None, (title, entry))) or sentence
+    return re.sub(r" at 0x[0-9a-f]+", "", _first(context)) if context.strip() else title or "no reason given"
 
 
 def _not_theirs() -> tuple[str, str]:

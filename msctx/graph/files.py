@@ -36,12 +36,19 @@ class Writer:
         self._lock = locks.plain()
         self._counted: Path | None = None
         self._serial = self._built = 0
-        self._safely(self._make)
 
     @property
     def folder(self) -> Path:
         """As late as possible: a process may become one of several while it runs."""
         return self._root / f"rank_{files.rank()}" if files.is_one_of_several() else self._root
+
+    def obstacle(self) -> str:
+        """Why nothing can be written, or ``""``: then the folder is there."""
+        try:
+            self._make()
+        except OSError as error:
+            return f"{OPTION}: cannot write to {self.folder} ({error.strerror or error}): no graph is saved"
+        return ""
 
     def _make(self) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)

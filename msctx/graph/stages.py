@@ -340,6 +340,11 @@ def write(settings: GraphFiles | None) -> None:
     load(None if settings is None else Writer(settings, _current))
 
 
+def obstacle(settings: GraphFiles | None) -> str:
+    """Why nothing can be written, or ``""``."""
+    return "" if settings is None else Writer(settings, _current).obstacle()
+
+
 def save() -> Writer | None:
     return _current
 

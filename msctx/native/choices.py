@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from msctx import locks
-from msctx.native import core
+from msctx.native import core, models
 from msctx.native.scope_counter import ScopeCounter
 from msctx.options.conv_rules import PRODUCT, ConvRule, rules_of
 from msctx.signals import uninterrupted
@@ -190,7 +190,9 @@ class Tally(ScopeCounter):
 
 def _unmatched(rule: ConvRule) -> str:
     option, what = ("matmul_algo_rules", "product") if rule.is_of_products else ("conv_algo_rules", "convolution")
-    return f"{option}: no {what} matched {str(rule).partition(': ')[0]}"
+    is_of_module = any(field == "module" for field, _ in rule.conditions)
+    hint = "; ctx.watch(model) makes the paths of a model's modules known" if is_of_module and not models.OPEN else ""
+    return f"{option}: no {what} matched {str(rule).partition(': ')[0]}{hint}"
 
 
 _early_lock = locks.plain()

@@ -112,6 +112,7 @@ class Format:
         target = path.resolve()
         lock = FileLock(target.with_name(f".{target.name}.lock"), mode=0o600)
         with self.naming(path, "written"):
+            os.close(os.open(lock.lock_file, os.O_RDWR | os.O_CREAT, 0o600))  # filelock waits where it cannot be made
             try:
                 lock.acquire(timeout=PATIENCE)
             except Timeout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,13 @@ FIELDS = (
     "dims",
 )
 """What of a problem a condition can name: the text that choices() shows, and how many axes an image has."""
+
+
+ALONG = ("stride", "padding", "dilation", "output_padding")
+"""Those that choices() shows as one number where it holds along each axis."""
+SIZES = ("input", "weight", *ALONG, "groups")
+VALUES = {"transposed": ("true", "false"), "dtype": ("float32", "float64", "float16", "bfloat16"), "dims": ("1", "2", "3")}
+"""The fields of which all values are known; those of the layout depend on what is computed."""
 
 
 def option_of(direction: str) -> str:
@@ -100,21 +108,25 @@ class _Of:
 
     directions: tuple[str, ...]
     fields: tuple[str, ...]
+    layouts: tuple[str, ...]
     allowed: str
 
 
-_ALL = _Of(ASKED, FIELDS, "")
+_LAYOUTS, _LETTERS = ("channels_first", "channels_last"), ("NN", "NT", "TN", "TT")
+_ALL = _Of(ASKED, FIELDS, (*_LAYOUTS, *_LETTERS), "")
 
 
 CONVOLUTIONS = _Of(
     DIRECTIONS,
     FIELDS,
+    _LAYOUTS,
     "conditions → algorithms: a module path (layer1.*) or fields of a problem (weight=64x3x7x7 stride=2), each with * and ?, and "
     "for it one algorithm or {fprop: …, dgrad: …, wgrad: …}; as text: 'layer1.*: winograd; weight=64x3x7x7: fprop=gemm'",
 )
 PRODUCTS = _Of(
     (PRODUCT,),
     PRODUCT_FIELDS,
+    _LETTERS,
     "conditions → an algorithm: a module path (encoder.*) or fields of a problem (input=512x768 layout=NT), each with * and ?; as "
     "text: 'encoder.*: bf16x6; input=*x4096: strict'",
 )
@@ -185,12 +197,28 @@ def _condition(word: str, about: _Of) -> tuple[str, str]:
         pattern = pattern.lower()
     if not sign:
         return "module", word
+    if not field:
+        raise BadValue(f"{show(word)} has no field: write field=pattern without spaces", allowed=about.allowed)
     if field not in about.fields:
         allowed, hint = ", ".join(about.fields), nearest(field, about.fields)
         raise BadValue(f"{show(field)} is no field of a problem", allowed=allowed, suggestion=hint)
     if not pattern:
-        raise BadValue(f"{show(word)} has no pattern", allowed=about.allowed)
-    return field, pattern
+        raise BadValue(f"{show(word)} has no pattern: write field=pattern without spaces", allowed=about.allowed)
+    return field, _pattern(field, pattern, about)
+
+
+def _pattern(field: str, pattern: str, about: _Of) -> str:
+    """As choices() shows the value, where it is one."""
+    if any(sign in pattern for sign in "*?["):
+        return pattern
+    values = about.layouts if field == "layout" else VALUES.get(field)
+    if values and pattern not in values:
+        hint = next((value for value in values if pattern.rpartition(".")[2] == value), nearest(pattern, values))
+        raise BadValue(f"{show(pattern)} is no {field} of a problem", allowed=", ".join(values), suggestion=hint)
+    if field in SIZES and not re.fullmatch(r"\d+(x\d+)*", pattern):
+        raise BadValue(f"{show(pattern)} is no {field} of a problem", allowed="numbers with x between them, * and ?: 2, 64x3x*")
+    along = {*pattern.split("x")}
+    return along.pop() if field in ALONG and len(along) == 1 else pattern
 
 
 def _asked(algorithms: Any, about: _Of) -> list[tuple[str, str]]:

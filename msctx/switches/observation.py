@@ -88,6 +88,7 @@ SWITCHES = (
         save=stages.save,
         load=stages.load,
         satisfied=lambda wanted: stages.read() == (wanted and asdict(wanted)),
+        blocked=stages.obstacle,
     ),
     Switch(name="observers.class_names", read=scope_names.with_classes, write=scope_names.write, scope="thread"),
     Switch(name="observers.check_bprop", read=NODES.is_on, write=NODES.turn, scope="thread"),

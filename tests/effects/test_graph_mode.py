@@ -66,6 +66,15 @@ def test_in_graph_mode_determinism_reaches_into_inductor(device: str) -> None:
     assert rows({"mode": 0, "batch_invariant": True})["batch_invariant"].assignments["torch.inductor.batch_invariant"] is True
 
 
+@pytest.mark.parametrize("option", ["input_shape", "dynamic_dims", "dynamic_inputs_shape_range"])
+def test_the_plan_states_which_modules_accept_every_shape(option: str) -> None:
+    """As losses must: they are called beside the model."""
+    session = RANGES if option in RANGES else GEARS
+    found = rows({"mode": 0, "session": session})[option]
+    assert (found.status, "modules without any, such as losses, accept every shape" in found.reason) == ("honoured", True)
+    assert "losses" not in rows({"session": session})[option].reason, "functions of msctx.jit have no such exception"
+
+
 def test_shapes_are_part_of_it() -> None:
     gears = {"input_shape": "x:-1,3;y:0", "dynamic_dims": "2;4", "dynamic_node_type": 1}
     found = rows({"mode": 0, "session": gears})["input_shape"].assignments["graph.compilation"]

@@ -353,9 +353,14 @@ def test_a_folder_that_cannot_be_made_leaves_the_run_alive(tmp_path: Path) -> No
     (tmp_path / "file").touch()
     with (
         pytest.warns(msctx.MsctxWarning, match="is not a folder.*name another folder"),
-        msctx.context(enable_compile_cache=True, compile_cache_path=str(tmp_path / "file" / "kept")),
+        msctx.context(enable_compile_cache=True, compile_cache_path=str(tmp_path / "file" / "kept")) as ctx,
     ):
+        inside = ctx.plan
+    for plan in (inside, ctx.plan):  # also once it has been left
+        assert {(row.status, "is not a folder" in row.reason) for row in plan.rows} == {("approximated", True)}
+    with msctx.context(enable_compile_cache=True, compile_cache_path=str(tmp_path / "good")) as good:
         pass
+    assert {row.status for row in good.plan.rows} == {"honoured"}
 
 
 def test_a_forked_process_that_exits_leaves_its_parents_folder(passes: Callable[..., str], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import logging
+import re
 import threading
 from collections.abc import Iterator
 from copy import deepcopy
@@ -180,6 +181,41 @@ def test_a_break_inside_of_torch_names_the_line_of_the_program_and_what_is_wrong
         f'  File "{nn.modules.loss.__file__}", line 1400, in forward\n    return F.cross_entropy(\n'
     )
     assert found == breaks.Break("train.py:3", "TypeError <function loss>: loss() takes a tensor", ("Check it.",))
+
+
+class Hooked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+        self.fc.register_full_backward_hook(lambda *_: None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.fc(x)
+        return result
+
+
+def test_a_hook_of_a_module_is_the_reason_and_the_line_is_the_programs() -> None:
+    """torch's explanation is empty there, and the line is its own."""
+    where = f"{__file__}:{Hooked.forward.__code__.co_firstlineno + 1}"
+    with msctx.context(**EAGER_GRAPHS) as ctx:
+        Hooked()(torch.randn(2, 3, requires_grad=True)).sum().backward()
+    found = ctx.graphs().breaks[0]
+    assert found.where == where
+    assert "backwards hooks" in found.reason
+    with (
+        msctx.context(jit_syntax_level="STRICT", **EAGER_GRAPHS),
+        pytest.raises(msctx.GraphError, match=f"{re.escape(where)}: .*backwards hooks"),
+    ):
+        Hooked()(torch.randn(2, 3, requires_grad=True))
+
+
+def test_a_reason_that_ends_in_a_list_has_its_title_and_first_entry() -> None:
+    model = nn.Sequential(nn.Linear(3, 2))
+    with (
+        msctx.context(jit_syntax_level="STRICT", **EAGER_GRAPHS),
+        pytest.raises(msctx.GraphError, match=r"functorch tracing attempt: .*torch\.func\.vmap.* is not supported"),
+    ):
+        torch.func.vmap(model)(torch.randn(4, 3))
 
 
 def test_strict_names_line_reason_and_option() -> None:

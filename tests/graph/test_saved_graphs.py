@@ -460,12 +460,22 @@ def test_a_folder_that_cannot_be_leaves_the_run_alive_and_says_so_once(tmp_path:
     plain = train("aot_eager")
     torch._dynamo.reset()
     context = msctx.context(save_graphs=3, save_graphs_path=str(tmp_path / "file" / "graphs"))
-    with (
-        pytest.warns(MsctxWarning, match=r"save_graphs: cannot write to .*file.* \(.*\); those files are missing") as found,
-        context,
-    ):
+    with pytest.warns(MsctxWarning, match=r"save_graphs: cannot write to .*file.* \(.*\): no graph is saved") as found, context:
         assert torch.equal(train("aot_eager"), plain)
     assert len(found) == 1
+
+
+def test_the_plan_shows_a_folder_that_cannot_be_and_strict_refuses_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    options = {"save_graphs": True, "save_graphs_path": str(tmp_path / "file" / "graphs")}
+    with pytest.warns(MsctxWarning), msctx.context(**options) as ctx:
+        inside = ctx.plan
+    for plan in (inside, ctx.plan):
+        assert {(row.option, row.status, "no graph is saved" in row.reason) for row in plan.rows} == {
+            (option, "approximated", True) for option in options
+        }
+    with pytest.raises(msctx.StrictError, match="cannot write to"), msctx.context(**options, strict=True):
+        raise AssertionError("entered")
 
 
 def test_a_folder_that_goes_comes_again(tmp_path: Path) -> None:

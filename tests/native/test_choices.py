@@ -49,6 +49,7 @@ def test_the_columns_of_a_row() -> None:
     )
     assert (backward.asked, backward.ran, backward.problem) == ("algo_1", "algo_1", problem)
     assert forward.workspace > 0
+    assert forward.error is not None
     assert 0 < forward.error < 1e-5
     assert (forward.calls, forward.reasons) == (1, ())
     names = [field.name for field in dataclasses.fields(Choice)]

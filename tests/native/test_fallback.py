@@ -38,6 +38,38 @@ def test_the_first_problem_is_reported_in_a_line_and_the_others_are_counted(recw
     assert sorted((row.ran, row.calls) for row in ctx.choices()) == [("torch", 1), ("torch", 1), ("torch", 3), ("winograd", 1)]
 
 
+def test_each_context_names_its_first_problem_and_counts_its_others(recwarn: pytest.WarningsRecorder) -> None:
+    """Once for each problem and reason: what an earlier context has named is not named again."""
+    warnings.simplefilter("always")  # Python's own filter drops equal texts of one line
+    for strides in ((2, 3), (4, 5), (2, 6)):
+        with asking("fprop", "winograd"):
+            for stride in strides:
+                fn.conv2d(torch.randn(2, 3, 17, 9), W, stride=stride)
+    found = [text.partition(" (winograd: it needs stride 1; ")[2][:16] or text.partition(";")[0] for text in warned(recwarn)]
+    more = "conv_fprop_algo=winograd could not compute 1 more call"
+    assert found == ["this layer has 2", more, "this layer has 4", more, "this layer has 6"]
+
+
+def test_a_context_that_is_entered_again_counts_on(recwarn: pytest.WarningsRecorder) -> None:
+    ctx = asking("fprop", "winograd")
+    for stride in (2, 3, 4):
+        with ctx:
+            fn.conv2d(torch.randn(2, 3, 18, 9), W, stride=stride)
+    first, rest = warned(recwarn)
+    assert "cannot compute the convolution of 2x3x18x9" in first
+    assert "could not compute 1 more call" in rest
+
+
+@pytest.mark.parametrize("invariance", ["thread_invariant", "batch_invariant"])
+def test_bits_that_are_not_kept_are_reported_in_each_context(invariance: str, recwarn: pytest.WarningsRecorder) -> None:
+    a, b = torch.randn(16, 4096), torch.randn(4096, 16)
+    for limit in (1e-7, 1e-8, 1e-9):
+        with msctx.context(matmul_max_error=limit, **{invariance: True}):
+            a @ b
+    texts = [text for text in warned(recwarn) if text.startswith(invariance)]
+    assert [text.rpartition("matmul_max_error=")[2][:5] for text in texts] == ["1e-07", "1e-08", "1e-09"]
+
+
 def test_a_second_test_that_expects_the_warning_gets_it() -> None:
     for _ in range(2):
         with pytest.warns(MsctxWarning, match="cannot compute"), asking("fprop", "winograd"):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -119,6 +121,14 @@ def test_why_it_cannot_be_locked_is_reported(
     with pytest.raises(FileError, match=f"cannot be locked: .*(?s:{reported})"):
         tuning_file.merge(path, tuned.groups(ENTRIES[0], stamp=STAMP), override=False)
     assert not path.exists()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs a folder in which nobody can make a file")
+def test_a_lock_that_cannot_be_made_is_not_waited_for() -> None:
+    start = time.monotonic()
+    with pytest.raises(FileError, match="cannot be written: No such file or directory"):
+        tuning_file.merge(Path("/proc/x.json"), tuned.groups(ENTRIES[0], stamp=STAMP), override=False)
+    assert time.monotonic() - start < 5
 
 
 def test_what_is_removed(path: Path) -> None:

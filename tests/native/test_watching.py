@@ -143,7 +143,45 @@ def test_rules_that_matched_nothing_are_reported(case: str, recwarn: pytest.Warn
     assert not warned(recwarn), "nothing ran"
     with msctx.context(conv_algo_rules=rules):
         fn.conv2d(X, ONE)
-    assert [text.rpartition(" ")[2] for text in warned(recwarn)] == expected
+    assert [text.partition("; ")[0].rpartition(" ")[2] for text in warned(recwarn)] == expected
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_watched", "hints"),
+    [("layer9.*", False, True), ("*", False, True), ("layer9.*", True, False), ("stride=7", False, False)],
+)
+def test_where_no_model_is_watched_a_rule_by_module_names_watch(
+    rule: str, is_watched: bool, hints: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    with msctx.context(conv_algo_rules={rule: "gemm"}) as ctx:
+        if is_watched:
+            ctx.watch(model := Net())
+        fn.conv2d(X, ONE)
+    (text,) = warned(recwarn)
+    assert ("; ctx.watch(model) makes" in text) == hints
+    assert not is_watched or model
+
+
+@pytest.mark.parametrize("asking", [{"strict": True}, {"fallback": "error"}])
+def test_a_rule_that_matched_nothing_is_an_error_where_nothing_may_be_left_out(
+    asking: dict[str, object], recwarn: pytest.WarningsRecorder
+) -> None:
+    rules = {"conv_algo_rules": {"stride=7": "gemm", "layer9.*": "gemm"}}
+    with (
+        pytest.raises(msctx.StrictError, match=r"(?s)no convolution matched stride=7\n.*layer9"),
+        msctx.context(**rules, **asking),
+    ):
+        fn.conv2d(X, ONE)
+    outer = msctx.context(conv_dgrad_algo="algo_1", **asking)
+    with pytest.raises(msctx.StrictError, match="stride=7"), outer, msctx.context(**rules):
+        fn.conv2d(X, ONE)
+    assert not warned(recwarn)
+    assert not msctx.state()["native.convolution.cpu"], "all is put back first"
+    with pytest.raises(ZeroDivisionError), msctx.context(**rules, **asking):
+        fn.conv2d(X, ONE).numel() // 0
+    assert len(warned(recwarn)) == 2, "beside an exception that is under way they are warnings"
+    with msctx.context(**rules, **asking):
+        pass
 
 
 def test_a_rule_whose_row_was_dropped_is_not_reported(recwarn: pytest.WarningsRecorder) -> None:

@@ -1,5 +1,6 @@
 """How options act on each other, one by one: who wins, who excludes whom, who needs whom."""
 
+import re
 from contextlib import suppress
 from itertools import permutations
 from pathlib import Path
@@ -472,3 +473,38 @@ def test_which_algorithm_is_asked_for_is_read_from_the_rules_themselves() -> Non
 def test_a_condition_takes_truth_as_choices_shows_it() -> None:
     layer = make_layer({"conv_algo_rules": {"transposed=True": "gemm"}}, "test")
     assert layer.settings["conv_algo_rules"].value.startswith("transposed=true:")
+
+
+@pytest.mark.parametrize(
+    ("option", "condition", "reason"),
+    [
+        ("conv_algo_rules", "dtype=float31", "'float31' is no dtype of a problem; did you mean 'float32'?"),
+        ("conv_algo_rules", "dtype=torch.float16", "did you mean 'float16'?"),
+        ("conv_algo_rules", "layout=channel_last", "did you mean 'channels_last'?"),
+        ("conv_algo_rules", "transposed=no", "'no' is no transposed of a problem"),
+        ("conv_algo_rules", "dims=4", "'4' is no dims of a problem"),
+        ("conv_algo_rules", "stride=x", "'x' is no stride of a problem"),
+        ("conv_algo_rules", "groups=a", "'a' is no groups of a problem"),
+        ("conv_algo_rules", "weight=4x3x3x3,stride=1", "'4x3x3x3,stride=1' is no weight of a problem"),
+        ("conv_algo_rules", "weight = 4x3x3x3", "write field=pattern without spaces"),
+        ("conv_algo_rules", "weight= 4x3x3x3", "write field=pattern without spaces"),
+        ("matmul_algo_rules", "layout=channels_last", "'channels_last' is no layout of a problem"),
+    ],
+)
+def test_values_that_no_problem_has_are_mistakes(option: str, condition: str, reason: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(reason)):
+        make_layer({option: {condition: "reference"}}, "test")
+
+
+@pytest.mark.parametrize(
+    ("option", "condition", "canonical"),
+    [
+        ("conv_algo_rules", "stride=1x1", "stride=1"),
+        ("conv_algo_rules", "padding=0x2 dtype=bfloat16", "padding=0x2 dtype=bfloat16"),
+        ("conv_algo_rules", "input=*x[1-4]x*x* dims=?", "input=*x[1-4]x*x* dims=?"),
+        ("matmul_algo_rules", "layout=?T input=*x4096", "layout=?T input=*x4096"),
+    ],
+)
+def test_patterns_stay_and_values_are_written_as_choices_shows_them(option: str, condition: str, canonical: str) -> None:
+    layer = make_layer({option: {condition: "reference"}}, "test")
+    assert layer.settings[option].value.startswith(f"{canonical}: ")

@@ -37,9 +37,12 @@ def test_names_of_classes_are_a_matter_of_the_thread() -> None:
 def test_the_folder_of_graphs_around_goes_on_after_the_one_inside(tmp_path: Path) -> None:
     switch = SWITCHES["observers.graph_files"]
     outer, inner = (GraphFiles(level, str(tmp_path / str(level))) for level in (1, 2))
+    assert switch.blocked is not None
+    assert not switch.blocked(outer), "its folder is made"
     switch.set(outer)
     try:
         state = switch.take()
+        assert not switch.blocked(inner)
         switch.set(inner)
         assert switch.read() == {"level": 2, "path": str(tmp_path / "2")}
         assert switch.is_satisfied(inner)
