@@ -215,7 +215,9 @@ def below(result: Result, limit: float, *, beside_earlier: bool = False) -> list
     found += [f"{row.label}: {row.reason}" for row in result.rows if not row.cells]
     found += [f"{row.label}, {cell.point}: {cell.reason}" for row in result.rows for cell in row.cells if cell.status == FAILED]
     stopped = [(row, cell) for row in result.rows for cell in row.timed if cell.spread is None and cell.ratio < limit]
-    found += [f"{row.label}, {cell.point}: stopped after its first runs, {cell.ratio:.2g} of torch's speed" for row, cell in stopped]
+    found += [
+        f"{row.label}, {cell.point}: stopped after its first runs, {cell.ratio:.2g} of torch's speed" for row, cell in stopped
+    ]
     return found + [f"{name}: {ratio:.2f} of torch's speed" for name, ratio in speeds.items() if ratio < limit]
 
 
