@@ -34,8 +34,9 @@ void store_finished(const ConvTensors& t, const float* sums, int64_t n, float* r
 template <int rows>
 void run_few(
     const FewRows& l, bool forward, const float* right, int64_t columns, const ConvTensors& t, float* result, const Parallel& parallel) {
-  const int64_t share = divide_up(divide_up(columns, parallel.threads), Vec::width) * Vec::width;
-  const int64_t each = smaller(share, forward ? few_rows_columns / 4 : few_rows_columns), tasks = divide_up(columns, each);
+  // Threads take equal numbers of equal tasks.
+  const int64_t share = divide_up(columns, parallel.threads), most = forward ? few_rows_columns / 4 : few_rows_columns;
+  const int64_t each = divide_up(divide_up(share, divide_up(share, most)), Vec::width) * Vec::width, tasks = divide_up(columns, each);
   const auto compute = [&](int64_t task, int) {
     const int64_t j0 = task * each, across = smaller(each, columns - j0);
     alignas(64) float totals[rows * few_rows_columns];
