@@ -10,6 +10,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,8 @@ def _script(path: Path, args: Mapping[str, Any]) -> Entry:
                 raise EntryFailed(f"{path.name} ended with exit code {end.code}") from None
         finally:
             sys.argv = argv
-            sys.path.remove(folder)
+            with suppress(ValueError):  # the script has taken it out itself
+                sys.path.remove(folder)
         return {}
 
     return call

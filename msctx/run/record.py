@@ -79,12 +79,22 @@ def _for_the_user_alone(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def plain(value: Any) -> Any:
-    """Any value as JSON can hold it: numbers out of tensors, text for what has no other form (NaN and infinity too)."""
-    if isinstance(value, Mapping):
-        return {text_of(k): plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(v) for v in value]
+DEEPEST = 100
+"""Levels of lists and dictionaries in one another that a record has; Python and readers of JSON have a limit of their own."""
+
+
+def plain(value: Any, around: tuple[int, ...] = ()) -> Any:
+    """Any value as JSON can hold it: numbers out of tensors, text for what has no other form (NaN and infinity too).
+
+    *around*: the lists and dictionaries that it is in. One that is in itself, or too deep, is text.
+    """
+    if isinstance(value, Mapping | list | tuple | set | frozenset):
+        if id(value) in around or len(around) == DEEPEST:
+            return text_of(value)
+        around = (*around, id(value))
+        if isinstance(value, Mapping):
+            return {text_of(k): plain(v, around) for k, v in value.items()}
+        return [plain(v, around) for v in value]
     if isinstance(value, bool | int | type(None)):
         return value
     if isinstance(value, str):
@@ -92,5 +102,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if hasattr(value, "item") and getattr(value, "numel", lambda: getattr(value, "size", 0))() == 1:
-        return plain(value.item())
+        with suppress(Exception):  # a meta tensor has no number, and others have an item() of another kind
+            return plain(value.item(), around)
     return text_of(value)

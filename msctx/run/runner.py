@@ -47,6 +47,8 @@ class Run:
         self.record, self.plan, self.sinks, self._progress = record, plan, sinks, progress
         self.rows = 0
         self.memory = MemoryOfRun()
+        self.returned: Mapping[str, Any] = {}
+        """By the entry."""
 
     @property
     def dir(self) -> Path:
@@ -161,6 +163,9 @@ def run_experiment(
         sinks.close(result)
     if error is not None:
         raise error
+    if hidden := [str(key) for key, value in run.returned.items() if result[key] is not value]:
+        text = f"result.json holds the run's own {', '.join(hidden)}, not what the entry returned under that name: rename it"
+        warn("result.json", text, text)
     layers = experiment.levels.values()
     for text in [*unwatched(plan, layers, begin), *(unrun(plan, layers) if Ran.count == ran_before else [])]:
         warn("unwatched", text, text)
@@ -203,7 +208,7 @@ def _call(entry: Any, run: Run, undisturbed: ExitStack) -> tuple[dict[str, Any],
             finally:  # however it ends: what a signal raises while its exception is read would leave no result
                 undisturbed.enter_context(uninterrupted())
             values = returned if isinstance(returned, Mapping) else {} if returned is None else {"value": returned}
-            result = {**values, **result}
+            result, run.returned = {**values, **result}, values
         except (KeyboardInterrupt, Terminated) as interrupt:
             deafen()
             result["status"], error = "interrupted", interrupt

@@ -49,6 +49,12 @@ def test_a_script_runs_as_main_with_its_arguments(make, tmp_path):
     assert sys.argv == argv
 
 
+def test_a_script_may_take_its_folder_out_of_the_path(make):
+    path = list(sys.path)
+    assert resolve(make("import sys\nsys.path.pop(0)", "job_of_a_test.py"))(None) == {}
+    assert sys.path == path
+
+
 def test_a_script_that_ends_itself(make):
     assert resolve(make("raise SystemExit(0)", "job_of_a_test.py"))(None) == {}
     with pytest.raises(EntryFailed, match="ended with exit code 3"):

@@ -182,7 +182,17 @@ def test_results_of_any_kind(job, tmp_path):
 
 
 def test_an_entry_cannot_forge_its_status(job, tmp_path):
-    assert run_experiment(read(job("def main(): return {'status': 'x'}")), str(tmp_path / "r"))["status"] == "completed"
+    with pytest.warns(msctx.MsctxWarning, match="the run's own status"):
+        result = run_experiment(read(job("def main(): return {'status': 'x'}")), str(tmp_path / "r"))
+    assert result["status"] == "completed"
+
+
+def test_what_the_run_itself_has_in_place_of_what_was_returned_is_told(job, tmp_path):
+    source = 'def main(): return {"seconds": 5, "run_dir": "mine", "error": 0.02}'
+    with pytest.warns(msctx.MsctxWarning, match="the run's own seconds, run_dir, not what the entry returned"):
+        result = run_experiment(read(job(source)), str(tmp_path / "run"))
+    assert result["error"] == 0.02
+    assert result["run_dir"] == str(tmp_path / "run")
 
 
 def test_log_outside_a_run_does_nothing():
