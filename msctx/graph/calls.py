@@ -123,6 +123,8 @@ _made: weakref.WeakKeyDictionary[type[nn.Module], dict[Compilation, Forms]] = we
 def _run_shaped(forms: Forms, wanted: Compilation, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a module or a function. Where options have shapes, the inputs must have them; all gears are compiled first."""
     first, function = ((what,), what.forward) if isinstance(what, nn.Module) else ((), what)
+    if (transform := _transform()) and not (wanted.whole or wanted.only):  # there Dynamo's refusal is an error, or a warning
+        return _eagerly(forms, transform, *first, *args, **kwargs)
     is_loss = bool(first) and next(what.parameters(), None) is None
     if _here.depth or is_loss or not wanted.shapes.are_given:  # they are those of the outermost model
         return _call(forms, wanted, *first, *args, **kwargs)
@@ -143,6 +145,23 @@ def _run_shaped(forms: Forms, wanted: Compilation, what: Any, args: tuple[Any, .
                 failed = f"{name} cannot be compiled for {shapes.text(wanted.shapes.gears[gear])}"
                 _compile_gear(forms, failed, [*first, *map(other.get, range(len(args)))], {key: other[key] for key in kwargs})
     return _call(forms, wanted, *first, *args, **kwargs)
+
+
+def _transform() -> str:
+    """The transform of torch.func that runs, or ``""``. Dynamo gives up for good the code that it meets in one."""
+    interpreter = torch._C._functorch.peek_interpreter_stack()
+    return interpreter.key().name.lower() if interpreter is not None and interpreter.key() in _TRANSFORMS else ""
+
+
+def _eagerly(forms: Forms, transform: str, /, *args: Any, **kwargs: Any) -> Any:
+    name = getattr(forms.eager, "__name__", type(forms.eager).__name__)
+    text = (
+        f"mode=GRAPH_MODE: torch.func.{transform} calls {name}, and torch.compile cannot compile what a transform calls from eager "
+        f"code. These calls run eagerly. To compile them, call torch.func.{transform} inside a function of msctx.jit; "
+        "jit_syntax_level='STRICT' makes them an error."
+    )
+    warn("mode", f"{transform} {name}", text)
+    return _inside(forms.eager, *args, **kwargs)
 
 
 def _compile_gear(forms: Forms, failed: str, args: list[Any], kwargs: dict[str, Any]) -> None:
@@ -223,9 +242,11 @@ def _inside(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         _here.depth -= 1
 
 
+_TRANSFORMS = {getattr(torch._C._functorch.TransformType, name) for name in ("Vmap", "Grad", "Jvp")}
+"""In which Dynamo refuses to compile."""
 _frames = torch._C._dynamo.eval_frame
 _PASSED_OVER = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.SKIP)
-for _function in (Outermost.__get__, Outermost.__set__, _call_module, _run_shaped, _call, _inside):
+for _function in (Outermost.__get__, Outermost.__set__, _call_module, _run_shaped, _eagerly, _call, _inside):
     # they run between what Dynamo captures, and so does all that they call; compiled code switches Dynamo on again
     _frames.set_code_exec_strategy(_function.__code__, _PASSED_OVER)
 
