@@ -52,7 +52,7 @@ ASKING = (*ALGORITHMS, "matmul_algo", *RULES)
 DECIDING = ("normal", "performance")
 """Algorithms that stand for whichever msctx takes."""
 NOT_FINITE = "is not finite, or has another form, where float64's is right"
-LATE = "not measured: --quick had no time left"
+LATE = "not measured: --quick had no time left; leave it out"
 
 
 @dataclass
@@ -78,7 +78,9 @@ def compare(comparison: Comparison, watch: Watch | None = None) -> Outcome:
             runner = Runner(comparison, device, deadline)
             while waiting:
                 if runner.is_late():
-                    outcome.partial = f"--quick ends after {comparison.total:.0f} seconds; the smaller rows were not measured"
+                    outcome.partial = (
+                        f"--quick ends after {comparison.total:.0f} seconds; leave it out to measure the other rows, too"
+                    )
                     break
                 case = waiting.popleft()  # its tensors go with it
                 watch.row(f"{case.name} {case.direction}")

@@ -274,6 +274,12 @@ class Result(_Part):
         return f"{len(noisy)} of {len(self.rows)} rows are noisy{load}: repeat the comparison on an idle machine"
 
     @property
+    def within(self) -> str:
+        """What the budget is of."""
+        assert self.budget is not None
+        return f"within an error of {self.budget.budget:.1e}{f' in {self.budget.phase}' * bool(self.budget.phase)}"
+
+    @property
     def under(self) -> str:
         """What holds for all choices and for torch's own path."""
         return ", ".join(f"{name}={value}" for name, value in self.context.items())
