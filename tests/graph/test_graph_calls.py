@@ -209,6 +209,13 @@ def test_a_hook_of_a_module_is_the_reason_and_the_line_is_the_programs() -> None
         Hooked()(torch.randn(2, 3, requires_grad=True))
 
 
+@pytest.mark.parametrize("folders", [5, 30])
+def test_a_path_stays_on_one_line_of_the_table(folders: int) -> None:
+    where = f"{'/a_long_name_of_a_folder' * folders}/model.py:12"
+    row = report.Graph("0/0", "Net", where, 3, (), "reason " * 30, 1.0, "miss", "deterministic, autocast bfloat16", "")
+    assert where in str(report.Graphs([row]))
+
+
 def test_a_reason_that_ends_in_a_list_has_its_title_and_first_entry() -> None:
     model = nn.Sequential(nn.Linear(3, 2))
     with (
