@@ -260,7 +260,7 @@ class Runner:
         cell, comes_to = self._check(case, point, truth, limit)
         cell.asked = dict(asked)
         if idle:
-            cell.told = idle
+            cell.not_carried_out = idle
         return cell, comes_to
 
     def _not_carried_out(self, options: Mapping[str, Any]) -> tuple[str, bool]:

@@ -110,7 +110,7 @@ def kind(row: Row, cell: Cell) -> str:
 def notes(cell: Cell) -> str:
     """What is to be known of a cell that has a time."""
     same = [f"the same as {cell.same_as or 'torch'}: measured as one"] if cell.same_as is not None else []
-    return "; ".join(same + [cell.told] * bool(cell.told))
+    return "; ".join(same + [cell.not_carried_out] * bool(cell.not_carried_out))
 
 
 def _matrix(result: Result) -> Table:

@@ -123,7 +123,7 @@ axes:
         assert found["for another device"].reason.startswith("gpu_config.conv_allow_tf32 ")
         assert found["not here"].reason.startswith("stream_max_parallel_num refused: ")
         assert found["in part"].ratio
-        assert found["in part"].told.startswith("stream_max_parallel_num refused: ")
+        assert found["in part"].not_carried_out.startswith("stream_max_parallel_num refused: ")
 
 
 @pytest.mark.parametrize("when", [1, 4, 6])
