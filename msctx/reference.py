@@ -241,6 +241,7 @@ def describe(option: Option) -> dict[str, Any]:
         "default": None if option.default is UNSET else option.default,
         "default_in_words": _default(option),
         "defaults": {group: None if v is UNSET else v for group, v in option.defaults.items()},
+        "defaults_in_words": {group: "unset" if v is UNSET else _written(v) for group, v in option.defaults.items()},
         "devices": list(option.devices),
         "status": {device: _status(option, device) for device in DEVICES},
         "interactions": rules.sentences(option.name),
@@ -258,9 +259,13 @@ def default_of(option: Option) -> tuple[str, str]:
     if value is UNSET:
         return "", ""
     whose = "MindSpore" if option.source.startswith("mindspore") else "CANN" if option.source != "msctx" else "msctx"
+    return whose, _written(value)
+
+
+def _written(value: Any) -> str:
     if type(value) is int and value >= 2**20 and value % 2**30 == 0:
-        return whose, f"{value // 2**30}GB"
-    return whose, value if isinstance(value, str) and value else json.dumps(value)
+        return f"{value // 2**30}GB"
+    return value if isinstance(value, str) and value else json.dumps(value)
 
 
 def _default(option: Option) -> str:

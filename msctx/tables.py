@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from rich.table import Table as Grid
 
 R = TypeVar("R", bound=Any)
-WIDTH = 200
+WIDTH, PLACE = 200, 100
+"""Of a table as text, and how much of that is for places; longer ones make it wider."""
 NUMBERS = ("error", "workspace", "calls", "kept", "casts")
 """Columns that are aligned on the right."""
+PLACES = ("where",)
+"""Columns whose cells stay on one line, to be copied."""
 
 
 class Row:
@@ -140,7 +143,7 @@ def grid(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Grid:
 
     made = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for column in columns:
-        made.add_column(column, justify="right" if column in NUMBERS else "left", overflow="fold")
+        made.add_column(column, justify="right" if column in NUMBERS else "left", overflow="fold", no_wrap=column in PLACES)
     for row in rows:
         made.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return made
@@ -156,8 +159,10 @@ def size(number: int) -> str:
 
 def plain(table: Grid) -> str:
     """A table as text without colours."""
+    from rich.cells import cell_len
     from rich.console import Console
 
     stream = io.StringIO()
-    Console(file=stream, width=WIDTH, color_system=None).print(table)
+    places = sum(max((cell_len(str(cell)) for cell in column.cells), default=0) for column in table.columns if column.no_wrap)
+    Console(file=stream, width=WIDTH + max(0, places - PLACE), color_system=None).print(table)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines() if line.strip())

@@ -73,6 +73,11 @@ def test_every_option_has_its_page() -> None:
             assert parsed.data, name
 
 
+def test_a_default_of_a_vocabulary_is_written_as_one_would_write_it() -> None:
+    assert describe(OPTIONS["mempool_block_size"])["defaults_in_words"] == {"runtime": "2GB"}
+    assert describe(OPTIONS["op_select_implmode"])["defaults_in_words"] == {"session": "unset"}
+
+
 def test_groups_of_our_own_are_no_paths() -> None:
     assert not any(path.startswith(OURS) for path in paths())
 

@@ -137,7 +137,7 @@ def option_page(option: Mapping[str, Any]) -> Group:
         parts += [values, Text("")]
     facts = {} if option["values"] else {"takes": option["allowed"]}
     facts |= {"default": option["default_in_words"] or "unset"}
-    facts |= {f"default in {group}": "unset" if value is None else value for group, value in option["defaults"].items()}
+    facts |= {f"default in {group}": value for group, value in option["defaults_in_words"].items()}
     facts |= {"example": f"{option['name']}={option['example']}"}
     facts |= {"also written": ", ".join(option["aliases"])} if option["aliases"] else {}
     facts |= {"CANN's key": option["ge"]} if option["ge"] else {}

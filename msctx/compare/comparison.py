@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from msctx.compare import cases as subjects
-from msctx.compare import identity
+from msctx.compare import finite, identity
 from msctx.compare.cases import Case, error_of
 from msctx.compare.config import Comparison, combined
 from msctx.compare.grid import ALGORITHMS, PHASES, Point, name_of, relevant
@@ -23,7 +23,7 @@ from msctx.context import Context
 from msctx.effects.precision_mode import PRECISION
 from msctx.errors import MsctxError, text_of
 from msctx.memory.meter import Meter
-from msctx.notices import warn
+from msctx.notices import warn, warn_or_print
 from msctx.options import make_layer
 from msctx.options.conv_rules import ASKED, PRODUCT, RULES
 from msctx.plan import DONE
@@ -51,7 +51,8 @@ ASKING = (*ALGORITHMS, "matmul_algo", *RULES)
 """Options that ask for algorithms."""
 DECIDING = ("normal", "performance")
 """Algorithms that stand for whichever msctx takes."""
-LATE = "not measured: --quick had no time left"
+NOT_FINITE = "is not finite, or has another form, where float64's is right"
+LATE = "not measured: --quick had no time left; leave it out"
 
 
 @dataclass
@@ -77,7 +78,9 @@ def compare(comparison: Comparison, watch: Watch | None = None) -> Outcome:
             runner = Runner(comparison, device, deadline)
             while waiting:
                 if runner.is_late():
-                    outcome.partial = f"--quick ends after {comparison.total:.0f} seconds; the smaller rows were not measured"
+                    outcome.partial = (
+                        f"--quick ends after {comparison.total:.0f} seconds; leave it out to measure the other rows, too"
+                    )
                     break
                 case = waiting.popleft()  # its tensors go with it
                 watch.row(f"{case.name} {case.direction}")
@@ -141,17 +144,26 @@ class Runner:
         return row
 
     def _measure(self, case: Case, row: Row) -> None:
-        case.results()  # an error of the model's own is reported as such
+        own = case.results()  # an error of the model's own is reported as such
+        where = finite.place(case) if finite.others(own) else ""
+        first = f"; NaN or infinity comes up first {where}" if where else ""
         with _because("float64 cannot be computed"):
             truth = case.truth()
-        if any(one.is_floating_point() and one.numel() and not one.isfinite().any() for one in truth):
-            raise _Unmeasurable("float64's own result has no finite value: there is nothing to hold a choice against")
+        if any(map(finite.has_none, truth)):
+            raise _Unmeasurable(f"float64's own result has no finite value: there is nothing to hold a choice against{first}")
         plain, _ = self._check(case, Point(TORCH, {}), truth, float("inf"))
         if plain.reason:
-            raise _Unmeasurable(f"torch's own path: {plain.reason}")
+            raise _Unmeasurable(f"torch's own path: {plain.reason}{first}")
         error = float("inf") if plain.error is None else plain.error
         if error > MEANINGLESS:
-            raise _Unmeasurable(f"torch's own result is {error:.1e} off float64's: there is nothing to hold a choice against")
+            off = NOT_FINITE if error == float("inf") else f"is {error:.1e} off float64's"
+            raise _Unmeasurable(f"torch's own result {off}: there is nothing to hold a choice against{first}")
+        if where:
+            total, of = finite.others(own), sum(one.numel() for one in own)
+            text = (
+                f"{case.name} {case.direction}: {total} of {of} values of its own result are NaN or infinite, the first {where}"
+            )
+            warn_or_print("compare", text, f"{text}; errors count the finite values alone")
         leaders = self._check_all(case, row, truth, error)
         wanted = [p for p, cell in zip(self._points, row.cells, strict=True) if leaders[p.name] == p.name and not cell.reason]
         with _because("torch's own path"):
@@ -248,7 +260,7 @@ class Runner:
         cell, comes_to = self._check(case, point, truth, limit)
         cell.asked = dict(asked)
         if idle:
-            cell.told = idle
+            cell.not_carried_out = idle
         return cell, comes_to
 
     def _not_carried_out(self, options: Mapping[str, Any]) -> tuple[str, bool]:
@@ -317,7 +329,7 @@ class Runner:
         elif error > bound:
             cell.reason, cell.status = f"its error of {error:.1e} is outside the bound of {bound:.1e}", FAILED
             if error == float("inf"):
-                cell.reason = "its result is not finite, or has another form, where float64's is right"
+                cell.reason = f"its result {NOT_FINITE}"
         return cell, (moved, identity.kernels(mine))
 
     def _timed(self, case: Case, points: list[Point]) -> dict[str, Ratio | Failed]:

@@ -111,7 +111,7 @@ def find(comparison: Comparison, budget: float, result: Result, watch: Watch | N
             with case.scope(), tempfile.TemporaryDirectory(prefix="msctx-budget-") as folder:
                 _Search(comparison, model, case, base.device, Path(folder), deadline).into(result, found)
     except _Late:
-        found.reason = f"--quick had no more than {QUICK:.0f} seconds for it"
+        found.reason = f"the search takes longer than the {QUICK:.0f} seconds of --quick; leave it out"
     except Exception as error:
         found.reason = named(error).partition("\n")[0]
 
@@ -143,7 +143,10 @@ class _Search:
         fits = [cell for cell in row.timed if cell.error is not None and cell.error <= found.budget]
         uniform = max(fits, key=lambda cell: cell.ratio, default=None)
         if not finalists and uniform is None and own > found.budget:
-            found.reason = f"no setting meets the budget: the error of torch's own path is {own:.1e}, and no choice has less"
+            found.reason = (
+                f"no setting meets the budget: the error of torch's own path is {own:.1e}, and no choice has less; raise the budget "
+                "above that"
+            )
             return
         settings = [setting for setting, _ in finalists] + ([Setting(options=uniform.asked)] if uniform else [])
         ratios = self._ratios([self._context(setting) for setting in settings])

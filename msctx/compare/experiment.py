@@ -42,7 +42,9 @@ def compare(comparison: Comparison, watch: Watch | None = None) -> Outcome:
                 for name in order:
                     watch.row(name or "torch")
                     if deadline is not None and time.perf_counter() > deadline:
-                        outcome.partial = f"--quick ends after {comparison.total:.0f} seconds; the other choices did not run"
+                        outcome.partial = (
+                            f"--quick ends after {comparison.total:.0f} seconds; leave it out to run the other choices, too"
+                        )
                     elif name not in impossible and not _has_failed(found[name]) and not _has_failed(found[TORCH]):
                         place = Path(folder) / f"{number}-{list(choices).index(name)}"
                         result = run_point(children, comparison.of, [*given, *words_of(choices[name])], place)

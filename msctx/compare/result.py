@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from msctx.compare.grid import DIRECTIONS, PHASES
 from msctx.errors import Diagnostic, FileError
@@ -71,8 +71,8 @@ class Cell(_Part):
     noisy: bool = False
     reason: str = ""
     """Why it has no time."""
-    told: str = ""
-    """What of the choice has no effect here."""
+    not_carried_out: str = Field(default="", validation_alias=AliasChoices("not_carried_out", "told"))
+    """Which of its options have no effect here, and why; the key was ``told`` before."""
     metrics: dict[str, Any] = {}
     """Of an experiment: what its run returned."""
 
@@ -274,6 +274,12 @@ class Result(_Part):
         return f"{len(noisy)} of {len(self.rows)} rows are noisy{load}: repeat the comparison on an idle machine"
 
     @property
+    def within(self) -> str:
+        """What the budget is of."""
+        assert self.budget is not None
+        return f"within an error of {self.budget.budget:.1e}{f' in {self.budget.phase}' * bool(self.budget.phase)}"
+
+    @property
     def under(self) -> str:
         """What holds for all choices and for torch's own path."""
         return ", ".join(f"{name}={value}" for name, value in self.context.items())
@@ -304,7 +310,7 @@ def schema() -> dict[str, Any]:
 
 COLUMNS = (
     *("name", "direction", "problem", "count", "point", "ran", "ratio", "spread", "ms", "baseline_ms", "error", "bound"),
-    *("workspace", "peak_bytes", "noisy", "status", "same_as", "reason", "told"),
+    *("workspace", "peak_bytes", "noisy", "status", "same_as", "reason", "not_carried_out"),
 )
 
 

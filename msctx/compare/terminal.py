@@ -38,7 +38,7 @@ def parts(result: Result) -> Iterator[Table | Text]:
         times = f"{cost.geometric_mean:.2f} times as long as"
         yield Text(f"{cost.with_} takes {times} {cost.without} (mean of {len(cost.rows)} rows)")
     if result.budget:
-        yield Text(f"within an error of {result.budget.budget:.1e} in {result.budget.phase}: {_budget(result.budget)}")
+        yield Text(f"{result.within}: {_budget(result.budget)}")
     for line in result.elsewhere:
         yield Text(f"the earlier result is of another machine or setting: {line}", style="yellow")
     for one in result.against:
@@ -46,6 +46,8 @@ def parts(result: Result) -> Iterator[Table | Text]:
             yield Text(f"{one.name} {one.direction}, {one.point}: {changed(one)}")
     if result.recommended:
         yield Text(f"what to set:\n{result.recommended}".rstrip(), style="bold")
+    elif result.budget and result.budget.reason:
+        yield Text("what to set: nothing, as no setting is known that keeps the budget", style="bold")
     elif result.totals and result.noise:
         yield Text(f"what to set: unknown. {result.noise}", style="bold yellow")
     elif result.totals:
@@ -108,7 +110,7 @@ def kind(row: Row, cell: Cell) -> str:
 def notes(cell: Cell) -> str:
     """What is to be known of a cell that has a time."""
     same = [f"the same as {cell.same_as or 'torch'}: measured as one"] if cell.same_as is not None else []
-    return "; ".join(same + [cell.told] * bool(cell.told))
+    return "; ".join(same + [cell.not_carried_out] * bool(cell.not_carried_out))
 
 
 def _matrix(result: Result) -> Table:

@@ -201,7 +201,7 @@ def _set(switch: Switch, value: Any) -> str:
         raise
     except RuntimeError as error:
         if switch.only_before:
-            return f"{switch.name} can only be set before {switch.only_before}"
+            return f"{switch.name} can only be set before {switch.only_before}: {switch.read()!r} stays in force"
         raise SwitchError(f"{switch.name} did not take {value!r}: {error}. Nothing was changed.") from error
     if not switch.is_satisfied(value) and switch.restore != "kept":
         raise SwitchError(f"{switch.name} did not take {value!r}: it reads {switch.read()!r}. Nothing was changed.")

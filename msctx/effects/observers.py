@@ -115,9 +115,9 @@ def dump_config(want: Want) -> Outcome:
         return NOTHING_ASKED
     mode, path = given.get("op_debug_mode", 0), given.get("path", "")
     if mode == 3:
-        return _seen(want, {"observers.overflow": Overflow(path, most=given.get("overflow_number", 0))})
+        return _seen(want, {"observers.overflow": Overflow(path, most=given.get("overflow_number", 0), option="dump_config")})
     if mode == 4:
-        return _seen(want, {"observers.errors": ErrorDump(1, path)})
+        return _seen(want, {"observers.errors": ErrorDump(1, path, "dump_config")})
     found = Dump(
         path=path,
         steps="" if given.get("iteration", "all") == "all" else given["iteration"],
@@ -125,6 +125,7 @@ def dump_config(want: Want) -> Outcome:
         data=DATA[given.get("saved_data", "tensor")],
         layers=tuple(layers_in(" ".join(given.get("kernels", ())))) if given.get("dump_mode", 0) == 1 else (),
         marked=given.get("dump_mode", 0) == 2,
+        option="dump_config",
         layout=want.other("dump_format", "mindspore"),
         net=given.get("net_name", "Net"),
         columns=tuple(given.get("statistic_category") or STATISTICS),

@@ -102,7 +102,7 @@ class Forms:
         compiled: what is called.
         ahead: the same code, but what cannot be captured is an error, and does not run.
         eager: what it is made of.
-        has_gears: it is compiled for all gears.
+        gears: :func:`_era` when it was compiled for all gears.
     """
 
     def __init__(self, function: Callable[..., Any], wanted: Compilation) -> None:
@@ -111,7 +111,8 @@ class Forms:
         how: dict[str, Any] = {"backend": backend(wanted), "dynamic": wanted.shapes.dynamic}
         if "recompile_limit" in inspect.signature(torch.compile).parameters:  # torch 2.11: Dynamo's own limit holds
             how["recompile_limit"] = VARIANTS + len(wanted.shapes.gears)
-        self.eager, self.has_gears = function, False
+        self.eager = function
+        self.gears: Any = None
         self.compiled = torch.compile(function, fullgraph=wanted.whole, **how)
         self.ahead = torch.compile(function, fullgraph=True, **how)
 
@@ -123,6 +124,8 @@ _made: weakref.WeakKeyDictionary[type[nn.Module], dict[Compilation, Forms]] = we
 def _run_shaped(forms: Forms, wanted: Compilation, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a module or a function. Where options have shapes, the inputs must have them; all gears are compiled first."""
     first, function = ((what,), what.forward) if isinstance(what, nn.Module) else ((), what)
+    if (transform := _transform()) and not (wanted.whole or wanted.only):  # there Dynamo's refusal is an error, or a warning
+        return _eagerly(forms, transform, *first, *args, **kwargs)
     is_loss = bool(first) and next(what.parameters(), None) is None
     if _here.depth or is_loss or not wanted.shapes.are_given:  # they are those of the outermost model
         return _call(forms, wanted, *first, *args, **kwargs)
@@ -134,15 +137,37 @@ def _run_shaped(forms: Forms, wanted: Compilation, what: Any, args: tuple[Any, .
         with shapes.marked(wanted.shapes, name, inputs):
             return _call(forms, wanted, *first, *args, **kwargs)
     here = shapes.gear_of(wanted.shapes, name, inputs)
-    if not forms.has_gears:
-        forms.has_gears = True
+    if forms.gears is None or forms.gears is not _era():
         for gear in range(len(wanted.shapes.gears)):
             if gear != here:
                 zeros = shapes.in_gear(wanted.shapes, gear, name, inputs)
                 other = given | {places[name]: value for name, value in zeros.items()}
                 failed = f"{name} cannot be compiled for {shapes.text(wanted.shapes.gears[gear])}"
                 _compile_gear(forms, failed, [*first, *map(other.get, range(len(args)))], {key: other[key] for key in kwargs})
+        forms.gears = _era()
     return _call(forms, wanted, *first, *args, **kwargs)
+
+
+def _era() -> Any:
+    """Another object after each torch._dynamo.reset(), which drops all that was compiled: Dynamo's note of the first code since."""
+    return next(iter(torch._dynamo.convert_frame.input_codes.seen), None)
+
+
+def _transform() -> str:
+    """The transform of torch.func that runs, or ``""``. Dynamo gives up for good the code that it meets in one."""
+    interpreter = torch._C._functorch.peek_interpreter_stack()
+    return interpreter.key().name.lower() if interpreter is not None and interpreter.key() in _TRANSFORMS else ""
+
+
+def _eagerly(forms: Forms, transform: str, /, *args: Any, **kwargs: Any) -> Any:
+    name = getattr(forms.eager, "__name__", type(forms.eager).__name__)
+    text = (
+        f"mode=GRAPH_MODE: torch.func.{transform} calls {name}, and torch.compile cannot compile what a transform calls from eager "
+        f"code. These calls run eagerly. To compile them, call torch.func.{transform} inside a function of msctx.jit; "
+        "jit_syntax_level='STRICT' makes them an error."
+    )
+    warn("mode", f"{transform} {name}", text)
+    return _inside(forms.eager, *args, **kwargs)
 
 
 def _compile_gear(forms: Forms, failed: str, args: list[Any], kwargs: dict[str, Any]) -> None:
@@ -223,9 +248,11 @@ def _inside(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         _here.depth -= 1
 
 
+_TRANSFORMS = {getattr(torch._C._functorch.TransformType, name) for name in ("Vmap", "Grad", "Jvp")}
+"""In which Dynamo refuses to compile."""
 _frames = torch._C._dynamo.eval_frame
 _PASSED_OVER = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.SKIP)
-for _function in (Outermost.__get__, Outermost.__set__, _call_module, _run_shaped, _call, _inside):
+for _function in (Outermost.__get__, Outermost.__set__, _call_module, _run_shaped, _eagerly, _call, _inside):
     # they run between what Dynamo captures, and so does all that they call; compiled code switches Dynamo on again
     _frames.set_code_exec_strategy(_function.__code__, _PASSED_OVER)
 

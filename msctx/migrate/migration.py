@@ -111,7 +111,23 @@ class _Merging:
             else:
                 call.options[entry.spelling] = entry.value
             notes += self._merge(entry)
+        notes += self._ignored(call)
         call.notes = tuple(notes)
+
+    def _ignored(self, call: Call) -> list[str]:
+        """What MindSpore ignores on the device that the script names, and msctx carries out there."""
+        from msctx.mindspore.keys import DEVICE, KEYS
+
+        target = self.entries.get("device_target")
+        if call.function.rpartition(".")[2] != "set_context" or target is None or target.reason or target.value not in DEVICE:
+            return []
+        here, device = f"device_target={target.value!r}", DEVICE[target.value]
+        taken = [name for name in call.options if (option := find(name)) and device in option.devices and name in KEYS]
+        return [
+            f"{name}: MindSpore ignores it with {here}, and msctx does not; leave it out for the same behaviour"
+            for name in taken
+            if KEYS[name].targets and target.value not in KEYS[name].targets
+        ]
 
     def _why_not(self, given: Entry) -> str:
         """Why an option has to stay out, which is reported as a problem too; ``""`` if it can be migrated."""

@@ -25,7 +25,6 @@ from msctx.options.observation import Dump
 if TYPE_CHECKING:
     from torch import nn
 
-OPTION = "session.enable_dump"
 SET_DUMP = "msctx.set_dump(module)"
 _marked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -69,7 +68,7 @@ class DumpReader(Reader):
         self._met: set[str] = set()
         """Of the layers, those that something was called, or of which there was a warning."""
         self._missed: set[str] = set()
-        self._scratch = files.Scratch(OPTION, self._folder)
+        self._scratch = files.Scratch(self.settings.option, self._folder)
         self._needs_files = settings.data != "stats" or settings.has_digests
         self.is_choosy = bool(settings.layers) or settings.marked or settings.layout == "msprobe"
 
@@ -155,11 +154,11 @@ class DumpReader(Reader):
         for row in rows:
             row["step"] = self._step
             if row["problem"]:
-                files.guarded(OPTION, self._folder, functools.partial(_fail, row["problem"]))
-        files.guarded(OPTION, self._folder, lambda: self._layout.write(rows, self._scratch.path))
+                files.guarded(self.settings.option, self._folder, functools.partial(_fail, row["problem"]))
+        files.guarded(self.settings.option, self._folder, lambda: self._layout.write(rows, self._scratch.path))
 
     def end_step(self) -> None:
-        files.guarded(OPTION, self._folder, self._layout.flush)
+        files.guarded(self.settings.option, self._folder, self._layout.flush)
         self._layout.end_step()
         self._step += 1
         self._moment = -1
@@ -172,11 +171,11 @@ class DumpReader(Reader):
     def pause(self) -> None:
         self._left = steps.span(), steps.current()
         atexit.unregister(self._end)
-        files.guarded(OPTION, self._folder, self._layout.flush)
+        files.guarded(self.settings.option, self._folder, self._layout.flush)
         self._scratch.remove()
         if self.settings.marked and SET_DUMP not in self._met:
             notices.warn(
-                OPTION,
+                self.settings.option,
                 SET_DUMP,
                 f"dump_mode 2 dumps modules marked by {SET_DUMP} in models passed to ctx.watch(model): none ran",
             )
@@ -200,7 +199,8 @@ class DumpReader(Reader):
             for layer in left
         ]
         if texts:
-            notices.warn("dump_layer", " ".join(left), "\n".join(f"dump_layer: {text}" for text in texts))
+            name = "kernels of dump_config" if self.settings.option == "dump_config" else "dump_layer"
+            notices.warn(name, " ".join(left), "\n".join(f"{name}: {text}" for text in texts))
 
 
 def _fail(text: str) -> None:

@@ -18,7 +18,6 @@ from msctx.observers import collector, files
 from msctx.observers.collector import DTYPES, Reader, Row, dtype_of, kind_of
 from msctx.options.observation import ErrorDump
 
-OPTION = "enable_exception_dump"
 MOST = 20
 """Operators of one scope; code that catches errors may raise them without end."""
 
@@ -93,7 +92,7 @@ class ErrorReader(Reader):
         self.settings = settings
         self._level = 1 if os.environ.get("NPU_COLLECT_PATH") else settings.level
         self._folder = Path(settings.path).absolute() if settings.path else place(self._level)
-        self._scratch = files.Scratch(OPTION, self._folder)
+        self._scratch = files.Scratch(self.settings.option, self._folder)
         self._count = 0
         self._rooms = memory.rooms()
 
@@ -114,7 +113,7 @@ class ErrorReader(Reader):
     def take(self, rows: list[Row]) -> None:
         for row in rows:
             self._count += 1
-            files.guarded(OPTION, self._folder, partial(self._write, row))
+            files.guarded(self.settings.option, self._folder, partial(self._write, row))
         collector.refresh()
 
     def _memory_left(self, row: Row) -> int | None:
@@ -168,7 +167,7 @@ class ErrorReader(Reader):
             with suppress(OSError):  # another thread's may be there
                 self._scratch.path.rmdir()
         notices.warn(
-            OPTION,
+            self.settings.option,
             name,
             f"{row['operator']} raised; its inputs are in {self._folder}; to call it again: python {self._folder / name}.replay.py",
         )

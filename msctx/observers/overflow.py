@@ -14,7 +14,6 @@ from msctx.observers import collector, files
 from msctx.observers.collector import Reader, Row, dtype_of, kind_of
 from msctx.options.observation import Overflow
 
-OPTION = "enable_dump_debug"
 MODES = {"aicore_overflow": 1, "atomic_overflow": 2, "all": 3}
 PASSED_ON = 4
 """Also the first operator that passes on what was not finite before: a parameter, an input, what ran unseen."""
@@ -33,7 +32,7 @@ class OverflowReader(Reader):
         self.settings = settings
         self._folder = Path(settings.path).absolute()
         self._begun = time.strftime("%Y%m%d%H%M%S")
-        self._scratch = files.Scratch(OPTION, self._folder)
+        self._scratch = files.Scratch(self.settings.option, self._folder)
         self.found: list[Row] = []
 
     @property
@@ -63,9 +62,9 @@ class OverflowReader(Reader):
             self.found.append(row)
             if self.folder is not None:
                 _written[self._folder] += 1
-                files.guarded(OPTION, self._folder, partial(self._write, row))
+                files.guarded(self.settings.option, self._folder, partial(self._write, row))
             collector.refresh()
-            notices.warn(OPTION, str((self.settings, same)), sentence(row))
+            notices.warn(self.settings.option, str((self.settings, same)), sentence(row))
 
     def _write(self, row: Row) -> None:
         """As CANN names them: the operator's tensors, and what overflowed."""

@@ -81,10 +81,13 @@ def preset_layer(preset: Any, origin: str, marks: Marks | None = None) -> Layer:
         text = f"{preset!r} is not a preset"
         raise OptionError([Diagnostic("preset", text, origin, f"{names}, or the path of a YAML file", hint, mark)])
     document = load(known.get(preset, preset))
-    values = document.data.get("context") if isinstance(document.data, dict) else None
-    if not isinstance(values, dict):
-        raise OptionError([Diagnostic("preset", f"{preset} has no `context:` section", origin, mark=mark)])
-    layer = make_layer(values, f"preset {preset}", document.under("context"))
+    if not isinstance(document.data, dict) or "context" not in document.data:
+        text = f"{preset} has no `context:` section; put its options below such a line"
+        raise OptionError([Diagnostic("preset", text, origin, mark=mark)])
+    values = document.data["context"]
+    if not isinstance(values, dict | None):
+        raise OptionError([Diagnostic("context", "is not a dictionary", origin, mark=document.mark(("context",)))])
+    layer = make_layer(values or {}, f"preset {preset}", document.under("context"))
     if preset not in known:
         return layer
     return Layer({k: replace(s, origin=f"preset {preset}") for k, s in layer.settings.items()})

@@ -22,6 +22,7 @@ class Dump:
         ranks: that write; (): all.
         arguments: whether those that are no tensors are written, in MindSpore's layout.
         marked: only what :func:`msctx.set_dump` has marked.
+        option: that asks for it.
     """
 
     path: str
@@ -36,6 +37,7 @@ class Dump:
     ranks: tuple[int, ...] = ()
     arguments: bool = False
     marked: bool = False
+    option: str = "session.enable_dump"
 
     @property
     def has_digests(self) -> bool:
@@ -47,20 +49,26 @@ class Dump:
 class Overflow:
     """Which operator first computes what is not finite from what is.
 
-    *mode*: as dump_debug_mode; *most*: operators whose data are written, 0: as many as there is room for.
+    *mode*: as dump_debug_mode; *most*: operators whose data are written, 0: as many as there is room for;
+    *option*: that asks for it.
     """
 
     path: str
     mode: str = "all"
     most: int = 0
+    option: str = "enable_dump_debug"
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorDump:
-    """What goes into an operator that raises, in files. *level*: as enable_exception_dump; *path*: "": where CANN puts them."""
+    """What goes into an operator that raises, in files.
+
+    *level*: as enable_exception_dump; *path*: "": where CANN puts them; *option*: that asks for it.
+    """
 
     level: int
     path: str = ""
+    option: str = "enable_exception_dump"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from msctx.options.documents import dotted, read_file
 from msctx.options.kinds import BOOL, INVALID, IntKind, ValueKind
 from msctx.options.layer import Layer, Setting
 from msctx.options.option import Option
-from msctx.options.unsupported import LATER
+from msctx.options.unsupported import IGNORED, LATER
 from msctx.options.validation import check
 
 FAMILIES = (system, debug, execution, gpu, ascend, session, extensions)
@@ -72,6 +72,10 @@ def ge_name(key: str) -> str:
 
 def _unknown(spelling: str, where: str = "", mark: Mark | None = None) -> Diagnostic:
     parts = spelling.split(".")
+    if spelling in IGNORED:
+        return Diagnostic(
+            spelling, f"MindSpore ignores it, and msctx has no such option; {IGNORED[spelling]}", where, mark=mark
+        )
     if later := next((LATER[part] for part in parts if part in LATER), ""):
         return Diagnostic(spelling, f"{later} has it, and msctx has no such option; leave it out", where, mark=mark)
     depth = next((i for i in reversed(range(1, len(parts))) if ".".join(parts[:i]) in _DICTIONARIES), 0)

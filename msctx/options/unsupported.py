@@ -1,4 +1,4 @@
-"""Words of later MindSpore and CANN releases that msctx has no option for: known for the sake of the message."""
+"""Words of MindSpore and CANN that msctx has no option for: known for the sake of the message."""
 
 _BY_RELEASE = {
     "MindSpore 2.3.1": """
@@ -26,3 +26,9 @@ _BY_RELEASE = {
 }
 LATER = {word: release for release, words in _BY_RELEASE.items() for word in words.split()}
 """Last part of the name → the release whose documents first have it."""
+IGNORED = {
+    "auto_tune_mode": "use aoe_tune_mode",
+    "enable_auto_mixed_precision": "leave it out",
+    "enable_sparse": "leave it out",
+}
+"""Keys of set_context that MindSpore itself ignores → what to do."""

@@ -97,7 +97,8 @@ def after_a_with_block():
         with msctx.context(inter_op_parallel_num=wanted + 1, runtime_num_threads=1):
             assert torch.get_num_threads() == 1
             assert torch.get_num_interop_threads() == wanted
-    assert any("can only be set before" in str(w.message) for w in told), told
+    assert any(f"can only be set before the first parallel work between operators, and only once in a process: {wanted} stays" in
+               str(w.message) for w in told), told
     assert torch.get_num_interop_threads() == wanted
 
 def by_set_context():

@@ -123,7 +123,7 @@ axes:
         assert found["for another device"].reason.startswith("gpu_config.conv_allow_tf32 ")
         assert found["not here"].reason.startswith("stream_max_parallel_num refused: ")
         assert found["in part"].ratio
-        assert found["in part"].told.startswith("stream_max_parallel_num refused: ")
+        assert found["in part"].not_carried_out.startswith("stream_max_parallel_num refused: ")
 
 
 @pytest.mark.parametrize("when", [1, 4, 6])
@@ -185,6 +185,26 @@ class Text(nn.Linear):
 class Ends(nn.Module):
     def forward(self, x):
         raise SystemExit(3)
+class Roots(nn.Module):
+    def __init__(self, values):
+        super().__init__()
+        self.first, self.last, self.values = nn.Linear(5, 4), nn.Linear(4, 2), values
+    def forward(self, x):
+        return self.last(self.first(x) * torch.tensor(self.values)[:, None].to(x))
+class Large(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.power = nn.Sequential(nn.Linear(5, 4, bias=False))
+        nn.init.ones_(self.power[0].weight)
+    def forward(self, x):
+        return self.power(x * 1e30) * 1e30
+def no_number(): return Roots([float("nan")] * 3), torch.ones(3, 5)
+def some_numbers(): return Roots([1.0, 1.0, float("nan")]), torch.ones(3, 5)
+def large(): return Large(), torch.full((3, 5), 1e30)
+def lost():
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU())
+    model[0].weight.data[2] = float("nan")
+    return model, torch.ones(3, 5)
 def chance(): return Chance(), torch.ones(30, 50)
 def nothing(): return Nothing(), torch.ones(3, 5)
 def wrapped(): return Wrapped(5, 4), torch.ones(3, 5)
@@ -212,6 +232,12 @@ def of_model(tmp_path: Path, name: str, phase: str = "inference", axes: str = "{
     [
         ("chance", "inference", "off float64's: there is nothing to hold a choice against"),
         ("nothing", "inference", "float64's own result has no finite value"),
+        ("no_number", "training", "hold a choice against; NaN or infinity comes up first in the input of last (Linear)"),
+        (
+            "large",
+            "inference",
+            "hold a choice against; NaN or infinity comes up first in the result of power.0 (Linear)",
+        ),
         ("text", "inference", "it cannot run: ValueError: its result, of type str, holds no tensor"),
         ("ends", "inference", "it cannot run: SystemExit: 3"),
         ("fixed", "training", "nothing of its result depends on a parameter that is trained"),
@@ -221,6 +247,16 @@ def test_what_nothing_can_be_held_against_has_no_time(tmp_path: Path, name: str,
     row = of_model(tmp_path, name, phase)
     assert reason in row.reason
     assert row.cells == []
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [("some_numbers", r"2 of 6 .* in the input of last \(Linear\)"), ("lost", "3 of 12 .* in its parameter 0.weight")],
+)
+def test_a_model_whose_result_has_nan_is_measured_with_a_warning_that_says_where(tmp_path: Path, name: str, where: str) -> None:
+    with pytest.warns(msctx.MsctxWarning, match=f"{name} inference: {where}; errors count the finite values alone"):
+        row = of_model(tmp_path, name)
+    assert row.cells[0].error < 1e-5
 
 
 @pytest.mark.parametrize("phase", ["inference", "training"])

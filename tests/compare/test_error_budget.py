@@ -92,6 +92,7 @@ def test_a_budget_that_nothing_keeps_leaves_torch(tmp_path: Path, monkeypatch: p
     rigged(monkeypatch)
     found: Result = run(comparison(tmp_path, 1e-12))
     assert found.budget.reason.startswith("no setting meets the budget: the error of torch's own path is ")
+    assert found.budget.reason.endswith("raise the budget above that")
     assert found.recommended == ""
 
 
@@ -190,7 +191,8 @@ def test_quick_ends_the_search_too(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     needs_core()
     monkeypatch.setattr(budgets, "QUICK", -1.0)
     of = lower(tmp_path, 0.1)
-    assert run(replace(of, total=1000.0)).budget.reason.startswith("--quick had no more than")
+    assert run(replace(of, total=1000.0)).budget.reason.endswith("of --quick; leave it out")
+    assert run(replace(of, total=-1.0)).budget.reason.endswith("leave it out to measure the other rows, too")
 
 
 def test_what_cannot_be_searched_keeps_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,14 @@ def test_noise_stands_where_the_advice_would(tmp_path: Path) -> None:
     assert noise in " ".join(text(tmp_path, ["a", "b", "c"], load=7.0, recommended="").split())
 
 
+def test_what_is_within_no_budget_is_no_advice(tmp_path: Path) -> None:
+    late = Budget(budget=1e-4, reason="no time; leave it out")  # before any phase
+    shown = text(tmp_path, ["a"], recommended="", budget=late, load=7.0)
+    assert "within an error of 1.0e-04: no time; leave it out" in shown
+    assert "what to set: nothing, as no setting is known that keeps the budget" in shown
+    assert "noisy (load" not in shown
+
+
 def test_of_many_the_best_three(tmp_path: Path) -> None:
     shown = text(tmp_path, [f"choice{number}" for number in range(9)])
     assert "choice7 8.00 ±5%" in shown

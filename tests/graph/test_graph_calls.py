@@ -209,6 +209,13 @@ def test_a_hook_of_a_module_is_the_reason_and_the_line_is_the_programs() -> None
         Hooked()(torch.randn(2, 3, requires_grad=True))
 
 
+@pytest.mark.parametrize("folders", [5, 30])
+def test_a_path_stays_on_one_line_of_the_table(folders: int) -> None:
+    where = f"{'/a_long_name_of_a_folder' * folders}/model.py:12"
+    row = report.Graph("0/0", "Net", where, 3, (), "reason " * 30, 1.0, "miss", "deterministic, autocast bfloat16", "")
+    assert where in str(report.Graphs([row]))
+
+
 def test_a_reason_that_ends_in_a_list_has_its_title_and_first_entry() -> None:
     model = nn.Sequential(nn.Linear(3, 2))
     with (
@@ -216,6 +223,35 @@ def test_a_reason_that_ends_in_a_list_has_its_title_and_first_entry() -> None:
         pytest.raises(msctx.GraphError, match=r"functorch tracing attempt: .*torch\.func\.vmap.* is not supported"),
     ):
         torch.func.vmap(model)(torch.randn(4, 3))
+
+
+@pytest.mark.parametrize("transform", ["vmap", "grad"])
+def test_a_call_from_a_transform_runs_eagerly_and_leaves_the_class_to_be_compiled(transform: str) -> None:
+    """Dynamo gives up for good the code that it meets in a transform."""
+
+    class Own(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x).sum()
+
+    net, x = Own(), torch.ones(2, 3)
+    call = getattr(torch.func, transform)
+
+    @msctx.jit
+    def within(x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = call(net)(x)
+        return result
+
+    expected = call(net)(x)
+    with msctx.context(**EAGER_GRAPHS) as ctx:
+        with pytest.warns(
+            msctx.MsctxWarning, match=f"torch.func.{transform} calls .*Own.* run eagerly.*inside a function of msctx.jit"
+        ):
+            torch.testing.assert_close(call(net)(x), expected)
+        net(x)
+        assert graphs() == 1
+        torch.testing.assert_close(within(x), expected)
+    assert graphs() == 2
+    assert not [row for row in ctx.graphs() if row.failed]
 
 
 def test_strict_names_line_reason_and_option() -> None:

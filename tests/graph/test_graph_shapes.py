@@ -45,6 +45,21 @@ def test_gears_are_compiled_at_the_first_call_and_none_later() -> None:
         torch.testing.assert_close(net(image(4, 3, 8, 6)), expected)
 
 
+def test_a_reset_of_dynamo_drops_the_gears_which_are_compiled_anew() -> None:
+    class Own(Rows):
+        """Its gears are compiled here first."""
+
+    net = Own()
+    with msctx.context(session=rows(1), **EAGER_GRAPHS):
+        net(image(2, 3))
+        first = graphs()
+        torch._dynamo.reset()
+        net(image(2, 3))
+        assert graphs() == 2 * first > 2
+        net(image(4, 3))
+        assert graphs() == 2 * first
+
+
 def test_a_shape_that_is_no_gear_is_refused_with_the_gears() -> None:
     with msctx.context(session=GEARS, **EAGER_GRAPHS), pytest.raises(msctx.GraphError) as caught:
         Net()(image(3, 3, 6, 6))

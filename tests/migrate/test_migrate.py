@@ -36,6 +36,15 @@ def test_what_is_written_means_what_was_read_on_each_device_and_nothing_is_run(s
     assert not {name for name in set(sys.modules) - modules if name.partition(".")[0] in ("mindspore", "src", "zmq")}
 
 
+@pytest.mark.parametrize(("target", "ignored"), [("CPU", True), ("GPU", False)])
+def test_what_mindspore_ignores_on_the_device_of_the_script_is_noted(tmp_path, target, ignored):
+    values = f"device_target='{target}', max_device_memory='4GB', op_timeout=9, gpu_config={{'conv_allow_tf32': True}}"
+    (tmp_path / "it.py").write_text(f"import mindspore as ms\nms.set_context({values})\n")
+    (call,) = migrate.read(str(tmp_path / "it.py")).calls
+    note = "max_device_memory: MindSpore ignores it with device_target='CPU', and msctx does not; leave it out for the same behaviour"
+    assert call.notes == ((note,) if ignored else ())
+
+
 def test_a_script_of_the_model_zoo():
     migration = migrate.read(str(DATA / "resnet.py"))
     assert migrate.as_yaml(migration) == (DATA / "resnet.yaml").read_text(encoding="utf-8")

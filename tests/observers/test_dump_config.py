@@ -55,6 +55,25 @@ def test_mindspores_file(tmp_path: Path) -> None:
     assert len(lines) == 2
 
 
+def test_warnings_name_the_file(tmp_path: Path) -> None:
+    with (
+        pytest.warns(
+            MsctxWarning, match="^kernels of dump_config: no operator or module that ran is called 'rellu'; did you mean"
+        ),
+        msctx.context(dump_config=of_file(tmp_path, dump_mode=1, kernels=["rellu"])),
+    ):
+        torch.ones(2).relu()
+
+
+@pytest.mark.parametrize("mode", [0, 3])
+def test_a_folder_that_cannot_be_written_to_names_the_file(tmp_path: Path, mode: int) -> None:
+    file = of_file(tmp_path, op_debug_mode=mode)
+    (tmp_path / "dumps").write_text("")
+    with pytest.warns(MsctxWarning) as found, msctx.context(dump_config=file):
+        torch.ones(2) / 0
+    assert any(str(one.message).startswith("dump_config: cannot write to") for one in found)
+
+
 def test_arguments_of_operators_by_mindspores_file(tmp_path: Path) -> None:
     file = Path(of_file(tmp_path, saved_data="statistic"))
     file.write_text(file.read_text().replace('"enable": true', '"enable": true, "save_kernel_args": true'))

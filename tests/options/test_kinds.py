@@ -183,6 +183,8 @@ SUGGESTIONS = [
     (MemoryKind(), "4OGB", "40GB"),
     (MemoryKind(), "l6GB", "16GB"),
     (MemoryKind(), "4XB", ""),
+    (ShareKind(), "0.5", "write it without quotes"),
+    (ShareKind(), "1e-5", "write it without quotes; YAML 1.1 reads 1e-5 as text, and 1.0e-5 as a number"),
     (IntKind(), 60.0, "60"),
     (IntKind(), 60.5, ""),
     (ALGORITHM, "normla", "normal"),

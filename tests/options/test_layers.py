@@ -1,5 +1,6 @@
 """Where layers come from: keyword arguments, presets, MSCTX_* variables; and which of them wins."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -163,6 +164,18 @@ def test_problems_in_a_file_of_presets(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(OptionError, match="context"):
             layer_of({"preset": str(path)}, "test")
+
+
+def test_an_empty_section_sets_nothing_and_one_that_is_no_dictionary_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("context:\n  # seed: 7\n")
+    assert not layer_of({"preset": str(path)}, "test").settings
+    path.write_text("context: 5\n")
+    with pytest.raises(OptionError, match=re.escape(f"{path}:1:10  context: is not a dictionary")):
+        layer_of({"preset": str(path)}, "test")
+    path.write_text("seed: 7\n")
+    with pytest.raises(OptionError, match="has no `context:` section; put its options below such a line"):
+        layer_of({"preset": str(path)}, "test")
 
 
 def test_a_preset_whose_path_no_system_takes() -> None:

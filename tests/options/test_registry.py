@@ -252,6 +252,8 @@ def test_a_name_like_none_leads_to_the_list() -> None:
             "precision_mode_v2 stands outside it, or in session",
         ),
         ("jit_config.jit_level", "MindSpore 2.3.1 has it, and msctx has no such option; leave it out", ""),
+        ("auto_tune_mode", "MindSpore ignores it, and msctx has no such option; use aoe_tune_mode", ""),
+        ("enable_sparse", "MindSpore ignores it, and msctx has no such option; leave it out", ""),
         ("session.oo_level", "the code of CANN's TensorFlow adapter has it, and msctx has no such option; leave it out", ""),
     ],
 )
