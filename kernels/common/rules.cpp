@@ -12,10 +12,7 @@ namespace msctx {
 namespace {
 
 std::mutex& lock = fork_safe_mutex();
-auto& known() {
-  static auto* all = new std::unordered_map<std::string, std::weak_ptr<Conditions>>;
-  return *all;
-}
+auto& known = immortal<std::unordered_map<std::string, std::weak_ptr<Conditions>>>();
 
 void raise_to(std::atomic<int64_t>& to, int64_t value) {
   int64_t now = to.load(std::memory_order_relaxed);
@@ -33,10 +30,10 @@ std::shared_ptr<Conditions> Conditions::of(const RuleText& rule) {
     text += field + '=' + pattern + '\n';
   }
   const std::lock_guard<std::mutex> guard(lock);
-  if (const auto found = known().find(text); found != known().end())
+  if (const auto found = known.find(text); found != known.end())
     if (auto same = found->second.lock()) return same;
-  std::erase_if(known(), [](const auto& one) { return one.second.expired(); });
-  known()[text] = made;
+  std::erase_if(known, [](const auto& one) { return one.second.expired(); });
+  known[text] = made;
   return made;
 }
 

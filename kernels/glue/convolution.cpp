@@ -18,7 +18,7 @@
 
 namespace msctx::glue {
 
-BeforeUs before_us[places];
+BeforeUs* const before_us = immortal<std::array<BeforeUs, places>>().data();
 thread_local int inside_torch = 0;
 
 namespace {

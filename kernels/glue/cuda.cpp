@@ -37,10 +37,7 @@ c10::Stream current_stream(int device) {
 }
 
 // Why an algorithm cannot run a problem though it had reported that it could, by both, the Op and the policy (0: any).
-std::map<std::string, const char*>& failures() {
-  static auto* all = new std::map<std::string, const char*>;
-  return *all;
-}
+auto& failures = immortal<std::map<std::string, const char*>>();
 std::string failure_key(const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, int64_t policy) {
   return key_of(p, *asked) + std::to_string(reinterpret_cast<uintptr_t>(&algorithm)) + char(op) + std::to_string(policy);
 }
@@ -49,8 +46,8 @@ void remember(const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const
   constexpr size_t most = 4096;
   const char* why = kept(failed.what());
   const std::lock_guard<std::mutex> guard(lock);
-  if (failures().size() >= most) failures().clear();
-  failures()[failure_key(algorithm, p, op, failed.is_for_good ? 0 : asking_policy)] = why;
+  if (failures.size() >= most) failures.clear();
+  failures[failure_key(algorithm, p, op, failed.is_for_good ? 0 : asking_policy)] = why;
 }
 
 }  // namespace
@@ -84,15 +81,15 @@ std::string key_of(const ConvProblem& p, const ConvCall& call) {
 }
 
 const char* kept(const std::string& text) {
-  static auto* all = new std::set<std::string>;
+  static auto& all = immortal<std::set<std::string>>();
   const std::lock_guard<std::mutex> guard(lock);
-  return all->insert(text).first->c_str();
+  return all.insert(text).first->c_str();
 }
 
 void add_failure(const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, Reasons& found) {
   const std::lock_guard<std::mutex> guard(lock);
   for (const int64_t policy : {int64_t(0), asking_policy})
-    if (const auto failed = failures().find(failure_key(algorithm, p, op, policy)); failed != failures().end())
+    if (const auto failed = failures.find(failure_key(algorithm, p, op, policy)); failed != failures.end())
       return found.add(failed->second);
 }
 

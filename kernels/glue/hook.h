@@ -39,7 +39,7 @@ struct BeforeUs {
   c10::DispatchKey key = c10::DispatchKey::CPU;
   Before convolution, traced, backward;
 };
-extern BeforeUs before_us[places];
+extern BeforeUs* const before_us;  // by Place
 
 // torch's own convolution calls other operators that are hooked too, for code that calls them itself: inside it they are not asked again.
 extern thread_local int inside_torch;

@@ -18,10 +18,7 @@ namespace msctx::glue {
 
 namespace {
 
-InForce& in_force_at(Place place) {
-  static auto* all = new InForce[places];
-  return all[int(place)];
-}
+auto& in_force_at = immortal<std::array<InForce, places>>();  // by Place
 
 constexpr const char* hooked[] = {"aten::convolution", "aten::_convolution", "aten::convolution_backward"};
 
@@ -43,7 +40,7 @@ void install_cuda(c10::DispatchKey key, const char* torch_cuda) {
   aten.impl("convolution_backward", TORCH_FN(convolution_backward<Place::cuda>));
   install_routes(Place::cuda, {key, c10::DispatchKey::QuantizedCUDA});
   install_cudnn_routes(key, torch_cuda);
-  for (const char* name : hooked) in_force_at(Place::cuda).watch(operator_named(name), key);
+  for (const char* name : hooked) in_force_at[int(Place::cuda)].watch(operator_named(name), key);
 }
 
 void install() {
@@ -55,8 +52,8 @@ void install() {
   aten.impl("_convolution", TORCH_FN(traced_convolution<Place::cpu>));
   aten.impl("convolution_backward", TORCH_FN(convolution_backward<Place::cpu>));
   install_routes(Place::cpu, {CPU, c10::DispatchKey::MkldnnCPU, c10::DispatchKey::QuantizedCPU});
-  for (const char* name : hooked) in_force_at(Place::cpu).watch(operator_named(name), CPU);
-  install_products<Place::cpu>(in_force_at(Place::cpu));
+  for (const char* name : hooked) in_force_at[int(Place::cpu)].watch(operator_named(name), CPU);
+  install_products<Place::cpu>(in_force_at[int(Place::cpu)]);
   install_finished();
 }
 
@@ -81,50 +78,37 @@ using namespace msctx;
 
 // Registers the hook; "" or what went wrong. To be called once.
 MSCTX_API const char* msctx_install(PythonFunction warn) {
-  static std::string problem;
-  try {
+  return problem_of([&] {
     set_warner(warn);
     glue::install();
-  } catch (const std::exception& error) {
-    problem = error.what();
-  }
-  return problem.c_str();
+    return "";
+  });
 }
 
 // Finds cuDNN in `cudnn`, a library that is loaded, and torch's handle for it in `torch_cuda`; then registers the hook at the
 // dispatch key of this name. "" or what went wrong. To be called once.
 MSCTX_API const char* msctx_install_cuda(const char* cudnn, const char* torch_cuda, const char* key) {
-  static std::string problem;
-  try {
-    problem = glue::load_cudnn(cudnn, torch_cuda);
+  return problem_of([&] {
+    const std::string problem = glue::load_cudnn(cudnn, torch_cuda);
     glue::find_runtime(torch_cuda);
     if (problem.empty()) glue::install_cuda(c10::parseDispatchKey(key), torch_cuda);
-  } catch (const std::exception& error) {
-    problem = error.what();
-  }
-  return problem.c_str();
+    return problem;
+  });
 }
 
 // Registers the hook of products at the key of an NPU's tensors, where torch_npu is loaded. "" or what went wrong. To be called once.
 MSCTX_API const char* msctx_install_npu(int has_float32) {
-  static std::string problem;
-  try {
+  return problem_of([&] {
     const glue::Silent silent;
     glue::set_npu(has_float32);
-    glue::install_products<Place::ascend>(glue::in_force_at(Place::ascend));
-  } catch (const std::exception& error) {
-    problem = error.what();
-  }
-  return problem.c_str();
+    glue::install_products<Place::ascend>(glue::in_force_at[int(Place::ascend)]);
+    return "";
+  });
 }
 
 // "" while our kernels are in force at a place, else whose is.
-MSCTX_API const char* msctx_hook_problem(int place) try {
-  thread_local std::string problem;
-  problem = glue::in_force_at(Place(place)).problem();
-  return problem.c_str();
-} catch (const std::exception&) {
-  return "the dispatcher cannot be asked";
+MSCTX_API const char* msctx_hook_problem(int place) {
+  return problem_of([&] { return glue::in_force_at[size_t(place)].problem(); });
 }
 
 // How many different threads take part in a loop of torch's: 1 with more than one thread set means that OpenMP was not compiled in.

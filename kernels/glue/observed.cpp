@@ -13,7 +13,6 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <vector>
 
@@ -182,8 +181,6 @@ uint64_t digest_of(const at::Tensor& given, Statistics* statistics) {
 
 void write_npy(const at::Tensor& given, const std::string& path, bool keeps_bits) {
   at::Tensor t = on_host(given).resolve_conj().resolve_neg();
-  static const std::map<size_t, std::pair<const char*, at::ScalarType>> bits{
-      {1, {"|u1", at::kByte}}, {2, {"<u2", at::kUInt16}}, {4, {"<u4", at::kUInt32}}};
   const char* type = nullptr;
   switch (t.scalar_type()) {
     case at::kFloat: type = "<f4"; break;
@@ -201,7 +198,9 @@ void write_npy(const at::Tensor& given, const std::string& path, bool keeps_bits
     case at::kComplexFloat: type = "<c8"; break;
     case at::kComplexDouble: type = "<c16"; break;
     default:
-      if (keeps_bits) type = bits.at(t.itemsize()).first, t = t.contiguous().view(bits.at(t.itemsize()).second);
+      if (keeps_bits && t.itemsize() == 1) type = "|u1", t = t.contiguous().view(at::kByte);
+      else if (keeps_bits && t.itemsize() == 2) type = "<u2", t = t.contiguous().view(at::kUInt16);
+      else if (keeps_bits && t.itemsize() == 4) type = "<u4", t = t.contiguous().view(at::kUInt32);
       else if (t.is_complex()) type = "<c8", t = t.to(at::kComplexFloat);
       else type = "<f4", t = t.to(at::kFloat);
   }

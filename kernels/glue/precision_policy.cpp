@@ -5,7 +5,6 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <algorithm>
-#include <cstring>
 #include <deque>
 #include <map>
 
@@ -21,14 +20,11 @@ constexpr int base = 40, digits = 4, most = base * base * base * base;  // dtype
 constexpr std::array<c10::DeviceType, digits> digit_devices{at::kIPU, at::kMAIA, at::kHPU, at::kXLA};
 
 std::mutex& lock = fork_safe_mutex();
-struct All {
+struct Registry {
   std::deque<PrecisionPolicy> policies;
   std::map<std::pair<int, int>, int> overruled;  // the first number of a combination, what of it is overruled → the number of that
 };
-All& all() {
-  static All* found = new All;  // never destroyed: threads may still run while the process ends
-  return *found;
-}
+Registry& registry = immortal<Registry>();
 std::array<std::atomic<const Combination*>, most> combinations;  // by number; what is not used takes no memory
 
 struct Digits {
@@ -89,8 +85,7 @@ PrecisionPolicy::PrecisionPolicy(const PrecisionRule* given, int count, int oper
   for (int i = 0; i < count; i++) {
     PrecisionRule rule = given[i];
     rule.op = 0;
-    const auto same = [&](const PrecisionRule& other) { return std::memcmp(&rule, &other, sizeof(rule)) == 0; };
-    const auto known = std::find_if(distinct.begin(), distinct.end(), same);
+    const auto known = std::find(distinct.begin(), distinct.end(), rule);
     place.at(size_t(given[i].op)) = uint16_t(known - distinct.begin());
     if (known != distinct.end()) continue;
     distinct.push_back(rule);
@@ -128,7 +123,7 @@ const Combination* combination_in_force() {
 int overruled_number(const Combination& combination, int overruled) {
   if (!overruled) return combination.first;
   const std::lock_guard<std::mutex> guard(lock);
-  int& number = all().overruled.try_emplace({combination.first, overruled}, -1).first->second;
+  int& number = registry.overruled.try_emplace({combination.first, overruled}, -1).first->second;
   if (number < 0) number = number_for({combination.policies, combination.first, overruled}, combination.first + overruled);
   return number;
 }
@@ -141,8 +136,8 @@ using namespace msctx::glue;
 // A new policy's number, or -1: there was no memory.
 MSCTX_API int msctx_precision_policy(const PrecisionRule* rules, int count, int operators, int retries, int low, int frozen) try {
   const std::lock_guard<std::mutex> guard(lock);
-  all().policies.emplace_back(rules, count, operators, retries, uint8_t(low), frozen != 0);
-  return int(all().policies.size()) - 1;
+  registry.policies.emplace_back(rules, count, operators, retries, uint8_t(low), frozen != 0);
+  return int(registry.policies.size()) - 1;
 } catch (const std::exception&) {
   return -1;
 }
@@ -152,7 +147,7 @@ MSCTX_API void msctx_precision_thaw(int policy) try {
   const PrecisionPolicy* found;
   {
     const std::lock_guard<std::mutex> guard(lock);
-    found = &all().policies.at(size_t(policy));
+    found = &registry.policies.at(size_t(policy));
   }
   found->casts.drop();
 } catch (const std::exception&) {  // there is no such policy
@@ -164,7 +159,7 @@ MSCTX_API int msctx_precision_combination(const int32_t* policies, uint32_t want
   const int wanted = int(wanted_ % uint32_t(numbers()));
   const std::lock_guard<std::mutex> guard(lock);
   Combination made{{}, -1, 0};
-  for (int i = 0; i < precision_devices; i++) made.policies[i] = policies[i] < 0 ? nullptr : &all().policies.at(size_t(policies[i]));
+  for (int i = 0; i < precision_devices; i++) made.policies[i] = policies[i] < 0 ? nullptr : &registry.policies.at(size_t(policies[i]));
   return number_for(made, wanted);
 } catch (const std::exception&) {
   return -1;
@@ -183,7 +178,7 @@ MSCTX_API void msctx_precision_counts(int policy, int64_t (*counts)[2 * kinds_of
   const PrecisionPolicy* found;
   {
     const std::lock_guard<std::mutex> guard(lock);
-    found = &all().policies.at(size_t(policy));
+    found = &registry.policies.at(size_t(policy));
   }
   for (int i = 0; i < operators; i++) {
     if (!found->counted(i)) continue;

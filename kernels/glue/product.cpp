@@ -338,9 +338,9 @@ template <Place place, class Op, class Signature = typename Op::schema>
 struct Hooked;
 template <Place place, class Op, class Return, class... Arguments>
 struct Hooked<place, Op, Return(Arguments...)> {
-  static inline c10::KernelFunction torchs;
+  static inline auto& torchs = immortal<c10::KernelFunction>();
   static inline std::optional<c10::OperatorHandle> op;
-  static inline Before others;
+  static inline auto& others = immortal<Before>();
   static constexpr std::string_view name = Op::name;
   static constexpr bool is_written = std::is_same_v<Return, at::Tensor&>;  // out= and in-place
   static constexpr Kind kind = name.find("bmm") != name.npos   ? Kind::batches
@@ -400,8 +400,7 @@ void install_all(InForce& in_force) {
 }  // namespace
 
 ConvCall call_of_product(ProductSizes sizes, bool left_transposed, bool right_transposed, DType dtype, const PolicyOptions& policy) {
-  ConvCall call;
-  std::memset(&call, 0, sizeof call);
+  ConvCall call{};
   ConvProblem& p = call.problem;
   p.dims = 2;
   p.dtype = dtype;

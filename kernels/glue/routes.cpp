@@ -118,7 +118,7 @@ template <Place place, class Op, class Signature = typename Op::schema>
 struct Direct;
 template <Place place, class Op, class Return, class... Arguments>
 struct Direct<place, Op, Return(Arguments...)> {
-  static inline c10::KernelFunction torchs;
+  static inline auto& torchs = immortal<c10::KernelFunction>();
   static inline std::optional<c10::OperatorHandle> op;
 
   static Return run(c10::DispatchKeySet keys, Arguments... arguments) {
@@ -146,7 +146,7 @@ struct ByAddress;
 template <class... Rest>
 struct ByAddress<at::Tensor(const at::Tensor&, const at::Tensor&, Rest...)> {
   static inline at::Tensor (*torchs)(const at::Tensor&, const at::Tensor&, Rest...) = nullptr;
-  static inline std::string name;
+  static inline auto& name = immortal<std::string>();
 
   static at::Tensor run(const at::Tensor& input, const at::Tensor& weight, Rest... rest) {
     if (is_asked(Place::cuda)) count_route(Place::cuda, name, false, input, weight);

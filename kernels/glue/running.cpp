@@ -21,13 +21,13 @@ struct Running {
 };
 // The lock is held. Of the threads of a process that forks, only the one that does so is in the child.
 std::vector<std::shared_ptr<Running>>& running() {
-  static auto* all = new std::vector<std::shared_ptr<Running>>;
+  static auto& all = immortal<std::vector<std::shared_ptr<Running>>>();
   static int64_t process = forks;
   if (process != forks) {
-    all->clear();
+    all.clear();
     process = forks;
   }
-  return *all;
+  return all;
 }
 std::shared_ptr<Running>& running_here() {
   thread_local std::shared_ptr<Running> mine;

@@ -5,7 +5,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
-#include <cstring>
 #include <optional>
 
 #include "msctx/api.h"
@@ -69,8 +68,7 @@ inline std::optional<ConvCall> call_of(
   for (const at::IntArrayRef values : {g.stride, g.padding, g.dilation, g.output_padding})
     if (values.size() != 1 && values.size() != size_t(dims)) return std::nullopt;
 
-  ConvCall call;
-  std::memset(&call, 0, sizeof call);
+  ConvCall call{};
   ConvProblem& p = call.problem;
   p.dims = int32_t(dims);
   p.dtype = *dtype;
