@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <tuple>
 #include <unordered_set>
 
 #include "msctx/api.h"
@@ -15,25 +14,25 @@
 namespace msctx {
 namespace {
 
-auto words_of(const Choice& c) {
-  const ConvText& p = c.problem;
-  return std::tie(
-      c.direction, c.asked, c.ran, c.provider, c.math, p.input, p.weight, p.stride, p.padding, p.dilation, p.output_padding, p.groups, p.transposed,
-      p.dtype, p.layout, p.epilogue, p.module);
-}
+constexpr std::pair<const char*, std::string Choice::*> words[] = {
+    {"direction", &Choice::direction}, {"asked", &Choice::asked}, {"ran", &Choice::ran}, {"provider", &Choice::provider},
+    {"math", &Choice::math}};
 
 struct Hash {
   size_t operator()(const std::shared_ptr<Choice>& c) const {
     size_t found = std::hash<int64_t>()(c->workspace);
     const auto mix = [&](const std::string& word) { found = found * 31 + std::hash<std::string>()(word); };
-    std::apply([&](const auto&... word) { (mix(word), ...); }, words_of(*c));
+    for (const auto& [_, word] : words) mix((*c).*word);
+    for (const auto& [_, field] : fields_of_text) mix(c->problem.*field);
     for (const std::string& reason : c->reasons) mix(reason);
     return found;
   }
 };
 struct Same {
   bool operator()(const std::shared_ptr<Choice>& a, const std::shared_ptr<Choice>& b) const {
-    return words_of(*a) == words_of(*b) && a->error == b->error && a->workspace == b->workspace && a->reasons == b->reasons;
+    const auto same = [&](const auto& word) { return (*a).*word.second == (*b).*word.second; };
+    return std::ranges::all_of(words, same) && a->problem == b->problem && a->error == b->error && a->workspace == b->workspace &&
+           a->reasons == b->reasons;
   }
 };
 
@@ -64,24 +63,8 @@ void bound(Rows& rows, const Choice_& choice_of, const Gone& gone) {
 
 std::string json_of(const Choice& c, const Counts& counts) {
   std::string json = "{";
-  member(json, "direction", c.direction);
-  member(json, "asked", c.asked);
-  member(json, "ran", c.ran);
-  member(json, "provider", c.provider);
-  member(json, "math", c.math);
-  const ConvText& p = c.problem;
-  member(json, "input", p.input);
-  member(json, "weight", p.weight);
-  member(json, "stride", p.stride);
-  member(json, "padding", p.padding);
-  member(json, "dilation", p.dilation);
-  member(json, "output_padding", p.output_padding);
-  member(json, "groups", p.groups);
-  member(json, "transposed", p.transposed);
-  member(json, "dtype", p.dtype);
-  member(json, "layout", p.layout);
-  member(json, "epilogue", p.epilogue);
-  member(json, "module", p.module);
+  for (const auto& [name, word] : words) member(json, name, c.*word);
+  for (const auto& [name, field] : fields_of_text) member(json, name, c.problem.*field);
   char number[40];
   std::snprintf(number, sizeof number, "\"error\":%.17g,", c.error);
   json += number;

@@ -138,6 +138,11 @@ thread_local int purpose = 0;
 
 // --- caps; from here on the lock is held ------------------------------------------------------------------------------------------
 
+Cap* cap_of(int64_t number) {  // nullptr: there is none
+  const auto found = std::ranges::find(pool.caps, number, &Cap::number);
+  return found == pool.caps.end() ? nullptr : &*found;
+}
+
 // False: a cap refuses it. `room`: what they leave for idle blocks.
 bool is_allowed(int64_t bytes, Refusal& why, int64_t& room) {
   room = INT64_MAX;
@@ -214,6 +219,14 @@ void retire(Piece* piece) {
   piece->next = std::exchange(pool.retired, piece);
 }
 
+// Without `apart` it has been unmapped.
+void forget(Piece* piece) {
+  if (pool.apart)
+    retire(piece);
+  else
+    delete piece;
+}
+
 bool drop_retired() {
   const bool are_some = pool.retired;
   while (pool.retired && !munmap(pool.retired->start, pool.retired->bytes)) delete std::exchange(pool.retired, pool.retired->next);
@@ -256,11 +269,7 @@ void clear(Piece* piece, bool goes) {
   if (!goes || (!pool.apart && !unmap(*piece))) return;
   std::erase(pool.pieces, piece);
   if (pool.cutting == piece) pool.cutting = nullptr;
-  if (pool.apart) {
-    retire(piece);
-  } else {
-    delete piece;
-  }
+  forget(piece);
 }
 
 void drop_pieces() {
@@ -384,11 +393,7 @@ bool give_up(Extent* extent) {
     if (!--piece->with_pages) emptied(piece);
     return true;
   }
-  if (pool.apart) {
-    retire(piece);
-  } else {
-    delete piece;
-  }
+  forget(piece);
   delete extent;
   return true;
 }
@@ -513,8 +518,7 @@ size_t pool_size_of(const void* data) noexcept { return data ? header_of(data)->
 void pool_refused(int64_t number) {
   const std::lock_guard<std::mutex> guard(lock);
   pool.found.out_of_memory++;
-  for (Cap& cap : pool.caps)
-    if (cap.number == number) cap.found.out_of_memory++;
+  if (Cap* cap = cap_of(number)) cap->found.out_of_memory++;
 }
 
 void pool_open(Keep keep, size_t piece) {
@@ -567,15 +571,13 @@ int64_t cap_open(int64_t limit, std::string origin) {
 
 void cap_adjust(int64_t number, int64_t limit, std::string origin) {
   const std::lock_guard<std::mutex> guard(lock);
-  for (Cap& cap : pool.caps)
-    if (cap.number == number) cap.found.limit = limit, cap.origin.swap(origin);
+  if (Cap* cap = cap_of(number)) cap->found.limit = limit, cap->origin.swap(origin);
 }
 
 std::string cap_origin(int64_t number) {
   const std::lock_guard<std::mutex> guard(lock);
-  for (const Cap& cap : pool.caps)
-    if (cap.number == number) return cap.origin;
-  return "";
+  const Cap* cap = cap_of(number);
+  return cap ? cap->origin : "";
 }
 
 void cap_close(int64_t number) {
@@ -585,12 +587,9 @@ void cap_close(int64_t number) {
 
 bool cap_statistics(int64_t number, CapStatistics& found) {
   const std::lock_guard<std::mutex> guard(lock);
-  for (const Cap& cap : pool.caps)
-    if (cap.number == number) {
-      found = cap.found;
-      return true;
-    }
-  return false;
+  const Cap* cap = cap_of(number);
+  if (cap) found = cap->found;
+  return cap != nullptr;
 }
 
 }  // namespace msctx

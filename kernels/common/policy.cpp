@@ -345,9 +345,7 @@ const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& 
 
 void Policy::describe(Choice& choice, const ConvRow* row, const ConvCall& call, Op op, int threads) const {
   if (!row) {
-    choice.ran = "torch";
-    choice.provider = "torch";
-    choice.math = "torch";
+    choice.ran = choice.provider = choice.math = "torch";
     return;
   }
   choice.ran = row->name;

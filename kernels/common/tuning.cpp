@@ -15,10 +15,10 @@ namespace msctx {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Place = std::pair<int, bool>;  // number of threads, whether the stamp is exact
+using Variant = std::pair<int, bool>;  // number of threads, whether the stamp is exact
 std::mutex& lock = fork_safe_mutex();
 struct Tables {
-  std::map<TuningKey, std::map<Place, Tuned>> known;  // never erased from: decisions are made of them without the lock
+  std::map<TuningKey, std::map<Variant, Tuned>> known;  // never erased from: decisions are made of them without the lock
   std::string fresh;                                  // for Python, as members of a JSON list
   int64_t count = 0;                                  // how many problems were measured
   std::map<int32_t, Clock::time_point> put_off;       // table → until when nothing is measured
@@ -33,10 +33,12 @@ std::string members_of(const TuningKey& key, int threads) {
   member(json, "direction", key.direction);
   member(json, "problem", key.problem);
   member(json, "permissions", key.permissions);
-  return json + "\"table\":" + std::to_string(key.table) + ",\"threads\":" + std::to_string(threads) + ',';
+  number(json, "table", key.table);
+  number(json, "threads", threads);
+  return json;
 }
 
-const Tuned* at(const std::map<Place, Tuned>& results, int threads, bool exact) {
+const Tuned* at(const std::map<Variant, Tuned>& results, int threads, bool exact) {
   const auto found = results.find({threads, exact});
   return found == results.end() ? nullptr : &found->second;
 }

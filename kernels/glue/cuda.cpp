@@ -44,7 +44,7 @@ std::string failure_key(const ConvAlgorithm& algorithm, const ConvProblem& p, Op
 
 void remember(const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const CudaFailed& failed) {
   constexpr size_t most = 4096;
-  const char* why = kept(failed.what());
+  const char* why = permanent(failed.what());
   const std::lock_guard<std::mutex> guard(lock);
   if (failures.size() >= most) failures.clear();
   failures[failure_key(algorithm, p, op, failed.is_for_good ? 0 : asking_policy)] = why;
@@ -80,7 +80,7 @@ std::string key_of(const ConvProblem& p, const ConvCall& call) {
   return (key += char(call.channels_last)).append(reinterpret_cast<const char*>(&call.device), sizeof call.device);
 }
 
-const char* kept(const std::string& text) {
+const char* permanent(const std::string& text) {
   static auto& all = immortal<std::set<std::string>>();
   const std::lock_guard<std::mutex> guard(lock);
   return all.insert(text).first->c_str();
@@ -118,13 +118,7 @@ at::Tensor run_on_cuda(
     const size_t bytes = row.algorithm->workspace(p, op, 1);
     c10::DataPtr memory;  // of the allocator, which at::empty would fill under deterministic=ON
     if (bytes) memory = c10::GetAllocator(first.device().type())->allocate(bytes);
-    void *pa = a.data_ptr(), *pb = b.data_ptr(), *pr = result.data_ptr();
-    ConvTensors t{};
-    switch (row.direction) {
-      case Direction::fprop: t = call.transposed ? ConvTensors{pr, pb, pa} : ConvTensors{pa, pb, pr}; break;
-      case Direction::dgrad: t = call.transposed ? ConvTensors{pa, pb, pr} : ConvTensors{pr, pb, pa}; break;
-      case Direction::wgrad: t = call.transposed ? ConvTensors{pb, pr, pa} : ConvTensors{pa, pr, pb}; break;
-    }
+    const ConvTensors t = tensors_of(op, call.transposed, a.data_ptr(), b.data_ptr(), result.data_ptr());
     row.algorithm->run(p, op, t, none_kept, memory.get(), serial());
     return result;
   } catch (const CudaFailed& failed) {

@@ -96,7 +96,7 @@ void reasons(const ConvProblem& p, Op op, Reasons& found) {
   try {
     planned(p, op, false);
   } catch (const CudaFailed& failed) {
-    found.add(kept(failed.what()));
+    found.add(permanent(failed.what()));
   }
 }
 

@@ -1,4 +1,5 @@
 // Registers the hook with PyTorch's dispatcher, once a process and for good; and the C functions with which Python steers it.
+#include <array>
 #include <atomic>
 #include <thread>
 
@@ -20,39 +21,19 @@ namespace {
 
 auto& in_force_at = immortal<std::array<InForce, places>>();  // by Place
 
-constexpr const char* hooked[] = {"aten::convolution", "aten::_convolution", "aten::convolution_backward"};
-
-c10::OperatorHandle operator_named(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
-
-BeforeUs before_at(c10::DispatchKey key) {
-  return {
-      key, of_another_library(operator_named("aten::convolution"), key), of_another_library(operator_named("aten::_convolution"), key),
-      of_another_library(operator_named("aten::convolution_backward"), key)};
-}
-
 // The same for CUDA tensors: cuDNN's algorithms, as named. `key` is CUDA's, or that of a device on which this is tested.
 void install_cuda(c10::DispatchKey key, const char* torch_cuda) {
   const Silent silent;
-  before_us[int(Place::cuda)] = before_at(key);
-  torch::Library& aten = library("aten", key);
-  aten.impl("convolution", TORCH_FN(convolution<Place::cuda>));
-  aten.impl("_convolution", TORCH_FN(traced_convolution<Place::cuda>));
-  aten.impl("convolution_backward", TORCH_FN(convolution_backward<Place::cuda>));
+  install_convolutions<Place::cuda>(key, in_force_at[int(Place::cuda)]);
   install_routes(Place::cuda, {key, c10::DispatchKey::QuantizedCUDA});
   install_cudnn_routes(key, torch_cuda);
-  for (const char* name : hooked) in_force_at[int(Place::cuda)].watch(operator_named(name), key);
 }
 
 void install() {
   constexpr c10::DispatchKey CPU = c10::DispatchKey::CPU;
   const Silent silent;
-  before_us[int(Place::cpu)] = before_at(CPU);
-  torch::Library& aten = library("aten", CPU);
-  aten.impl("convolution", TORCH_FN(convolution<Place::cpu>));
-  aten.impl("_convolution", TORCH_FN(traced_convolution<Place::cpu>));
-  aten.impl("convolution_backward", TORCH_FN(convolution_backward<Place::cpu>));
+  install_convolutions<Place::cpu>(CPU, in_force_at[int(Place::cpu)]);
   install_routes(Place::cpu, {CPU, c10::DispatchKey::MkldnnCPU, c10::DispatchKey::QuantizedCPU});
-  for (const char* name : hooked) in_force_at[int(Place::cpu)].watch(operator_named(name), CPU);
   install_products<Place::cpu>(in_force_at[int(Place::cpu)]);
   install_finished();
 }

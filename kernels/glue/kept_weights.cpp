@@ -27,6 +27,8 @@ struct KeptWeight {
     if (data) scratch_memory().release(nullptr, data);
   }
   KeptWeight(const KeptWeight&) = delete;
+  void note_check(const Policy& policy, const void* at) { checked_under = policy.number.load(), checked_at = at; }
+  bool is_checked(const Policy& policy, const void* at) const { return checked_under == policy.number && checked_at == at; }
 };
 
 namespace {
@@ -144,10 +146,9 @@ const Fingerprint& Keeper::print() {
 
 bool Keeper::is_same(KeptWeight& weight) {
   const void* at = weight_.data_ptr();
-  if (is_frozen_ && weight.checked_under == policy_.number && weight.checked_at == at) return true;
+  if (is_frozen_ && weight.is_checked(policy_, at)) return true;
   if (weight.print != print()) return false;
-  weight.checked_under = policy_.number.load();
-  weight.checked_at = at;
+  weight.note_check(policy_, at);
   return true;
 }
 
@@ -175,8 +176,7 @@ std::shared_ptr<KeptWeight> Keeper::form(int form) {
   if (!weight || !take_away(key, weight)) weight = std::make_shared<KeptWeight>(bytes);
   // Before it is read to be prepared: if another process changes it meanwhile, then its bytes are no longer these.
   weight->print = print();
-  weight->checked_under = policy_.number.load();
-  weight->checked_at = weight_.data_ptr();
+  weight->note_check(policy_, weight_.data_ptr());
   if (counts)
     algorithm_.prepare(p_, op_, form, plain(), weight->data, parallel_);
   else
@@ -200,17 +200,15 @@ KeptTensor kept_tensor(
   add(values.defined());
   if (values.defined()) add(print_of(values));  // what is frozen are weights
   const std::shared_ptr<KeptWeight> known = look_up(key);
-  if (known && is_frozen && known->checked_under == policy.number && known->checked_at == weight.data_ptr()) return known->of_torch;
+  if (known && is_frozen && known->is_checked(policy, weight.data_ptr())) return known->of_torch;
   const Fingerprint print = print_of(weight);
   if (known && known->print == print) {
-    known->checked_under = policy.number.load();
-    known->checked_at = weight.data_ptr();
+    known->note_check(policy, weight.data_ptr());
     return known->of_torch;
   }
   const auto made = std::make_shared<KeptWeight>(make(), weight.nbytes());
   made->print = print;
-  made->checked_under = policy.number.load();
-  made->checked_at = weight.data_ptr();
+  made->note_check(policy, weight.data_ptr());
   if (made->bytes <= most_bytes) keep(key, weight, made);
   return made->of_torch;
 }

@@ -398,8 +398,7 @@ MSCTX_API const char* msctx_precision_install(int device, const char* const* nam
       const auto op = c10::Dispatcher::singleton().findSchema(name);
       if (!op || !is_functional(op->schema())) continue;
       auto kernel = std::make_unique<Governed>(*op, slot->second, device, keeps[slot->second] != 0, before(*op, key));
-      const std::string full = c10::toString(name), ns = full.substr(0, full.find("::"));
-      library(ns.c_str(), key).impl(full.substr(ns.size() + 2).c_str(), torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)));
+      implement(*op, key, torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)));
     }
     return "";
   });

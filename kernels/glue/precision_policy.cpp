@@ -52,6 +52,12 @@ int number_of(const std::array<int, digits>& dtypes) {
   return number;
 }
 
+// Throws where there is none of this number.
+const PrecisionPolicy& policy_of(int number) {
+  const std::lock_guard<std::mutex> guard(lock);
+  return registry.policies.at(size_t(number));
+}
+
 int numbers() {
   int count = 1;
   for (int i = 0; i < found.used; i++) count *= base;
@@ -144,12 +150,7 @@ MSCTX_API int msctx_precision_policy(const PrecisionRule* rules, int count, int 
 
 // Weights may have changed: what is kept of them is made anew.
 MSCTX_API void msctx_precision_thaw(int policy) try {
-  const PrecisionPolicy* found;
-  {
-    const std::lock_guard<std::mutex> guard(lock);
-    found = &registry.policies.at(size_t(policy));
-  }
-  found->casts.drop();
+  policy_of(policy).casts.drop();
 } catch (const std::exception&) {  // there is no such policy
 }
 
@@ -175,14 +176,10 @@ MSCTX_API int msctx_precision_switch(int combination) {
 // Of each operator of a policy: calls by dtype (float32, float16, bfloat16, float64, others), casts,
 // calls repeated in float32, traced; calls in backward passes by dtype.
 MSCTX_API void msctx_precision_counts(int policy, int64_t (*counts)[2 * kinds_of_dtype + 3], int operators) try {
-  const PrecisionPolicy* found;
-  {
-    const std::lock_guard<std::mutex> guard(lock);
-    found = &registry.policies.at(size_t(policy));
-  }
+  const PrecisionPolicy& asked = policy_of(policy);
   for (int i = 0; i < operators; i++) {
-    if (!found->counted(i)) continue;
-    const PrecisionCounts& c = *found->counted(i);
+    if (!asked.counted(i)) continue;
+    const PrecisionCounts& c = *asked.counted(i);
     for (int k = 0; k < kinds_of_dtype; k++) counts[i][k] = c.calls[k].load(std::memory_order_relaxed);
     counts[i][kinds_of_dtype] = c.casts.load(std::memory_order_relaxed);
     counts[i][kinds_of_dtype + 1] = c.again.load(std::memory_order_relaxed);

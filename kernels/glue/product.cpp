@@ -231,8 +231,8 @@ class Product {
     const auto compute = [&](int64_t begin, int64_t end) {
       const Parallel threads = threads_of_torch();
       for (int64_t i = begin; i < end; i++) {
-        void *pa = at_batch(a, i), *pb = at_batch(b, i), *pr = at_batch(result, i);
-        const ConvTensors t = op == Op::forward ? ConvTensors{pa, pb, pr, true} : ConvTensors{pr, pb, pa, true};
+        ConvTensors t = tensors_of(op, call_.transposed, at_batch(a, i), at_batch(b, i), at_batch(result, i));
+        t.channels_last = true;
         conv_run(policy.table(), *row.algorithm, p, op, t, none_kept, scratch_memory(), threads);
       }
     };
@@ -386,8 +386,7 @@ struct Hooked<place, Op, Return(Arguments...)> {
     if (!op || !op->hasComputedKernelForDispatchKey(key)) return;
     if (place == Place::cpu) others = of_another_library(*op, key);  // an NPU's kernels are torch_npu's, which stays
     torchs = in_table(*op, key);
-    const std::string overload = Op::overload_name, ns(name.substr(0, name.find("::"))), own(name.substr(ns.size() + 2));
-    library(ns.c_str(), key).impl((own + (overload.empty() ? "" : "." + overload)).c_str(), TORCH_FN(run));
+    implement(*op, key, torch::CppFunction(TORCH_FN(run)));
     in_force.watch(*op, key);
   }
 };

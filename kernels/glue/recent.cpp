@@ -256,7 +256,7 @@ std::string recent_as_json() {
     json += '{';
     const std::pair<const char*, int64_t> numbers[] = {
         {"id", one.id}, {"step", one.step}, {"began", one.began}, {"took", one.took}, {"thread", int64_t(one.thread)}};
-    for (const auto& [name, number] : numbers) json += std::string("\"") + name + "\":" + std::to_string(number) + ",";
+    for (const auto& [name, value] : numbers) number(json, name, value);
     member(json, "operator", one.op->name);
     member(json, "module", one.module);
     member(json, "direction", one.direction);

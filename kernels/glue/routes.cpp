@@ -107,9 +107,7 @@ class Route : public c10::OperatorKernel {
 };
 
 void install_boxed(const c10::OperatorHandle& op, Place place, c10::DispatchKey key) {
-  const std::string full = c10::toString(op.operator_name()), ns = full.substr(0, full.find("::"));
-  auto kernel = std::make_unique<Route>(place, before(op, key));
-  library(ns.c_str(), key).impl(full.substr(ns.size() + 2).c_str(), torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)));
+  implement(op, key, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Route>(place, before(op, key))));
 }
 
 // A route that each convolution takes inside torch, outside every context too: to box its arguments would cost it a microsecond. The
@@ -135,8 +133,7 @@ struct Direct<place, Op, Return(Arguments...)> {
     if (!op || !op->hasComputedKernelForDispatchKey(key)) return;
     if (of_another_library(*op, key).kernel) return install_boxed(*op, place, key);
     torchs = in_table(*op, key);
-    const std::string overload = Op::overload_name;
-    library("aten", key).impl((std::string(Op::name).substr(6) + (overload.empty() ? "" : "." + overload)).c_str(), TORCH_FN(run));
+    implement(*op, key, torch::CppFunction(TORCH_FN(run)));
   }
 };
 
@@ -160,7 +157,7 @@ struct ByAddress<at::Tensor(const at::Tensor&, const at::Tensor&, Rest...)> {
     if (!address || of_another_library(op, key).kernel) return install_boxed(op, Place::cuda, key);
     name = operator_name;
     torchs = reinterpret_cast<decltype(torchs)>(address);
-    library("aten", key).impl(operator_name, run);
+    implement(op, key, torch::CppFunction(run));
   }
 };
 

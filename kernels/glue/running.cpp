@@ -67,7 +67,8 @@ MSCTX_API char* msctx_running() try {
   for (const auto& one : running()) {
     const Operator* op = one->op.load();
     if (!op) continue;
-    json += "{\"thread\":" + std::to_string(one->thread) + ",\"began\":" + std::to_string(one->began.load()) + ",";
+    number(json += '{', "thread", int64_t(one->thread));
+    number(json, "began", one->began);
     member(json, "operator", op->name);
     member(json, "module", one->module.load());
     json.back() = '}';

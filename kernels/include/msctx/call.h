@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "msctx/table.h"
 
@@ -32,7 +33,14 @@ static_assert(std::has_unique_object_representations_v<ConvCall>, "padding would
 // What choices() and rules show of a call; the shapes are torch's. An extent that is the same along all axes is written once.
 struct ConvText {
   std::string input, weight, stride, padding, dilation, output_padding, groups, transposed, dtype, layout, epilogue, module;
+  bool operator==(const ConvText&) const = default;
 };
+// All of its fields, by the names that Python has for them.
+inline constexpr std::pair<const char*, std::string ConvText::*> fields_of_text[] = {
+    {"input", &ConvText::input}, {"weight", &ConvText::weight}, {"stride", &ConvText::stride}, {"padding", &ConvText::padding},
+    {"dilation", &ConvText::dilation}, {"output_padding", &ConvText::output_padding}, {"groups", &ConvText::groups},
+    {"transposed", &ConvText::transposed}, {"dtype", &ConvText::dtype}, {"layout", &ConvText::layout},
+    {"epilogue", &ConvText::epilogue}, {"module", &ConvText::module}};
 ConvText text_of(const ConvCall&);
 // A text of Reasons with the numbers of the call.
 std::string filled(const char* reason, const ConvCall&);
@@ -43,5 +51,10 @@ static inline const char* name_of(Direction direction) {
   constexpr const char* names[] = {"fprop", "dgrad", "wgrad", "matmul"};
   return names[int(direction)];
 }
+static inline const char* name_of(DType dtype) {
+  constexpr const char* names[] = {"float32", "float64", "float16", "bfloat16"};
+  return names[int(dtype)];
+}
+std::string joined(const int64_t* sizes, size_t count);  // 2x3x4
 
 }  // namespace msctx
