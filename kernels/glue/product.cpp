@@ -339,7 +339,7 @@ struct Hooked;
 template <Place place, class Op, class Return, class... Arguments>
 struct Hooked<place, Op, Return(Arguments...)> {
   static inline auto& torchs = immortal<c10::KernelFunction>();
-  static inline std::optional<c10::OperatorHandle> op;
+  static inline auto& op = immortal<std::optional<c10::OperatorHandle>>();
   static inline auto& others = immortal<Before>();
   static constexpr std::string_view name = Op::name;
   static constexpr bool is_written = std::is_same_v<Return, at::Tensor&>;  // out= and in-place

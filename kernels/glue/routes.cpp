@@ -117,7 +117,7 @@ struct Direct;
 template <Place place, class Op, class Return, class... Arguments>
 struct Direct<place, Op, Return(Arguments...)> {
   static inline auto& torchs = immortal<c10::KernelFunction>();
-  static inline std::optional<c10::OperatorHandle> op;
+  static inline auto& op = immortal<std::optional<c10::OperatorHandle>>();
 
   static Return run(c10::DispatchKeySet keys, Arguments... arguments) {
     if (is_asked(place)) {
