@@ -2,23 +2,24 @@
 #include "msctx/call.h"
 
 namespace msctx {
-namespace {
 
-std::string joined(const int64_t* values, int count) {
+std::string joined(const int64_t* sizes, size_t count) {
   std::string text;
-  for (int i = 0; i < count; i++) text += (i ? "x" : "") + std::to_string(values[i]);
+  for (size_t i = 0; i < count; i++) text += (i ? "x" : "") + std::to_string(sizes[i]);
   return text;
 }
+
+namespace {
 
 std::string along_axes(const int64_t values[3], int dims) {
   const int64_t* v = values + 3 - dims;
   for (int i = 1; i < dims; i++)
-    if (v[i] != v[0]) return joined(v, dims);
+    if (v[i] != v[0]) return joined(v, size_t(dims));
   return std::to_string(v[0]);
 }
 
 std::string shape(int64_t a, int64_t b, const int64_t extent[3], int dims) {
-  return std::to_string(a) + "x" + std::to_string(b) + "x" + joined(extent + 3 - dims, dims);
+  return std::to_string(a) + "x" + std::to_string(b) + "x" + joined(extent + 3 - dims, size_t(dims));
 }
 
 std::string epilogue_of(const ConvCall& call) {
@@ -39,9 +40,8 @@ std::string epilogue_of(const ConvCall& call) {
 
 ConvText text_of(const ConvCall& call) {
   const ConvProblem& p = call.problem;
-  constexpr const char* dtypes[] = {"float32", "float64", "float16", "bfloat16"};
   ConvText text;
-  text.dtype = dtypes[int(p.dtype)];
+  text.dtype = name_of(p.dtype);
   text.epilogue = epilogue_of(call);
   if (call.module) text.module = *call.module;
   if (call.rows) {

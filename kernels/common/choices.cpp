@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <tuple>
 #include <unordered_set>
 
 #include "msctx/api.h"
@@ -15,25 +14,25 @@
 namespace msctx {
 namespace {
 
-auto words_of(const Choice& c) {
-  const ConvText& p = c.problem;
-  return std::tie(
-      c.direction, c.asked, c.ran, c.provider, c.math, p.input, p.weight, p.stride, p.padding, p.dilation, p.output_padding, p.groups, p.transposed,
-      p.dtype, p.layout, p.epilogue, p.module);
-}
+constexpr std::pair<const char*, std::string Choice::*> words[] = {
+    {"direction", &Choice::direction}, {"asked", &Choice::asked}, {"ran", &Choice::ran}, {"provider", &Choice::provider},
+    {"math", &Choice::math}};
 
 struct Hash {
   size_t operator()(const std::shared_ptr<Choice>& c) const {
     size_t found = std::hash<int64_t>()(c->workspace);
     const auto mix = [&](const std::string& word) { found = found * 31 + std::hash<std::string>()(word); };
-    std::apply([&](const auto&... word) { (mix(word), ...); }, words_of(*c));
+    for (const auto& [_, word] : words) mix((*c).*word);
+    for (const auto& [_, field] : fields_of_text) mix(c->problem.*field);
     for (const std::string& reason : c->reasons) mix(reason);
     return found;
   }
 };
 struct Same {
   bool operator()(const std::shared_ptr<Choice>& a, const std::shared_ptr<Choice>& b) const {
-    return words_of(*a) == words_of(*b) && a->error == b->error && a->workspace == b->workspace && a->reasons == b->reasons;
+    const auto same = [&](const auto& word) { return (*a).*word.second == (*b).*word.second; };
+    return std::ranges::all_of(words, same) && a->problem == b->problem && a->error == b->error && a->workspace == b->workspace &&
+           a->reasons == b->reasons;
   }
 };
 
@@ -45,10 +44,7 @@ struct Log {
   std::vector<Book*> open{process};  // in the order of opening
   int64_t numbers = 0, uses = 0;
 };
-Log& log() {
-  static Log* all = new Log;  // never destroyed: threads may still run convolutions while the process ends
-  return *all;
-}
+Log& log = immortal<Log>();
 
 // A quarter at once: to look for the oldest one costs as much as to look for many.
 template <class Rows, class Choice_, class Gone>
@@ -67,24 +63,8 @@ void bound(Rows& rows, const Choice_& choice_of, const Gone& gone) {
 
 std::string json_of(const Choice& c, const Counts& counts) {
   std::string json = "{";
-  member(json, "direction", c.direction);
-  member(json, "asked", c.asked);
-  member(json, "ran", c.ran);
-  member(json, "provider", c.provider);
-  member(json, "math", c.math);
-  const ConvText& p = c.problem;
-  member(json, "input", p.input);
-  member(json, "weight", p.weight);
-  member(json, "stride", p.stride);
-  member(json, "padding", p.padding);
-  member(json, "dilation", p.dilation);
-  member(json, "output_padding", p.output_padding);
-  member(json, "groups", p.groups);
-  member(json, "transposed", p.transposed);
-  member(json, "dtype", p.dtype);
-  member(json, "layout", p.layout);
-  member(json, "epilogue", p.epilogue);
-  member(json, "module", p.module);
+  for (const auto& [name, word] : words) member(json, name, c.*word);
+  for (const auto& [name, field] : fields_of_text) member(json, name, c.problem.*field);
   char number[40];
   std::snprintf(number, sizeof number, "\"error\":%.17g,", c.error);
   json += number;
@@ -107,13 +87,12 @@ void add(Counts& to, const Counts& counts) {
 
 std::shared_ptr<Choice> record(std::unique_ptr<Choice> given) {
   std::shared_ptr<Choice> choice = std::move(given);
-  Log& all = log();
   const std::lock_guard<std::mutex> guard(lock);
-  const auto [found, added] = all.known.insert(choice);
+  const auto [found, added] = log.known.insert(choice);
   if (!added) return *found;
-  choice->number = ++all.numbers;
-  choice->used = ++all.uses;
-  bound(all.known, [](const auto& row) { return row; }, [] {});  // one that a decision still has may be met anew as another one: see rows
+  choice->number = ++log.numbers;
+  choice->used = ++log.uses;
+  bound(log.known, [](const auto& row) { return row; }, [] {});  // one that a decision still has may be met anew as another one: see rows
   return choice;
 }
 
@@ -123,11 +102,10 @@ std::atomic<void (*)(const Choice&, bool)> on_choice{nullptr};
 
 void count(const std::shared_ptr<Choice>& choice, const Counts& counts, bool computed_again, int64_t books) {
   tell(*choice, true);
-  Log& all = log();
   const std::lock_guard<std::mutex> guard(lock);
-  choice->used = ++all.uses;
+  choice->used = ++log.uses;
   choice->computed_again += computed_again;
-  const auto book = std::find_if(all.open.rbegin(), all.open.rend(), [&](const Book* one) { return one->opened_ <= books; });
+  const auto book = std::find_if(log.open.rbegin(), log.open.rend(), [&](const Book* one) { return one->opened_ <= books; });
   (*book)->own_.add(choice, counts);
 }
 
@@ -142,29 +120,27 @@ void Book::Rows::add(const Rows& others) {
 }
 
 void Book::open() {
-  Log& all = log();
   const std::lock_guard<std::mutex> guard(lock);
-  all.open.push_back(this);
+  log.open.push_back(this);
   opened_ = opened.fetch_add(1, std::memory_order_acq_rel) + 1;
 }
 
 Book::Rows Book::latest() const {
-  const std::vector<Book*>& open = log().open;
+  const std::vector<Book*>& open = log.open;
   Rows found;
   for (auto one = std::find(open.begin(), open.end(), this); one != open.end(); ++one) found.add((*one)->own_);
   return found;
 }
 
 void Book::close() {
-  Log& all = log();
   const std::lock_guard<std::mutex> guard(lock);
-  const auto here = std::find(all.open.rbegin(), all.open.rend(), this);
-  if (here == all.open.rend()) return;
+  const auto here = std::find(log.open.rbegin(), log.open.rend(), this);
+  if (here == log.open.rend()) return;
   before_.add(latest());
   const auto place = std::prev(here.base());
   (*std::prev(place))->own_.add(own_);  // the process's is open before all others
   own_ = {};
-  all.open.erase(place);
+  log.open.erase(place);
 }
 
 int Book::unmatched(int from) const {
@@ -178,7 +154,7 @@ Book::~Book() {
     close();
   } catch (const std::exception&) {  // no memory: what was counted is lost
     const std::lock_guard<std::mutex> guard(lock);
-    std::erase(log().open, this);
+    std::erase(log.open, this);
   }
 }
 
@@ -228,7 +204,7 @@ MSCTX_API int msctx_book_close(Book* book) try {
 MSCTX_API int msctx_book_unmatched(const Book* book, int from) { return book->unmatched(from); }
 // To be freed.
 MSCTX_API char* msctx_book_rows(const Book* book) try {
-  return strdup((book ? book : msctx::log().process)->rows().c_str());
+  return strdup((book ? book : msctx::log.process)->rows().c_str());
 } catch (const std::exception&) {
   return nullptr;
 }

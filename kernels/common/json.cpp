@@ -28,4 +28,12 @@ void member(std::string& json, const char* name, const std::string& value) {
   json += ',';
 }
 
+void number(std::string& json, const char* name, int64_t value) {
+  json += std::string("\"") + name + "\":" + std::to_string(value) + ',';
+}
+
+void flag(std::string& json, const char* name, bool is_on) {
+  json += std::string("\"") + name + "\":" + (is_on ? "true," : "false,");
+}
+
 }  // namespace msctx

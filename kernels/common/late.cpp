@@ -9,55 +9,46 @@
 namespace msctx {
 namespace {
 
-constexpr size_t most_weights = 1 << 14;  // of each kind
-std::mutex& lock = fork_safe_mutex();
-std::unordered_set<const void*>& waiting() {
-  static auto* all = new std::unordered_set<const void*>;
-  return *all;
-}
-std::atomic<bool> any{false};
+// Weights of one kind, so many at most. As long as there are none, to ask costs a load.
+class Weights {
+ public:
+  void add(const void* weight) {
+    constexpr size_t most = 1 << 14;
+    const std::lock_guard<std::mutex> guard(lock_);
+    if (all_.size() >= most) all_.clear();
+    all_.insert(weight);
+    any_.store(true, std::memory_order_relaxed);
+  }
+  bool has(const void* weight) {
+    if (!any_.load(std::memory_order_relaxed)) return false;
+    const std::lock_guard<std::mutex> guard(lock_);
+    return all_.count(weight) > 0;
+  }
+  // Whether it was there.
+  bool take(const void* weight) {
+    if (!any_.load(std::memory_order_relaxed)) return false;
+    const std::lock_guard<std::mutex> guard(lock_);
+    const bool found = all_.erase(weight) > 0;
+    any_.store(!all_.empty(), std::memory_order_relaxed);
+    return found;
+  }
 
-std::unordered_set<const void*>& widened() {
-  static auto* all = new std::unordered_set<const void*>;
-  return *all;
-}
-std::atomic<bool> any_widened{false};
-
-bool take(const void* weight) {
-  const std::lock_guard<std::mutex> guard(lock);
-  const bool found = waiting().erase(weight) > 0;
-  any.store(!waiting().empty(), std::memory_order_relaxed);
-  return found;
-}
+ private:
+  std::mutex& lock_ = fork_safe_mutex();
+  std::atomic<bool> any_{false};
+  std::unordered_set<const void*> all_;
+};
+Weights &waiting = immortal<Weights>(), &widened = immortal<Weights>();
 
 }  // namespace
 
-void remember_forward(const void* weight) {
-  const std::lock_guard<std::mutex> guard(lock);
-  if (waiting().size() >= most_weights) waiting().clear();
-  waiting().insert(weight);
-  any.store(true, std::memory_order_relaxed);
-}
-
-void forget_forward(const void* weight) {
-  if (any.load(std::memory_order_relaxed)) take(weight);
-}
-
-void remember_widened(const void* weight) {
-  const std::lock_guard<std::mutex> guard(lock);
-  if (widened().size() >= most_weights) widened().clear();
-  widened().insert(weight);
-  any_widened.store(true, std::memory_order_relaxed);
-}
-
-bool was_widened(const void* weight) {
-  if (!any_widened.load(std::memory_order_relaxed)) return false;
-  const std::lock_guard<std::mutex> guard(lock);
-  return widened().count(weight) > 0;
-}
+void remember_forward(const void* weight) { waiting.add(weight); }
+void forget_forward(const void* weight) { waiting.take(weight); }
+void remember_widened(const void* weight) { widened.add(weight); }
+bool was_widened(const void* weight) { return widened.has(weight); }
 
 void notice_late_backward(const void* weight) {
-  if (any.load(std::memory_order_relaxed) && take(weight))
+  if (waiting.take(weight))
     warn(
         "late",
         "a convolution's backward pass runs after the with-block in which its forward ran: torch's own path computes it, as without the "

@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -104,6 +105,7 @@ size_t slab_of(size_t size) { return size <= 4096 ? size_t(64) << 10 : size <= s
 struct Cap {
   int64_t number;
   CapStatistics found;
+  std::string origin;
 };
 
 struct Pool {
@@ -130,19 +132,21 @@ struct Pool {
 };
 
 std::mutex& lock = fork_safe_mutex();
-Pool& pool() {
-  static Pool* all = new Pool;  // never destroyed: tensors are released while the process ends, and after
-  return *all;
-}
+Pool& pool = immortal<Pool>();  // tensors are released while the process ends, and after
 
 thread_local int purpose = 0;
 
 // --- caps; from here on the lock is held ------------------------------------------------------------------------------------------
 
+Cap* cap_of(int64_t number) {  // nullptr: there is none
+  const auto found = std::ranges::find(pool.caps, number, &Cap::number);
+  return found == pool.caps.end() ? nullptr : &*found;
+}
+
 // False: a cap refuses it. `room`: what they leave for idle blocks.
-bool is_allowed(const Pool& all, int64_t bytes, Refusal& why, int64_t& room) {
+bool is_allowed(int64_t bytes, Refusal& why, int64_t& room) {
   room = INT64_MAX;
-  for (const Cap& cap : all.caps) {
+  for (const Cap& cap : pool.caps) {
     const int64_t left = cap.found.limit - cap.found.current - bytes;
     if (left < 0) {
       why = {cap.number, cap.found};
@@ -153,33 +157,33 @@ bool is_allowed(const Pool& all, int64_t bytes, Refusal& why, int64_t& room) {
   return true;
 }
 
-void count(Pool& all, Header& block, size_t asked) {
+void count(Header& block, size_t asked) {
   const auto bytes = int64_t(asked);
   block.bytes = asked;
-  block.opened = all.caps_opened;
+  block.opened = pool.caps_opened;
   block.purpose = purpose;
-  for (Cap& cap : all.caps) {
+  for (Cap& cap : pool.caps) {
     cap.found.current += bytes;
     cap.found.peak = std::max(cap.found.peak, cap.found.current);
     cap.found.allocations++;
   }
-  all.by_purpose[size_t(purpose)] += bytes;
-  all.found.allocations++;
-  all.found.current += bytes;
-  all.found.peak = std::max(all.found.peak, all.found.current);
+  pool.by_purpose[size_t(purpose)] += bytes;
+  pool.found.allocations++;
+  pool.found.current += bytes;
+  pool.found.peak = std::max(pool.found.peak, pool.found.current);
 }
 
-void uncount(Pool& all, const Header& block) {
+void uncount(const Header& block) {
   const auto bytes = int64_t(block.bytes);
-  for (Cap& cap : all.caps)
+  for (Cap& cap : pool.caps)
     if (block.opened >= cap.number) cap.found.current -= bytes;
-  all.by_purpose[size_t(block.purpose)] -= bytes;
-  all.found.released++;
-  all.found.current -= bytes;
+  pool.by_purpose[size_t(block.purpose)] -= bytes;
+  pool.found.released++;
+  pool.found.current -= bytes;
 }
 
-void* refuse(Pool& all) {
-  all.refused = all.by_purpose;
+void* refuse() {
+  pool.refused = pool.by_purpose;
   return nullptr;
 }
 
@@ -208,104 +212,108 @@ bool unmap(const Piece& piece) {
 }
 
 // Its addresses do not come again. Without pages it costs next to nothing, and neighbours become one mapping.
-void retire(Pool& all, Piece* piece) {
+void retire(Piece* piece) {
   mark(piece->start, piece->bytes, false);
   if (mmap(piece->start, piece->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
     madvise(piece->start, piece->bytes, MADV_DONTNEED);
-  piece->next = std::exchange(all.retired, piece);
+  piece->next = std::exchange(pool.retired, piece);
 }
 
-bool drop_retired(Pool& all) {
-  const bool are_some = all.retired;
-  while (all.retired && !munmap(all.retired->start, all.retired->bytes)) delete std::exchange(all.retired, all.retired->next);
-  return are_some && !all.retired;
+// Without `apart` it has been unmapped.
+void forget(Piece* piece) {
+  if (pool.apart)
+    retire(piece);
+  else
+    delete piece;
+}
+
+bool drop_retired() {
+  const bool are_some = pool.retired;
+  while (pool.retired && !munmap(pool.retired->start, pool.retired->bytes)) delete std::exchange(pool.retired, pool.retired->next);
+  return are_some && !pool.retired;
 }
 
 // `wanted` bytes, or fewer where the system has no more; at least `bytes`.
-Piece* fresh_piece(Pool& all, size_t bytes, size_t wanted) {
+Piece* fresh_piece(size_t bytes, size_t wanted) {
   auto piece = std::make_unique<Piece>(Piece{nullptr, 0});
   do {
     piece->bytes = wanted;
     while (!(piece->start = map(piece->bytes)) && piece->bytes > bytes) piece->bytes = std::max(bytes, whole(piece->bytes / 2, unit));
-  } while (!piece->start && drop_retired(all));
+  } while (!piece->start && drop_retired());
   return piece->start ? piece.release() : nullptr;
 }
 
 // --- bare extents: those without pages ----------------------------------------------------------------------------------------------
 
-void push_bare(Pool& all, Extent* extent) {
-  Extent*& top = all.bare[extent->bytes / page];
+void push_bare(Extent* extent) {
+  Extent*& top = pool.bare[extent->bytes / page];
   extent->older = top;
   extent->newer = nullptr;
   if (top) top->newer = extent;
   top = extent;
 }
 
-void unlink_bare(Pool& all, Extent* extent) {
-  (extent->newer ? extent->newer->older : all.bare[extent->bytes / page]) = extent->older;
+void unlink_bare(Extent* extent) {
+  (extent->newer ? extent->newer->older : pool.bare[extent->bytes / page]) = extent->older;
   if (extent->older) extent->older->newer = extent->newer;
 }
 
 // None of its extents has pages: from now on others can be cut from it, or it goes.
-void clear(Pool& all, Piece* piece, bool goes) {
+void clear(Piece* piece, bool goes) {
   for (Extent* extent : piece->extents) {
-    unlink_bare(all, extent);
+    unlink_bare(extent);
     delete extent;
   }
   piece->extents.clear();
-  if (!all.apart) piece->cut = 0;
-  if (!goes || (!all.apart && !unmap(*piece))) return;
-  std::erase(all.pieces, piece);
-  if (all.cutting == piece) all.cutting = nullptr;
-  if (all.apart) {
-    retire(all, piece);
-  } else {
-    delete piece;
-  }
+  if (!pool.apart) piece->cut = 0;
+  if (!goes || (!pool.apart && !unmap(*piece))) return;
+  std::erase(pool.pieces, piece);
+  if (pool.cutting == piece) pool.cutting = nullptr;
+  forget(piece);
 }
 
-void drop_pieces(Pool& all) {
-  for (size_t i = all.pieces.size(); i-- > 0;)
-    if (!all.pieces[i]->with_pages) clear(all, all.pieces[i], true);
-  if (!all.apart) drop_retired(all);
+void drop_pieces() {
+  for (size_t i = pool.pieces.size(); i-- > 0;)
+    if (!pool.pieces[i]->with_pages) clear(pool.pieces[i], true);
+  if (!pool.apart) drop_retired();
 }
 
 bool is_empty(const Piece* piece) { return !piece->with_pages; }
 
 // One is kept for extents of other sizes.
-void emptied(Pool& all, Piece* piece) {
-  if (all.apart) {
-    if (piece != all.cutting) clear(all, piece, true);
+void emptied(Piece* piece) {
+  if (pool.apart) {
+    if (piece != pool.cutting) clear(piece, true);
   } else {
-    clear(all, piece, all.keep == Keep::nothing || std::ranges::count_if(all.pieces, is_empty) > 1);
+    clear(piece, pool.keep == Keep::nothing || std::ranges::count_if(pool.pieces, is_empty) > 1);
   }
 }
 
 // A piece with so much left.
-Piece* piece_for(Pool& all, size_t bytes) {
+Piece* piece_for(size_t bytes) {
   const auto has_room = [bytes](const Piece* piece) { return piece->cut + bytes <= piece->bytes; };
-  Piece* const before = all.cutting;
+  Piece* const before = pool.cutting;
   if (before && has_room(before)) return before;
-  const auto empty = std::ranges::find_if(all.pieces, [&](const Piece* piece) { return is_empty(piece) && has_room(piece); });
-  if (empty != all.pieces.end()) return all.cutting = *empty;
-  all.pieces.reserve(all.pieces.size() + 1);
-  Piece* const made = fresh_piece(all, whole(bytes, unit), all.piece_size);
+  const auto empty = std::ranges::find_if(pool.pieces, [&](const Piece* piece) { return is_empty(piece) && has_room(piece); });
+  if (empty != pool.pieces.end()) return pool.cutting = *empty;
+  pool.pieces.reserve(pool.pieces.size() + 1);
+  Piece* const made = fresh_piece(whole(bytes, unit), pool.piece_size);
   if (!made) return nullptr;
-  all.pieces.push_back(made);
-  all.cutting = made;
-  if (before && is_empty(before)) emptied(all, before);
+  pool.pieces.push_back(made);
+  pool.cutting = made;
+  if (before && is_empty(before)) emptied(before);
   return made;
 }
 
 // Of some eighth more pages at most, or fresh.
-Extent* bare_extent(Pool& all, size_t bytes) {
-  const size_t pages = bytes / page, most = std::min(pages + pages / 8, all.bare.size() - 1);
-  for (size_t i = pages; i <= most && !all.apart; i++)
-    if (Extent* extent = all.bare[i]) {
-      unlink_bare(all, extent);
+Extent* bare_extent(size_t bytes) {
+  const size_t pages = bytes / page, most = std::min(pages + pages / 8, pool.bare.size() - 1);
+  for (size_t i = pages; i <= most && !pool.apart; i++)
+    if (Extent* extent = pool.bare[i]) {
+      unlink_bare(extent);
       return extent;
     }
-  Piece* piece = piece_for(all, bytes);
+  Piece* piece = piece_for(bytes);
   if (!piece) return nullptr;
   auto extent = std::make_unique<Extent>(Extent{piece->start + piece->cut, bytes, piece});
   piece->extents.push_back(extent.get());
@@ -316,9 +324,9 @@ Extent* bare_extent(Pool& all, size_t bytes) {
 bool is_alone(const Extent& extent) { return extent.bytes >= from_huge; }
 
 // An extent of a piece of its own. The last huge page may reach further than its bytes.
-Extent* alone(Pool& all, size_t bytes) {
+Extent* alone(size_t bytes) {
   auto extent = std::make_unique<Extent>(Extent{nullptr, bytes, nullptr});
-  Piece* piece = fresh_piece(all, whole(bytes, unit), whole(bytes, unit));
+  Piece* piece = fresh_piece(whole(bytes, unit), whole(bytes, unit));
   if (!piece) return nullptr;
   madvise(piece->start, bytes / unit * unit, MADV_HUGEPAGE);  // a kernel without them fails, which does no harm
   extent->start = piece->start;
@@ -328,30 +336,30 @@ Extent* alone(Pool& all, size_t bytes) {
 
 // --- blocks and extents -----------------------------------------------------------------------------------------------------------
 
-void leave_idle(Pool& all, Extent* extent) {
-  (extent->older ? extent->older->newer : all.oldest) = extent->newer;
-  (extent->newer ? extent->newer->older : all.newest) = extent->older;
-  all.found.idle -= int64_t(extent->bytes);
+void leave_idle(Extent* extent) {
+  (extent->older ? extent->older->newer : pool.oldest) = extent->newer;
+  (extent->newer ? extent->newer->older : pool.newest) = extent->older;
+  pool.found.idle -= int64_t(extent->bytes);
 }
 
-void enter_idle(Pool& all, Extent* extent) {
-  extent->older = all.newest;
+void enter_idle(Extent* extent) {
+  extent->older = pool.newest;
   extent->newer = nullptr;
-  (all.newest ? all.newest->newer : all.oldest) = extent;
-  all.newest = extent;
-  all.found.idle += int64_t(extent->bytes);
+  (pool.newest ? pool.newest->newer : pool.oldest) = extent;
+  pool.newest = extent;
+  pool.found.idle += int64_t(extent->bytes);
 }
 
-void link(Pool& all, Header* block) {
-  Header*& top = all.idle[size_t(block->extent->size_class)];
+void link(Header* block) {
+  Header*& top = pool.idle[size_t(block->extent->size_class)];
   block->under = top;
   block->above = nullptr;
   if (top) top->above = block;
   top = block;
 }
 
-void unlink(Pool& all, Header* block) {
-  (block->above ? block->above->under : all.idle[size_t(block->extent->size_class)]) = block->under;
+void unlink(Header* block) {
+  (block->above ? block->above->under : pool.idle[size_t(block->extent->size_class)]) = block->under;
   if (block->under) block->under->above = block->above;
 }
 
@@ -366,119 +374,115 @@ Header* made_block(Extent* extent, int number) {
 }
 
 // False: the kernel does not take its addresses back. It is the last to be given up next, and has no pages meanwhile.
-bool give_up(Pool& all, Extent* extent) {
-  all.given_up[size_t(extent->size_class)] += int64_t(extent->bytes);
-  leave_idle(all, extent);
-  for (int i = 0; i < extent->made; i++) unlink(all, block_of(*extent, i));
+bool give_up(Extent* extent) {
+  pool.given_up[size_t(extent->size_class)] += int64_t(extent->bytes);
+  leave_idle(extent);
+  for (int i = 0; i < extent->made; i++) unlink(block_of(*extent, i));
   Piece* const piece = extent->piece;
-  if (is_alone(*extent) && !all.apart && !unmap(*piece)) {
+  if (is_alone(*extent) && !pool.apart && !unmap(*piece)) {
     madvise(extent->start, extent->bytes, MADV_DONTNEED);
-    link(all, made_block(extent, 0));
-    enter_idle(all, extent);
+    link(made_block(extent, 0));
+    enter_idle(extent);
     return false;
   }
-  all.found.reserved -= int64_t(extent->bytes);
-  if (Extent*& growing = all.growing[size_t(extent->size_class)]; growing == extent) growing = nullptr;
+  pool.found.reserved -= int64_t(extent->bytes);
+  if (Extent*& growing = pool.growing[size_t(extent->size_class)]; growing == extent) growing = nullptr;
   if (!is_alone(*extent)) {
     madvise(extent->start, extent->bytes, MADV_DONTNEED);
-    push_bare(all, extent);
-    if (!--piece->with_pages) emptied(all, piece);
+    push_bare(extent);
+    if (!--piece->with_pages) emptied(piece);
     return true;
   }
-  if (all.apart) {
-    retire(all, piece);
-  } else {
-    delete piece;
-  }
+  forget(piece);
   delete extent;
   return true;
 }
 
-int64_t shrink_to(Pool& all, int64_t bytes) {
-  const int64_t before = all.found.idle;
-  while (all.oldest && all.found.idle > bytes && give_up(all, all.oldest)) {
+int64_t shrink_to(int64_t bytes) {
+  const int64_t before = pool.found.idle;
+  while (pool.oldest && pool.found.idle > bytes && give_up(pool.oldest)) {
   }
-  return before - all.found.idle;
+  return before - pool.found.idle;
 }
 
 // How much may be idle where so much more comes into use.
-int64_t most_idle(const Pool& all, int64_t more = 0) {
-  const int64_t used = all.in_use() + more, highest = std::max(all.highest, used);
-  int64_t most = all.keep == Keep::nothing ? 0 : highest;
-  if (all.keep >= Keep::settled) most += std::min(all.wanted_again, highest);
-  if (all.keep == Keep::all) most += highest / 2;
+int64_t most_idle(int64_t more = 0) {
+  const int64_t used = pool.in_use() + more, highest = std::max(pool.highest, used);
+  int64_t most = pool.keep == Keep::nothing ? 0 : highest;
+  if (pool.keep >= Keep::settled) most += std::min(pool.wanted_again, highest);
+  if (pool.keep == Keep::all) most += highest / 2;
   return std::max<int64_t>(0, most - used);
 }
 
 // The next block of a slab, or the only one of an extent.
-Header* next_block(Pool& all, Extent* extent) {
+Header* next_block(Extent* extent) {
   Header* block = made_block(extent, extent->made++);
-  if (Extent*& growing = all.growing[size_t(extent->size_class)]; extent->made == extent->blocks && growing == extent) growing = nullptr;
+  if (Extent*& growing = pool.growing[size_t(extent->size_class)]; extent->made == extent->blocks && growing == extent) growing = nullptr;
   return block;
 }
 
 // Single blocks begin at different places of a page: equal ones would be read and written at the same places of the first cache, which
 // takes the ones for the others.
-Header* fresh_block(Pool& all, int size_class) try {
-  if (Extent* extent = all.growing[size_t(size_class)]; extent && !all.apart) return next_block(all, extent);
-  const size_t stride = stride_of(size_class), slab = all.apart ? 0 : slab_of(stride - sizeof(Header));
-  const size_t shift = slab ? 0 : all.made[size_t(size_class)]++ * 5 % 60 * alignment;
+Header* fresh_block(int size_class) try {
+  if (Extent* extent = pool.growing[size_t(size_class)]; extent && !pool.apart) return next_block(extent);
+  const size_t stride = stride_of(size_class), slab = pool.apart ? 0 : slab_of(stride - sizeof(Header));
+  const size_t shift = slab ? 0 : pool.made[size_t(size_class)]++ * 5 % 60 * alignment;
   const size_t bytes = slab ? slab : whole(shift + stride, page);
-  Extent* extent = bytes < from_huge ? bare_extent(all, bytes) : alone(all, bytes);
+  Extent* extent = bytes < from_huge ? bare_extent(bytes) : alone(bytes);
   if (!extent) return nullptr;
   if (bytes < from_huge) extent->piece->with_pages++;
   extent->first = extent->start + shift;
   extent->size_class = size_class;
   extent->blocks = slab ? int(slab / stride) : 1;
   extent->made = extent->used = 0;
-  if (slab) all.growing[size_t(size_class)] = extent;
-  const int64_t again = std::min(int64_t(extent->bytes), all.given_up[size_t(size_class)]);
-  all.given_up[size_t(size_class)] -= again;
-  all.wanted_again += again;
-  all.found.reserved += int64_t(extent->bytes);
-  all.found.peak_reserved = std::max(all.found.peak_reserved, all.found.reserved);
-  all.found.fresh++;
-  return next_block(all, extent);
+  if (slab) pool.growing[size_t(size_class)] = extent;
+  const int64_t again = std::min(int64_t(extent->bytes), pool.given_up[size_t(size_class)]);
+  pool.given_up[size_t(size_class)] -= again;
+  pool.wanted_again += again;
+  pool.found.reserved += int64_t(extent->bytes);
+  pool.found.peak_reserved = std::max(pool.found.peak_reserved, pool.found.reserved);
+  pool.found.fresh++;
+  return next_block(extent);
 } catch (const std::bad_alloc&) {
   return nullptr;
 }
 
-Header* idle_block(Pool& all, int size_class) {
-  for (int i = size_class; i <= std::min(size_class + most_larger, class_count - 1) && !all.apart; i++) {
-    if (Header* block = all.idle[size_t(i)]) {
-      if (!block->extent->used) leave_idle(all, block->extent);
-      unlink(all, block);
+Header* idle_block(int size_class) {
+  for (int i = size_class; i <= std::min(size_class + most_larger, class_count - 1) && !pool.apart; i++) {
+    if (Header* block = pool.idle[size_t(i)]) {
+      if (!block->extent->used) leave_idle(block->extent);
+      unlink(block);
       return block;
     }
-    if (all.growing[size_t(i)]) return fresh_block(all, i);
+    if (pool.growing[size_t(i)]) return fresh_block(i);
   }
   return nullptr;
 }
 
 // The request is to be counted in the caps, too: what they leave is for idle blocks alone.
-Header* block_for(Pool& all, size_t bytes, int64_t room) {
+Header* block_for(size_t bytes, int64_t room) {
   const int size_class = class_of(bytes);
-  Header* block = idle_block(all, size_class);
+  Header* block = idle_block(size_class);
   if (block) {
-    shrink_to(all, room);
+    shrink_to(room);
   } else {
-    shrink_to(all, std::min(room, most_idle(all, int64_t(size_of_class(size_class)))));
-    block = fresh_block(all, size_class);
-    if (!block && shrink_to(all, 0)) block = fresh_block(all, size_class);
+    shrink_to(std::min(room, most_idle(int64_t(size_of_class(size_class)))));
+    block = fresh_block(size_class);
+    if (!block && shrink_to(0)) block = fresh_block(size_class);
     if (!block) return nullptr;
   }
   block->extent->used++;
-  all.highest = std::max(all.highest, all.in_use());
+  pool.highest = std::max(pool.highest, pool.in_use());
   return block;
 }
 
-void open(Pool& all, Keep keep, bool apart) {
-  all.keep = keep;
-  all.apart = apart;
-  all.highest = all.wanted_again = 0;
-  shrink_to(all, most_idle(all));
-  all.given_up = {};
-  if (keep == Keep::nothing) drop_pieces(all);
+void open(Keep keep, bool apart) {
+  pool.keep = keep;
+  pool.apart = apart;
+  pool.highest = pool.wanted_again = 0;
+  shrink_to(most_idle());
+  pool.given_up = {};
+  if (keep == Keep::nothing) drop_pieces();
 }
 
 }  // namespace
@@ -486,24 +490,22 @@ void open(Pool& all, Keep keep, bool apart) {
 void* pool_allocate(size_t bytes, Refusal& why) noexcept {
   why = {};
   const std::lock_guard<std::mutex> guard(lock);
-  Pool& all = pool();
   int64_t room = 0;
-  if (bytes > most_bytes || !is_allowed(all, int64_t(bytes), why, room)) return refuse(all);
-  Header* block = block_for(all, bytes, room);
-  if (!block) return refuse(all);
-  count(all, *block, bytes);
+  if (bytes > most_bytes || !is_allowed(int64_t(bytes), why, room)) return refuse();
+  Header* block = block_for(bytes, room);
+  if (!block) return refuse();
+  count(*block, bytes);
   return data_of(block);
 }
 
 void pool_release(void* data) noexcept {
   if (!data) return;
   const std::lock_guard<std::mutex> guard(lock);
-  Pool& all = pool();
   Header* block = header_of(data);
-  uncount(all, *block);
-  if (!--block->extent->used) enter_idle(all, block->extent);
-  link(all, block);
-  shrink_to(all, most_idle(all));
+  uncount(*block);
+  if (!--block->extent->used) enter_idle(block->extent);
+  link(block);
+  shrink_to(most_idle());
 }
 
 bool pool_owns(const void* data) noexcept {
@@ -515,37 +517,36 @@ size_t pool_size_of(const void* data) noexcept { return data ? header_of(data)->
 
 void pool_refused(int64_t number) {
   const std::lock_guard<std::mutex> guard(lock);
-  pool().found.out_of_memory++;
-  for (Cap& cap : pool().caps)
-    if (cap.number == number) cap.found.out_of_memory++;
+  pool.found.out_of_memory++;
+  if (Cap* cap = cap_of(number)) cap->found.out_of_memory++;
 }
 
 void pool_open(Keep keep, size_t piece) {
   const std::lock_guard<std::mutex> guard(lock);
-  pool().piece_size = whole(std::max(piece, least_piece), unit);
-  open(pool(), keep, keep == Keep::nothing);
+  pool.piece_size = whole(std::max(piece, least_piece), unit);
+  open(keep, keep == Keep::nothing);
 }
 
 void pool_close() {
   const std::lock_guard<std::mutex> guard(lock);
-  open(pool(), Keep::nothing, false);
+  open(Keep::nothing, false);
 }
 
 int64_t pool_empty_cache() {
   const std::lock_guard<std::mutex> guard(lock);
-  const int64_t gone = shrink_to(pool(), 0);
-  drop_pieces(pool());
+  const int64_t gone = shrink_to(0);
+  drop_pieces();
   return gone;
 }
 
 PoolStatistics pool_statistics() {
   const std::lock_guard<std::mutex> guard(lock);
-  return pool().found;
+  return pool.found;
 }
 
 void pool_reset_peak() {
   const std::lock_guard<std::mutex> guard(lock);
-  PoolStatistics& found = pool().found;
+  PoolStatistics& found = pool.found;
   found.peak = found.current;
   found.peak_reserved = found.reserved;
 }
@@ -558,36 +559,37 @@ int pool_purpose(int wanted) {
 
 void pool_purposes(int64_t* bytes, int count, bool at_refusal) {
   const std::lock_guard<std::mutex> guard(lock);
-  const auto& from = at_refusal ? pool().refused : pool().by_purpose;
+  const auto& from = at_refusal ? pool.refused : pool.by_purpose;
   std::copy_n(from.begin(), std::clamp(count, 0, most_purposes), bytes);
 }
 
-int64_t cap_open(int64_t limit) {
+int64_t cap_open(int64_t limit, std::string origin) {
   const std::lock_guard<std::mutex> guard(lock);
-  Pool& all = pool();
-  all.caps.push_back({all.caps_opened + 1, {limit, 0, 0, 0, 0}});
-  return ++all.caps_opened;
+  pool.caps.push_back({pool.caps_opened + 1, {limit, 0, 0, 0, 0}, std::move(origin)});
+  return ++pool.caps_opened;
 }
 
-void cap_adjust(int64_t number, int64_t limit) {
+void cap_adjust(int64_t number, int64_t limit, std::string origin) {
   const std::lock_guard<std::mutex> guard(lock);
-  for (Cap& cap : pool().caps)
-    if (cap.number == number) cap.found.limit = limit;
+  if (Cap* cap = cap_of(number)) cap->found.limit = limit, cap->origin.swap(origin);
+}
+
+std::string cap_origin(int64_t number) {
+  const std::lock_guard<std::mutex> guard(lock);
+  const Cap* cap = cap_of(number);
+  return cap ? cap->origin : "";
 }
 
 void cap_close(int64_t number) {
   const std::lock_guard<std::mutex> guard(lock);
-  std::erase_if(pool().caps, [&](const Cap& cap) { return cap.number == number; });
+  std::erase_if(pool.caps, [&](const Cap& cap) { return cap.number == number; });
 }
 
 bool cap_statistics(int64_t number, CapStatistics& found) {
   const std::lock_guard<std::mutex> guard(lock);
-  for (const Cap& cap : pool().caps)
-    if (cap.number == number) {
-      found = cap.found;
-      return true;
-    }
-  return false;
+  const Cap* cap = cap_of(number);
+  if (cap) found = cap->found;
+  return cap != nullptr;
 }
 
 }  // namespace msctx

@@ -12,7 +12,7 @@ namespace msctx {
 namespace {
 
 std::string key_of(const ConvCall& call, Direction direction, int threads) {
-  std::string key(reinterpret_cast<const char*>(&call), sizeof call);  // calls are zeroed before they are filled: padding is equal
+  std::string key(reinterpret_cast<const char*>(&call), sizeof call);
   return key.append(reinterpret_cast<const char*>(&threads), sizeof threads) += char(direction);
 }
 
@@ -79,15 +79,12 @@ struct Policies {
   int64_t times = 0;       // how often one came into force
   int64_t made_under = 0;  // of `changes`
 };
-Policies& policies() {
-  static auto* all = new Policies;
-  return *all;
-}
+Policies& policies = immortal<Policies>();
 
 // All on which decisions depend beside the call.
 std::string text_of(const PolicyText& t, const ConvTable& table) {
   std::string text;
-  const auto number = [&](auto value) { text.append(reinterpret_cast<const char*>(&value), sizeof value); };
+  const auto number = [&](const auto& value) { text.append(reinterpret_cast<const char*>(&value), sizeof value); };
   const auto word = [&](const char* value) {
     text += value ? '=' : '-';
     if (value) text.append(value, std::strlen(value) + 1);
@@ -116,33 +113,32 @@ void decide_anew() { changes++; }
 Taken policy(Place place) {
   const std::lock_guard<std::mutex> guard(policy_lock);
   const int64_t books = books_opened();
-  return {policies().in_force[int(place)], books};
+  return {policies.in_force[int(place)], books};
 }
 
 void set_policy(Place place, const PolicyText* wanted, const ConvTable& table) {
-  Policies& all = policies();
   const std::string text = wanted ? text_of(*wanted, table) : "";
-  decltype(all.known) gone;  // freed without the lock
+  decltype(policies.known) gone;  // freed without the lock
   std::shared_ptr<Policy> next;
   const std::lock_guard<std::mutex> guard(policy_lock);
   if (wanted) {
     const auto is_it = [&](const auto& one) { return one.first == text; };
-    if (const int64_t now = changes; now != all.made_under) {
-      gone.swap(all.known);
-      all.made_under = now;
+    if (const int64_t now = changes; now != policies.made_under) {
+      gone.swap(policies.known);
+      policies.made_under = now;
     }
-    const auto found = std::find_if(all.known.begin(), all.known.end(), is_it);
-    if (found == all.known.end())
-      all.known.emplace_front(text, std::make_shared<Policy>(*wanted, table));
+    const auto found = std::find_if(policies.known.begin(), policies.known.end(), is_it);
+    if (found == policies.known.end())
+      policies.known.emplace_front(text, std::make_shared<Policy>(*wanted, table));
     else
-      all.known.splice(all.known.begin(), all.known, found);
-    if (all.known.size() > most_policies) gone.splice(gone.end(), all.known, std::prev(all.known.end()));
-    next = all.known.front().second;
-    next->number = ++all.times;
+      policies.known.splice(policies.known.begin(), policies.known, found);
+    if (policies.known.size() > most_policies) gone.splice(gone.end(), policies.known, std::prev(policies.known.end()));
+    next = policies.known.front().second;
+    next->number = ++policies.times;
   }
   has_policy[int(place)].store(wanted != nullptr, std::memory_order_release);
   has_products[int(place)].store(next && next->asks(Direction::matmul), std::memory_order_release);
-  all.in_force[int(place)].swap(next);
+  policies.in_force[int(place)].swap(next);
 }
 
 Policy::Policy(const PolicyText& t, const ConvTable& table)
@@ -349,9 +345,7 @@ const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& 
 
 void Policy::describe(Choice& choice, const ConvRow* row, const ConvCall& call, Op op, int threads) const {
   if (!row) {
-    choice.ran = "torch";
-    choice.provider = "torch";
-    choice.math = "torch";
+    choice.ran = choice.provider = choice.math = "torch";
     return;
   }
   choice.ran = row->name;

@@ -12,10 +12,7 @@ namespace msctx {
 namespace {
 
 std::mutex& lock = fork_safe_mutex();
-auto& known() {
-  static auto* all = new std::unordered_map<std::string, std::weak_ptr<Conditions>>;
-  return *all;
-}
+auto& known = immortal<std::unordered_map<std::string, std::weak_ptr<Conditions>>>();
 
 void raise_to(std::atomic<int64_t>& to, int64_t value) {
   int64_t now = to.load(std::memory_order_relaxed);
@@ -33,33 +30,22 @@ std::shared_ptr<Conditions> Conditions::of(const RuleText& rule) {
     text += field + '=' + pattern + '\n';
   }
   const std::lock_guard<std::mutex> guard(lock);
-  if (const auto found = known().find(text); found != known().end())
+  if (const auto found = known.find(text); found != known.end())
     if (auto same = found->second.lock()) return same;
-  std::erase_if(known(), [](const auto& one) { return one.second.expired(); });
-  known()[text] = made;
+  std::erase_if(known, [](const auto& one) { return one.second.expired(); });
+  known[text] = made;
   return made;
 }
 
 bool Conditions::hold_for(const ConvText& t, bool any_module) const {
-  const std::string dims = std::to_string(std::count(t.weight.begin(), t.weight.end(), 'x') - 1);
-  const std::pair<const char*, const std::string*> fields[] = {
-      {"module", &t.module},
-      {"input", &t.input},
-      {"weight", &t.weight},
-      {"stride", &t.stride},
-      {"padding", &t.padding},
-      {"dilation", &t.dilation},
-      {"output_padding", &t.output_padding},
-      {"groups", &t.groups},
-      {"transposed", &t.transposed},
-      {"dtype", &t.dtype},
-      {"layout", &t.layout},
-      {"dims", &dims},
+  const auto fits = [](const std::string& value, const std::string& pattern) {
+    return !value.empty() && fnmatch(pattern.c_str(), value.c_str(), 0) == 0;
   };
   for (const auto& [name, pattern] : all_) {
     if (any_module && name == "module") continue;
-    for (const auto& [field, value] : fields)
-      if (name == field && (value->empty() || fnmatch(pattern.c_str(), value->c_str(), 0) != 0)) return false;
+    if (name == "dims" && !fits(std::to_string(std::ranges::count(t.weight, 'x') - 1), pattern)) return false;
+    for (const auto& [known, field] : fields_of_text)
+      if (name == known && !fits(t.*field, pattern)) return false;
   }
   return true;
 }

@@ -15,19 +15,16 @@ namespace msctx {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Place = std::pair<int, bool>;  // number of threads, whether the stamp is exact
+using Variant = std::pair<int, bool>;  // number of threads, whether the stamp is exact
 std::mutex& lock = fork_safe_mutex();
 struct Tables {
-  std::map<TuningKey, std::map<Place, Tuned>> known;  // never erased from: decisions are made of them without the lock
+  std::map<TuningKey, std::map<Variant, Tuned>> known;  // never erased from: decisions are made of them without the lock
   std::string fresh;                                  // for Python, as members of a JSON list
   int64_t count = 0;                                  // how many problems were measured
   std::map<int32_t, Clock::time_point> put_off;       // table → until when nothing is measured
   std::map<std::pair<TuningKey, int>, std::atomic<int64_t>> recorded;  // never erased from: decisions point into it
 };
-Tables& tables() {
-  static auto* all = new Tables;
-  return *all;
-}
+Tables& tables = immortal<Tables>();
 PythonFunction ask = nullptr;
 constexpr size_t most_recorded = 16384;
 
@@ -36,10 +33,12 @@ std::string members_of(const TuningKey& key, int threads) {
   member(json, "direction", key.direction);
   member(json, "problem", key.problem);
   member(json, "permissions", key.permissions);
-  return json + "\"table\":" + std::to_string(key.table) + ",\"threads\":" + std::to_string(threads) + ',';
+  number(json, "table", key.table);
+  number(json, "threads", threads);
+  return json;
 }
 
-const Tuned* at(const std::map<Place, Tuned>& results, int threads, bool exact) {
+const Tuned* at(const std::map<Variant, Tuned>& results, int threads, bool exact) {
   const auto found = results.find({threads, exact});
   return found == results.end() ? nullptr : &found->second;
 }
@@ -48,16 +47,16 @@ const Tuned* at(const std::map<Place, Tuned>& results, int threads, bool exact) 
 
 const Tuned* tuned(const TuningKey& key, int threads, bool exact_only) {
   const std::lock_guard<std::mutex> guard(lock);
-  const auto found = tables().known.find(key);
-  if (found == tables().known.end()) return nullptr;
+  const auto found = tables.known.find(key);
+  if (found == tables.known.end()) return nullptr;
   const Tuned* exact = at(found->second, threads, true);
   return exact || exact_only ? exact : at(found->second, threads, false);
 }
 
 const Tuned* tuned_for_any_threads(const TuningKey& key, bool exact_only) {
   const std::lock_guard<std::mutex> guard(lock);
-  const auto found = tables().known.find(key);
-  if (found == tables().known.end()) return nullptr;
+  const auto found = tables.known.find(key);
+  if (found == tables.known.end()) return nullptr;
   const Tuned *exact = nullptr, *other = nullptr;
   for (const auto& [place, result] : found->second) (place.second ? exact : other) = &result;  // in the order of threads
   return exact || exact_only ? exact : other;
@@ -65,15 +64,14 @@ const Tuned* tuned_for_any_threads(const TuningKey& key, bool exact_only) {
 
 void learn(const TuningKey& key, int threads, Tuned result) {
   const std::lock_guard<std::mutex> guard(lock);
-  if (tables().known[key].try_emplace({threads, result.exact}, std::move(result)).second) decide_anew();
+  if (tables.known[key].try_emplace({threads, result.exact}, std::move(result)).second) decide_anew();
 }
 
 std::atomic<int64_t>* recorded(const TuningKey& key, int threads) {
-  auto& all = tables().recorded;
   const std::lock_guard<std::mutex> guard(lock);
-  const auto found = all.find({key, threads});
-  if (found != all.end()) return &found->second;
-  return all.size() < most_recorded ? &all[{key, threads}] : nullptr;
+  const auto found = tables.recorded.find({key, threads});
+  if (found != tables.recorded.end()) return &found->second;
+  return tables.recorded.size() < most_recorded ? &tables.recorded[{key, threads}] : nullptr;
 }
 
 void report(const TuningKey& key, int threads, const Tuned& result) {
@@ -89,25 +87,23 @@ void report(const TuningKey& key, int threads, const Tuned& result) {
     json += ratio;
   }
   json += "}}";
-  Tables& all = tables();
   const std::lock_guard<std::mutex> guard(lock);
-  if (!all.fresh.empty()) all.fresh += ',';
-  all.fresh += json;
-  all.count++;
+  if (!tables.fresh.empty()) tables.fresh += ',';
+  tables.fresh += json;
+  tables.count++;
 }
 
 Permission permission(int32_t table) {
   if (!ask) return Permission::now;
   const auto now = Clock::now();
-  Tables& all = tables();
   {
     const std::lock_guard<std::mutex> guard(lock);
-    const auto put_off = all.put_off.find(table);
-    if (put_off != all.put_off.end() && now < put_off->second) return Permission::later;
+    const auto put_off = tables.put_off.find(table);
+    if (put_off != tables.put_off.end() && now < put_off->second) return Permission::later;
   }
   const auto said = Permission(call_python(ask, long(Permission::not_this_call), "(i)", int(table)));
   const std::lock_guard<std::mutex> guard(lock);
-  if (said == Permission::later) all.put_off[table] = now + std::chrono::seconds(1);
+  if (said == Permission::later) tables.put_off[table] = now + std::chrono::seconds(1);
   return said;
 }
 
@@ -139,11 +135,10 @@ MSCTX_API int msctx_learn(int32_t table, const TunedText* entries, int count) tr
 
 // What was measured since the last call, as JSON, to be freed; nullptr: nothing.
 MSCTX_API char* msctx_measured() try {
-  Tables& all = tables();
   const std::lock_guard<std::mutex> guard(lock);
-  if (all.fresh.empty()) return nullptr;
-  char* text = strdup(('[' + all.fresh + ']').c_str());
-  if (text) all.fresh.clear();
+  if (tables.fresh.empty()) return nullptr;
+  char* text = strdup(('[' + tables.fresh + ']').c_str());
+  if (text) tables.fresh.clear();
   return text;
 } catch (const std::exception&) {
   return nullptr;
@@ -153,7 +148,7 @@ MSCTX_API char* msctx_measured() try {
 MSCTX_API char* msctx_recorded() try {
   std::string json;
   const std::lock_guard<std::mutex> guard(lock);
-  for (const auto& [place, calls] : tables().recorded) {
+  for (const auto& [place, calls] : tables.recorded) {
     if (!calls) continue;
     json += (json.empty() ? "" : ",") + members_of(place.first, place.second) + "\"calls\":" + std::to_string(calls) + '}';
   }
@@ -163,11 +158,9 @@ MSCTX_API char* msctx_recorded() try {
 }
 
 // How many problems this process has measured.
-MSCTX_API int64_t msctx_measurements() try {
+MSCTX_API int64_t msctx_measurements() {
   const std::lock_guard<std::mutex> guard(lock);
-  return tables().count;
-} catch (const std::exception&) {
-  return 0;  // no memory for the tables, so nothing was measured
+  return tables.count;
 }
 
 MSCTX_API void msctx_ask_before_measuring(PythonFunction function) { ask = function; }

@@ -10,7 +10,6 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
-#include <map>
 #include <utility>
 
 #include "glue/kept_weights.h"
@@ -21,12 +20,6 @@
 
 namespace msctx::glue {
 namespace {
-
-std::mutex& lock = fork_safe_mutex();
-std::map<int64_t, std::string>& origins() {  // of caps
-  static auto* all = new std::map<int64_t, std::string>;
-  return *all;
-}
 
 std::string in_words(int64_t bytes) {  // as msctx/effects/memory.py does: both report a cap with the same figure
   constexpr const char* units[] = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB"};
@@ -51,14 +44,9 @@ int64_t resident() {
 std::string message(size_t bytes, const Refusal& why) {
   std::string text = "CPU out of memory: tried to allocate " + in_words(int64_t(bytes)) + ". ";
   if (why.cap < 0) return text + "The system has no memory left for it; this process holds " + in_words(resident()) + " in all.";
-  std::string origin;
-  {
-    const std::lock_guard<std::mutex> guard(lock);
-    if (const auto found = origins().find(why.cap); found != origins().end()) origin = found->second;
-  }
   const auto& [limit, current, peak, allocations, refused] = why.found;
   return text + in_words(current) + " of " + in_words(limit) + " are in use, the peak was " + in_words(peak) + ". The cap is max_device_memory (" +
-         origin + "); it counts torch's CPU tensors that were allocated since it was set, and msctx's workspaces, not older tensors, NumPy's " +
+         cap_origin(why.cap) + "); it counts torch's CPU tensors that were allocated since it was set, and msctx's workspaces, not older tensors, NumPy's " +
          "arrays or code: this process holds " + in_words(resident()) + " in all.";
 }
 
@@ -107,17 +95,14 @@ class PoolAllocator final : public c10::Allocator {
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
 };
 
-PoolAllocator& ours() {
-  static auto* one = new PoolAllocator;  // storages refer to it for as long as they live
-  return *one;
-}
+PoolAllocator& ours = immortal<PoolAllocator>();  // storages refer to it for as long as they live
 
 // "" or why it cannot be had.
 std::string install_allocator() {
-  if (c10::GetCPUAllocator() == &ours()) return "";
+  if (c10::GetCPUAllocator() == &ours) return "";
   if (c10::GetCPUAllocator() != &torchs()) return "another library has put an allocator of its own in place of torch's";
-  c10::SetCPUAllocator(&ours(), 0);  // a higher priority would keep out those that come later
-  return c10::GetCPUAllocator() == &ours() ? "" : "torch keeps an allocator that was set with a higher priority";
+  c10::SetCPUAllocator(&ours, 0);  // a higher priority would keep out those that come later
+  return c10::GetCPUAllocator() == &ours ? "" : "torch keeps an allocator that was set with a higher priority";
 }
 
 }  // namespace
@@ -127,42 +112,40 @@ using namespace msctx;
 
 // Tensors come from the pool (keep: see Keep; piece: bytes), or with keep < 0 from torch's allocator again. "" or why not.
 MSCTX_API const char* msctx_pool_set(int keep, int64_t piece) {
-  static std::string problem;
-  problem.clear();
-  if (keep < 0) {
-    glue::is_open = false;
-    glue::drop_workspaces();  // they are of the pool
-    pool_close();
-  } else if (problem = glue::install_allocator(); problem.empty()) {
+  return problem_of([&]() -> std::string {
+    if (keep < 0) {
+      glue::is_open = false;
+      glue::drop_workspaces();  // they are of the pool
+      pool_close();
+      return "";
+    }
+    if (std::string problem = glue::install_allocator(); !problem.empty()) return problem;
     pool_open(Keep(keep), size_t(piece));
     glue::is_open = true;
-  }
-  return problem.c_str();
+    return "";
+  });
 }
 
 // 1: nobody has put another allocator in the place of ours.
-MSCTX_API int msctx_pool_is_installed() { return c10::GetCPUAllocator() == &glue::ours(); }
+MSCTX_API int msctx_pool_is_installed() { return c10::GetCPUAllocator() == &glue::ours; }
 
-MSCTX_API int64_t msctx_cap_open(int64_t limit, const char* origin) {
+// Its number; 0: there was no memory for it, and no cap is open.
+MSCTX_API int64_t msctx_cap_open(int64_t limit, const char* origin) try {
   glue::drop_workspaces();  // those that are made from now on count
-  const int64_t cap = cap_open(limit);
-  const std::lock_guard<std::mutex> guard(glue::lock);
-  glue::origins()[cap] = origin;
-  return cap;
+  return cap_open(limit, origin);
+} catch (const std::exception&) {
+  return 0;
 }
 
-// Another limit, which goes on counting.
-MSCTX_API void msctx_cap_adjust(int64_t cap, int64_t limit, const char* origin) {
-  cap_adjust(cap, limit);
-  const std::lock_guard<std::mutex> guard(glue::lock);
-  glue::origins()[cap] = origin;
+// Another limit, which goes on counting. 0: there was no memory for it, and the cap is as it was.
+MSCTX_API int msctx_cap_adjust(int64_t cap, int64_t limit, const char* origin) try {
+  cap_adjust(cap, limit, origin);
+  return 1;
+} catch (const std::exception&) {
+  return 0;
 }
 
-MSCTX_API void msctx_cap_close(int64_t cap) {
-  cap_close(cap);
-  const std::lock_guard<std::mutex> guard(glue::lock);
-  glue::origins().erase(cap);
-}
+MSCTX_API void msctx_cap_close(int64_t cap) { cap_close(cap); }
 
 // limit, current, peak, allocations, out_of_memory; 0: there is no such cap.
 MSCTX_API int msctx_cap_statistics(int64_t cap, int64_t found[5]) {

@@ -49,7 +49,7 @@ struct Maker {
   const char* line = "";
   int64_t id = -1;
 };
-ByNode<Maker>& makers = *new ByNode<Maker>;  // never destroyed: threads may still run operators while the process ends
+auto& makers = immortal<ByNode<Maker>>();
 
 struct Here {
   const char* module = "";
@@ -466,8 +466,8 @@ MSCTX_API void msctx_collect_step(int64_t number) { step = number; }
 // A text for the life of the process: a line of code.
 MSCTX_API const void* msctx_text(const char* given) try {
   const std::lock_guard<std::mutex> guard(lock);
-  static auto* texts = new std::unordered_set<std::string>;  // they keep their places
-  return texts->emplace(given).first->c_str();
+  static auto& texts = immortal<std::unordered_set<std::string>>();  // they keep their places
+  return texts.emplace(given).first->c_str();
 } catch (const std::exception&) {
   return "";
 }
@@ -475,8 +475,8 @@ MSCTX_API const void* msctx_text(const char* given) try {
 // What stands for a module in msctx_enter_module, by its path: another one each time. It lives as long as the process.
 MSCTX_API const void* msctx_module(const char* path) try {
   const std::lock_guard<std::mutex> guard(lock);
-  static auto* modules = new std::deque<std::string>;
-  return modules->emplace_back(path).c_str();
+  static auto& modules = immortal<std::deque<std::string>>();
+  return modules.emplace_back(path).c_str();
 } catch (const std::exception&) {
   return "";
 }

@@ -18,7 +18,7 @@
 
 namespace msctx::glue {
 
-BeforeUs before_us[places];
+BeforeUs* const before_us = immortal<std::array<BeforeUs, places>>().data();
 thread_local int inside_torch = 0;
 
 namespace {
@@ -76,7 +76,7 @@ struct GivenFlags {
 };
 
 // A convolution under a policy: the geometry in plain integers, and the call, if it is one of ours.
-struct Asked {
+struct UnderPolicy {
   const Place place;
   const std::shared_ptr<Policy> policy;
   const int64_t books;  // see count
@@ -86,7 +86,7 @@ struct Asked {
   std::optional<ConvCall> call;
   bool finishes = false;  // it is msctx::convolution
 
-  Asked(
+  UnderPolicy(
       Place place_, Taken taken, const at::Tensor& input, const at::Tensor& weight, SymInts s, SymInts p, SymInts d, bool transposed,
       SymInts o, const c10::SymInt& groups, const GivenFlags& given = {})
       : place(place_),
@@ -164,12 +164,12 @@ struct Asked {
   }
 };
 
-void count(const Asked& asked, const Decision& decision, const Ran& ran = {}) {
+void count(const UnderPolicy& asked, const Decision& decision, const Ran& ran = {}) {
   msctx::count(decision.choice, {1, ran.weights_kept, ran.weights_prepared}, ran.again, asked.books);
 }
 
 // For calls that are mostly a mistake: torch comes first, whose own error is the better one, and what it takes has fallen back.
-void report_refused(const Asked& asked, Direction direction, const char* reason) {
+void report_refused(const UnderPolicy& asked, Direction direction, const char* reason) {
   const Decided decision = asked.policy->refuse(direction, text_of(*asked.call), reason, asked.books);
   if (decision == nullptr) return;
   complain(*asked.policy, *decision);
@@ -179,7 +179,7 @@ void report_refused(const Asked& asked, Direction direction, const char* reason)
 // What a decision comes to. Where cuDNN cannot run an algorithm after all, the call is decided anew without it.
 template <class Ours, class Torch>
 at::Tensor computed(
-    const Asked& asked, Decided decision, Direction direction, const Ours& ours, const Torch& torch, Ran& ran) {
+    const UnderPolicy& asked, Decided decision, Direction direction, const Ours& ours, const Torch& torch, Ran& ran) {
   while (decision->row) {
     try {
       at::RecordFunction range(at::RecordScope::USER_SCOPE);  // for torch.profiler; else it costs a look at a counter
@@ -202,7 +202,7 @@ at::Tensor computed(
 // fprop under a policy, with a bias or what finishes it. `torch` computes it torch's way.
 template <class Torch>
 at::Tensor forward(
-    const Asked& asked, const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, const Torch& torch,
+    const UnderPolicy& asked, const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, const Torch& torch,
     const Finishing* finishing = nullptr) {
   if (asked.call && bias && bias->defined()) {
     const int64_t channels = result_shape(*asked.call, Direction::fprop)[1];
@@ -239,7 +239,7 @@ at::Tensor forward(
   return computed(asked, decision, Direction::fprop, ours, torch, ran);
 }
 
-at::Tensor gradient_of_bias(const Asked& asked, const at::Tensor& grad_output) {
+at::Tensor gradient_of_bias(const UnderPolicy& asked, const at::Tensor& grad_output) {
   const bool last = grad_output.is_contiguous(at::MemoryFormat::ChannelsLast);
   const at::Tensor gradient = last ? grad_output : grad_output.contiguous();
   at::Tensor result = at::empty({gradient.size(1)}, gradient.options());
@@ -276,7 +276,7 @@ at::Tensor convolution(
   }
   Taken taken = msctx::policy(place);
   if (!taken.policy) return torch();
-  const Asked asked(place, std::move(taken), input, weight, stride, padding, dilation, transposed, output_padding, groups);
+  const UnderPolicy asked(place, std::move(taken), input, weight, stride, padding, dilation, transposed, output_padding, groups);
   return forward(asked, input, weight, bias, torch);
 }
 
@@ -301,7 +301,8 @@ at::Tensor finished_convolution(
   };
   const auto torch = [&] { return finished_by_torch(policy.get(), input, weight, geometry, finishing, convolution_of_torch); };
   if (!policy) return torch();
-  Asked asked(Place::cpu, std::move(taken), input, weight, symbols(stride), symbols(padding), symbols(dilation), false, symbols(none), groups);
+  UnderPolicy asked(
+      Place::cpu, std::move(taken), input, weight, symbols(stride), symbols(padding), symbols(dilation), false, symbols(none), groups);
   asked.finishes = true;
   if (ConvCall* const call = asked.call ? &*asked.call : nullptr) {
     call->channels_last = 1;
@@ -328,7 +329,7 @@ at::Tensor traced_convolution(
   Taken taken = msctx::policy(place);
   if (!taken.policy) return torch();
   const GivenFlags given{benchmark, deterministic, cudnn_enabled, allow_tf32};
-  const Asked asked(place, std::move(taken), input, weight, stride, padding, dilation, transposed, output_padding, groups, given);
+  const UnderPolicy asked(place, std::move(taken), input, weight, stride, padding, dilation, transposed, output_padding, groups, given);
   return forward(asked, input, weight, bias, torch);
 }
 
@@ -356,7 +357,7 @@ Three convolution_backward(
   }
   Taken taken = msctx::policy(place);
   if (!taken.policy) return torch(output_mask);
-  const Asked asked(place, std::move(taken), input, weight, stride, padding, dilation, transposed, output_padding, groups);
+  const UnderPolicy asked(place, std::move(taken), input, weight, stride, padding, dilation, transposed, output_padding, groups);
   forget_forward(storage_of(weight));
   const auto is_its_gradient = [&] {
     return grad_output.scalar_type() == input.scalar_type() && grad_output.sizes() == result_shape(*asked.call, Direction::fprop);
@@ -412,21 +413,17 @@ Three convolution_backward(
   return {found[0], found[1], found[2]};
 }
 
-template at::Tensor convolution<Place::cpu>(
-    const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, SymInts, SymInts, SymInts, bool, SymInts, c10::SymInt);
-template at::Tensor convolution<Place::cuda>(
-    const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, SymInts, SymInts, SymInts, bool, SymInts, c10::SymInt);
-template at::Tensor traced_convolution<Place::cpu>(
-    const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, SymInts, SymInts, SymInts, bool, SymInts, c10::SymInt, bool, bool,
-    bool, bool);
-template at::Tensor traced_convolution<Place::cuda>(
-    const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, SymInts, SymInts, SymInts, bool, SymInts, c10::SymInt, bool, bool,
-    bool, bool);
-template Three convolution_backward<Place::cpu>(
-    const at::Tensor&, const at::Tensor&, const at::Tensor&, at::OptionalSymIntArrayRef, SymInts, SymInts, SymInts, bool, SymInts, c10::SymInt,
-    std::array<bool, 3>);
-template Three convolution_backward<Place::cuda>(
-    const at::Tensor&, const at::Tensor&, const at::Tensor&, at::OptionalSymIntArrayRef, SymInts, SymInts, SymInts, bool, SymInts, c10::SymInt,
-    std::array<bool, 3>);
+template <Place place>
+void install_convolutions(c10::DispatchKey key, InForce& in_force) {
+  const auto named = [](const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); };
+  const auto plain = named("aten::convolution"), traced = named("aten::_convolution"), backward = named("aten::convolution_backward");
+  before_us[int(place)] = {key, of_another_library(plain, key), of_another_library(traced, key), of_another_library(backward, key)};
+  implement(plain, key, torch::CppFunction(TORCH_FN(convolution<place>)));
+  implement(traced, key, torch::CppFunction(TORCH_FN(traced_convolution<place>)));
+  implement(backward, key, torch::CppFunction(TORCH_FN(convolution_backward<place>)));
+  for (const auto& op : {plain, traced, backward}) in_force.watch(op, key);
+}
+template void install_convolutions<Place::cpu>(c10::DispatchKey, InForce&);
+template void install_convolutions<Place::cuda>(c10::DispatchKey, InForce&);
 
 }  // namespace msctx::glue

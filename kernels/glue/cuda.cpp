@@ -37,20 +37,17 @@ c10::Stream current_stream(int device) {
 }
 
 // Why an algorithm cannot run a problem though it had reported that it could, by both, the Op and the policy (0: any).
-std::map<std::string, const char*>& failures() {
-  static auto* all = new std::map<std::string, const char*>;
-  return *all;
-}
+auto& failures = immortal<std::map<std::string, const char*>>();
 std::string failure_key(const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, int64_t policy) {
   return key_of(p, *asked) + std::to_string(reinterpret_cast<uintptr_t>(&algorithm)) + char(op) + std::to_string(policy);
 }
 
 void remember(const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const CudaFailed& failed) {
   constexpr size_t most = 4096;
-  const char* why = kept(failed.what());
+  const char* why = permanent(failed.what());
   const std::lock_guard<std::mutex> guard(lock);
-  if (failures().size() >= most) failures().clear();
-  failures()[failure_key(algorithm, p, op, failed.is_for_good ? 0 : asking_policy)] = why;
+  if (failures.size() >= most) failures.clear();
+  failures[failure_key(algorithm, p, op, failed.is_for_good ? 0 : asking_policy)] = why;
 }
 
 }  // namespace
@@ -83,16 +80,16 @@ std::string key_of(const ConvProblem& p, const ConvCall& call) {
   return (key += char(call.channels_last)).append(reinterpret_cast<const char*>(&call.device), sizeof call.device);
 }
 
-const char* kept(const std::string& text) {
-  static auto* all = new std::set<std::string>;
+const char* permanent(const std::string& text) {
+  static auto& all = immortal<std::set<std::string>>();
   const std::lock_guard<std::mutex> guard(lock);
-  return all->insert(text).first->c_str();
+  return all.insert(text).first->c_str();
 }
 
 void add_failure(const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, Reasons& found) {
   const std::lock_guard<std::mutex> guard(lock);
   for (const int64_t policy : {int64_t(0), asking_policy})
-    if (const auto failed = failures().find(failure_key(algorithm, p, op, policy)); failed != failures().end())
+    if (const auto failed = failures.find(failure_key(algorithm, p, op, policy)); failed != failures.end())
       return found.add(failed->second);
 }
 
@@ -121,13 +118,7 @@ at::Tensor run_on_cuda(
     const size_t bytes = row.algorithm->workspace(p, op, 1);
     c10::DataPtr memory;  // of the allocator, which at::empty would fill under deterministic=ON
     if (bytes) memory = c10::GetAllocator(first.device().type())->allocate(bytes);
-    void *pa = a.data_ptr(), *pb = b.data_ptr(), *pr = result.data_ptr();
-    ConvTensors t{};
-    switch (row.direction) {
-      case Direction::fprop: t = call.transposed ? ConvTensors{pr, pb, pa} : ConvTensors{pa, pb, pr}; break;
-      case Direction::dgrad: t = call.transposed ? ConvTensors{pa, pb, pr} : ConvTensors{pr, pb, pa}; break;
-      case Direction::wgrad: t = call.transposed ? ConvTensors{pb, pr, pa} : ConvTensors{pa, pr, pb}; break;
-    }
+    const ConvTensors t = tensors_of(op, call.transposed, a.data_ptr(), b.data_ptr(), result.data_ptr());
     row.algorithm->run(p, op, t, none_kept, memory.get(), serial());
     return result;
   } catch (const CudaFailed& failed) {

@@ -40,7 +40,7 @@ struct CudaFailed : std::runtime_error {
 // the policy.
 void add_failure(const ConvAlgorithm&, const ConvProblem&, Op, Reasons&);
 // A text that lives as long as the process, as those of Reasons must.
-const char* kept(const std::string&);
+const char* permanent(const std::string&);
 
 // Runs a row. fprop: first = input, second = weight; dgrad: gradient of the output, weight; wgrad: input, gradient of the output.
 // Throws CudaFailed, and from then on the row rejects this problem for that reason.

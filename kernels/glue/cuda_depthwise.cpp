@@ -23,12 +23,12 @@ PythonFunction plan_in_python = nullptr;
 // Python is asked once for each, with no lock held: it may wait for the interpreter's own. Throws CudaFailed.
 std::shared_ptr<const CudaPlan> planned(const ConvProblem& p, Op op, bool load) {
   constexpr size_t most = 4096;
-  static auto* all = new std::map<std::string, std::shared_ptr<const CudaPlan>>;
+  static auto& all = immortal<std::map<std::string, std::shared_ptr<const CudaPlan>>>();
   const ConvCall& call = call_in_question();
   const std::string key = (key_of(p, call) += char(op)) += char(load);
   {
     const std::lock_guard<std::mutex> guard(lock);
-    if (const auto found = all->find(key); found != all->end()) return found->second;
+    if (const auto found = all.find(key); found != all.end()) return found->second;
   }
   if (const int code = load ? bind_context(call.device) : 0)
     throw CudaFailed("the driver has no context for this device: CUresult " + std::to_string(code));
@@ -38,8 +38,8 @@ std::shared_ptr<const CudaPlan> planned(const ConvProblem& p, Op op, bool load) 
     throw CudaFailed(*made->obstacle ? made->obstacle : "it was interrupted", /*for_good=*/found == 0);
   }
   const std::lock_guard<std::mutex> guard(lock);
-  if (all->size() >= most) all->clear();
-  return all->try_emplace(key, std::move(made)).first->second;
+  if (all.size() >= most) all.clear();
+  return all.try_emplace(key, std::move(made)).first->second;
 }
 
 void reasons(const ConvProblem& p, Op op, Reasons&);
@@ -96,7 +96,7 @@ void reasons(const ConvProblem& p, Op op, Reasons& found) {
   try {
     planned(p, op, false);
   } catch (const CudaFailed& failed) {
-    found.add(kept(failed.what()));
+    found.add(permanent(failed.what()));
   }
 }
 

@@ -229,9 +229,9 @@ struct Row {
       if (status >= not_supported && status < beyond_not_supported)
         found.add("cuDNN does not support it for this problem on this device");
       else if (status != success)
-        found.add(kept(std::string("cuDNN refuses it: ") + cudnn.error(status)));
+        found.add(permanent(std::string("cuDNN refuses it: ") + cudnn.error(status)));
     } catch (const CudaFailed& failed) {
-      found.add(kept(std::string("cuDNN has no descriptor for this problem: ") + failed.what()));
+      found.add(permanent(std::string("cuDNN has no descriptor for this problem: ") + failed.what()));
     }
   }
   static size_t workspace(const ConvProblem& p, Op op, int) {

@@ -16,8 +16,8 @@ namespace {
 std::mutex& lock = fork_safe_mutex();
 std::atomic<PythonFunction> decide{nullptr};  // Python's, for the life of the process
 at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;
-auto& decided = *new std::map<std::pair<const Operator*, std::string>, bool>;  // never destroyed: threads may run until the process ends
-ByNode<bool>& nodes = *new ByNode<bool>;
+auto& decided = immortal<std::map<std::pair<const Operator*, std::string>, bool>>();
+auto& nodes = immortal<ByNode<bool>>();
 thread_local int inside = 0;
 
 bool is_excepted(const Operator& op) {

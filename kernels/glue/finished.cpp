@@ -153,7 +153,7 @@ at::Tensor by_onednn(
 at::Tensor finished_by_torch(
     const Policy* policy, const at::Tensor& input, const at::Tensor& weight, const Geometry& g, const Finishing& f,
     const std::function<at::Tensor()>& convolution) {
-  static const OneDnn dnn;
+  static const OneDnn& dnn = immortal<OneDnn>();
   const InsideTorch guard;
   const at::AutoDispatchBelowADInplaceOrView below;
   if (policy && dnn.is_there()) return by_onednn(dnn, *policy, input, weight, g, f).contiguous(last);

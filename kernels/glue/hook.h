@@ -18,28 +18,16 @@ namespace msctx::glue {
 using SymInts = c10::SymIntArrayRef;
 using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-// The kernels that are registered, for each place.
+// Registers the kernels of convolutions for a place, at its dispatch key, and has `in_force` watch them.
 template <Place place>
-at::Tensor convolution(
-    const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, SymInts stride, SymInts padding,
-    SymInts dilation, bool transposed, SymInts output_padding, c10::SymInt groups);
-template <Place place>
-at::Tensor traced_convolution(
-    const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, SymInts stride, SymInts padding,
-    SymInts dilation, bool transposed, SymInts output_padding, c10::SymInt groups, bool benchmark, bool deterministic, bool cudnn_enabled,
-    bool allow_tf32);
-template <Place place>
-Three convolution_backward(
-    const at::Tensor& grad_output, const at::Tensor& input, const at::Tensor& weight, at::OptionalSymIntArrayRef bias_sizes,
-    SymInts stride, SymInts padding, SymInts dilation, bool transposed, SymInts output_padding, c10::SymInt groups,
-    std::array<bool, 3> output_mask);
+void install_convolutions(c10::DispatchKey, InForce& in_force);
 
 // What was in force at a place before, and the dispatch key that the place has.
 struct BeforeUs {
   c10::DispatchKey key = c10::DispatchKey::CPU;
   Before convolution, traced, backward;
 };
-extern BeforeUs before_us[places];
+extern BeforeUs* const before_us;  // by Place
 
 // torch's own convolution calls other operators that are hooked too, for code that calls them itself: inside it they are not asked again.
 extern thread_local int inside_torch;

@@ -1,4 +1,5 @@
 // Registers the hook with PyTorch's dispatcher, once a process and for good; and the C functions with which Python steers it.
+#include <array>
 #include <atomic>
 #include <thread>
 
@@ -18,45 +19,22 @@ namespace msctx::glue {
 
 namespace {
 
-InForce& in_force_at(Place place) {
-  static auto* all = new InForce[places];
-  return all[int(place)];
-}
-
-constexpr const char* hooked[] = {"aten::convolution", "aten::_convolution", "aten::convolution_backward"};
-
-c10::OperatorHandle operator_named(const char* name) { return c10::Dispatcher::singleton().findSchemaOrThrow(name, ""); }
-
-BeforeUs before_at(c10::DispatchKey key) {
-  return {
-      key, of_another_library(operator_named("aten::convolution"), key), of_another_library(operator_named("aten::_convolution"), key),
-      of_another_library(operator_named("aten::convolution_backward"), key)};
-}
+auto& in_force_at = immortal<std::array<InForce, places>>();  // by Place
 
 // The same for CUDA tensors: cuDNN's algorithms, as named. `key` is CUDA's, or that of a device on which this is tested.
 void install_cuda(c10::DispatchKey key, const char* torch_cuda) {
   const Silent silent;
-  before_us[int(Place::cuda)] = before_at(key);
-  torch::Library& aten = library("aten", key);
-  aten.impl("convolution", TORCH_FN(convolution<Place::cuda>));
-  aten.impl("_convolution", TORCH_FN(traced_convolution<Place::cuda>));
-  aten.impl("convolution_backward", TORCH_FN(convolution_backward<Place::cuda>));
+  install_convolutions<Place::cuda>(key, in_force_at[int(Place::cuda)]);
   install_routes(Place::cuda, {key, c10::DispatchKey::QuantizedCUDA});
   install_cudnn_routes(key, torch_cuda);
-  for (const char* name : hooked) in_force_at(Place::cuda).watch(operator_named(name), key);
 }
 
 void install() {
   constexpr c10::DispatchKey CPU = c10::DispatchKey::CPU;
   const Silent silent;
-  before_us[int(Place::cpu)] = before_at(CPU);
-  torch::Library& aten = library("aten", CPU);
-  aten.impl("convolution", TORCH_FN(convolution<Place::cpu>));
-  aten.impl("_convolution", TORCH_FN(traced_convolution<Place::cpu>));
-  aten.impl("convolution_backward", TORCH_FN(convolution_backward<Place::cpu>));
+  install_convolutions<Place::cpu>(CPU, in_force_at[int(Place::cpu)]);
   install_routes(Place::cpu, {CPU, c10::DispatchKey::MkldnnCPU, c10::DispatchKey::QuantizedCPU});
-  for (const char* name : hooked) in_force_at(Place::cpu).watch(operator_named(name), CPU);
-  install_products<Place::cpu>(in_force_at(Place::cpu));
+  install_products<Place::cpu>(in_force_at[int(Place::cpu)]);
   install_finished();
 }
 
@@ -81,50 +59,37 @@ using namespace msctx;
 
 // Registers the hook; "" or what went wrong. To be called once.
 MSCTX_API const char* msctx_install(PythonFunction warn) {
-  static std::string problem;
-  try {
+  return problem_of([&] {
     set_warner(warn);
     glue::install();
-  } catch (const std::exception& error) {
-    problem = error.what();
-  }
-  return problem.c_str();
+    return "";
+  });
 }
 
 // Finds cuDNN in `cudnn`, a library that is loaded, and torch's handle for it in `torch_cuda`; then registers the hook at the
 // dispatch key of this name. "" or what went wrong. To be called once.
 MSCTX_API const char* msctx_install_cuda(const char* cudnn, const char* torch_cuda, const char* key) {
-  static std::string problem;
-  try {
-    problem = glue::load_cudnn(cudnn, torch_cuda);
+  return problem_of([&] {
+    const std::string problem = glue::load_cudnn(cudnn, torch_cuda);
     glue::find_runtime(torch_cuda);
     if (problem.empty()) glue::install_cuda(c10::parseDispatchKey(key), torch_cuda);
-  } catch (const std::exception& error) {
-    problem = error.what();
-  }
-  return problem.c_str();
+    return problem;
+  });
 }
 
 // Registers the hook of products at the key of an NPU's tensors, where torch_npu is loaded. "" or what went wrong. To be called once.
 MSCTX_API const char* msctx_install_npu(int has_float32) {
-  static std::string problem;
-  try {
+  return problem_of([&] {
     const glue::Silent silent;
     glue::set_npu(has_float32);
-    glue::install_products<Place::ascend>(glue::in_force_at(Place::ascend));
-  } catch (const std::exception& error) {
-    problem = error.what();
-  }
-  return problem.c_str();
+    glue::install_products<Place::ascend>(glue::in_force_at[int(Place::ascend)]);
+    return "";
+  });
 }
 
 // "" while our kernels are in force at a place, else whose is.
-MSCTX_API const char* msctx_hook_problem(int place) try {
-  thread_local std::string problem;
-  problem = glue::in_force_at(Place(place)).problem();
-  return problem.c_str();
-} catch (const std::exception&) {
-  return "the dispatcher cannot be asked";
+MSCTX_API const char* msctx_hook_problem(int place) {
+  return problem_of([&] { return glue::in_force_at[size_t(place)].problem(); });
 }
 
 // How many different threads take part in a loop of torch's: 1 with more than one thread set means that OpenMP was not compiled in.

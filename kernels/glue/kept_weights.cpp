@@ -1,9 +1,10 @@
 // The kept weights: by storage, place and problem; the least recently used go first.
 #include "glue/kept_weights.h"
 
+#include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <list>
+#include <type_traits>
 #include <unordered_map>
 
 #include "glue/scratch.h"
@@ -26,6 +27,8 @@ struct KeptWeight {
     if (data) scratch_memory().release(nullptr, data);
   }
   KeptWeight(const KeptWeight&) = delete;
+  void note_check(const Policy& policy, const void* at) { checked_under = policy.number.load(), checked_at = at; }
+  bool is_checked(const Policy& policy, const void* at) const { return checked_under == policy.number && checked_at == at; }
 };
 
 namespace {
@@ -33,14 +36,15 @@ namespace {
 constexpr size_t most_bytes = size_t(512) << 20;
 constexpr size_t most_weights = 1024;
 
-// Where a weight lies and what it is prepared for. In plain data, so that its bytes are a key.
-struct Place {
+// Where a weight lies and what it is prepared for, in plain data: its bytes are a key.
+struct Form {
   const void* storage;
   int64_t offset, strides[5];
   const ConvAlgorithm* algorithm;
   ConvProblem problem;
-  int32_t op, form;
+  int32_t op, number;
 };
+static_assert(std::has_unique_object_representations_v<Form>, "padding would make two keys of one form");
 
 struct Entry {
   std::string key;
@@ -50,7 +54,7 @@ struct Entry {
 using Entries = std::list<Entry>;
 
 std::mutex& lock = fork_safe_mutex();
-struct Kept {
+struct AllKept {
   Entries entries;  // last used first
   std::unordered_map<std::string, Entries::iterator> by_key;
   size_t bytes = 0;
@@ -69,10 +73,7 @@ struct Kept {
     }
   }
 };
-Kept& kept() {
-  static auto* all = new Kept;  // never destroyed: threads may still run convolutions while the process ends
-  return *all;
-}
+AllKept& kept = immortal<AllKept>();
 
 c10::StorageImpl* storage_of(const at::Tensor& t) { return t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); }
 
@@ -84,35 +85,26 @@ ConvProblem form_of(const ConvAlgorithm& algorithm, ConvProblem p) {
 }
 
 std::string key_of(const at::Tensor& weight, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, int form) {
-  Place place;
-  std::memset(static_cast<void*>(&place), 0, sizeof place);
-  place.storage = storage_of(weight);
-  place.offset = weight.storage_offset();
-  for (int64_t i = 0; i < weight.dim(); i++) place.strides[i] = weight.stride(i);
-  place.algorithm = &algorithm;
-  place.problem = form_of(algorithm, p);
-  place.op = int32_t(op);
-  place.form = form;
-  return std::string(reinterpret_cast<const char*>(&place), sizeof place);
+  Form key{storage_of(weight), weight.storage_offset(), {}, &algorithm, form_of(algorithm, p), int32_t(op), form};
+  std::ranges::copy(weight.strides(), key.strides);
+  return std::string(reinterpret_cast<const char*>(&key), sizeof key);
 }
 
 std::shared_ptr<KeptWeight> look_up(const std::string& key) {
-  Kept& all = kept();
   const std::lock_guard<std::mutex> guard(lock);
-  const auto found = all.by_key.find(key);
-  if (found == all.by_key.end()) return nullptr;
-  all.entries.splice(all.entries.begin(), all.entries, found->second);
+  const auto found = kept.by_key.find(key);
+  if (found == kept.by_key.end()) return nullptr;
+  kept.entries.splice(kept.entries.begin(), kept.entries, found->second);
   return found->second->weight;
 }
 
 // Takes a weight that has changed away; true: nobody else uses its memory.
 bool take_away(const std::string& key, const std::shared_ptr<KeptWeight>& weight) {
-  Kept& all = kept();
   Entries gone;
   {
     const std::lock_guard<std::mutex> guard(lock);
-    const auto found = all.by_key.find(key);
-    if (found != all.by_key.end() && found->second->weight == weight) all.drop(found->second, gone);
+    const auto found = kept.by_key.find(key);
+    if (found != kept.by_key.end() && found->second->weight == weight) kept.drop(found->second, gone);
   }
   gone.clear();
   const bool alone = weight.use_count() == 1;
@@ -122,16 +114,15 @@ bool take_away(const std::string& key, const std::shared_ptr<KeptWeight>& weight
 
 void keep(const std::string& key, const at::Tensor& of, std::shared_ptr<KeptWeight> weight) {
   auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_of(of));
-  Kept& all = kept();
   Entries gone, added;
   added.push_back({key, c10::weak_intrusive_ptr<c10::StorageImpl>(storage), std::move(weight)});
   const std::lock_guard<std::mutex> guard(lock);
-  all.drop_dead(gone);
-  if (const auto found = all.by_key.find(key); found != all.by_key.end()) all.drop(found->second, gone);  // another thread's
-  all.bytes += added.front().weight->bytes;
-  all.entries.splice(all.entries.begin(), added);
-  all.by_key[key] = all.entries.begin();
-  while (all.bytes > most_bytes || all.entries.size() > most_weights) all.drop(std::prev(all.entries.end()), gone);
+  kept.drop_dead(gone);
+  if (const auto found = kept.by_key.find(key); found != kept.by_key.end()) kept.drop(found->second, gone);  // another thread's
+  kept.bytes += added.front().weight->bytes;
+  kept.entries.splice(kept.entries.begin(), added);
+  kept.by_key[key] = kept.entries.begin();
+  while (kept.bytes > most_bytes || kept.entries.size() > most_weights) kept.drop(std::prev(kept.entries.end()), gone);
 }
 
 }  // namespace
@@ -155,10 +146,9 @@ const Fingerprint& Keeper::print() {
 
 bool Keeper::is_same(KeptWeight& weight) {
   const void* at = weight_.data_ptr();
-  if (is_frozen_ && weight.checked_under == policy_.number && weight.checked_at == at) return true;
+  if (is_frozen_ && weight.is_checked(policy_, at)) return true;
   if (weight.print != print()) return false;
-  weight.checked_under = policy_.number.load();
-  weight.checked_at = at;
+  weight.note_check(policy_, at);
   return true;
 }
 
@@ -186,8 +176,7 @@ std::shared_ptr<KeptWeight> Keeper::form(int form) {
   if (!weight || !take_away(key, weight)) weight = std::make_shared<KeptWeight>(bytes);
   // Before it is read to be prepared: if another process changes it meanwhile, then its bytes are no longer these.
   weight->print = print();
-  weight->checked_under = policy_.number.load();
-  weight->checked_at = weight_.data_ptr();
+  weight->note_check(policy_, weight_.data_ptr());
   if (counts)
     algorithm_.prepare(p_, op_, form, plain(), weight->data, parallel_);
   else
@@ -211,27 +200,24 @@ KeptTensor kept_tensor(
   add(values.defined());
   if (values.defined()) add(print_of(values));  // what is frozen are weights
   const std::shared_ptr<KeptWeight> known = look_up(key);
-  if (known && is_frozen && known->checked_under == policy.number && known->checked_at == weight.data_ptr()) return known->of_torch;
+  if (known && is_frozen && known->is_checked(policy, weight.data_ptr())) return known->of_torch;
   const Fingerprint print = print_of(weight);
   if (known && known->print == print) {
-    known->checked_under = policy.number.load();
-    known->checked_at = weight.data_ptr();
+    known->note_check(policy, weight.data_ptr());
     return known->of_torch;
   }
   const auto made = std::make_shared<KeptWeight>(make(), weight.nbytes());
   made->print = print;
-  made->checked_under = policy.number.load();
-  made->checked_at = weight.data_ptr();
+  made->note_check(policy, weight.data_ptr());
   if (made->bytes <= most_bytes) keep(key, weight, made);
   return made->of_torch;
 }
 
 void drop_kept_weights(bool all_of_them) {
-  Kept& all = kept();
   Entries gone;
   const std::lock_guard<std::mutex> guard(lock);
-  while (all_of_them && !all.entries.empty()) all.drop(all.entries.begin(), gone);
-  all.drop_dead(gone);
+  while (all_of_them && !kept.entries.empty()) kept.drop(kept.entries.begin(), gone);
+  kept.drop_dead(gone);
 }
 
 }  // namespace msctx::glue

@@ -13,7 +13,6 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <vector>
 
@@ -182,8 +181,6 @@ uint64_t digest_of(const at::Tensor& given, Statistics* statistics) {
 
 void write_npy(const at::Tensor& given, const std::string& path, bool keeps_bits) {
   at::Tensor t = on_host(given).resolve_conj().resolve_neg();
-  static const std::map<size_t, std::pair<const char*, at::ScalarType>> bits{
-      {1, {"|u1", at::kByte}}, {2, {"<u2", at::kUInt16}}, {4, {"<u4", at::kUInt32}}};
   const char* type = nullptr;
   switch (t.scalar_type()) {
     case at::kFloat: type = "<f4"; break;
@@ -201,7 +198,9 @@ void write_npy(const at::Tensor& given, const std::string& path, bool keeps_bits
     case at::kComplexFloat: type = "<c8"; break;
     case at::kComplexDouble: type = "<c16"; break;
     default:
-      if (keeps_bits) type = bits.at(t.itemsize()).first, t = t.contiguous().view(bits.at(t.itemsize()).second);
+      if (keeps_bits && t.itemsize() == 1) type = "|u1", t = t.contiguous().view(at::kByte);
+      else if (keeps_bits && t.itemsize() == 2) type = "<u2", t = t.contiguous().view(at::kUInt16);
+      else if (keeps_bits && t.itemsize() == 4) type = "<u4", t = t.contiguous().view(at::kUInt32);
       else if (t.is_complex()) type = "<c8", t = t.to(at::kComplexFloat);
       else type = "<f4", t = t.to(at::kFloat);
   }
@@ -226,12 +225,6 @@ void write_npy(const at::Tensor& given, const std::string& path, bool keeps_bits
   if (is_whole) return;
   std::remove(path.c_str());
   throw std::runtime_error(std::strerror(error));
-}
-
-std::string joined(at::IntArrayRef sizes) {
-  std::string text;
-  for (const int64_t size : sizes) text += (text.empty() ? "" : "x") + std::to_string(size);
-  return text;
 }
 
 void tensors_in(const c10::IValue& value, std::vector<at::Tensor>& found) {
@@ -310,7 +303,7 @@ std::string settings_here(bool is_deterministic) {
       {"grad", c10::GradMode::is_enabled()}, {"inference", c10::InferenceMode::is_enabled()}, {"deterministic", is_deterministic},
       {"only_warns", at::globalContext().deterministicAlgorithmsWarnOnly()}};
   std::string json = "{";
-  for (const auto& [name, is_on] : flags) json += std::string("\"") + name + "\":" + (is_on ? "true," : "false,");
+  for (const auto& [name, is_on] : flags) flag(json, name, is_on);
   member(json, "dtype", c10::toString(at::get_default_dtype_as_scalartype()));
   json += "\"autocast\":{";
   for (const at::DeviceType device : {at::kCPU, at::kCUDA})
@@ -322,12 +315,14 @@ std::string settings_here(bool is_deterministic) {
 
 std::string origin_of(const at::Tensor& t) {
   std::string json;
-  if (t.has_storage())
-    json += "\"storage\":" + std::to_string(reinterpret_cast<uintptr_t>(t.storage().unsafeGetStorageImpl())) +
-            ",\"storage_bytes\":" + std::to_string(t.storage().nbytes()) + ",\"offset\":" + std::to_string(t.storage_offset()) + ",";
-  json += std::string("\"is_inference\":") + (t.is_inference() ? "true," : "false,");
-  if (t.is_conj()) json += "\"is_conj\":true,";
-  if (t.is_neg()) json += "\"is_neg\":true,";
+  if (t.has_storage()) {
+    number(json, "storage", reinterpret_cast<intptr_t>(t.storage().unsafeGetStorageImpl()));
+    number(json, "storage_bytes", int64_t(t.storage().nbytes()));
+    number(json, "offset", t.storage_offset());
+  }
+  flag(json, "is_inference", t.is_inference());
+  if (t.is_conj()) flag(json, "is_conj", true);
+  if (t.is_neg()) flag(json, "is_neg", true);
   const auto graph_of = [](const at::TensorBase& one) { return !one.requires_grad() ? "" : one.is_leaf() ? "leaf" : "computed"; };
   member(json, "graph", graph_of(t));
   if (!t.is_view()) return json;
@@ -335,7 +330,8 @@ std::string origin_of(const at::Tensor& t) {
   const auto way = size_t(torch::autograd::impl::get_view_autograd_meta(t)->get_creation_meta());
   member(json, "view", way < std::size(ways) ? ways[way] : ways[0]);
   member(json, "base", graph_of(t._base()));
-  return json + "\"result\":" + std::to_string(t.output_nr()) + ",";
+  number(json, "result", t.output_nr());
+  return json;
 }
 
 }  // namespace msctx::glue

@@ -39,7 +39,6 @@ uint64_t digest_of(const at::Tensor&, Statistics* statistics = nullptr);
 // unsigned integers with the same bits. Throws where the file cannot be written whole.
 void write_npy(const at::Tensor&, const std::string& path, bool keeps_bits);
 
-std::string joined(at::IntArrayRef);  // 2x3x4
 // All tensors in it, lists included.
 void tensors_in(const c10::IValue&, std::vector<at::Tensor>&);
 // As JSON: numbers, texts, lists; a tensor as {"tensor": its place among the tensors of the call}; dtypes and the like as {"torch": name},

@@ -5,8 +5,9 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <span>
+#include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include "msctx/process.h"
@@ -16,40 +17,43 @@ namespace {
 
 std::mutex& lock = fork_safe_mutex();
 
-const std::unordered_set<std::string> accumulating{
+// Arrays: nothing of them is destroyed while the process ends, when threads may still run operators.
+constexpr std::string_view accumulating[] = {
     "aten::scatter_add", "aten::scatter_add_", "aten::scatter_reduce", "aten::scatter_reduce_", "aten::index_add", "aten::index_add_",
     "aten::index_reduce", "aten::index_reduce_", "aten::embedding_dense_backward", "aten::index_put", "aten::index_put_",
     "aten::_index_put_impl_", "aten::put", "aten::put_", "aten::bincount", "aten::histc"};
 // Their results are what somebody wrote there, such as the -inf of a mask.
-const std::unordered_set<std::string> of_constants{
+constexpr std::string_view of_constants[] = {
     "aten::fill", "aten::fill_", "aten::full", "aten::full_like", "aten::new_full", "aten::masked_fill", "aten::masked_fill_",
     "aten::scalar_tensor", "aten::constant_pad_nd", "aten::from_file", "aten::lift_fresh"};
 // They update running statistics, which their schemas do not declare.
-const std::unordered_set<std::string> of_norms{
+constexpr std::string_view of_norms[] = {
     "aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm", "aten::batch_norm_update_stats",
     "aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts"};
 // They write a part of what may have held anything before.
-const std::unordered_set<std::string> of_moves{
+constexpr std::string_view of_moves[] = {
     "aten::copy_", "aten::index_copy_", "aten::index_put_", "aten::_index_put_impl_", "aten::scatter_", "aten::masked_scatter_",
     "aten::put_", "aten::index_fill_"};
 // They add what may be a mask to a product.
-const std::unordered_set<std::string> of_sums{
+constexpr std::string_view of_sums[] = {
     "aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::baddbmm_", "aten::addbmm", "aten::addbmm_", "aten::addmv", "aten::addmv_",
     "aten::addr", "aten::addr_", "aten::_addmm_activation"};
-const std::unordered_set<std::string> of_terms{"aten::add", "aten::add_", "aten::sub", "aten::sub_", "aten::mul", "aten::mul_"};
+constexpr std::string_view of_terms[] = {"aten::add", "aten::add_", "aten::sub", "aten::sub_", "aten::mul", "aten::mul_"};
 // They choose between values, or copy them: a tensor without dimensions is one that somebody has written there.
-const std::unordered_set<std::string> of_choices{
+constexpr std::string_view of_choices[] = {
     "aten::where", "aten::minimum", "aten::maximum", "aten::fmin", "aten::fmax", "aten::clamp", "aten::clamp_", "aten::clamp_min",
     "aten::clamp_min_", "aten::clamp_max", "aten::clamp_max_", "aten::clone", "aten::_to_copy", "aten::stack", "aten::index_fill",
     "aten::index_put"};
-const std::unordered_set<std::string> of_checks{
+constexpr std::string_view of_checks[] = {
     "aten::_linalg_check_errors", "aten::_assert_async", "aten::_assert_scalar", "aten::_assert_tensor_metadata"};
 // Their results hold nothing yet, or what was there before.
-const std::unordered_set<std::string> of_nothing{
+constexpr std::string_view of_nothing[] = {
     "aten::detach_", "aten::requires_grad_", "aten::as_strided_", "aten::squeeze_", "aten::unsqueeze_", "aten::t_", "aten::transpose_",
     "aten::swapaxes_", "aten::swapdims_", "aten::resize_as_", "aten::rename_", "aten::_unsafe_view",
     "aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided", "aten::empty_permuted",
     "aten::resize_", "aten::set_", "aten::_efficientzerotensor"};
+
+bool is_one(std::string_view name, std::span<const std::string_view> names) { return std::ranges::find(names, name) != names.end(); }
 
 std::unique_ptr<Operator> look_up(const std::string& name, const std::string& overload) {
   auto found = std::make_unique<Operator>();
@@ -64,7 +68,7 @@ std::unique_ptr<Operator> look_up(const std::string& name, const std::string& ov
   bool writes = false, gives_views = false, gives_tensors = false;
   for (const c10::Argument& one : schema.arguments()) {
     const auto* alias = one.alias_info();
-    const bool is_written = alias ? alias->isWrite() : of_norms.count(name) && one.name().starts_with("running_");
+    const bool is_written = alias ? alias->isWrite() : is_one(name, of_norms) && one.name().starts_with("running_");
     const bool is_returned = alias && std::ranges::any_of(schema.returns(), [&](const c10::Argument& result) {
       return result.alias_info() && result.alias_info()->beforeSets() == alias->beforeSets();
     });
@@ -80,15 +84,15 @@ std::unique_ptr<Operator> look_up(const std::string& name, const std::string& ov
     gives_tensors |= one.type()->kind() != c10::TypeKind::IntType && one.type()->kind() != c10::TypeKind::BoolType;
   }
   found->returns = schema.returns().size();
-  found->makes_data = ((gives_tensors && !gives_views) || writes) && !of_nothing.count(name);
-  found->accumulates = accumulating.count(name) > 0;
-  found->puts_constants = of_constants.count(name) > 0;
-  found->moves_data = of_moves.count(name) > 0;
+  found->makes_data = ((gives_tensors && !gives_views) || writes) && !is_one(name, of_nothing);
+  found->accumulates = is_one(name, accumulating);
+  found->puts_constants = is_one(name, of_constants);
+  found->moves_data = is_one(name, of_moves);
   found->is_pointwise = handle->hasTag(at::Tag::pointwise) || name.starts_with("aten::_foreach_");
-  found->chooses = of_choices.count(name) > 0;
-  found->only_checks = of_checks.count(name) > 0;
-  found->adds_first = of_sums.count(name) > 0;
-  found->keeps_nonfinite = found->adds_first || of_terms.count(name);
+  found->chooses = is_one(name, of_choices);
+  found->only_checks = is_one(name, of_checks);
+  found->adds_first = is_one(name, of_sums);
+  found->keeps_nonfinite = found->adds_first || is_one(name, of_terms);
   return found;
 }
 
@@ -101,9 +105,9 @@ const Operator& operator_of(const at::RecordFunction& fn) {
   if (const auto found = known.find(name);
       found != known.end() && found->second->name == name && found->second->overload == overload)
     return *found->second;
-  static auto* all = new std::map<std::pair<std::string, std::string>, std::unique_ptr<Operator>>;
+  static auto& all = immortal<std::map<std::pair<std::string, std::string>, std::unique_ptr<Operator>>>();
   const std::lock_guard<std::mutex> guard(lock);
-  auto& slot = (*all)[{name, overload}];
+  auto& slot = all[{name, overload}];
   if (!slot) slot = look_up(name, overload);
   if (known.size() > 4096) known.clear();
   known[name] = slot.get();

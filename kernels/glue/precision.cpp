@@ -387,9 +387,7 @@ using namespace msctx::glue;
 // Registers the operators of these names, in this order, at a device's autocast key: all overloads that make new tensors. `keeps`: those
 // of whose frozen weights casts may be kept. "" or what went wrong.
 MSCTX_API const char* msctx_precision_install(int device, const char* const* names, const uint8_t* keeps, int count) {
-  static std::string problem;
-  problem.clear();
-  try {
+  return problem_of([&] {
     const Silent silent;
     const c10::DispatchKey key = keys_of_devices[device];
     std::map<std::string, int> slots;
@@ -400,13 +398,10 @@ MSCTX_API const char* msctx_precision_install(int device, const char* const* nam
       const auto op = c10::Dispatcher::singleton().findSchema(name);
       if (!op || !is_functional(op->schema())) continue;
       auto kernel = std::make_unique<Governed>(*op, slot->second, device, keeps[slot->second] != 0, before(*op, key));
-      const std::string full = c10::toString(name), ns = full.substr(0, full.find("::"));
-      library(ns.c_str(), key).impl(full.substr(ns.size() + 2).c_str(), torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)));
+      implement(*op, key, torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)));
     }
-  } catch (const std::exception& error) {
-    problem = error.what();
-  }
-  return problem.c_str();
+    return "";
+  });
 }
 
 // Pauses the policies of this thread: a number of Paused.

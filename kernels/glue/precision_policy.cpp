@@ -5,7 +5,6 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <algorithm>
-#include <cstring>
 #include <deque>
 #include <map>
 
@@ -21,14 +20,11 @@ constexpr int base = 40, digits = 4, most = base * base * base * base;  // dtype
 constexpr std::array<c10::DeviceType, digits> digit_devices{at::kIPU, at::kMAIA, at::kHPU, at::kXLA};
 
 std::mutex& lock = fork_safe_mutex();
-struct All {
+struct Registry {
   std::deque<PrecisionPolicy> policies;
   std::map<std::pair<int, int>, int> overruled;  // the first number of a combination, what of it is overruled → the number of that
 };
-All& all() {
-  static All* found = new All;  // never destroyed: threads may still run while the process ends
-  return *found;
-}
+Registry& registry = immortal<Registry>();
 std::array<std::atomic<const Combination*>, most> combinations;  // by number; what is not used takes no memory
 
 struct Digits {
@@ -54,6 +50,12 @@ int number_of(const std::array<int, digits>& dtypes) {
     number = number * base + dtypes[size_t(i)];
   }
   return number;
+}
+
+// Throws where there is none of this number.
+const PrecisionPolicy& policy_of(int number) {
+  const std::lock_guard<std::mutex> guard(lock);
+  return registry.policies.at(size_t(number));
 }
 
 int numbers() {
@@ -89,8 +91,7 @@ PrecisionPolicy::PrecisionPolicy(const PrecisionRule* given, int count, int oper
   for (int i = 0; i < count; i++) {
     PrecisionRule rule = given[i];
     rule.op = 0;
-    const auto same = [&](const PrecisionRule& other) { return std::memcmp(&rule, &other, sizeof(rule)) == 0; };
-    const auto known = std::find_if(distinct.begin(), distinct.end(), same);
+    const auto known = std::find(distinct.begin(), distinct.end(), rule);
     place.at(size_t(given[i].op)) = uint16_t(known - distinct.begin());
     if (known != distinct.end()) continue;
     distinct.push_back(rule);
@@ -128,7 +129,7 @@ const Combination* combination_in_force() {
 int overruled_number(const Combination& combination, int overruled) {
   if (!overruled) return combination.first;
   const std::lock_guard<std::mutex> guard(lock);
-  int& number = all().overruled.try_emplace({combination.first, overruled}, -1).first->second;
+  int& number = registry.overruled.try_emplace({combination.first, overruled}, -1).first->second;
   if (number < 0) number = number_for({combination.policies, combination.first, overruled}, combination.first + overruled);
   return number;
 }
@@ -141,20 +142,15 @@ using namespace msctx::glue;
 // A new policy's number, or -1: there was no memory.
 MSCTX_API int msctx_precision_policy(const PrecisionRule* rules, int count, int operators, int retries, int low, int frozen) try {
   const std::lock_guard<std::mutex> guard(lock);
-  all().policies.emplace_back(rules, count, operators, retries, uint8_t(low), frozen != 0);
-  return int(all().policies.size()) - 1;
+  registry.policies.emplace_back(rules, count, operators, retries, uint8_t(low), frozen != 0);
+  return int(registry.policies.size()) - 1;
 } catch (const std::exception&) {
   return -1;
 }
 
 // Weights may have changed: what is kept of them is made anew.
 MSCTX_API void msctx_precision_thaw(int policy) try {
-  const PrecisionPolicy* found;
-  {
-    const std::lock_guard<std::mutex> guard(lock);
-    found = &all().policies.at(size_t(policy));
-  }
-  found->casts.drop();
+  policy_of(policy).casts.drop();
 } catch (const std::exception&) {  // there is no such policy
 }
 
@@ -164,7 +160,7 @@ MSCTX_API int msctx_precision_combination(const int32_t* policies, uint32_t want
   const int wanted = int(wanted_ % uint32_t(numbers()));
   const std::lock_guard<std::mutex> guard(lock);
   Combination made{{}, -1, 0};
-  for (int i = 0; i < precision_devices; i++) made.policies[i] = policies[i] < 0 ? nullptr : &all().policies.at(size_t(policies[i]));
+  for (int i = 0; i < precision_devices; i++) made.policies[i] = policies[i] < 0 ? nullptr : &registry.policies.at(size_t(policies[i]));
   return number_for(made, wanted);
 } catch (const std::exception&) {
   return -1;
@@ -180,14 +176,10 @@ MSCTX_API int msctx_precision_switch(int combination) {
 // Of each operator of a policy: calls by dtype (float32, float16, bfloat16, float64, others), casts,
 // calls repeated in float32, traced; calls in backward passes by dtype.
 MSCTX_API void msctx_precision_counts(int policy, int64_t (*counts)[2 * kinds_of_dtype + 3], int operators) try {
-  const PrecisionPolicy* found;
-  {
-    const std::lock_guard<std::mutex> guard(lock);
-    found = &all().policies.at(size_t(policy));
-  }
+  const PrecisionPolicy& asked = policy_of(policy);
   for (int i = 0; i < operators; i++) {
-    if (!found->counted(i)) continue;
-    const PrecisionCounts& c = *found->counted(i);
+    if (!asked.counted(i)) continue;
+    const PrecisionCounts& c = *asked.counted(i);
     for (int k = 0; k < kinds_of_dtype; k++) counts[i][k] = c.calls[k].load(std::memory_order_relaxed);
     counts[i][kinds_of_dtype] = c.casts.load(std::memory_order_relaxed);
     counts[i][kinds_of_dtype + 1] = c.again.load(std::memory_order_relaxed);

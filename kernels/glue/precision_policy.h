@@ -28,6 +28,7 @@ struct PrecisionRule {
   uint8_t checks_index;   // indices are checked before they are used
   uint8_t whole;          // it holds for all that the operator is made of, also where nothing is cast
   uint8_t inputs[most_listed], outputs[most_listed];  // dtypes by position, over `to` and `output`
+  bool operator==(const PrecisionRule&) const = default;
 };
 constexpr uint8_t origin = 255;
 

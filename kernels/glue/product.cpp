@@ -231,8 +231,8 @@ class Product {
     const auto compute = [&](int64_t begin, int64_t end) {
       const Parallel threads = threads_of_torch();
       for (int64_t i = begin; i < end; i++) {
-        void *pa = at_batch(a, i), *pb = at_batch(b, i), *pr = at_batch(result, i);
-        const ConvTensors t = op == Op::forward ? ConvTensors{pa, pb, pr, true} : ConvTensors{pr, pb, pa, true};
+        ConvTensors t = tensors_of(op, call_.transposed, at_batch(a, i), at_batch(b, i), at_batch(result, i));
+        t.channels_last = true;
         conv_run(policy.table(), *row.algorithm, p, op, t, none_kept, scratch_memory(), threads);
       }
     };
@@ -338,9 +338,9 @@ template <Place place, class Op, class Signature = typename Op::schema>
 struct Hooked;
 template <Place place, class Op, class Return, class... Arguments>
 struct Hooked<place, Op, Return(Arguments...)> {
-  static inline c10::KernelFunction torchs;
-  static inline std::optional<c10::OperatorHandle> op;
-  static inline Before others;
+  static inline auto& torchs = immortal<c10::KernelFunction>();
+  static inline auto& op = immortal<std::optional<c10::OperatorHandle>>();
+  static inline auto& others = immortal<Before>();
   static constexpr std::string_view name = Op::name;
   static constexpr bool is_written = std::is_same_v<Return, at::Tensor&>;  // out= and in-place
   static constexpr Kind kind = name.find("bmm") != name.npos   ? Kind::batches
@@ -386,8 +386,7 @@ struct Hooked<place, Op, Return(Arguments...)> {
     if (!op || !op->hasComputedKernelForDispatchKey(key)) return;
     if (place == Place::cpu) others = of_another_library(*op, key);  // an NPU's kernels are torch_npu's, which stays
     torchs = in_table(*op, key);
-    const std::string overload = Op::overload_name, ns(name.substr(0, name.find("::"))), own(name.substr(ns.size() + 2));
-    library(ns.c_str(), key).impl((own + (overload.empty() ? "" : "." + overload)).c_str(), TORCH_FN(run));
+    implement(*op, key, torch::CppFunction(TORCH_FN(run)));
     in_force.watch(*op, key);
   }
 };
@@ -400,8 +399,7 @@ void install_all(InForce& in_force) {
 }  // namespace
 
 ConvCall call_of_product(ProductSizes sizes, bool left_transposed, bool right_transposed, DType dtype, const PolicyOptions& policy) {
-  ConvCall call;
-  std::memset(&call, 0, sizeof call);
+  ConvCall call{};
   ConvProblem& p = call.problem;
   p.dims = 2;
   p.dtype = dtype;

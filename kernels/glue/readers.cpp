@@ -20,22 +20,22 @@ namespace {
 constexpr size_t most = 1 << 16;  // rows that wait for Python
 
 std::mutex& lock = fork_safe_mutex();
-std::shared_ptr<const Config> config;  // under the lock
-std::atomic<int64_t> latest{0};        // version of it
+std::atomic<int64_t> latest{0};  // version of the config
 std::atomic<PythonFunction> sink{nullptr}, chooser{nullptr};  // Python's, for the life of the process
 struct State {
+  std::shared_ptr<const Config> config;
   int64_t process = forks;
   std::map<int64_t, std::deque<Row>> waiting;  // of each reader
   std::map<std::tuple<int64_t, const Operator*, const char*>, bool> chosen;
 };
 // The lock is held. What waits in a process that forks is its own: the child has none of it.
 State& state() {
-  static auto* all = new State;
-  if (all->process != forks) {
-    for (auto& queue : all->waiting) queue.second.clear();
-    all->process = forks;
+  static State& all = immortal<State>();
+  if (all.process != forks) {
+    for (auto& queue : all.waiting) queue.second.clear();
+    all.process = forks;
   }
-  return *all;
+  return all;
 }
 
 }  // namespace
@@ -52,7 +52,7 @@ void set_readers(std::shared_ptr<const Config> given, PythonFunction take, Pytho
     for (const Reader& one : given->readers) waiting[one.reader] = std::move(state().waiting[one.reader]);
   state().waiting = std::move(waiting);
   state().chosen.clear();
-  config = std::move(given);
+  state().config = std::move(given);
   sink = take;
   chooser = choose;
   latest++;
@@ -62,7 +62,7 @@ void update(std::shared_ptr<const Config>& known, int64_t& version) {
   const int64_t now = latest.load(std::memory_order_acquire);
   if (version == now) return;
   const std::lock_guard<std::mutex> guard(lock);
-  known = config;
+  known = state().config;
   version = now;
 }
 
@@ -106,7 +106,7 @@ using namespace msctx::glue;
 // In a forked process: its parent's observers do not read what it computes.
 MSCTX_API void msctx_collect_nothing() {
   const std::lock_guard<std::mutex> guard(lock);
-  config = nullptr;
+  state().config = nullptr;
   latest++;
 }
 

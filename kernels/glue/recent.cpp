@@ -40,10 +40,10 @@ constexpr int64_t most_recent = 1024;
 Recent recent[most_recent];
 std::atomic<int64_t> recent_count{0};
 
-void copy(char* to, size_t room, const std::string& from) {
-  std::strncpy(to, from.c_str(), room - 1);
+void copy(char* to, size_t room, const char* from) {
+  std::strncpy(to, from, room - 1);
   to[room - 1] = 0;
-  if (from.size() >= room) std::strcpy(to + room - 4, "...");  // there is more
+  if (std::strlen(from) >= room) std::strcpy(to + room - 4, "...");  // there is more
 }
 
 // --- fatal signals: nothing here allocates, locks or formats by the C library ---
@@ -247,7 +247,7 @@ Recent* remember(const Row& row, at::ArrayRef<c10::IValue> arguments) {
 void finish(Recent* slot, const Row& row, bool has_failed) {
   if (slot->id != row.id) return;  // another one has its place by now
   slot->took = has_failed ? -2 : row.took;
-  copy(slot->algorithm, sizeof slot->algorithm, row.algorithm);
+  copy(slot->algorithm, sizeof slot->algorithm, row.algorithm.c_str());
 }
 
 std::string recent_as_json() {
@@ -256,7 +256,7 @@ std::string recent_as_json() {
     json += '{';
     const std::pair<const char*, int64_t> numbers[] = {
         {"id", one.id}, {"step", one.step}, {"began", one.began}, {"took", one.took}, {"thread", int64_t(one.thread)}};
-    for (const auto& [name, number] : numbers) json += std::string("\"") + name + "\":" + std::to_string(number) + ",";
+    for (const auto& [name, value] : numbers) number(json, name, value);
     member(json, "operator", one.op->name);
     member(json, "module", one.module);
     member(json, "direction", one.direction);

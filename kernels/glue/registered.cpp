@@ -67,12 +67,17 @@ Before of_another_library(const c10::OperatorHandle& op, c10::DispatchKey key) {
 }
 
 // One Library for each namespace and key; never destroyed: to un-register while threads run is not safe.
-torch::Library& library(const char* ns, c10::DispatchKey key) {
-  static auto* all = new std::vector<std::pair<std::pair<std::string, c10::DispatchKey>, torch::Library*>>;
-  for (auto& [id, found] : *all)
+torch::Library& library(const std::string& ns, c10::DispatchKey key) {
+  static auto& all = immortal<std::vector<std::pair<std::pair<std::string, c10::DispatchKey>, torch::Library*>>>();
+  for (auto& [id, found] : all)
     if (id.first == ns && id.second == key) return *found;
-  all->push_back({{ns, key}, new torch::Library(torch::Library::IMPL, ns, key, mark, 0)});
-  return *all->back().second;
+  all.push_back({{ns, key}, new torch::Library(torch::Library::IMPL, ns, key, mark, 0)});
+  return *all.back().second;
+}
+
+void implement(const c10::OperatorHandle& op, c10::DispatchKey key, torch::CppFunction kernel) {
+  const std::string full = c10::toString(op.operator_name()), ns = full.substr(0, full.find("::"));
+  library(ns, key).impl(full.substr(ns.size() + 2).c_str(), std::move(kernel));
 }
 
 }  // namespace msctx::glue

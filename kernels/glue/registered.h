@@ -28,7 +28,9 @@ const c10::KernelFunction& in_table(const c10::OperatorHandle&, c10::DispatchKey
 Before before(const c10::OperatorHandle&, c10::DispatchKey);
 // The same where another library has registered it, and it is not torch's own kernel of a back end.
 Before of_another_library(const c10::OperatorHandle&, c10::DispatchKey);
-torch::Library& library(const char* ns, c10::DispatchKey);
+torch::Library& library(const std::string& ns, c10::DispatchKey);
+// Registers a kernel of ours.
+void implement(const c10::OperatorHandle&, c10::DispatchKey, torch::CppFunction kernel);
 
 // Kernels of ours, and whether the dispatcher still calls them: another library may register over them at any time. They are registered by
 // TORCH_FN: code of their own distinguishes them from others.

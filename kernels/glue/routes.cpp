@@ -107,9 +107,7 @@ class Route : public c10::OperatorKernel {
 };
 
 void install_boxed(const c10::OperatorHandle& op, Place place, c10::DispatchKey key) {
-  const std::string full = c10::toString(op.operator_name()), ns = full.substr(0, full.find("::"));
-  auto kernel = std::make_unique<Route>(place, before(op, key));
-  library(ns.c_str(), key).impl(full.substr(ns.size() + 2).c_str(), torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)));
+  implement(op, key, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Route>(place, before(op, key))));
 }
 
 // A route that each convolution takes inside torch, outside every context too: to box its arguments would cost it a microsecond. The
@@ -118,8 +116,8 @@ template <Place place, class Op, class Signature = typename Op::schema>
 struct Direct;
 template <Place place, class Op, class Return, class... Arguments>
 struct Direct<place, Op, Return(Arguments...)> {
-  static inline c10::KernelFunction torchs;
-  static inline std::optional<c10::OperatorHandle> op;
+  static inline auto& torchs = immortal<c10::KernelFunction>();
+  static inline auto& op = immortal<std::optional<c10::OperatorHandle>>();
 
   static Return run(c10::DispatchKeySet keys, Arguments... arguments) {
     if (is_asked(place)) {
@@ -135,8 +133,7 @@ struct Direct<place, Op, Return(Arguments...)> {
     if (!op || !op->hasComputedKernelForDispatchKey(key)) return;
     if (of_another_library(*op, key).kernel) return install_boxed(*op, place, key);
     torchs = in_table(*op, key);
-    const std::string overload = Op::overload_name;
-    library("aten", key).impl((std::string(Op::name).substr(6) + (overload.empty() ? "" : "." + overload)).c_str(), TORCH_FN(run));
+    implement(*op, key, torch::CppFunction(TORCH_FN(run)));
   }
 };
 
@@ -146,7 +143,7 @@ struct ByAddress;
 template <class... Rest>
 struct ByAddress<at::Tensor(const at::Tensor&, const at::Tensor&, Rest...)> {
   static inline at::Tensor (*torchs)(const at::Tensor&, const at::Tensor&, Rest...) = nullptr;
-  static inline std::string name;
+  static inline auto& name = immortal<std::string>();
 
   static at::Tensor run(const at::Tensor& input, const at::Tensor& weight, Rest... rest) {
     if (is_asked(Place::cuda)) count_route(Place::cuda, name, false, input, weight);
@@ -160,7 +157,7 @@ struct ByAddress<at::Tensor(const at::Tensor&, const at::Tensor&, Rest...)> {
     if (!address || of_another_library(op, key).kernel) return install_boxed(op, Place::cuda, key);
     name = operator_name;
     torchs = reinterpret_cast<decltype(torchs)>(address);
-    library("aten", key).impl(operator_name, run);
+    implement(op, key, torch::CppFunction(run));
   }
 };
 

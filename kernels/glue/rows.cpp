@@ -10,7 +10,7 @@ namespace msctx::glue {
 namespace {
 
 void write(std::string& json, const std::vector<Seen>& all) {
-  const auto number = [&](const char* name, double v) {
+  const auto real = [&](const char* name, double v) {
     char text[64];
     std::snprintf(text, sizeof text, std::isfinite(v) ? "\"%s\":%.17g," : "\"%s\":null,", name, v);
     json += text;
@@ -21,9 +21,9 @@ void write(std::string& json, const std::vector<Seen>& all) {
     member(json, "argument", one.argument);
     member(json, "shape", one.shape);
     member(json, "strides", one.strides);
-    json += std::string("\"requires_grad\":") + (one.requires_grad ? "true," : "false,");
-    if (one.is_number) json += "\"is_number\":true,";
-    if (one.is_written) json += "\"is_written\":true,";
+    flag(json, "requires_grad", one.requires_grad);
+    if (one.is_number) flag(json, "is_number", true);
+    if (one.is_written) flag(json, "is_written", true);
     json += one.origin;
     if (!one.unread.empty()) member(json, "unread", one.unread);
     member(json, "device", one.device);
@@ -32,13 +32,13 @@ void write(std::string& json, const std::vector<Seen>& all) {
     if (one.has_statistics) {
       const Statistics& s = one.statistics;
       const int64_t finite = s.count - s.nan - s.positive_inf - s.negative_inf;
-      number("min", s.least);
-      number("max", s.largest);
-      number("mean", finite ? s.sum / double(finite) : NAN);
-      number("l2", std::sqrt(s.squares));
+      real("min", s.least);
+      real("max", s.largest);
+      real("mean", finite ? s.sum / double(finite) : NAN);
+      real("l2", std::sqrt(s.squares));
       const std::pair<const char*, int64_t> counts[] = {{"count", s.count}, {"nan", s.nan}, {"positive_inf", s.positive_inf},
                                                         {"negative_inf", s.negative_inf}, {"zero", s.zero}, {"negative", s.negative}};
-      for (const auto& [name, count] : counts) json += std::string("\"") + name + "\":" + std::to_string(count) + ",";
+      for (const auto& [name, count] : counts) number(json, name, count);
     }
     member(json, "dtype", one.dtype);
     json.back() = '}';
@@ -52,7 +52,7 @@ std::string json_of(const Row& row) {
   std::string json = "{";
   const std::pair<const char*, int64_t> numbers[] = {{"id", row.id}, {"step", row.step}, {"maker", row.maker},
                                                      {"began", row.began}, {"took", row.took}, {"thread", int64_t(row.thread)}};
-  for (const auto& [name, number] : numbers) json += std::string("\"") + name + "\":" + std::to_string(number) + ",";
+  for (const auto& [name, value] : numbers) number(json, name, value);
   member(json, "operator", row.op->name);
   member(json, "overload", row.op->overload);
   member(json, "module", row.module);
@@ -61,7 +61,7 @@ std::string json_of(const Row& row) {
   member(json, "line", row.line);
   member(json, "algorithm", row.algorithm);
   member(json, "problem", row.problem);
-  if (row.op->accumulates) json += "\"accumulates\":true,";
+  if (row.op->accumulates) flag(json, "accumulates", true);
   json += "\"inputs\":";
   write(json, row.inputs);
   json += "\"outputs\":";

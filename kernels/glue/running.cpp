@@ -21,13 +21,13 @@ struct Running {
 };
 // The lock is held. Of the threads of a process that forks, only the one that does so is in the child.
 std::vector<std::shared_ptr<Running>>& running() {
-  static auto* all = new std::vector<std::shared_ptr<Running>>;
+  static auto& all = immortal<std::vector<std::shared_ptr<Running>>>();
   static int64_t process = forks;
   if (process != forks) {
-    all->clear();
+    all.clear();
     process = forks;
   }
-  return *all;
+  return all;
 }
 std::shared_ptr<Running>& running_here() {
   thread_local std::shared_ptr<Running> mine;
@@ -67,7 +67,8 @@ MSCTX_API char* msctx_running() try {
   for (const auto& one : running()) {
     const Operator* op = one->op.load();
     if (!op) continue;
-    json += "{\"thread\":" + std::to_string(one->thread) + ",\"began\":" + std::to_string(one->began.load()) + ",";
+    number(json += '{', "thread", int64_t(one->thread));
+    number(json, "began", one->began);
     member(json, "operator", op->name);
     member(json, "module", one->module.load());
     json.back() = '}';

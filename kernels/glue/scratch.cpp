@@ -33,30 +33,27 @@ struct Pool {
   Blocks used, idle;  // the idle ones: last used first
   size_t idle_bytes = 0;
 };
-Pool& pool() {
-  static auto* all = new Pool;  // never destroyed: threads may still run convolutions while the process ends
-  return *all;
-}
+Pool& pool = immortal<Pool>();
 
 thread_local int exceptions_before = std::numeric_limits<int>::max();  // this thread holds what more of them release
 thread_local Blocks held;
 
 // The smallest idle block that holds `bytes` and not much more. The lock is held.
-bool take_idle(Pool& all, size_t bytes) {
-  auto best = all.idle.end();
-  for (auto block = all.idle.begin(); block != all.idle.end(); ++block)
-    if (block->bytes >= bytes && block->bytes / 2 <= bytes && (best == all.idle.end() || block->bytes < best->bytes)) best = block;
-  if (best == all.idle.end()) return false;
-  all.idle_bytes -= best->bytes;
-  all.used.splice(all.used.begin(), all.idle, best);
+bool take_idle(size_t bytes) {
+  auto best = pool.idle.end();
+  for (auto block = pool.idle.begin(); block != pool.idle.end(); ++block)
+    if (block->bytes >= bytes && block->bytes / 2 <= bytes && (best == pool.idle.end() || block->bytes < best->bytes)) best = block;
+  if (best == pool.idle.end()) return false;
+  pool.idle_bytes -= best->bytes;
+  pool.used.splice(pool.used.begin(), pool.idle, best);
   return true;
 }
 
 // What was used longest ago goes first, until no more than `bytes` are idle. The lock is held.
-void drop(Pool& all, size_t bytes, Blocks& dropped) {
-  while (all.idle_bytes > bytes || all.idle.size() > most_blocks) {
-    all.idle_bytes -= all.idle.back().bytes;
-    dropped.splice(dropped.begin(), all.idle, std::prev(all.idle.end()));
+void drop(size_t bytes, Blocks& dropped) {
+  while (pool.idle_bytes > bytes || pool.idle.size() > most_blocks) {
+    pool.idle_bytes -= pool.idle.back().bytes;
+    dropped.splice(dropped.begin(), pool.idle, std::prev(pool.idle.end()));
   }
 }
 
@@ -77,7 +74,7 @@ void trim(size_t bytes) {
   Blocks dropped;  // freed when the lock is not held
   {
     const std::lock_guard<std::mutex> guard(lock);
-    drop(pool(), bytes, dropped);
+    drop(bytes, dropped);
   }
   free_blocks(std::move(dropped));
 }
@@ -96,10 +93,10 @@ size_t size_of(size_t bytes) {
 }
 
 // What nobody uses any more; what is `dropped` is to be freed when the lock, which is held, is not.
-void give_back(Pool& all, Blocks& blocks, Blocks& dropped) {
-  for (const Block& block : blocks) all.idle_bytes += block.bytes;
-  all.idle.splice(all.idle.begin(), blocks);
-  drop(all, in_force(Place::cpu) ? most_idle : most_outside, dropped);
+void give_back(Blocks& blocks, Blocks& dropped) {
+  for (const Block& block : blocks) pool.idle_bytes += block.bytes;
+  pool.idle.splice(pool.idle.begin(), blocks);
+  drop(in_force(Place::cpu) ? most_idle : most_outside, dropped);
 }
 
 void let_go() {
@@ -107,41 +104,39 @@ void let_go() {
   Blocks dropped;
   {
     const std::lock_guard<std::mutex> guard(lock);
-    give_back(pool(), held, dropped);
+    give_back(held, dropped);
   }
   free_blocks(std::move(dropped));
 }
 
 void* allocate(void*, size_t asked) {
   let_go();  // somebody has caught the exception
-  Pool& all = pool();
   const size_t bytes = size_of(asked);
   {
     const std::lock_guard<std::mutex> guard(lock);
-    if (take_idle(all, bytes)) {
-      all.used.front().asked = asked;
-      return all.used.front().data.get();
+    if (take_idle(bytes)) {
+      pool.used.front().asked = asked;
+      return pool.used.front().data.get();
     }
   }
   Blocks made;
   made.push_back(fresh(bytes));
   made.front().asked = asked;
   const std::lock_guard<std::mutex> guard(lock);
-  all.used.splice(all.used.begin(), made);
-  return all.used.front().data.get();
+  pool.used.splice(pool.used.begin(), made);
+  return pool.used.front().data.get();
 }
 
 void release(void*, void* data) {
-  Pool& all = pool();
   Blocks released, dropped;
   {
     const std::lock_guard<std::mutex> guard(lock);
-    auto block = all.used.begin();
+    auto block = pool.used.begin();
     while (block->data.get() != data) ++block;
     const bool has_failed = std::uncaught_exceptions() > exceptions_before;
     Blocks& to = has_failed ? held : released;
-    to.splice(to.begin(), all.used, block);
-    give_back(all, released, dropped);
+    to.splice(to.begin(), pool.used, block);
+    give_back(released, dropped);
   }
   free_blocks(std::move(dropped));
 }

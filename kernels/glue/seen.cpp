@@ -5,6 +5,7 @@
 #include <exception>
 
 #include "glue/observed.h"
+#include "glue/tensors.h"
 #include "msctx/json.h"
 
 namespace msctx::glue {

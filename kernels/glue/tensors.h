@@ -5,7 +5,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
-#include <cstring>
 #include <optional>
 
 #include "msctx/api.h"
@@ -21,6 +20,8 @@ namespace msctx::glue {
 inline const void* storage_of(const at::Tensor& t) {
   return t.has_storage() ? t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
 }
+
+inline std::string joined(at::IntArrayRef sizes) { return msctx::joined(sizes.data(), sizes.size()); }
 
 inline Parallel threads_of_torch() {
   if (forks || at::in_parallel_region()) return serial();
@@ -69,8 +70,7 @@ inline std::optional<ConvCall> call_of(
   for (const at::IntArrayRef values : {g.stride, g.padding, g.dilation, g.output_padding})
     if (values.size() != 1 && values.size() != size_t(dims)) return std::nullopt;
 
-  ConvCall call;
-  std::memset(&call, 0, sizeof call);
+  ConvCall call{};
   ConvProblem& p = call.problem;
   p.dims = int32_t(dims);
   p.dtype = *dtype;
@@ -112,18 +112,15 @@ inline std::optional<ConvCall> call_of(
 
 // A call that has no ConvCall, in words.
 inline ConvText text_of_tensors(const at::Tensor& input, const at::Tensor& weight, const char* layout) {
-  const auto shape = [](const at::Tensor& t) {
-    std::string text;
-    if (t.defined())
-      for (const int64_t size : t.sizes()) text += (text.empty() ? "" : "x") + std::to_string(size);
-    return text;
-  };
-  ConvText text{shape(input), shape(weight), "", "", "", "", "", "false", "", layout, "", ""};
+  ConvText text;
   if (input.defined()) {
-    constexpr const char* ours[] = {"float32", "float64", "float16", "bfloat16"};
     const auto known = dtype_of(input);
-    text.dtype = known ? ours[int(*known)] : c10::toString(input.scalar_type());
+    text.input = joined(input.sizes());
+    text.dtype = known ? name_of(*known) : c10::toString(input.scalar_type());
   }
+  if (weight.defined()) text.weight = joined(weight.sizes());
+  text.transposed = "false";
+  text.layout = layout;
   return text;
 }
 
@@ -168,6 +165,15 @@ struct Finishing {
   Epilogue how;
 };
 
+// `first`, `second` and the result as run_row has them.
+inline ConvTensors tensors_of(Op op, bool transposed, void* first, void* second, void* result) {
+  switch (op) {
+    case Op::forward: return {first, second, result};
+    case Op::backward_data: return {result, second, first};
+    default: return transposed ? ConvTensors{second, result, first} : ConvTensors{first, result, second};
+  }
+}
+
 // Runs a row. fprop and matmul: first = input, second = weight; dgrad: gradient of the output, weight; wgrad: input, gradient of the output.
 inline at::Tensor run_row(
     const Policy& policy, const ConvRow& row, const ConvCall& call, const at::Tensor& first, const at::Tensor& second,
@@ -184,14 +190,8 @@ inline at::Tensor run_row(
   const bool late = !reads_weight;  // torch brings this gradient into its format afterwards: other strides along extents of 1
   at::Tensor result = late ? at::empty(sizes, first.options()) : at::empty(sizes, first.options(), format);
   const at::Tensor plain = last || result.is_contiguous() ? result : at::empty(sizes, first.options());
-  ConvTensors t{};
-  void *pa = a.data_ptr(), *pb = keeps_weight && !b.is_contiguous() ? nullptr : b.data_ptr(), *pr = plain.data_ptr();
-  switch (row.direction) {
-    case Direction::matmul:
-    case Direction::fprop: t = call.transposed ? ConvTensors{pr, pb, pa} : ConvTensors{pa, pb, pr}; break;
-    case Direction::dgrad: t = call.transposed ? ConvTensors{pa, pb, pr} : ConvTensors{pr, pb, pa}; break;
-    case Direction::wgrad: t = call.transposed ? ConvTensors{pb, pr, pa} : ConvTensors{pa, pr, pb}; break;
-  }
+  void* const second_data = keeps_weight && !b.is_contiguous() ? nullptr : b.data_ptr();
+  ConvTensors t = tensors_of(op, call.transposed, a.data_ptr(), second_data, plain.data_ptr());
   t.channels_last = last;
   Epilogue epilogue;
   at::Tensor other;

@@ -54,6 +54,7 @@ def _read_json(text: int | None, *_: Any) -> Any:
 TEXT = c_char_p, lambda found, *_: None if found is None else found.decode()
 DONE = c_int, _enough
 """0: there was no memory, which raises ``MemoryError``."""
+NUMBER = c_int64, _enough
 HANDLE = c_void_p, _enough
 JSON = c_void_p, _read_json
 """A text of JSON, which the caller frees; ``None`` where the pointer is null."""

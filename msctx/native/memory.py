@@ -29,8 +29,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_pool_purpose": (c_int, [c_int]),
     "msctx_pool_purposes": (None, [POINTER(c_int64), c_int, c_int]),
     "msctx_pool_empty_cache": (c_int64, []),
-    "msctx_cap_open": (c_int64, [c_int64, core.STR]),
-    "msctx_cap_adjust": (None, [c_int64, c_int64, core.STR]),
+    "msctx_cap_open": (core.NUMBER, [c_int64, core.STR]),
+    "msctx_cap_adjust": (core.DONE, [c_int64, c_int64, core.STR]),
     "msctx_cap_close": (None, [c_int64]),
     "msctx_cap_statistics": (c_int, [c_int64, POINTER(c_int64)]),
 }
@@ -93,8 +93,8 @@ def write_caps(value: Sequence[Sequence[Any]]) -> None:
     with _lock:
         for place, (cap, (asked, origin)) in enumerate(zip(_caps, value, strict=False)):
             if (cap.asked, cap.origin) != (asked, origin):  # the base has been changed
-                _caps[place] = Cap(asked, origin, cap.number)
                 _library().msctx_cap_adjust(cap.number, *_limit(asked, origin, _of_cap(cap.number)["current_bytes"]))
+                _caps[place] = Cap(asked, origin, cap.number)
         _close(len(value))
         for asked, origin in value[len(_caps) :]:
             _caps.append(Cap(asked, origin, int(_library().msctx_cap_open(*_limit(asked, origin)))))

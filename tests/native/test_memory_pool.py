@@ -493,3 +493,28 @@ def test_the_profiler_sees_it() -> None:
 
 
 # --- what is found and put back ---------------------------------------------------------------------------------------
+
+
+def test_a_cap_for_which_there_is_no_memory_is_not_open(passes: Callable[..., str]) -> None:
+    """What sets it is longer than all that is left: the library's own copy of it fails."""
+    passes(f"""
+        import resource
+        import msctx
+        from msctx.native import core, memory
+        library, origin = memory._library(), "x" * (256 * {MB})
+        before = library.msctx_cap_open(1 << 40, "first")
+        with open("/proc/self/statm") as file:
+            now = int(file.read().split()[0]) * resource.getpagesize()
+        # one copy is Python's
+        resource.setrlimit(resource.RLIMIT_AS, (now + 384 * {MB}, resource.RLIM_INFINITY))
+        for refused in (lambda: library.msctx_cap_open(1, origin), lambda: library.msctx_cap_adjust(before, 1, origin)):
+            try:
+                refused()
+            except MemoryError:
+                pass
+            else:
+                raise AssertionError("there was memory")
+        assert memory._of_cap(before)["limit_bytes"] == 1 << 40
+        assert library.msctx_cap_open(1 << 40, "second") == before + 1
+        core.load().c.msctx_record_fatal(origin)  # no more than fits is taken of it
+    """)

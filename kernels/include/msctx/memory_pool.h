@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace msctx {
 
@@ -60,9 +61,10 @@ int pool_purpose(int purpose);
 // Bytes in use for each purpose, now or as it was when memory was refused last.
 void pool_purposes(int64_t* bytes, int count, bool at_refusal);
 
-// A cap counts from now on what is allocated until it is closed; returns its number.
-int64_t cap_open(int64_t limit);
-void cap_adjust(int64_t cap, int64_t limit);  // it goes on counting
+// A cap counts from now on what is allocated until it is closed; returns its number, from 1 on. `origin`: who has set it, for messages.
+int64_t cap_open(int64_t limit, std::string origin = "");
+void cap_adjust(int64_t cap, int64_t limit, std::string origin);  // it goes on counting
+std::string cap_origin(int64_t cap);
 void cap_close(int64_t cap);
 bool cap_statistics(int64_t cap, CapStatistics& found);
 
