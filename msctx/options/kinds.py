@@ -232,7 +232,9 @@ class ShareKind(Kind):
         if not isinstance(value, float) and (isinstance(value, (bool, str)) or not isinstance(value, SupportsFloat)):
             is_quoted = isinstance(value, str) and re.fullmatch(r"[0-9.]+(e-?[0-9]+)?", value, re.I)
             hint = "write it without quotes" if is_quoted else ""
-            if is_quoted and re.fullmatch("[0-9]+e.*", value, re.I):  # msctx reads files by YAML 1.2; yaml.safe_load does not
+            if (
+                isinstance(value, str) and is_quoted and re.fullmatch("[0-9]+e.*", value, re.I)
+            ):  # msctx reads files by YAML 1.2; yaml.safe_load does not
                 hint += f"; YAML 1.1 reads {value} as text, and {value.lower().replace('e', '.0e')} as a number"
             raise BadValue(f"{show(value)} is not a number", allowed=self.allowed, suggestion=hint)
         try:
