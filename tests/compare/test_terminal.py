@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from comparisons import SMALL, cell, made, result, row
+from rich.text import Text
 
 from msctx.compare import terminal
 from msctx.compare.result import Best, Budget, ByLayer, Change, Cost, CostOfRow, ForAll, Total
@@ -27,7 +28,9 @@ def text(tmp_path: Path, points: list[str], **more: Any) -> str:
     memory = {"peak_bytes": 3 << 20, "workspace": 5 << 10}
     found.totals = [Total(point=points[0], ratio=1.5, error=1e-6, rows=1, rows_of_torch=0, rows_stopped=1, **memory)]
     found.best, found.recommended = Best(ratio=2.0, points=[points[0], ""]), "context: {}\n"
-    return "\n".join(plain(part) for part in terminal.parts(found.model_copy(update=more)))
+    return "\n".join(
+        str(part) if isinstance(part, Text) else plain(part) for part in terminal.parts(found.model_copy(update=more))
+    )
 
 
 def test_few_choices_stand_beside_each_other_and_all_else_is_said(tmp_path: Path) -> None:
