@@ -62,6 +62,11 @@ def rows(folder: Path) -> list[tuple[int, int, str]]:
     return [(row["restart"], row["rank"], row["status"]) for row in found]
 
 
+def restarted(folder: Path) -> list[tuple[int, int, str]]:
+    """Without the first attempt: a rank that is ended before it has a record has no row there."""
+    return [row for row in rows(folder) if row[0] > 0]
+
+
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_workers_of_a_rank_are_not_compared(folder: Path, restarts: int) -> None:
     (ended,) = run(folder, "args.group=worker", "args.strict=true", "strict=true", "--max-restarts", str(restarts))
@@ -82,7 +87,7 @@ def test_whatever_group_the_program_makes_afterwards(folder: Path, group: str, r
 def test_a_restart_is_not_compared_with_what_was_before(folder: Path, nodes: int) -> None:
     ended = run(folder, "args.strict=true", "args.group=env", "--max-restarts", "1", nodes=nodes)
     assert [code for code, _ in ended] == [0] * nodes, ended
-    assert rows(folder)[2:] == [(1, 0, "completed"), (1, 1, "completed")]
+    assert restarted(folder) == [(1, 0, "completed"), (1, 1, "completed")]
     results = [
         file.read_text() for file in (folder / "out").glob("rank_*/result.json")
     ]  # one that the agent has ended may have none
@@ -93,4 +98,4 @@ def test_a_rank_that_never_comes_holds_nobody_up(folder: Path) -> None:
     ((code, err),) = run(folder, "args.killed=true", "args.group=env", "--max-restarts", "1")
     assert code == 0, err
     assert DIFFER not in err
-    assert rows(folder)[2:] == [(1, 0, "completed"), (1, 1, "completed")]
+    assert restarted(folder) == [(1, 0, "completed"), (1, 1, "completed")]
