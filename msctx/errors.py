@@ -128,11 +128,13 @@ class MsctxError(Exception):
 
 
 class _ProblemsError(MsctxError):
+    end = "nothing was changed"
+
     def __init__(self, problems: Sequence[Diagnostic]) -> None:
         self.problems = tuple(problems)
         count = len(self.problems)
         more = f", the first {MOST} of which are shown" if count > MOST else ""
-        end = f"{count} problem{'s' * (count != 1)}{more}; nothing was changed."
+        end = f"{count} problem{'s' * (count != 1)}{more}; {self.end}."
         super().__init__("\n".join([*map(str, self.problems[:MOST]), end]))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -150,6 +152,12 @@ class FileError(_ProblemsError):
     """A file that is not there, cannot be read, or is not YAML."""
 
     exit_code = 3
+
+
+class RecordError(FileError):
+    """The record of a run that has ended cannot be written."""
+
+    end = "the run has ended, and everything was restored"
 
 
 class EntryError(MsctxError):

@@ -23,6 +23,8 @@ class Record:
     def __init__(self, folder: Path, made: Sequence[Path] = ()) -> None:
         """*made*: the folder, and those around it, that were not there before, the innermost first."""
         self.folder, self._made = folder, made
+        self.unwritten: list[Diagnostic] | None = None
+        """What could not be written since the run has ended; a list from then on, and no error."""
 
     @classmethod
     def create(cls, out: str | None, parent: str, name: str) -> Record:
@@ -66,12 +68,21 @@ class Record:
         try:
             cachedir.write(self.folder / name, text.encode())  # nodes may write ranks.json at once
         except OSError as error:
-            raise FileError([Diagnostic("", f"cannot be written: {error.strerror}", where=str(self.folder / name))]) from None
+            problem = Diagnostic("", f"cannot be written: {error.strerror}", where=str(self.folder / name))
+            if self.unwritten is None:
+                raise FileError([problem]) from None
+            self.unwritten.append(problem)
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """Append one line; it is on disk when this returns to the caller."""
-        with open(self.folder / "metrics.jsonl", "a", encoding="utf-8", opener=_for_the_user_alone) as lines:
-            lines.write(json.dumps(plain(row), allow_nan=False) + "\n")
+        path = self.folder / "metrics.jsonl"
+        try:
+            with open(path, "a", encoding="utf-8", opener=_for_the_user_alone) as lines:
+                lines.write(json.dumps(plain(row), allow_nan=False) + "\n")
+        except OSError as error:
+            if self.unwritten is None:
+                raise OSError(error.errno, error.strerror, str(path)) from None
+            self.unwritten.append(Diagnostic("", f"cannot be written: {error.strerror}", where=str(path)))
 
 
 def _for_the_user_alone(path: str, flags: int) -> int:

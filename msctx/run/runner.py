@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,12 +19,12 @@ from msctx.context.base import BASE
 from msctx.context.idle import unrun, unwatched
 from msctx.context.scopes import Ran
 from msctx.effects import Facts
-from msctx.errors import EntryFailed
+from msctx.errors import EntryFailed, RecordError
 from msctx.graph.faults import explained
 from msctx.inspection import diff, environment, state
 from msctx.memory import watched as models
 from msctx.native import choices, precisions, tuning, tuning_file
-from msctx.notices import warn
+from msctx.notices import warn, warn_or_print
 from msctx.observers.last_steps import last_words
 from msctx.options import carried
 from msctx.plan import Plan, make
@@ -31,7 +33,7 @@ from msctx.run.config import Experiment
 from msctx.run.ending import Terminated, deafen, is_terminated, leave_word, terminable
 from msctx.run.entry import in_a_line, resolve, users_traceback
 from msctx.run.memory import MemoryOfRun
-from msctx.run.record import Record
+from msctx.run.record import Record, plain
 from msctx.run.sinks import Sinks, require
 from msctx.signals import uninterrupted
 
@@ -110,6 +112,7 @@ def run_experiment(
         EntryError: the entry cannot be called; nothing was recorded.
         OptionError: the package of a sink is missing; nothing was recorded.
         EntryFailed: the entry raised, as the record shows. Everything is restored.
+        RecordError: the entry has ended well, and its record cannot be written. Everything is restored.
         KeyboardInterrupt: Ctrl-C; the record is complete and marked interrupted. Everything is restored. After SIGTERM too, by which
             the process then ends, unless a handler of the caller is there.
     """
@@ -161,6 +164,11 @@ def run_experiment(
         record.json("result.json", result)
         undisturbed.close()  # a signal that came after the entry had ended raises here
         sinks.close(result)
+    if record.unwritten and error is None:
+        last = replace(record.unwritten[-1], suggestion=f"the entry ended well: {json.dumps(plain(result))}")
+        raise RecordError([*record.unwritten[:-1], last])
+    for problem in record.unwritten or ():
+        warn_or_print("record", str(problem), str(problem))
     if error is not None:
         raise error
     if hidden := [str(key) for key, value in run.returned.items() if result[key] is not value]:
@@ -207,6 +215,7 @@ def _call(entry: Any, run: Run, undisturbed: ExitStack) -> tuple[dict[str, Any],
                 returned = entry(run)
             finally:  # however it ends: what a signal raises while its exception is read would leave no result
                 undisturbed.enter_context(uninterrupted())
+                run.record.unwritten = []
             values = returned if isinstance(returned, Mapping) else {} if returned is None else {"value": returned}
             result, run.returned = {**values, **result}, values
         except (KeyboardInterrupt, Terminated) as interrupt:

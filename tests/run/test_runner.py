@@ -16,7 +16,7 @@ import torch
 import yaml
 
 import msctx
-from msctx.errors import EntryFailed
+from msctx.errors import EntryFailed, RecordError
 from msctx.run import ending
 from msctx.run.config import read
 from msctx.run.memory import MemoryOfRun
@@ -193,6 +193,30 @@ def test_what_the_run_itself_has_in_place_of_what_was_returned_is_told(job, tmp_
         result = run_experiment(read(job(source)), str(tmp_path / "run"))
     assert result["error"] == 0.02
     assert result["run_dir"] == str(tmp_path / "run")
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_a_record_that_cannot_be_finished_hides_neither_result_nor_mistake(job, tmp_path, ends_well):
+    source = f"""
+    import pathlib
+    def main(run):
+        for name in ("result.json", "metrics.jsonl"):
+            (run.dir / name).mkdir()
+        if not {ends_well}:
+            raise ValueError("my mistake")
+        return {{"accuracy": 0.875}}
+    """
+    if ends_well:
+        with pytest.raises(
+            RecordError, match=r"metrics.jsonl  cannot be written(.|\n)*0\.875(.|\n)*the run has ended"
+        ) as caught:
+            run_experiment(read(job(source)), str(tmp_path / "run"))
+        assert "nothing was changed" not in str(caught.value)
+    else:
+        unwritten = pytest.warns(msctx.MsctxWarning, match="result.json  cannot be written")
+        with unwritten, pytest.raises(EntryFailed, match="my mistake"):
+            run_experiment(read(job(source)), str(tmp_path / "run"))
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_log_outside_a_run_does_nothing():
