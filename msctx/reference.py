@@ -190,10 +190,10 @@ def _companions(name: str) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     names = [name]
     for one in names:  # what they need in turn joins them
-        for other in (need.others[0] for need in rules.NEEDS if need.option.name == one):
-            if other.name not in names:
-                names.append(other.name)
-                found[other.name] = next(iter(other.values), typical(OPTIONS[other.name]))
+        needed = [need.others for need in rules.NEEDS if need.option.name == one]
+        for other in (others[0] for others in needed if not any(each.name in names for each in others)):
+            names.append(other.name)
+            found[other.name] = next(iter(other.values), typical(OPTIONS[other.name]))
     return found
 
 

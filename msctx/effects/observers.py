@@ -102,6 +102,8 @@ OF_MINDSPORE = {
     "statistic_category": "msProbe's layout always has Max, Min, Mean and Norm; of statistic_category it takes only md5, as a CRC-32",
 }
 """Keys that have no effect, or another one, in msProbe's layout."""
+OF_DUMPS = {"iteration": "all", "initial_iteration": 0, "dump_mode": 0, "input_output": 0, "saved_data": "tensor"}
+"""Keys, and what they are when left out, that select what is dumped, and no more."""
 STATISTICS = ("max", "min", "l2norm")
 """MindSpore's, where its file names none."""
 
@@ -114,10 +116,14 @@ def dump_config(want: Want) -> Outcome:
     if not more.get("enable", True):
         return NOTHING_ASKED
     mode, path = given.get("op_debug_mode", 0), given.get("path", "")
-    if mode == 3:
-        return _seen(want, {"observers.overflow": Overflow(path, most=given.get("overflow_number", 0), option="dump_config")})
-    if mode == 4:
-        return _seen(want, {"observers.errors": ErrorDump(1, path, "dump_config")})
+    if mode in (3, 4):
+        overflows = Overflow(path, most=given.get("overflow_number", 0), option="dump_config")
+        outcome = _seen(
+            want, {"observers.overflow": overflows} if mode == 3 else {"observers.errors": ErrorDump(1, path, "dump_config")}
+        )
+        left = [key for key, default in OF_DUMPS.items() if (given.get(key) or default) != default]
+        unused = f"op_debug_mode {mode} watches all operators in all steps; ignored: {', '.join(left)}"
+        return replace(outcome, reason=f"{outcome.reason}; {unused}") if left and outcome.assignments else outcome
     found = Dump(
         path=path,
         steps="" if given.get("iteration", "all") == "all" else given["iteration"],

@@ -221,6 +221,7 @@ NEEDS = (
         for name in ("dump_format", "quant_dumpable")
     ),
     Needs(When("dump_debug_mode"), (When("enable_dump_debug", TRUE),), "inert"),
+    Needs(When("dump_path"), (When("session.enable_dump", TRUE), When("enable_dump_debug", TRUE)), "inert"),
     Needs(When("save_graphs_path"), (When("save_graphs", (1, 2, 3)),), "inert"),
     Needs(When("compile_cache_path"), (When("enable_compile_cache", TRUE),), "inert"),
     Needs(

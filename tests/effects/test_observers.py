@@ -40,6 +40,8 @@ def test_all_options_of_a_dump_come_to_one_value() -> None:
     copied = dict.fromkeys(("session.enable_dump", *more), ("approximated", value, "each tensor is copied to the host"))
     check([("cuda", DUMP | more, copied)])
     check([("cpu", {"session.enable_dump": False}, {"session.enable_dump": ("honoured", {"observers.dump": None}, "")})])
+    nothing = ("inert", {}, "session.enable_dump=True or enable_dump_debug=True")
+    check([("cpu", {"dump_path": "p"}, {"dump_path": nothing})])
 
 
 def test_graphs_of_torchair_are_dumped_by_cann() -> None:

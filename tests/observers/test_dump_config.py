@@ -268,6 +268,14 @@ def test_what_has_no_effect_in_mindspores_file_is_in_the_plan(tmp_path: Path) ->
     assert "statistic_category applies only with saved_data statistic or full" in row.reason
 
 
+@pytest.mark.parametrize("mode", [3, 4])
+def test_what_selects_what_is_dumped_is_reported_where_nothing_is(tmp_path: Path, mode: int) -> None:
+    (row,) = msctx.explain(dump_config=of_file(tmp_path, op_debug_mode=mode, iteration="5", input_output=2)).rows
+    assert row.reason.endswith(f"op_debug_mode {mode} watches all operators in all steps; ignored: iteration, input_output")
+    (row,) = msctx.explain(dump_config=of_file(tmp_path, op_debug_mode=mode, iteration="all")).rows
+    assert "ignored" not in row.reason
+
+
 @pytest.mark.parametrize("common", [{"op_debug_mode": 0}, {"op_debug_mode": 3}, {"op_debug_mode": 4}])
 def test_the_layout_counts_where_mindspores_file_dumps(common: dict[str, Any], tmp_path: Path) -> None:
     given = {"dump_config": of_file(tmp_path, **common), "dump_format": "msprobe", "quant_dumpable": "1"}
