@@ -68,7 +68,7 @@ def _open(context: Context) -> Scope:
         raise
 
 
-def _close(scope: Scope) -> None:
+def _close(scope: Scope, error: BaseException | None) -> None:
     found: list[str] = []
     try:  # first: what other threads run by what is put back now is not counted as this context's
         found = scope.context._remember(scope)
@@ -83,7 +83,8 @@ def _close(scope: Scope) -> None:
             scope.context._watched.close()
             must_match = scope.plan.strict or scope.plan.without_fallback
             wrong = [text for text in found if must_match and text.partition(":")[0] in RULES]
-            is_under_way = sys.exc_info()[1] is not None
+            is_under_way = error is not None or sys.exc_info()[1] not in (None, scope.handled)
+            scope.handled = None
             for text in found:
                 if text not in wrong or is_under_way:
                     warn(text.partition(":")[0], text, text)
@@ -92,13 +93,13 @@ def _close(scope: Scope) -> None:
                 raise StrictError("\n  ".join([f"{asked}, and these rules were not carried out:", *wrong]))
 
 
-def close_late(scopes: list[Scope]) -> None:
-    """Those on top whose __exit__ has come; one that raises does not keep the others from being closed."""
+def close_late(scopes: list[Scope], error: BaseException | None = None) -> None:
+    """Those on top whose __exit__ has come, because of *error*; one that raises does not keep the others from being closed."""
     if scopes and scopes[-1].leaving:
         try:
-            _close(scopes.pop())
+            _close(scopes.pop(), error)
         finally:
-            close_late(scopes)
+            close_late(scopes, error)
 
 
 def refuse_lazy(function: Callable[..., Any]) -> None:
@@ -383,7 +384,7 @@ def _exit(context: Context, error: Any, begun: list[Scope | None]) -> None:
 
             why = explained(error, lambda name: look_up(name, mine.settings, mine.plan.main_device).value)
         try:
-            close_late(scopes)
+            close_late(scopes, error)
         except (RestoreError, MsctxWarning) as unrestored:
             if error is None:
                 raise

@@ -6,6 +6,7 @@ import copy
 import gc
 import signal
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -182,6 +183,30 @@ def test_a_rule_that_matched_nothing_is_an_error_where_nothing_may_be_left_out(
     assert len(warned(recwarn)) == 2, "beside an exception that is under way they are warnings"
     with msctx.context(**rules, **asking):
         pass
+
+
+def test_such_an_error_is_raised_in_a_handler_and_replaces_no_exception() -> None:
+    rules: dict[str, Any] = {"conv_algo_rules": {"stride=7": "gemm"}, "strict": True}
+
+    def leave_by_a_callback() -> None:
+        with ExitStack() as stack:
+            stack.enter_context(msctx.context(**rules))
+            stack.callback(lambda: fn.conv2d(X, ONE).numel() // 0)  # while the context is left, no exception is being handled
+
+    def raise_again() -> None:
+        with msctx.context(**rules):
+            fn.conv2d(X, ONE)
+            raise
+
+    try:
+        fn.conv2d(X, ONE).numel() // 0
+    except ZeroDivisionError:
+        with pytest.raises(msctx.StrictError, match="stride=7"), msctx.context(**rules):
+            fn.conv2d(X, ONE)
+        with pytest.warns(msctx.MsctxWarning), pytest.raises(ZeroDivisionError):
+            raise_again()
+    with pytest.warns(msctx.MsctxWarning), pytest.raises(ZeroDivisionError):
+        leave_by_a_callback()
 
 
 def test_a_rule_whose_row_was_dropped_is_not_reported(recwarn: pytest.WarningsRecorder) -> None:
