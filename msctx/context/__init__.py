@@ -95,11 +95,13 @@ def reset_context() -> None:
 
     Every warning is issued again from then on."""
     notices.forget()
-    close_late(stack.scopes)
     try:
-        BASE.reset([scope.hold for scope in stack.scopes if scope.hold is not None])
+        close_late(stack.scopes)
     finally:
-        end_stranded()
+        try:
+            BASE.reset([scope.hold for scope in stack.scopes if scope.hold is not None])
+        finally:
+            end_stranded()
 
 
 def get_context(name: str | None = None, *, origin: bool = False) -> Any:

@@ -209,6 +209,23 @@ def test_a_generator_that_another_thread_closes(exact_state: State, then: str) -
     assert exact_state() == before
 
 
+def test_what_such_a_context_raises_does_not_keep_reset_context_from_its_work(base: None, exact_state: State) -> None:
+    def generate() -> Iterator[None]:
+        with msctx.context(strict=True, conv_algo_rules={"stride=7": "gemm"}):
+            torch.nn.functional.conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 1, 1))
+            yield
+
+    before = exact_state()
+    msctx.set_context(deterministic="ON")
+    generator = generate()
+    next(generator)
+    with pytest.raises(ScopeError):
+        in_thread(generator.close)
+    with pytest.raises(msctx.StrictError, match="stride=7"):
+        msctx.reset_context()
+    assert exact_state() == before
+
+
 def test_never_entered() -> None:
     with pytest.raises(ScopeError, match="not open in this thread"):
         msctx.context(seed=0).__exit__(None, None, None)
