@@ -68,4 +68,6 @@ def _call_of(module: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         return module(*args, **kwargs)
 
+    call.__name__ = call.__qualname__ = type(module).__name__
+    call.__code__ = call.__code__.replace(co_name=call.__name__)  # of its own: Dynamo keeps and counts what it compiled by code
     return call

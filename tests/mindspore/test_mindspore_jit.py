@@ -11,6 +11,7 @@ from torch import nn
 
 import msctx
 import msctx.mindspore as ms
+from msctx.graph import calls
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +47,13 @@ def test_a_module_is_compiled_with_its_hooks(mode: int) -> None:
     assert net.weight.grad is not None
     for _ in range(torch._dynamo.config.recompile_limit + 1):
         ms.jit(nn.Linear(2, 2), jit_level="O0", fullgraph=True)(x)
+
+
+def test_each_of_many_modules_is_compiled() -> None:
+    count = calls.VARIANTS + 2
+    for number in range(count):
+        ms.jit(nn.Linear(2, 2 + number), jit_level="O0")(torch.ones(1, 2))
+    assert graphs() == count
 
 
 def test_dynamic_and_fullgraph() -> None:
