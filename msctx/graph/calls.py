@@ -137,7 +137,7 @@ def _run_shaped(forms: Forms, wanted: Compilation, what: Any, args: tuple[Any, .
         with shapes.marked(wanted.shapes, name, inputs):
             return _call(forms, wanted, *first, *args, **kwargs)
     here = shapes.gear_of(wanted.shapes, name, inputs)
-    if forms.gears is None or forms.gears is not _era():
+    if not _is_off(forms) and (forms.gears is None or forms.gears is not _era()):
         for gear in range(len(wanted.shapes.gears)):
             if gear != here:
                 zeros = shapes.in_gear(wanted.shapes, gear, name, inputs)
@@ -151,6 +151,13 @@ def _run_shaped(forms: Forms, wanted: Compilation, what: Any, args: tuple[Any, .
 def _era() -> Any:
     """Another object after each torch._dynamo.reset(), which drops all that was compiled: Dynamo's note of the first code since."""
     return next(iter(torch._dynamo.convert_frame.input_codes.seen), None)
+
+
+def _is_off(forms: Forms) -> bool:
+    """Whether the program has what is compiled run eagerly: to compile ahead would run it."""
+    if forms.ahead is forms.eager or torch._dynamo.config.disable:  # by a variable of the environment
+        return True
+    return torch._dynamo.eval_frame._stance.stance == "force_eager"
 
 
 def _transform() -> str:

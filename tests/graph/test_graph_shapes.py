@@ -60,6 +60,23 @@ def test_a_reset_of_dynamo_drops_the_gears_which_are_compiled_anew() -> None:
         assert graphs() == 2 * first
 
 
+def test_where_the_program_has_compiled_code_run_eagerly_no_gear_is_compiled_ahead() -> None:
+    class Counts(Rows):
+        runs = 0
+
+        def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+            self.runs += 1
+            return super().forward(x, scale)
+
+    net = Counts()
+    with msctx.context(session=rows(1), **EAGER_GRAPHS):
+        with torch.compiler.set_stance("force_eager"):
+            net(image(2, 3))
+            net(image(2, 3))
+        assert net.runs == 2
+        assert graphs() == 0
+
+
 def test_a_shape_that_is_no_gear_is_refused_with_the_gears() -> None:
     with msctx.context(session=GEARS, **EAGER_GRAPHS), pytest.raises(msctx.GraphError) as caught:
         Net()(image(3, 3, 6, 6))
