@@ -45,6 +45,8 @@ def place(case: Case) -> str:
 
     with torch.compiler.set_stance("force_eager"), ExitStack() as hooks:
         for name, part in case.module.named_modules():
+            if isinstance(part, torch.jit.ScriptModule):  # which refuses hooks
+                continue
             label = f"{name} ({type(part).__name__})" if name else type(part).__name__
             hooks.callback(part.register_forward_pre_hook(partial(enters, label), with_kwargs=True).remove)
             hooks.callback(part.register_forward_hook(partial(leaves, label)).remove)

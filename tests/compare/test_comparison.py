@@ -198,6 +198,13 @@ class Large(nn.Module):
         nn.init.ones_(self.power[0].weight)
     def forward(self, x):
         return self.power(x * 1e30) * 1e30
+class Scripted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.jit.trace(Roots([1.0, 1.0, float("nan")]), torch.ones(3, 5))
+    def forward(self, x):
+        return self.inner(x)
+def scripted(): return Scripted(), torch.ones(3, 5)
 def no_number(): return Roots([float("nan")] * 3), torch.ones(3, 5)
 def some_numbers(): return Roots([1.0, 1.0, float("nan")]), torch.ones(3, 5)
 def large(): return Large(), torch.full((3, 5), 1e30)
@@ -251,7 +258,11 @@ def test_what_nothing_can_be_held_against_has_no_time(tmp_path: Path, name: str,
 
 @pytest.mark.parametrize(
     ("name", "where"),
-    [("some_numbers", r"2 of 6 .* in the input of last \(Linear\)"), ("lost", "3 of 12 .* in its parameter 0.weight")],
+    [
+        ("some_numbers", r"2 of 6 .* in the input of last \(Linear\)"),
+        ("lost", "3 of 12 .* in its parameter 0.weight"),
+        ("scripted", r"2 of 6 .* in the result of Scripted"),
+    ],
 )
 def test_a_model_whose_result_has_nan_is_measured_with_a_warning_that_says_where(tmp_path: Path, name: str, where: str) -> None:
     with pytest.warns(msctx.MsctxWarning, match=f"{name} inference: {where}; errors count the finite values alone"):
