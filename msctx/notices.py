@@ -92,7 +92,7 @@ def note_of_context(option: str, about: str, reason: str) -> None:
 def begin_context(options: Collection[str]) -> None:
     """A new context sets these options: what is issued once in each context may be issued again."""
     names = [name for name in [*_of_context] if name.partition("=")[0] in options]
-    for again in [_of_context.pop(name) for name in names]:
+    for again in [_of_context.pop(name, set[int]()) for name in names]:  # another thread may have taken one since
         for _, _, warned in [*_warned]:
             warned -= again
 
@@ -100,7 +100,8 @@ def begin_context(options: Collection[str]) -> None:
 def counted(options: Collection[str]) -> list[tuple[str, int]]:
     """Of these options: those of which there was more to warn of than the first time since this was last asked, and how much more."""
     names = [name for name in [*_more] if name.partition("=")[0] in options]
-    return [(name, _more.pop(name)) for name in names]
+    taken = [(name, _more.pop(name, 0)) for name in names]
+    return [(name, more) for name, more in taken if more]
 
 
 def user_frame() -> tuple[str, int]:

@@ -1,5 +1,7 @@
 """Warnings: once under one state of Python's filters, at the user's line, and how many there were beside the first."""
 
+import sys
+import threading
 import warnings
 
 import pytest
@@ -83,3 +85,30 @@ def test_filters_that_are_changed_in_place() -> None:
         warnings.simplefilter("error")
         with pytest.raises(MsctxWarning):
             issue()
+
+
+def test_threads_may_begin_contexts_of_the_same_options_at_once() -> None:
+    options, failed = [f"option{number}" for number in range(20)], list[BaseException]()
+
+    def begin() -> None:
+        try:
+            for _ in range(2000):
+                for option in options:
+                    notices.note_of_context(option, option, "reason")
+                    notices._more[option] += 1
+                notices.begin_context(options)
+                notices.counted(options)
+        except BaseException as error:
+            failed.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=begin) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not failed
