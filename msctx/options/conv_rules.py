@@ -38,7 +38,17 @@ FIELDS = (
 ALONG = ("stride", "padding", "dilation", "output_padding")
 """Those that choices() shows as one number where it holds along each axis."""
 SIZES = ("input", "weight", *ALONG, "groups")
-VALUES = {"transposed": ("true", "false"), "dtype": ("float32", "float64", "float16", "bfloat16"), "dims": ("1", "2", "3")}
+REFUSED = """
+    Byte Char Short Int Long Bool UInt16 UInt32 UInt64 ComplexHalf ComplexFloat ComplexDouble QInt8 QUInt8 QInt32
+    Float8_e5m2 Float8_e4m3fn Float8_e5m2fnuz Float8_e4m3fnuz Float8_e8m0fnu
+"""
+TORCHS = {name.lower(): name for name in REFUSED.split()}
+"""The dtypes of calls that msctx leaves to torch, as choices() shows them → as rules are matched against."""
+VALUES = {
+    "transposed": ("true", "false"),
+    "dtype": ("float32", "float64", "float16", "bfloat16", *TORCHS),
+    "dims": ("1", "2", "3"),
+}
 """The fields of which all values are known; those of the layout depend on what is computed."""
 
 
@@ -112,7 +122,7 @@ class _Of:
     allowed: str
 
 
-_LAYOUTS, _LETTERS = ("channels_first", "channels_last"), ("NN", "NT", "TN", "TT")
+_LAYOUTS, _LETTERS = ("channels_first", "channels_last", "strided", "packed"), ("NN", "NT", "TN", "TT", "packed")
 _ALL = _Of(ASKED, FIELDS, (*_LAYOUTS, *_LETTERS), "")
 
 
@@ -211,6 +221,8 @@ def _pattern(field: str, pattern: str, about: _Of) -> str:
     """As choices() shows the value, where it is one."""
     if any(sign in pattern for sign in "*?["):
         return pattern
+    if field == "dtype" and pattern.lower() in TORCHS:
+        return TORCHS[pattern.lower()]
     values = about.layouts if field == "layout" else VALUES.get(field)
     if values and pattern not in values:
         hint = next((value for value in values if pattern.rpartition(".")[2] == value), nearest(pattern, values))

@@ -559,3 +559,13 @@ def test_a_module_that_ever_new_models_share_is_known_once_for_each_that_lives()
         ctx.watch(nn.Sequential(shared))
         known = [key for key in watching._modules if key[0] == id(shared)]
     assert len(known) <= 6
+
+
+def test_conditions_take_what_choices_shows_of_calls_that_are_left_to_torch() -> None:
+    x, w = X.long(), ONE.long()
+    with asking("fprop", "gemm", fallback="silent") as ctx:
+        fn.conv2d(x, w)
+    problem = ctx.choices()[0].problem
+    with msctx.context(conv_algo_rules={f"dtype={problem.dtype} layout={problem.layout}": "gemm"}, fallback="silent") as ctx:
+        fn.conv2d(x, w)
+    assert ctx.choices()[0].asked == "gemm", "the rule matched"

@@ -503,6 +503,8 @@ def test_values_that_no_problem_has_are_mistakes(option: str, condition: str, re
         ("conv_algo_rules", "padding=0x2 dtype=bfloat16", "padding=0x2 dtype=bfloat16"),
         ("conv_algo_rules", "input=*x[1-4]x*x* dims=?", "input=*x[1-4]x*x* dims=?"),
         ("matmul_algo_rules", "layout=?T input=*x4096", "layout=?T input=*x4096"),
+        ("conv_algo_rules", "dtype=long layout=strided", "dtype=Long layout=strided"),
+        ("matmul_algo_rules", "dtype=Char layout=packed", "dtype=Char layout=packed"),
     ],
 )
 def test_patterns_stay_and_values_are_written_as_choices_shows_them(option: str, condition: str, canonical: str) -> None:
