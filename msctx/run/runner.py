@@ -216,7 +216,7 @@ def _call(entry: Any, run: Run, undisturbed: ExitStack) -> tuple[dict[str, Any],
             finally:  # however it ends: what a signal raises while its exception is read would leave no result
                 undisturbed.enter_context(uninterrupted())
                 run.record.unwritten = []
-            values = returned if isinstance(returned, Mapping) else {} if returned is None else {"value": returned}
+            values = {**returned} if isinstance(returned, Mapping) else {} if returned is None else {"value": returned}
             result, run.returned = {**values, **result}, values
         except (KeyboardInterrupt, Terminated) as interrupt:
             deafen()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -193,6 +194,21 @@ def test_what_the_run_itself_has_in_place_of_what_was_returned_is_told(job, tmp_
         result = run_experiment(read(job(source)), str(tmp_path / "run"))
     assert result["error"] == 0.02
     assert result["run_dir"] == str(tmp_path / "run")
+
+
+def test_a_mapping_that_makes_its_values_when_it_is_asked_is_read_once(job, tmp_path):
+    source = """
+        from collections.abc import Mapping
+        class Made(Mapping):
+            def __getitem__(self, key): return [key]
+            def __iter__(self): return iter(["loss"])
+            def __len__(self): return 1
+        def main(): return Made()
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", msctx.MsctxWarning)
+        result = run_experiment(read(job(textwrap.dedent(source))), str(tmp_path / "run"))
+    assert result["loss"] == ["loss"]
 
 
 @pytest.mark.parametrize("ends_well", [True, False])
