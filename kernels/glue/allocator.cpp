@@ -46,8 +46,8 @@ std::string message(size_t bytes, const Refusal& why) {
   if (why.cap < 0) return text + "The system has no memory left for it; this process holds " + in_words(resident()) + " in all.";
   const auto& [limit, current, peak, allocations, refused] = why.found;
   return text + in_words(current) + " of " + in_words(limit) + " are in use, the peak was " + in_words(peak) + ". The cap is max_device_memory (" +
-         cap_origin(why.cap) + "); it counts torch's CPU tensors that were allocated since it was set, and msctx's workspaces, not older tensors, NumPy's " +
-         "arrays or code: this process holds " + in_words(resident()) + " in all.";
+         cap_origin(why.cap) + "); it counts torch's CPU tensors that were allocated since it was set, and msctx's workspaces, not older " +
+         "tensors, NumPy's arrays or code: this process holds " + in_words(resident()) + " in all.";
 }
 
 // In every process that has once been in a scope: from torch's allocator comes what is allocated outside.

@@ -114,9 +114,8 @@ inline std::optional<ConvCall> call_of(
 inline ConvText text_of_tensors(const at::Tensor& input, const at::Tensor& weight, const char* layout) {
   ConvText text;
   if (input.defined()) {
-    const auto known = dtype_of(input);
     text.input = joined(input.sizes());
-    text.dtype = known ? name_of(*known) : c10::toString(input.scalar_type());
+    text.dtype = c10::getDtypeNames(input.scalar_type()).first;
   }
   if (weight.defined()) text.weight = joined(weight.sizes());
   text.transposed = "false";

@@ -83,12 +83,10 @@ def _close(scope: Scope, error: BaseException | None) -> None:
             scope.context._watched.close()
             must_match = scope.plan.strict or scope.plan.without_fallback
             wrong = [text for text in found if must_match and text.partition(":")[0] in RULES]
-            is_under_way = error is not None or sys.exc_info()[1] not in (None, scope.handled)
-            scope.handled = None
             for text in found:
-                if text not in wrong or is_under_way:
+                if text not in wrong or error is not None:
                     warn(text.partition(":")[0], text, text)
-            if wrong and not is_under_way:
+            if wrong and error is None:
                 asked = "strict=True" if scope.plan.strict else 'fallback="error"'
                 raise StrictError("\n  ".join([f"{asked}, and these rules were not carried out:", *wrong]))
 

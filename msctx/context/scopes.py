@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,6 @@ class Scope:
         self._settings, self._plan, self._version = settings, plan, BASE.version
         self.who = threading.current_thread()
         self.around = (*stack.scopes, self)
-        self.handled = sys.exc_info()[1]  # by an except clause around the with-block: not what leaves it
         self._ran = Ran.count
         self.open = True
         self.leaving = False  # __exit__ has come; if an inner scope was open, it closes with that one

@@ -254,7 +254,7 @@ def _problem(direction: str, texts: dict[str, str]) -> ConvProblem:
         **{name: _numbers(texts[name], axes) for name in _ALONG},
         groups=int(texts["groups"] or 1),
         transposed=texts["transposed"] == "true",
-        dtype=texts["dtype"].lower(),
+        dtype=texts["dtype"],
         layout=texts["layout"],
     )
 

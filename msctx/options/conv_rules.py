@@ -38,17 +38,13 @@ FIELDS = (
 ALONG = ("stride", "padding", "dilation", "output_padding")
 """Those that choices() shows as one number where it holds along each axis."""
 SIZES = ("input", "weight", *ALONG, "groups")
-REFUSED = """
-    Byte Char Short Int Long Bool UInt16 UInt32 UInt64 ComplexHalf ComplexFloat ComplexDouble QInt8 QUInt8 QInt32
-    Float8_e5m2 Float8_e4m3fn Float8_e5m2fnuz Float8_e4m3fnuz Float8_e8m0fnu
+_NAMES = """
+    float32 float64 float16 bfloat16 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu bool
+    uint8 uint16 uint32 uint64 int8 int16 int32 int64 complex32 complex64 complex128 qint8 quint8 qint32
 """
-TORCHS = {name.lower(): name for name in REFUSED.split()}
-"""The dtypes of calls that msctx leaves to torch, as choices() shows them → as rules are matched against."""
-VALUES = {
-    "transposed": ("true", "false"),
-    "dtype": ("float32", "float64", "float16", "bfloat16", *TORCHS),
-    "dims": ("1", "2", "3"),
-}
+DTYPES = tuple(_NAMES.split())
+"""Of calls that reach msctx's hooks, those that it leaves to PyTorch included."""
+VALUES = {"transposed": ("true", "false"), "dtype": DTYPES, "dims": ("1", "2", "3")}
 """The fields of which all values are known; those of the layout depend on what is computed."""
 
 
@@ -221,8 +217,6 @@ def _pattern(field: str, pattern: str, about: _Of) -> str:
     """As choices() shows the value, where it is one."""
     if any(sign in pattern for sign in "*?["):
         return pattern
-    if field == "dtype" and pattern.lower() in TORCHS:
-        return TORCHS[pattern.lower()]
     values = about.layouts if field == "layout" else VALUES.get(field)
     if values and pattern not in values:
         hint = next((value for value in values if pattern.rpartition(".")[2] == value), nearest(pattern, values))

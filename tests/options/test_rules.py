@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from samples import example
 
 import msctx
@@ -503,10 +504,18 @@ def test_values_that_no_problem_has_are_mistakes(option: str, condition: str, re
         ("conv_algo_rules", "padding=0x2 dtype=bfloat16", "padding=0x2 dtype=bfloat16"),
         ("conv_algo_rules", "input=*x[1-4]x*x* dims=?", "input=*x[1-4]x*x* dims=?"),
         ("matmul_algo_rules", "layout=?T input=*x4096", "layout=?T input=*x4096"),
-        ("conv_algo_rules", "dtype=long layout=strided", "dtype=Long layout=strided"),
-        ("matmul_algo_rules", "dtype=Char layout=packed", "dtype=Char layout=packed"),
+        ("conv_algo_rules", "dtype=int64 layout=strided", "dtype=int64 layout=strided"),
+        ("matmul_algo_rules", "dtype=quint8 layout=packed", "dtype=quint8 layout=packed"),
     ],
 )
 def test_patterns_stay_and_values_are_written_as_choices_shows_them(option: str, condition: str, canonical: str) -> None:
     layer = make_layer({option: {condition: "reference"}}, "test")
     assert layer.settings[option].value.startswith(f"{canonical}: ")
+
+
+def test_every_dtype_that_operators_compute_with_may_be_named() -> None:
+    torchs = {str(one).removeprefix("torch.") for one in vars(torch).values() if isinstance(one, torch.dtype)}
+    assert not {*conv_rules.DTYPES} - torchs
+    assert not [name for name in torchs - {*conv_rules.DTYPES} if not re.match(r"bits|q?u?int[1-7](x|$)|float4", name)], (
+        "those only store"
+    )

@@ -1,0 +1,305 @@
+"""What cannot be captured as one graph: where and why, and what then happens."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from graph_programs import EAGER_GRAPHS, Looping, Net, Talking, graphs, image
+from torch import nn
+
+import msctx
+from msctx.graph import breaks, report
+
+
+def test_lax_lists_breaks_with_line_and_what_to_change(capsys: pytest.CaptureFixture[str]) -> None:
+    net, x = Talking(), image(2, 3)
+    with msctx.context(**EAGER_GRAPHS) as ctx:
+        torch.testing.assert_close(net(x), torch.relu(net.fc(x)))
+    (found,) = ctx.graphs().breaks
+    line = Talking.forward.__code__.co_firstlineno + 2
+    assert found.where == f"{Talking.forward.__code__.co_filename}:{line}"
+    assert "print" in found.reason
+    assert any("print" in hint for hint in found.hints)
+    assert "Net" not in str(ctx.graphs())
+    assert f":{line}" in str(ctx.graphs())
+    assert capsys.readouterr().out.count("here") == 1
+
+
+def test_a_break_inside_of_torch_names_the_line_of_the_program_and_what_is_wrong() -> None:
+    found = breaks.parse(
+        "TypeError when making fake tensor call\n  Explanation: \n  Hint: Check it.\n\n"
+        "  Developer debug context: TypeError <function loss at 0x7f28b8a32ca0>: loss() takes a tensor\n\nfrom user code:\n"
+        '   File "train.py", line 3, in forward\n    return self.loss(x)\n'
+        f'  File "{nn.modules.loss.__file__}", line 1400, in forward\n    return F.cross_entropy(\n'
+    )
+    assert found == breaks.Break("train.py:3", "TypeError <function loss>: loss() takes a tensor", ("Check it.",))
+
+
+class Hooked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+        self.fc.register_full_backward_hook(lambda *_: None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.fc(x)
+        return result
+
+
+def test_a_hook_of_a_module_is_the_reason_and_the_line_is_the_programs() -> None:
+    """torch's explanation is empty there, and the line is its own."""
+    where = f"{__file__}:{Hooked.forward.__code__.co_firstlineno + 1}"
+    with msctx.context(**EAGER_GRAPHS) as ctx:
+        Hooked()(torch.randn(2, 3, requires_grad=True)).sum().backward()
+    found = ctx.graphs().breaks[0]
+    assert found.where == where
+    assert "backwards hooks" in found.reason
+    with (
+        msctx.context(jit_syntax_level="STRICT", **EAGER_GRAPHS),
+        pytest.raises(msctx.GraphError, match=f"{re.escape(where)}: .*backwards hooks"),
+    ):
+        Hooked()(torch.randn(2, 3, requires_grad=True))
+
+
+@pytest.mark.parametrize("folders", [5, 30])
+def test_a_path_stays_on_one_line_of_the_table(folders: int) -> None:
+    where = f"{'/a_long_name_of_a_folder' * folders}/model.py:12"
+    row = report.Graph("0/0", "Net", where, 3, (), "reason " * 30, 1.0, "miss", "deterministic, autocast bfloat16", "")
+    assert where in str(report.Graphs([row]))
+
+
+def test_a_reason_that_ends_in_a_list_has_its_title_and_first_entry() -> None:
+    model = nn.Sequential(nn.Linear(3, 2))
+    with (
+        msctx.context(jit_syntax_level="STRICT", **EAGER_GRAPHS),
+        pytest.raises(msctx.GraphError, match=r"functorch tracing attempt: .*torch\.func\.vmap.* is not supported"),
+    ):
+        torch.func.vmap(model)(torch.randn(4, 3))
+
+
+@pytest.mark.parametrize("transform", ["vmap", "grad"])
+def test_a_call_from_a_transform_runs_eagerly_and_leaves_the_class_to_be_compiled(transform: str) -> None:
+    """Dynamo gives up for good the code that it meets in a transform."""
+
+    class Own(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x).sum()
+
+    net, x = Own(), torch.ones(2, 3)
+    call = getattr(torch.func, transform)
+
+    @msctx.jit
+    def within(x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = call(net)(x)
+        return result
+
+    expected = call(net)(x)
+    with msctx.context(**EAGER_GRAPHS) as ctx:
+        with pytest.warns(
+            msctx.MsctxWarning, match=f"torch.func.{transform} calls .*Own.* run eagerly.*inside a function of msctx.jit"
+        ):
+            torch.testing.assert_close(call(net)(x), expected)
+        net(x)
+        assert graphs() == 1
+        torch.testing.assert_close(within(x), expected)
+    assert graphs() == 2
+    assert not [row for row in ctx.graphs() if row.failed]
+
+
+def test_strict_names_line_reason_and_option() -> None:
+    with (
+        msctx.context(jit_syntax_level="STRICT", **EAGER_GRAPHS),
+        pytest.raises(msctx.GraphError, match=r"graph_programs.py:\d+: .*print(.|\n)*jit_syntax_level='STRICT'"),
+    ):
+        Talking()(image(2, 3))
+
+
+class Refusing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 2:
+            raise KeyError("too many rows")
+        result: torch.Tensor = self.fc(x)
+        return result
+
+
+def test_strict_leaves_the_programs_own_exceptions_as_they_are() -> None:
+    with msctx.context(jit_syntax_level="STRICT", **EAGER_GRAPHS):
+        with pytest.raises(KeyError, match="too many rows"):
+            Refusing()(image(3, 3))
+        assert Refusing()(image(2, 3)).shape == (2, 2)
+
+
+class Reading(Refusing):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, 7]
+
+
+class Joining(Refusing):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, "a"])  # type: ignore[list-item]
+
+
+class Missing(Refusing):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.add(x, y=3)  # type: ignore[call-overload, no-any-return]
+
+
+class Elsewhere(Refusing):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.ones(5, device="meta")
+
+
+@pytest.mark.parametrize("syntax", ["LAX", "STRICT"])
+@pytest.mark.parametrize("model", [Refusing, Reading, Joining, Missing, Elsewhere])
+def test_what_is_wrong_with_arguments_is_reported_as_in_eager_code(
+    model: type[nn.Module], syntax: str, pages: list[str]
+) -> None:
+    net, x = model(), image(2, 5)
+    with pytest.raises((RuntimeError, IndexError, TypeError)) as eager:
+        net(x)
+    with msctx.context(jit_syntax_level=syntax, **EAGER_GRAPHS), pytest.raises(eager.type) as compiled:
+        net(x)
+    assert (compiled.type, str(compiled.value)) == (eager.type, str(eager.value))
+    assert compiled.value.__context__ is None
+    if syntax == "STRICT" or model in (Refusing, Reading):  # else torch's own frames run it behind a graph break
+        assert dynamos(compiled) <= dynamos(eager)
+    assert pages == []
+
+
+def dynamos(caught: pytest.ExceptionInfo[Exception]) -> set[str]:
+    return {path for entry in caught.traceback if "_dynamo" in (path := str(entry.path))}
+
+
+@pytest.fixture
+def pages() -> Iterator[list[str]]:
+    """What torch logs of exceptions."""
+    found: list[str] = []
+    logger, handler = logging.getLogger("torch._subclasses.fake_tensor"), logging.Handler()
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    yield found
+    logger.removeHandler(handler)
+
+
+def test_behind_a_graph_break_it_has_its_type_and_line_and_nothing_runs_twice(
+    capsys: pytest.CaptureFixture[str], pages: list[str]
+) -> None:
+    class After(Talking):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            print("here")
+            result: torch.Tensor = self.fc(x)
+            return result
+
+    with msctx.context(**EAGER_GRAPHS), pytest.raises(RuntimeError, match=r"\(.*test_breaks.py:\d+\)") as caught:
+        After()(image(2, 5))
+    assert caught.type is RuntimeError
+    assert len(str(caught.value).splitlines()) == 1
+    assert capsys.readouterr().out == "here\n"
+    assert pages == []
+
+
+@torch.library.custom_op("msctx_tests::half", mutates_args=())
+def half(x: torch.Tensor) -> torch.Tensor:
+    """Its shape is unknown until it runs."""
+    return x / 2
+
+
+@half.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("no shape")
+
+
+def test_what_eager_code_takes_and_the_compiler_does_not_runs_eagerly_or_is_an_error() -> None:
+    class Halving(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = half(x)
+            return result
+
+    with msctx.context(**EAGER_GRAPHS), pytest.warns(msctx.MsctxWarning, match=r"test_breaks.py:\d+: .*no shape.*STRICT"):
+        torch.testing.assert_close(Halving()(torch.ones(2)), torch.full((2,), 0.5))
+    with msctx.context(jit_syntax_level="STRICT", **EAGER_GRAPHS), pytest.raises(msctx.GraphError, match="no shape"):
+        Halving()(torch.ones(2))
+
+
+def test_a_second_derivative_names_the_option() -> None:
+    net, x = nn.Sequential(nn.Linear(3, 2), nn.Tanh()), image(2, 3).requires_grad_()
+    with (
+        pytest.raises(msctx.GraphError, match=r"mode=GRAPH_MODE.*create_graph=True.*PYNATIVE_MODE"),
+        msctx.context(**EAGER_GRAPHS),
+    ):
+        torch.autograd.grad(net(x).sum(), x, create_graph=True)[0].sum().backward()
+
+
+def test_inside_code_that_is_given_up_containers_are_compiled(capsys: pytest.CaptureFixture[str]) -> None:
+    net, x = Looping(), image(2, 3)
+    expected = net(x)
+    with msctx.context(**EAGER_GRAPHS) as ctx, torch.no_grad():
+        torch.testing.assert_close(net(x), expected)
+    assert graphs() == 1
+    assert ctx.graphs().breaks
+    theirs = {inspect.getfile(Looping), inspect.getfile(nn.Sequential)}
+    assert {row.where.rpartition(":")[0] for row in ctx.graphs()} == theirs, "what runs between them is not captured"
+
+
+class Varying(nn.Module):
+    def forward(self, x: torch.Tensor, text: str) -> torch.Tensor:
+        return x + len(text)
+
+
+@pytest.fixture
+def few_variants(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("msctx.graph.calls.VARIANTS", 2)
+    with torch._dynamo.config.patch(recompile_limit=2):  # torch 2.11
+        yield
+
+
+def test_under_strict_too_many_variants_are_an_error_that_names_the_function(few_variants: None) -> None:
+    with msctx.context(jit_syntax_level="STRICT", **EAGER_GRAPHS):
+        Varying()(image(2), "")
+        Varying()(image(2), "a")
+        with pytest.raises(msctx.GraphError, match=r"^Varying.*: it needs more variants(.|\n)*ctx.graphs\(\).recompiled"):
+            Varying()(image(2), "ab")
+
+
+def test_too_many_variants_are_not_compiled_ahead(few_variants: None) -> None:
+    told = pytest.warns(msctx.MsctxWarning, match=r"precompile_only: Varying.*: it needs more variants")
+    with msctx.context(precompile_only=True, **EAGER_GRAPHS), told:
+        for text in ("", "a", "ab"):
+            assert Varying()(image(2), text) is None
+
+
+def test_what_is_not_compiled_has_no_compiled_form_to_delete() -> None:
+    with msctx.context(**EAGER_GRAPHS), pytest.raises(AttributeError):
+        del Net()._compiled_call_impl
+
+
+def test_a_compiler_that_fails_leaves_the_program_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        raise ValueError("no compiler here")
+
+    monkeypatch.setattr("torch._dynamo.backends.debugging.aot_autograd", fails)
+    net, x = Net().eval(), image()
+    with msctx.context(**EAGER_GRAPHS), pytest.warns(msctx.MsctxWarning, match=r"graph_programs.py:\d+.*no compiler here"):
+        torch.testing.assert_close(net(x), net(x))
+    with msctx.context(jit_syntax_level="STRICT", **EAGER_GRAPHS), pytest.raises(Exception, match="no compiler here"):
+        Net()(x)
+
+
+def test_recompilations_have_their_reason() -> None:
+    net = Net()
+    with msctx.context(**EAGER_GRAPHS) as ctx:
+        net(image())
+        net.eval()
+        net(image())
+    assert [bool(row.recompiled) for row in ctx.graphs()] == [False, True]
+    assert "training" in ctx.graphs().recompiled[0].recompiled
