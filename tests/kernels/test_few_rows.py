@@ -8,9 +8,9 @@ from cases import case
 
 from kernels import BACKWARD_DATA, FORWARD, TARGETS, Epilogue, Kernels
 
-SIZES = ((1, 700), (7, 90), (130, 5), (300, 33), (8300, 19), (128, 1041), (1, 513))
+SIZES = ((1, 700), (7, 90), (130, 5), (300, 33), (8300, 19), (128, 1041), (1, 513), (512, 769))
 """Depth and columns: a block of a sum, several, more than are read at once; vectors that are not full, more columns than are
-computed at once."""
+computed at once; enough of them for several threads."""
 
 
 @pytest.mark.parametrize("op", [FORWARD, BACKWARD_DATA], ids=["of lines", "of neighbours"])
@@ -34,5 +34,5 @@ def test_a_few_rows_have_the_bits_of_many(kernels: Kernels, size: tuple[int, int
                     else epilogue
                 )
                 part = case(1, *channels, (1, rows), 1)
-                found = kernels.run(row, part, (x[..., :rows], w, y[..., :rows]), isa, 2, op, True, few)
+                found = kernels.run(row, part, (x[..., :rows], w, y[..., :rows]), isa, 1 + rows % 3, op, True, few)
                 assert found.tobytes() == whole[..., :rows].tobytes(), (isa, rows)
