@@ -51,9 +51,6 @@ def compare(
             autocompletion=completion.settings,
         ),
     ] = None,
-    budget: Annotated[
-        float | None, typer.Option(help="Find the fastest layers whose error on the whole model is at most this.")
-    ] = None,
     seconds: Annotated[float | None, typer.Option(help="Seconds per row.")] = None,
     batch: Annotated[int | None, typer.Option(help="Multiplies a workload's images or rows.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Under a minute: less time for each row, the largest first.")] = False,
@@ -76,7 +73,7 @@ def compare(
     """Which algorithm, precision and determinism to use, and what each costs: measured beside torch's own path."""
     from msctx.compare import config
 
-    keys = {"workload": workload, "budget": budget, "seconds": seconds, "batch": batch}
+    keys = {"workload": workload, "seconds": seconds, "batch": batch}
     command = shlex.join(command_line(["msctx", *(word for word in sys.argv[1:] if word != "--row-lines")]))
     given = config.Given(overrides or (), axis or (), shape or (), keys, quick, command)
     comparison = config.read(subject, given)
@@ -218,9 +215,7 @@ def _lines() -> Watch:
 
     def row(name: str) -> None:
         counts["row"] += 1
-        is_counted = counts["row"] <= counts["of"]  # the budget comes after all rows
-        place = f"{counts['row']} of {counts['of']}: " if is_counted else ""
-        print(f"{place}{name}", file=sys.stderr, flush=True)
+        print(f"{counts['row']} of {counts['of']}: {name}", file=sys.stderr, flush=True)
 
     return Watch(begin=lambda rows: counts.update(of=rows), row=row)
 

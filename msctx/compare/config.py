@@ -94,8 +94,6 @@ class Keys(BaseModel):
     error_limit: Annotated[float | None, ShareKind()] = None
     """The error beyond which a result is wrong and has no time, where the algorithm states no bound. Unset, it is 1e-3, and 0.02 for
     choices that lower the precision."""
-    budget: Annotated[float | None, ShareKind()] = None
-    """Find the fastest setting of each layer such that the error of the whole model stays within this."""
 
 
 @dataclass(frozen=True)
@@ -202,9 +200,9 @@ class _Reading:
         layers = self._layers(keys)
         named = [kind for kind in SUBJECTS if kind in keys]
         kind = named[0] if named else "workload"
-        self._check_keys(keys, kind, model_alone=named == ["model"])
+        self._check_keys(keys, kind)
         if not axes and not points and not self.problems:
-            axes = self._default_axes(named, tuple(keys.get("directions", DIRECTIONS)), has_budget="budget" in keys)
+            axes = self._default_axes(named, tuple(keys.get("directions", DIRECTIONS)))
         found = self._points(axes, points)
         if self.problems:
             raise OptionError(sorted(self.problems, key=lambda p: (0, p.mark.line, p.mark.column) if p.mark else (1, 0, 0)))
@@ -313,7 +311,7 @@ class _Reading:
             ]
             return None
 
-    def _check_keys(self, keys: Mapping[str, Any], kind: str, model_alone: bool) -> None:
+    def _check_keys(self, keys: Mapping[str, Any], kind: str) -> None:
         """What does not apply to this kind of subject."""
         article = "an" if kind[0] == "e" else "a"
         for word in self.given.overrides:
@@ -322,8 +320,6 @@ class _Reading:
         for key, kinds in sorted(MEANT_FOR.items()):
             if key in keys and kind not in kinds:
                 self._key(key, f"does not apply to {article} {kind}")
-        if "budget" in keys and not model_alone:
-            self._key("budget", "a budget is for the error of a whole model: compare package.module:function")
         if self.given.quick and "seconds" in self.typed:
             self._word("--seconds", "--quick sets how long a row takes, too", hint="give one of them")
 
@@ -371,8 +367,8 @@ class _Reading:
                 found[key] = values
         return found
 
-    def _default_axes(self, named: list[str], directions: tuple[str, ...], has_budget: bool) -> dict[str, Any]:
-        """All algorithms for layers, those that decide for themselves for whole models; a budget may spend less exact products."""
+    def _default_axes(self, named: list[str], directions: tuple[str, ...]) -> dict[str, Any]:
+        """All algorithms for layers, those that decide for themselves for whole models."""
         if self.subject == "matmul":
             return {"algorithm": grid.every_product() | PRECISIONS}
         every = grid.every_algorithm(directions)
@@ -380,8 +376,7 @@ class _Reading:
             return {"algorithm": every}
         if named == ["experiment"]:
             return {"deterministic": ["OFF", "ON"]}
-        whole = {name: every[name] | {"matmul_algo": name} for name in ("normal", "performance")}
-        return {"algorithm": (grid.every_product() if has_budget else {}) | whole}
+        return {"algorithm": {name: every[name] | {"matmul_algo": name} for name in ("normal", "performance")}}
 
     def _points(self, axes: Mapping[str, Any], typed: Mapping[str, Any]) -> list[Point]:
         """The grid; each value is checked by itself, so that a mistake is reported once and at its place."""

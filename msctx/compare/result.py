@@ -157,7 +157,7 @@ class Best(_Part):
 
     ratio: float = 1.0
     points: list[str]
-    """For each row; an empty name is torch's own path, or, within a budget, what no single choice is."""
+    """For each row; an empty name is torch's own path."""
     options: dict[str, Any] = {}
     """What is recommended, beside the options that hold for all; empty: nothing."""
 
@@ -176,41 +176,6 @@ class Cost(_Part):
     geometric_mean: float
     """The time with it over that without."""
     rows: list[CostOfRow]
-
-
-class ForAll(_Part):
-    """The best choice for all layers."""
-
-    point: str = ""
-    ratio: float = 1.0
-    error: float
-    options: dict[str, Any] = {}
-
-
-class ByLayer(_Part):
-    """The best setting layer by layer."""
-
-    ratio: float = 1.0
-    error: float
-    options: dict[str, Any] = {}
-    rules: dict[str, Any] = {}
-    """conv_algo_rules."""
-    products: dict[str, str] = {}
-    """matmul_algo_rules."""
-    float32: list[str] = []
-    """The modules that are kept in float32."""
-
-
-class Budget(_Part):
-    """The fastest layers within an error of the whole model, or why there are none."""
-
-    budget: float
-    phase: str = ""
-    reason: str = ""
-    per_layer: ByLayer | None = None
-    uniform: ForAll | None = None
-    tried: int = 0
-    """How many settings the model was run with."""
 
 
 class Change(_Part):
@@ -253,7 +218,6 @@ class Result(_Part):
     totals: list[Total] = []
     best: Best = Best(points=[])
     costs: list[Cost] = []
-    budget: Budget | None = None
     against: list[Change] = []
     elsewhere: list[str] = []
     """In what the machine or the settings of the earlier result differ."""
@@ -272,12 +236,6 @@ class Result(_Part):
             return ""
         load = "" if self.load is None else f" (load before: {self.load:.1f})"
         return f"{len(noisy)} of {len(self.rows)} rows are noisy{load}: repeat the comparison on an idle machine"
-
-    @property
-    def within(self) -> str:
-        """What the budget is of."""
-        assert self.budget is not None
-        return f"within an error of {self.budget.budget:.1e}{f' in {self.budget.phase}' * bool(self.budget.phase)}"
 
     @property
     def under(self) -> str:

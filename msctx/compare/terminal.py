@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from msctx.compare.choose import is_gain
-from msctx.compare.result import Budget, Cell, Result, Row
+from msctx.compare.result import Cell, Result, Row
 from msctx.compare.summary import changed
 from msctx.tables import size
 
@@ -37,8 +37,6 @@ def parts(result: Result) -> Iterator[Table | Text]:
     for cost in result.costs:
         times = f"{cost.geometric_mean:.2f} times as long as"
         yield Text(f"{cost.with_} takes {times} {cost.without} (mean of {len(cost.rows)} rows)")
-    if result.budget:
-        yield Text(f"{result.within}: {_budget(result.budget)}")
     for line in result.elsewhere:
         yield Text(f"the earlier result is of another machine or setting: {line}", style="yellow")
     for one in result.against:
@@ -46,8 +44,6 @@ def parts(result: Result) -> Iterator[Table | Text]:
             yield Text(f"{one.name} {one.direction}, {one.point}: {changed(one)}")
     if result.recommended:
         yield Text(f"what to set:\n{result.recommended}".rstrip(), style="bold")
-    elif result.budget and result.budget.reason:
-        yield Text("what to set: nothing, as no setting is known that keeps the budget", style="bold")
     elif result.totals and result.noise:
         yield Text(f"what to set: unknown. {result.noise}", style="bold yellow")
     elif result.totals:
@@ -55,15 +51,6 @@ def parts(result: Result) -> Iterator[Table | Text]:
         yield Text(text, style="bold")
     for name, text in result.files.items():
         yield Text(f"{name}, beside it:\n{text}".rstrip(), style="bold")
-
-
-def _budget(found: Budget) -> str:
-    layer, one = found.per_layer, found.uniform
-    if layer is None or one is None:
-        return found.reason
-    best = f"the best for all ({one.point or 'torch'}) {one.ratio:.2f}x (error {one.error:.1e})"
-    kept = f", {len(layer.float32)} of its layers in float32" * bool(layer.float32)
-    return f"layer by layer {layer.ratio:.2f}x (error {layer.error:.1e}{kept}), {best}"
 
 
 def _reasons(result: Result) -> list[str]:

@@ -72,13 +72,6 @@ def test_what_is_no_convolution_is_left_out_of_conv_and_the_other_way_round() ->
     assert found.layers == (NetworkLayer("64x32x16", Product((64, 32), (32, 16))),)
 
 
-def test_a_budget_may_spend_less_exact_products() -> None:
-    plain, spending = (read("some.module:make", Given(keys={"budget": budget})) for budget in (None, 1e-4))
-    assert names(plain) == ["normal", "performance"]
-    assert {"tf32", "bf16x3", "fp16x3", "strict", *names(plain)} == {*names(spending)} - {"int8x6", "bf16x6", "bf16x9"}
-    assert next(p for p in spending.points if p.name == "tf32").options == {"matmul_algo": "tf32"}
-
-
 def test_an_experiment_file_is_a_subject_itself(tmp_path: Path) -> None:
     name = file(tmp_path, "context: {seed: 1}\nexperiment: {entry: train.py:train}\n")
     found = read(name, Given(axes=["deterministic=ON,OFF"]))
@@ -114,7 +107,6 @@ def test_values_with_commas_stand_in_a_list() -> None:
         ("compare: {}", "give something to compare"),
         ("compare: {workload: resnet50, second: 2}", "did you mean seconds?"),
         ("compare: {workload: resnet50, directions: [forward]}", "'forward' is not one of them"),
-        ("compare: {workload: resnet50, budget: 3}", "3 is out of range"),
         ("compare: {workload: resnet50}\naxes: {conv_fprop_alg: [gemm]}", "did you mean conv_fprop_algo?"),
         ("compare: {workload: resnet50}\naxes: {conv_fprop_algo: [gemm, winogrd]}", "did you mean 'winograd'?"),
         ("compare: {workload: resnet50}\naxes: {mine: {a: {conv_fprop_algo: gem}}}", "did you mean 'gemm'?"),
