@@ -5,25 +5,22 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from msctx.cli import completion, render
-from msctx.cli.output import Job, Json, print_json, print_text, write_new
+from msctx.cli.output import Json, print_json, print_text, write_new
 from msctx.errors import Diagnostic, FileError, OptionError
 from msctx.recorded import command_line
 
 if TYPE_CHECKING:
-    from msctx.compare.comparison import Watch
     from msctx.compare.result import Result
-    from msctx.run.jobs import Jobs
 
 
 def compare(
-    context: typer.Context,
     subject: Annotated[
         str,
         typer.Argument(
@@ -61,20 +58,13 @@ def compare(
     fail_below: Annotated[
         float | None, typer.Option(metavar="RATIO", help="End with 1 if a choice is slower: than torch, or than in --baseline.")
     ] = None,
-    engine: Annotated[
-        str, typer.Option(metavar="ENGINE", help="Measure all of it as one job of slurm, or local, and wait for it.")
-    ] = "",
-    job: Job = None,
-    row_lines: Annotated[
-        bool, typer.Option("--row-lines", hidden=True, help="Progress as lines: a job has no terminal.")
-    ] = False,
     json_: Json = False,
 ) -> None:
     """Which algorithm, precision and determinism to use, and what each costs: measured beside torch's own path."""
     from msctx.compare import config
 
     keys = {"workload": workload, "seconds": seconds, "batch": batch}
-    command = shlex.join(command_line(["msctx", *(word for word in sys.argv[1:] if word != "--row-lines")]))
+    command = shlex.join(command_line(["msctx", *sys.argv[1:]]))
     given = config.Given(overrides or (), axis or (), shape or (), keys, quick, command)
     comparison = config.read(subject, given)
     if fail_below is not None and not 0 < fail_below < 100:
@@ -82,20 +72,11 @@ def compare(
     from msctx.compare import result, summary
 
     earlier = result.read(baseline) if baseline else None
-    runs_in = _engine(engine, job or [])
-    is_new = out is not None and not Path(out).exists()
     folder = _folder(out)
-    if runs_in is not None:
-        try:
-            raise typer.Exit(_as_job(runs_in, context))
-        finally:
-            if folder is not None and is_new:
-                with suppress(OSError):  # it is not empty: the job has written its result
-                    folder.rmdir()
     from msctx.compare.run import run
 
     console = render.console(sys.stderr if json_ else sys.stdout)
-    with redirect_stdout(sys.stderr), _bar(row_lines) as watch:  # what a model prints is no result
+    with redirect_stdout(sys.stderr), _bar() as watch:  # what a model prints is no result
         found = run(comparison, watch)
     if earlier is not None:
         found.against, found.elsewhere = summary.against(found, earlier), summary.elsewhere(found, earlier)
@@ -149,50 +130,12 @@ def _write(found: Result, folder: Path) -> None:
         record.text(name, text)
 
 
-def _engine(name: str, words: list[str]) -> Jobs | None:
-    if not name and not words:
-        return None
-    from msctx.run.jobs import engine
-
-    return engine(name, words)
-
-
-def _as_job(engine: Jobs, context: typer.Context) -> int:
-    """The same command as a job, whose output and exit code are ours."""
-    command = [sys.executable, "-m", "msctx", "compare", "--row-lines"]
-    arguments = []
-    for parameter in context.command.params:
-        given = context.params.get(parameter.name or "")
-        values = given if isinstance(given, list | tuple) else [given]
-        if parameter.param_type_name == "argument":
-            arguments += [str(value) for value in values]
-        elif parameter.name not in ("engine", "job", "row_lines"):
-            flag = parameter.opts[0]
-            command += [flag if value is True else f"{flag}={value}" for value in values if value not in (None, False)]
-
-    def report(text: str) -> None:
-        with suppress(OSError):  # nobody reads any more
-            print(text, end="", file=sys.stderr, flush=True)
-
-    width = {"COLUMNS": str(render.console().width)}
-    try:
-        code, out = engine.one([*command, "--", *arguments], width, report)
-    except KeyboardInterrupt:
-        print("interrupted; the job was cancelled", file=sys.stderr)
-        return 130
-    print(out, end="", flush=True)
-    return code
-
-
 @contextmanager
-def _bar(as_lines: bool = False) -> Iterator[Any]:
-    """Progress on stderr where that is a terminal, or a line for each row."""
+def _bar() -> Iterator[Any]:
+    """Progress on stderr where that is a terminal."""
     from msctx.compare.comparison import Watch
 
     console = render.console(sys.stderr)
-    if as_lines:
-        yield _lines()
-        return
     if not console.is_terminal:
         yield Watch()
         return
@@ -206,18 +149,6 @@ def _bar(as_lines: bool = False) -> Iterator[Any]:
             row=lambda name: bar.update(task, description=name[:40]),
             end_row=lambda: bar.advance(task),
         )
-
-
-def _lines() -> Watch:
-    from msctx.compare.comparison import Watch
-
-    counts = {"of": 0, "row": 0}
-
-    def row(name: str) -> None:
-        counts["row"] += 1
-        print(f"{counts['row']} of {counts['of']}: {name}", file=sys.stderr, flush=True)
-
-    return Watch(begin=lambda rows: counts.update(of=rows), row=row)
 
 
 def capture(

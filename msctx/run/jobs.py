@@ -1,22 +1,19 @@
-"""Jobs of Slurm, by submitit, whose local executor runs them as processes of this machine: the points of a sweep, or one command."""
+"""Jobs of Slurm, by submitit, whose local executor runs them as processes of this machine: the points of a sweep."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from msctx.errors import Diagnostic, EntryFailed, FileError, OptionError, nearest, text_of
-from msctx.native.children import Children
+from msctx.errors import Diagnostic, OptionError, nearest, text_of
 from msctx.options.yamlfile import scalar
 from msctx.run import sweep
-from msctx.run.ending import terminable
 from msctx.signals import uninterrupted
 
 ENGINES = ("local", "slurm")
@@ -120,48 +117,6 @@ class Jobs:
                 text = text_of(error).strip().replace("\n", "; ")
                 raise OptionError([Diagnostic("--engine", f"{self._cluster}: {text}", "command line")]) from None
 
-    def one(self, command: Sequence[str], environment: Mapping[str, str], report: Callable[[str], None]) -> tuple[int, str]:
-        """Run a command as one job, from this folder, which its node must see: its exit code and standard output.
-
-        Args:
-            environment: variables of the command, beside those of this process.
-            report: called with what it writes on standard error, as it comes.
-
-        Raises:
-            EntryFailed: the job ended before the command did.
-            KeyboardInterrupt: Ctrl-C; the job was cancelled, as by any other exception.
-        """
-        here = Path.cwd()
-        try:
-            made = TemporaryDirectory(prefix=".msctx-job-", dir=here, ignore_cleanup_errors=True)  # a job may still write
-        except OSError as error:
-            raise FileError([Diagnostic("--engine", f"a folder cannot be made here: {error.strerror}", str(here))]) from None
-        with terminable(), made:
-            errors = Path(made.name, "errors")
-            errors.touch()
-            executor = self._executor(Path(made.name))
-            job = None
-            try:
-                with uninterrupted():
-                    job = self._submit(executor, _run_beside, command, dict(environment), str(here), str(errors))
-                is_done, place = False, 0
-                while not is_done:
-                    is_done = job.done()  # before what is left to read
-                    with errors.open(encoding="utf-8", errors="replace") as written:  # anew: NFS shows what is new at an open
-                        written.seek(place)
-                        report(written.read())
-                        place = written.tell()
-                    time.sleep(0 if is_done else POLL)
-            except BaseException:
-                if job is not None:
-                    job.cancel()
-                raise
-            try:
-                code, out = job.result()
-            except Exception as error:  # as in _result
-                raise EntryFailed(f"job {job.job_id}: {text_of(error).strip()}") from None
-        return code, out
-
     def _result(self, job: Any, folder: Path) -> dict[str, Any]:
         try:
             code, out, err = job.result()
@@ -187,10 +142,3 @@ def _run(command: Sequence[str], folder: str) -> tuple[int, str, str]:
     """In the job."""
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
     return done.returncode, done.stdout, done.stderr
-
-
-def _run_beside(command: Sequence[str], environment: Mapping[str, str], folder: str, errors: str) -> tuple[int, str]:
-    """In the job; what the command starts ends with it, when the job is cancelled, too."""
-    with Path(errors).open("a", encoding="utf-8") as file, Children() as children:
-        done = children.run(command, Path(folder), stderr=file, env={**os.environ, **environment})
-    return done.returncode, done.stdout

@@ -37,12 +37,6 @@ def executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Executor:
     return found
 
 
-def test_a_signal_while_a_command_is_submitted(executor: Executor) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        Jobs("local", {}).one(["true"], {}, print)
-    assert executor.cancelled == 1
-
-
 def test_a_signal_while_a_point_is_submitted(executor: Executor) -> None:
     with pytest.raises(KeyboardInterrupt):
         list(Jobs("local", {})("one.yaml", [(0, [], executor.folder / "0")], executor.folder))
