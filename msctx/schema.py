@@ -29,7 +29,6 @@ HELP = {
     "args": "Arguments of the entry, by name.",
     "seed": "Seeds Python, NumPy and torch before the entry runs; another way to set the option seed.",
     "dir": "The folder in which run directories are made.",
-    "sinks": "Where numbers that the run logs go besides its own files.",
     "cpu_config": "Options for CPU tensors alone (ours; the keys of gpu_config).",
     "gpu_config": "Options for CUDA tensors alone.",
     "ascend_config": "Options for Ascend alone.",

@@ -56,7 +56,7 @@ def commands() -> Iterator[list[str]]:
             yield shlex.split(line, comments=True)[1:]
 
 
-LIBRARIES = ("accelerate", "hydra", "lightning", "mlflow", "tensorboard", "transformers")
+LIBRARIES = ("accelerate", "hydra", "lightning", "transformers")
 
 
 def skip_without_libraries(block: str) -> None:

@@ -61,10 +61,8 @@ def run(
     in rank_0, rank_1 …, and ranks.json shows what became of all.
     """
     from msctx.run.config import read
-    from msctx.run.sinks import require
 
     experiment = read(file, overrides or (), need_entry=True)
-    require(experiment.sinks, experiment.sinks_mark)
     of_nodes = {"--nnodes": nnodes != "1", "--rdzv": rdzv, "--run-id": run_id}
     if sweep:
         _refuse(of_nodes, "does not go with --sweep, whose points run on one node each")

@@ -16,7 +16,6 @@ from msctx.options.kinds import INVALID, BadValue, IntKind, Kind, TextKind
 from msctx.options.layers import environment_layers, flatten, preset_layer
 from msctx.options.registry import from_text
 from msctx.options.yamlfile import AmbiguousNumber, Document, load, parse
-from msctx.run.sinks import SINKS
 from msctx.shipped import CONFIGS
 
 
@@ -32,24 +31,6 @@ class _Arguments(Kind):
 
     def schema(self) -> dict[str, Any]:
         return {"type": "object"}
-
-
-class _Sinks(Kind):
-    """Names of sinks, each once."""
-
-    allowed = f"a list of {', '.join(SINKS)}"
-
-    def parse(self, value: Any) -> tuple[str, ...]:
-        names = [value] if isinstance(value, str) else value
-        if not isinstance(names, list):
-            raise BadValue("is not a list", allowed=self.allowed)
-        if wrong := next((name for name in names if not isinstance(name, str) or name not in SINKS), None):
-            raise BadValue(f"{wrong!r} is not a sink", allowed=self.allowed, suggestion=nearest(str(wrong), SINKS))
-        return tuple(dict.fromkeys(names))
-
-    def schema(self) -> dict[str, Any]:
-        name = {"enum": [*SINKS]}
-        return {"anyOf": [{"type": "array", "items": name}, name]}
 
 
 class _Name(TextKind):
@@ -68,7 +49,7 @@ SECTIONS: dict[str, dict[str, Kind]] = {
         "args": _Arguments(),
         "seed": IntKind(0, 2**32 - 1),
     },
-    "record": {"dir": TextKind("the folder in which run directories are made"), "sinks": _Sinks()},
+    "record": {"dir": TextKind("the folder in which run directories are made")},
 }
 """What a file may hold beside ``context:``."""
 
@@ -87,9 +68,7 @@ class Experiment:
     entry: str | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
     record_dir: str = "runs"
-    sinks: tuple[str, ...] = ()
     entry_mark: Mark | None = None
-    sinks_mark: Mark | None = None
 
     @property
     def settings(self) -> Settings:
@@ -165,9 +144,7 @@ def read_document(
         entry=experiment.get("entry"),
         args=experiment.get("args", {}),
         record_dir=record.get("dir", "runs"),
-        sinks=record.get("sinks", ()),
         entry_mark=document.mark(("experiment", "entry")) if "entry" not in words.found["experiment"] else None,
-        sinks_mark=document.mark(("record", "sinks")) if "sinks" not in words.found["record"] else None,
     )
 
 

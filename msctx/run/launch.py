@@ -148,7 +148,6 @@ def _plan(experiment: Experiment, out: str | None, as_json: bool, seen: Path) ->
         "entry_mark": experiment.entry_mark and astuple(experiment.entry_mark),
         "args": dict(experiment.args),
         "record_dir": str(Path(experiment.record_dir).absolute()),
-        "sinks": [*experiment.sinks],
     }
     layer = flatten(experiment.levels)
     plan = agreement.handed(plan_here(Settings([layer])))
@@ -209,7 +208,7 @@ def handed(environment: Mapping[str, str]) -> tuple[Experiment, str | None, bool
     """What a rank was handed: its experiment, the run directory, and whether it reports in JSON."""
     found = carried.read(environment)
     mine: dict[str, Any] = found["experiment"]
-    own: dict[str, Any] = {"file": Path(mine["file"]) if mine["file"] else None, "sinks": tuple(mine["sinks"])}
+    own: dict[str, Any] = {"file": Path(mine["file"]) if mine["file"] else None}
     own["entry_mark"] = Mark(*mine["entry_mark"]) if mine["entry_mark"] else None
     layer: Layer = carried.layer_of(environment)
     return Experiment(levels={"command line": layer}, **{**mine, **own}), found["out"], found["json"]

@@ -34,7 +34,6 @@ from msctx.run.ending import Terminated, deafen, is_terminated, leave_word, term
 from msctx.run.entry import in_a_line, resolve, users_traceback
 from msctx.run.memory import MemoryOfRun
 from msctx.run.record import Record, plain
-from msctx.run.sinks import Sinks, require
 from msctx.signals import uninterrupted
 
 T = TypeVar("T")
@@ -45,8 +44,8 @@ _active: list[Run] = []
 class Run:
     """A run in progress, given to an entry that has a parameter named ``run``."""
 
-    def __init__(self, record: Record, plan: Plan, sinks: Sinks, progress: Any = None) -> None:
-        self.record, self.plan, self.sinks, self._progress = record, plan, sinks, progress
+    def __init__(self, record: Record, plan: Plan, progress: Any = None) -> None:
+        self.record, self.plan, self._progress = record, plan, progress
         self.rows = 0
         self.memory = MemoryOfRun()
         self.returned: Mapping[str, Any] = {}
@@ -63,11 +62,10 @@ class Run:
         return current().device
 
     def log(self, **metrics: Any) -> None:
-        """Append one line to metrics.jsonl, and send its numbers to the sinks; usually once per epoch."""
+        """Append one line to metrics.jsonl; usually once per epoch."""
         self.rows += 1
         self.memory.end_phase()
         self.record.metrics(metrics)
-        self.sinks.send(metrics)
         if self._progress is not None:
             self._progress.log(metrics)
 
@@ -110,13 +108,11 @@ def run_experiment(
 
     Raises:
         EntryError: the entry cannot be called; nothing was recorded.
-        OptionError: the package of a sink is missing; nothing was recorded.
         EntryFailed: the entry raised, as the record shows. Everything is restored.
         RecordError: the entry has ended well, and its record cannot be written. Everything is restored.
         KeyboardInterrupt: Ctrl-C; the record is complete and marked interrupted. Everything is restored. After SIGTERM too, by which
             the process then ends, unless a handler of the caller is there.
     """
-    require(experiment.sinks, experiment.sinks_mark)
     found, begin, ran_before = state(), models.now(), Ran.count
     with terminable(), ExitStack() as undisturbed:
         with BASE.laid_under(experiment.levels) as plan:
@@ -127,11 +123,8 @@ def run_experiment(
                 record.json("plan.json", plan.as_dict())
                 record.json("state.json", state())
                 record.json("environment.json", environment())
-                resolved = config(experiment)
-                record.yaml("config.yaml", resolved)
-                names = experiment.sinks if ranks.rank() == 0 else ()
-                sinks = Sinks(names, record.folder, experiment.name, _parameters(resolved))
-                run = Run(record, plan, sinks, progress)
+                record.yaml("config.yaml", config(experiment))
+                run = Run(record, plan, progress)
                 if announce is not None:
                     announce(run)
                 from msctx.amp import watched  # here: it needs torch
@@ -163,7 +156,6 @@ def run_experiment(
         result["run_dir"] = str(record.folder)
         record.json("result.json", result)
         undisturbed.close()  # a signal that came after the entry had ended raises here
-        sinks.close(result)
     if record.unwritten and error is None:
         last = replace(record.unwritten[-1], suggestion=f"the entry ended well: {json.dumps(plain(result))}")
         raise RecordError([*record.unwritten[:-1], last])
@@ -258,14 +250,6 @@ def _running(run: Run) -> Iterator[None]:
         sys.stdout.flush()
 
 
-def _parameters(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """What :func:`config` holds, as flat names for sinks."""
-    found: dict[str, Any] = {}
-    for key, value in resolved["context"].items():
-        found |= {f"{key}.{name}": each for name, each in value.items()} if isinstance(value, Mapping) else {key: value}
-    return found | {f"args.{name}": value for name, value in resolved["experiment"]["args"].items()}
-
-
 def config(experiment: Experiment) -> dict[str, Any]:
     """The experiment with everything resolved: running this file repeats the run."""
     options: dict[str, Any] = {}
@@ -285,5 +269,5 @@ def config(experiment: Experiment) -> dict[str, Any]:
     return {
         "context": options,
         "experiment": {"name": experiment.name, "entry": entry, "args": dict(experiment.args)},
-        "record": {"dir": experiment.record_dir, **({"sinks": experiment.sinks} if experiment.sinks else {})},
+        "record": {"dir": experiment.record_dir},
     }

@@ -6,7 +6,6 @@ import json
 import socket
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ def main() -> None:
 
 
 def _run(job: dict[str, Any], wire: Wire) -> None:
-    experiment = replace(read(job["file"], job["words"], need_entry=True), sinks=())
+    experiment = read(job["file"], job["words"], need_entry=True)
     from msctx.run.runner import prepare_environment
 
     prepare_environment(experiment)
