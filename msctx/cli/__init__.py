@@ -19,7 +19,7 @@ from typing import Annotated
 import typer
 
 from msctx._version import __version__
-from msctx.cli import build, cache, compare, doctor, execution, explain, run, starter, state, tune, verify
+from msctx.cli import build, compare, doctor, execution, explain, run, starter, state, tune, verify
 from msctx.cli.output import NO_CANN
 from msctx.errors import DeviceError, FileError, MsctxError, MsctxWarning, StrictError, _ProblemsError
 
@@ -66,7 +66,6 @@ for command, (short, example) in COMMANDS.items():
     is_exec = command is execution.execute
     name, settings = ("exec", execution.SETTINGS) if is_exec else (None, None)
     app.command(name, context_settings=settings, short_help=short, epilog=example and f"Example: {example}")(command)
-app.add_typer(cache.cache, name="cache", short_help="Show, move or clear what torch.compile keeps.")
 app.add_typer(tune.tune, name="tune", short_help="Measure what was recorded; show, copy or clear it.")
 
 

@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
-from datetime import datetime
 from typing import Any, TypeVar
 
 from rich.console import Console, Group
@@ -194,21 +193,6 @@ def sweep_table(points: Iterable[Mapping[str, Any]], results: Iterable[Mapping[s
             ]
         table.add_row(*map(Text, cells))
     return table
-
-
-def compile_cache_page(found: Mapping[str, Any]) -> Group:
-    """Caches of compiled code: each stamp, whether it is used here, and how much there is."""
-    parts: list[Any] = [Text(f"{found['path']}: nothing compiled is kept in it" if not found["caches"] else found["path"])]
-    for one in found["caches"]:
-        used = "used here" if one["used_here"] else f"not used here: {'; '.join(one['differs'])}"
-        shown = {key: one[key] for key in ("cache", "folder", "graphs", "files")}
-        shown["size"] = f"{one['bytes'] / 2**20:.1f} MB"
-        shown["last used"] = (
-            "" if one["last_used"] is None else datetime.fromtimestamp(one["last_used"]).strftime("%Y-%m-%d %H:%M")
-        )
-        shown["policies"] = "\n".join(one["policies"])
-        parts += [Text(""), Text(used, style="bold"), pairs_table(shown | (one["stamp"] or {}), ("compile cache", ""))]
-    return Group(*parts)
 
 
 def tuning_page(found: Mapping[str, Any]) -> Group:

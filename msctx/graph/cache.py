@@ -1,291 +1,158 @@
-"""The folder in which torch keeps what it compiles: ``rank_<number>`` of compile_cache_path, or ``kernel_cache``.
+"""The folder of torch's caches of compiled code: compile_cache_path/rank_<number>, or op_compiler_cache_dir/kernel_cache.
 
-In it there is a folder for each stamp, so that machines and versions that share a disk do not share code. torch loads what it finds
-there, which is code that runs as the user: so nobody else may be able to write there.
+It has a folder for each processor, system and version, since machines that share a disk cannot run each other's code. torch loads
+code from there, so msctx only uses a folder that belongs to the user and that nobody else can write.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
+import hashlib
 import os
+import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import time
+from contextlib import suppress
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from msctx._version import __version__
 from msctx.errors import NativeError
-from msctx.graph import cache_limit, cache_stamp
-from msctx.graph.cache_stamp import Stamp, stamp
-from msctx.native import cache_tag, cachedir
+from msctx.native import cachedir
 from msctx.notices import warn
 from msctx.observers import files
 from msctx.options.compile_cache import CompileCache
 
-OPTION = "enable_compile_cache"
-MARKER, LOCK = "msctx_cache.json", ".msctx_cache.lock"
-OURS = frozenset({MARKER, LOCK, cache_limit.INI})
-MAJOR = 1
-FORMAT = f"msctx compile cache {MAJOR}"
 DO = "name another folder with compile_cache_path (op_compiler_cache_dir)"
 NOT_USED = "torch's caches stay where they are"
 VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-PATIENCE = 10.0
-"""Seconds to wait for another process that throws things away."""
+PREFIX = "msctx-"
+INI, INI_OPTION = "op_cache.ini", "session.op_compiler_cache_dir.op_cache_ini"
+SIZE, RATIO = "ASCEND_MAX_OP_CACHE_SIZE", "ASCEND_REMAIN_CACHE_SIZE_RATIO"
+DEFAULT = (500, 50)
+"""Megabytes, and the percentage of them that remains when there are more."""
+IDLE = 30 * 60
+"""Seconds without use after which a file may be removed: another process may be about to load a newer one."""
 
 
 def root_of(wanted: CompileCache) -> Path:
-    """The folder that the options mean, from the working directory as it is now."""
-    if wanted.kernels:
-        return _absolute(wanted.path or os.environ.get("ASCEND_CACHE_PATH") or "~/atc_data") / "kernel_cache"
-    return _absolute(wanted.path or ".") / f"rank_{files.rank()}"
+    """The folder that the options name, relative to the current working directory."""
+    path = wanted.path or (os.environ.get("ASCEND_CACHE_PATH") or "~/atc_data" if wanted.kernels else ".")
+    inner = "kernel_cache" if wanted.kernels else f"rank_{files.rank()}"
+    return Path(os.path.abspath(os.path.expandvars(os.path.expanduser(path)))) / inner
 
 
-def _absolute(path: str) -> Path:
-    return Path(os.path.abspath(os.path.expandvars(os.path.expanduser(path))))
+@cache
+def stamp() -> str:
+    """The name of the folder for code that runs with this processor, system and versions."""
+    import torch
+
+    from msctx.native import environment_key
+
+    versions = (__version__, torch.__version__, torch.version.git_version, sys.implementation.cache_tag, *platform.libc_ver())
+    return PREFIX + hashlib.sha256(repr((versions, platform.machine(), environment_key.cpu())).encode()).hexdigest()[:12]
 
 
-# --- a folder of one stamp --------------------------------------------------------------------------------------------
+def limit_of(root: Path) -> tuple[int, int]:
+    """The limit for a folder of kernels: from its op_cache.ini, else from the environment, else CANN's default."""
+    from msctx.options.formats import OP_CACHE
 
-
-def marked(folder: Path) -> dict[str, Any] | None:
-    """What the marker in a folder holds; ``None``: there is none, or it cannot be read."""
     try:
-        found = json.loads((folder / MARKER).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def stamp_of(folder: Path) -> Stamp | None:
-    return cache_stamp.read((marked(folder) or {}).get("stamp"))
-
-
-def policies_of(folder: Path) -> list[str] | None:
-    """Under which policies code in a folder was compiled; ``None``: its marker is damaged."""
-    found = (marked(folder) or {}).get("policies", [])
-    return found if isinstance(found, list) and all(isinstance(one, str) for one in found) else None
-
-
-def refusals(folder: Path) -> list[str]:
-    """Why what lies in a folder must not be used; none: it may be."""
-    if all(path.name.startswith(".") for path in folder.iterdir()):  # another process is just marking it
-        return []
-    found = marked(folder)
-    if found is None:
-        return [f"there are files in it, and no {MARKER} of ours: somebody else has put them there"]
-    if found.get("format") != FORMAT:
-        return [f"its format is {found.get('format')}, and this msctx knows {FORMAT}"]
-    theirs = cache_stamp.read(found.get("stamp"))
-    if theirs is None or policies_of(folder) is None:
-        return [f"its {MARKER} is damaged"]
-    return theirs.differs(stamp())
-
-
-def ready(root: Path) -> Path:
-    """The folder in *root* for code of here, made and marked where it is missing.
-
-    Raises:
-        NativeError: it cannot be used.
-        OSError: the same.
-    """
-    is_new = not root.exists()
-    root = cachedir.checked(root, DO)
-    if is_new:
-        cachedir.write(root / MARKER, json.dumps({"format": FORMAT}).encode())
-    folder = cachedir.checked(root / stamp().name, DO)
-    if why := refusals(folder):
-        raise NativeError(f"{folder}: {'; '.join(why)}; remove that folder, or {DO}")
-    mark(folder, set())
-    return folder
-
-
-def mark(folder: Path, policies: set[str]) -> None:
-    """Say whose folder it is, and under which policies code in it was compiled."""
-    known = policies_of(folder) or []
-    listed = sorted({*known, *policies} - {""})
-    if listed != known or not (folder / MARKER).exists():
-        data = {"format": FORMAT, "stamp": asdict(stamp()), "policies": listed}
-        cachedir.write(folder / MARKER, json.dumps(data, indent=1).encode())
-
-
-def is_ours(root: Path) -> bool:
-    """Whether msctx has made it, so that all there is in it belongs to the cache."""
-    return (marked(root) or {}).get("format") == FORMAT
-
-
-def folders(root: Path) -> list[Path]:
-    """The folders of stamps in *root* that are ours."""
-    with suppress(OSError):
-        return sorted(path for path in root.iterdir() if path.is_dir() and not path.is_symlink() and stamp_of(path))
-    return []
-
-
-def throw_away(root: Path, which: list[Path]) -> int:
-    """Empty folders of ours; returns how many bytes went. Their markers stay: a process may go on writing there.
-
-    Where another process does not give the lock away, both throw away, each what the other leaves.
-    """
-    with locked(root):
-        before = sum(size_of(folder) for folder in which)
-        for folder in which:
-            for path in folder.iterdir():
-                if path.name in OURS or (folder == root and stamp_of(path)):
-                    continue
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    path.unlink(missing_ok=True)
-        return before - sum(size_of(folder) for folder in which)
-
-
-def size_of(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):
-            total += path.lstat().st_size if path.is_file() else 0
-    return total
-
-
-@contextmanager
-def locked(root: Path) -> Iterator[bool]:
-    """Be the only process that throws something away; *False*: another one is at it, or there are no locks."""
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(root / LOCK, mode=0o600)
-    try:
-        lock.acquire(timeout=PATIENCE)
-    except (Timeout, NotImplementedError, OSError):
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        lock.release()
-
-
-# --- as a scope has it ------------------------------------------------------------------------------------------------
+        text, place = (root / INI).read_text(encoding="utf-8-sig"), str(root / INI)
+    except (OSError, UnicodeDecodeError):
+        size, ratio = (os.environ.get(name) or default for name, default in zip((SIZE, RATIO), DEFAULT, strict=True))
+        text = f"[op_compiler_cache]\nmax_op_cache_size={size}\nremain_cache_size_ratio={ratio}\n"
+        place = f"{SIZE}={size} {RATIO}={ratio}"
+    parsed = OP_CACHE.parse(text, place)
+    if parsed.problems:
+        problems = "\n".join(map(str, parsed.problems))
+        warn(INI_OPTION, problems, f"{INI_OPTION}: both limits are ignored:\n{problems}")
+        return DEFAULT
+    section = parsed.data["op_compiler_cache"]
+    return section["max_op_cache_size"], section["remain_cache_size_ratio"]
 
 
 class Cache:
-    """Where torch keeps its code while a scope is open."""
+    """The place of torch's code while a context is open."""
 
     def __init__(self, wanted: CompileCache) -> None:
         self.wanted = wanted
         self.root = Path(scratch()) if wanted.off else root_of(wanted)
-        self.folder = self.root if wanted.off else self.root / stamp().name
-        self._before = {*cache_tag.used}
-
-    @property
-    def variables(self) -> dict[str, str | None]:
-        return dict(zip(VARIABLES, (str(self.folder), str(self.folder / "triton")), strict=True))
+        self.folder = self.root if wanted.off else self.root / stamp()
 
     def open(self) -> None:
-        """Make the folder ready.
+        """Make the folder, and keep its size within the limit.
 
         Raises:
             NativeError: it cannot be used.
-            OSError: the same.
         """
-        if self.wanted.off:
-            return
-        self.folder = ready(self.root)
-        if self.wanted.kernels:
-            cache_limit.write_ini(self.root)
-        self._keep_within()
+        if not self.wanted.off:
+            self.folder = cachedir.checked(cachedir.checked(self.root, DO) / stamp(), DO)
+            self.keep_within()
 
     def renew(self) -> None:
-        """Once in a process: what it has stored itself is not thrown away again."""
+        """Empty it, once in a process."""
         if self.wanted.renew and self.root not in _renewed:
             _renewed.add(self.root)
-            throw_away(self.root, [*folders(self.root), *([self.root] if is_ours(self.root) else ())])
+            for folder in self.root.glob(f"{PREFIX}*"):
+                shutil.rmtree(folder, ignore_errors=True)
 
-    def leave(self) -> None:
-        """Note what was used, and keep within the limits."""
-        if self.wanted.off:
+    def keep_within(self) -> None:
+        """Remove the files that were idle for longest until the given percentage of the limit remains."""
+        wanted, listed = self.wanted, []
+        if wanted.megabytes is None and not wanted.kernels:
             return
-        try:
-            for path in _used(self.folder):
-                with suppress(OSError):
-                    os.utime(path)
-            mark(self.folder, cache_tag.used - self._before)
-            self._keep_within()
-        except OSError as error:
-            warn(OPTION, str(self.folder), f"{self.folder}: {error.strerror or error}; what was compiled may be missing there")
-
-    def _keep_within(self) -> None:
-        wanted = self.wanted
-        if wanted.megabytes is not None:
-            limit = cache_limit.Limit(wanted.megabytes, wanted.percent)
-        elif wanted.kernels:
-            limit = cache_limit.found(self.root)
-        else:
+        megabytes, percent = limit_of(self.root) if wanted.megabytes is None else (wanted.megabytes, wanted.percent)
+        for path in self.root.glob(f"{PREFIX}*/**/*"):
+            with suppress(OSError):
+                status = path.lstat()
+                if not path.is_dir():
+                    listed.append((max(status.st_mtime, status.st_atime), status.st_size, path))
+        total, newest, limit = sum(size for _, size, _ in listed), time.time() - IDLE, megabytes * 2**20
+        if limit < 0 or total <= limit:
             return
-        with locked(self.root) as mine:
-            if mine:
-                cache_limit.keep_within(folders(self.root), limit, OURS)
+        for used, size, path in sorted(listed):
+            if total <= limit * percent / 100 or used > newest:
+                break
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+                total -= size
 
 
 _renewed: set[Path] = set()
 
 
-def _used(folder: Path) -> Iterator[Path]:
-    """The files that this process has loaded or stored: of modules, of libraries, and of graphs."""
-    for module in [*sys.modules.values()]:
-        with suppress(AttributeError):  # not by getattr, which runs modules that the program loads later
-            name = object.__getattribute__(module, "__dict__").get("__file__")
-            if isinstance(name, str) and name.startswith(f"{folder}{os.sep}"):
-                yield Path(name)
-    with suppress(OSError):
-        for line in Path("/proc/self/maps").read_text().splitlines():
-            if (name := line.partition("/")[2]) and f"/{name}".startswith(f"{folder}{os.sep}"):
-                yield Path(f"/{name}")
-    manager = getattr(sys.modules.get("torch.compiler._cache"), "CacheArtifactManager", None)
-    for artifact in [*getattr(manager, "_seen_artifacts", ())]:
-        key = str(artifact.key)
-        for inner in (folder / "fxgraph" / key[1:3] / key, folder / "aotautograd" / key):
-            if inner.is_dir():
-                yield from inner.iterdir()
-
-
 def obstacle(wanted: CompileCache | None) -> str:
-    """Why a cache cannot be where it is wanted, or ``""``: then it is ready."""
-    if wanted is None:
-        return ""
-    try:
-        Cache(wanted).open()
-        return ""
-    except NativeError as error:
-        return f"{error}. {NOT_USED}"
-    except OSError as error:
-        return f"{error.filename or root_of(wanted)}: {error.strerror or error}; {DO}. {NOT_USED}"
+    """Why the folder cannot be used, or ``""``; then it is ready."""
+    if wanted is not None:
+        try:
+            Cache(wanted).open()
+        except NativeError as error:
+            return f"{error}. {NOT_USED}"
+    return ""
 
-
-# --- nothing is kept --------------------------------------------------------------------------------------------------
 
 _scratch: dict[int, str] = {}
 
 
 def scratch() -> str:
-    """A folder that goes with this process: torch loads all code from files, also where it keeps none."""
+    """A folder for this process alone, removed at its end: torch loads code from files even if it keeps none."""
     here = os.getpid()
     if not os.path.isdir(_scratch.get(here, "")):
         _scratch[here] = tempfile.mkdtemp(prefix="msctx_uncached_")
     return _scratch[here]
 
 
-# --- in force ---------------------------------------------------------------------------------------------------------
-
 current: Cache | None = None
 State = tuple["Cache | None", dict[str, str | None]]
 
 
 def serves(wanted: CompileCache | None) -> bool:
-    """Whether what is in force is what is wanted, also seen from the working directory as it is now."""
+    """Whether the current cache is the requested one, also from the current working directory."""
     if current is None or wanted is None:
         return current is None and wanted is None
     return current.wanted == wanted and (wanted.off or current.root == root_of(wanted))
@@ -304,9 +171,9 @@ def write(wanted: CompileCache | None) -> None:
         load((None, dict.fromkeys(VARIABLES)))
         return
     found = Cache(wanted)
-    found.open()
     found.renew()
-    load((found, found.variables))
+    found.open()
+    load((found, dict(zip(VARIABLES, (str(found.folder), str(found.folder / "triton")), strict=True))))
 
 
 def load(state: State) -> None:
@@ -317,26 +184,16 @@ def load(state: State) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    _forget_places()
+    if (inductor := sys.modules.get("torch._inductor.utils")) is not None:
+        inductor.clear_caches()  # inductor writes code that it has loaded already to no second folder
     if leaving is not None and leaving is not current:
-        leaving.leave()
-
-
-def _forget_places() -> None:
-    """inductor remembers what it has loaded, and would not write it into another folder."""
-    codecache = sys.modules.get("torch._inductor.codecache")
-    for name, kind in [*vars(codecache).items()] if codecache is not None else ():
-        if name.endswith("CodeCache") and hasattr(kind, "cache_clear"):
-            kind.cache_clear()
-    base = getattr(codecache, "CacheBase", None)
-    if base is not None:
-        base.get_local_cache_path.cache_clear()
+        leaving.keep_within()
 
 
 def _at_exit() -> None:
     if current is not None:
-        current.leave()
-    if own := _scratch.pop(os.getpid(), None):  # a forked process has its parent's in the table, too
+        current.keep_within()
+    if own := _scratch.pop(os.getpid(), None):  # a forked process has its parent's entry, too
         shutil.rmtree(own, ignore_errors=True)
 
 

@@ -14,8 +14,6 @@ from msctx import locks
 from msctx.torch_config import is_threads_own, override, put_override
 
 TAG, DISABLED = "cache_key_tag", "force_disable_caches"
-used: set[str] = set()
-"""The tags that have been in force in this process."""
 
 
 class _Asked:
@@ -41,7 +39,6 @@ class _Asked:
         tag, users = self.found
         if contents := self.contents:
             config.cache_key_tag = users + "".join(sorted(contents))
-            used.add(config.cache_key_tag)
         else:
             put_override(config, TAG, tag)
             self.found = None
