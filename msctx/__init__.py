@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from msctx._version import __version__
 from msctx.context import context, current, explain, get_context, reset_context, set_context
 from msctx.errors import (
-    CollectiveError,
     DeviceError,
     GradientDtypeError,
     GradientError,
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from msctx.native.precisions import Precisions
 
 __all__ = [
-    "CollectiveError",
     "DeviceError",
     "GradientDtypeError",
     "GradientError",

@@ -205,10 +205,6 @@ class StrictError(MsctxError, RuntimeError):
         )
 
 
-class CollectiveError(MsctxError, RuntimeError):
-    """Under ``hccl_timeout``: a collective ended without the other ranks; which of them did not come, and where they were last."""
-
-
 class ScopeError(MsctxError, RuntimeError):
     """A context was entered or left where that would corrupt another one. Nothing was changed."""
 

@@ -340,16 +340,3 @@ def test_what_each_way_sees_of_a_program(bench: Callable[[str], Any], native: No
     assert unseen[ways.DISPATCH] == {"`linear` by name", "other threads"}
     assert unseen[ways.FUNCTION] >= {"forward", "backward", "other threads"}
     assert [found[way]["compiled code"] for way in (ways.BOXED, ways.DISPATCH)] == ["compiled anew", "runs eagerly"]
-
-
-def test_where_ranks_take_as_long_as_they_may(bench: Callable[[str], Any]) -> None:
-    """Of costs of 1 ms and 1 µs a byte: requests of one size; and one that grows with the ranks, by a byte for each."""
-    scale = bench("scale")
-    costs = {name: {"32": [1e-3], "65536": [1e-3 + 1e-6 * (65536 - 32)]} for name in scale.SINGLE}
-    fixed = {"limit": 2.0, "requests": {str(ranks): [("set", 32), ("get", 32)] for ranks in scale.RANKS}}
-    growing = {"limit": 2.0, "requests": {str(ranks): [("get", 32 + ranks)] for ranks in scale.RANKS}}
-    found = {"costs": costs}
-    assert scale.seconds(found, fixed, 10_000) == pytest.approx(20.0)
-    assert scale.most(found, fixed) == 1000
-    assert scale.seconds(found, growing, 10_000) == pytest.approx(10_000 * (1e-3 + 1e-2))
-    assert scale.most(found, growing) == pytest.approx(1000, abs=1)  # 1000 * (1 ms + 1 ms)

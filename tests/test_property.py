@@ -242,7 +242,6 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "torch.nn.max_call_depth": st.sampled_from([None, 1, 80, 2000]),
     "python.recursion_limit": st.integers(2000, 20000),
     "env.NCCL_ALGO": st.sampled_from(["Ring", "^NVLS"]),
-    "env.TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": st.just("200"),
     "env.ACL_STREAM_TIMEOUT": st.sampled_from([None, "-1", "900"]),
     "rng.saved": st.just(True),
     "torch.profiler": st.none(),  # one that runs writes files
@@ -291,9 +290,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "observers.recorder": st.sampled_from([None, Recorder(f"{PRINTS.name}/r"), Recorder(f"{PRINTS.name}/s")]),
     "observers.watchdog": st.sampled_from([None, Watchdog(900), Watchdog(1000)]),
     "observers.deterministic_except": st.sampled_from([None, *(DeterministicExcept((name,)) for name in ("exp", "sin"))]),
-    "observers.last_steps": st.sampled_from([None, 0, 600]),
     "torch.distributed.timeout": st.sampled_from([0, 60, 1800]),
-    "torch.distributed.nccl_timeout": st.sampled_from([0, 60, 1800]),
     "observers.replicas": st.sampled_from([None, 10, 50]),
     "observers.print_file": st.sampled_from([None, f"{PRINTS.name}/a", f"{PRINTS.name}/b"]),
 }

@@ -14,16 +14,8 @@ BY_POLLING = (
     "the driver has no such limit: synchronize() of torch.cuda.Stream, torch.cuda.Event and torch.npu.Event polls instead; "
     "item() and waits inside torch, for a torch.Event and for a whole device have no limit"
 )
-BY_GLOO = "recv() in a group of gloo that was made before waits as long as gloo was given then: torch cannot change that"
-AFTER_NCCL = 1
-"""Seconds after the limit in which the rank that did not come is named, before NCCL's watchdog acts."""
-FOR_DUMPS = "200"
-"""Milliseconds; for four times as long the watchdog lets all ranks write their Flight Recorders before it ends the process."""
-BY_NCCL = (
-    "with NCCL, a wait raises nothing in the program: at the limit, standard error gets the rank that did not come, as PyTorch's "
-    "Flight Recorder shows, and NCCL's watchdog ends the process two seconds later; a minute later where the process group was made "
-    "before, or TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC is 15000: all ranks can write their Flight Recorders then"
-)
+BY_GLOO = "recv() in an existing gloo group keeps the timeout that the group was created with"
+BY_NCCL = "NCCL's watchdog ends the process and raises nothing. The Flight Recorder and torchfrtrace name the missing rank"
 
 AFTER_HCCL = 30
 """Seconds, as torch_npu has them between HCCL's limit and that of waits for events."""
@@ -38,16 +30,11 @@ def hccl_timeout(want: Want) -> Outcome:
     """Of the process groups, and of those that are made inside the block; 0 is as long as the back ends can count."""
     has_hccl = want.device == "ascend" or "ascend" in want.facts.devices
     limit = want.value + AFTER_HCCL * (has_hccl and want.value > 0)
-    assignments: dict[str, Any] = {"torch.distributed.timeout": limit, "observers.last_steps": want.value}
+    assignments: dict[str, Any] = {"torch.distributed.timeout": limit}
     if want.device == "ascend":
         assignments["env.HCCL_EXEC_TIMEOUT"] = str(want.value)
         return honoured(assignments, f"{STAYS}, since HCCL reads it once: HCCL_EXEC_TIMEOUT; {WATCHDOG}")
-    if want.device == "cpu":
-        return approximated(assignments, BY_GLOO)
-    assignments["torch.distributed.nccl_timeout"] = want.value + AFTER_NCCL * (want.value > 0)
-    if want.value:
-        assignments["env.TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] = FOR_DUMPS
-    return approximated(assignments, BY_NCCL)
+    return approximated(assignments, BY_GLOO if want.device == "cpu" else BY_NCCL)
 
 
 @effect("op_wait_timeout")

@@ -10,7 +10,6 @@ from typing import Any
 
 from msctx.errors import GraphError, MsctxError, text_of
 from msctx.graph.breaks import parse
-from msctx.observers import last_steps
 
 NOTHING_RAN = (
     "precompile_only=True compiles what is called and runs nothing. So the call returned None, and the program cannot go on with "
@@ -30,8 +29,6 @@ def explained(error: BaseException | None, get: Callable[[str], Any]) -> MsctxEr
     """What an exception means that leaves a scope or a run, where an option is why; *get* has the options' values."""
     if not isinstance(error, Exception) or isinstance(error, MsctxError):
         return None
-    if (why := last_steps.explained(error)) is not None:
-        return why
     if "not currently support double backward" in text_of(error):
         return GraphError(ONCE_ONLY)
     return GraphError(NOTHING_RAN) if "NoneType" in text_of(error) and get("precompile_only") else None

@@ -74,41 +74,14 @@ def size() -> int:
     return 1 if dist is None else int(dist.get_world_size())
 
 
-def groups() -> int:
-    """How many process groups this process is in; 0: it is alone."""
-    dist = _distributed()
-    return 0 if dist is None else len(dist.distributed_c10d._world.pg_map)
-
-
 def flight_record() -> dict[str, Any] | None:
     """The trace of PyTorch's Flight Recorder; ``None``: it holds no collective."""
-    for kind in ("nccl", "fr"):  # NCCL's has one of its own
-        if (found := _record_of(kind)).get("entries"):
+    for kind in ("nccl", "fr"):
+        dump = getattr(sys.modules.get("torch._C._distributed_c10d"), f"_dump_{kind}_trace_json", None)
+        found: dict[str, Any] = json.loads(dump()) if dump else {}
+        if found.get("entries"):
             return found
     return None
-
-
-def nccl_record(entries: bool) -> dict[str, Any]:
-    """What NCCL's Flight Recorder has of process groups and, with *entries*, of collectives; empty without NCCL.
-
-    For entries torch asks the device: take them where something waits, not all the time. Torch could leave out those that have ended,
-    but of messages that go together it would leave out the last alone, which shows that the others have ended.
-    """
-    return _record_of("nccl", entries)
-
-
-def has_nccl() -> bool:
-    return _dump("nccl") is not None
-
-
-def _record_of(kind: str, *which: bool) -> dict[str, Any]:
-    dump = _dump(kind)
-    found: dict[str, Any] = {} if dump is None else json.loads(dump(*which))
-    return found
-
-
-def _dump(kind: str) -> Any:
-    return getattr(sys.modules.get("torch._C._distributed_c10d"), f"_dump_{kind}_trace_json", None)
 
 
 # --- stores -----------------------------------------------------------------------------------------------------------

@@ -25,7 +25,6 @@ from msctx.inspection import diff, environment, state
 from msctx.memory import watched as models
 from msctx.native import choices, precisions, tuning, tuning_file
 from msctx.notices import warn, warn_or_print
-from msctx.observers.last_steps import last_words
 from msctx.options import carried
 from msctx.plan import Plan, make
 from msctx.run import ranks
@@ -241,11 +240,9 @@ def _call(entry: Any, run: Run, undisturbed: ExitStack) -> tuple[dict[str, Any],
 @contextmanager
 def _running(run: Run) -> Iterator[None]:
     _active.append(run)
-    last_words.append(leave_word)
     try:
         yield
     finally:
-        last_words.remove(leave_word)
         _active.remove(run)
         sys.stdout.flush()
 

@@ -89,11 +89,6 @@ def _nccl_late(value: str) -> str:
     return ""
 
 
-def _dumps_are_kept(value: str) -> bool:
-    """The program has set it, or it comes too late: each process group of NCCL reads it when it is made."""
-    return "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC" in os.environ or _has_group_of("nccl")
-
-
 def _lower_limit(limit: int) -> None:
     """What is called at this moment may already be deeper: then what is in force stays."""
     with suppress(RecursionError):
@@ -109,7 +104,6 @@ SWITCHES = (
     ),
     # NCCL reads it whenever it makes a communicator, so that what was found can be put back
     _variable("env.NCCL_ALGO", satisfied=_nccl_adds_in_fixed_order, blocked=_nccl_late),
-    _variable("env.TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", satisfied=_dumps_are_kept),
     _read_once(
         "env.HCCL_DETERMINISTIC",
         "the first HCCL communicator",

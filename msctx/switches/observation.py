@@ -9,7 +9,7 @@ from typing import Any
 
 from msctx.graph import report, stages
 from msctx.native import core
-from msctx.observers import collector, fusions, kernels, last_steps, print_file, replicas, scope_names
+from msctx.observers import collector, fusions, kernels, print_file, replicas, scope_names
 from msctx.observers.checked_gradients import NODES
 from msctx.observers.collector import Reader
 from msctx.observers.deterministic_except import ExceptReader
@@ -71,13 +71,6 @@ SWITCHES = (
         save=replicas.SLOT.save,
         load=replicas.SLOT.load,
         prepare=core.load,
-    ),
-    Switch(
-        name="observers.last_steps",
-        read=last_steps.SLOT.read,
-        write=last_steps.SLOT.write,
-        save=last_steps.SLOT.save,
-        load=last_steps.SLOT.load,
     ),
     Switch(name="observers.kernels", read=kernels.read, write=kernels.write, save=kernels.save, load=kernels.load),
     Switch(name="observers.fusions", read=fusions.read, write=fusions.write, save=fusions.save, load=fusions.load),

@@ -1,88 +1,77 @@
-"""The timeout of collectives, of the process groups that are there and of those that are made later; NCCL has a switch of its own."""
+"""The timeout of collectives: of existing process groups, and of groups that are created later."""
 
 from __future__ import annotations
 
 import sys
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from msctx.switches.base import Switch
 
 LONGEST = 2**31 // 1000 - 1
-"""Seconds: gloo counts milliseconds in 32 bits; longer is for ever."""
-DEFAULT, NCCL = "default_pg_timeout", "default_pg_nccl_timeout"
-"""What torch gives to groups that are made; the second is ``None`` in a torch without NCCL."""
+"""Seconds: gloo counts milliseconds in 32 bits; a longer timeout means none."""
+DEFAULTS = ("default_pg_timeout", "default_pg_nccl_timeout")
+"""Torch gives these to new groups; the second is ``None`` in a torch without NCCL."""
+Found = tuple[list[tuple[Any, timedelta]], dict[str, timedelta]]
 
 
 def _c10d() -> Any:
     return sys.modules.get("torch.distributed.distributed_c10d")
 
 
-def _backends(default: str) -> list[Any]:
-    """Of the process groups that are there, the default group first, those of this default whose timeout can be read and set."""
+def _backends() -> list[Any]:
+    """Those of the existing process groups whose timeout can be set, the default group first."""
     c10d = _c10d()
     if c10d is None or not c10d.is_initialized():
         return []
     groups = dict.fromkeys([c10d._get_default_group(), *c10d._world.pg_map])
-    found = [_unwrapped(group._get_backend(device)) for group in groups for device in group._device_types]
-    known = [backend for backend in found if hasattr(backend, "_set_default_timeout") and hasattr(backend, "options")]
-    return [backend for backend in known if (backend.name() == "nccl") == (default == NCCL)]
+    found = [group._get_backend(device) for group in groups for device in group._device_types]
+    own = [getattr(backend, "wrapped_pg", backend) for backend in found]  # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps them
+    return [backend for backend in own if hasattr(backend, "_set_default_timeout") and hasattr(backend, "options")]
 
 
-def _unwrapped(backend: Any) -> Any:
-    """TORCH_DISTRIBUTED_DEBUG=DETAIL puts a back end between."""
-    return getattr(backend, "wrapped_pg", backend)
+def save() -> Found:
+    defaults = {name: found for name in DEFAULTS if (found := getattr(_c10d(), name)) is not None}
+    return [(backend, backend.options._timeout) for backend in _backends()], defaults
 
 
-def _seconds(timeout: timedelta) -> int:
-    return round(timeout.total_seconds())
+def load(found: Found) -> None:
+    """A group that was created since keeps its timeout."""
+    for backend, timeout in found[0]:
+        backend._set_default_timeout(timeout)
+    for name, timeout in found[1].items():
+        setattr(_c10d(), name, timeout)
+
+
+def read() -> int:
+    """The timeout of the default group, or of the next group if there is none."""
+    backends, defaults = save()
+    return round((backends[0][1] if backends else defaults[DEFAULTS[0]]).total_seconds())
+
+
+def write(seconds: int) -> None:
+    wanted = _timedelta(seconds)
+    backends, defaults = save()
+    load(([(backend, wanted) for backend, _ in backends], dict.fromkeys(defaults, wanted)))
 
 
 def _timedelta(seconds: int) -> timedelta:
     return timedelta(seconds=min(seconds, LONGEST) or LONGEST)
 
 
-def read(default: str) -> int | None:
-    """That of the first group, the default group before others; without one, what one that is made now will have."""
-    found = next((backend.options._timeout for backend in _backends(default)), getattr(_c10d(), default))
-    return None if found is None else _seconds(found)
-
-
-def save(default: str) -> tuple[list[tuple[Any, timedelta]], timedelta | None]:
-    return [(backend, backend.options._timeout) for backend in _backends(default)], getattr(_c10d(), default)
-
-
-def load(default: str, found: tuple[list[tuple[Any, timedelta]], timedelta | None]) -> None:
-    """A group that was made meanwhile keeps what it was made with."""
-    for backend, timeout in found[0]:
-        backend._set_default_timeout(timeout)
-    setattr(_c10d(), default, found[1])
-
-
-def write(default: str, seconds: int) -> None:
-    wanted = _timedelta(seconds)
-    load(default, ([(backend, wanted) for backend in _backends(default)], getattr(_c10d(), default) and wanted))
-
-
-def _is_satisfied(default: str, seconds: int) -> bool:
-    backends, found = save(default)
-    return {found, *(timeout for _, timeout in backends)} - {None} <= {_timedelta(seconds)}
-
-
-def _switch(name: str, default: str) -> Switch:
-    return Switch(
-        name=name,
-        read=partial(read, default),
-        write=partial(write, default),
-        save=partial(save, default),
-        load=partial(load, default),
-        satisfied=partial(_is_satisfied, default),
-        available=lambda: hasattr(_c10d(), default),
-    )
+def _is_satisfied(seconds: int) -> bool:
+    backends, defaults = save()
+    return {*defaults.values(), *(timeout for _, timeout in backends)} == {_timedelta(seconds)}
 
 
 SWITCHES = (
-    _switch("torch.distributed.timeout", DEFAULT),
-    _switch("torch.distributed.nccl_timeout", NCCL),
+    Switch(
+        name="torch.distributed.timeout",
+        read=read,
+        write=write,
+        save=save,
+        load=load,
+        satisfied=_is_satisfied,
+        available=lambda: hasattr(_c10d(), DEFAULTS[0]),
+    ),
 )

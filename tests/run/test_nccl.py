@@ -44,4 +44,4 @@ def test_a_rank_on_a_gpu(tmp_path: Path) -> None:
     found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
     assert found.returncode == 0, found.stderr[-3000:] + found.stdout[-3000:]
     result = json.loads(found.stdout)
-    assert (result["total"], result["limit"], result["on"], result["status"]) == (5.0, 301.0, True, "completed")
+    assert (result["total"], result["limit"], result["on"], result["status"]) == (5.0, 300.0, True, "completed")

@@ -12,12 +12,11 @@ from msctx.switches import SWITCHES
 
 READ_AGAIN = (
     "env.NCCL_ALGO",
-    "env.TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
     "env.DISABLE_PTXAS_OPT",
     "env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG",
     "env.ACL_STREAM_TIMEOUT",
 )
-"""For each communicator, each process group, each kernel, each graph, each wait."""
+"""For each communicator, each kernel, each graph, each wait."""
 VARIABLES = [name for name in SWITCHES if name.startswith("env.")]
 
 
@@ -79,17 +78,6 @@ def test_any_process_group_keeps_what_it_was_made_with(backend, names, monkeypat
     assert [switch.blocked("Ring") for switch in switches] == [""] * len(names)
     monkeypatch.setitem(groups, object(), f"far:{backend}")
     assert all("init_process_group" in switch.blocked("Ring") for switch in switches)
-
-
-def test_the_time_for_dumps_is_that_of_the_program_and_of_groups_that_were_made_before(monkeypatch):
-    switch = SWITCHES["env.TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"]
-    monkeypatch.delenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", raising=False)
-    assert not switch.is_satisfied("200")
-    with monkeypatch.context() as inside:
-        inside.setenv("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "15000")
-        assert switch.is_satisfied("200")
-    monkeypatch.setitem(distributed_c10d._world.pg_backend_config, object(), "cuda:nccl")
-    assert switch.is_satisfied("200")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ WRITABLE = {
     "env.NCCL_ALGO": "Tree",  # no option sets it: what `msctx run` left of another test is another value
     "env.DISABLE_PTXAS_OPT": "1",
     "env.ACL_STREAM_TIMEOUT": "5",
-    "env.TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "5",
     "env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG": "x",
     "torch.dynamo.apart": "x",
     "torch.dynamo.verbose": True,
