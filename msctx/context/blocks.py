@@ -18,7 +18,7 @@ from msctx.context.scopes import Scope, in_force, opened, settings_in_force, sta
 from msctx.dynamo import call_outside, untraced
 from msctx.effects import NEED_CORE
 from msctx.errors import MsctxWarning, RestoreError, ScopeError, StrictError
-from msctx.graph import names, report
+from msctx.graph import report
 from msctx.memory.watched import Watched
 from msctx.native import precisions
 from msctx.native.choices import Tally
@@ -132,13 +132,7 @@ class Context:
         self._tally = Tally(s.value for layer in layers for name in RULES if (s := layer.settings.get(name)) is not None)
         self._computed = precisions.Tally()
         self._compiled = report.Tally()
-        self._listed = names.Tally(
-            (flag, s.value)
-            for layer in layers
-            for flag in names.LISTS
-            if (s := layer.settings.get(f"graph_kernel_flags.{flag}"))
-        )
-        self._counters = self._tally, self._computed, self._compiled, self._listed
+        self._counters = self._tally, self._computed, self._compiled
         self._was_entered = False
         self._late: dict[str, str] = {}  # switch → why it could not be written when this was last entered
 

@@ -12,7 +12,7 @@ from msctx.effects.graph_engine import GRAPHS, ONCE
 from msctx.options.conv_policy import RECORDED, ConvPolicy
 from msctx.options.conv_rules import DIRECTIONS, PRODUCT
 from msctx.options.fusion_passes import TWINS, WITHOUT_A_TWIN, known
-from msctx.options.graph_kernel_flags import FLAGS, GROUP, WHY_NOT
+from msctx.options.graph_kernel_flags import BY_NAME, FLAGS, GROUP
 
 BY_CANN = "CANN's graph engine fuses by rules of its own, and has none of these flags"
 FROZEN_BY_CANN = "CANN takes the weights for constants (frozen_parameter): their memory must stay where it is"
@@ -42,17 +42,17 @@ def _is_off(want: Want) -> bool:
 
 def asked(want: Want) -> dict[str, Any]:
     """What all options of this file come to, as fields of :class:`msctx.options.graph.Compilation`."""
-    named = {flag.name: _on_its_device(want, flag.devices).in_force(f"{GROUP}.{flag.name}") for flag in FLAGS}
-    flags = {
-        n: s.value
-        for n, s in named.items()
-        if s is not None and not WHY_NOT.get(s.option.name) and not _hides(want, s.option.name)
-    }
+    found = [(flag, _on_its_device(want, flag.devices).in_force(f"{GROUP}.{flag.name}")) for flag in FLAGS if flag.settings]
+    flags = [
+        (flag.name, s.value)
+        for flag, s in found
+        if s is not None and s.value not in flag.refused and not _hides(want, s.option.name)
+    ]
     scope = want.in_force("enable_scope_fusion_passes")
     return {
         "fused": fused(want),
         "ready_made": ready_made(want),
-        "flags": tuple(flags.items()),
+        "flags": tuple(flags),
         "fusion_switches": tuple(_switches(want)),
         "scope_passes": tuple(scope.value.split(",")) if scope else (),
         "weights": _has_algorithm(want, *DIRECTIONS),
@@ -127,7 +127,8 @@ def opt_level(want: Want) -> Outcome:
 
 @effect(*(f"{GROUP}.{flag.name}" for flag in FLAGS if f"{GROUP}.{flag.name}" != LEVEL))
 def flag(want: Want) -> Outcome:
-    if why := WHY_NOT.get(want.option.name):
+    row = BY_NAME[want.option.name.removeprefix(f"{GROUP}.")]
+    if why := row.why_not or row.refused.get(want.value):
         return refused(why)
     if want.device == "ascend":
         return refused(BY_CANN)

@@ -148,8 +148,8 @@ def pool_policy(want: Want) -> Outcome | None:
         return honoured(reason="each takes what it needs, when it runs")
     if want.option.name == "memory_optimize_level" and recomputes_graphs(want):
         if want.facts.native:
-            return approximated(recomputation(want), f"{_of_graphs(want)}; without msctx's pool: {want.facts.native}")
-        return (approximated if _keeping(want) else honoured)(pool(want) | recomputation(want), _of_graphs(want))
+            return approximated(recomputation(want), f"{GRAPHS}; without msctx's pool: {want.facts.native}")
+        return honoured(pool(want) | recomputation(want), GRAPHS)
     if want.facts.native:
         return refused(want.facts.native)
     if want.option.name == "env_config_path.sys.mem_reuse":
@@ -172,19 +172,6 @@ def recomputes_graphs(want: Want) -> bool:
     return bool(want.other("memory_optimize_level") == "O1" and want.other("mode") == 0)
 
 
-def _keeping(want: Want) -> list[str]:
-    """The flags that decide what graphs keep which inductor fuses, instead of O1."""
-    asked = compilation(want)
-    flags = {} if asked.fused is False or asked.ready_made else dict(asked.flags)
-    return [f"--{name}={flags[name]}" for name in KEEPING if flags.get(name, True) is not True]
-
-
-def _of_graphs(want: Want) -> str:
-    names = _keeping(want)
-    return f"graph_kernel_flags decides what fused code keeps for the backward pass: {' '.join(names)}" if names else GRAPHS
-
-
-KEEPING = ("enable_recompute_fusion", "recompute_peak_threshold", "recompute_increment_threshold")
 GRAPHS = (
     "of compiled code only the inputs are kept for the backward pass (activation_memory_budget=0): the rest is computed again"
 )
@@ -276,7 +263,7 @@ def on_accelerator(want: Want) -> Outcome:
     if want.option.name == "memory_optimize_level" and recomputes_graphs(want):
         if want.device == "ascend":
             return approximated(found, KEPT_BY_TORCHAIR)
-        return (approximated if _keeping(want) else honoured)(found, _of_graphs(want))
+        return honoured(found, GRAPHS)
     if not reuses(want):
         return refused(UNCACHED.format(name))
     if want.option.name == "mempool_block_size":

@@ -7,13 +7,13 @@ GRAPH, BUFFER = "GraphFusion", "UBFusion"
 
 TWINS: dict[str, tuple[str, ...]] = {
     "ConvToFullyConnectionFusionPass": ("conv_1x1_as_mm",),
-    "SoftmaxFusionPass": ("mul_softmax_pattern", "div_softmax_pattern"),
-    "SplitConvConcatFusionPass": ("splitwithsizes_cat_replace", "cat_splitwithsizes_replace"),
-    "MatMulBiasAddFusionPass": ("addmm",),
-    "ZConcatv2dFusionPass": ("cat_slice_cat",),
-    "ZConcatExt2FusionPass": ("cat_slice_cat",),
+    "SoftmaxFusionPass": ("pattern.mul_softmax_pattern", "pattern.div_softmax_pattern"),
+    "SplitConvConcatFusionPass": ("pattern.splitwithsizes_cat_replace", "pattern.cat_splitwithsizes_replace"),
+    "MatMulBiasAddFusionPass": ("pattern.addmm",),
+    "ZConcatv2dFusionPass": ("pattern.cat_slice_cat",),
+    "ZConcatExt2FusionPass": ("pattern.cat_slice_cat",),
 }
-"""Pass → inductor's patterns and passes that do the same."""
+"""Pass → inductor's setting, or its patterns, that do the same."""
 WITHOUT_A_TWIN = {
     "RequantFusionPass": "inductor merges quantisations in graphs that PyTorch's own export has quantised, and has no switch for it",
     "NotRequantFusionPass": "inductor keeps quantisations apart unless it merges them",

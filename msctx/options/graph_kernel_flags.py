@@ -1,19 +1,26 @@
-"""The flags of graph_kernel_flags: MindSpore's 51, each with what it does here, or why nothing does."""
+"""The 51 flags of MindSpore's graph_kernel_flags: the settings of inductor that each one means, or why there is none."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import starmap
 from typing import Any
 
 from msctx.options.kinds import Bool, Choice, Int, Text, TextList
 from msctx.options.option import DEVICES, FLAGS_SOURCE, UNSET, Option
 
 GROUP = "graph_kernel_flags"
+FUNCTORCH = "functorch."
+"""The prefix of settings of torch._functorch.config; the others are those of torch._inductor.config."""
+PATTERN = "pattern."
+"""The prefix of the names of patterns of inductor's pattern matcher: whether each is replaced."""
+DUMPS = "graph_kernel_dump"
+"""The folder of dump_as_text."""
 
-Operators = TextList("names of operators separated by commas: PyTorch's (add, mm) or CANN's (Add, MatMul)")
-Names = TextList("names separated by commas; docs/graph_kernel_flags.md lists them")
+Names = TextList("names separated by commas")
 Count = Int(0, 2**31 - 1)
-CPU = ("cpu",)
+CPU, CUDA = ("cpu",), ("cuda",)
 
 LEVELS = Choice(
     {
@@ -23,26 +30,14 @@ LEVELS = Choice(
         3: "also parallel and stitched kernels; may be unstable",
     }
 )
-PARTS = Choice(
-    {0: "operators on single elements", 1: "also sums and other reductions", 2: "every operator that inductor has code for"}
-)
-FEATURES = Choice(
-    {
-        "avx2": "vectors of 256 bits on x86",
-        "avx512": "vectors of 512 bits on x86",
-        "neon": "vectors of 128 bits on ARM",
-        "sve256": "vectors of 256 bits on ARM",
-    }
-)
+BITS = {"avx2": 256, "avx512": 512, "neon": 128, "sve256": 256}
+FEATURES = Choice({name: f"vectors of {bits} bits on {'x86' if 'avx' in name else 'ARM'}" for name, bits in BITS.items()})
 SHARE = Choice({0: "kernels of element-wise operators alone", 1: "also those with reductions"})
 
-SIMPLIFY = (
-    "the simplifications are cse, remove_noop_ops, constant_fold_uniform_value, and inductor's patterns such as pointless_view"
-)
-NO_CCE = "CANN's library of CCE operators is not part of PyTorch"
-NO_PACKETS = "arithmetic on shapes is no operator in torch's graphs: inductor computes it in the wrapper of its kernels"
+NONE = "no counterpart in inductor"
+OTHERS = f"{NONE}; fusion_switch_file switches patterns"
 NO_TARGET = "the code is compiled for the machine that runs it"
-NO_COMM = "inductor fuses no operator with a collective; options of several devices decide how those overlap"
+BATCHES = {name: {"min_fuse_set_size": 2} for name in ("batch_linear", "batch_linear_lhs")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,146 +47,145 @@ class Flag:
     Attributes:
         name: without the two dashes.
         type: the annotation that validates its value.
-        help: what it does here; what it would do, for one without an effect.
+        help: what it does.
+        settings: name of a setting of inductor → its value by that of the flag. Other values of the flag leave the setting alone.
         why_not: why it has no effect, on any device.
+        refused: the values without a counterpart, each with the reason.
         example: a value.
         devices: where it has an effect.
+        source: where MindSpore documents it.
     """
 
     name: str
     type: Any
     help: str
+    settings: Mapping[str, Mapping[Any, Any] | Callable[[Any], Any]] = field(default_factory=dict)
     why_not: str = ""
+    refused: Mapping[Any, str] = field(default_factory=dict)
     example: Any = True
     devices: tuple[str, ...] = DEVICES
     default: Any = UNSET
+    source: str = FLAGS_SOURCE
 
     def option(self) -> Option:
-        return Option(
-            f"{GROUP}.{self.name}",
-            self.type,
-            help=self.help,
-            example=self.example,
-            default=self.default,
-            devices=self.devices,
-            source="mindspore.set_context" if self.name in CATALOGUED else FLAGS_SOURCE,
-        )
+        about = {"example": self.example, "default": self.default, "devices": self.devices, "source": self.source}
+        return Option(f"{GROUP}.{self.name}", self.type, help=self.help, **about)
 
 
-CATALOGUED = ("opt_level", "dump_as_text")
-"""Those that are rows of the catalogue, too."""
+def _refused(name: str, type: Any, help: str, example: Any, why: str = NONE) -> Flag:
+    return Flag(name, type, help, example=example, why_not=why)
+
 
 # fmt: off
 FLAGS = (
-    Flag("opt_level", LEVELS, example=3, default=2,
+    Flag("opt_level", LEVELS, example=3, default=2, source="mindspore.set_context",
         help="How far operators of compiled graphs are fused; it wins over enable_graph_kernel, also to switch fusion on. "
-             "Unset, fusion is at 2 where enable_graph_kernel is true."),
-    Flag("dump_as_text", Bool, default=False,
-        help="Writes what each pass of the fusion did as text into the folder graph_kernel_dump; without fusion there is "
-             "nothing to write."),
-    # what may be in one kernel
-    Flag("enable_cluster_ops", Operators, example="MatMul",
-        help="Operators that may be in a fused group beside those that may anyway."),
-    Flag("enable_cluster_ops_only", Operators, example="add,mul",
-        help="The only operators that may be in a fused group; all others run as library kernels."),
-    Flag("disable_cluster_ops", Operators, example="exp",
-        help="Operators that are in no fused group: each runs as a library kernel."),
-    Flag("fusion_ops_level", PARTS, example=1,
-        help="Which operators may be in a fused group: 0 those on single elements, 1 reductions too, 2 all."),
-    Flag("composite_op_limit_size", Count, example=20,
-        help="The largest number of operators in one fused group; larger groups are divided. 0 means any number."),
-    Flag("reduce_fuse_depth", Count, example=2,
-        help="How many operators in a row are fused before a reduction; what comes earlier is another group."),
-    Flag("enable_dynamic_shape_fusion", Bool, example=False,
-        help="Whether graphs with dynamic shapes are fused; false runs them one library kernel per node."),
-    Flag("disable_matmul_post_fusion", Bool,
-        help="Adds no bias and fuses no activation into a matrix product: inductor's epilogues and its addmm pattern are off."),
-    # what is decomposed
-    Flag("enable_expand_ops", Operators, example="native_dropout",
-        help="Operators that are decomposed into simpler ones beside those that inductor decomposes."),
-    Flag("enable_expand_ops_only", Operators, example="gelu",
-        help="The only operators that are decomposed into simpler ones."),
-    Flag("disable_expand_ops", Operators, example="gelu",
-        help="Operators that are not decomposed into simpler ones."),
-    # passes
-    Flag("enable_simplify_exprs_only", Names, example="cse",
-        help=f"The only simplifications that are applied; {SIMPLIFY}."),
-    Flag("disable_simplify_exprs", Names, example="cse",
-        help=f"Simplifications that are not applied; {SIMPLIFY}."),
-    Flag("enable_pass", Names, example="batch_linear",
-        help="Passes that are on beside those that are on anyway."),
-    Flag("disable_pass", Names, example="reorder_for_locality",
-        help="Passes that are off."),
-    Flag("enable_fusion_pattern_only", Names, example="addmm",
-        help="The only patterns of inductor's pattern matcher that are replaced."),
-    Flag("disable_fusion_pattern", Names, example="addmm",
-        help="Patterns of inductor's pattern matcher that are not replaced."),
-    # kernels side by side
+             "Unset, fusion is at 2 where enable_graph_kernel is true.",
+        settings={
+            "pattern_matcher": {1: False}, "joint_graph_constant_folding": {1: False}, "disabled_passes": {1: "remove_noop_ops"},
+            "functorch.cse": {1: False},
+            "combo_kernels": {3: True}, "aggressive_fusion": {3: True}, "score_fusion_memory_threshold": {3: 0},
+            "benchmark_fusion": {3: True}, "pre_grad_fusion_options": {3: BATCHES},
+        }),
+    Flag("dump_as_text", Bool, default=False, source="mindspore.set_context",
+        help="Writes each graph before and after the passes, and its kernels before and after fusion, as text into the folder "
+             f"{DUMPS}; without fusion there is nothing to write.",
+        settings={
+            "trace.enabled": {True: True}, "trace.debug_dir": {True: DUMPS}, "fx_graph_cache": {True: False},
+            "functorch.enable_autograd_cache": {True: False},
+        }),
     Flag("enable_parallel_fusion", Bool,
-        help="Whether kernels that share no data become one: combined kernels on a GPU, loops in one parallel region on a CPU."),
+        help="Whether kernels that share no data become one: combined kernels on a GPU, loops in one parallel region on a CPU.",
+        settings={"combo_kernels": bool, "aggressive_fusion": bool, "score_fusion_memory_threshold": {True: 0, False: 10}}),
     Flag("enable_horizontal_fusion", Bool, example=False, devices=CPU,
-        help="Whether operators that read the same data become one kernel."),
-    Flag("parallel_ops_level", SHARE, example=0, devices=("cuda",),
-        help="Which kernels enable_parallel_fusion combines."),
-    Flag("enable_parallel_op_combine", Bool,
-        help="Whether several linear layers of one shape become one batched product."),
-    Flag("enable_stitch_fusion", Bool,
-        help="Fuses reductions with what follows them through memory that a block shares.",
-        why_not="inductor stitches kernels wherever they have an outer loop in common, and has no switch for it"),
-    # memory
-    Flag("enable_recompute_fusion", Bool, example=False,
-        help="Whether the backward pass computes cheap operators again, reductions included, instead of keeping their results; "
-             "false keeps all results."),
-    Flag("recompute_peak_threshold", Count, example=2**20,
-        help="Computes again only where the results that the backward pass would keep have more bytes than this."),
-    Flag("recompute_increment_threshold", Count, example=2**16,
-        help="Computes again only where that saves more bytes than this."),
-    Flag("enable_auto_tensor_inplace", Bool, example=False,
+        help="Whether operators that read the same data become one kernel.",
+        settings={"cpp.max_horizontal_fusion_size": {True: 16, False: 1}}),
+    Flag("parallel_ops_level", SHARE, example=0, devices=CUDA, help="Which kernels enable_parallel_fusion combines.",
+        settings={"combo_kernels_pointwise_only": {0: True, 1: False}}),
+    Flag("enable_parallel_op_combine", Bool, help="Whether several linear layers of one shape become one batched matmul.",
+        settings={"post_grad_fusion_options": {
+            True: {"batch_linear_post_grad": {"min_fuse_set_size": 2}}, False: {},
+        }}),
+    Flag("disable_matmul_post_fusion", Bool,
+        help="Fuses no addition and no activation into a matmul; the bias of a linear layer stays in it.",
+        settings={"epilogue_fusion": {True: False, False: True}, "pattern.addmm": {True: False, False: True}}),
+    Flag("enable_recompute_fusion", Bool,
+        help="The backward pass recomputes cheap operators, reductions included, instead of keeping their results.",
+        settings={"functorch.aggressive_recomputation": {True: True}, "functorch.ban_recompute_reductions": {True: False}},
+        refused={False: "inductor has no setting that keeps all results"}),
+    Flag("enable_auto_tensor_inplace", Bool, example=False, settings={"inplace_buffers": bool},
         help="Whether a kernel may write its result over an input that nobody reads any more."),
-    # numerics
-    Flag("exact_precision_mode", Bool,
+    Flag("exact_precision_mode", Bool, settings={"emulate_precision_casts": bool},
         help="Rounds to float16 and bfloat16 inside of fused kernels wherever unfused operators would."),
-    Flag("enable_low_precision", Bool,
-        help="Computes in lower precision inside of fused kernels.",
-        why_not="precision_mode sets the dtypes, and fused kernels compute 16-bit types in float32"),
-    # the CPU
-    Flag("enable_vectorization", Bool, example=False, devices=CPU,
-        help="Whether generated kernels use the processor's vector instructions."),
-    Flag("cpu_feature", FEATURES, example="avx2", devices=CPU,
+    Flag("cpu_feature", FEATURES, example="avx2", devices=CPU, settings={"cpp.simdlen": BITS},
         help="The vector instructions that generated kernels use; a processor without them gets scalar code."),
-    Flag("cpu_refer_thread_num", Int(1, 2**15), example=2, devices=CPU,
+    Flag("enable_vectorization", Bool, example=False, devices=CPU, settings={"cpp.simdlen": {False: 1}},
+        help="Whether generated kernels use the processor's vector instructions; false wins over cpu_feature."),
+    Flag("cpu_refer_thread_num", Int(1, 2**15), example=2, devices=CPU, settings={"cpp.threads": int},
         help="How many threads generated kernels use."),
-    Flag("cpu_arch", Text, example="X86_64", help="The architecture that code is made for.", why_not=NO_TARGET),
-    Flag("cpu_type", Text, example="skylake-avx512", help="The processor that code is made for.", why_not=NO_TARGET),
-    Flag("target_os", Text, example="linux", help="The system that code is made for.", why_not=NO_TARGET),
-    # tools
-    Flag("enable_debug_mode", Bool,
+    Flag("enable_debug_mode", Bool, settings={"cpp.enable_kernel_profile": bool, "comment_origin": bool},
         help="Generated kernels report themselves to the profiler by name, and their code names the operators that they come from."),
-    Flag("online_tuning", Count, example=1,
+    Flag("online_tuning", Count, example=1, settings={"max_autotune": bool},
         help="Measures variants of kernels and templates while compiling (max_autotune); 0 measures nothing. On a CPU it needs "
              "frozen_variable."),
-    Flag("repository_path", Text, example="kernels.json", help="A file of kernels that AKG has tuned.",
-        why_not="it is a file of AKG's own; tuning_file and work_path keep what is tuned here"),
-    Flag("kernel_generator", Text, example="AKG", help="What generates kernels: AKG, AKG_MLIR or DVM.",
-        why_not="inductor generates all kernels"),
-    Flag("enable_dynamic_batch", Bool, help="Compiles for any size of the batch.",
-        why_not="compile_dynamic_mode, input_shape and dynamic_dims decide which sizes are dynamic"),
-    Flag("enable_csr_fusion", Bool, help="Fuses operators on CSR matrices.",
-        why_not="inductor generates no code for sparse matrices"),
-    Flag("enable_lite_conv_tuning", Bool, help="Tunes convolutions of MindSpore Lite.",
-        why_not="it belongs to MindSpore Lite; conv_fprop_algo=performance measures convolutions"),
-    Flag("enable_allreduce_prologue_fusion", Bool, help="Fuses operators into the collective after them.", why_not=NO_COMM),
-    Flag("enable_allreduce_epilogue_fusion", Bool, help="Fuses operators into the collective before them.", why_not=NO_COMM),
-    Flag("enable_cce_lib", Bool, help="Runs operators of the CCE library.", why_not=NO_CCE),
-    Flag("enable_cce_lib_ops", Operators, example="MatMul", help="Operators that also run from the CCE library.", why_not=NO_CCE),
-    Flag("enable_cce_lib_ops_only", Operators, example="MatMul", help="The only operators of the CCE library.", why_not=NO_CCE),
-    Flag("disable_cce_lib_ops", Operators, example="MatMul", help="Operators not from the CCE library.", why_not=NO_CCE),
-    Flag("enable_packet_ops_only", Operators, example="Reshape", help="The only operators on shapes that are packed.",
-        why_not=NO_PACKETS),
-    Flag("disable_packet_ops", Operators, example="Reshape", help="Operators on shapes that are not packed.",
-        why_not=NO_PACKETS),
+    *starmap(_refused, (
+        ("enable_cluster_ops", Names, "Operators that may also be in a fused kernel.", "MatMul"),
+        ("enable_cluster_ops_only", Names, "The only operators in fused kernels.", "add,mul"),
+        ("disable_cluster_ops", Names, "Operators in no fused kernel.", "exp"),
+        ("fusion_ops_level", Int(0, 2), "Which operators may be in a fused kernel.", 1),
+        ("composite_op_limit_size", Count, "The largest number of operators in a fused kernel.", 20),
+        ("reduce_fuse_depth", Count, "How many operators in a row are fused before a reduction.", 2),
+        ("enable_dynamic_shape_fusion", Bool, "Whether graphs with dynamic shapes are fused.", False,
+            f"{NONE}; compile_dynamic_mode=False compiles code for each size"),
+        ("enable_expand_ops", Names, "Operators that are also decomposed into simpler ones.", "native_dropout"),
+        ("enable_expand_ops_only", Names, "The only operators that are decomposed.", "gelu"),
+        ("disable_expand_ops", Names, "Operators that are not decomposed.", "gelu"),
+        ("enable_simplify_exprs_only", Names, "The only simplifications.", "cse", f"{NONE}; opt_level=1 simplifies nothing"),
+        ("disable_simplify_exprs", Names, "Simplifications that are off.", "cse", f"{NONE}; opt_level=1 simplifies nothing"),
+        ("enable_pass", Names, "Passes that are also on.", "batch_linear", OTHERS),
+        ("disable_pass", Names, "Passes that are off.", "reorder_for_locality", OTHERS),
+        ("enable_fusion_pattern_only", Names, "The only patterns that are replaced.", "addmm", OTHERS),
+        ("disable_fusion_pattern", Names, "Patterns that are not replaced.", "addmm", OTHERS),
+        ("enable_stitch_fusion", Bool, "Fuses reductions with what follows them through shared memory.", True),
+        ("recompute_peak_threshold", Count, "The least bytes kept for the backward pass that it recomputes.", 2**20),
+        ("recompute_increment_threshold", Count, "The least bytes that recomputing must save.", 2**16),
+        ("enable_low_precision", Bool, "Computes in lower precision inside of fused kernels.", True,
+            "precision_mode sets the dtypes, and fused kernels compute 16-bit types in float32"),
+        ("cpu_arch", Text, "The architecture that code is made for.", "X86_64", NO_TARGET),
+        ("cpu_type", Text, "The processor that code is made for.", "skylake-avx512", NO_TARGET),
+        ("target_os", Text, "The system that code is made for.", "linux", NO_TARGET),
+        ("repository_path", Text, "A file of kernels that AKG has tuned.", "kernels.json",
+            f"{NONE}; tuning_file keeps what is tuned here"),
+        ("kernel_generator", Text, "What generates kernels: AKG, AKG_MLIR or DVM.", "AKG", "inductor generates all kernels"),
+        ("enable_dynamic_batch", Bool, "Compiles for any size of the batch.", True,
+            "compile_dynamic_mode, input_shape and dynamic_dims decide which sizes are dynamic"),
+        ("enable_csr_fusion", Bool, "Fuses operators on CSR matrices.", True),
+        ("enable_lite_conv_tuning", Bool, "Tunes convolutions of MindSpore Lite.", True,
+            "it belongs to MindSpore Lite; conv_fprop_algo=performance measures convolutions"),
+        ("enable_allreduce_prologue_fusion", Bool, "Fuses operators into the collective after them.", True),
+        ("enable_allreduce_epilogue_fusion", Bool, "Fuses operators into the collective before them.", True),
+        ("enable_cce_lib", Bool, "Runs operators of CANN's CCE library.", True),
+        ("enable_cce_lib_ops", Names, "Operators that also run from the CCE library.", "MatMul"),
+        ("enable_cce_lib_ops_only", Names, "The only operators of the CCE library.", "MatMul"),
+        ("disable_cce_lib_ops", Names, "Operators not from the CCE library.", "MatMul"),
+        ("enable_packet_ops_only", Names, "The only operators on shapes that are packed.", "Reshape"),
+        ("disable_packet_ops", Names, "Operators on shapes that are not packed.", "Reshape"),
+    )),
 )
 # fmt: on
 
+BY_NAME = {flag.name: flag for flag in FLAGS}
 OPTIONS = tuple(flag.option() for flag in FLAGS)
-WHY_NOT = {f"{GROUP}.{flag.name}": flag.why_not for flag in FLAGS if flag.why_not}
+
+
+def settings_of(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that the values of flags mean; where two flags have one setting, the later row wins."""
+    found: dict[str, Any] = {}
+    for flag in FLAGS:
+        for name, values in flag.settings.items() if flag.name in flags else ():
+            value = flags[flag.name]
+            if callable(values):
+                found[name] = values(value)
+            elif value in values:
+                found[name] = values[value]
+    return found

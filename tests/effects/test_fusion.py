@@ -9,33 +9,27 @@ import pytest
 from plans import rows
 
 from msctx.effects.fusion import AGGRESSIVE
-from msctx.options.graph import Compilation
-from msctx.options.graph_kernel_flags import FLAGS
+from msctx.options.graph_kernel_flags import FLAGS, settings_of
 
 
-def made(*layers: dict[str, object], on: str = "cpu") -> Compilation:
-    found = [row.assignments["graph.compilation"] for row in rows(*layers, on=on).values() if row.assignments]
-    assert all(one == found[0] for one in found)
-    compilation = found[0]
-    assert isinstance(compilation, Compilation)
-    return compilation
-
-
-def test_there_are_51_flags_each_with_an_effect_or_a_reason() -> None:
+def test_each_of_the_51_flags_has_settings_of_inductor_or_a_reason() -> None:
     assert len({flag.name for flag in FLAGS}) == 51
     for flag in FLAGS:
-        text = f"--{flag.name}" + ("" if flag.example is True else f"={flag.example}")
+        name = f"graph_kernel_flags.{flag.name}"
         for device in ("cpu", "cuda"):
-            row = rows({"graph_kernel_flags": f"{text} --opt_level=2" if flag.name != "opt_level" else text}, on=device)[
-                f"graph_kernel_flags.{flag.name}"
-            ]
+            row = rows({"graph_kernel_flags.opt_level": 2, name: flag.example}, on=device)[name]
             if flag.why_not:
                 assert (row.status, row.reason) == ("refused", flag.why_not)
             elif device in flag.devices:
                 assert row.status == "honoured"
                 assert (flag.name, row.value) in row.assignments["graph.compilation"].flags
+                assert settings_of({flag.name: row.value})
             else:
                 assert (row.status, row.reason) == ("inert", f"it has no meaning on {device}")
+    row = rows({"mode": 0, "graph_kernel_flags": "--enable_recompute_fusion=false"})[
+        "graph_kernel_flags.enable_recompute_fusion"
+    ]
+    assert (row.status, row.reason) == ("refused", "inductor has no setting that keeps all results")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -45,11 +39,6 @@ def test_flags_win_over_enable_graph_kernel(device: str) -> None:
         options = {**mode, "enable_graph_kernel": enabled} | ({"graph_kernel_flags": flags} if flags else {})
         assert rows(options, on=device)["mode"].assignments["graph.compilation"].fused is fused
     assert rows({**mode, "graph_kernel_flags": "--opt_level=3"})["graph_kernel_flags.opt_level"].reason == AGGRESSIVE
-
-
-def test_flags_of_an_inner_context_replace_those_of_the_outer() -> None:
-    outer, inner = {"mode": 0, "graph_kernel_flags": "--opt_level=1"}, {"graph_kernel_flags": "--enable_vectorization=off"}
-    assert made(outer, inner).flags == (("enable_vectorization", False),)
 
 
 @pytest.mark.parametrize("off", [{"graph_kernel_flags.opt_level": 0}, {"enable_graph_kernel": False}])
@@ -66,23 +55,10 @@ def test_where_nothing_is_fused_other_flags_are_without_effect(off: dict[str, ob
 def test_on_ascend_the_graph_engine_fuses(tmp_path: Path) -> None:
     file = tmp_path / "switch.json"
     file.write_text('{"Switch": {}}')
-    found = rows(
-        {
-            "graph_kernel_flags": "--opt_level=2 --reduce_fuse_depth=2",
-            "enable_scope_fusion_passes": "ScopeClipBoxesPass",
-            "frozen_variable": True,
-            "fusion_switch_file": str(file),
-        },
-        on="ascend",
-    )
-    assert {name.removeprefix("graph_kernel_flags."): row.status for name, row in found.items()} == {
-        "graph_kernel_flags": "honoured",
-        "opt_level": "approximated",
-        "reduce_fuse_depth": "refused",
-        "enable_scope_fusion_passes": "honoured",
-        "frozen_variable": "honoured",
-        "fusion_switch_file": "honoured",
-    }
+    flags = {"graph_kernel_flags": "--opt_level=2 --exact_precision_mode", "enable_scope_fusion_passes": "ScopeClipBoxesPass"}
+    found = rows({**flags, "frozen_variable": True, "fusion_switch_file": str(file)}, on="ascend")
+    others = {name.removeprefix("graph_kernel_flags."): row.status for name, row in found.items() if row.status != "honoured"}
+    assert others == {"opt_level": "approximated", "exact_precision_mode": "refused"}
     assert found["fusion_switch_file"].assignments == {"torch.npu.engine_options": {"ge.fusionSwitchFile": str(file)}}
 
 
@@ -94,7 +70,8 @@ def test_switches_of_passes(tmp_path: Path) -> None:
 
     options = of(GraphFusion={"ALL": "off", "SoftmaxFusionPass": "on"})
     assert rows(options)["fusion_switch_file"].status == "honoured"
-    assert made(options).fusion_switches == (("GraphFusion", "ALL", "off"), ("GraphFusion", "SoftmaxFusionPass", "on"))
+    made = rows(options)["mode"].assignments["graph.compilation"]
+    assert made.fusion_switches == (("GraphFusion", "ALL", "off"), ("GraphFusion", "SoftmaxFusionPass", "on"))
     for name, reason in (("PoolingFusionPass", "no pass about pooling"), ("NoPass", "NoPass is no pass that is known")):
         row = rows(of(GraphFusion={name: "off"}))["fusion_switch_file"]
         assert row.status == "approximated"
@@ -114,9 +91,3 @@ def test_an_algorithm_wins_over_what_would_hide_convolutions(tmp_path: Path) -> 
     assert beside["conv_fprop_algo"].assignments["torch.inductor.freezing"] is False
     found = beside["mode"].assignments["graph.compilation"]
     assert (found.frozen, found.flags, found.fusion_switches) == (False, (), ())
-
-
-def test_what_is_trained_is_not_frozen_and_nothing_is_measured_under_determinism() -> None:
-    assert rows({"frozen_variable": True, "graph_run_mode": 1})["frozen_variable"].status == "refused"
-    found = rows({"graph_kernel_flags": "--online_tuning=1", "deterministic": "ON"})
-    assert found["graph_kernel_flags.online_tuning"].status == "inert"

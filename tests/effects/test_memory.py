@@ -7,7 +7,7 @@ import pytest
 from plans import check, planned, rows
 
 import msctx
-from msctx import devices, plan
+from msctx import devices
 from msctx.options import DEVICES
 from msctx.options.graph import Compilation
 
@@ -87,20 +87,6 @@ def test_in_graph_mode_the_compiler_computes_again(device: str) -> None:
             assert row.status == "honoured"
             assert row.assignments["graph.compilation"] == Compilation(keeps=keeps)
             assert row.assignments.get("models.recompute", False) is False
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_flags_that_decide_what_fused_code_keeps_win(device: str) -> None:
-    o1 = {"mode": 0, "memory_optimize_level": "O1"}
-
-    def row(flags: str, **more: object) -> plan.Row:
-        return rows({**o1, "graph_kernel_flags": flags, **more}, on=device)["memory_optimize_level"]
-
-    for flag in ("--enable_recompute_fusion=False", "--recompute_peak_threshold=1", "--recompute_increment_threshold=0"):
-        assert row(flag).status == "approximated"
-        assert row(flag).reason == f"graph_kernel_flags decides what fused code keeps for the backward pass: {flag}"
-        assert row(flag, enable_graph_kernel=False).status == "honoured"
-    assert row("--enable_recompute_fusion").status == "honoured"
 
 
 REUSE: dict[str, dict[bool, dict[str, Any]]] = {

@@ -23,7 +23,6 @@ class Made:
     code: str
     kernels: int
     counters: dict[str, int]
-    groups: int
     exact: bool
     """Whether the results are those of eager code to the last bit."""
 
@@ -58,4 +57,4 @@ def compiled(function: Callable[..., Any], *args: Any, flags: str = "", backward
     torch.testing.assert_close(result, expected, **coarse)
     exact = all(map(torch.equal, torch.utils._pytree.tree_leaves(result), torch.utils._pytree.tree_leaves(expected)))
     inductor = dict(counters["inductor"])
-    return Made(result, "\n".join(code), metrics.generated_kernel_count, inductor, counters["msctx"]["fused_groups"], exact)
+    return Made(result, "\n".join(code), metrics.generated_kernel_count, inductor, exact)

@@ -211,7 +211,7 @@ def test_shapes_may_have_symbols(expected: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("flags", ["--opt_level=1", "--opt_level=3", "--enable_cluster_ops_only=relu"])
+@pytest.mark.parametrize("flags", ["--opt_level=1", "--opt_level=3"])
 def test_beside_flags_of_fusion(flags: str) -> None:
     block, x = Block(TAILS["scale+shift+silu"]).eval(), images()
     result, choices, _ = compiled(block, x, graph_kernel_flags=flags)

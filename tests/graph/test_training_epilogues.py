@@ -206,16 +206,6 @@ def test_shapes_with_symbols_stay_as_they_are() -> None:
 
 
 @pytest.mark.full
-def test_beside_groups_of_operators_nothing_is_taken_in() -> None:
-    """They report no strides."""
-    model, x = Tail(TAILS["sigmoid"][0]), batch().requires_grad_()
-    with msctx.context(**GRAPH, **OURS, graph_kernel_flags="--enable_cluster_ops_only=sigmoid") as ctx, generated():
-        (found,) = torch.autograd.grad(model(x).sum(), x)
-    assert {row.epilogue for row in ctx.choices()} == {""}
-    torch.testing.assert_close(found, torch.autograd.grad(model(x).sum(), x)[0], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.full
 def test_branches_get_the_strides_that_they_were_traced_for() -> None:
     class Branches(nn.Module):
         def __init__(self) -> None:
