@@ -2,7 +2,7 @@
 
 msctx.pth stands beside the installed package, and each Python reads it at its start: where the variable is set, it leaves a finder
 that goes, and calls :func:`found`, when torch is looked for. A Python that runs with ``-S``, or in whose environment msctx is not
-installed, does not. Nor does a rank of ``msctx run``, which enters its plan itself.
+installed, does not.
 """
 
 from __future__ import annotations

@@ -161,14 +161,9 @@ class RecordError(FileError):
 
 
 class EntryError(MsctxError):
-    """The entry of an experiment cannot be found or imported.
-
-    Attributes:
-        is_in_file: whether a file is wrong, as all ranks see it; what an import raises may be one rank's affair.
-    """
+    """The entry of an experiment cannot be found or imported."""
 
     exit_code = 4
-    is_in_file = True
 
 
 class EntryFailed(MsctxError):

@@ -66,7 +66,7 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_known(name: str) -> bool:
-    is_ours = name in RESERVED and name != carried.VARIABLE  # which holds the entry's arguments, too
+    is_ours = name in RESERVED and name != carried.VARIABLE  # long; a run has a plan.json
     return is_ours or name in NAMES or (name.startswith(PREFIX) and is_option(name))
 
 

@@ -22,6 +22,7 @@ from msctx._version import __version__
 from msctx.cli import build, compare, doctor, execution, explain, run, starter, state, tune, verify
 from msctx.cli.output import NO_CANN
 from msctx.errors import DeviceError, FileError, MsctxError, MsctxWarning, StrictError, _ProblemsError
+from msctx.run.ranks import RUN_ID
 
 app = typer.Typer(
     name="msctx",
@@ -93,6 +94,7 @@ UNWRITTEN = {errno.EAGAIN, errno.EBADF, errno.ECONNRESET, errno.EDQUOT, errno.EF
 def main(argv: list[str] | None = None) -> None:
     """Run a command; a user's mistake ends in a message and an exit code, never in a traceback of ours."""
     argv = sys.argv[1:] if argv is None else argv
+    as_json = "--json" in argv and os.environ.get("TORCHELASTIC_RUN_ID") != RUN_ID  # else the launching process reports
     for stream in (sys.stdout, sys.stderr):  # what an old terminal cannot show is spelt out
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -104,7 +106,7 @@ def main(argv: list[str] | None = None) -> None:
         code = app(args=argv, standalone_mode=False)
         sys.exit(code or 0)
     except MsctxError as error:
-        _report(error, "--json" in argv)
+        _report(error, as_json)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("interrupted; everything was restored", file=sys.stderr)
@@ -121,18 +123,18 @@ def main(argv: list[str] | None = None) -> None:
             os._exit(FileError.exit_code)  # Python would try to write the rest once more
         message = f"{error.filename}  " * bool(error.filename) + (error.strerror or str(error))
         print(f"error: {message}", file=sys.stderr)
-        if "--json" in argv:
+        if as_json:
             _report_json(type(error).__name__, message, [], FileError.exit_code)
         sys.exit(FileError.exit_code)
     except Exception as error:
         if str(error).startswith(f"{NOT_LOADED} torch_npu"):
-            _report(found := DeviceError(f"torch cannot be imported: {NOT_LOADED} torch_npu; {NO_CANN}"), "--json" in argv)
+            _report(found := DeviceError(f"torch cannot be imported: {NOT_LOADED} torch_npu; {NO_CANN}"), as_json)
             sys.exit(found.exit_code)
         if (show := getattr(error, "show", None)) is None:  # not one of click's own: a bug of ours, shown whole
             raise
         show()
         code = getattr(error, "exit_code", 2)
-        if "--json" in argv:
+        if as_json:
             _report_json(type(error).__name__, getattr(error, "message", str(error)), [], code)
         sys.exit(code)
     finally:

@@ -51,19 +51,17 @@ def run(
     ] = None,
     nnodes: Annotated[str, typer.Option(metavar="M", help="With --nproc: nodes, or MIN:MAX of them.")] = "1",
     rdzv: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where several nodes find each other, the same on all.")] = "",
-    run_id: Annotated[str, typer.Option(help="Of one of several jobs that find each other at the same place.")] = "",
     max_restarts: Annotated[int, typer.Option(min=0, help="How often a rank of this node may fail: all start anew.")] = 0,
     json_: Json = False,
 ) -> None:
     """Run an experiment under its options, record it, and restore everything.
 
-    With --nproc N the options are read and checked once, here, and each rank gets them; rank 0 reports, each rank has its own record
-    in rank_0, rank_1 …, and ranks.json shows what became of all.
+    With --nproc N, rank 0 reports, each rank has its own record in rank_0, rank_1 …, and ranks.json shows how each ended.
     """
     from msctx.run.config import read
 
     experiment = read(file, overrides or (), need_entry=True)
-    of_nodes = {"--nnodes": nnodes != "1", "--rdzv": rdzv, "--run-id": run_id}
+    of_nodes = {"--nnodes": nnodes != "1", "--rdzv": rdzv}
     if sweep:
         _refuse(of_nodes, "does not go with --sweep, whose points run on one node each")
         if not nproc:
@@ -80,8 +78,8 @@ def run(
     from msctx.context import explain
     from msctx.context.base import refuse
     from msctx.run.entry import resolve
-    from msctx.run.launch import Launch
-    from msctx.run.ranks import rank
+    from msctx.run.launch import Launch, launch
+    from msctx.run.ranks import is_one_of_several, rank
 
     if dry_run:
         plan = explain(experiment.settings)
@@ -94,7 +92,11 @@ def run(
         run_here(experiment, out, json_)
         return
     refuse(explain(experiment.settings))
-    _launch(experiment, Launch(nproc, nnodes, rdzv, run_id, max_restarts), out, json_)
+    _refuse({"--nproc": is_one_of_several()}, "torchrun has started this process already: leave --nproc out")
+    words = [file, *(overrides or []), *["--json"] * json_]
+    found = launch(experiment, words, Launch(nproc, nnodes, rdzv, max_restarts), out)
+    if not json_:
+        print_text(f"ranks.json is in {found['run_dir']}")
 
 
 def _refuse(given: dict[str, Any], why: str) -> None:
@@ -123,21 +125,10 @@ def run_here(experiment: Any, out: str | None, json_: bool) -> None:
     except KeyboardInterrupt:
         if not runs:
             raise
-        _interrupted(f"the record is in {runs[0].dir}, and everything was restored", runs[0].dir / "result.json", json_)
+        record = runs[0].dir / "result.json"
+        _interrupted(f"the record is in {runs[0].dir}, and everything was restored", record, json_ and is_first)
     if is_first:
         emit(result, json_, lambda: render.pairs_table(result, ("result", "")))
-
-
-def _launch(experiment: Any, how: Any, out: str | None, json_: bool) -> None:
-    from msctx.run.launch import launch
-    from msctx.run.ranks import is_one_of_several
-
-    if is_one_of_several():
-        text = "a launcher has started this process already: leave --nproc out, or run it without torchrun"
-        raise OptionError([Diagnostic("--nproc", text, "command line")])
-    found = launch(experiment, how, out, json_)
-    if not json_ and found["run_dir"]:
-        print_text(f"ranks.json is in {found['run_dir']}")
 
 
 def _interrupted(text: str, record: Any, json_: bool) -> None:

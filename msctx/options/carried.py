@@ -66,7 +66,7 @@ def read(environment: Mapping[str, str]) -> dict[str, Any]:
         found = json.loads(text)
         version = found["version"]
     except (ValueError, TypeError, KeyError):
-        raise _wrong("is not what `msctx exec` or `msctx run --nproc` writes") from None
+        raise _wrong("is not what `msctx exec` writes") from None
     if version != __version__:
         package = Path(__file__).resolve().parents[1]
         raise _wrong(f"is of msctx {version}; this process has msctx {__version__}, in {package}: install the same for both")
@@ -82,7 +82,7 @@ def layer_of(environment: Mapping[str, str]) -> Layer:
             value, wrong = check(option.adapter, one["value"])
             setting = Setting(option, one["spelling"], value, one["origin"], one["content"], one["via"])
         except (KeyError, TypeError):
-            raise _wrong("is not what `msctx exec` or `msctx run --nproc` writes") from None
+            raise _wrong("is not what `msctx exec` writes") from None
         if wrong:
             raise _wrong(f"{setting.spelling}: {wrong[0].bad.text}")
         settings[setting.spelling] = setting

@@ -75,7 +75,6 @@ def _import(load: Callable[[], Any], entry: str, mark: Mark | None) -> Any:
         failed = _error(mark, f"entry {entry!r} cannot be imported: it ends itself with {end.code!r}")
     except Exception as error:
         failed = _error(mark, f"entry {entry!r} cannot be imported: {in_a_line(error)}\n{users_traceback(error)}")
-    failed.is_in_file = False
     raise failed
 
 

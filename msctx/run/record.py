@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,42 +21,31 @@ from msctx.native import cachedir
 class Record:
     """A run directory: plan.json, state.json, environment.json, config.yaml, metrics.jsonl, result.json."""
 
-    def __init__(self, folder: Path, made: Sequence[Path] = ()) -> None:
-        """*made*: the folder, and those around it, that were not there before, the innermost first."""
-        self.folder, self._made = folder, made
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.unwritten: list[Diagnostic] | None = None
         """What could not be written since the run has ended; a list from then on, and no error."""
+
+    @staticmethod
+    def fresh(parent: str, name: str) -> Path:
+        """A folder under *parent* that does not exist yet."""
+        first = Path(parent).absolute() / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        others = (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+        return next(folder for folder in itertools.chain([first], others) if not folder.exists())
 
     @classmethod
     def create(cls, out: str | None, parent: str, name: str) -> Record:
         """Make the folder *out*, or a new one under *parent*; one that holds anything already is refused."""
-        if out is None:
-            stamp = time.strftime("%Y%m%d-%H%M%S")
-            folder, number = Path(parent) / f"{name}-{stamp}", 1
-            while folder.exists():
-                number += 1
-                folder = Path(parent) / f"{name}-{stamp}-{number}"
-        else:
-            folder = Path(out)
-        absolute = folder.absolute()  # the entry may go elsewhere
+        folder = cls.fresh(parent, name) if out is None else Path(out).absolute()  # the entry may go elsewhere
         try:
-            made = [path for path in (absolute, *absolute.parents) if not path.exists()]
             folder.mkdir(parents=True, exist_ok=out is not None)
             used = sorted(p.name for p in folder.iterdir())
         except OSError as error:
             raise FileError([Diagnostic("", f"cannot be made a run directory: {error.strerror}", where=str(folder))]) from None
         if used:
             text = f"is not empty ({', '.join(used[:4])}{' …' if len(used) > 4 else ''}); a run never overwrites another"
-            raise FileError(
-                [Diagnostic("", text, where=str(folder), suggestion="name a folder that is empty or not there yet")]
-            )
-        return cls(absolute, made)
-
-    def discard(self) -> None:
-        """Remove what was made of folders, where nothing is in them: the run ended before it recorded anything."""
-        with suppress(OSError):
-            for path in self._made:
-                path.rmdir()
+            raise FileError([Diagnostic("", text, str(folder), suggestion="name a folder that is empty or new")])
+        return cls(folder)
 
     def json(self, name: str, data: Mapping[str, Any] | list[dict[str, Any]]) -> None:
         """Write a file whole or not at all."""

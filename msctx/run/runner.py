@@ -25,15 +25,13 @@ from msctx.inspection import diff, environment, state
 from msctx.memory import watched as models
 from msctx.native import choices, precisions, tuning, tuning_file
 from msctx.notices import warn, warn_or_print
-from msctx.options import carried
 from msctx.plan import Plan, make
 from msctx.run import ranks
 from msctx.run.config import Experiment
-from msctx.run.ending import Terminated, deafen, is_terminated, leave_word, terminable
+from msctx.run.ending import Terminated, is_terminated, terminable, undisturbed
 from msctx.run.entry import in_a_line, resolve, users_traceback
 from msctx.run.memory import MemoryOfRun
 from msctx.run.record import Record, plain
-from msctx.signals import uninterrupted
 
 T = TypeVar("T")
 
@@ -113,11 +111,10 @@ def run_experiment(
             the process then ends, unless a handler of the caller is there.
     """
     found, begin, ran_before = state(), models.now(), Ran.count
-    with terminable(), ExitStack() as undisturbed:
+    with terminable(), ExitStack() as recording:
         with BASE.laid_under(experiment.levels) as plan:
             entry = resolve(experiment)
             record = ranks.record(out, experiment.record_dir, experiment.name)
-            carried.note(os.environ, str(record.folder))
             with _ending_early(record):
                 record.json("plan.json", plan.as_dict())
                 record.json("state.json", state())
@@ -132,7 +129,7 @@ def run_experiment(
                 computed.open()
                 made.open()
             with watched() as scaled, run.memory.counting():
-                result, error = _call(entry, run, undisturbed)
+                result, error = _call(entry, run, recording)
                 result |= scaled()
                 if held := run.memory.record():
                     record.json("memory.json", held)
@@ -154,7 +151,7 @@ def run_experiment(
             result |= {"host": socket.gethostname(), "plan": plan.digest}
         result["run_dir"] = str(record.folder)
         record.json("result.json", result)
-        undisturbed.close()  # a signal that came after the entry had ended raises here
+        recording.close()  # a signal that came after the entry had ended raises here
     if record.unwritten and error is None:
         last = replace(record.unwritten[-1], suggestion=f"the entry ended well: {json.dumps(plain(result))}")
         raise RecordError([*record.unwritten[:-1], last])
@@ -186,16 +183,16 @@ def _ending_early(record: Record) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, Terminated):
-        deafen()
         reason = {"reason": "SIGTERM"} if is_terminated() else {}
-        record.json("result.json", {"status": "interrupted", **reason, "run_dir": str(record.folder)})
+        with undisturbed():
+            record.json("result.json", {"status": "interrupted", **reason, "run_dir": str(record.folder)})
         raise
 
 
-def _call(entry: Any, run: Run, undisturbed: ExitStack) -> tuple[dict[str, Any], BaseException | None]:
+def _call(entry: Any, run: Run, recording: ExitStack) -> tuple[dict[str, Any], BaseException | None]:
     """Call the entry; return the result so far and what to raise once everything is restored.
 
-    From its end on signals wait until *undisturbed* is closed.
+    From its end on signals wait until *recording* is closed.
     """
     began, clock = time.strftime("%Y-%m-%dT%H:%M:%S%z"), time.perf_counter()
     result: dict[str, Any] = {"status": "completed", "started": began}
@@ -205,12 +202,11 @@ def _call(entry: Any, run: Run, undisturbed: ExitStack) -> tuple[dict[str, Any],
             try:
                 returned = entry(run)
             finally:  # however it ends: what a signal raises while its exception is read would leave no result
-                undisturbed.enter_context(uninterrupted())
+                recording.enter_context(undisturbed())
                 run.record.unwritten = []
             values = {**returned} if isinstance(returned, Mapping) else {} if returned is None else {"value": returned}
             result, run.returned = {**values, **result}, values
         except (KeyboardInterrupt, Terminated) as interrupt:
-            deafen()
             result["status"], error = "interrupted", interrupt
         except SystemExit as end:
             if isinstance(end.__context__, KeyboardInterrupt):  # Lightning's answer to Ctrl-C
@@ -227,8 +223,6 @@ def _call(entry: Any, run: Run, undisturbed: ExitStack) -> tuple[dict[str, Any],
             result["status"], result["error"] = "failed", text
             result["reason"] = in_a_line(raised)
             error = EntryFailed(f"the entry raised; the run is recorded in {run.dir}\n{text}")
-    if isinstance(error, EntryFailed):
-        leave_word(error)
     if is_terminated():  # a library may have made another exception of it
         result |= {"status": "interrupted", "reason": "SIGTERM"}
     if not run.rows and result["status"] == "completed":

@@ -21,7 +21,7 @@ from msctx.options import OPTIONS, find
 from msctx.options.option import device_of
 from msctx.options.registry import from_text
 from msctx.options.yamlfile import AmbiguousNumber, parse
-from msctx.run.ending import Terminated, deafen, terminable
+from msctx.run.ending import Terminated, terminable, undisturbed
 from msctx.run.record import Record, plain
 
 
@@ -246,8 +246,8 @@ def sweep(
                 write(partial=len(results) < len(grid))
                 done(number, grid[number - 1], result)
         except (KeyboardInterrupt, Terminated):
-            deafen()
-            write(partial=True)
+            with undisturbed():
+                write(partial=True)
             raise Interrupted(record.folder) from None
     write(partial=False)
     return found | {"dir": str(record.folder)}

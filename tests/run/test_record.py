@@ -31,20 +31,6 @@ def test_a_file_in_the_way(tmp_path):
         Record.create(str(tmp_path / "a"), "", "")
 
 
-def test_an_empty_record_can_be_discarded_with_what_was_made_for_it(tmp_path):
-    (there := tmp_path / "there").mkdir()
-    Record.create(str(there), "", "").discard()
-    assert there.is_dir(), "somebody else's"
-    new = Record.create(str(there / "new" / "deep"), "", "")
-    new.discard()
-    assert [*tmp_path.iterdir()] == [there]
-    assert not [*there.iterdir()]
-    used = Record.create(str(there / "new" / "deep"), "", "")
-    used.json("result.json", {})
-    used.discard()
-    assert (used.folder / "result.json").exists()
-
-
 def test_plain_data():
     value = {
         "tensor": torch.tensor(1.5),

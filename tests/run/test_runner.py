@@ -18,7 +18,6 @@ import yaml
 
 import msctx
 from msctx.errors import EntryFailed, RecordError
-from msctx.run import ending
 from msctx.run.config import read
 from msctx.run.memory import MemoryOfRun
 from msctx.run.runner import log, prepare_environment, run_experiment
@@ -264,20 +263,6 @@ def test_sigterm_leaves_a_valid_record_and_ends_the_process(job, tmp_path):
     assert "Traceback" not in stderr
     result = json.loads((out / "result.json").read_text())
     assert (result["status"], result["reason"], result["restored"]) == ("interrupted", "SIGTERM", True)
-
-
-def test_sigterm_reaches_a_child_in_the_hooks_of_its_fork():
-    """Hooks that a library registered before ours; what a handler raises there is lost."""
-    source = f"""
-        import os, runpy, signal
-        os.register_at_fork(after_in_child=lambda: signal.raise_signal(signal.SIGTERM))
-        with runpy.run_path({ending.__file__!r})["terminable"]():
-            if not (child := os.fork()):
-                os._exit(0)
-            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    """
-    command = [sys.executable, "-c", textwrap.dedent(source)]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{-signal.SIGTERM}\n"
 
 
 CAUGHT = """

@@ -19,7 +19,6 @@ from msctx.cli import main
 from msctx.errors import FileError, OptionError
 from msctx.run import sweep
 from msctx.run.ending import Terminated
-from msctx.run.record import Record
 
 ENTRY = """
 import torch
@@ -123,30 +122,6 @@ def test_ctrl_c_keeps_what_there_is(experiment: str, tmp_path: Path, capsys: Any
     assert found == json.loads((out / "sweep.json").read_text())
     assert [line["loss"] for line in csv.DictReader((out / "sweep.csv").open())] == ["1.0", "2.0"]
     assert f"{out / 'sweep.json'} holds the finished runs, marked as partial" in err
-
-
-def test_ctrl_c_while_a_result_is_written_keeps_that_too(
-    experiment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And a further Ctrl-C does not end the writing."""
-    ran: list[str] = []
-    monkeypatch.setattr(
-        sweep, "run_point", lambda children, file, words, folder: ran.append(folder.name) or {"status": "completed"}
-    )
-    write = Record.json
-
-    def interrupted(record: Record, name: str, content: Any) -> None:
-        if content["points"]:
-            signal.raise_signal(signal.SIGINT)
-        write(record, name, content)
-
-    monkeypatch.setattr(Record, "json", interrupted)
-    with pytest.raises((sweep.Interrupted, KeyboardInterrupt)) as end:  # which would end all tests
-        sweep.sweep(experiment, "x", [], {"args.scale": [1, 2]}, str(tmp_path / "out"), "")
-    assert end.type is sweep.Interrupted
-    found = json.loads((tmp_path / "out" / "sweep.json").read_text())
-    assert (ran, found["partial"], [row["number"] for row in found["points"]]) == (["1"], True, [1])
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize("signalled", [KeyboardInterrupt, Terminated])
