@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured
@@ -9,11 +10,9 @@ from msctx.effects.compilation import apart
 from msctx.effects.compile_cache import cache
 from msctx.options.observation import GraphFiles
 
-NOT_CACHED = "torch's caches are off: code that comes from one passes no stage"
-NO_STAGES = (
-    "of graphs that torchair compiles: as they are captured, and after its passes in torch; inductor's stages are not theirs"
-)
-CACHED = "code that comes from the cache leaves the graph that Dynamo captured, and no other"
+TEXT = "files have PyTorch's text of graphs, not MindSpore's IR"
+NO_STAGES = f"{TEXT}; graphs that torchair compiles are saved as they are captured"
+CACHED = f"{TEXT}; code from a cache leaves the graphs that were recorded with it"
 
 
 def graph_files(want: Want) -> GraphFiles | None:
@@ -31,9 +30,11 @@ def saving(want: Want) -> Outcome:
     is_cached = kept is not None and not kept.off
     if not is_cached:
         found["torch.inductor.fx_graph_cache"] = False
-    if want.device == "ascend":
-        return approximated(found, NO_STAGES)
-    return approximated(found, CACHED) if is_cached else honoured(found, NOT_CACHED)
+    if files.level >= 3:
+        rank = f"rank_{os.environ['RANK']}" if "RANK" in os.environ else ""
+        folder = os.path.join(os.path.expanduser(files.path), rank)
+        found |= {"torch.inductor.trace.enabled": True, "torch.inductor.trace.debug_dir": folder}
+    return approximated(found, NO_STAGES if want.device == "ascend" else CACHED if is_cached else TEXT)
 
 
 @effect("reserve_class_name_in_scope")

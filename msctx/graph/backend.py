@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from msctx.graph import breaks, scope_passes
+from msctx.graph import breaks, files, scope_passes
 from msctx.observers import compiled_places
 from msctx.options.graph import Compilation
 
@@ -29,6 +29,7 @@ class Backend:
     wanted: Compilation
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        files.draw(graph)
         made = self._compile(graph, inputs)
         return _stop if self.wanted.only else _stopping(made) if self.wanted.shapes.gears else made
 

@@ -1,119 +1,126 @@
-"""The files of ``save_graphs``, with MindSpore's names: ``00_bootstrap_0000.ir`` and so on.
+"""``save_graphs``: the graphs of torch.compile in files, under MindSpore's names: ``00_bootstrap_0000.ir`` and so on.
 
-The numbers at the end go over ``.ir`` and ``.dot`` together, in the order in which the graphs were made. A folder that has files
-already keeps them: the numbers go on where they end.
+PyTorch reports each graph to the logger of its structured trace, as the text of ``GraphModule.print_readable``.
 """
 
 from __future__ import annotations
 
-import functools
+import logging
 import re
-from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 from torch import fx
 
-from msctx import locks, notices
-from msctx.errors import named
-from msctx.graph.drawing import dot_text
-from msctx.graph.ir import ir_text
+from msctx import notices
+from msctx.graph.report import TRACE
 from msctx.observers import files
 from msctx.options.observation import GraphFiles
 
 OPTION = "save_graphs"
-_SERIAL = re.compile(r".*_(\d{4,})\.(?:ir|dot)")
-_BUILT = re.compile(r"graph_build_(\d+)_\d{4,}\.ir")
+_GRAPHS = {
+    "dynamo_output_graph": (1, "00_bootstrap"),
+    "after_pre_grad_graph": (1, "01_type_inference"),
+    "aot_joint_graph": (1, "03_auto_monad"),
+    "aot_forward_graph": (1, "16_validate"),
+    "aot_backward_graph": (1, "16_validate"),
+    "aot_inference_graph": (1, "16_validate"),
+    "before_post_grad_graph": (2, "17_task_emit"),
+    "inductor_post_grad_graph": (2, "graph_build"),
+    "inductor_output_code": (2, "output_code"),
+}
+"""PyTorch's name of a graph → the level that writes it, and MindSpore's name of the stage."""
+_SERIAL = re.compile(r".*_(\d{4,})\.(?:ir|dot|py|cpp)")
 
 
-class Writer:
-    """What it raises becomes a warning: a program that compiles goes on."""
+class Writer(logging.Handler):
+    """Writes graphs while it is a handler of the structured trace; errors become warnings, and the program goes on."""
 
-    def __init__(self, settings: GraphFiles, before: Writer | None = None) -> None:
+    def __init__(self, settings: GraphFiles) -> None:
+        super().__init__(logging.DEBUG)
         self.settings = settings
-        # one that goes on stays where it is: the program may have changed its directory
-        own = Path(settings.path).expanduser().absolute()
-        self._root: Path = before._root if before and before.settings.path == settings.path else own
-        self._lock = locks.plain()
+        self._root = Path(settings.path).expanduser().absolute()
         self._counted: Path | None = None
-        self._serial = self._built = 0
 
     @property
     def folder(self) -> Path:
-        """As late as possible: a process may become one of several while it runs."""
+        """A process may join a process group after the context began."""
         return self._root / f"rank_{files.rank()}" if files.is_one_of_several() else self._root
 
     def obstacle(self) -> str:
-        """Why nothing can be written, or ``""``: then the folder is there."""
+        """Why the folder cannot be made, or ``""``."""
         try:
-            self._make()
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             return f"{OPTION}: cannot write to {self.folder} ({error.strerror or error}): no graph is saved"
         return ""
 
-    def _make(self) -> None:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    def emit(self, record: logging.LogRecord) -> None:
+        found: dict[str, Any] = getattr(record, "metadata", {})
+        name = next((name for name in ((found.get("artifact") or {}).get("name"), *found) if name in _GRAPHS), None)
+        text = getattr(record, "payload", None)
+        if name is None or not isinstance(text, str):
+            return
+        level, stage = _GRAPHS[name]
+        if level <= self.settings.level:
+            compiled = f"{found.get('frame_id', '?')}/{found.get('frame_compile_id', '?')}"
+            suffix = "ir" if stage != "output_code" else "cpp" if text.lstrip().startswith("#include") else "py"
+            comment = "//" if suffix == "cpp" else "#"
+            self._put(stage, suffix, f"{comment} compile_id: {compiled}, graph: {name}\n{text}")
 
-    def _safely(self, work: Callable[[], object]) -> None:
+    def draw(self, graph: fx.GraphModule) -> None:
+        from torch.fx.passes.graph_drawer import FxGraphDrawer
+
         try:
-            files.guarded(OPTION, self.folder, work)
-        except Warning:  # as an error
-            raise
-        except Exception as error:  # whatever the graph is
-            text = f"{OPTION}: a graph cannot be written ({named(error)}); the program goes on"
-            notices.warn(OPTION, text, text)
+            text = FxGraphDrawer(graph, "bootstrap").get_dot_graph().to_string()
+        except Exception as error:  # without pydot, or a value that it cannot describe
+            notices.warn(OPTION, str(error), f"{OPTION}: a graph is not drawn: {error}")
+        else:
+            self._put("00_bootstrap", "dot", text)
 
-    def graph(self, stem: str, gm: fx.GraphModule, name: str, *, classes: bool, attrs: Mapping[str, object]) -> None:
-        """*name*: of the entry in the file."""
+    def _put(self, stage: str, suffix: str, text: str) -> None:
+        def put() -> None:
+            if self._counted != self.folder:
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                there = [int(found[1]) for path in self.folder.iterdir() if (found := _SERIAL.fullmatch(path.name))]
+                self._counted, self._serial = self.folder, count(max(there, default=-1) + 1)
+            files.write(self.folder / f"{stage}_{next(self._serial):04d}.{suffix}", text)
 
-        def work() -> None:
-            self._put(stem, "ir", ir_text(gm, name, classes=classes, attrs=attrs))
-            if self.settings.level >= 3:
-                self._put(stem, "dot", dot_text(gm, name, classes=classes))
-
-        self._safely(work)
-
-    def number(self) -> int:
-        """Of the next graph that is built."""
-        with self._lock:
-            self._count()
-            self._built += 1
-            return self._built - 1
-
-    def text(self, name: str, suffix: str, read: Callable[[], str]) -> None:
-        """A file that is not one of the numbered ones; there may be one of this name, which stays."""
-
-        def work() -> None:
-            path = files.reserve(self._made() / f"{name}.{suffix}")
-            files.write(path, read())
-
-        self._safely(work)
-
-    def _made(self) -> Path:
-        self._make()
-        return self.folder
-
-    def _put(self, stem: str, suffix: str, text: str) -> None:
-        with self._lock:
-            folder = self._count()
-            while True:
-                path = folder / f"{stem}_{self._serial:04d}.{suffix}"
-                self._serial += 1
-                try:
-                    return files.create(path, functools.partial(_fill, text))
-                except FileExistsError:  # another process writes here, too
-                    if not path.exists():
-                        raise
-
-    def _count(self) -> Path:
-        """The folder, where the numbers go on from those that are there."""
-        folder = self.folder
-        if folder != self._counted:
-            names = [path.name for path in folder.glob("*")]
-            self._serial = max((int(m[1]) + 1 for name in names if (m := _SERIAL.fullmatch(name))), default=0)
-            self._built = max((int(m[1]) + 1 for name in names if (m := _BUILT.fullmatch(name))), default=0)
-            self._counted = folder
-        return folder
+        files.guarded(OPTION, self.folder, put)
 
 
-def _fill(text: str, part: Path) -> None:
-    part.write_text(text, encoding="utf-8")
+_current: Writer | None = None
+
+
+def draw(graph: fx.GraphModule) -> None:
+    """Draw a graph that graph mode is about to compile."""
+    if _current is not None and _current.settings.level >= 3:
+        _current.draw(graph)
+
+
+def read() -> dict[str, Any] | None:
+    return None if _current is None else asdict(_current.settings)
+
+
+def write(settings: GraphFiles | None) -> None:
+    load(None if settings is None else Writer(settings))
+
+
+def obstacle(settings: GraphFiles | None) -> str:
+    return "" if settings is None else Writer(settings).obstacle()
+
+
+def save() -> Writer | None:
+    return _current
+
+
+def load(writer: Writer | None) -> None:
+    global _current
+    log = logging.getLogger(TRACE)
+    if _current is not None:
+        log.removeHandler(_current)
+    _current = writer
+    if writer is not None:
+        log.addHandler(writer)

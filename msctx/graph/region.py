@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,6 @@ from torch import fx
 from torch.fx.passes.split_module import split_module
 
 from msctx.errors import did_you_mean
-from msctx.graph.ir import operator_of, scope_of
 from msctx.notices import warn
 from msctx.options.graph import Region
 
@@ -61,7 +61,23 @@ def _ends(graph: fx.GraphModule, region: Region) -> tuple[int, int] | None:
     return first, last
 
 
+def operator_of(node: fx.Node) -> str:
+    """``aten.max_pool2d.default`` → ``MaxPool2d``."""
+    name = getattr(node.target, "overloadpacket", node.target)  # its name is without the overload
+    name = getattr(name, "__name__", None) or str(name).rpartition(".")[2]
+    return "".join(part[0].upper() + part[1:] for part in re.split(r"\W|_", name) if part) or "Operator"
+
+
+_KEY = re.compile(r"\[['\"]?([^\]'\"]*)['\"]?\]")
+
+
+def _path(name: str) -> str:
+    """Dynamo's name of a module → its path in the model: ``L['m']._modules['layers'][0]`` → ``layers.0``."""
+    _, _, *parts = _KEY.sub(r".\1", name).split(".")
+    return ".".join(part for part in parts if part not in ("", "_modules"))
+
+
 def _names(node: fx.Node) -> set[str]:
-    """Of a node: its own, its operator's, and the paths of the modules it lies in."""
-    path = scope_of(node, classes=False)[1:]
-    return {node.name, operator_of(node), *(".".join(path[:end]) for end in range(1, len(path) + 1))}
+    """The names of a node, of its operator, and of the modules around it."""
+    modules = {_path(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values()}
+    return {node.name, operator_of(node), *modules} - {""}

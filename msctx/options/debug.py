@@ -7,7 +7,7 @@ from msctx.options.option import Option
 OPTIONS = (
     Option("save_graphs", Choice({
             0: "no graph files", 1: "what Dynamo captured, and its forward and backward graphs",
-            2: "these, the compiler's passes and its generated code", 3: "all of that, and drawings of the graphs",
+            2: "these, inductor's graphs and its generated code", 3: "all of that, inductor's trace folder, and drawings",
         }, {False: 0, True: 2}), default=0, example=1,
         help="How many of the graphs seen while compiling are written to save_graphs_path; true means 2. Code that runs "
              "eagerly writes nothing."),
@@ -46,7 +46,7 @@ OPTIONS = (
         help="Compiles the model and does not run it: the call returns None, launches no kernel and changes no parameter. "
              "It fills a compile cache without training, and matters only for code that is compiled."),
     Option("reserve_class_name_in_scope", Bool, default=True, example=False,
-        help="Whether the names of modules in graph files, dumps and profiles carry the class (Default/net-Net1/fc-Linear) "
+        help="Whether the names of modules in dumps and profiles carry the class (Default/net-Net1/fc-Linear) "
              "or the attribute alone (Default/net/fc). Where it is set, profiles of profiling_mode have a range for each call of a "
              "module."),
     Option("pynative_synchronize", Bool, default=False, example=True, also=("runtime.launch_blocking",),

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from msctx.graph import report, stages
+from msctx.graph import files, report
 from msctx.native import core
 from msctx.observers import collector, fusions, kernels, print_file, replicas, scope_names
 from msctx.observers.checked_gradients import NODES
@@ -76,12 +76,12 @@ SWITCHES = (
     Switch(name="observers.fusions", read=fusions.read, write=fusions.write, save=fusions.save, load=fusions.load),
     Switch(
         name="observers.graph_files",
-        read=stages.read,
-        write=stages.write,
-        save=stages.save,
-        load=stages.load,
-        satisfied=lambda wanted: stages.read() == (wanted and asdict(wanted)),
-        blocked=stages.obstacle,
+        read=files.read,
+        write=files.write,
+        save=files.save,
+        load=files.load,
+        satisfied=lambda wanted: files.read() == (wanted and asdict(wanted)),
+        blocked=files.obstacle,
     ),
     Switch(name="observers.class_names", read=scope_names.with_classes, write=scope_names.write, scope="thread"),
     Switch(name="observers.check_bprop", read=NODES.is_on, write=NODES.turn, scope="thread"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
 
 from torch._logging._internal import log_registry
 
@@ -16,30 +15,21 @@ def _forced(name: str, value: Forced) -> Switch:
     return Switch(name=name, read=value.read, write=value.write, save=value.save, load=value.load, satisfied=value.holds)
 
 
-class _Levels:
-    """Of the loggers that torch has under one name. ``torch._logging.set_logs`` would forget all that a program has asked for, and
-    does nothing where TORCH_LOGS is set."""
+def _logs(name: str) -> Switch:
+    """The levels of torch's loggers; ``torch._logging.set_logs`` would forget the levels that the program has set."""
+    loggers = [logging.getLogger(one) for one in log_registry.log_alias_to_log_qnames[name.removeprefix("torch.logs.")]]
 
-    def __init__(self, alias: str) -> None:
-        self._loggers = [logging.getLogger(name) for name in log_registry.log_alias_to_log_qnames[alias]]
+    def read() -> list[int]:
+        return [logger.level for logger in loggers]
 
-    def read(self) -> list[int]:
-        return [logger.level for logger in self._loggers]
+    def each(levels: int | list[int]) -> list[int]:
+        return [levels] * len(loggers) if isinstance(levels, int) else levels
 
-    def write(self, levels: int | Sequence[int]) -> None:
-        for logger, level in zip(self._loggers, self._each(levels), strict=True):
+    def write(levels: int | list[int]) -> None:
+        for logger, level in zip(loggers, each(levels), strict=True):
             logger.setLevel(level)
 
-    def holds(self, levels: int | Sequence[int]) -> bool:
-        return self.read() == self._each(levels)
-
-    def _each(self, levels: int | Sequence[int]) -> list[int]:
-        return [levels] * len(self._loggers) if isinstance(levels, int) else [*levels]
-
-
-def _logs(name: str) -> Switch:
-    levels = _Levels(name.removeprefix("torch.logs."))
-    return Switch(name=name, read=levels.read, write=levels.write, satisfied=levels.holds)
+    return Switch(name=name, read=read, write=write, satisfied=lambda levels: read() == each(levels))
 
 
 SWITCHES = (

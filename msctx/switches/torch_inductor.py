@@ -135,6 +135,8 @@ _FORCED: dict[str, Callable[[], Any]] = {
     "torch.inductor.fx_graph_cache": _variable("TORCHINDUCTOR_FX_GRAPH_CACHE", "1"),
     "torch.inductor.autotune_local_cache": lambda: True,
     "torch.inductor.cpp_cache_precompile_headers": _variable("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "1"),
+    "torch.inductor.trace.enabled": _variable("TORCH_COMPILE_DEBUG"),
+    "torch.inductor.trace.debug_dir": lambda: None,
     "torch.inductor.trace.provenance_tracking_level": _provenance,
     "torch.inductor.bucket_all_gathers_fx": lambda: "none",
     "torch.inductor.bucket_reduce_scatters_fx": lambda: "none",

@@ -150,8 +150,8 @@ for name in ("torch._dynamo", "torch._functorch._aot_autograd"):
     logging.getLogger(name).addHandler(handler)
 assert len(reached(save_graphs=3, save_graphs_path="graphs")) == 1
 found = {path.name for path in Path("graphs").iterdir()}
-assert {"00_bootstrap_0000.ir", "00_bootstrap_0001.dot"} < found, found
-assert any(name.startswith("opt_pass_1_torchair") for name in found), found
+assert "00_bootstrap_0000.ir" in found, found
+assert any(name.startswith("16_validate") for name in found), found
 assert not told
 assert len(reached(debug_level=1)) == 1
 assert told == {"_dynamo", "_functorch"}, told

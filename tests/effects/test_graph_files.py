@@ -7,7 +7,7 @@ from plans import check, planned, rows
 from msctx.options import DEVICES
 from msctx.options.observation import GraphFiles
 
-NOT_CACHED = "caches are off"
+TEXT = "not MindSpore's IR"
 
 
 def files(level: int, path: str = ".", **more: object) -> dict[str, object]:
@@ -16,22 +16,21 @@ def files(level: int, path: str = ".", **more: object) -> dict[str, object]:
 
 
 def test_levels() -> None:
+    trace = {"torch.inductor.trace.enabled": True, "torch.inductor.trace.debug_dir": "./"}
+    off = {"save_graphs": ("honoured", {"observers.graph_files": None}, "")}
     check(
         [
-            ("cpu", {"save_graphs": 1}, {"save_graphs": ("honoured", files(1), NOT_CACHED)}),
-            ("cuda", {"save_graphs": True}, {"save_graphs": ("honoured", files(2), NOT_CACHED)}),
-            ("ascend", {"save_graphs": 3}, {"save_graphs": ("approximated", files(3), "torchair")}),
-            *(
-                (device, {"save_graphs": 0}, {"save_graphs": ("honoured", {"observers.graph_files": None}, "")})
-                for device in DEVICES
-            ),
+            ("cpu", {"save_graphs": 1}, {"save_graphs": ("approximated", files(1), TEXT)}),
+            ("cuda", {"save_graphs": True}, {"save_graphs": ("approximated", files(2), TEXT)}),
+            ("ascend", {"save_graphs": 3}, {"save_graphs": ("approximated", files(3, **trace), "torchair")}),
+            *((device, {"save_graphs": 0}, off) for device in DEVICES),
         ]
     )
 
 
 def test_a_path_and_its_level_say_the_same() -> None:
     options = {"save_graphs": 2, "save_graphs_path": "graphs"}
-    expected = ("honoured", files(2, "graphs"), NOT_CACHED)
+    expected = ("approximated", files(2, "graphs"), TEXT)
     check([("cpu", options, {"save_graphs": expected, "save_graphs_path": expected})])
 
 
@@ -45,7 +44,7 @@ def test_a_cache_that_is_asked_for_stays_on() -> None:
         found = planned({"save_graphs": 1, **cache})
         assert found.assignments["torch.inductor.fx_graph_cache"] is True
         row = next(row for row in found.rows if row.option == "save_graphs")
-        assert (row.status, "and no other" in row.reason) == ("approximated", True)
+        assert (row.status, "recorded with it" in row.reason) == ("approximated", True)
     assert planned({"save_graphs": 1, "enable_compile_cache": False}).assignments["torch.inductor.fx_graph_cache"] is False
 
 
