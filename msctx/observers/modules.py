@@ -6,13 +6,7 @@ import itertools
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from torch import _C
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch.utils._python_dispatch import _disable_current_modes
 
 from msctx import locks
 from msctx.memory import watched
@@ -140,19 +134,14 @@ def turn(*, on: bool) -> None:
         core.load().c.msctx_enter_module(None)
 
 
-class _Unwatched:
-    """The models that nobody watches, if they have names, too."""
-
-    met: Callable[[nn.Module], object] | None = None
-    models: models.ByIdentity[None] = models.ByIdentity()
+_names_all = False
+_unwatched: models.ByIdentity[None] = models.ByIdentity()
 
 
-def name_unwatched(met: Callable[[nn.Module], object]) -> None:
-    """Name the modules of models that nobody watches, too, from now on: a module without a name that is called is such a model.
-
-    *met* is called with each before its first forward pass.
-    """
-    _Unwatched.met = met
+def name_unwatched() -> None:
+    """From now on, a module without a name that is called is a model, whose modules have names, too."""
+    global _names_all
+    _names_all = True
 
 
 def _known_as(module: nn.Module) -> _Place | None:
@@ -163,34 +152,19 @@ def _known_as(module: nn.Module) -> _Place | None:
         _look()
     if (place := _known.get(module)) is not None and place.looked == _looked:
         return place
-    if _Unwatched.met is None or not _on:
+    if not _names_all or not _on:
         return None
     with _lock:
-        _Unwatched.models.put(module, None)
+        _unwatched.put(module, None)
         _name(module, _looked)
-    with _outside_transforms():
-        _Unwatched.met(module)
     return _known.get(module)
-
-
-@contextmanager
-def _outside_transforms() -> Iterator[None]:
-    """What we compute of a module is no part of what ``torch.func`` or ``torch.jit.trace`` makes of the program."""
-    put: Callable[[object], None] = _C._set_tracing_state  # type: ignore[attr-defined]
-    traced = _C._get_tracing_state()
-    put(None)
-    try:
-        with temporarily_clear_interpreter_stack(), _disable_current_modes():
-            yield
-    finally:
-        put(traced)
 
 
 def _look() -> None:
     global _looked
     moment, found = watched.moment(), watched.models()
     with _lock:
-        for model in (*found, *(one for one, _ in _Unwatched.models.items())):
+        for model in (*found, *(one for one, _ in _unwatched.items())):
             _name(model, moment)
         _looked = moment
 

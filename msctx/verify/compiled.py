@@ -1,309 +1,136 @@
-"""Compiled code beside eager code, in a run that goes on eagerly.
+"""Compiled code beside eager code: each call of an outermost module runs both ways on copies of its inputs.
 
-Each graph that Dynamo captures runs on the same inputs as it is, compiled, and in float64, forward and backward. The first two may
-differ by rounding: by a multiple of the smaller one's error against float64, or of what other last bits in all that is computed make.
+The program continues with its own eager results, so errors do not add up from call to call.
 """
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import fx
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
 
-from msctx.errors import MsctxError, named
-from msctx.graph import calls
-from msctx.observers import compiled_places
-from msctx.verify import graph
-from msctx.verify.wire import Message
-
-Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
-
-FACTOR = 8
-"""How many times larger the error of one side may be; with many digits a quarter of them, since Inductor's order of the sums of batch
-norms costs six bits."""
-NUDGED = 2
-"""Runs with other last bits. What agrees in half of its digits is no difference. Nor is what agrees in three quarters of those of the
-largest value of all results, or all gradients, where it is nothing but rounding: what else is small is compared with itself."""
-RECOMPILES = 1 << 16
-"""Code that is compiled more often than Dynamo's limit would run eagerly."""
-INTEGERS = 1e-3
-"""The part of integers and truth values that may differ: rounding turns comparisons."""
+from msctx import notices
+from msctx.errors import named
+from msctx.native import module_calls
+from msctx.observers import steps
+from msctx.verify.rows import differing, ran
 
 
-class Held(NamedTuple):
-    """A result of a graph, with the relative errors of both sides against float64 (L2 norms)."""
-
-    name: str
-    eager: float
-    compiled: float
-    agrees: bool
-
-    @property
-    def is_gradient(self) -> bool:
-        return _is_gradient(self.name)
+@contextmanager
+def compared(send: Callable[[dict[str, Any]], object]) -> Iterator[None]:
+    """Inside, this process runs eagerly, and *send* gets each comparison."""
+    module_calls.put(around := _Comparison(send).around, 2)
+    with torch.compiler.set_stance("force_eager"), steps.counting(lambda step: send({"does": "ends the step"})):
+        yield
+    module_calls.take(around)
 
 
-class CompiledRaises(MsctxError):
-    """Compiled code raised."""
+class _Comparison:
+    def __init__(self, send: Callable[[dict[str, Any]], object]) -> None:
+        self._send = send
+        self._twins: WeakKeyDictionary[nn.Module, tuple[nn.Module, Callable[..., Any]]] = WeakKeyDictionary()
+        self._is_inside = False
+        self._met: list[tuple[nn.Module, Any]] | None = None
 
-
-class Graphs:
-    """What was found in a run since the last step."""
-
-    def __init__(self) -> None:
-        self._notes: list[str] = []
-        self._nearer = {"eager": 0, "compiled": 0}
-        self._has_found = False
-        self.forget()
-
-    def forget(self) -> None:
-        self._count = 0
-        self._finding: Message | None = None
-
-    @property
-    def report(self) -> Message:
-        return {"count": self._count, "finding": self._finding, "notes": self._notes, "nearer": self._nearer}
-
-    @contextmanager
-    def captured(self) -> Iterator[None]:
-        """Inside, what ``torch.compile`` compiles comes here, and so does what graph mode does: each call of an outermost module."""
-        compile_, modules = torch.compile, calls.found()
-
-        def compiling(
-            model: Any = None, *, backend: Any = "inductor", mode: Any = None, options: Any = None, **how: Any
-        ) -> Any:
-            if model is None:
-                return functools.partial(compiling, backend=backend, mode=mode, options=options, **how)
-            if backend == "inductor":
-                theirs: Backend = torch._TorchCompileInductorWrapper(mode, options, how.get("dynamic"))
-            else:
-                theirs = torch._TorchCompileWrapper(backend, mode, options, how.get("dynamic"))
-            return compile_(model, backend=self._beside(theirs), **how)
-
-        torch.compile = compiling
-        calls.forget()
-        calls.compile_modules(True)
+    def around(self, call: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        if self._is_inside or torch._C._get_tracing_state() or torch._C._are_functorch_transforms_active():
+            given = _copies((args, kwargs)) if self._met is not None else None
+            made = call(module, *args, **kwargs)
+            if self._met is not None:
+                self._met.append((module, given))
+            return made
+        self._is_inside = True
         try:
-            limits: dict[str, Any] = {
-                "recompile_limit": RECOMPILES,
-                "accumulated_recompile_limit": RECOMPILES,
-                "suppress_errors": True,
-            }
-            with torch._dynamo.config.patch(limits), torch._inductor.config.patch(fallback_random=True):
-                yield
+            self._send({"does": "a call", **self._compared(module, (args, kwargs))})
+            return call(module, *args, **kwargs)
         finally:
-            torch.compile = compile_
-            calls.forget()
-            calls.put_back(modules)
+            self._is_inside = False
 
-    def _beside(self, theirs: Backend) -> Backend:
-        def backend(gm: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
-            if self._has_found:
-                return gm
-            try:
-                trial = Trial(gm, theirs, examples)
-            except Exception as error:
-                self._note(f"a graph does not compile ({named(error)})")
-                return gm
-
-            def run(*inputs: Any) -> Any:
-                if not self._has_found:
-                    self._hold(trial, inputs)
-                return gm(*inputs)
-
-            return run
-
-        return backend
-
-    def _hold(self, trial: Trial, inputs: Sequence[Any]) -> None:
+    def _compared(self, module: nn.Module, given: Any) -> dict[str, Any]:
+        name = type(module).__name__
         try:
-            held = trial.hold(inputs)
-        except CompiledRaises as error:
-            self._has_found = True
-            self._finding = {"kind": "compiled", "operator": "a graph", "reason": f"the compiled code raises {error}"}
-            return
+            if not (values := self._differing(module, given)):
+                return {"row": ran({"operator": name, "inputs": [], "outputs": []})}
+            found = {"operator": name, "values": values, "source": notices.user_frame()[0]}
+            return {"finding": found | self._first_inside(module, given)}
         except Exception as error:  # the training goes on
-            what = error if isinstance(error, graph.NotComparable) else named(error)
-            self._note(f"a graph was not compared: {what}")
-            return
-        self._count += 1
-        for one in held:
-            if one.eager != one.compiled:
-                self._nearer["eager" if one.eager < one.compiled else "compiled"] += 1
-        if differing := [one for one in held if not one.agrees]:
-            self._has_found = True
-            self._finding = _finding(trial, inputs, differing)
+            return {"note": f"{name} was not compared ({named(error).partition(chr(10))[0]})"}
 
-    def _note(self, text: str) -> None:
-        if text not in self._notes:
-            self._notes.append(text)
+    def _first_inside(self, module: nn.Module, given: Any) -> dict[str, Any]:
+        """The innermost module that differs when it is compiled by itself."""
+        twin, _ = self._twin(module)
+        names = {one: name for name, one in twin.named_modules()}
+        met: list[tuple[nn.Module, Any]] = []
+        self._met = met
+        _results(twin, twin, given)
+        self._met = None
+        for inner, its in met:  # in the order in which they end
+            if values := self._differing(inner, its):
+                return {"operator": type(inner).__name__, "module": names[inner], "values": values}
+        return {"reason": "no module inside it differs when it is compiled by itself"}
 
+    def _twin(self, module: nn.Module) -> tuple[nn.Module, Callable[..., Any]]:
+        """A copy of the module with its present values, eager and compiled."""
+        if module not in self._twins:
+            twin = deepcopy(module)
+            self._twins[module] = twin, torch.compile(twin, options={"fallback_random": True})
+        twin, compiled = self._twins[module]
+        with torch.no_grad():
+            for a, b in zip([*twin.parameters(), *twin.buffers()], [*module.parameters(), *module.buffers()], strict=True):
+                a.copy_(b)
+        return twin.train(module.training), compiled
 
-class Trial:
-    """One graph. *inputs*: those of a call, or what stands for them while Dynamo compiles."""
-
-    def __init__(self, gm: fx.GraphModule, backend: Backend, inputs: Sequence[Any]) -> None:
-        self.gm, self._backend = gm, backend
-        self._wide = graph.wide(gm)
-        self._compiled = backend(deepcopy(gm), inputs)
-
-    def hold(self, inputs: Sequence[Any]) -> list[Held]:
-        """Run it on copies of the inputs.
-
-        Raises:
-            NotComparable: there are sparse or quantized tensors, or it does not run in float64.
-            CompiledRaises: the compiled code does, and the eager code does not.
-        """
-        if graph.draws_in_a_part(self.gm):
-            raise graph.NotComparable("it draws random numbers in a checkpoint, or another part of it")
-        eps = graph.lowest_eps(self.gm, inputs)
-        sample = graph.Sample(inputs)
-        try:
-            eager = sample.run(self.gm)
-            nudges = [graph.Nudge(eps, seed) for seed in range(NUDGED)]
-            nudged = [sample.run(nudge.through(self.gm), nudge=nudge) for nudge in nudges]
-            reference = sample.run(self._wide, wide=True)
-        except Exception as error:
-            raise graph.NotComparable(f"it does not run on copies, or in float64 ({named(error)})") from None
-        try:
-            compiled = sample.run(self._compiled)
-        except Exception as error:
-            raise CompiledRaises(named(error)) from None
-        scales = [_largest(reference, kind) for kind in ("result", "gradient")]
-        return [
-            _held(
-                name,
-                eager[name],
-                compiled[name],
-                reference[name],
-                [one[name] for one in nudged],
-                eps,
-                scales[_is_gradient(name)],
-            )
-            for name in eager
-        ]
-
-    def first_node(self, inputs: Sequence[Any]) -> tuple[fx.Node, list[Held]]:
-        """The first node whose results differ, searched for by halves, and these."""
-        nodes = [node for node in self.gm.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
-
-        def differing(last: int) -> list[Held]:
-            part = Trial(graph.up_to(self.gm, nodes[last]), self._backend, inputs)
-            return [one for one in part.hold(inputs) if not one.agrees]
-
-        low, high, shown = 0, len(nodes) - 1, differing(-1)
-        while low < high and shown:
-            middle = (low + high) // 2
-            if found := differing(middle):
-                high, shown = middle, found
-            else:
-                low = middle + 1
-        return graph.maker(nodes[high]), shown
+    def _differing(self, module: nn.Module, given: Any) -> dict[str, str]:
+        """The results and gradients that differ by more than rounding, and by how much."""
+        twin, compiled = self._twin(module)
+        eager = _results(twin, twin, given)
+        self._twin(module)  # the call may have changed buffers
+        with torch.compiler.set_stance("default"):
+            found = _results(compiled, twin, given)
+        eps = _eps([*twin.parameters(), *eager.values(), *tree_leaves(given)])
+        for_all = eps ** (1 / 3) * max((_largest(a) for name, a in eager.items() if name.startswith("gradient")), default=0.0)
+        limits = {name: for_all if name.startswith("gradient") else eps**0.5 * _largest(a) for name, a in eager.items()}
+        texts = {name: differing(a, found[name], limits[name]) for name, a in eager.items()}
+        return {name: text for name, text in texts.items() if text}
 
 
-def _is_gradient(name: str) -> bool:
-    return name.startswith("gradient")
+def _results(run: Callable[..., Any], twin: nn.Module, given: Any) -> dict[str, torch.Tensor]:
+    """Floating-point results, and the gradients of a weighted sum of them."""
+    args, kwargs = given = _copies(given)
+    with torch.random.fork_rng():
+        made = [leaf for leaf in tree_leaves(run(*args, **kwargs)) if _is_inexact(leaf)]
+        found = {f"output {number}": leaf.detach() for number, leaf in enumerate(made)}
+        ends = [leaf for leaf in made if leaf.requires_grad]
+        inputs = [(f"input {number}", leaf) for number, leaf in enumerate(tree_leaves(given)) if _is_inexact(leaf)]
+        starts = {f"gradient of {name}": leaf for name, leaf in [*twin.named_parameters(), *inputs] if leaf.requires_grad}
+        if ends and starts:
+            draw = torch.Generator().manual_seed(0)
+            weights = [torch.randn(end.shape, generator=draw).to(end) for end in ends]
+            gradients = torch.autograd.grad(ends, [*starts.values()], weights, materialize_grads=True)
+            found |= dict(zip(starts, gradients, strict=True))
+    return found
 
 
-def _largest(reference: Mapping[str, torch.Tensor], kind: str) -> float:
-    """The largest value of all gradients, or of all results that are no integers: not of inputs, such as masks and indices."""
-    found = [graph.in_float64(one) for name, one in reference.items() if name.startswith(kind) and _has_rounding(one)]
-    return max((_norm(one[one.isfinite()], float("inf")) for one in found), default=0.0)
+def _copies(given: Any) -> Any:
+    return tree_map(lambda x: x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x, given)
 
 
-def _held(
-    name: str,
-    eager: torch.Tensor,
-    compiled: torch.Tensor,
-    reference: torch.Tensor,
-    nudged: Sequence[torch.Tensor],
-    eps: float,
-    scale: float,
-) -> Held:
-    if compiled.shape != eager.shape or compiled.dtype != eager.dtype:
-        return Held(name, 0.0, float("inf"), agrees=False)
-    if not _has_rounding(eager):
-        return _held_integers(name, eager, compiled, nudged)
-    one, other, right, *changed = (graph.in_float64(each) for each in (eager, compiled, reference, *nudged))
-    if not _same(_specials(one), _specials(other)):
-        agrees = not all(_same(_specials(one), _specials(each)) for each in changed)  # rounding decides what is finite
-        return Held(name, _far(one, right), _far(other, right), agrees=agrees)
-    is_finite = torch.stack([each.isfinite() for each in (one, right, *changed)]).all(0)
-    one, other, right, *changed = (each[is_finite] for each in (one, other, right, *changed))
-    floors = {2: eps**0.75 * scale * math.sqrt(one.numel()), float("inf"): eps**0.75 * scale}
-    agrees = all(_agree(one, other, right, changed, eps, order, floor) for order, floor in floors.items())
-    size = _norm(right, 2) or 1.0
-    return Held(name, _norm(one - right, 2) / size, _norm(other - right, 2) / size, agrees=agrees)
+def _is_inexact(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
-def _agree(
-    one: torch.Tensor,
-    other: torch.Tensor,
-    right: torch.Tensor,
-    changed: Sequence[torch.Tensor],
-    eps: float,
-    order: float,
-    floor: float,
-) -> bool:
-    """By the norm of all (2), or the largest difference (inf), which shows single values."""
-    small, large = sorted((_norm(one - right, order), _norm(other - right, order)))
-    rounding = max(_norm(each - one, order) for each in changed)
-    lost, size = max(FACTOR, 1 / math.sqrt(math.sqrt(eps))) * (small + rounding), _norm(right, order)
-    return large <= lost + max(math.sqrt(eps) * size, floor if lost >= size else 0.0)
+def _eps(leaves: list[Any]) -> float:
+    """Of the lowest dtype that takes part."""
+    tensors = [leaf for leaf in leaves if _is_inexact(leaf)]
+    lowered = [torch.get_autocast_dtype(kind) for leaf in tensors if torch.is_autocast_enabled(kind := leaf.device.type)]
+    return max(torch.finfo(dtype).eps for dtype in [*(leaf.dtype for leaf in tensors), *lowered])
 
 
-def _has_rounding(tensor: torch.Tensor) -> bool:
-    return tensor.dtype.is_floating_point or tensor.is_complex()
-
-
-def _norm(values: torch.Tensor, order: float) -> float:
-    return float(torch.linalg.vector_norm(values, order)) if values.numel() else 0.0
-
-
-def _held_integers(name: str, eager: torch.Tensor, compiled: torch.Tensor, nudged: Sequence[torch.Tensor]) -> Held:
-    """The parts of all that are not as in eager code: of indices no error is small."""
-    size = max(eager.numel(), 1)
-    part = int((compiled != eager).sum()) / size
-    return Held(name, 0.0, part, agrees=part <= INTEGERS + FACTOR * max(int((each != eager).sum()) / size for each in nudged))
-
-
-def _specials(values: torch.Tensor) -> torch.Tensor:
-    """NaN and infinities; 0 for all others."""
-    return values.masked_fill(values.isfinite(), 0.0)
-
-
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return bool(torch.allclose(one, other, rtol=0, atol=0, equal_nan=True))
-
-
-def _far(values: torch.Tensor, right: torch.Tensor) -> float:
-    return 0.0 if _same(_specials(values), _specials(right)) else float("inf")
-
-
-def _finding(trial: Trial, inputs: Sequence[Any], differing: Sequence[Held]) -> Message:
-    found = {"kind": "compiled", "operator": "a graph", "values": _values(differing)}
-    try:
-        node, shown = trial.first_node(inputs)
-    except Exception as error:
-        return found | {"reason": f"its parts do not run on their own ({named(error)})"}
-    if not shown:
-        return found | {"reason": "none of its parts differs when it is compiled on its own"}
-    worst = max(shown, key=lambda one: max(one.eager, one.compiled))
-    return found | {
-        "operator": graph.name_of(node),
-        "module": compiled_places.module_of(node),
-        "direction": "backward" if all(one.is_gradient for one in shown) else "forward",
-        "source": compiled_places.line_of(node),
-        "reason": f"the {'compiled' if worst.compiled > worst.eager else 'eager'} result is inaccurate",
-        "values": _values(shown),
-    }
-
-
-def _values(held: Sequence[Held]) -> list[dict[str, Any]]:
-    return [{"tensor": one.name, "eager": one.eager, "compiled": one.compiled} for one in held]
+def _largest(tensor: torch.Tensor) -> float:
+    return float(tensor.abs().nan_to_num(0.0, 0.0).max()) if tensor.numel() else 0.0

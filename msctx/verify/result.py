@@ -1,4 +1,4 @@
-"""What `msctx verify` found, as a sentence and as data."""
+"""The result of `msctx verify`, as a sentence, as facts and as data."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from msctx.verify import match, rows
-
-MODULE, ENDED = "module", "ended"
-"""More kinds of differences: of a module, where a certificate does not hold operators; that one run ends before the other."""
+TEXTS = {
+    "operator": "its inputs agree and its outputs differ",
+    "random": "the runs drew different random numbers: set seed (experiment.seed=0)",
+    "input": "{} differs, and no operator before it computed that: a parameter, data, a number of the program, random numbers of "
+    "Python or NumPy, or uninitialised memory",
+    "compiled": "compiled and eager code differ by more than rounding",
+    "diverged": "the runs diverge",
+}
+"""The kinds of differences."""
 
 
 @dataclass
 class Finding:
-    """The first difference, and where it is."""
+    """The first difference, and its place."""
 
     kind: str
     step: int
@@ -22,102 +27,59 @@ class Finding:
     module: str = ""
     direction: str = ""
     node: str = ""
-    """Of a backward pass: the function of the graph that ran it."""
-    occurrence: int = 0
-    """How many operators of this name ran in the module and step before it."""
+    """In a backward pass: the node of the graph that called it."""
     source: str = ""
+    """The line that called it."""
     forward: str = ""
-    """Of a backward pass: the operator of the forward pass, and where it was called."""
+    """In a backward pass: the line that called the operator of the forward pass."""
     inputs: Sequence[str] = ()
-    outputs: Sequence[str] = ()
-    """The tensors that differ."""
-    values: list[dict[str, Any]] = field(default_factory=list)
-    """By how much they differ, in one more pair of runs."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    """The arguments that are no tensors and differ → their two values."""
-    algorithms: Sequence[str] = ()
-    only_in: str = ""
-    """The run that has it, where the other has not."""
+    """The inputs that differ."""
+    values: Mapping[str, str] = field(default_factory=dict)
+    """What differs (inputs, outputs, arguments) → by how much."""
     reason: str = ""
 
     @property
-    def place(self) -> str:
-        where = f"module {self.module}" if self.module else "no module"
-        direction = {
-            "forward": "forward pass",
-            "optimizer": "optimizer",
-            "backward": "backward pass" + f" ({self.node})" * bool(self.node),
-        }
-        parts = [f"{self.operator} in {where}", direction.get(self.direction, self.direction), f"step {self.step}"]
-        return ", ".join(filter(None, [*parts, self.source]))
-
-    @property
     def sentence(self) -> str:
-        given, made = ", ".join(self.inputs), ", ".join(self.outputs)
-        tensor = f"{self.module}.{made}".lstrip(".")
-        match self.kind:
-            case match.OPERATOR if self.arguments:
-                shown = ", ".join(f"{name}: {a} and {b}" for name, (a, b) in self.arguments.items())
-                return f"{self.place}: it was called with the same tensors and other arguments ({shown})"
-            case match.OPERATOR if self.direction == "optimizer" and not self.values:
-                return f"{self.place}: the same tensors go in, and others come out ({made}); numbers may differ (learning rate)"
-            case match.OPERATOR:
-                ran = f"; {' and '.join(self.algorithms)} ran" if len({*self.algorithms}) > 1 else ""
-                return f"{self.place}: its inputs agree and its outputs differ ({made}){ran}"
-            case match.RANDOM:
-                return f"{self.place}: the runs drew different random numbers: set seed (experiment.seed=0)"
-            case match.INPUT:
-                return (
-                    f"{self.place}: {given} differs, and no operator that ran before made it: data, a number that the program "
-                    "computed, random numbers of Python or NumPy, or memory that nobody wrote"
-                )
-            case rows.PARAMETER if self.direction == "forward":
-                return f"parameter or buffer {tensor} differs when the model is called for the first time, step {self.step}"
-            case rows.PARAMETER:
-                return f"parameter {tensor} differs before step {self.step} of the optimizer, which did not make it differ"
-            case rows.GRADIENT:
-                return (
-                    f"the gradient of {tensor} differs when step {self.step} of the optimizer begins: it was not reduced over the "
-                    "ranks, or a rank changed it after that"
-                )
-            case "compiled" if self.values:
-                return f"{self.place}: its inputs agree and its outputs differ by more than rounding; {self.reason}"
-            case "compiled":
-                return f"{self.place}: {self.reason}, and the eager code does not"
-            case match.PARTED:
-                only = f" only {self.only_in} runs it" if self.only_in else " the runs go on with different tensors"
-                return f"the runs part here: {self.place}:{only}"
-            case "module":
-                return f"module {self.module or '(none)'}, {self.direction}, step {self.step}: what ran in it differs"
-            case _:
-                return f"the runs part at step {self.step}: {self.reason}"
+        where = f"{self.operator} in {f'module {self.module}' if self.module else 'no module'}" * bool(self.operator)
+        direction = self.direction + " pass" * (self.direction in ("forward", "backward")) + f" ({self.node})" * bool(self.node)
+        place = ", ".join(filter(None, [where, direction, f"step {self.step}", self.source]))
+        reason = f"; {self.reason}" * bool(self.reason)
+        return f"{place}: {TEXTS[self.kind].format(', '.join(self.inputs))}{reason}"
 
 
 @dataclass
 class Result:
     against: str
-    names: tuple[str, str]
+    names: Sequence[str]
     steps: int = 0
-    """That agree."""
     operators: int = 0
-    """That were compared, or what *unit* counts."""
+    """Operators that agree, or what *unit* counts."""
     unit: str = "operators"
     finding: Finding | None = None
     notes: list[str] = field(default_factory=list)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of a certificate: what was set otherwise, or another version → both values."""
-    candidates: list[dict[str, Any]] | None = None
-    """For ``deterministic_except``: operator, module, and microseconds of a step without and with deterministic=ON, where it runs."""
 
     @property
     def sentence(self) -> str:
-        if self.candidates is not None:
-            return f"{len(self.candidates) or 'no'} candidate{'s' * (len(self.candidates) != 1)} for deterministic_except"
-        if self.finding is None:
-            steps = f"{self.steps} step{'s' * (self.steps != 1)}"
-            return f"equal: {self.names[0]} and {self.names[1]} agree in {steps}, {self.operators} {self.unit}"
-        return f"{self.names[0]} and {self.names[1]} differ: {self.finding.sentence}"
+        if self.finding is not None:
+            return f"{self.names[0]} and {self.names[1]} differ: {self.finding.sentence}"
+        return f"equal: {self.names[0]} and {self.names[1]} agree in {self.amount}"
+
+    @property
+    def amount(self) -> str:
+        return f"{self.steps} step{'s' * (self.steps != 1)}, {self.operators} {self.unit}"
+
+    def note(self, text: str) -> None:
+        if text and text not in self.notes:
+            self.notes.append(text)
+
+    def facts(self) -> dict[str, str]:
+        """Names and texts, for people."""
+        shown: dict[str, str] = {}
+        if (found := self.finding) is not None:
+            names = ("operator", "module", "direction", "source", "forward")
+            shown = {name: getattr(found, name) for name in names} | {"agree before it": self.amount, **found.values}
+        shown |= {f"note {number}": text for number, text in enumerate(self.notes, 1)}
+        return {name: text for name, text in shown.items() if text}
 
     def as_json(self) -> dict[str, Any]:
-        found = asdict(self) | {"equal": self.finding is None, "sentence": self.sentence}
-        return {name: found[name] for name in ("equal", "sentence", *(n for n in found if n not in ("equal", "sentence")))}
+        return {"equal": self.finding is None, "sentence": self.sentence, **asdict(self)}

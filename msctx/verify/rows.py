@@ -1,90 +1,125 @@
-"""An operator that ran, as the two runs exchange it."""
+"""The operators of a run, read from the collector, and how two of them differ."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from msctx.observers.collector import Row, dtype_of
+import torch
 
-if TYPE_CHECKING:
-    import torch
+from msctx.observers import collector
+from msctx.observers.collector import ASK_AGAIN, Reader, Row, dtype_of
 
-PARAMETER, GRADIENT = "parameter", "gradient"
-"""Stand for operators: what a parameter or buffer holds when its model is called for the first time, or a parameter and its gradient
-before the optimizer's step."""
-
-
+Send = Callable[[dict[str, Any]], object]
+Ran = dict[str, Any]
+"""Its :data:`PLACE`, ``overload``, and its ``inputs`` and ``outputs``: argument, dtype and shape, and digest of each."""
+PLACE = ("operator", "module", "direction", "node")
 SCRATCH_OUTPUTS = {"aten::mkldnn_rnn_layer": 3, "aten::_cudnn_rnn": 4, "aten::miopen_rnn": 4, "aten::cudnn_batch_norm": 3}
 SCRATCH_INPUTS = ("workspace", "reserve", "reserveSpace")
-"""Memory of a library's own, of which it may write only a part: the same results leave other bits there."""
-
-
-class Tensor(NamedTuple):
-    argument: str
-    dtype: str
-    shape: str
-    digest: int | None
-    """``None``: the collector cannot read it."""
-
-    def __str__(self) -> str:
-        return f"{self.argument} {self.dtype}[{self.shape.replace('x', ', ')}]".lstrip()
-
-
-class Ran(NamedTuple):
-    """One operator; *order* grows with the time at which it began."""
-
-    order: float
-    thread: int
-    operator: str
-    overload: str
-    module: str
-    direction: str
-    node: str
-    maker: int
-    algorithm: str
-    inputs: Sequence[Tensor]
-    outputs: Sequence[Tensor]
-
-    @property
-    def key(self) -> tuple[str, str, str, str]:
-        return self.direction, self.module, self.operator, self.overload
-
-    def mark(self) -> int:
-        """A digest of what it is and of what came out: of what went in the shapes count, for memory may hold nothing yet."""
-        return digest((*self.key, [one[1:3] for one in self.inputs], [one[1:] for one in self.outputs]))
-
-
-def digest(value: Any) -> int:
-    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "little")
-
-
-def digest_of_bits(tensor: torch.Tensor) -> int | None:
-    """Of a dense tensor, copied to the host; else ``None``. Of what ``torch.func`` has wrapped: of the tensor inside."""
-    import torch
-
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
-    bits = tensor.detach() if type(tensor) in (torch.Tensor, torch.nn.Parameter) else None
-    if bits is None or bits.is_meta or bits.is_quantized or bits.layout is not torch.strided:
-        return None
-    raw = bits.cpu().contiguous().flatten().view(torch.uint8).numpy().data
-    return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "little")
+"""Workspaces of libraries, which may write only a part of them: the same results leave different bits there."""
 
 
 def ran(row: Row) -> Ran:
     """From a row of the collector."""
-    fields = [row["id"], *(row[name] for name in Ran._fields[1:-2])]
-    inputs = [_tensor(one, is_scratch=one["argument"] in SCRATCH_INPUTS) for one in row["inputs"]]
     scratch = SCRATCH_OUTPUTS.get(row["operator"])
-    return from_json([*fields, inputs, [_tensor(one, is_scratch=n == scratch) for n, one in enumerate(row["outputs"])]])
+    inputs = [_tensor(one, is_scratch=one["argument"] in SCRATCH_INPUTS) for one in row["inputs"]]
+    outputs = [_tensor(one, is_scratch=number == scratch) for number, one in enumerate(row["outputs"])]
+    return {**{name: row.get(name, "") for name in (*PLACE, "overload")}, "inputs": inputs, "outputs": outputs}
 
 
-def _tensor(found: dict[str, Any], *, is_scratch: bool) -> tuple[str, str, str, int | None]:
-    return found["argument"], dtype_of(found), found["shape"], 0 if is_scratch else found.get("digest")
+def _tensor(found: Row, *, is_scratch: bool) -> list[Any]:
+    """The digest of a tensor that the collector cannot read is ``None``."""
+    content = f"{dtype_of(found)}[{found['shape'].replace('x', ', ')}]"
+    return [found["argument"], content, 0 if is_scratch else found.get("digest")]
 
 
-def from_json(fields: Sequence[Any]) -> Ran:
-    *head, inputs, outputs = fields
-    return Ran._make([*head, [Tensor._make(one) for one in inputs], [Tensor._make(one) for one in outputs]])
+def difference(one: Ran, other: Ran) -> tuple[str, list[str]] | None:
+    """The kind, and the inputs that differ; ``None``: the outputs agree.
+
+    ``operator``: equal inputs and different outputs. ``random``: the same, from a random generator. ``input``: an input differs.
+    Inputs count only if the outputs differ: memory that is about to be overwritten may hold anything.
+    """
+    if one["outputs"] == other["outputs"]:
+        return None
+    is_random = _is_random(one)
+    pairs = zip(one["inputs"], other["inputs"], strict=False)
+    inputs = [f"{a[0]} {a[1]}".lstrip() for a, b in pairs if a != b and not (is_random and a[0] == "self")]
+    return "input" if inputs else "random" if is_random else "operator", inputs
+
+
+def _is_random(row: Ran) -> bool:
+    """Whether the operator draws from one of torch's generators."""
+    space, _, name = row["operator"].partition("::")
+    packet = getattr(getattr(torch.ops, space, None), name, None) if name else None
+    overload = getattr(packet, row["overload"] or "default", None)
+    return torch.Tag.nondeterministic_seeded in getattr(overload, "tags", ())
+
+
+def differing(one: torch.Tensor, other: torch.Tensor, tolerance: float = 0.0) -> str:
+    """``64 / 80 (80.0%) elements, by 0.5 at index (0, 1)``; ``""``: they agree."""
+    try:
+        torch.testing.assert_close(other, one, rtol=0, atol=tolerance, equal_nan=True)
+    except AssertionError as error:
+        facts = [line.partition(": ")[2] for line in str(error).splitlines() if ": " in line]
+        return f"{facts[0]} elements, by {facts[1]}" if len(facts) > 1 else str(error).splitlines()[0]
+    return ""
+
+
+class DigestReader(Reader):
+    """Sends every operator with the digests of its tensors, and the end of every step."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+    @property
+    def asked(self) -> Mapping[str, int]:
+        return {"inputs": 1, "outputs": 1, "digests": 1}
+
+    def take(self, rows: list[Row]) -> None:
+        for row in rows:
+            name = f"{row['operator']}.{row['overload']}".removesuffix(".")
+            text = f"calls {name} in module {row['module'] or '(none)'} ({row['node'] or row['direction']})"
+            self._send({"does": text, "row": ran(row)})
+
+    def end_step(self) -> None:
+        self._send({"does": "ends the step"})
+
+
+class DetailReader(Reader):
+    """Sends one operator of one step, with the line that called it and files of its tensors.
+
+    *call*: operator, module, and how many of these run before it in the step.
+    """
+
+    is_choosy = wants_lines = True
+
+    def __init__(self, send: Send, step: int, call: Sequence[Any], folder: Path) -> None:
+        self._send, self._step, self._call, self._folder = send, step, tuple(call), folder
+        self._met: Counter[tuple[str, str]] = Counter()
+        self._line = ""
+
+    @property
+    def asked(self) -> Mapping[str, int]:
+        return {} if self._step else dict.fromkeys(("inputs", "outputs", "tensors", "attributes"), 1)
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    def wants(self, operator: str, module: str, number: int, place: int) -> int:
+        if self._step:
+            return ASK_AGAIN
+        is_it = (operator, module, self._met[operator, module]) == self._call
+        self._met[operator, module] += 1
+        if is_it:
+            self._line = collector.line_here()
+        return ASK_AGAIN | is_it
+
+    def take(self, rows: list[Row]) -> None:
+        for row in rows:
+            self._send({"detail": row | {"called": self._line}})
+
+    def end_step(self) -> None:
+        self._step -= 1

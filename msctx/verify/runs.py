@@ -1,152 +1,100 @@
-"""The processes of the runs. They take turns, so that each has the whole machine, or, as ranks of one run, go together."""
+"""The processes of the runs. Each sends a line of JSON for every operator, and waits while the other one is behind."""
 
 from __future__ import annotations
 
+import json
 import os
-import signal
-import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from subprocess import CompletedProcess
 from tempfile import TemporaryDirectory
 from threading import Thread
+from typing import Any, NamedTuple
 
-from msctx.errors import EntryError, EntryFailed, MsctxError
+from msctx.errors import Diagnostic, MsctxError, OptionError, nearest
 from msctx.native.children import Children
-from msctx.verify.rows import Ran, from_json
-from msctx.verify.wire import Message, Wire
 
-GO = {"go": True}
-NOTHING: Message = {"step": -1, "digest": 0, "count": 0, "unread": 0, "segments": []}
-"""The report of a run that reports nothing."""
-GRACE = 30
-"""Seconds that a rank may still take after another one has ended."""
+NAMES = ("run", "threads", "compiled")
+ALLOWED = "run, threads[:N], compiled, or KEY=VALUE"
+Message = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Side:
-    """One of the two: how it is called, and what it has of its own."""
+class Side(NamedTuple):
+    """One run: its name in the report, and the words of its command line."""
 
     name: str
-    words: Sequence[str] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is run."""
-
-    file: str | None
     words: Sequence[str]
 
 
-class Process:
-    """One run; *task* is what :mod:`msctx.verify.child` does beside it."""
+def sides(against: Sequence[str], words: Sequence[str]) -> list[Side]:
+    """The runs that ``--against`` names; one: it runs eagerly, and compares its modules with compiled ones."""
+    text = " ".join(against)
+    what, colon, value = text.partition(":")
+    if against and all("=" in word for word in against):
+        return [Side("as given", words), Side(text, [*words, *against])]
+    if text in ("", "run"):
+        return [Side("first run", words), Side("second run", words)]
+    if text == "compiled":
+        return [Side("eager and compiled code", words)]
+    if what == "threads" and (not colon or (value.isdecimal() and int(value) > 0)):
+        many = int(value or max(2, len(os.sched_getaffinity(0))))
+        return [Side(f"threads: {count}", [*words, f"runtime_num_threads={count}"]) for count in (1, many)]
+    problem = f"{text!r}: cannot be compared; several values are allowed only if all are KEY=VALUE"
+    raise OptionError([Diagnostic("--against", problem, "command line", ALLOWED, nearest(what, NAMES))])
 
-    def __init__(self, children: Children, subject: Subject, side: Side, folder: Path, task: Message) -> None:
-        self.name, self.folder = side.name, folder
-        ours, theirs = socket.socketpair()
-        self._wire = Wire(ours)
-        self._done: CompletedProcess[str] | None = None
-        words = [*subject.words, *side.words]
-        job = {"file": subject.file, "words": words, "folder": str(folder), "task": task}
-        command = [sys.executable, "-m", "msctx.verify.child", str(theirs.fileno())]
+
+def failed(error: str) -> Message:
+    """The last message of a run that failed."""
+    return {"does": f"fails: {error.splitlines()[-1]}", "error": error}
+
+
+class Process:
+    """One run; *task* says what :mod:`msctx.verify.child` sends."""
+
+    def __init__(self, children: Children, file: str | None, side: Side, folder: Path, task: Message) -> None:
+        self.folder = folder
+        ours, theirs = os.pipe()
+        self._lines = os.fdopen(ours, encoding="utf-8")
+        self._end = "the process did not start"
+        job = {"file": file, "words": side.words, "folder": str(folder / "run"), "task": task}
+        folder.mkdir()
+        (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")  # arguments may be secret: not on a command line
+        command = [sys.executable, "-m", "msctx.verify.child", str(folder / "job.json"), str(theirs)]
 
         def run() -> None:
             try:
-                environment = {**os.environ, **side.environment}
-                self._done = children.run(command, scratch=folder, env=environment, pass_fds=(theirs.fileno(),))
+                done = children.run(command, scratch=folder, pass_fds=(theirs,))
+                self._end = f"the process exited with code {done.returncode}\n{done.stderr.strip()}".strip()
             finally:
-                theirs.close()
+                os.close(theirs)
 
         self._thread = Thread(target=run, daemon=True)
         self._thread.start()
-        with suppress(ConnectionError):  # it has ended already: begin() reports it
-            self._wire.send(job)  # not on its command line, which every user of the machine can read
-        self.has_answered = True
-        """It waits for an answer of ours."""
 
-    def begin(self) -> Message:
-        """Wait until it is ready; what it runs under."""
-        found = self._received()
-        if "ended" in found:
-            raise EntryFailed(f"the run cannot begin: {found['ended']['error']}")
-        return dict(found["ready"])
-
-    def go(self) -> Message:
-        """Let it run to the end of a step, or its own."""
-        self.start()
-        return self.end()
-
-    def start(self) -> None:
-        self._wire.send(GO)
-
-    def end(self) -> Message:
-        """What it reports of the step."""
-        return self._received()
-
-    def give_up(self) -> Message:
-        """Wait for it no longer."""
-        self.has_answered = False
-        return dict(NOTHING)
-
-    def fileno(self) -> int:
-        return self._wire.fileno()
-
-    def rows(self) -> list[Ran]:
-        """The operators of the step, if it has come to its end."""
-        if not self.has_answered:
-            return []
-        self._wire.send({"rows": True})
-        return [from_json(one) for one in self._received()["rows"]]
-
-    def save(self, name: str) -> Path:
-        """The file that now holds a parameter, or its gradient."""
-        self._wire.send({"save": name})
-        return Path(self._received()["file"])
-
-    def _received(self) -> Message:
-        try:
-            found = self._wire.receive()
-        except (EOFError, ConnectionError):
-            return NOTHING | {"ended": self._death()}
-        if "error" in found:
-            kinds = {"EntryError": EntryError, "EntryFailed": EntryFailed}
-            error = kinds.get(found["kind"], MsctxError)(found["error"])
-            error.exit_code = found["exit_code"]
-            raise error
+    def receive(self) -> Message:
+        """What the run ``does`` next, with a ``row``, or the ``error`` of a run that fails; raises if it cannot begin."""
+        line = self._lines.readline()
+        if not line.endswith("\n"):
+            self._thread.join()
+            return failed(self._end)
+        found: Message = json.loads(line)
+        if "problem" in found:
+            problem = MsctxError(found["problem"])
+            problem.exit_code = found["exit_code"]
+            raise problem
         return found
-
-    def _death(self) -> Message:
-        self.has_answered = False
-        self._thread.join()
-        if self._done is None:  # it could not be started
-            return {"status": "failed", "error": "the process did not run", "reason": "the process did not run", "died": True}
-        code = self._done.returncode
-        reason = (
-            f"the process ended by {signal.Signals(-code).name}" if code < 0 else f"the process ended with exit code {code}"
-        )
-        error = f"{reason}\n{self._done.stderr.strip()}".strip()
-        return {"status": "failed", "error": error, "reason": reason, "died": True}
 
     def close(self) -> None:
         self._thread.join()
-        self._wire.close()
+        self._lines.close()
 
 
 @contextmanager
-def running(subject: Subject, sides: Sequence[Side], tasks: Sequence[Message]) -> Iterator[list[Process]]:
+def running(file: str | None, sides: Sequence[Side], task: Message) -> Iterator[list[Process]]:
     """Start a process for each side; none is left when the block is."""
-    with TemporaryDirectory(prefix="msctx-verify-") as folder:
-        started: list[Process] = []
-        try:
-            with Children(Path(folder)) as children:
-                for number, (side, task) in enumerate(zip(sides, tasks, strict=True)):
-                    started.append(Process(children, subject, side, Path(folder) / str(number), task))
-                yield started
-        finally:
-            for one in started:
-                one.close()
+    with TemporaryDirectory(prefix="msctx-verify-") as folder, ExitStack() as ended, Children(Path(folder)) as children:
+        started = [Process(children, file, side, Path(folder) / str(number), task) for number, side in enumerate(sides)]
+        for one in started:
+            ended.callback(one.close)
+        yield started

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import sys
-import time
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,9 +12,6 @@ import torch
 from torch import nn
 
 import msctx
-from msctx.native import core
-
-POISON = [False]
 
 
 def own(name: str) -> Any:
@@ -36,6 +30,7 @@ def of_process(x: torch.Tensor) -> torch.Tensor:
 
 @own("scatter")
 def scatter(x: torch.Tensor) -> torch.Tensor:
+    """Sums in an order that changes from run to run, as threads do that race."""
     rows = [*range(len(x))]
     random.Random(os.urandom(8)).shuffle(rows)
     total = torch.zeros_like(x)
@@ -47,21 +42,6 @@ def scatter(x: torch.Tensor) -> torch.Tensor:
 @own("of_threads")
 def of_threads(x: torch.Tensor) -> torch.Tensor:
     return x + torch.get_num_threads() * 1e-3
-
-
-@own("of_isa")
-def of_isa(x: torch.Tensor) -> torch.Tensor:
-    return x + (core.load().isa() == "generic") * 1e-3
-
-
-@own("nan")
-def nan(x: torch.Tensor) -> torch.Tensor:
-    return x.masked_fill(x > 0.5, float("nan")) if POISON[0] else x.clone()
-
-
-def added(x: torch.Tensor) -> torch.Tensor:
-    """Also under torch.func, which takes no operator with a gradient of Python's."""
-    return torch.add(x, x, alpha=os.getpid() * 1e-3)
 
 
 class Doubled(torch.autograd.Function):
@@ -80,8 +60,7 @@ class Planted(nn.Module):
         self.fault, self.step, self.now = fault, step, 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        operators = (of_process, scatter, of_threads, of_isa, nan)
-        faults = {operator._name: operator for operator in operators} | {"backward": Doubled.apply, "number": added}
+        faults = {operator._name: operator for operator in (of_process, scatter, of_threads)} | {"backward": Doubled.apply}
         return faults.get(self.fault, torch.abs)(x) if self.now == self.step else torch.abs(x)
 
 
@@ -93,8 +72,7 @@ class Net(nn.Module):
         self.head = nn.Linear(16, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made = self.head(self.body(self.first(x)))
-        return of_process(made) if self.body[1].fault == "root" else made
+        return self.head(self.body(self.first(x)))
 
 
 def train(
@@ -102,13 +80,11 @@ def train(
     step: int = 0,
     steps: int = 2,
     *,
-    poison: bool = False,
     extra: bool = False,
     fails: bool = False,
     compiles: bool = False,
     code: int = 0,
 ) -> None:
-    POISON[0] = poison
     torch.manual_seed(0)
     data = np.random.default_rng(None if fault == "data" else 0)
     model = Net(fault, step)
@@ -134,7 +110,7 @@ def train(
 
 
 def miscompiled(fault: str = "", steps: int = 2, dtype: str = "float32") -> None:
-    """A compiler that takes one function for another in the graph: of the forward or the backward pass."""
+    """A compiler that replaces one function by another: in the forward or the backward pass."""
     import torch._inductor.config
 
     aten = torch.ops.aten
@@ -155,59 +131,8 @@ def miscompiled(fault: str = "", steps: int = 2, dtype: str = "float32") -> None
         optimizer.step()
 
 
-def replicas(fault: str = "", step: int = 1, steps: int = 3) -> None:
-    """A rank that goes its own way."""
-    from torch import distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
-    dist.init_process_group("gloo")
-    is_faulty = dist.get_rank() == dist.get_world_size() - 1
-    torch.manual_seed(dist.get_rank())
-    model = Net("", -1)
-    run = model if fault == "alone" else DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for now in range(steps):
-        if is_faulty and now == step:
-            if fault == "raises":
-                raise ValueError("the data are gone")
-            if fault == "dies":
-                os.kill(os.getpid(), signal.SIGKILL)
-        optimizer.zero_grad()
-        with run.no_sync() if fault == "unreduced" and now == step else nullcontext():
-            run(torch.randn(5, 8)).pow(2).mean().backward()
-        if is_faulty and now == step:
-            if fault == "weight":
-                model.head.weight.data[0].add_(1)
-            elif fault == "gradient":
-                model.head.bias.grad.add_(1)
-            elif fault == "rate":
-                optimizer.param_groups[0]["lr"] = 0.2
-        optimizer.step()
-        if fault == "stops" and is_faulty and now == step:
-            break
-    dist.destroy_process_group()
-
-
-@own("slow_if_deterministic")
-def slow_if_deterministic(x: torch.Tensor) -> torch.Tensor:
-    time.sleep(0.02 if torch.are_deterministic_algorithms_enabled() else 0.001)
-    return x.clone()
-
-
-def instruction_sets() -> None:
-    """Without what depends on them by itself: torch's random numbers and tanh."""
-    linear = nn.utils.skip_init(nn.Linear, 8, 16)
-    model = nn.Sequential(linear, nn.Sequential(nn.ReLU(), Planted("of_isa", 1)))
-    for parameter in model.parameters():
-        parameter.data = torch.from_numpy(np.random.default_rng(0).standard_normal(parameter.shape, dtype=np.float32))
-    for now in range(3):
-        model[1][1].now = now
-        model(torch.ones(5, 8)).relu().sum().backward()
-        msctx.step()
-
-
 def recurrent() -> None:
-    """oneDNN's layer writes but a part of its workspace."""
+    """oneDNN's layer writes only a part of its workspace."""
     torch.manual_seed(0)
     model = nn.LSTM(8, 16)
     for _ in range(2):
@@ -215,14 +140,12 @@ def recurrent() -> None:
         msctx.step()
 
 
-def transformed(fault: str = "", steps: int = 2) -> None:
+def transformed(steps: int = 2) -> None:
     """Gradients by torch.func, a tangent, and a model that is traced."""
     torch.manual_seed(0)
-    model, traced = Net(fault, 1), Net("", -1)
-    parameters, x = dict(model.named_parameters()), torch.ones(5, 8)
-    trace = torch.jit.trace(traced, x)
-    for now in range(steps):
-        model.body[1].now = now
+    model, x = Net("", -1), torch.ones(5, 8)
+    parameters, trace = dict(model.named_parameters()), torch.jit.trace(Net("", -1), x)
+    for _ in range(steps):
         gradient = torch.func.grad(lambda own: torch.func.functional_call(model, own, (x,)).pow(2).mean())(parameters)
         torch.func.jvp(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), (x,), (x,))
         trace(x + gradient["head.bias"].sum()).sum().backward()
@@ -231,18 +154,3 @@ def transformed(fault: str = "", steps: int = 2) -> None:
 
 def nothing() -> None:
     pass
-
-
-def idle() -> None:
-    torch.ones(3).sum()
-
-
-def deterministic(*, unpools: bool = True) -> None:
-    """An operator that deterministic mode slows down, and one that it has no kernel for."""
-    model = nn.Sequential(nn.Linear(8, 16), Planted("", -1), nn.Unflatten(1, (1, 4, 4)))
-    for _ in range(20):
-        hidden = model(torch.randn(5, 8))
-        pooled, places = nn.functional.max_pool2d(slow_if_deterministic(hidden), 2, return_indices=True)
-        if unpools:
-            nn.functional.max_unpool2d(pooled, places, 2)
-        msctx.step()
