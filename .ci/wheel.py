@@ -57,7 +57,6 @@ msctx explain deterministic=ON conv_fprop_algo=winograd
 msctx explain --all
 msctx options conv_fprop_algo
 msctx schema
-msctx schema --result
 msctx init mine.yaml
 msctx explain mine.yaml
 msctx run digits args.epochs=1 conv_fprop_algo=gemm --out run
@@ -66,7 +65,7 @@ msctx run mine.yaml --nproc 2 --out ranks
 msctx state
 msctx diff run run
 msctx diff ranks/rank_0 ranks/rank_1
-msctx compare matmul --shape 16x16x16 --axis deterministic=OFF,ON --seconds 0.001 --out compared
+msctx compare digits args.epochs=1 --axis deterministic=ON --quick --out compared
 msctx migrate mindspore.py
 """
 """What is done with the wheel, in a folder that holds mindspore.py alone; nothing of it may fail."""

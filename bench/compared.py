@@ -12,8 +12,8 @@ from pathlib import Path
 import contest
 import figures
 
-from msctx.compare.choose import Plan, estimate
-from msctx.compare.result import Result, read
+from msctx.compare.result import Result
+from msctx.compare.summary import estimate
 
 
 def table(results: list[Result]) -> list[str]:
@@ -27,22 +27,12 @@ def table(results: list[Result]) -> list[str]:
         controls = [control(result) for result in group]
         shown = " to ".join(f"{c:.2f}" for c in sorted({min(controls), max(controls)}))
         lines.append(f"| `{name}` | PyTorch again: A/A | {shown} |  | {count // len(group)} ({noisy / count:.0%} noisy) |")
-        totals = sorted(group[0].totals, key=lambda total: -total.ratio)
-        told: set[str] = set()
-        for total in totals:
-            if total.point in told:
-                continue
-            same = [one.point for one in totals if is_same(group, total.point, one.point)]
-            told.update(same)
+        for total in sorted(group[0].totals, key=lambda total: -total.ratio):
             error = f"{total.error:.0e}" if total.error else ""
-            figure = speed(group, [[everywhere(r, point) for r in group] for point in same])
-            label = " = ".join(same) + " (the same kernels)" * (len(same) > 1)
-            lines.append(f"|  | {label} | {figure} | {error} | {total.rows} |")
+            figure = speed(group, [[total.point] * len(result.rows) for result in group])
+            lines.append(f"|  | {total.point} | {figure} | {error} | {total.rows} |")
         if len({*group[0].best.points}) > 1 and len(group[0].rows) > 2:
-            plans = [Plan(tuple(result.best.points)) for result in group]
-            lines.append(f"|  | the best of each row | {speed(group, [plans])} |  | |")
-        for cost in group[0].costs:
-            lines.append(f"|  | cost of {cost.with_} | {cost.geometric_mean:.2f} times as long as {cost.without} |  |  |")
+            lines.append(f"|  | the best of each row | {speed(group, [result.best.points for result in group])} |  | |")
     processors = {f"{result.environment['cpu']} ({result.environment['cpu_capability']})" for result in results}
     versions = {result.environment["libraries"]["torch"] for result in results}
     fewest = min(len(group) for group in groups.values())
@@ -55,34 +45,15 @@ def table(results: list[Result]) -> list[str]:
     ]
 
 
-def everywhere(result: Result, point: str) -> Plan:
-    return Plan((point,) * len(result.rows))
-
-
 def control(result: Result) -> float:
     """torch's time over torch's again, on the whole."""
     rows = [(row.count * row.baseline.ms, row.control) for row in result.rows if row.baseline.ms]
     return sum(ms for ms, _ in rows) / sum(ms / ratio for ms, ratio in rows)
 
 
-def is_same(group: list[Result], one: str, other: str) -> bool:
-    """Whether two choices ran the same kernels of msctx in all rows: by what the result says, or, of an older one, by their names."""
-
-    def ran(result: Result, point: str) -> list[str]:
-        cells = [cell for row in result.rows for cell in row.cells if cell.point == point]
-        if any("status" in cell.model_fields_set for cell in cells):
-            return [point if cell.same_as is None else cell.same_as for cell in cells]
-        return [cell.ran for cell in cells]
-
-    def is_named(names: list[str]) -> bool:
-        return any(name.strip("torch x0123456789") and not name.startswith("products") for name in names)
-
-    return one == other or all(ran(r, one) == ran(r, other) and is_named(ran(r, one)) for r in group)
-
-
-def speed(group: list[Result], choices: list[list[Plan]]) -> str:
-    """The figure of choices that are the same: over all processes, and all that were measured apart."""
-    found = [estimate(result.rows, plan) for plans in choices for result, plan in zip(group, plans, strict=True)]
+def speed(group: list[Result], plans: list[list[str]]) -> str:
+    """The figure of a choice for each row, over all processes."""
+    found = [estimate(result.rows, plan) for result, plan in zip(group, plans, strict=True)]
     off = figures.noise(control(result) for result in group)
     margins = [one.margin if len(group) == 1 else 0.0 for one in found]
     low = min(one.ratio / (1 + margin) for one, margin in zip(found, margins, strict=True))
@@ -97,7 +68,7 @@ def main() -> None:
     files = [Path(word) for word in sys.argv[1:]]
     if not files or any(word.startswith("-") for word in sys.argv[1:]):
         sys.exit(__doc__)
-    contest.into_docs("compare", table([read(str(file)) for file in files]))
+    contest.into_docs("compare", table([Result.model_validate_json(file.read_text()) for file in files]))
 
 
 if __name__ == "__main__":

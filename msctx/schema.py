@@ -1,4 +1,4 @@
-"""The JSON Schema of experiment files, and those of msctx compare, made from the declarations: editors complete and check with it.
+"""The JSON Schema of experiment files, made from the declarations: editors complete and check with it.
 
 It follows draft 7, which YAML language servers know, and was tried with Red Hat's. What a schema cannot express (two spellings of one
 option with different values, the content of files, ``1.0`` for a whole number) is left to ``msctx explain``.
@@ -13,17 +13,18 @@ import json
 import re
 from typing import Any
 
-from msctx.compare import schema as compare
 from msctx.options import GROUPS, OPTIONS, Option
 from msctx.options.kinds import Kind, YamlWord
 from msctx.options.layers import presets
 from msctx.reference import allowed, default_of
-from msctx.run.config import SECTIONS
+from msctx.run.config import COMPARED, SECTIONS
 
 HELP = {
     "context": "Options: what holds while the experiment runs.",
     "experiment": "What to run.",
     "record": "What to keep of it.",
+    "compare": "What msctx compare measures.",
+    "axes": "The choices that msctx compare measures.",
     "name": "The name of the experiment; it names the run directory. Unset, it is the name of the file.",
     "entry": "The function to call (package.module:function, or file.py:function), or the path of a script.",
     "args": "Arguments of the entry, by name.",
@@ -68,17 +69,16 @@ def build() -> dict[str, Any]:
     context = _object(tree, "", definitions)
     context["properties"]["preset"] = _preset()
     context["type"] = ["object", "null"]
-    compared = compare.sections(sorted(OPTIONS))
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
-        "description": "An experiment of msctx (what to run, and under which options), a comparison, or a workload to compare.",
+        "description": "An experiment of msctx: what to run, and under which options.",
         "type": "object",
         "additionalProperties": False,
         "properties": {
             **{name: {**_text(HELP[name]), **schema} for name, schema in {"context": context, **sections}.items()},
-            **{name: {**schema, **_text(schema["description"])} for name, schema in compared.items()},
+            **{name: {**_text(HELP[name]), "type": ["object", "null"]} for name in COMPARED},
         },
-        "definitions": {**definitions, "values": compare.VALUES},
+        "definitions": definitions,
     }
 
 

@@ -14,8 +14,7 @@ import torch
 import msctx
 from msctx.compare import cases
 from msctx.compare.config import Comparison, Given, read
-from msctx.compare.result import Baseline, Cell, Outcome, Result, Row
-from msctx.compare.summary import result_of
+from msctx.compare.result import Cell, Row
 from msctx.compare.workload import NetworkLayer, Product, Workload, dump
 from msctx.native import build
 from msctx.native.choices import ConvProblem
@@ -76,7 +75,7 @@ def cell(point: str, ratio: float | None = None, error: float = 1e-6, **more: An
     head = {"point": point, "asked": {}, "ran": point.partition("=")[2], "error": error, "bound": 1e-4, "status": "measured"}
     if ratio is None:
         return Cell(**{**head, "status": "unable", "reason": "it cannot", **more})
-    figures = {"ratio": ratio, "spread": 0.02, "ms": 1.0, "noisy": False, "workspace": 0, "peak_bytes": None}
+    figures = {"ratio": ratio, "spread": 0.02, "ms": 1.0, "workspace": 0}
     return Cell(**{**head, **figures, **more})
 
 
@@ -88,13 +87,9 @@ PROBLEMS = {
 
 
 def row(name: str, cells: list[Cell], count: int = 1, ms: float = 10.0, direction: str = "fprop", **more: Any) -> Row:
-    head = {"name": name, "direction": direction, "problem": PROBLEMS.get(name, ""), "count": count, "operations": 1}
-    baseline = {"ran": "torch", "ms": ms, "error": 1e-7, "peak_bytes": None}
-    return Row(**{**head, "baseline": baseline, "control": 1.0, "noisy": False, "rounds": 5, "cells": cells, **more})
-
-
-def result(of: Comparison, *rows: Row, environment: dict[str, Any] | None = None, **outcome: Any) -> Result:
-    return result_of(of, Outcome(list(rows), **outcome), environment or {})
+    head = {"name": name, "direction": direction, "problem": PROBLEMS.get(name, ""), "count": count}
+    baseline = {"ran": "torch", "ms": ms, "error": 1e-7}
+    return Row(**{**head, "baseline": baseline, "control_spread": 0.0, "rounds": 5, "cells": cells, **more})
 
 
 def of_layers(
@@ -115,19 +110,18 @@ def _cases(of: Comparison) -> Iterator[cases.Case]:
 
 
 def measured(of: Comparison, speeds: Sequence[tuple[float, float]], unable: str = "") -> list[Row]:
-    """A row for each layer and direction, as the comparison makes them; each with the speed of both ways, 0: it has no time, as in
-    the direction *unable*."""
+    """A row for each layer and direction with the speed of both ways; 0: it has no time, as in the direction *unable*."""
     found = []
     for number, case in enumerate(_cases(of)):
-        head: dict[str, Any] = {key: getattr(case, key) for key in ("name", "direction", "problem", "count", "operations")}
+        head: dict[str, Any] = {key: getattr(case, key) for key in ("name", "direction", "problem", "count")}
         cells = []
         for point, speed in zip("ab", speeds[number % len(speeds)], strict=True):
             if speed and case.direction != unable:
                 cells.append(Cell(point=point, asked={}, error=1e-7, ratio=speed, spread=0.01))
             else:
                 cells.append(Cell(point=point, asked={}, status="unable", reason="it cannot"))
-        baseline = Baseline(ran="torch", ms=1.0 + number, error=1e-7)
-        found.append(Row(**head, baseline=baseline, rounds=9, cells=cells))
+        baseline = Cell(ran="torch", ms=1.0 + number, error=1e-7)
+        found.append(Row(**head, baseline=baseline, rounds=9, control_spread=0.0, cells=cells))
     return found
 
 

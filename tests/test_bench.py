@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 from comparisons import SMALL, cell, made, row
-from comparisons import result as results_of
 
-from msctx.compare.result import Result, Total
+from msctx.compare.result import Result
+from msctx.compare.summary import result_of
 from msctx.native import build
 from msctx.native.cuda import manifest
 
@@ -81,29 +81,19 @@ def test_the_figure_of_some_layers_is_bold_only_where_processes_and_the_control_
     assert convolutions.figure(layers([1.9, 2.1])) == "2.10 (1.90 to 2.10)", "of two processes"
 
 
-def test_a_table_of_comparisons_has_its_processes_its_control_and_equal_kernels_as_one(
-    bench: Callable[[str], Any], tmp_path: Path
-) -> None:
+def test_a_table_of_comparisons_has_its_processes_and_its_control(bench: Callable[[str], Any], tmp_path: Path) -> None:
     compared = bench("compared")
 
     def result(ratio: float, control: float) -> Result:
-        cells = [cell("a", ratio), cell("b", ratio, same_as="a"), cell("c", 1.0)]
-        for one in cells:
-            one.ran = "gemm"
-        totals = [
-            Total(point=c.point, ratio=c.ratio, error=1e-6, workspace=0, peak_bytes=0, rows=1, rows_of_torch=0) for c in cells
-        ]
-        of = made(tmp_path, SMALL + "axes: {way: {a: {seed: 1}, b: {seed: 2}, c: {seed: 3}}}\n")
+        cells = [cell("a", ratio), cell("b", 1.0)]
+        of = made(tmp_path, SMALL + "axes: {way: {a: {seed: 1}, b: {seed: 2}}}\n")
         machine = {"cpu": "a CPU", "cpu_capability": "AVX2", "libraries": {"torch": "2"}}
-        found = results_of(
-            replace(of, name="some"), row("first", cells, 1, 1.0, control=control, rounds=9), environment=machine
-        )
-        return found.model_copy(update={"totals": totals})
+        return result_of(replace(of, name="some"), [row("first", cells, 1, 1.0, control=control)], machine)
 
     _, _, control, first, second, _, last = compared.table([result(1.3, 1.02), result(1.4, 0.99), result(1.35, 1.0)])
     assert control == "| `some` | PyTorch again: A/A | 0.99 to 1.02 |  | 1 (0% noisy) |"
-    assert first == "|  | a = b (the same kernels) | **1.35 (1.30 to 1.40)** | 1e-06 | 1 |"
-    assert second.startswith("|  | c | 1.00 (")
+    assert first == "|  | a | **1.35 (1.30 to 1.40)** | 1e-06 | 1 |"
+    assert second.startswith("|  | b | 1.00 (")
     assert last.startswith("a CPU (AVX2), torch 2; 3 or more processes for each comparison.")
     assert "**" not in "".join(compared.table([result(1.3, 1.02)])), "one process proves nothing"
 

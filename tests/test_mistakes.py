@@ -30,7 +30,7 @@ MISTAKES: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
     "a workload": (
-        "compare conv --workload x.yaml",
+        "compare x.yaml",
         {
             "x.yaml": "workload:\n  layers:\n    - {input: 1x8x16x16, weight: 4x7x3x3}\n    - {input: 1x8x16, weight: 4x8x3x3}\n"
             "    - {a: 3x4, b: 5x6}\n    - {input: 1x8x16x16, weight: 4x8x3x3, strid: 2}\n"

@@ -27,7 +27,7 @@ from msctx.run.config import read
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "configs" / "schema.json"
-SHIPPED = sorted(path for path in (ROOT / "configs").rglob("*.y*ml"))
+SHIPPED = sorted(path for folder in ("experiments", "presets") for path in (ROOT / "configs" / folder).rglob("*.y*ml"))
 SCHEMA = schema.build()
 VALIDATOR = Draft7Validator(SCHEMA)
 NAMES = sorted(OPTIONS)

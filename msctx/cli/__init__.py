@@ -48,7 +48,7 @@ COMMANDS: dict[Callable[..., None], tuple[str, str | None]] = {
     explain.options: ("The reference of all options, or of one.", "msctx options conv_fprop_algo"),
     compare.compare: (
         "Measure which choice is fastest and still right.",
-        "msctx compare conv --workload resnet50 --quick --out compared",
+        "msctx compare resnet50 --quick --out compared",
     ),
     verify.verify: (
         "Run a training twice and name the first operator that differs.",

@@ -24,7 +24,7 @@ def compare(
     subject: Annotated[
         str,
         typer.Argument(
-            help="A YAML file; conv or matmul; package.module:function; a shipped comparison, workload or experiment.",
+            help="A YAML file; package.module:function; a shipped comparison, workload or experiment.",
             autocompletion=completion.subject,
         ),
     ],
@@ -36,10 +36,6 @@ def compare(
             autocompletion=completion.settings,
         ),
     ] = None,
-    workload: Annotated[str | None, typer.Option(help="Of conv and matmul: a shipped workload, or its YAML file.")] = None,
-    shape: Annotated[
-        list[str] | None, typer.Option(metavar="MxKxN", help="For matmul: the shape of a product; repeatable.")
-    ] = None,
     axis: Annotated[
         list[str] | None,
         typer.Option(
@@ -49,56 +45,45 @@ def compare(
         ),
     ] = None,
     seconds: Annotated[float | None, typer.Option(help="Seconds per row.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Multiplies a workload's images or rows.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Under a minute: less time for each row, the largest first.")] = False,
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="Write report.html, result.json, result.csv and best.yaml.")
     ] = None,
-    baseline: Annotated[str | None, typer.Option(metavar="FILE", help="An earlier result.json to stand beside.")] = None,
     fail_below: Annotated[
-        float | None, typer.Option(metavar="RATIO", help="End with 1 if a choice is slower: than torch, or than in --baseline.")
+        float | None, typer.Option(metavar="RATIO", help="End with 1 if a choice fails, or is slower than PyTorch by more.")
     ] = None,
     json_: Json = False,
 ) -> None:
     """Which algorithm, precision and determinism to use, and what each costs: measured beside torch's own path."""
     from msctx.compare import config
 
-    keys = {"workload": workload, "seconds": seconds, "batch": batch}
+    keys = {"seconds": seconds}
     command = shlex.join(command_line(["msctx", *sys.argv[1:]]))
-    given = config.Given(overrides or (), axis or (), shape or (), keys, quick, command)
-    comparison = config.read(subject, given)
+    comparison = config.read(subject, config.Given(overrides or (), axis or (), keys, quick, command))
     if fail_below is not None and not 0 < fail_below < 100:
         raise OptionError([Diagnostic("--fail-below", f"{fail_below} is not a ratio", "command line", "such as 0.95")])
-    from msctx.compare import result, summary
-
-    earlier = result.read(baseline) if baseline else None
     folder = _folder(out)
-    from msctx.compare.run import run
+    from msctx.compare import summary, terminal
+    from msctx.compare.comparison import run
 
     console = render.console(sys.stderr if json_ else sys.stdout)
     with redirect_stdout(sys.stderr), _bar() as watch:  # what a model prints is no result
         found = run(comparison, watch)
-    if earlier is not None:
-        found.against, found.elsewhere = summary.against(found, earlier), summary.elsewhere(found, earlier)
-    if folder is not None:
-        _write(found, folder)
+    names = _write(found, folder) if folder is not None else []
     if json_:
         print_json(found.as_json())
     else:
-        from msctx.compare import terminal
-
         for part in terminal.parts(found):
             console.print(part)
         if folder is not None:
-            names = ["result.json", "result.csv", *["best.yaml"] * bool(found.recommended), *found.files]
-            console.print(f"wrote {folder / 'report.html'}, {', '.join(names)}", markup=False)
+            console.print(f"wrote {', '.join(str(folder / name) for name in names)}", markup=False)
     if found.interrupted:
         print("interrupted; what was measured so far is marked as partial", file=sys.stderr)
         raise typer.Exit(130)
     if not found.totals:
         print("nothing could be measured", file=sys.stderr)
         raise typer.Exit(1)
-    slower = summary.below(found, fail_below, beside_earlier=earlier is not None) if fail_below is not None else []
+    slower = summary.below(found, fail_below) if fail_below is not None else []
     for line in slower:
         print(f"below {fail_below:g}: {line}", file=sys.stderr)
     raise typer.Exit(1 if slower else 0)
@@ -119,36 +104,32 @@ def _folder(out: str | None) -> Path | None:
     return folder
 
 
-def _write(found: Result, folder: Path) -> None:
+def _write(found: Result, folder: Path) -> list[str]:
     from msctx.compare import report, result
     from msctx.run.record import Record
 
     record = Record(folder.absolute())
     record.json("result.json", found.as_json())
     best = {"best.yaml": found.recommended} if found.recommended else {}
-    for name, text in {"result.csv": result.as_csv(found), **best, **found.files, "report.html": report.page(found)}.items():
+    texts = {"report.html": report.page(found), "result.csv": result.as_csv(found), **best}
+    for name, text in texts.items():
         record.text(name, text)
+    return [*texts, "result.json"]
 
 
 @contextmanager
 def _bar() -> Iterator[Any]:
     """Progress on stderr where that is a terminal."""
-    from msctx.compare.comparison import Watch
-
     console = render.console(sys.stderr)
     if not console.is_terminal:
-        yield Watch()
+        yield lambda done, of, name: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("measuring", total=None)
-        yield Watch(
-            begin=lambda rows: bar.update(task, total=rows),
-            row=lambda name: bar.update(task, description=name[:40]),
-            end_row=lambda: bar.advance(task),
-        )
+        yield lambda done, of, name: bar.update(task, completed=done, total=of, description=name[:40])
 
 
 def capture(

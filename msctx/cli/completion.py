@@ -44,7 +44,7 @@ def experiment(incomplete: str) -> list[str]:
 
 def subject(incomplete: str) -> list[str]:
     """What ``msctx compare`` takes by name."""
-    names = {"conv", "matmul", *(name for folder in ("compare", "experiments", "workloads") for name in _shipped(folder))}
+    names = {name for folder in ("compare", "experiments", "workloads") for name in _shipped(folder)}
     return sorted(name for name in names if name.startswith(incomplete)) + _files(incomplete)
 
 

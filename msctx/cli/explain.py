@@ -86,15 +86,8 @@ def _write_list(option: str, file: str, json_: bool) -> None:
     emit({"written": [path]}, json_, lambda: f"wrote {path}; edit it, then: op_precision_mode={shlex.quote(path)}")
 
 
-def schema(
-    result: Annotated[bool, typer.Option("--result", help="Of the result.json of msctx compare.")] = False, json_: Json = False
-) -> None:
+def schema(json_: Json = False) -> None:
     """The JSON Schema of experiment files, for editors: completion, hover texts and checks. Output is always JSON."""
-    if result:
-        from msctx.compare.result import schema as schema_of_result
-
-        print_json(schema_of_result())
-        return
     from msctx.schema import dump
 
     print_text(dump().rstrip("\n"))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.module_tracker import ModuleTracker
 
 from msctx.compare.cases import LAST
 from msctx.compare.model import Model
@@ -30,97 +27,51 @@ def capture(model: Model) -> Workload:
     A layer has the path of the first module that computes it for a name. What multiplies and is no convolution and no product
     of matrices (attention or an LSTM that is one operator, for instance) is not in it; the workload lists these.
     """
-    found, left_out = _record(model)
-    layers: dict[ConvProblem | Product, NetworkLayer] = {}
-    for layer in found:
-        if (first := layers.get(layer.problem)) is None:
-            name = _unused(layer.name or "model", {other.name for other in layers.values()})
-            layers[layer.problem] = replace(layer, name=name)
-        else:
-            layers[layer.problem] = replace(first, count=first.count + 1)
-    skipped = tuple(f"{name} x{count}" for name, count in sorted(left_out.items()))
-    return Workload(model.name, tuple(layers.values()), f"one forward pass of {model.name}", skipped)
-
-
-def _unused(name: str, taken: set[str]) -> str:
-    numbered = (f"{name}#{number}" for number in itertools.count(2))
-    return name if name not in taken else next(one for one in numbered if one not in taken)
-
-
-def problems(model: Model) -> list[NetworkLayer]:
-    """Each convolution and product in the order in which they ran, named by the path of its module."""
-    return _record(model)[0]
-
-
-def _record(model: Model) -> tuple[list[NetworkLayer], Counter[str]]:
     was = {module: module.training for module in model.module.modules()}
     model.module.eval()
     try:
-        with _paths(model.module) as path, _Recorder(path) as recorder:
-            model.once()  # with gradients: without them PyTorch's encoder computes a layer in one operator
+        with ModuleTracker() as tracker, _Recorder(tracker) as recorder:
+            model.forward()  # with gradients: without them PyTorch's encoder computes a layer in one operator
     except (Exception, SystemExit) as error:
         raise EntryFailed(f"the model raised\n{users_traceback(error)}") from None
     finally:
         for module, training in was.items():
             module.training = training
-    return recorder.found, recorder.left_out
-
-
-@contextmanager
-def _paths(model: nn.Module) -> Iterator[Callable[[], str]]:
-    """Knows the path of the module that computes now."""
-    names = {module: name.replace("_orig_mod.", "") for name, module in model.named_modules()}
-    inside: list[str] = []
-
-    def enter(module: nn.Module, _: Any) -> None:
-        if module in names:
-            inside.append(names[module])
-
-    def leave(module: nn.Module, *_: Any) -> None:
-        if module in names:
-            inside.pop()
-
-    hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
-    try:
-        yield lambda: inside[-1] if inside else ""
-    finally:
-        for hook in hooks:
-            hook.remove()
+    layers: dict[ConvProblem | Product, NetworkLayer] = {}
+    for layer in recorder.found:
+        if (first := layers.get(layer.problem)) is None:
+            name, taken = layer.name or "model", {other.name for other in layers.values()}
+            names = (name, *(f"{name}#{number}" for number in range(2, len(taken) + 2)))
+            layers[layer.problem] = replace(layer, name=next(one for one in names if one not in taken))
+        else:
+            layers[layer.problem] = replace(first, count=first.count + 1)
+    skipped = tuple(f"{name} x{count}" for name, count in sorted(recorder.left_out.items()))
+    return Workload(model.name, tuple(layers.values()), f"one forward pass of {model.name}", skipped)
 
 
 class _Recorder(TorchDispatchMode):
-    def __init__(self, path: Callable[[], str]) -> None:
+    def __init__(self, tracker: ModuleTracker) -> None:
         super().__init__()
         self.found: list[NetworkLayer] = []
         self.left_out: Counter[str] = Counter()
-        self._path = path
+        self._tracker = tracker
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         make = _PROBLEMS.get(function)
         if make is not None and (problem := make(*args)) is not None:
             self.found.append(NetworkLayer(self._path(), problem))
         elif make is not None or any(word in function.name() for word in _MULTIPLYING):
             self.left_out[str(function)] += 1
-        elif torch.is_inference_mode_enabled():  # there nothing has taken compound operators apart
-            with self:
-                found = function.decompose(*args, **kwargs)
-            if found is not NotImplemented:
-                return found
-        return function(*args, **kwargs)
+        return function(*args, **(kwargs or {}))
+
+    def _path(self) -> str:
+        """Of the innermost module that computes now, without the class of the outermost."""
+        inside = max(self._tracker.parents - {"Global"}, key=len, default="")
+        return inside.partition(".")[2].replace("_orig_mod.", "")
 
 
-def _convolution(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: Any,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-) -> ConvProblem | None:
+def _convolution(x: torch.Tensor, weight: torch.Tensor, bias: Any, *rest: Any) -> ConvProblem | None:
+    stride, padding, dilation, transposed, output_padding, groups = rest
 
     def along(values: list[int]) -> tuple[int, ...]:
         return tuple(values) * (x.ndim - 2 if len(values) == 1 else 1)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from msctx.compare.model import Model
-from msctx.compare.workload import NetworkLayer, Product, output_of, text
+from msctx.compare.workload import NetworkLayer, Product, geometry, output_of, text
 from msctx.native.choices import ConvProblem
 
 Results = list[torch.Tensor]
@@ -24,11 +24,8 @@ class Case:
     """One row of a comparison.
 
     Attributes:
-        name: the layer's or the model's.
         direction: ``fprop``, ``dgrad`` or ``wgrad`` of a convolution, ``forward`` of a product, ``inference`` or ``training``.
         problem: its shapes as text.
-        count: how often it occurs.
-        operations: multiplications and additions, 0 where they are not counted.
         run: computes it; this is what is timed.
         results: computes it and gives what is held against the truth.
         truth: the same in float64.
@@ -42,7 +39,6 @@ class Case:
     direction: str
     problem: str
     count: int
-    operations: int
     run: Callable[[], Any]
     results: Callable[[], Results]
     truth: Callable[[], Results]
@@ -54,34 +50,24 @@ class Case:
 def error_of(found: Results, truth: Results, per_value: bool) -> float:
     """The error against float64: the largest over the largest value; or the root of mean squares over that of the values.
 
-    Infinity: a value is not finite where float64's is, a shape is another one, or there is nothing but whole numbers and they differ.
+    Infinity: a value is not finite, a shape is another one, or there is nothing but whole numbers and they differ.
     """
     if len(found) != len(truth) or any(a.shape != b.shape for a, b in zip(found, truth, strict=True)):
         return float("inf")
     pairs = [(a, b) for a, b in zip(found, truth, strict=True) if b.is_floating_point() or b.is_complex()]
     if not pairs:  # indices move with roundings, so they count only where there is nothing else
         return 0.0 if all(torch.equal(a, b.to(a.dtype)) for a, b in zip(found, truth, strict=True)) else float("inf")
-    return max(_error(_real(one.detach()).double(), _real(exact.detach()).double(), per_value) for one, exact in pairs)
-
-
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return max(_error(one.to(exact.dtype), exact, per_value) for one, exact in pairs)
 
 
 def _error(one: torch.Tensor, exact: torch.Tensor, per_value: bool) -> float:
     if not exact.numel():
         return 0.0
-    there = exact.isfinite()
-    if not torch.equal(one.isfinite(), there) or not torch.equal(one[~there].nan_to_num(0), exact[~there].nan_to_num(0)):
+    if not one.isfinite().all():
         return float("inf")
-    difference, exact = (one - exact)[there], exact[there]
-    if not exact.numel():
-        return 0.0
-    size, scale = (difference.abs().max(), exact.abs().max()) if per_value else (difference.norm(), exact.norm())
-    return float(size) / float(scale) if float(scale) else float(size)
-
-
-# --- layers -----------------------------------------------------------------------------------------------------------
+    sizes = ((one - exact).abs(), exact.abs())
+    size, scale = (float(part.max() if per_value else part.norm()) for part in sizes)
+    return size / scale if scale else size
 
 
 def of_layer(layer: NetworkLayer, directions: Sequence[str], device: torch.device) -> Iterator[Case]:
@@ -104,7 +90,7 @@ def _case_of_layer(layer: NetworkLayer, direction: str, make: Callable[[], Resul
         return compute(*(tensor.double() for tensor in inputs()))
 
     problem, scope = str(layer.problem), torch.inference_mode
-    return Case(layer.name, direction, problem, layer.count, layer.operations, run, run, truth, scope)
+    return Case(layer.name, direction, problem, layer.count, run, run, truth, scope)
 
 
 def _made(shapes: Sequence[Sequence[int]], dtype: str, device: torch.device) -> Results:
@@ -129,8 +115,7 @@ LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def _convolution(problem: ConvProblem, direction: str) -> Callable[..., Results]:
-    one = problem
-    rest = (one.stride, one.padding, one.dilation, one.transposed, one.output_padding, one.groups)
+    rest = geometry(problem)
 
     def compute(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor) -> Results:
         if direction == "fprop":
@@ -142,57 +127,53 @@ def _convolution(problem: ConvProblem, direction: str) -> Callable[..., Results]
     return compute
 
 
-# --- models -----------------------------------------------------------------------------------------------------------
-
-
 def of_model(model: Model, phases: Sequence[str]) -> Iterator[Case]:
     """Inference: the results; training: the gradients of the mean square of the results, without dropout."""
     if any(map(torch.nn.parameter.is_lazy, (*model.module.parameters(), *model.module.buffers()))):
-        model.look()  # they become what they are
-    for phase in phases:
-        yield (_inference if phase == "inference" else _training)(model)
-
-
-def _inference(model: Model) -> Case:
-    def results(model: Model, seeded: bool = True) -> Results:
-        with torch.no_grad():
-            return model.forward(seeded=seeded)
-
-    return _case(model, "inference", lambda: results(model, seeded=False), results)
-
-
-def _training(model: Model) -> Case:
-    def step(model: Model, seeded: bool = True) -> Results:
-        for parameter in model.module.parameters():
-            parameter.grad = None
-        results = [r for r in model.forward(seeded=seeded) if r.is_floating_point() or r.is_complex()]
-        if not any(result.requires_grad for result in results):
-            raise ValueError("nothing of its result depends on a parameter that is trained: compare phases: inference")
-        torch.stack([result.abs().square().mean() for result in results]).sum().backward()
-        return results
-
-    def with_gradients(model: Model) -> Results:
-        results = step(model)
-        gradients = [_real(p.grad).flatten() for p in model.module.parameters() if p.grad is not None]
-        # as one tensor: that of a bias before a normalisation is zero, and has an error of any size
-        return [*(result.detach() for result in results), torch.cat(gradients)]
-
-    return _case(model, "training", lambda: step(model, seeded=False), with_gradients)
-
-
-def _case(model: Model, phase: str, run: Callable[[], Any], results: Callable[[Model], Results]) -> Case:
+        model.fresh().forward()  # they become what they are
     tensors = [value for value in (*model.args, *model.kwargs.values()) if isinstance(value, torch.Tensor)]
     shapes = ", ".join(text(tensor.shape) for tensor in tensors)
-    scope = partial(_mode, model.module, phase)
-    found, truth = partial(results, model), lambda: results(_exact(model))
-    return Case(model.name, phase, shapes, 1, 0, run, found, truth, scope, model.module, per_value=False)
+    for phase in phases:
+        compute, scope = partial(_results, model, phase), partial(_mode, model.module, phase)
+        truth = partial(_truth, model, phase)
+        yield Case(
+            model.name,
+            phase,
+            shapes,
+            1,
+            partial(_step, model.fresh(), phase),
+            compute,
+            truth,
+            scope,
+            model.module,
+            per_value=False,
+        )
 
 
-def _exact(model: Model) -> Model:
-    def widest(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(torch.complex128) if tensor.is_complex() else tensor.double() if tensor.is_floating_point() else tensor
+def _step(model: Model, phase: str) -> Results:
+    if phase == "inference":
+        with torch.no_grad():
+            return model.forward()
+    for parameter in model.module.parameters():
+        parameter.grad = None
+    results = [r for r in model.forward() if r.is_floating_point() or r.is_complex()]
+    if not any(result.requires_grad for result in results):
+        raise ValueError("nothing of its result depends on a parameter that is trained: compare phases: [inference]")
+    torch.stack([result.abs().square().mean() for result in results]).sum().backward()
+    return results
 
-    return model.converted(copy.deepcopy(model.module)._apply(widest), torch.float64)
+
+def _results(model: Model, phase: str) -> Results:
+    torch.manual_seed(0)
+    results = [result.detach() for result in _step(model.fresh(), phase)]
+    if phase == "training":
+        # as one tensor: that of a bias before a normalisation is zero, and has an error of any size
+        results.append(torch.cat([p.grad.flatten() for p in model.module.parameters() if p.grad is not None]))
+    return results
+
+
+def _truth(model: Model, phase: str) -> Results:
+    return _results(model.exact(copy.deepcopy(model.module)), phase)
 
 
 @contextmanager

@@ -1,129 +1,86 @@
-"""A whole experiment as the subject: each choice is a run in a process of its own, and its result is what the run returned."""
+"""A whole experiment as the subject: each choice is a run in a process of its own, and its time is that of the run."""
 
 from __future__ import annotations
 
-import json
-import statistics
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msctx.compare.comparison import TORCH, Watch, counted
-from msctx.compare.config import Comparison, combined
-from msctx.compare.result import FAILED, MEASURED, SKIPPED, UNABLE, Baseline, Cell, Outcome, Row
+from msctx.compare.comparison import AGAIN, TORCH, Watch, fill
+from msctx.compare.config import Comparison
+from msctx.compare.measure import ratio_between
+from msctx.compare.result import Cell, Result, Row
+from msctx.compare.summary import INTERRUPTED, result_of
+from msctx.inspection import environment
 from msctx.native.children import Children
 from msctx.run.sweep import run_point, why, words_of
 
 OUR_KEYS = {"status", "started", "seconds", "restored", "run_dir", "error", "left_changed"}
+Runs = Mapping[str, list[dict[str, Any]]]
+"""Choice → the results of its runs."""
 
 
-def compare(comparison: Comparison, watch: Watch | None = None) -> Outcome:
+def run(comparison: Comparison, watch: Watch) -> Result:
     """One row: the time of the whole run. Between the points the order changes from round to round.
 
     Each choice runs once before, to warm up and to tune, which is not counted; with ``--quick`` it runs just once.
     """
-    watch = watch or Watch()
-    choices: dict[str, Mapping[str, Any]] = {TORCH: {}, **{point.name: point.options for point in comparison.points}}
-    impossible = combined(comparison.points)
-    rounds = comparison.keys.repetitions
+    choices: dict[str, Mapping[str, Any]] = {TORCH: {}, AGAIN: {}, **{one.name: one.options for one in comparison.points}}
     first = 0 if comparison.total is not None else -1
-    watch.begin((rounds - first) * len(choices))
+    runs = [
+        (number, name)
+        for number in range(first, comparison.keys.repetitions)
+        for name in list(choices)[:: 1 if number % 2 == 0 else -1]
+    ]
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in choices}
-    outcome = Outcome()
+    partial, late = "", f"--quick ends after {comparison.total or 0:.0f} seconds; leave it out to run the other choices, too"
     deadline = None if comparison.total is None else time.perf_counter() + comparison.total
-    given = [*_of_file(comparison), *comparison.overrides]
     with tempfile.TemporaryDirectory(prefix="msctx-compare-") as folder, Children(Path(folder)) as children:
         try:
-            for number in range(first, rounds):
-                order = list(choices) if number % 2 == 0 else list(reversed(choices))
-                for name in order:
-                    watch.row(name or "torch")
-                    if deadline is not None and time.perf_counter() > deadline:
-                        outcome.partial = (
-                            f"--quick ends after {comparison.total:.0f} seconds; leave it out to run the other choices, too"
-                        )
-                    elif name not in impossible and not _has_failed(found[name]) and not _has_failed(found[TORCH]):
-                        place = Path(folder) / f"{number}-{list(choices).index(name)}"
-                        result = run_point(children, comparison.of, [*given, *words_of(choices[name])], place)
-                        result["ran"] = _what_ran(place)
-                        if number >= 0 or result["status"] != "completed":
-                            found[name].append(result)
-                    watch.end_row()
+            for done, (number, name) in enumerate(runs):
+                watch(done, len(runs), {TORCH: "torch", AGAIN: "torch again"}.get(name, name))
+                if deadline is not None and time.perf_counter() > deadline:
+                    partial = late
+                elif not _failure(found[name]) and not _failure(found[TORCH]):
+                    words = [*comparison.overrides, *words_of(choices[name])]
+                    result = run_point(children, comparison.of, words, Path(folder, str(done)))
+                    if number >= 0 or result["status"] != "completed":
+                        found[name].append(result)
         except KeyboardInterrupt:
-            outcome.interrupt()
-    outcome.rows.append(_row(comparison, found, impossible, outcome.partial or "it did not run"))
-    return outcome
+            partial = INTERRUPTED
+    return result_of(comparison, [_row(comparison, found, partial or "it did not run")], environment(), partial)
 
 
-def _of_file(comparison: Comparison) -> list[str]:
-    """What the comparison's own file sets for all runs, where it is not the experiment's."""
-    if comparison.file is None or str(comparison.file) == comparison.of:
-        return []
-    found: dict[tuple[str, str | None], tuple[str, Any]] = {}
-    for level in ("preset", "yaml"):
-        layer = comparison.base.levels.get(level)
-        for setting in layer.settings.values() if layer else ():
-            found[setting.option.name, setting.device] = setting.spelling, setting.value
-    return words_of(dict(found.values()))
-
-
-def _row(comparison: Comparison, found: Mapping[str, list[dict[str, Any]]], impossible: Mapping[str, str], late: str) -> Row:
-    row = Row(name=comparison.of, direction="run", problem="a whole run", count=1, operations=0, baseline=Baseline(), cells=[])
-    plain = _seconds(found[TORCH])
-    if not plain:
-        row.reason = _why(found[TORCH], late)
+def _row(comparison: Comparison, found: Runs, late: str) -> Row:
+    row = Row(name=comparison.of, direction="run", problem="a whole run")
+    plain, again = _seconds(found[TORCH]), _seconds(found[AGAIN])
+    if not plain or not again:
+        row.reason = _failure(found[TORCH]) or _failure(found[AGAIN]) or late
         return row
-    row.baseline = Baseline(ms=statistics.median(plain) * 1e3, error=None, **_shown(found[TORCH]))
-    row.rounds = len(plain)
-    for point in comparison.points:
-        runs = found[point.name]
-        own = _seconds(runs)[: len(plain)]  # of rounds that both have, where it was interrupted
-        cell = Cell(point=point.name, asked=dict(point.options), status=MEASURED)
-        row.cells.append(cell)
-        if point.name in impossible:
-            cell.status, cell.reason = UNABLE, impossible[point.name]
-        elif not own or _has_failed(runs):
-            cell.status, cell.reason = FAILED if _has_failed(runs) else SKIPPED, _why(runs, late)
+    timed, cells = {}, []
+    for name, runs in found.items():
+        cell = Cell(point=name, asked=next((dict(one.options) for one in comparison.points if one.name == name), {}))
+        cell.metrics = {
+            key: one for key, one in (runs or [{}])[0].items() if key not in OUR_KEYS and isinstance(one, int | float | str)
+        }
+        if reason := _failure(runs):
+            cell.status, cell.reason = "failed", reason
+        elif not runs:
+            cell.status, cell.reason = "skipped", late
         else:
-            ratios = [a / b for a, b in zip(plain, own, strict=False)]
-            cell.ratio, cell.ms, cell.error = statistics.median(ratios), statistics.median(own) * 1e3, None
-            cell.spread = (max(ratios) - min(ratios)) / cell.ratio if len(ratios) > 1 else None
-            cell.times = [seconds * 1e3 for seconds in own]
-            row.cells[-1] = cell.model_copy(update=_shown(runs))
+            timed[name] = ratio_between(plain, _seconds(runs))
+            cell.status = "measured"
+        cells.append(cell)
+    fill(row, cells[0], cells[2:], timed)
     return row
-
-
-def _shown(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the first run computed, took and returned."""
-    first = runs[0]
-    metrics = {
-        key: value for key, value in first.items() if key not in OUR_KEYS | {"ran"} and isinstance(value, int | float | str)
-    }
-    return {"ran": first.get("ran", ""), "peak_bytes": first.get("peak_memory_bytes"), "metrics": metrics}
 
 
 def _seconds(results: list[dict[str, Any]]) -> list[float]:
     return [max(float(result["seconds"]), 1e-3) for result in results if result.get("status") == "completed"]
 
 
-def _has_failed(results: list[dict[str, Any]]) -> bool:
-    return any(result.get("status") != "completed" for result in results)
-
-
-def _why(results: list[dict[str, Any]], late: str) -> str:
-    """Why there is no time: the error of the run that failed, or *late*, why none was made."""
-    return next((why(result) for result in results if result.get("status") != "completed"), late)
-
-
-def _what_ran(folder: Path) -> str:
-    try:
-        rows = json.loads((folder / "choices.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return "torch"
-    ran = Counter[str]()
-    for row in rows:
-        ran[row["ran"]] += row["calls"]
-    return counted(ran)
+def _failure(results: list[dict[str, Any]]) -> str:
+    """The error of the run that failed, if one did."""
+    return next((why(result) for result in results if result.get("status") != "completed"), "")

@@ -8,13 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from msctx.options import OPTIONS, find
-from msctx.options.conv_rules import option_of
+from msctx.options.conv_rules import DIRECTIONS, PRODUCT, option_of
 
-DIRECTIONS = ("fprop", "dgrad", "wgrad")
 PHASES = ("inference", "training")
-ALGORITHMS = tuple(f"conv_{direction}_algo" for direction in DIRECTIONS)
-Axes = Mapping[str, "Sequence[Any] | Mapping[str, Mapping[str, Any]]"]
-"""An option with its values, or a name of one's own with sets of options by names of one's own."""
+ALGORITHMS = (*map(option_of, DIRECTIONS), option_of(PRODUCT))
 
 
 @dataclass(frozen=True)
@@ -25,11 +22,10 @@ class Point:
     options: Mapping[str, Any]
 
 
-def points(axes: Axes) -> list[Point]:
-    """The product of all axes, the last running fastest."""
-    each = [_choices(key, values) for key, values in axes.items()]
+def points(axes: Mapping[str, Any]) -> list[Point]:
+    """The product of all axes, the last running fastest: options with their values, and names with named sets of options."""
     found = []
-    for picked in itertools.product(*each):
+    for picked in itertools.product(*(_choices(key, values) for key, values in axes.items())):
         options: dict[str, Any] = {}
         for _, more in picked:
             options.update(more)
@@ -40,21 +36,16 @@ def points(axes: Axes) -> list[Point]:
 def _choices(key: str, values: Any) -> list[tuple[str, Mapping[str, Any]]]:
     if isinstance(values, Mapping):
         return [(str(name), options or {}) for name, options in values.items()]
-    return [(f"{key}={_text(value)}", {key: value}) for value in values]
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return [(f"{key}={str(value).lower() if isinstance(value, bool) else value}", {key: value}) for value in values]
 
 
 def relevant(options: Mapping[str, Any], direction: str) -> dict[str, Any]:
     """Those that apply to one direction of a convolution, or to a product: algorithms of the others do not."""
-    if direction == "forward":
-        others = {*ALGORITHMS, "conv_algo_rules"}
-    elif direction in DIRECTIONS:
-        others = {*ALGORITHMS, "matmul_algo", "matmul_algo_rules"} - {f"conv_{direction}_algo"}
-    else:
+    if direction in PHASES:
         return dict(options)
+    own = option_of(PRODUCT if direction == "forward" else direction)
+    rules = "conv_algo_rules" if direction == "forward" else "matmul_algo_rules"
+    others = {*ALGORITHMS, rules} - {own}
     return {key: value for key, value in options.items() if name_of(key) not in others}
 
 
@@ -66,14 +57,9 @@ def asked_algorithm(options: Mapping[str, Any], direction: str) -> str:
     return ""
 
 
-def algorithms(options: Mapping[str, Any]) -> dict[str, str]:
-    """Direction → the algorithm that options name for it."""
-    return {direction: name for direction in DIRECTIONS if (name := asked_algorithm(options, direction))}
-
-
 def besides(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that name no algorithm."""
-    return {key: value for key, value in options.items() if name_of(key) not in (*ALGORITHMS, "matmul_algo")}
+    return {key: value for key, value in options.items() if name_of(key) not in ALGORITHMS}
 
 
 def name_of(key: str) -> str:
@@ -82,18 +68,11 @@ def name_of(key: str) -> str:
     return key if option is None else option.name
 
 
-def every_algorithm(directions: Sequence[str] = DIRECTIONS) -> dict[str, dict[str, str]]:
-    """An axis with each algorithm of convolution, for all directions that have it; without the one that checks the others."""
+def every_algorithm(directions: Sequence[str], *, products: bool) -> dict[str, dict[str, str]]:
+    """An axis with each algorithm, for all directions that have it; without the one that checks the others."""
     found: dict[str, dict[str, str]] = {}
-    for direction in directions:
-        kind = OPTIONS[f"conv_{direction}_algo"].kind
-        for name in getattr(kind, "choices", ()):
-            found.setdefault(name, {})[f"conv_{direction}_algo"] = name
+    for direction in (*directions, *[PRODUCT] * products):
+        for name in getattr(OPTIONS[option_of(direction)].kind, "choices", ()):
+            found.setdefault(name, {})[option_of(direction)] = name
     found.pop("reference", None)
     return found
-
-
-def every_product() -> dict[str, dict[str, str]]:
-    """The same of matrix products."""
-    names = getattr(OPTIONS["matmul_algo"].kind, "choices", ())
-    return {name: {"matmul_algo": name} for name in names if name != "reference"}

@@ -24,8 +24,8 @@ PROVEN = 0.02
 NOISY = 0.1
 """A control that is off by more, or a spread of more than twice this, is noise."""
 ERRORS = 2.8
-"""Three standard errors of the median of normally distributed ratios are so many times the range of their middle half, over the
-root of how many there are."""
+"""Three standard errors of the median of normally distributed ratios are so many times their interquartile range, over the root of
+how many there are."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Ratio:
     Attributes:
         seconds: the median of its turns.
         ratio: the first's time over its own in the same round: the median over rounds.
-        spread: the range of the middle half of these ratios, as a part of the median; ``None`` of a single run.
+        spread: the interquartile range of these ratios, as a part of the median; ``None`` of a single round.
         rounds: how many turns each had.
         times: the seconds of a run in each of them.
     """
@@ -59,11 +59,6 @@ class Ratio:
         """The times in ms, as they are written down."""
         return [float(f"{seconds * 1e3:.5g}") for seconds in self.times]
 
-    @property
-    def noise(self) -> float:
-        """Of torch beside itself: how far a ratio is from 1 without any cause."""
-        return max(abs(self.ratio - 1), margin(self.spread, self.rounds))
-
 
 @dataclass(frozen=True)
 class Failed:
@@ -72,39 +67,24 @@ class Failed:
     error: Exception
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C between the rounds; *found* is of those before it."""
-
-    def __init__(self, found: dict[str, Ratio | Failed]) -> None:
-        super().__init__()
-        self.found = found
-
-
 def margin(spread: float | None, rounds: int) -> float:
     """How far the median of ratios may be off, as a part of it: three standard errors. A single round shows nothing."""
     return math.inf if spread is None or rounds < 2 else ERRORS * spread / math.sqrt(rounds)
 
 
 def is_faster(ratio: float, own: float, noise: float = 0.0) -> bool:
-    """Whether a ratio is a gain: at least :data:`PROVEN`, and beyond its *own* margin and the *noise* of torch beside itself."""
+    """Whether a ratio is a gain: at least :data:`PROVEN`, and beyond its *own* margin and the *noise* of the first beside itself."""
     return ratio > 1 + max(PROVEN, own, noise)
 
 
-def interleaved(
-    entrants: Sequence[Entrant], seconds: float, device: torch.device, done: Callable[[], bool] = lambda: False
-) -> dict[str, Ratio | Failed]:
-    """The first is what the others are compared with. All have run before: nothing is compiled or tuned anew here.
+def interleaved(entrants: Sequence[Entrant], seconds: float, device: torch.device) -> dict[str, Ratio | Failed]:
+    """The first is what the others are compared with, and what it raises is raised.
 
-    What a scope does when it is entered (a weight is looked at anew, memory is fetched) it does again in each turn; so a turn begins
-    with runs that are not timed, as many as it takes a scope to settle.
+    All have run before: nothing is compiled or tuned here. What a scope does when it is entered (a weight is looked at, memory is
+    fetched) it does again in each turn; so a turn begins with runs that are not timed, as many as it takes a scope to settle.
 
     Args:
         seconds: to be spent; seven rounds are made even if they take longer.
-        done: asked after each round: whether to stop at once, with fewer.
-
-    Raises:
-        Exception: the first entrant's.
-        Interrupted: by Ctrl-C, if a round was complete.
     """
     times: dict[str, list[float]] = {entrant.name: [] for entrant in entrants}
     failed: dict[str, Failed] = {}
@@ -112,52 +92,34 @@ def interleaved(
     plans: dict[str, tuple[int, int]] = {}
     """How many runs of a turn are not timed, and how many are."""
 
-    def turn(entrant: Entrant) -> float | None:
+    def turn(entrant: Entrant) -> None:
         if entrant.name in failed:
-            return None
+            return
         try:
             with entrant.scope():
                 if entrant.name not in plans:
                     plans[entrant.name] = _plan(entrant.run, device)
-                    return None
+                    return
                 first, timed = plans[entrant.name]
                 for _ in range(first):
                     entrant.run()
-                return seconds_of(entrant.run, device, timed)
+                times[entrant.name].append(seconds_of(entrant.run, device, timed))
         except Exception as error:
             if entrant is entrants[0]:
                 raise
             failed[entrant.name] = Failed(error)
-            return None
 
     for entrant in entrants:
         turn(entrant)
-
-    def found(rounds: int) -> dict[str, Ratio | Failed]:
-        first = times[entrants[0].name][:rounds]
-        return {name: failed[name] if name in failed else _ratio(first, own[:rounds]) for name, own in times.items()}
-
-    began, number = time.perf_counter(), 0
-    try:
-        for number in range(MOST):
-            if (number >= LEAST and time.perf_counter() - began > seconds) or (number and done()):
-                break
-            chance.shuffle(order)
-            for entrant in order:
-                if (once := turn(entrant)) is not None:
-                    times[entrant.name].append(once)
-        else:
-            number = MOST
-    except KeyboardInterrupt:
-        if not number:
-            raise
-        raise Interrupted(found(number)) from None
-    return found(number)
-
-
-def seconds_of(run: Callable[[], Any], device: torch.device, runs: int = 1) -> float:
-    """Seconds of one run, the mean of some."""
-    return (_cuda_clock if device.type == "cuda" else _clock)(run, runs, device)
+    began = time.perf_counter()
+    for number in range(MOST):
+        if number >= LEAST and time.perf_counter() - began > seconds:
+            break
+        chance.shuffle(order)
+        for entrant in order:
+            turn(entrant)
+    first = times[entrants[0].name]
+    return {name: failed[name] if name in failed else ratio_between(first, own) for name, own in times.items()}
 
 
 def _plan(run: Callable[[], Any], device: torch.device) -> tuple[int, int]:
@@ -169,41 +131,31 @@ def _plan(run: Callable[[], Any], device: torch.device) -> tuple[int, int]:
     return count, max(1, min(1000, math.ceil(SHORT / max(last, 1e-7))))
 
 
-def _ratio(first: Sequence[float], own: Sequence[float]) -> Ratio:
-    return Ratio(statistics.median(own), *ratio_of(first, own), len(own), tuple(own))
-
-
-def ratio_of(first: Sequence[float], own: Sequence[float]) -> tuple[float, float | None]:
-    """The median over rounds of one's time over another's in the same round, and the range of their middle half as a part of it."""
-    ratios = sorted(a / b for a, b in zip(first, own, strict=True))
+def ratio_between(first: Sequence[float], own: Sequence[float]) -> Ratio:
+    """Of the rounds that both took part in."""
+    ratios = [a / b for a, b in zip(first, own, strict=False)]
     median = statistics.median(ratios)
-    if len(ratios) < 2:
-        return median, None
-    quarters = statistics.quantiles(ratios, n=4)
-    return median, (quarters[2] - quarters[0]) / median
+    quarters = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else None
+    spread = (quarters[2] - quarters[0]) / median if quarters else None
+    return Ratio(statistics.median(own), median, spread, len(ratios), tuple(own))
 
 
-def _clock(run: Callable[[], Any], runs: int, device: torch.device) -> float:
-    """Seconds of one run; on an accelerator other than CUDA until it has finished."""
-    accelerator = torch.get_device_module(device) if device.type != "cpu" else None
-    if accelerator is not None:
-        accelerator.synchronize(device)
+def seconds_of(run: Callable[[], Any], device: torch.device, runs: int = 1) -> float:
+    """Seconds of one run, the mean of some: on a GPU by its own events, on other accelerators until they have finished."""
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda.synchronize()
+            begin.record()
+            for _ in range(runs):
+                run()
+            end.record()
+            end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3 / runs
+    wait: Callable[..., Any] = (lambda _: None) if device.type == "cpu" else torch.get_device_module(device).synchronize
+    wait(device)
     start = time.perf_counter()
     for _ in range(runs):
         run()
-    if accelerator is not None:
-        accelerator.synchronize(device)
+    wait(device)
     return (time.perf_counter() - start) / runs
-
-
-def _cuda_clock(run: Callable[[], Any], runs: int, device: torch.device) -> float:
-    """By the GPU's own events: the host's part is in it only where the GPU waits for it."""
-    with torch.cuda.device(device):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        start.record()
-        for _ in range(runs):
-            run()
-        end.record()
-        end.synchronize()
-    return float(start.elapsed_time(end)) / 1e3 / runs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,53 +22,36 @@ class Model:
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    changes_input: bool | None = None
-    """Whether it writes to its input, which it then gets a copy of; ``None``: it has not run yet."""
 
-    def forward(self, *, seeded: bool = True) -> list[torch.Tensor]:
-        """The tensors of its result, from the same input each time, and from the same random numbers if it is to be *seeded*."""
-        if seeded:
-            torch.manual_seed(0)
-        if self.changes_input is None:
-            self.look()
-        args, kwargs = _copied((self.args, self.kwargs)) if self.changes_input else (self.args, self.kwargs)
-        found = self.module(*args, **kwargs)
+    def forward(self) -> list[torch.Tensor]:
+        """The tensors of its result."""
+        found = self.module(*self.args, **self.kwargs)
         tensors = [leaf for leaf in tree_leaves(_opened(found)) if isinstance(leaf, torch.Tensor)]
         if not tensors:
             raise ValueError(f"its result, of type {type(found).__name__}, holds no tensor")
         return tensors
 
-    def look(self) -> None:
-        """Find out whether it writes to its input, by running it on a copy."""
-        with torch.random.fork_rng():
-            self.once()
-
-    def once(self) -> None:
-        """Run it on a copy of its input."""
-        given = _copied((self.args, self.kwargs))
-        before = [_version(value) for value in tree_leaves(given)]
-        self.module(*given[0], **given[1])
-        self.changes_input = before != [_version(value) for value in tree_leaves(given)]
+    def fresh(self) -> Model:
+        """With a copy of its input, which it may write to."""
+        return self._with(self.module, torch.clone)
 
     def to(self, device: torch.device) -> Model:
         """On a device, module and input."""
+        return self._with(self.module.to(device), lambda tensor: tensor.to(device))
 
-        def move(value: Any) -> Any:
-            return value.to(device) if isinstance(value, torch.Tensor) else value
+    def exact(self, module: nn.Module) -> Model:
+        """In float64, *module* being a copy of its own."""
+        return self._with(module._apply(widest), widest)
 
-        return Model(self.name, self.module.to(device), tree_map(move, self.args), tree_map(move, self.kwargs))
+    def _with(self, module: nn.Module, convert: Any) -> Model:
+        def each(value: Any) -> Any:
+            return convert(value) if isinstance(value, torch.Tensor) else value
 
-    def converted(self, module: nn.Module, dtype: torch.dtype) -> Model:
-        """With another module in its place, and floating inputs in a dtype."""
+        return replace(self, module=module, args=tree_map(each, self.args), kwargs=tree_map(each, self.kwargs))
 
-        complex_ = torch.complex128 if dtype == torch.float64 else torch.complex64
 
-        def convert(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            return value.to(dtype) if value.is_floating_point() else value.to(complex_) if value.is_complex() else value
-
-        return Model(self.name, module, tree_map(convert, self.args), tree_map(convert, self.kwargs))
+def widest(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.complex128) if tensor.is_complex() else tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _opened(found: Any) -> Any:
@@ -76,14 +59,6 @@ def _opened(found: Any) -> Any:
     if hasattr(found, "to_tuple"):
         return found.to_tuple()
     return tree_map(lambda leaf: leaf if isinstance(leaf, torch.Tensor) else getattr(leaf, "__dict__", leaf), found)
-
-
-def _copied(given: Any) -> Any:
-    return tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, given)
-
-
-def _version(value: Any) -> int:
-    return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else 0
 
 
 def load(entry: str, file: Path | None = None, mark: Mark | None = None) -> Model:
@@ -107,18 +82,10 @@ def load(entry: str, file: Path | None = None, mark: Mark | None = None) -> Mode
     except Exception as error:
         raise EntryFailed(f"{entry} raised\n{users_traceback(error)}") from None
     if not isinstance(made, tuple | list) or len(made) != 2 or not isinstance(made[0], nn.Module):
-        raise EntryError(f"entry {entry!r}: it returns {_kind(made)}; it must return a torch.nn.Module and an input for it")
+        kinds = [type(one).__name__ for one in made] if isinstance(made, tuple | list) else []
+        what = f"{len(kinds)} values ({', '.join(kinds)})" if kinds else type(made).__name__
+        raise EntryError(f"entry {entry!r}: it returns {what}; it must return a torch.nn.Module and an input for it")
     module, given = made
-    if isinstance(module, torch.jit.ScriptModule):
-        raise EntryError(
-            f"entry {entry!r}: it returns a ScriptModule, whose layers cannot be named; return the module it is made of"
-        )
     kwargs = dict(given) if isinstance(given, Mapping) else {}
-    args_ = () if isinstance(given, Mapping) else tuple(given) if isinstance(given, tuple | list) else (given,)
-    return Model(entry.rpartition(":")[2], module, args_, kwargs)
-
-
-def _kind(made: Any) -> str:
-    if isinstance(made, tuple | list):
-        return f"{len(made)} values ({', '.join(type(one).__name__ for one in made)})"
-    return type(made).__name__
+    args = () if isinstance(given, Mapping) else tuple(given) if isinstance(given, tuple | list) else (given,)
+    return Model(entry.rpartition(":")[2], module, args, kwargs)

@@ -1,30 +1,58 @@
-"""What follows from the rows of a comparison: totals, costs, the settings to recommend, and an earlier result beside it."""
+"""What follows from the rows of a comparison: totals, and the settings to recommend."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
-from msctx.compare import choose, layer_rules, product_rules
-from msctx.compare.config import Comparison, canonical, pairs
-from msctx.compare.grid import algorithms, asked_algorithm
-from msctx.compare.result import FAILED, FORMAT, Best, Change, Cost, CostOfRow, Outcome, PointOptions, Result, Row, Total
+from msctx.compare import rules
+from msctx.compare.config import Comparison
+from msctx.compare.grid import asked_algorithm, besides
+from msctx.compare.measure import is_faster, margin
+from msctx.compare.result import FORMAT, Best, Result, Row, Total
 from msctx.compare.workload import Product
-from msctx.native.choices import ConvProblem
-from msctx.options import OPTIONS
+from msctx.options import OPTIONS, make_layer
 from msctx.options.conv_rules import PRODUCT
 from msctx.run.record import plain
 
-RULES, RULES_OF_PRODUCTS = "conv_algo_rules", "matmul_algo_rules"
-COSTS = ("deterministic", "thread_invariant", "batch_invariant")
-"""Options whose cost has a view of its own: the time with them over that without."""
+INTERRUPTED = "interrupted"
 
 
-def result_of(comparison: Comparison, outcome: Outcome, environment: Mapping[str, Any], load: float | None = None) -> Result:
-    """All of it."""
+@dataclass(frozen=True)
+class Estimate:
+    """How many times as fast as torch choices are, how far that may be off, and how far torch is from itself."""
+
+    ratio: float
+    margin: float
+    noise: float
+
+    @property
+    def is_gain(self) -> bool:
+        return is_faster(self.ratio, self.margin, self.noise)
+
+
+def estimate(rows: Sequence[Row], points: Sequence[str]) -> Estimate:
+    """One choice for each row (``""``: torch's own path), over all rows as often as they occur."""
+    torchs = own = again = squares = noises = 0.0
+    for row, point in zip(rows, points, strict=True):
+        if not row.baseline.ms:
+            continue
+        cell, base = row.cell_of(point), row.count * row.baseline.ms
+        off = margin(cell.spread, len(cell.times) or row.rounds) if cell else 0.0
+        torchs, own, again = torchs + base, own + base / (cell.ratio if cell else 1.0), again + base / row.control
+        squares += (base * off) ** 2
+        noises += (base * margin(row.control_spread, row.rounds)) ** 2
+    if not own:
+        return Estimate(1.0, math.inf, math.inf)
+    return Estimate(torchs / own, math.sqrt(squares) / torchs, max(abs(torchs / again - 1), math.sqrt(noises) / torchs))
+
+
+def result_of(comparison: Comparison, rows: list[Row], environment: Mapping[str, Any], partial: str = "") -> Result:
+    """All of it, with what to set as YAML for ``msctx run``."""
     layers, settings = comparison.layers, comparison.base.settings
     result = Result(
         format=FORMAT,
@@ -32,194 +60,110 @@ def result_of(comparison: Comparison, outcome: Outcome, environment: Mapping[str
         subject={comparison.subject: comparison.of},
         source=layers.source if layers else "",
         command=comparison.command,
-        partial=outcome.partial,
-        interrupted=outcome.interrupted,
-        load=load,
+        partial=partial,
+        interrupted=partial == INTERRUPTED,
         seconds_per_row=comparison.keys.seconds,
         error_limit=comparison.keys.error_limit,
         context={name: setting.value for name in settings if (setting := settings.get(name))},
-        points=[PointOptions(name=point.name, options=dict(point.options)) for point in comparison.points],
-        rows=outcome.rows,
+        points=list(comparison.points),
+        rows=rows,
         environment={key: value for key, value in environment.items() if key != "argv"},
-        files={},
     )
-    result.totals, result.costs = totals(result), list(costs(comparison, result))
-    recommend(result, nothing(result) if result.noise else best(comparison, result))
+    result.totals, result.best = totals(result), best(comparison, result)
+    if result.best.options:
+        whole = {"context": {**result.context, **result.best.options}}
+        result.recommended = yaml.safe_dump(plain(whole), sort_keys=False, width=130)
     return result
 
 
 def totals(result: Result) -> list[Total]:
-    """For each choice: the time of all rows as often as they occur, torch's over its own; where it has no time, torch's counts.
-
-    Rows in which it was stopped do not count, unless there are no others.
-    """
+    """For each choice: the time of all rows as often as they occur, torch's over its own; where it has no time, torch's counts."""
     found = []
     for point in result.points:
-        cells = [(row, cell) for row in result.rows for cell in row.cells if cell.point == point.name]
-        timed = [cell for _, cell in cells if cell.ratio]
-        if not timed:
-            continue
-        stopped = sum(cell.spread is None for cell in timed)
-        sure = cells if stopped == len(timed) else [one for one in cells if not (one[1].ratio and one[1].spread is None)]
-        base = sum(row.count * row.baseline.ms for row, _ in sure)
-        own = sum(row.count * row.baseline.ms / (cell.ratio or 1.0) for row, cell in sure)
-        total = Total(
-            point=point.name,
-            ratio=base / own,
-            error=max((cell.error for cell in timed if cell.error is not None), default=None),
-            workspace=max(cell.workspace or 0 for cell in timed),
-            peak_bytes=max(cell.peak_bytes or 0 for cell in timed),
-            rows=len(timed),
-            rows_of_torch=len(cells) - len(timed),
-            rows_stopped=stopped,
-        )
-        found.append(total)
+        if cells := [cell for row in result.rows if (cell := row.cell_of(point.name))]:
+            total = Total(
+                point=point.name,
+                ratio=estimate(result.rows, [point.name] * len(result.rows)).ratio,
+                error=max((cell.error for cell in cells if cell.error is not None), default=None),
+                workspace=max(cell.workspace or 0 for cell in cells),
+                rows=len(cells),
+                rows_of_torch=sum(bool(row.cells) for row in result.rows) - len(cells),
+            )
+            found.append(total)
     return found
 
 
 def best(comparison: Comparison, result: Result) -> Best:
-    """What to take: for layers the best choice of each, which rules bring about; else one choice for all rows."""
-    rows, points = result.rows, result.points
-    if comparison.layers is None:
-        plans = choose.for_all(rows, points)
-    else:
-        problems = _problems(comparison, rows)
-        keys = [(one, row.direction) if one else n for n, (one, row) in enumerate(zip(problems, rows, strict=True))]
-        plans = choose.by_row(rows, points, keys)
-    plan, ratio = choose.best(rows, plans)
-    if plan is None:
-        return nothing(result)
-    options = canonical(plan.rest)
-    options |= {} if comparison.layers is None else _rules(comparison, result, plan.points, options)
-    return Best(ratio=ratio, points=list(plan.points), options=options)
+    """The fastest plan that is a gain: one choice for all rows; or for layers the best algorithm of each, which rules choose."""
+    rows, options = result.rows, {point.name: point.options for point in result.points}
+    by_rules = _by_layer(comparison, result) if comparison.layers else []
+    whole = [name for name in options if all(row.cell_of(name) for row in rows) and (not by_rules or besides(options[name]))]
+    plans = [*([name] * len(rows) for name in whole), *[by_rules] * any(by_rules)]
+    gains = [(one.ratio, points) for points in plans if (one := estimate(rows, points)).is_gain]
+    if not gains:
+        return Best(ratio=1.0, points=[""] * len(rows), options={})
+    ratio, points = max(gains, key=lambda gain: gain[0])
+    chosen = _rules(comparison, result, points) if points is by_rules else _canonical(options[points[0]])
+    return Best(ratio=ratio, points=points, options=chosen)
 
 
-def nothing(result: Result) -> Best:
-    """torch's own path in all rows."""
-    return Best(ratio=1.0, points=[""] * len(result.rows), options={})
+def _by_layer(comparison: Comparison, result: Result) -> list[str]:
+    """For each row the fastest choice that names nothing but algorithms and is a gain there; else torch's own path.
+
+    Layers that no rule can separate share one choice.
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for number, (row, problem) in enumerate(zip(result.rows, _problems(comparison, result), strict=True)):
+        groups.setdefault((problem, row.direction), []).append(number)
+    names = [point.name for point in result.points if not besides(point.options)]
+    chosen = [""] * len(result.rows)
+    for numbers in groups.values():
+        rows = [result.rows[number] for number in numbers]
+        timed = {n: estimate(rows, [n] * len(rows)) for n in names if all(row.cell_of(n) for row in rows)}
+        gains = {name: one.ratio for name, one in timed.items() if one.is_gain}
+        for number in numbers:
+            chosen[number] = max(gains, key=lambda name: gains[name], default="")
+    return chosen
 
 
-def recommend(result: Result, found: Best) -> None:
-    """Put down what to take, and the same as YAML for ``msctx run``, with what holds for all; empty: torch's own path."""
-    whole = {"context": {**result.context, **found.options}}
-    result.best = found
-    result.recommended = yaml.safe_dump(plain(whole), sort_keys=False, width=130) if found.options else ""
+def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by their own names; one that is of a single device keeps its spelling."""
+    settings = make_layer(options, "axes").settings.values()
+    return {setting.spelling if setting.device else setting.option.name: setting.value for setting in settings}
 
 
-def costs(comparison: Comparison, result: Result) -> Iterator[Cost]:
-    """What determinism costs: for each pair of choices that differ in it alone, the time with it over that without, by row."""
-    for option in COSTS:
-        for one, other, first, second in pairs(comparison, option):
-            if _is_on(first) == _is_on(second):
-                continue
-            on, off = (one.name, other.name) if _is_on(first) else (other.name, one.name)
-            rows = []
-            for number, row in enumerate(result.rows):
-                with_, without = row.cell_of(on), row.cell_of(off)
-                if with_ and without:
-                    rows.append(CostOfRow(row=number, cost=without.ratio / with_.ratio))
-            if rows:
-                mean = math.exp(sum(math.log(row.cost) for row in rows) / len(rows))
-                yield Cost(option=option, with_=on, without=off, geometric_mean=mean, rows=rows)
-
-
-def _is_on(value: Any) -> bool:
-    return str(value).upper() in ("ON", "TRUE", "1", "YES")
-
-
-def _problems(comparison: Comparison, rows: Sequence[Row]) -> list[ConvProblem | Product | None]:
+def _problems(comparison: Comparison, result: Result) -> list[Any]:
     """The problem of each row as rules see it."""
     assert comparison.layers is not None
-    found = {(one.name, str(one.problem)): _as_matched(one.problem) for one in comparison.layers.layers}
-    return [found.get((row.name, row.problem)) for row in rows]
+    found = {(one.name, str(one.problem)): rules.as_matched(one.problem) for one in comparison.layers.layers}
+    return [found[row.name, row.problem] for row in result.rows]
 
 
-def _as_matched(problem: ConvProblem | Product) -> ConvProblem | Product:
-    return product_rules.as_matched(problem) if isinstance(problem, Product) else layer_rules.as_matched(problem)
-
-
-def _rules(comparison: Comparison, result: Result, chosen: Sequence[str], rest: Mapping[str, Any]) -> dict[str, Any]:
+def _rules(comparison: Comparison, result: Result, chosen: Sequence[str]) -> dict[str, Any]:
     """Rules that run the chosen algorithms. Those that were in force when these were measured come first, as they won."""
     assert comparison.layers is not None
     options = {point.name: point.options for point in result.points}
-    every = [_as_matched(one.problem) for one in comparison.layers.layers]
-    convolutions: dict[ConvProblem, dict[str, str]] = {one: {} for one in every if isinstance(one, ConvProblem)}
-    products = dict.fromkeys((one for one in every if isinstance(one, Product)), "")
-    for row, problem, point in zip(result.rows, _problems(comparison, result.rows), chosen, strict=True):
-        asked = options.get(point, {})
-        if isinstance(problem, Product):
-            products[problem] = asked_algorithm(asked, PRODUCT)
-        elif problem is not None and (algorithm := algorithms(asked).get(row.direction)):
-            convolutions[problem][row.direction] = algorithm
-    found: dict[str, Any] = {RULES: layer_rules.rules_of(convolutions), RULES_OF_PRODUCTS: product_rules.rules_of(products)}
-    return {name: _after(rest.get(name) or result.context.get(name), name, rules) for name, rules in found.items() if rules}
-
-
-def _after(first: str | None, name: str, rules: Mapping[str, Any]) -> Any:
-    kind = OPTIONS[name].kind
-    return f"{first}; {kind.parse(rules)}" if first and kind else rules
-
-
-# --- an earlier result ------------------------------------------------------------------------------------------------
-
-
-def against(result: Result, earlier: Result) -> list[Change]:
-    """Each figure of an earlier result beside today's: both are ratios to torch in their own run. Choices that are not asked for
-    today are left out."""
-    rows = {(row.label, row.problem): row for row in result.rows}
-    points = {point.name for point in result.points}
-    found = []
-    for row in earlier.rows:
-        now = rows.get((row.label, row.problem))
-        for cell in row.timed:
-            if cell.point not in points:
-                continue
-            one = Change(name=row.name, direction=row.direction, problem=row.problem, point=cell.point, change=None)
-            today = next((cell_ for cell_ in now.cells if cell_.point == cell.point), None) if now else None
-            if today is not None and today.ratio:
-                one.change = today.ratio / cell.ratio
-            else:
-                one.reason = today.reason if today else (now and now.reason) or result.partial or "there is no such row today"
-            found.append(one)
+    asked: dict[Any, dict[str, str]] = {rules.as_matched(one.problem): {} for one in comparison.layers.layers}
+    for row, problem, point in zip(result.rows, _problems(comparison, result), chosen, strict=True):
+        direction = PRODUCT if row.direction == "forward" else row.direction
+        if algorithm := asked_algorithm(options.get(point, {}), direction):
+            asked[problem][direction] = algorithm
+    products = {one: each.get(PRODUCT, "") for one, each in asked.items() if isinstance(one, Product)}
+    convolutions = {one: each for one, each in asked.items() if not isinstance(one, Product)}
+    found: dict[str, Any] = {}
+    for name, each in (("conv_algo_rules", rules.rules_of(convolutions)), ("matmul_algo_rules", rules.rules_of(products))):
+        first, kind = result.context.get(name), OPTIONS[name].kind
+        if each:
+            found[name] = f"{first}; {kind.parse(each)}" if first and kind else each
     return found
 
 
-def elsewhere(result: Result, earlier: Result) -> list[str]:
-    """In what the machine and the settings of an earlier result differ from today's, so that ratios may, too."""
-
-    def what(one: Result) -> dict[str, Any]:
-        names = {"processor": "cpu", "instructions": "cpu_capability", "cores": "cpu_count"}
-        libraries = one.environment.get("libraries") or {}
-        found = {name: one.environment.get(key) for name, key in names.items()}
-        return {**found, "torch": libraries.get("torch"), "msctx": libraries.get("msctx"), "context": plain(one.context)}
-
-    then, now = what(earlier), what(result)
-    return [f"{key}: {then[key]}, now {now[key]}" for key in now if then[key] != now[key]]
-
-
-def below(result: Result, limit: float, *, beside_earlier: bool = False) -> list[str]:
-    """What is slower than it may be, or has no time: against the earlier result where there is one, else against torch.
-
-    Without an earlier result a choice that cannot run somewhere is left to torch there; one that fails or is wrong is reported.
-    """
-    found = [f"not everything was measured: {result.partial}"] if result.partial else []
-    if beside_earlier:
-        if not result.against:
-            return [*found, "the earlier result has no row and choice in common with this one"]
-        for one in result.against:
-            if one.change is None or one.change < limit:
-                found.append(f"{one.name} {one.direction}, {one.point}: {changed(one)}")
-        return found
+def below(result: Result, limit: float) -> list[str]:
+    """What is slower than it may be, fails, or has no time anywhere; a choice that cannot run somewhere is left to torch there."""
     speeds = {total.point: total.ratio for total in result.totals}
-    found += [f"{point.name}: has no time in any row" for point in result.points if point.name not in speeds]
-    found += [f"{row.label}: {row.reason}" for row in result.rows if not row.cells]
-    found += [f"{row.label}, {cell.point}: {cell.reason}" for row in result.rows for cell in row.cells if cell.status == FAILED]
-    stopped = [(row, cell) for row in result.rows for cell in row.timed if cell.spread is None and cell.ratio < limit]
-    found += [
-        f"{row.label}, {cell.point}: stopped after its first runs, {cell.ratio:.2g} of torch's speed" for row, cell in stopped
-    ]
-    return found + [f"{name}: {ratio:.2f} of torch's speed" for name, ratio in speeds.items() if ratio < limit]
-
-
-def changed(one: Change) -> str:
-    return f"had a time, and now: {one.reason}" if one.change is None else f"{one.change:.2f} of the earlier ratio"
+    found = [f"not everything was measured: {result.partial}"] if result.partial else []
+    found += [f"{row.label}: {row.reason}" for row in result.rows if row.reason]
+    wrong = [(row, cell) for row in result.rows for cell in row.cells if cell.status in ("failed", "slow")]
+    found += [f"{row.label}, {cell.point}: {cell.reason}" for row, cell in wrong]
+    slower = [(one.name, speed) for one in result.points if (speed := speeds.get(one.name, 0.0)) < limit]
+    return found + [f"{name}: {speed:.2f} of torch's speed" for name, speed in slower]

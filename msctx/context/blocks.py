@@ -117,18 +117,10 @@ class Context:
     A with-block enters it; so does each call of a function that it decorates. It may be entered again and nested.
     """
 
-    def __init__(
-        self,
-        layers: tuple[Layer, ...] = (),
-        origin: str = "with-block",
-        models: Watched | None = None,
-        unmatched: Callable[[list[str]], None] | None = None,
-    ) -> None:
-        """*unmatched* takes the warnings of rules that matched nothing, each time that this is left; by default they are issued."""
+    def __init__(self, layers: tuple[Layer, ...] = (), origin: str = "with-block", models: Watched | None = None) -> None:
         self.layers = layers
         self.origin = origin
         self._watched = Watched() if models is None else models
-        self._unmatched = unmatched
         self._tally = Tally(s.value for layer in layers for name in RULES if (s := layer.settings.get(name)) is not None)
         self._computed = precisions.Tally()
         self._compiled = report.Tally()
@@ -287,7 +279,7 @@ class Context:
         count = sum(guest.who.is_alive() for guest in [*scope.visitors])
         found = [f"bind: {self.origin} was left while {count} function(s) bound to it still run in other threads"] * bool(count)
         rules = [*scope.end()]
-        (found.extend if self._unmatched is None else self._unmatched)(rules)
+        found.extend(rules)
         since = self._watched.since()
         for asked, more in notices.counted(self._asking):
             found.append(f"{asked} could not compute {more} more call{'s' * (more > 1)}; choices() lists them, with reasons")

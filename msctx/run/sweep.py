@@ -36,7 +36,7 @@ class Interrupted(Exception):
 Values = Mapping[str, Sequence[Any]]
 
 
-def read(words: Sequence[str]) -> dict[str, list[Any]]:
+def read(words: Sequence[str], flag: str = "--sweep") -> dict[str, list[Any]]:
     """``key=a,b,c`` as a key with its values; a value that has commas of its own stands in a YAML list: ``key=['a,b','c']``.
 
     Keys are what ``msctx run`` takes: options, ``args.NAME``, ``experiment.seed``.
@@ -49,20 +49,18 @@ def read(words: Sequence[str]) -> dict[str, list[Any]]:
     for word in words:
         key, sign, text = word.partition("=")
         if not sign or not key or not text:
-            problems.append(Diagnostic("--sweep", f"{word!r} is not KEY=VALUE,VALUE", "command line"))
+            problems.append(Diagnostic(flag, f"{word!r} is not KEY=VALUE,VALUE", "command line"))
         elif find(key) is None and not key.startswith(("args.", "experiment.")):
             names = [spelling for option in OPTIONS.values() for spelling in option.spellings]
             problems.append(
-                Diagnostic("--sweep", f"{key!r} is neither an option nor an argument", "command line", "", nearest(key, names))
+                Diagnostic(flag, f"{key!r} is neither an option nor an argument", "command line", "", nearest(key, names))
             )
         elif any(is_same(key, other) for other in found):
-            problems.append(
-                Diagnostic("--sweep", f"{key} is named twice", "command line", suggestion="name all its values at once")
-            )
-        elif (values := _values(key, text, problems)) is None:
+            problems.append(Diagnostic(flag, f"{key} is named twice", "command line", suggestion="name all its values at once"))
+        elif (values := _values(key, text, problems, flag)) is None:
             continue
         elif not values:
-            problems.append(Diagnostic("--sweep", f"{key} has no values", "command line"))
+            problems.append(Diagnostic(flag, f"{key} has no values", "command line"))
         else:
             found[key] = values
     if problems:
@@ -76,21 +74,21 @@ def is_same(key: str, other: str) -> bool:
     return key == other or (one is not None and one is two and device_of(key) == device_of(other))
 
 
-def _values(key: str, text: str, problems: list[Diagnostic]) -> list[Any] | None:
-    """:func:`values_of`; ``None``, and a problem of ``--sweep``, where the text cannot be read."""
+def _values(key: str, text: str, problems: list[Diagnostic], flag: str) -> list[Any] | None:
+    """:func:`values_of`; ``None``, and a problem of the *flag*, where the text cannot be read."""
     try:
         values = values_of(key, text)
     except AmbiguousNumber as error:
-        problems.append(Diagnostic("--sweep", f"{key}={text}: {error}", "command line"))
+        problems.append(Diagnostic(flag, f"{key}={text}: {error}", "command line"))
         return None
     except (OptionError, FileError) as error:
-        problems += [Diagnostic("--sweep", f"{key}={text}: {problem.text}", "command line") for problem in error.problems]
+        problems += [Diagnostic(flag, f"{key}={text}: {problem.text}", "command line") for problem in error.problems]
         return None
     if any(value is None for value in values):
-        problems.append(Diagnostic("--sweep", f"{key}={text} has an empty value", "command line"))
+        problems.append(Diagnostic(flag, f"{key}={text} has an empty value", "command line"))
         return None
     if len({repr(value) for value in values}) < len(values):
-        problems.append(Diagnostic("--sweep", f"{key}={text} has a value twice", "command line"))
+        problems.append(Diagnostic(flag, f"{key}={text} has a value twice", "command line"))
         return None
     return values
 

@@ -45,7 +45,7 @@ def test_bash_completes_options_and_values(tmp_path: Path) -> None:
     ("typed", "offered"),
     [
         ("msctx explain conv_fprop_algo=wino", ["conv_fprop_algo=winograd", "conv_fprop_algo=winograd_nonfused"]),
-        ("msctx compare conv conv_allow_tf32=", ["conv_allow_tf32=true", "conv_allow_tf32=false"]),
+        ("msctx compare vgg16 conv_allow_tf32=", ["conv_allow_tf32=true", "conv_allow_tf32=false"]),
         ("msctx explain nothing=", []),
     ],
 )

@@ -9,7 +9,7 @@ import torch
 from comparisons import model_file
 from torch import nn
 
-from msctx.compare.capture import capture, problems
+from msctx.compare.capture import capture
 from msctx.compare.model import Model, load
 from msctx.compare.workload import NetworkLayer, Product, dump, parse
 from msctx.errors import EntryFailed
@@ -38,7 +38,7 @@ def test_every_kind_of_layer() -> None:
         nn.Flatten(2),
         nn.Conv1d(4, 2, 3),
     )
-    layers = problems(of(model, torch.randn(1, 4, 9, 9).contiguous(memory_format=torch.channels_last)))
+    layers = capture(of(model, torch.randn(1, 4, 9, 9).contiguous(memory_format=torch.channels_last))).layers
     assert [layer.name for layer in layers] == ["0", "1", "3"]
     first, second, third = (layer.problem for layer in layers if isinstance(layer.problem, ConvProblem))
     assert (first.stride, first.padding, first.dilation, first.groups) == ((1, 2), (1, 2), (2, 1), 2)
@@ -46,58 +46,11 @@ def test_every_kind_of_layer() -> None:
     assert (third.input[1:2], third.weight) == ((4,), (2, 4, 3))
 
 
-def test_a_module_of_several_problems_and_what_no_module_computes_have_names_of_their_own() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.shared = nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.shared(x).sum() + self.shared(x[:1]).sum() + (x @ x.T).sum()
-
-    found = capture(of(Twice(), torch.randn(2, 4)))
-    assert [layer.name for layer in found.layers] == ["shared", "shared#2", "model"]
-    assert parse(parse_yaml(dump(found), "it.yaml"), "it") == found
-
-
-def test_compiled_models_have_their_own_paths() -> None:
-    model = torch.compile(nn.Sequential(nn.Linear(4, 4)), backend="eager")
-    assert [layer.name for layer in problems(of(model, torch.randn(2, 4)))] == ["0"]
-    torch.compiler.reset()
-
-
-def test_what_a_workload_cannot_hold_is_left_out() -> None:
-    assert problems(of(nn.Conv2d(2, 2, 3), torch.randn(0, 2, 5, 5))) == []
-    of_numbers = nn.Linear(3, 2, dtype=torch.complex64)
-    assert capture(of(of_numbers, torch.randn(1, 3, dtype=torch.complex64))).left_out == ("aten.addmm.default x1",)
-
-
 def test_attention_is_seen_in_its_products() -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     found = capture(of(nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), torch.randn(2, 5, 16)))
     feed_forward = next(layer for layer in found.layers if layer.name.endswith("linear1"))
     assert feed_forward == NetworkLayer("layers.0.linear1", Product((10, 16), (16, 32), b_transposed=True), count=3)
-
-
-def test_a_model_that_opens_inference_mode_itself_shows_its_layers() -> None:
-    class Quiet(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = nn.Conv2d(2, 4, 3), nn.Linear(4, 3)
-
-        @torch.inference_mode()
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.last(self.first(x).amax((2, 3)))
-
-    assert [layer.name for layer in problems(of(Quiet(), torch.randn(1, 2, 5, 5)))] == ["first", "last"]
-
-
-def test_products_with_vectors_are_products() -> None:
-    class Scores(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x @ x[0]
-
-    assert problems(of(Scores(), torch.randn(3, 4))) == [NetworkLayer("", Product((3, 4), (4, 1)))]
 
 
 def test_what_multiplies_and_is_no_layer_is_told() -> None:
@@ -118,4 +71,4 @@ def test_what_multiplies_and_is_no_layer_is_told() -> None:
 
 def test_a_model_that_raises_is_told_and_leaves_no_hooks() -> None:
     with pytest.raises(EntryFailed, match="the model raised"):
-        problems(of(nn.Linear(3, 3), torch.randn(2, 4)))
+        capture(of(nn.Linear(3, 3), torch.randn(2, 4)))

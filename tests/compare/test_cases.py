@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from comparisons import model_file
-from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from msctx.compare.cases import error_of, of_layer, of_model
-from msctx.compare.model import Model, load
-from msctx.compare.workload import NetworkLayer, Product, output_of
+from msctx.compare.model import load
+from msctx.compare.workload import NetworkLayer, output_of
 from msctx.native.choices import ConvProblem
 
 CPU = torch.device("cpu")
@@ -32,27 +29,6 @@ def test_directions_are_the_gradients_of_autograd(layout: str, transposed: bool)
     assert forward.run()[0].is_contiguous(memory_format=torch.channels_last) == (layout == "channels_last")
 
 
-def test_products_have_one_direction() -> None:
-    (case,) = of_layer(NetworkLayer("m", Product((3, 4, 5), (3, 5, 2))), ("fprop", "dgrad"), CPU)
-    assert case.direction == "forward"
-    assert error_of(case.run(), case.truth(), case.per_value) < 1e-6
-
-
-def test_a_transposed_matrix_lies_as_the_weight_of_a_linear_does() -> None:
-    (case,) = of_layer(NetworkLayer("m", Product((3, 4), (4, 5), b_transposed=True)), (), CPU)
-    seen: list[tuple[int, ...]] = []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.extend([args[-1].stride()] if function.name() == "aten::bmm" or function.name() == "aten::mm" else [])
-            return function(*args, **(kwargs or {}))
-
-    with Watch():
-        case.run()
-    assert seen[-1] == (1, 4)
-    assert error_of(case.run(), case.truth(), case.per_value) < 1e-6
-
-
 def test_errors() -> None:
     exact = torch.tensor([4.0, -2.0], dtype=torch.float64)
     assert error_of([torch.tensor([4.0, -1.0])], [exact], True) == 0.25
@@ -67,12 +43,10 @@ def test_errors() -> None:
 
 def test_errors_of_other_results() -> None:
     one, two = torch.tensor([1 + 2j]), torch.tensor([1 + 3j], dtype=torch.complex128)
-    assert error_of([one], [two], True) == pytest.approx(1 / 3)
+    assert error_of([one], [two], True) == pytest.approx(10**-0.5)
     assert error_of([torch.tensor([1])], [torch.tensor([2])], True) == float("inf"), "nothing but whole numbers: they count"
     assert error_of([torch.tensor([1]), torch.ones(1)], [torch.tensor([2]), torch.ones(1)], True) == 0.0
     assert error_of([torch.ones(1, 4)], [torch.ones(3, 4)], True) == float("inf"), "no broadcasting"
-    nan = torch.tensor([float("nan"), 1.0])
-    assert error_of([nan], [nan.double()], False) == 0.0, "where float64 is not finite either"
 
 
 def test_a_models_phases_leave_it_as_it_was(tmp_path: Path) -> None:
@@ -95,11 +69,3 @@ def test_a_models_phases_leave_it_as_it_was(tmp_path: Path) -> None:
     assert [part.training for part in model.module.modules()] == modes
     assert all(p.grad is None for p in model.module.parameters())
     assert all(torch.equal(value, before[name]) for name, value in model.module.state_dict().items())
-
-
-def test_the_gradient_of_a_bias_before_a_normalisation_is_no_error() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 2))
-    (case,) = of_model(Model("m", model, (torch.randn(4, 3, 8, 8),), {}), ["training"])
-    with case.scope():
-        assert error_of(case.results(), case.truth(), case.per_value) < 1e-5

@@ -5,20 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from comparisons import model_file
 
 from msctx.compare.model import load
 from msctx.errors import EntryError, EntryFailed
-
-
-def test_a_function_makes_a_module_and_an_input(tmp_path: Path) -> None:
-    model = load(f"{model_file(tmp_path)}:make")
-    assert model.name == "make"
-    (result,) = model.forward()
-    assert result.shape == (2, 4)
-    exact = model.converted(model.module.double(), torch.float64)
-    assert exact.forward()[0].dtype == torch.float64
 
 
 @pytest.mark.parametrize(

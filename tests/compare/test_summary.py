@@ -1,0 +1,131 @@
+"""Totals, settings to take, and the files that a result is written to."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comparisons import SMALL, cell, made, row
+from rich.text import Text
+
+import msctx
+from msctx.compare import summary, terminal
+from msctx.compare.result import Result, as_csv
+from msctx.compare.summary import result_of
+from msctx.options.conv_rules import rules_of
+from msctx.run.config import read as read_experiment
+from msctx.tables import plain
+
+A, B = "conv_fprop_algo=gemm", "conv_fprop_algo=winograd"
+TWO = SMALL + "axes: {conv_fprop_algo: [gemm, winograd]}"
+
+
+@pytest.fixture
+def found(tmp_path: Path) -> Result:
+    rows = [
+        row("first", [cell(A, 0.5), cell(B, 2.0, 1e-5)], 3),
+        row("<b>second</b>", [cell(A, 1.25), cell(B)], 1, 20.0),
+        row("product", [cell(A), cell(B)], 1, 5.0, "forward"),
+    ]
+    return result_of(made(tmp_path, TWO), rows, {"cpu": "a CPU"})
+
+
+def test_totals_count_layers_as_often_as_they_occur(found: Result) -> None:
+    totals = {total.point: total for total in found.totals}
+    assert totals[A].ratio == pytest.approx(55 / (60 + 16 + 5))
+    assert totals[B].ratio == pytest.approx(55 / (15 + 20 + 5))
+    assert (totals[B].rows, totals[B].rows_of_torch, totals[B].error) == (1, 2, 1e-5)
+    assert (found.best.ratio, found.best.points) == (pytest.approx(55 / (15 + 16 + 5)), [B, A, ""])
+
+
+def test_the_recommended_rules_apply_whatever_the_batch(found: Result, tmp_path: Path) -> None:
+    (tmp_path / "best.yaml").write_text(found.recommended)
+    value = read_experiment(str(tmp_path / "best.yaml")).settings.get("conv_algo_rules").value  # type: ignore[union-attr]
+    rules = {dict(rule.conditions)["weight"]: dict(rule.asked) for rule in rules_of(value)}
+    assert rules == {"8x4x3x3": {"fprop": "winograd"}, "8x8x3x3": {"fprop": "gemm"}}
+    assert dict(rules_of(value)[0].conditions)["input"] == "*x4x12x12"
+    assert msctx.context(str(tmp_path / "best.yaml")).plan is not None
+
+
+@pytest.mark.parametrize(
+    ("ratio", "spread", "more"),
+    [
+        (0.9, 0.01, {}),
+        (1.01, 0.0, {}),
+        (1.05, 0.2, {}),
+        (1.05, None, {}),
+        (1.2, 0.01, {"control": 1.25}),
+        (1.2, 0.01, {"control_spread": 0.4}),
+        (1.2, 0.01, {"control_spread": None}),
+    ],
+)
+def test_neither_a_loss_nor_what_a_a_does_not_support_is_recommended(
+    tmp_path: Path, ratio: float, spread: float | None, more: dict[str, Any]
+) -> None:
+    of = made(tmp_path, TWO)
+    for one in (of, replace(of, layers=None)):
+        best = result_of(one, [row("first", [cell(A, ratio, spread=spread), cell(B)], **more)], {})
+        assert (best.best.ratio, best.best.points, best.recommended) == (1.0, [""], "")
+
+
+def test_options_beside_algorithms_hold_in_all_rows_or_in_none(tmp_path: Path) -> None:
+    of = made(tmp_path, SMALL + "axes: {way: {a: {conv_fprop_algo: fft, conv_allow_tf32: true}, b: {conv_fprop_algo: gemm}}}")
+
+    def best(*rows: list[Any]) -> list[str]:
+        return result_of(of, [row(n, cells) for n, cells in zip(("first", "<b>second</b>"), rows, strict=True)], {}).best.points
+
+    assert best([cell("a", 2.0), cell("b", 1.2)], [cell("a", 0.9), cell("b")]) == ["a", "a"]
+    assert best([cell("a", 2.0), cell("b", 1.2)], [cell("a"), cell("b", 0.9)]) == ["b", ""]
+    assert best([cell("a", 2.0), cell("b", 1.5)], [cell("a", 0.1), cell("b", 1.2)]) == ["b", "b"]
+
+
+def test_a_model_gets_what_is_right_everywhere(tmp_path: Path) -> None:
+    of = replace(made(tmp_path, SMALL + "context: {seed: 1}\naxes: {session.deterministic: [1, 0]}"), layers=None)
+    on, off = (point.name for point in of.points)
+
+    def taken(*cells: list[Any]) -> str:
+        return result_of(of, [row("first", each) for each in cells], {}).recommended
+
+    assert taken([cell(on, 3.0), cell(off, 1.005)], [cell(on), cell(off, 1.0)]) == ""
+    assert taken([cell(on, 3.0), cell(off, 1.2)], [cell(on), cell(off, 1.0)]) == "context:\n  seed: 1\n  deterministic: 'OFF'\n"
+
+
+def test_csv_has_a_line_for_each_cell_and_no_formulas(found: Result) -> None:
+    found.rows[0].name = "=1+1"
+    lines = [*csv.DictReader(io.StringIO(as_csv(found)))]
+    assert len(lines) == 6
+    assert lines[0]["name"] == "'=1+1"
+    assert (lines[1]["ratio"], lines[1]["baseline_ms"], lines[5]["reason"]) == ("2.0", "10.0", "it cannot")
+
+
+def test_what_is_slower_than_it_may_be(found: Result) -> None:
+    assert summary.below(found, 0.9) == [f"{A}: 0.68 of torch's speed"]
+    assert summary.below(found, 0.5) == []
+    found.rows[0].cells[1], found.totals, found.partial = cell(B, status="failed"), [], "interrupted"
+    found.rows.append(row("third", [], reason="it cannot run: boom"))
+    assert summary.below(found, 0.5) == [
+        "not everything was measured: interrupted",
+        "third fprop: it cannot run: boom",
+        f"first fprop, {B}: it cannot",
+        *(f"{point}: 0.00 of torch's speed" for point in (A, B)),
+    ]
+
+
+def test_on_a_terminal(tmp_path: Path) -> None:
+    names = [f"c{number}" for number in range(9)]
+    sets = "".join(f"    {name}: {{deterministic: ON}}\n" for name in names)
+    of = made(tmp_path, f"{SMALL}context: {{seed: 1}}\naxes:\n  way:\n{sets}")
+    cells = [cell(name, 1.0 + number, spread=0.1, workspace=5 << 10) for number, name in enumerate(names)]
+    rows = [row("[b]first[/b]", [*cells[:-1], cell(names[-1])], 3, 12.0, noisy=True), row("none", [], reason="no memory")]
+    found = result_of(replace(of, layers=None), rows, {}, "interrupted")
+    shown = "\n".join(str(part) if isinstance(part, Text) else plain(part) for part in terminal.parts(found))
+    for part in (
+        *("[b]first[/b] fprop x3 (noisy)", "12 (1e-07)", "c7 8.00 ±5% (1e-06)", "5.0 KB", "no memory"),
+        *("partial: interrupted", "all of it, torch's own path too, with seed=1", "c8, 1 row: it cannot"),
+        "what to set: nothing, as no choice that is right everywhere is faster than torch beyond the noise",
+    ):
+        assert part in shown, part
