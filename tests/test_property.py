@@ -435,6 +435,8 @@ def test_base_and_scopes_agree_with_a_model(
     with one_example(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(ledger, "SWITCHES", library.switches())
         for kind, values, failing in program:
+            if kind == "base" and scopes:
+                continue  # it never changes below an open scope
             if kind == "leave":
                 if scopes:
                     ledger.undo(scopes.pop()[0])

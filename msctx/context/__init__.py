@@ -14,10 +14,11 @@ from msctx.context.bound import Bound
 from msctx.context.scopes import end_stranded, in_force, stack
 from msctx.dynamo import outside_dynamo
 from msctx.memory.watched import OF_PROCESS
-from msctx.notices import user_frame, warn
+from msctx.notices import user_frame
 from msctx.options import Layer
 from msctx.options.layers import layer_of, with_preset
 from msctx.options.resolve import Origin, look_up
+from msctx.signals import uninterrupted
 
 
 @outside_dynamo
@@ -63,10 +64,14 @@ def layers_of(options: Mapping[str, Any], origin: str) -> tuple[Layer, ...]:
 
 @outside_dynamo
 def set_context(preset: str | PathLike[str] | None = None, /, **options: Any) -> None:
-    """Set options for the process until :func:`reset_context`; scopes that are open, or opened later, win over them.
+    """Set options for the process until :func:`reset_context`; with-blocks that are opened later win over them.
 
     What PyTorch keeps per thread, ``precision_mode`` and ``check_bprop`` above all, is set in the calling thread alone:
     ``msctx.current().bind(function)``, called there, carries it into others.
+
+    Raises:
+        OptionError: with every problem at once; nothing was changed.
+        ScopeError: a with-block is open, in whichever thread; nothing was changed.
     """
     set_options(with_preset(preset, options), "set_context")
 
@@ -77,31 +82,29 @@ def set_options(options: Mapping[str, Any], what: str, *, absent: bool = False) 
     BASE.start()
     if not layer.settings:
         agreement.check(BASE.plan)
-    covered = BASE.change({"set_context": layer}, absent=absent)
-    if covered:
-        warn(
-            "set_context",
-            ", ".join(covered),
-            f"an open with-block stays in force until it closes, then set_context's values hold: {', '.join(covered)}",
-        )
+    BASE.change({"set_context": layer}, absent=absent)
 
 
 @outside_dynamo
 def reset_context() -> None:
-    """Take back everything that :func:`set_context`, MSCTX_* and ``msctx exec`` set: what was found before the first of them is put
-    back; and what scopes could not put back, since something was raised while they were left, or their threads ended inside them.
+    """Take back everything that :func:`set_context`, MSCTX_* and ``msctx exec`` set: what was found before the first of them is
+    restored; so is what with-blocks could not restore, since something raised as they were left, or their threads ended inside them.
 
     For good: variables of the environment are read once in a process, and not again, nor by what it starts with multiprocessing.
 
-    Every warning is issued again from then on."""
-    notices.forget()
-    try:
-        close_late(stack.scopes)
-    finally:
+    Every warning is issued again from then on.
+
+    Raises:
+        ScopeError: a with-block is open, in whichever thread; nothing was changed.
+    """
+    with uninterrupted():
         try:
-            BASE.reset([scope.hold for scope in stack.scopes if scope.hold is not None])
+            close_late(stack.scopes)
         finally:
             end_stranded()
+            BASE.check_closed()
+            notices.forget()
+            BASE.reset()
 
 
 def get_context(name: str | None = None, *, origin: bool = False) -> Any:

@@ -14,7 +14,7 @@ from msctx import devices, locks
 from msctx import plan as planning
 from msctx.context import agreement
 from msctx.effects import NEED_CORE, SHOW_FREE, THEMES, Facts
-from msctx.errors import DeviceError, Diagnostic, MsctxError, OptionError, StrictError
+from msctx.errors import DeviceError, Diagnostic, MsctxError, OptionError, ScopeError, StrictError
 from msctx.notices import put_off, warn, warn_put_off
 from msctx.options import DEVICES, Layer, Settings, carried
 from msctx.options.layers import environment_layers, flatten, layer_of, with_preset
@@ -162,7 +162,7 @@ class Base:
         self.resets = 0  # counts how often everything was taken back
         self.plan = NOTHING
         self.hold: Hold | None = None
-        self.scopes: dict[Hold, tuple[tuple[Layer, ...], tuple[Layer, ...]]] = {}  # the open ones: what is around each, its own
+        self.opened: set[Any] = set()  # the open scopes of every thread, guests left out
 
     def start(self) -> None:
         """Read MSCTX_* at the first use of msctx in this process, never at import."""
@@ -179,15 +179,24 @@ class Base:
                     finally:
                         self._is_starting = False
 
-    def change(self, levels: Mapping[str, Layer], *, absent: bool = False) -> list[str]:
-        """Lay new values over each level's; return the switches that open scopes cover.
+    def check_closed(self) -> None:
+        """Raise where a with-block is open: what lies below it never changes."""
+        for scope in [scope for scope in [*self.opened] if scope.who.is_alive()]:
+            where = "" if scope.who is threading.current_thread() else " in another thread"
+            raise ScopeError(
+                f"the {scope.context.origin} is open{where}: set_context and reset_context act outside of all with-blocks. "
+                "Leave it first, or set the options in a with-block inside it. Nothing was changed."
+            )
+
+    def change(self, levels: Mapping[str, Layer], *, absent: bool = False) -> None:
+        """Lay new values over each level's.
 
         Args:
             absent: a target that is not on this machine may be set: then the options are planned, and nothing is written
                 until the target is one that is here.
         """
         if not any(layer.settings for layer in levels.values()):
-            return []
+            return
         with self.lock:
             new = dict(self.levels)
             for level, layer in levels.items():
@@ -195,7 +204,7 @@ class Base:
                 if problems := list(exclusive(new[level].settings, level)):
                     raise OptionError(problems)
             spellings = {spelling for layer in levels.values() for spelling in layer.settings}
-            return self._become(new, spellings, absent=absent)
+            self._become(new, spellings, absent=absent)
 
     def missed(self) -> dict[str, str]:
         """Switch → why what is set here does not act in this thread: PyTorch keeps it per thread, and another thread has set it."""
@@ -220,13 +229,19 @@ class Base:
             if len(kept) < len(old.settings):
                 self._become({**self.levels, level: Layer(kept, old.lost)}, absent=self.plan.missing)
 
-    def reset(self, open_here: Collection[Hold]) -> None:
+    def replace(self, level: str, layer: Layer) -> None:
+        """Have this layer in the place of a level's."""
+        with self.lock:
+            new = {**self.levels, level: layer}
+            if layer.settings or level in self.levels:
+                self._become({name: found for name, found in new.items() if found.settings})
+
+    def reset(self) -> None:
         """Put back what was found before the first value was set, for good: the environment is not read again."""
         from msctx.context import ledger
 
         with self.lock:
-            ledger.settle(open_here)
-            self.scopes = {hold: layers for hold, layers in [*self.scopes.items()] if not hold.closed}
+            ledger.settle()
             if self.levels or (self.hold is not None and self.hold.records):
                 self._become({})
             self.read_environment = True  # what was taken back would come again with the next use
@@ -250,9 +265,10 @@ class Base:
                 self.read_environment = bool(before)
                 self.resets += 1
 
-    def _become(self, levels: dict[str, Layer], just_set: Collection[str] = (), *, absent: bool = False) -> list[str]:
+    def _become(self, levels: dict[str, Layer], just_set: Collection[str] = (), *, absent: bool = False) -> None:
         from msctx.context import ledger
 
+        self.check_closed()
         merged = flatten(levels)
         settings = Settings([merged])
         make_ready(settings)
@@ -266,30 +282,19 @@ class Base:
         fresh = {switch for switch, sources in plan.sources.items() if sources & set(just_set)}
         waiting: list[tuple[str, str, str]] = []
         with uninterrupted():  # values and switches change together
-            above = self._wanted_above(merged)
             with put_off(waiting):
-                covered = ledger.rebase(
-                    self.hold, plan.written, strict=plan.strict, fresh=fresh, sources=self.plan.sources, above=above
-                )
+                ledger.settle()
+                ledger.rebase(self.hold, plan.written, strict=plan.strict, fresh=fresh, sources=self.plan.sources)
             plan = plan.without(self.hold.late)
             try:
                 warn_late(self.hold)
             except BaseException:  # warnings turned into errors
-                ledger.rebase(self.hold, self.plan.written, above=self._wanted_above(*self.layers))
+                ledger.rebase(self.hold, self.plan.written)
                 raise
             self.levels, self.plan = levels, plan
             self.layers, self.settings = (merged,) if merged.settings else (), settings
             self.version += 1
         warn_put_off(waiting)
-        return covered
-
-    def _wanted_above(self, *base: Layer) -> list[tuple[Hold, dict[str, Any]]]:
-        """What each open scope wants of switches over such a base."""
-        found = []
-        for scope, (around, own) in [*self.scopes.items()]:
-            plan = plan_here(Settings(base + around + own)).without(scope.late)
-            found.append((scope, plan.beyond(plan_here(Settings(base + around)), own)))
-        return found
 
 
 BASE = Base()

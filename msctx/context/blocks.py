@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import wraps
 from html import escape
@@ -14,7 +13,7 @@ from msctx.context import agreement
 from msctx.context.base import BASE, MISSED, explain, make_ready, plan_here, refuse, warn_failing, warn_late, within
 from msctx.context.children import WorkerInit
 from msctx.context.idle import unrun, unwatched
-from msctx.context.scopes import Scope, in_force, opened, settings_in_force, stack
+from msctx.context.scopes import Scope, in_force, settings_in_force, stack
 from msctx.dynamo import call_outside, untraced
 from msctx.effects import NEED_CORE
 from msctx.errors import MsctxWarning, RestoreError, ScopeError, StrictError
@@ -27,7 +26,7 @@ from msctx.options import Layer, Settings
 from msctx.options.conv_rules import RULES
 from msctx.options.resolve import look_up
 from msctx.plan import Plan
-from msctx.signals import Room, begins_with_try, uninterrupted
+from msctx.signals import uninterrupted
 
 if TYPE_CHECKING:
     import torch
@@ -58,12 +57,10 @@ def _open(context: Context) -> Scope:
     warn_failing(plan, context.layers, outer)  # before anything is written: warnings may be errors
     hold = ledger.apply(plan.beyond(outer, context.layers), context.origin, strict=plan.strict)
     try:
-        BASE.scopes[hold] = above, context.layers
         context._late = hold.late
         warn_late(hold)
         return Scope(context, layers, settings, plan.without(hold.late), hold)
     except BaseException:  # warnings turned into errors, a signal's handler that raises
-        BASE.scopes.pop(hold, None)
         ledger.undo(hold, quiet=True)
         raise
 
@@ -77,7 +74,6 @@ def _close(scope: Scope, error: BaseException | None) -> None:
             if scope.hold is not None:
                 from msctx.context import ledger
 
-                BASE.scopes.pop(scope.hold, None)
                 ledger.undo(scope.hold, strict=scope.plan.strict)
         finally:  # only then what may raise where a warning is an error
             scope.context._watched.close()
@@ -129,32 +125,23 @@ class Context:
         self._late: dict[str, str] = {}  # switch → why it could not be written when this was last entered
 
     @untraced
-    @begins_with_try
     def __enter__(self) -> Context:
+        entered: list[Scope] = []
         try:
-            entered: list[Scope] = []
-            call_outside(Room.enter, _enter, self, entered)
+            call_outside(_enter, self, entered)
             return self
         except BaseException:  # Ctrl-C too: a with-block whose __enter__ raises is never left
-            if entered and entered[0] in stack.scopes:  # no call of Python's, at which a signal would come
+            if entered:
                 self.__exit__()
             raise
 
     @untraced
-    @begins_with_try
     def __exit__(self, kind: Any = None, error: Any = None, trace: Any = None) -> None:
+        begun: list[Scope | None] = []
         try:
-            begun: list[Scope | None] = []
-            call_outside(Room.call, _exit, self, error, begun)
-        except RecursionError:
-            if not begun:  # there was no room to ask for some
-                found = sys.getrecursionlimit()
-                sys.setrecursionlimit(found + Room.MORE)
-                Room.was_made(found)
-                self.__exit__(kind, error, trace)
-            raise
-        except BaseException:
-            if not begun:  # a signal came before; as many as may come, the context is left
+            call_outside(_exit, self, error, begun)
+        except KeyboardInterrupt:
+            if not begun:  # it came before Ctrl-C was deferred
                 self.__exit__(kind, error, trace)
             raise
 
@@ -176,16 +163,8 @@ class Context:
 
         @wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
-            entered: list[Scope] = []
-            try:  # not a with statement: here Dynamo gives our reason when it refuses
-                call_outside(Room.enter, _enter, self, entered)
-                result = function(*args, **kwargs)
-            except BaseException as error:
-                if entered and entered[0] in stack.scopes:  # no call of Python's, at which a signal would come
-                    self.__exit__(None, error)
-                raise
-            self.__exit__()
-            return result
+            with self:
+                return function(*args, **kwargs)
 
         return cast(F, inside)
 
@@ -334,7 +313,7 @@ def _enter(context: Context, entered: list[Scope]) -> None:
             scope = _open(context)
         entered.append(scope)  # first: what is on the stack is known to whoever undoes this
         stack.scopes.append(scope)
-        opened.add(scope)
+        BASE.opened.add(scope)
 
 
 def _exit(context: Context, error: Any, begun: list[Scope | None]) -> None:
@@ -344,7 +323,7 @@ def _exit(context: Context, error: Any, begun: list[Scope | None]) -> None:
         if mine is None:
             begun.append(None)
             text = f"the {context.origin} is not open in this thread; a context is left by the thread that entered it"
-            there = next((s for s in [*opened] if s.context is context and not s.leaving), None)
+            there = next((s for s in [*BASE.opened] if s.context is context and not s.leaving), None)
             if there is not None and isinstance(error, GeneratorExit):  # perhaps the collector found the generator here
                 there.leaving = True
                 text += "; this one closes when that thread next enters or leaves a context, or calls reset_context()"

@@ -10,7 +10,7 @@ from msctx.context.blocks import Context
 from msctx.context.scopes import Scope, stack
 from msctx.memory.watched import Watched
 from msctx.options import Layer, Settings
-from msctx.signals import begins_with_try, uninterrupted
+from msctx.signals import uninterrupted
 
 if TYPE_CHECKING:
     from msctx.context.visit import Visit
@@ -64,7 +64,6 @@ class _Guest:
         self._begun: list[Visit] = []
         self._guests: list[Scope] = []
 
-    @begins_with_try
     def __enter__(self) -> None:
         try:
             with uninterrupted():
@@ -73,15 +72,9 @@ class _Guest:
             self.__exit__()
             raise
 
-    @begins_with_try
     def __exit__(self, *error: object) -> None:
-        try:
-            with uninterrupted():
-                self._end()
-        except BaseException:
-            if self._begun:  # a signal came before
-                self.__exit__()
-            raise
+        with uninterrupted():
+            self._end()
 
     def _begin(self) -> None:
         from msctx.context.visit import Visit

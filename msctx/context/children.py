@@ -1,4 +1,7 @@
-"""Processes that multiprocessing starts run under what the thread that started them held, however they are started."""
+"""Processes that multiprocessing starts run under what the thread that started them held, however they are started.
+
+What with-blocks of the parent set lies in the child's base, above set_context: nobody there leaves such a block.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from msctx.context.scopes import in_force, stack
 from msctx.errors import MsctxError, MsctxWarning
 from msctx.imports import when_imported
 from msctx.options import Layer
+from msctx.options.layers import INHERITED, stacked
 from msctx.signals import uninterrupted
 
 KEY = "msctx"
@@ -45,34 +49,13 @@ def _arrive(levels: Mapping[str, Layer], layers: Layers, has_read: bool) -> _Car
 
     def take_over() -> None:
         if has_read and not BASE.levels.keys() <= levels.keys():  # the program's main module, imported first, has read it
-            BASE.reset([scope.hold for scope in stack.scopes if scope.hold is not None])
-        if levels:
-            BASE.change(levels, absent=True)
-        hold(layers)
+            BASE.reset()
+        if levels or layers:
+            BASE.change({**levels, INHERITED: stacked((levels.get(INHERITED, Layer()), *layers))}, absent=True)
 
     if levels or layers or BASE.levels:
         when_imported("torch", lambda: _reported(take_over))
     return _carrier
-
-
-def hold(layers: Layers, *, alone: bool = False) -> None:
-    """Enter a context that nobody leaves: it holds as long as the process.
-
-    Args:
-        alone: leave first what was inherited of scopes, by a fork or by :func:`_arrive`.
-    """
-    from msctx.context.blocks import Context, close_late
-
-    if alone:
-        with uninterrupted(), warnings.catch_warnings(), suppress(MsctxError):  # what the worker has set since stays
-            warnings.simplefilter("ignore", MsctxWarning)
-            for scope in stack.scopes:
-                scope.leaving = True
-            close_late(stack.scopes)
-        if (data := sys.modules.get("torch.utils.data")) is not None and data.get_worker_info() is not None:
-            sys.modules["torch"].set_num_threads(1)  # as the DataLoader has it in its workers
-    if layers:
-        Context(layers, "worker process").__enter__()
 
 
 def _reported(call: Any) -> None:
@@ -91,6 +74,15 @@ class WorkerInit:
 
     def __call__(self, worker_id: int = 0) -> None:
         """A seed is left out: each worker has random numbers of its own."""
+        from msctx.context.blocks import close_late
+
+        with uninterrupted(), warnings.catch_warnings(), suppress(MsctxError):  # what the worker has set since stays
+            warnings.simplefilter("ignore", MsctxWarning)
+            for scope in stack.scopes:  # a fork has inherited them
+                scope.leaving = True
+            close_late(stack.scopes)
+        if (data := sys.modules.get("torch.utils.data")) is not None and data.get_worker_info() is not None:
+            sys.modules["torch"].set_num_threads(1)  # as the DataLoader has it in its workers
         left = [{k: s for k, s in layer.settings.items() if k not in SEEDS} for layer in self.layers]
         layers = [Layer(settings, layer.lost) for settings, layer in zip(left, self.layers, strict=True)]
-        _reported(lambda: hold(tuple(layer for layer in layers if layer.settings), alone=True))
+        _reported(lambda: BASE.replace(INHERITED, stacked(layers)))

@@ -1,15 +1,16 @@
 """HOW, in fact: writes assignments to switches and puts back what was found. Knows no option's name.
 
 Every write is entered in the one table of :mod:`msctx.context.holds`. From it follow the rules of concurrency: a process-wide switch
-that an open scope of another thread holds cannot be taken, and a change of the base under an open scope changes what that scope will
-put back.
+that an open scope of another thread holds cannot be taken. The base lies below all scopes, and changes only while none is open.
+
+Callers defer Ctrl-C (:mod:`msctx.signals`), so that nothing comes between a write and its entry in the table.
 """
 
 from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -18,14 +19,12 @@ from types import MappingProxyType
 from typing import Any
 
 from msctx import notices
-from msctx.context.attempts import raise_failed, try_all
 from msctx.context.holds import HELD, LOCK, Record, all_holds, drop, entry_of, hold_only, insert, lowest_of, merge_stranded
 from msctx.context.holds import Hold as Hold
 from msctx.effects.base import AS_FOUND
 from msctx.errors import MsctxError, MsctxWarning, NativeError, RestoreError, ScopeError, StrictError, SwitchError
 from msctx.notices import user_frame
 from msctx.observers.steps import replacing
-from msctx.signals import uninterrupted
 from msctx.switches import SWITCHES as SWITCHES
 from msctx.switches import Switch
 
@@ -53,7 +52,7 @@ def apply(wants: Mapping[str, Any], owner: str, *, strict: bool = False) -> Hold
         SwitchError: a switch did not take its value.
     """
     hold = Hold(owner)
-    with LOCK, uninterrupted() as deliver, replacing():
+    with LOCK, replacing():
         found = [(SWITCHES[name], want) for name, want in wants.items()]
         switches = _early_first(switch for switch, want in found if want is not AS_FOUND or switch.restore == "exact")
         _check_threads(switches, hold)
@@ -68,7 +67,6 @@ def apply(wants: Mapping[str, Any], owner: str, *, strict: bool = False) -> Hold
                     _write(switch, wants[switch.name], hold)
             if strict and hold.late:
                 raise StrictError.of(sorted(hold.late.values()))
-            deliver()
         except BaseException:
             for put_back in reversed(unread):
                 put_back()
@@ -217,7 +215,7 @@ def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:
         RestoreError: something could not be put back; or, when strict, had been changed by somebody else.
     """
     waiting: list[tuple[str, str, str]] = []
-    with LOCK, uninterrupted(), notices.put_off(waiting), replacing():
+    with LOCK, notices.put_off(waiting), replacing():
         hold.closed = True
         foreign = [] if quiet else _changed(hold)
         failed, interruption = _put_back(hold)
@@ -252,7 +250,28 @@ def _changed(hold: Hold) -> list[str]:
 
 
 def _put_back(hold: Hold) -> tuple[list[str], BaseException | None]:
-    return try_all({name: partial(_give_back, record, hold) for name, record in reversed(hold.records.items())})
+    return run_all({name: partial(_give_back, record, hold) for name, record in reversed(hold.records.items())})
+
+
+def run_all(steps: Mapping[str, Callable[[], None]]) -> tuple[list[str], BaseException | None]:
+    """Run each step, by its switch; returns those that failed, and an interruption, which is to be raised at the end."""
+    failed: list[str] = []
+    interruption: BaseException | None = None
+    for name, step in steps.items():
+        try:
+            step()
+        except Exception as error:
+            failed.append(f"{name}: {error}")
+        except BaseException as error:
+            interruption = interruption or error
+    return failed, interruption
+
+
+def raise_failed(failed: list[str], interruption: BaseException | None) -> None:
+    if interruption is not None:
+        raise interruption
+    if failed:
+        raise RestoreError("could not be put back:\n" + "\n".join(f"  {line}" for line in failed))
 
 
 def _give_back(record: Record, hold: Hold) -> None:
@@ -284,17 +303,13 @@ def _finish(switch: Switch, below: Hold | None = None) -> None:
         drop(switch, holds[-1])
 
 
-def settle(open_here: Collection[Hold]) -> None:
-    """Put back what nobody will: of scopes whose threads have ended inside them, or that were left and could not put it back.
-
-    Args:
-        open_here: the holds of this thread that somebody will leave.
-    """
+def settle() -> None:
+    """Restore what nobody will: of scopes whose threads have ended inside them, or that were left and could not restore it."""
     failed: list[str] = []
     interruption: BaseException | None = None
-    with LOCK, uninterrupted(), replacing():
+    with LOCK, replacing():
         for hold in reversed(all_holds()):
-            if hold.is_stranded or not (hold.base or hold in open_here or not hold.is_here):
+            if hold.is_stranded or (hold.is_here and not hold.base):
                 hold.closed = True
                 lines, error = _put_back(hold)
                 failed += lines
@@ -312,22 +327,17 @@ def rebase(
     strict: bool = False,
     fresh: Collection[str] = (),
     sources: Mapping[str, Collection[str]] = MappingProxyType({}),
-    above: Sequence[tuple[Hold, Mapping[str, Any]]] = (),
-) -> list[str]:
-    """Make *assignments* the whole of what the base holds; on failure it holds what it held.
-
-    Returns the names of the switches that open scopes want otherwise: those do not change before the scopes close.
+) -> None:
+    """Make *assignments* the whole of what the base holds; on failure it holds what it held. No scope is open.
 
     Args:
         fresh: switches that somebody has just asked for: a seed is sown again only then.
         sources: switch → the options that set it, for messages.
-        above: open scopes, the outermost first, and what they want over the new base.
     """
     undone: dict[str, Callable[[], None]] = {}
-    covered: list[str] = []
-    with LOCK, uninterrupted() as deliver, replacing():
-        for record in [r for r in hold.records.values() if r.switch.scope == "thread" and not r.who.is_alive()]:
-            drop(record.switch, hold)  # what a thread had for itself went with it, and its number may be another's by now
+    with LOCK, replacing():
+        for gone in [r for r in hold.records.values() if r.switch.scope == "thread" and not r.who.is_alive()]:
+            drop(gone.switch, hold)  # what a thread had for itself went with it, and its number may be another's by now
         elsewhere = {name for name, record in hold.records.items() if record.is_elsewhere}
         for name in elsewhere:
             is_asked = hold.records[name].switch.scope == "thread" and name in fresh
@@ -341,102 +351,45 @@ def rebase(
         hold.late.clear()
         hold.thread, hold.who = threading.get_ident(), threading.current_thread()
         _check_writable([s for s in switches if s.name in assignments], assignments, hold, strict)
-        wanted: dict[Hold, Mapping[str, Any]] = {
-            hold: {n: v for n, v in assignments.items() if n not in theirs | hold.late.keys()}
-        }
-        wanted |= {scope: wants for scope, wants in above if not scope.closed}
-        touched = dict.fromkeys((*(s.name for s in switches), *(n for h in [*wanted][1:] for n in (*wanted[h], *h.records))))
         try:
-            for switch in map(SWITCHES.__getitem__, touched):
-                if switch.restore == "exact":
-                    covered += [switch.name] if _lay_anew(switch, hold, wanted, undone) else []
-                elif switch in switches:
-                    undone[switch.name] = _remembered(switch, hold)
-                    if switch.name in hold.records and switch.name not in wanted[hold]:
-                        _give_back(hold.records[switch.name], hold)
-                    elif switch.name not in hold.records and switch.name in wanted[hold]:
-                        _write(switch, wanted[hold][switch.name], hold)
+            for switch in switches:
+                _finish(switch)
+                undone[switch.name] = _remembered(switch, hold)
+                record, want = hold.records.get(switch.name), assignments.get(switch.name, AS_FOUND)
+                if switch.name not in assignments or switch.name in hold.late:
+                    if record is not None:
+                        raise_failed(*run_all({switch.name: partial(_give_back, record, hold)}))
+                elif record is None:
+                    _write(switch, want, hold)
+                elif not record.is_elsewhere and (record.want != want or not switch.is_satisfied(want)):
+                    _bring(switch, want, record.put_back if record.want != want else None)
+                    record.want, record.wrote = want, switch.read()
             if strict and hold.late:
                 raise StrictError.of(sorted(hold.late.values()))
-            deliver()
             _forget(hold, hold.leaves.keys() - assignments.keys())
         except BaseException as error:
-            failed, interruption = try_all(dict(reversed(undone.items())))
-            if interruption is not None and not isinstance(interruption, Exception):
+            failed, interruption = run_all(dict(reversed(undone.items())))
+            if interruption is not None:
                 raise interruption from error
             if failed:
                 first = str(error).removesuffix(" Nothing was changed.")
                 raise RestoreError("\n  ".join((f"{first} And could not be put back:", *failed))) from error
             raise
-    return covered
 
 
-def _lay_anew(
-    switch: Switch, base: Hold, wanted: Mapping[Hold, Mapping[str, Any]], undone: dict[str, Callable[[], None]]
-) -> bool:
-    """Bring one switch to what the base and the scopes above it want by now; returns whether a scope keeps the base's change back.
-
-    Scopes that are not among those *wanted* keep what they have.
-    """
-    name, holds = switch.name, [*HELD.get(entry_of(switch), [])]
-    here = [h for h in wanted if h is base or switch.scope != "thread" or h.is_here]
-    before = {hold: hold.records[name].want for hold in holds}
-    after = {hold: wanted[hold][name] for hold in here if name in wanted[hold]}
-    after |= {hold: want for hold, want in before.items() if hold not in wanted}
-    after = dict(sorted(after.items(), key=lambda found: found[0].number))
-    in_force, wants = ([*chain.values()][-1] if chain else AS_FOUND for chain in (before, after))
-    if [*before.items()] == [*after.items()]:
-        own = base in after and holds[-1] is base and not base.records[name].is_elsewhere
-        if own and not switch.is_satisfied(wants):  # somebody has changed it since
-            undone[name] = _remembered(switch, base)
-            _bring(switch, wants, base.records[name].put_back)
-        return False
-    undone[name] = _remembered(switch, *holds, *after)
-    back = holds[0].records[name].put_back if holds else _to_put_back(switch)
-    for hold in holds:
-        if hold not in after:
-            del hold.records[name]
-    under, below = dict(zip([*before][1:], before.items(), strict=False)), None
-    for hold, want in after.items():
-        record = hold.records.setdefault(name, Record(switch, back, want, want))
-        if below is None:
-            record.put_back = back
-        elif under.get(hold) != (below, after[below]):
-            record.put_back = partial(_hand_down, below.records[name], back)
-        if record.want != want:
-            record.want = record.wrote = want
-        below = hold
-    hold_only(switch, [*after])
-    if wants != in_force:
-        _bring(switch, wants, back)
-    if below is not None:
-        below.records[name].wrote = switch.read()
-    return below not in (None, base) and wants == in_force and before.get(base, AS_FOUND) != after.get(base, AS_FOUND)
-
-
-def _hand_down(below: Record, back: Callable[[], None]) -> None:
-    """The scope above closes: what is held below it by now is in force."""
-    _bring(below.switch, below.want, back)
-    below.wrote = below.switch.read()
-
-
-def _remembered(switch: Switch, *holds: Hold) -> Callable[[], None]:
-    """What brings a switch, and what *holds* have of it, back to what it is now."""
-    name, entered = switch.name, [*HELD.get(entry_of(switch), [])]
-    kept = {hold: dict(hold.kept) for hold in holds}
-    records = {hold: (hold.records[name], replace(hold.records[name])) for hold in holds if name in hold.records}
+def _remembered(switch: Switch, base: Hold) -> Callable[[], None]:
+    """What brings a switch, and what *base* has of it, back to what it is now."""
+    name, entered, kept = switch.name, [*HELD.get(entry_of(switch), [])], dict(base.kept)
+    record = replace(base.records[name]) if name in base.records else None
     put_back = _unread(switch) if switch.restore == "never" else partial(switch.put_back, switch.take())
 
     def bring_back() -> None:
         if switch.restore != "kept":
             put_back()  # first: what cannot be put back stays held
-        for hold in holds:
-            hold.kept = kept[hold]
-            hold.records.pop(name, None)
-            if hold in records:  # the same record: the scope above may refer to it
-                record, was = records[hold]
-                record.put_back, record.want, record.wrote = was.put_back, was.want, was.wrote
-                hold.records[name] = record
+        base.kept = kept
+        base.records.pop(name, None)
+        if record is not None:
+            base.records[name] = record
         hold_only(switch, entered)
 
     return bring_back

@@ -6,7 +6,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from msctx.context.base import BASE, plan_here, within
+from msctx.context.base import BASE
 from msctx.options import Layer, Settings
 from msctx.plan import Plan
 
@@ -25,7 +25,7 @@ class Scope:
 
     def __init__(self, context: Any, layers: tuple[Layer, ...], settings: Settings, plan: Plan, hold: Hold | None) -> None:
         self.context, self.layers, self.hold = context, layers, hold
-        self._settings, self._plan, self._version = settings, plan, BASE.version
+        self.settings, self.plan = settings, plan
         self.who = threading.current_thread()
         self.around = (*stack.scopes, self)
         self._ran = Ran.count
@@ -43,18 +43,6 @@ class Scope:
             raise
 
     @property
-    def settings(self) -> Settings:
-        """Every layer in force inside, the base's as it is now."""
-        if self._version != BASE.version:
-            self._settings, self._version = within(BASE.settings, self.layers), BASE.version
-            self._plan = plan_here(self._settings).without(self.hold.late if self.hold else {})
-        return self._settings
-
-    @property
-    def plan(self) -> Plan:
-        return self._plan if self.settings else BASE.plan
-
-    @property
     def has_run(self) -> bool:
         """Whether a session has run a function since this was entered."""
         return Ran.count > self._ran
@@ -62,12 +50,8 @@ class Scope:
     def end(self) -> list[str]:
         """Counts nothing any more; returns the rules that nothing has matched."""
         self.open = False
-        opened.discard(self)
+        BASE.opened.discard(self)
         return [text for counter in self.context._counters for text in counter.close()]
-
-
-opened: set[Scope] = set()
-"""The open ones of every thread, guests left out."""
 
 
 class _Stack(threading.local):
@@ -77,7 +61,7 @@ class _Stack(threading.local):
 
 stack = _Stack()
 if hasattr(os, "register_at_fork"):  # what a forked process inherits from other threads stays
-    os.register_at_fork(after_in_child=lambda: opened.intersection_update(stack.scopes))
+    os.register_at_fork(after_in_child=lambda: BASE.opened.intersection_update(stack.scopes))
 
 
 def in_force() -> tuple[tuple[Layer, ...], Plan]:
@@ -94,8 +78,6 @@ def settings_in_force() -> Settings:
 def end_stranded() -> None:
     """Those of threads that have ended inside them: nobody will leave them. What they hold is put back by ledger.settle."""
     with BASE.lock:
-        for scope in [scope for scope in [*opened] if not scope.who.is_alive()]:
+        for scope in [scope for scope in [*BASE.opened] if not scope.who.is_alive()]:
             scope.end()
             scope.context._watched.close()
-            if scope.hold is not None:
-                BASE.scopes.pop(scope.hold, None)

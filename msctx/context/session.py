@@ -17,7 +17,7 @@ from msctx import locks
 from msctx.context import Bound, Context, layers_of, ledger, modes
 from msctx.context.base import BASE, within
 from msctx.context.blocks import refuse_lazy
-from msctx.context.scopes import Ran, Scope, opened, settings_in_force, stack
+from msctx.context.scopes import Ran, Scope, settings_in_force, stack
 from msctx.dynamo import outside_dynamo
 from msctx.effects.precision_mode import POLICY
 from msctx.effects.session import LOW_PRECISION
@@ -27,7 +27,7 @@ from msctx.notices import user_frame
 from msctx.options import Layer, make_layer
 from msctx.options.layers import with_preset
 from msctx.options.precision_rules import ACCELERATE
-from msctx.signals import begins_with_try, uninterrupted
+from msctx.signals import uninterrupted
 from msctx.switches.sessions import value
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Session(Context):
             OptionError: a variable that ``experimental_accelerate_train_mode`` reads is not set, or holds no number.
         """
         refuse_lazy(function)
-        scope = self._scope or next((s for s in [*opened] if s.context is self and not s.leaving), None)
+        scope = self._scope or next((s for s in [*BASE.opened] if s.context is self and not s.leaving), None)
         if scope is None:
             raise ScopeError(f"the {self.origin} is not open: call run() inside its with-block")
         bound = Bound(self._run, scope.around, BASE.layers + scope.layers, True, self._watched)
@@ -126,7 +126,7 @@ class Session(Context):
 
 
 class _Turn:
-    """What a call of run() has begun; it ends with the with-block, the last first, whatever signals come."""
+    """What a call of run() has begun; it ends with the with-block, the last first."""
 
     def __init__(self) -> None:
         self._ends: list[Callable[[], object]] = []
@@ -139,16 +139,14 @@ class _Turn:
     def __enter__(self) -> _Turn:
         return self
 
-    @begins_with_try
     def __exit__(self, *error: object) -> None:
-        try:
-            with uninterrupted():
+        with uninterrupted():
+            try:
                 while self._ends:
                     self._ends.pop()()
-        except BaseException:
-            if self._ends:  # a signal came before, or one of them raised
-                self.__exit__()
-            raise
+            finally:
+                if self._ends:  # one of them raised
+                    self.__exit__()
 
 
 class _Places:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from msctx.context import ledger
-from msctx.context.attempts import raise_failed, try_all
 from msctx.context.holds import HELD, LOCK
 
 
@@ -33,6 +32,6 @@ class Visit:
 
     def end(self) -> None:
         try:
-            raise_failed(*try_all(self._found))
+            ledger.raise_failed(*ledger.run_all(self._found))
         finally:
             ledger.undo(self.hold)

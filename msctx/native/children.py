@@ -66,17 +66,16 @@ class Children:
         with self._guard:
             if self._ended:
                 return subprocess.CompletedProcess(command, -signal.SIGKILL, "", "")
-            with locks.no_fork:
-                process = subprocess.Popen(
-                    ["/bin/sh", "-c", _BESIDE, str(scratch or self._scratch or ""), sys.executable, _LAST, *command],
-                    stdin=self._theirs,
-                    stdout=subprocess.PIPE,
-                    cwd=cwd,
-                    encoding="utf-8",
-                    errors="replace",
-                    start_new_session=True,
-                    **{"stderr": subprocess.PIPE, **how},
-                )
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", _BESIDE, str(scratch or self._scratch or ""), sys.executable, _LAST, *command],
+                stdin=self._theirs,
+                stdout=subprocess.PIPE,
+                cwd=cwd,
+                encoding="utf-8",
+                errors="replace",
+                start_new_session=True,
+                **{"stderr": subprocess.PIPE, **how},
+            )
             self._running.add(process)
         with process:
             try:

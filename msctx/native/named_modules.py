@@ -17,7 +17,7 @@ from msctx import notices
 from msctx.native import models, module_calls, precision
 from msctx.native.installed import Held, at_work
 from msctx.native.models import ByIdentity, Model
-from msctx.signals import begins_with_try, uninterrupted
+from msctx.signals import uninterrupted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -172,20 +172,15 @@ def _enter(module: nn.Module, number: int) -> None:
         _entered.stack.append(_Entry(module, number))
 
 
-@begins_with_try
 def _leave(depth: int) -> None:
     """Put back what was in force before, unless somebody else has put something in force since."""
-    try:
-        with uninterrupted():
-            while len(_entered.stack) > depth:
-                entry = _entered.stack.pop()
-                if precision.here.policies is not entry.policies:  # a context was left open inside, or the base was changed
-                    precision.switch(number_of(precision.here.policies))
-                elif (found := precision.switch(entry.before)) != entry.number:
-                    precision.switch(found)
-    finally:
-        if len(_entered.stack) > depth:  # of the handler of a signal
-            _leave(depth)
+    with uninterrupted():
+        while len(_entered.stack) > depth:
+            entry = _entered.stack.pop()
+            if precision.here.policies is not entry.policies:  # a context was left open inside, or the base was changed
+                precision.switch(number_of(precision.here.policies))
+            elif (found := precision.switch(entry.before)) != entry.number:
+                precision.switch(found)
 
 
 def number_of(policies: precision.Policies) -> int:

@@ -12,7 +12,6 @@ from msctx import locks
 from msctx.memory import watched
 from msctx.native import core, models, module_calls
 from msctx.observers import scope_names
-from msctx.signals import begins_with_try
 
 if TYPE_CHECKING:
     from torch import nn
@@ -94,16 +93,11 @@ def _enter(place: _Place) -> None:
     library.msctx_enter_module(place.module)
 
 
-@begins_with_try
 def _leave(depth: int) -> None:
-    try:
-        entries = _entered.entries
-        if len(entries) > depth:  # nobody has turned it off meanwhile
-            core.load().c.msctx_enter_module(entries[depth].before)
-            del entries[depth:]
-    finally:
-        if len(_entered.entries) > depth:  # the handler of a signal has raised
-            _leave(depth)
+    entries = _entered.entries
+    if len(entries) > depth:  # nobody has turned it off meanwhile
+        core.load().c.msctx_enter_module(entries[depth].before)
+        del entries[depth:]
 
 
 def root() -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
@@ -15,7 +15,8 @@ from msctx.options.layer import Layer, Setting
 from msctx.options.registry import OPTIONS, contradictions, find, from_text, ge_key, ge_name, is_dictionary, make_layer
 from msctx.shipped import CONFIGS
 
-LEVELS = ("preset", "yaml", "environment", "command line", "set_context")
+INHERITED = "with-blocks of the parent process"
+LEVELS = ("preset", "yaml", "environment", "command line", "set_context", INHERITED)
 """The layers below all with-blocks, low to high."""
 
 PREFIX = "MSCTX_"
@@ -42,10 +43,15 @@ def with_preset(preset: str | PathLike[str] | None, options: dict[str, Any]) -> 
 
 
 def flatten(levels: Mapping[str, Layer]) -> Layer:
-    """The layers of the levels below all with-blocks as the one that they come to."""
+    """The levels below all with-blocks, merged into one layer."""
+    return stacked(levels.get(level, Layer()) for level in LEVELS)
+
+
+def stacked(layers: Iterable[Layer]) -> Layer:
+    """Layers, the lowest first, merged into one."""
     merged = Layer()
-    for level in LEVELS:
-        merged = merged.under(levels.get(level, Layer()), lower=True)
+    for layer in layers:
+        merged = merged.under(layer, lower=True)
     return merged
 
 

@@ -7,7 +7,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from msctx.errors import Diagnostic, Marks, nearest
-from msctx.locks import no_fork
 from msctx.options.kinds import INVALID, BadValue, show
 
 if TYPE_CHECKING:
@@ -29,10 +28,9 @@ class Wrong(NamedTuple):
 @cache
 def adapter(kind: Any) -> Any:
     """The validator of a type."""
-    with no_fork:  # pydantic does, here too
-        from pydantic import TypeAdapter
+    from pydantic import TypeAdapter
 
-        return TypeAdapter(kind)
+    return TypeAdapter(kind)
 
 
 class Misfit(BadValue):

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from msctx.signals import Room
 from msctx.switches.base import Switch
 from msctx.switches.torch_npu import is_late as npu_late
 
@@ -92,7 +91,7 @@ def _nccl_late(value: str) -> str:
 def _lower_limit(limit: int) -> None:
     """What is called at this moment may already be deeper: then what is in force stays."""
     with suppress(RecursionError):
-        Room.set_limit(limit)
+        sys.setrecursionlimit(limit)
 
 
 SWITCHES = (
@@ -127,9 +126,9 @@ SWITCHES = (
     # a value is what is needed at least: a higher limit that is in force already stays
     Switch(
         name="python.recursion_limit",
-        read=Room.limit,
-        write=Room.set_limit,
-        satisfied=lambda needed: Room.limit() >= needed,
+        read=sys.getrecursionlimit,
+        write=sys.setrecursionlimit,
+        satisfied=lambda needed: sys.getrecursionlimit() >= needed,
         load=_lower_limit,
         family="python.recursion_limit",
     ),

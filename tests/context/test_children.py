@@ -91,6 +91,7 @@ def test_workers_have_random_numbers_of_their_own() -> None:
     torch.manual_seed(5)
     children.WorkerInit(msctx.context(seed=3).layers)(1)
     assert torch.equal(torch.rand(1), expected)
+    msctx.reset_context()
 
 
 def test_a_context_of_its_own_leaves_what_lies_around() -> None:

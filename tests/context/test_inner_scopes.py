@@ -63,34 +63,6 @@ def test_the_kernel_of_a_preset_is_switched_off(base: None) -> None:
     assert not ctx.choices(), "it still ran the thread-invariant kernel"
 
 
-@pytest.mark.parametrize(("outer", "inner", "switch"), OFF, ids=ids)
-def test_set_context_does_not_reach_into_a_scope_that_has_it_off(
-    base: None, exact_state: State, outer: dict[str, Any], inner: dict[str, Any], switch: str
-) -> None:
-    before = exact_state()
-    with msctx.context(**inner):
-        msctx.set_context(**outer)
-        assert exact_state()[switch] == before[switch]
-        with msctx.context(max_call_depth=99):
-            assert exact_state()[switch] == before[switch]
-    set_alone = exact_state()
-    assert set_alone[switch] != before[switch], "what was set under the scope holds when it has closed"
-    msctx.reset_context()
-    assert exact_state() == before
-    msctx.set_context(**outer)
-    assert exact_state() == set_alone
-
-
-def test_a_scope_follows_what_set_context_changes_of_its_plan(base: None, exact_state: State) -> None:
-    """Its own options may come to more over another base."""
-    with msctx.context(deterministic="ON"):
-        assert SWITCHES["native.convolution.cpu"].read() is None
-        msctx.set_context(conv_fprop_algo="gemm")
-        assert SWITCHES["native.convolution.cpu"].read() == {"conv_fprop_algo": "gemm", "deterministic": True}
-        msctx.reset_context()
-        assert SWITCHES["native.convolution.cpu"].read() is None
-
-
 def test_what_the_user_set_between_two_scopes_comes_back(exact_state: State) -> None:
     found = threads()
     with msctx.context(runtime_num_threads=found + 1):
@@ -110,14 +82,6 @@ def test_seeds_and_generators_are_not_switched_off() -> None:
             assert torch.equal(torch.get_rng_state(), state)
             torch.rand(1)
         assert not torch.equal(torch.get_rng_state(), state)
-
-
-def test_seed_scope_holds_over_set_context(base: None) -> None:
-    state = torch.get_rng_state()
-    with msctx.context(seed=3, seed_scope=True):
-        msctx.set_context(seed_scope=True)
-        torch.rand(1)
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_bound_function_has_off_what_its_scope_has_off(base: None) -> None:

@@ -3,7 +3,6 @@
 import io
 import os
 import pickle
-import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from context_helpers import State, in_thread
+from context_helpers import in_thread
 from rich.console import Console
 from torch import nn
 
@@ -517,57 +516,6 @@ def test_options_of_run_that_no_session_ran_are_told(options: dict[str, Any], re
 
 class TimeLimit(Exception):
     """What the handler of a signal raises."""
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"graph_run_mode": 0, "graph_max_parallel_model_num": 2},
-        {"graph_run_mode": 1, "graph_max_parallel_model_num": 1},
-        {"experimental_accelerate_train_mode": "fast1|step", "iterations_per_loop": 3},
-    ],
-)
-def test_signals_whose_handlers_raise_leave_nothing_behind(
-    net: Net,
-    variables: Callable[..., None],
-    exact_state: State,
-    monkeypatch: pytest.MonkeyPatch,
-    options: dict[str, Any],
-) -> None:
-    monkeypatch.setattr(sys, "unraisablehook", same)  # what is raised in a weak reference's callback goes no further
-
-    def expire(number: int, frame: object) -> None:
-        found = sys._getframe()
-        while found is not None and found.f_code is not enter.__code__:  # type: ignore[redundant-expr]
-            found = found.f_back  # type: ignore[assignment]
-        if found is not None:
-            raise TimeLimit
-
-    def enter() -> None:
-        session.run(net, X)
-
-    variables(STEP_NOW=0, TOTAL_STEP=1)
-    raised, before = 0, net.modes()
-    handler = signal.signal(signal.SIGALRM, expire)
-    try:
-        with msctx.session(**options) as session:
-            session.watch(net)
-            enter()
-            inside = exact_state(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-            for delay in range(200):
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, 10e-6 * (1 + delay), 70e-6)
-                    enter()
-                except TimeLimit:
-                    raised += 1
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-                assert (exact_state(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()) == inside
-                assert net.modes() == before
-            assert in_thread(lambda: session.run(same, 1)) == 1, "a place was lost"
-    finally:
-        signal.signal(signal.SIGALRM, handler)
-    assert raised
 
 
 def test_what_is_raised_inside_a_lock_of_pythons_leaves_no_place_taken(net: Net) -> None:
