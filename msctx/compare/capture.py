@@ -27,16 +27,12 @@ def capture(model: Model) -> Workload:
     A layer has the path of the first module that computes it for a name. What multiplies and is no convolution and no product
     of matrices (attention or an LSTM that is one operator, for instance) is not in it; the workload lists these.
     """
-    was = {module: module.training for module in model.module.modules()}
     model.module.eval()
     try:
         with ModuleTracker() as tracker, _Recorder(tracker) as recorder:
             model.forward()  # with gradients: without them PyTorch's encoder computes a layer in one operator
     except (Exception, SystemExit) as error:
         raise EntryFailed(f"the model raised\n{users_traceback(error)}") from None
-    finally:
-        for module, training in was.items():
-            module.training = training
     layers: dict[ConvProblem | Product, NetworkLayer] = {}
     for layer in recorder.found:
         if (first := layers.get(layer.problem)) is None:
@@ -84,7 +80,8 @@ def _convolution(x: torch.Tensor, weight: torch.Tensor, bias: Any, *rest: Any) -
     return ConvProblem(*shapes, groups, transposed, dtype, layout)
 
 
-def _product(a: torch.Tensor, b: torch.Tensor) -> Product | None:
+def _product(*tensors: torch.Tensor) -> Product | None:
+    a, b = tensors[-2:]  # after what is added
     dtype = _dtype(a)
     if not dtype or not b.numel():
         return None
@@ -97,14 +94,10 @@ def _dtype(tensor: torch.Tensor) -> str:
     return name if name in DTYPES and tensor.numel() else ""
 
 
-def _added(bias: Any, a: torch.Tensor, b: torch.Tensor, *_: Any) -> Product | None:
-    return _product(a, b)
-
-
 _PROBLEMS: dict[Any, Callable[..., ConvProblem | Product | None]] = {
     aten.convolution.default: _convolution,
     **dict.fromkeys((aten.mm.default, aten.bmm.default, aten.mv.default), _product),
-    **dict.fromkeys((aten.addmm.default, aten.baddbmm.default, aten.addmv.default), _added),
+    **dict.fromkeys((aten.addmm.default, aten.baddbmm.default, aten.addmv.default), _product),
 }
 _MULTIPLYING = (
     *("::_scaled_dot_product", "::_scaled_mm", "::_grouped_mm", "::_int_mm", "::_weight_int", "::_sparse_mm"),

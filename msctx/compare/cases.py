@@ -29,7 +29,7 @@ class Case:
         run: computes it; this is what is timed.
         results: computes it and gives what is held against the truth.
         truth: the same in float64.
-        scope: entered around everything that is done with it: puts back what it changes of a user's model.
+        scope: entered around everything that is done with it.
         module: what ``ctx.watch`` is to know of.
         per_value: whether the error is that of single values over the largest (as the algorithms' bounds are), or of all in the
             mean square.
@@ -133,21 +133,11 @@ def of_model(model: Model, phases: Sequence[str]) -> Iterator[Case]:
         model.fresh().forward()  # they become what they are
     tensors = [value for value in (*model.args, *model.kwargs.values()) if isinstance(value, torch.Tensor)]
     shapes = ", ".join(text(tensor.shape) for tensor in tensors)
+    modes = [(part, part.training) for part in model.module.modules()]
     for phase in phases:
-        compute, scope = partial(_results, model, phase), partial(_mode, model.module, phase)
-        truth = partial(_truth, model, phase)
-        yield Case(
-            model.name,
-            phase,
-            shapes,
-            1,
-            partial(_step, model.fresh(), phase),
-            compute,
-            truth,
-            scope,
-            model.module,
-            per_value=False,
-        )
+        results, truth = partial(_results, model, phase), partial(_truth, model, phase)
+        run, scope = partial(_step, model.fresh(), phase), partial(_mode, model.module, phase, modes)
+        yield Case(model.name, phase, shapes, 1, run, results, truth, scope, model.module, per_value=False)
 
 
 def _step(model: Model, phase: str) -> Results:
@@ -177,25 +167,13 @@ def _truth(model: Model, phase: str) -> Results:
 
 
 @contextmanager
-def _mode(module: nn.Module, phase: str) -> Iterator[None]:
-    """The mode of a phase, without dropout; what a phase changes of the module is put back afterwards.
-
-    A model that trains already keeps the modes of its parts, such as normalisations that somebody has frozen.
-    """
-    modes = [(part, part.training) for part in module.modules()]
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
-    try:
-        if phase == "inference" or not module.training:
-            module.train(phase == "training")
-        for part in module.modules():
-            if isinstance(part, nn.modules.dropout._DropoutNd | nn.MultiheadAttention | nn.RNNBase):
-                part.eval()  # random numbers of another dtype are others
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training
-        for buffer, value in buffers:
-            buffer.data.copy_(value)
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
+def _mode(module: nn.Module, phase: str, modes: list[tuple[nn.Module, bool]]) -> Iterator[None]:
+    """The mode of a phase, without dropout. A model that trains keeps the *modes* of its parts, such as frozen normalisations."""
+    for part, training in modes:
+        part.training = training
+    if phase == "inference" or not module.training:
+        module.train(phase == "training")
+    for part in module.modules():
+        if isinstance(part, nn.modules.dropout._DropoutNd | nn.MultiheadAttention | nn.RNNBase):
+            part.eval()  # random numbers of another dtype are others
+    yield

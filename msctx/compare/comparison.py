@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from msctx.compare import cases as subjects
 from msctx.compare.cases import Case, error_of
-from msctx.compare.config import Comparison
-from msctx.compare.grid import ALGORITHMS, PHASES, name_of, relevant
-from msctx.compare.measure import NOISY, Entrant, Failed, Ratio, interleaved, seconds_of
+from msctx.compare.config import ALGORITHMS, PHASES, Comparison, name_of, relevant
+from msctx.compare.measure import NOISY, Entrant, Failed, Ratio, interleaved, ratio_between, seconds_of
 from msctx.compare.model import load
 from msctx.compare.result import Cell, Result, Row
 from msctx.compare.summary import INTERRUPTED, result_of
@@ -23,9 +24,11 @@ from msctx.context import Context
 from msctx.effects.precision_mode import PRECISION
 from msctx.errors import MsctxError, MsctxWarning, text_of
 from msctx.inspection import environment
+from msctx.native.children import Children
 from msctx.options import make_layer
 from msctx.options.conv_rules import ASKED, PRODUCT, RULES
 from msctx.plan import DONE
+from msctx.run.sweep import run_point, why, words_of
 
 TORCH, AGAIN = "", "\0"
 """torch's own path and its control (A/A) among names of choices, which are never these."""
@@ -44,6 +47,7 @@ WORSE, MEANINGLESS = 4, 0.5
 compare with."""
 DECIDING = ("normal", "performance")
 """Algorithms that stand for whichever msctx takes."""
+OUR_KEYS = {"status", "started", "seconds", "restored", "run_dir", "error", "left_changed"}
 Watch = Callable[[int, int, str], None]
 """Called with how many rows or runs are done, of how many, and what comes now."""
 
@@ -51,9 +55,7 @@ Watch = Callable[[int, int, str], None]
 def run(comparison: Comparison, watch: Watch = lambda done, of, name: None) -> Result:
     """A comparison from its description to its result; what is interrupted keeps the rows so far and is marked so."""
     if comparison.subject == "experiment":
-        from msctx.compare import experiment
-
-        return experiment.run(comparison, watch)
+        return _run_experiment(comparison, watch)
     rows: list[Row] = []
     partial = ""
     deadline = None if comparison.total is None else time.perf_counter() + comparison.total
@@ -85,10 +87,6 @@ def _cases(comparison: Comparison, device: torch.device) -> Iterator[Case]:
         yield from subjects.of_layer(layer, comparison.keys.directions, device)
 
 
-class _Unmeasurable(Exception):
-    """Why a row has no figures at all."""
-
-
 class _Measuring:
     """Measures one row, inside the options that hold for all."""
 
@@ -102,8 +100,6 @@ class _Measuring:
             with case.scope(), warnings.catch_warnings():
                 warnings.simplefilter("ignore", MsctxWarning)  # the row has what a choice does not carry out
                 self._measure(row)
-        except _Unmeasurable as why:
-            row.reason = str(why)
         except (Exception, SystemExit) as error:
             row.reason = f"it cannot run: {_line(error)}"
         return row
@@ -114,15 +110,18 @@ class _Measuring:
         try:
             truth = case.truth()
         except Exception as error:
-            raise _Unmeasurable(f"float64 cannot be computed: {_line(error)}") from None
-        if not all(tensor.isfinite().all() for tensor in truth):
-            raise _Unmeasurable("float64's own result is not finite: there is nothing to compare with")
+            row.reason = f"float64 cannot be computed: {_line(error)}"
+            return
         plain = self._check(Cell(), {}, truth, float("inf"))
-        if plain.reason:
-            raise _Unmeasurable(f"torch's own path: {plain.reason}")
-        if plain.error is None or plain.error > MEANINGLESS:
+        if not all(tensor.isfinite().all() for tensor in truth):
+            row.reason = "float64's own result is not finite: there is nothing to compare with"
+        elif plain.reason:
+            row.reason = f"torch's own path: {plain.reason}"
+        elif plain.error is None or plain.error > MEANINGLESS:
             off = "is not finite" if plain.error is None else f"is {plain.error:.1e} off float64's"
-            raise _Unmeasurable(f"torch's own result {off}: there is nothing to compare with")
+            row.reason = f"torch's own result {off}: there is nothing to compare with"
+        if row.reason:
+            return
         entrants = [Entrant(TORCH, nullcontext, case.run), Entrant(AGAIN, nullcontext, case.run)]
         cells = []
         for point in self._comparison.points:
@@ -133,7 +132,7 @@ class _Measuring:
                 entrants.append(Entrant(point.name, lambda context=context: context, case.run))  # type: ignore[misc]
                 with _watching(context, case):
                     pass  # it knows the model from now on
-        fill(row, plain, cells, interleaved(entrants, self._comparison.keys.seconds, self._device))
+        _fill(row, plain, cells, interleaved(entrants, self._comparison.keys.seconds, self._device))
 
     def _checked(self, name: str, options: Mapping[str, Any], truth: list[torch.Tensor], plain: Cell) -> Cell:
         """A choice without its figures, which *plain*, torch's own path, decides about."""
@@ -207,18 +206,15 @@ class _Measuring:
         return cell
 
 
-def fill(row: Row, plain: Cell, cells: list[Cell], timed: Mapping[str, Ratio | Failed]) -> None:
+def _fill(row: Row, plain: Cell, cells: list[Cell], timed: Mapping[str, Ratio | Failed]) -> None:
     """Put down the figures of a row: torch's own path, its control, and the choices without a reason to have none."""
-    base, control = timed[TORCH], timed[AGAIN]
-    for each in (base, control):
-        if isinstance(each, Failed):
-            raise each.error
-    for cell, found in [(plain, base), *((cell, timed.get(cell.point)) for cell in cells if not cell.reason)]:
+    if isinstance(control := timed[AGAIN], Failed):
+        raise control.error
+    for cell, found in [(plain, timed[TORCH]), *((cell, timed.get(cell.point)) for cell in cells if not cell.reason)]:
         if isinstance(found, Ratio):
             cell.ratio, cell.ms, cell.spread, cell.times = found.ratio, found.seconds * 1e3, found.spread, found.ms
         elif isinstance(found, Failed):
             cell.reason, cell.status = _line(found.error), "failed"
-    assert isinstance(control, Ratio)
     row.baseline, row.cells = plain, cells
     row.control, row.control_spread, row.rounds = control.ratio, control.spread, control.rounds
     row.noisy = abs(control.ratio - 1) > NOISY or (control.spread or 0) > 2 * NOISY
@@ -248,3 +244,65 @@ def _what_ran(choices: list[Any], computed: Any) -> str:
 def _line(error: BaseException) -> str:
     first = text_of(error).strip().partition("\n")[0]
     return first if isinstance(error, MsctxError) else f"{type(error).__name__}: {first}".removesuffix(": ")
+
+
+# --- experiments -------------------------------------------------------------------------------------------------------
+
+
+def _run_experiment(comparison: Comparison, watch: Watch) -> Result:
+    """One row: the time of the whole run. Between the points the order changes from round to round.
+
+    Each choice runs once before, to warm up and to tune, which is not counted; with ``--quick`` it runs just once.
+    """
+    choices: dict[str, Mapping[str, Any]] = {TORCH: {}, AGAIN: {}, **{one.name: one.options for one in comparison.points}}
+    rounds = range(0 if comparison.total is not None else -1, comparison.keys.repetitions)
+    runs = [(number, name) for number in rounds for name in list(choices)[:: 1 if number % 2 == 0 else -1]]
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in choices}
+    partial, late = "", f"--quick ends after {comparison.total or 0:.0f} seconds; leave it out to run the other choices, too"
+    deadline = None if comparison.total is None else time.perf_counter() + comparison.total
+    with tempfile.TemporaryDirectory(prefix="msctx-compare-") as folder, Children(Path(folder)) as children:
+        try:
+            for done, (number, name) in enumerate(runs):
+                watch(done, len(runs), {TORCH: "torch", AGAIN: "torch again"}.get(name, name))
+                if deadline is not None and time.perf_counter() > deadline:
+                    partial = late
+                elif not _failure(found[name]) and not _failure(found[TORCH]):
+                    words = [*comparison.overrides, *words_of(choices[name])]
+                    result = run_point(children, comparison.of, words, Path(folder, str(done)))
+                    if number >= 0 or result["status"] != "completed":
+                        found[name].append(result)
+        except KeyboardInterrupt:
+            partial = INTERRUPTED
+    return result_of(comparison, [_row_of_runs(comparison, found, partial or "it did not run")], environment(), partial)
+
+
+def _row_of_runs(comparison: Comparison, found: Mapping[str, list[dict[str, Any]]], late: str) -> Row:
+    row = Row(name=comparison.of, direction="run", problem="a whole run")
+    plain, again = _seconds(found[TORCH]), _seconds(found[AGAIN])
+    if not plain or not again:
+        row.reason = _failure(found[TORCH]) or _failure(found[AGAIN]) or late
+        return row
+    timed, cells = {}, []
+    for name, runs in found.items():
+        cell = Cell(point=name, asked=next((dict(one.options) for one in comparison.points if one.name == name), {}))
+        returned = runs[0] if runs else {}
+        cell.metrics = {k: v for k, v in returned.items() if k not in OUR_KEYS and isinstance(v, int | float | str)}
+        if reason := _failure(runs):
+            cell.status, cell.reason = "failed", reason
+        elif not runs:
+            cell.status, cell.reason = "skipped", late
+        else:
+            timed[name] = ratio_between(plain, _seconds(runs))
+            cell.status = "measured"
+        cells.append(cell)
+    _fill(row, cells[0], cells[2:], timed)
+    return row
+
+
+def _seconds(results: list[dict[str, Any]]) -> list[float]:
+    return [max(float(result["seconds"]), 1e-3) for result in results if result.get("status") == "completed"]
+
+
+def _failure(results: list[dict[str, Any]]) -> str:
+    """The error of the run that failed, if one did."""
+    return next((why(result) for result in results if result.get("status") != "completed"), "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,13 +11,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict
 
-from msctx.compare import grid, workload
-from msctx.compare.grid import PHASES, Point
+from msctx.compare import workload
 from msctx.compare.workload import Workload
 from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, nearest, searching
 from msctx.native.choices import ConvProblem
 from msctx.options import OPTIONS, all_at, find, make_layer
-from msctx.options.conv_rules import DIRECTIONS
+from msctx.options.conv_rules import DIRECTIONS, PRODUCT, option_of
 from msctx.options.kinds import BadValue, ChoiceKind, IntKind, Kind, ShareKind, TextKind, show
 from msctx.options.validation import checked
 from msctx.options.yamlfile import load, parse
@@ -24,6 +24,8 @@ from msctx.run import sweep
 from msctx.run.config import COMPARED, Experiment, read_document
 from msctx.shipped import CONFIGS
 
+PHASES = ("inference", "training")
+ALGORITHMS = (*map(option_of, DIRECTIONS), option_of(PRODUCT))
 SUBJECTS = ("workload", "model", "experiment")
 QUICK_SECONDS, QUICK_TOTAL = 0.15, 40.0
 MEANT_FOR = {
@@ -63,6 +65,14 @@ class Keys(BaseModel):
     """Runs of each choice of an experiment, after one that is not counted."""
     error_limit: Annotated[float | None, ShareKind()] = None
     """The error beyond which a result is wrong, where the algorithm states no bound."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One choice: its name, and the options that it sets beside those of all."""
+
+    name: str
+    options: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -112,12 +122,7 @@ def _shipped(folder: str) -> dict[str, Path]:
 
 @searching()
 def read(subject: str, given: Given) -> Comparison:
-    """The comparison of a file, or of a workload, a model (``package.module:function``) or an experiment.
-
-    Raises:
-        FileError: a file is missing, unreadable or not YAML.
-        OptionError: everything that is wrong with it and the command line.
-    """
+    """The comparison of a file, or of a workload, a model (``package.module:function``) or an experiment."""
     return _Reading(subject, given).comparison()
 
 
@@ -143,7 +148,7 @@ class _Reading:
         self._check_keys(keys, kind)
         if not axes and not typed and not self.problems:
             axes = _default_axes(kind, layers, keys.get("directions", DIRECTIONS))
-        points = self._points(axes, typed)
+        found = self._points(axes, typed)
         if self.problems:
             raise OptionError(sorted(self.problems, key=lambda p: (0, p.mark.line, p.mark.column) if p.mark else (1, 0, 0)))
         of = str(keys.pop(kind))
@@ -154,7 +159,7 @@ class _Reading:
             subject=kind,
             of=of,
             base=base,
-            points=tuple(points),
+            points=tuple(found),
             keys=Keys.model_construct(**keys),
             total=QUICK_TOTAL if self.given.quick else None,
             layers=layers,
@@ -181,9 +186,7 @@ class _Reading:
         found = checked(Keys, section, self.problems, section="compare", where=where, marks=marks)
         if found is not None:
             return found.model_dump(exclude_unset=True)
-        each = section.items() if isinstance(section, dict) else ()
-        right = [(key, checked(Keys, {key: value}, [])) for key, value in each if key in Keys.model_fields]
-        return {key: getattr(one, key) for key, one in right if one is not None}
+        return {key: section[key] for key in SUBJECTS if isinstance(section, dict) and key in section}
 
     def _subject(self, keys: dict[str, Any], base: Experiment) -> str:
         """What is compared: named in the file, the file itself, or a word of the command line."""
@@ -218,11 +221,8 @@ class _Reading:
                 self._add(word, "applies only to an experiment")
         for key, kinds in sorted(MEANT_FOR.items()):
             if kind and key in keys and kind not in kinds:
-                is_typed = key in self.typed
-                name, path = (f"--{key}", None) if is_typed else (f"compare.{key}", ("compare", key))
+                name, path = (f"--{key}", None) if key in self.typed else (f"compare.{key}", ("compare", key))
                 self._add(name, f"applies only to a {' or a '.join(kinds)}", path)
-        if self.given.quick and "seconds" in self.typed:
-            self._add("--seconds", "--quick sets how long a row takes, too", hint="give one of them")
 
     def _axes(self) -> dict[str, Any]:
         section, found = self.data.get("axes"), {}
@@ -262,7 +262,7 @@ class _Reading:
                     make_layer(options or {}, "axes" if mark else "command line", all_at(mark) if mark else None)
                 except OptionError as error:
                     self.problems += error.problems
-        found = grid.points({**axes, **typed}) if len(self.problems) == before else []
+        found = points({**axes, **typed}) if len(self.problems) == before else []
         for name, count in Counter(point.name for point in found).items():
             if not name and axes:
                 self._add("axes", "a choice has no name", ("axes",), AXIS)
@@ -276,10 +276,10 @@ def _default_axes(kind: str, layers: Workload | None, directions: Sequence[str])
     if kind == "experiment":
         return {"deterministic": ["OFF", "ON"]}
     if kind == "model":
-        every = grid.every_algorithm(DIRECTIONS, products=True)
+        every = every_algorithm(DIRECTIONS, products=True)
         return {"algorithm": {name: every[name] for name in ("normal", "performance")}}
     is_convolved = layers is not None and any(isinstance(layer.problem, ConvProblem) for layer in layers.layers)
-    return {"algorithm": grid.every_algorithm(directions if is_convolved else (), products=not is_convolved)}
+    return {"algorithm": every_algorithm(directions if is_convolved else (), products=not is_convolved)}
 
 
 def _kind_of(subject: str) -> str:
@@ -295,3 +295,62 @@ def _kind_of(subject: str) -> str:
     allowed = f"a YAML file; package.module:function; {', '.join(names)}"
     text = f"cannot compare {subject!r}: no such file, model, workload or experiment"
     raise FileError([Diagnostic("", text, "", allowed, nearest(subject, names))])
+
+
+# --- the choices -------------------------------------------------------------------------------------------------------
+
+
+def points(axes: Mapping[str, Any]) -> list[Point]:
+    """The product of all axes, the last running fastest: options with their values, and names with named sets of options."""
+    found = []
+    for picked in itertools.product(*(_choices(key, values) for key, values in axes.items())):
+        options: dict[str, Any] = {}
+        for _, more in picked:
+            options.update(more)
+        found.append(Point(", ".join(name for name, _ in picked), options))
+    return found
+
+
+def _choices(key: str, values: Any) -> list[tuple[str, Mapping[str, Any]]]:
+    if isinstance(values, Mapping):
+        return [(str(name), options or {}) for name, options in values.items()]
+    return [(f"{key}={str(value).lower() if isinstance(value, bool) else value}", {key: value}) for value in values]
+
+
+def relevant(options: Mapping[str, Any], direction: str) -> dict[str, Any]:
+    """Those that apply to one direction of a convolution, or to a product: algorithms of the others do not."""
+    if direction in PHASES:
+        return dict(options)
+    own = option_of(PRODUCT if direction == "forward" else direction)
+    rules = "conv_algo_rules" if direction == "forward" else "matmul_algo_rules"
+    others = {*ALGORITHMS, rules} - {own}
+    return {key: value for key, value in options.items() if name_of(key) not in others}
+
+
+def asked_algorithm(options: Mapping[str, Any], direction: str) -> str:
+    """The algorithm that options name for a direction, in MindSpore's own word; ``""`` where they name none."""
+    for key, value in options.items():
+        if name_of(key) == option_of(direction) and (kind := OPTIONS[name_of(key)].kind):
+            return str(kind.parse(value))
+    return ""
+
+
+def besides(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that name no algorithm."""
+    return {key: value for key, value in options.items() if name_of(key) not in ALGORITHMS}
+
+
+def name_of(key: str) -> str:
+    """The name of the option that a spelling is of; what is none of ours stays as it is."""
+    option = find(key)
+    return key if option is None else option.name
+
+
+def every_algorithm(directions: Sequence[str], *, products: bool) -> dict[str, dict[str, str]]:
+    """An axis with each algorithm, for all directions that have it; without the one that checks the others."""
+    found: dict[str, dict[str, str]] = {}
+    for direction in (*directions, *[PRODUCT] * products):
+        for name in getattr(OPTIONS[option_of(direction)].kind, "choices", ()):
+            found.setdefault(name, {})[option_of(direction)] = name
+    found.pop("reference", None)
+    return found

@@ -38,21 +38,17 @@ class Entrant:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How an entrant did beside the first.
-
-    Attributes:
-        seconds: the median of its turns.
-        ratio: the first's time over its own in the same round: the median over rounds.
-        spread: the interquartile range of these ratios, as a part of the median; ``None`` of a single round.
-        rounds: how many turns each had.
-        times: the seconds of a run in each of them.
-    """
+    """How an entrant did beside the first."""
 
     seconds: float
+    """The median of its turns."""
     ratio: float
+    """The first's time over its own in the same round: the median over rounds."""
     spread: float | None
+    """The interquartile range of these ratios, as a part of the median; ``None`` of a single round."""
     rounds: int
     times: tuple[float, ...] = ()
+    """The seconds of a run in each round."""
 
     @property
     def ms(self) -> list[float]:

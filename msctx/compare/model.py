@@ -62,16 +62,7 @@ def _opened(found: Any) -> Any:
 
 
 def load(entry: str, file: Path | None = None, mark: Mark | None = None) -> Model:
-    """The model that a function makes.
-
-    Args:
-        file: the file that names it: a path of a .py file is meant from its folder.
-        mark: where in it.
-
-    Raises:
-        EntryError: the function is not there, or returns something else.
-        EntryFailed: it raised.
-    """
+    """The model that a function makes, which a *file* names at a *mark*: a path of a .py file is meant from its folder."""
     function = resolve(Experiment(levels={}, file=file, entry=entry, entry_mark=mark))
     try:
         made = function(None)

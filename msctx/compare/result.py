@@ -5,15 +5,14 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from msctx.compare.grid import Point
+from msctx.compare.config import Point
 from msctx.run.record import plain
 from msctx.run.sweep import unformulated
 
-FORMAT: Final = 1
 Status = Literal["measured", "no_say", "unable", "failed", "slow", "skipped"]
 """no_say: none of its options applies to the row; unable: it cannot run, or is not carried out; failed: it raised, or its result
 was wrong; slow: it was stopped after its first runs; skipped: there was no time for it."""
@@ -38,15 +37,11 @@ class Cell(BaseModel):
     error: float | None = None
     """Against float64; null for whole runs."""
     bound: float | None = None
-    """The error beyond which it has no time."""
     workspace: int | None = None
-    """Bytes that the algorithm takes beside the tensors."""
     reason: str = ""
-    """Why it has no time."""
     not_carried_out: str = ""
     """Which of its options have no effect here, and why."""
     metrics: dict[str, Any] = {}
-    """Of an experiment: what its run returned."""
 
 
 class Row(BaseModel):
@@ -56,7 +51,6 @@ class Row(BaseModel):
     direction: str
     problem: str
     count: int = 1
-    """How often it occurs."""
     baseline: Cell = Cell()
     """torch's own path with what holds for all; empty where it failed."""
     cells: list[Cell] = []
@@ -105,7 +99,6 @@ class Best(BaseModel):
     points: list[str]
     """For each row; an empty name is torch's own path."""
     options: dict[str, Any] = {}
-    """What is recommended, beside the options that hold for all; empty: nothing."""
 
 
 class Result(BaseModel):
@@ -114,12 +107,9 @@ class Result(BaseModel):
     format: Literal[1]
     name: str
     subject: dict[str, str]
-    """workload, model or experiment: which."""
     source: str
-    """Where a workload's shapes come from."""
     command: str
     partial: str
-    """Why rows are missing; empty: none is."""
     interrupted: bool = False
     seconds_per_row: float
     error_limit: float | None
@@ -129,7 +119,6 @@ class Result(BaseModel):
     totals: list[Total] = []
     best: Best = Best(points=[])
     recommended: str = ""
-    """YAML that msctx run takes."""
     environment: dict[str, Any]
 
     @property

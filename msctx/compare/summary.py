@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
 
-from msctx.compare import rules
-from msctx.compare.config import Comparison
-from msctx.compare.grid import asked_algorithm, besides
+from msctx.compare.config import Comparison, asked_algorithm, besides
 from msctx.compare.measure import is_faster, margin
-from msctx.compare.result import FORMAT, Best, Result, Row, Total
-from msctx.compare.workload import Product
+from msctx.compare.result import Best, Result, Row, Total
+from msctx.compare.workload import LAYOUTS, Product, beside_defaults, text
+from msctx.native.choices import ConvProblem
 from msctx.options import OPTIONS, make_layer
 from msctx.options.conv_rules import PRODUCT
 from msctx.run.record import plain
@@ -55,7 +54,7 @@ def result_of(comparison: Comparison, rows: list[Row], environment: Mapping[str,
     """All of it, with what to set as YAML for ``msctx run``."""
     layers, settings = comparison.layers, comparison.base.settings
     result = Result(
-        format=FORMAT,
+        format=1,
         name=comparison.name,
         subject={comparison.subject: comparison.of},
         source=layers.source if layers else "",
@@ -135,7 +134,7 @@ def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:
 def _problems(comparison: Comparison, result: Result) -> list[Any]:
     """The problem of each row as rules see it."""
     assert comparison.layers is not None
-    found = {(one.name, str(one.problem)): rules.as_matched(one.problem) for one in comparison.layers.layers}
+    found = {(one.name, str(one.problem)): as_matched(one.problem) for one in comparison.layers.layers}
     return [found[row.name, row.problem] for row in result.rows]
 
 
@@ -143,7 +142,7 @@ def _rules(comparison: Comparison, result: Result, chosen: Sequence[str]) -> dic
     """Rules that run the chosen algorithms. Those that were in force when these were measured come first, as they won."""
     assert comparison.layers is not None
     options = {point.name: point.options for point in result.points}
-    asked: dict[Any, dict[str, str]] = {rules.as_matched(one.problem): {} for one in comparison.layers.layers}
+    asked: dict[Any, dict[str, str]] = {as_matched(one.problem): {} for one in comparison.layers.layers}
     for row, problem, point in zip(result.rows, _problems(comparison, result), chosen, strict=True):
         direction = PRODUCT if row.direction == "forward" else row.direction
         if algorithm := asked_algorithm(options.get(point, {}), direction):
@@ -151,7 +150,7 @@ def _rules(comparison: Comparison, result: Result, chosen: Sequence[str]) -> dic
     products = {one: each.get(PRODUCT, "") for one, each in asked.items() if isinstance(one, Product)}
     convolutions = {one: each for one, each in asked.items() if not isinstance(one, Product)}
     found: dict[str, Any] = {}
-    for name, each in (("conv_algo_rules", rules.rules_of(convolutions)), ("matmul_algo_rules", rules.rules_of(products))):
+    for name, each in (("conv_algo_rules", rules_of(convolutions)), ("matmul_algo_rules", rules_of(products))):
         first, kind = result.context.get(name), OPTIONS[name].kind
         if each:
             found[name] = f"{first}; {kind.parse(each)}" if first and kind else each
@@ -167,3 +166,75 @@ def below(result: Result, limit: float) -> list[str]:
     found += [f"{row.label}, {cell.point}: {cell.reason}" for row, cell in wrong]
     slower = [(one.name, speed) for one in result.points if (speed := speeds.get(one.name, 0.0)) < limit]
     return found + [f"{name}: {speed:.2f} of torch's speed" for name, speed in slower]
+
+
+# --- conv_algo_rules and matmul_algo_rules -----------------------------------------------------------------------------
+
+
+FIELDS = ("stride", "padding", "dilation", "output_padding", "groups", "transposed", "dtype", "layout")
+
+
+def as_matched(problem: ConvProblem | Product) -> ConvProblem | Product:
+    """A problem as rules see it: those for which this is equal always get the same algorithms.
+
+    torch.matmul makes rows of leading axes where these share the right factor, else one batch. Strides do not show every layout.
+    """
+    if isinstance(problem, Product):
+        *lead, rows, depth = problem.a
+        batch, is_transposed = math.prod(lead), problem.b_transposed and _shows_layout(problem)
+        if len(problem.b) == 2:
+            return replace(problem, a=(batch * rows, depth), b_transposed=is_transposed)
+        return replace(problem, a=(batch, rows, depth), b=(batch, *problem.b[-2:]), b_transposed=is_transposed)
+    _, channels, *image = problem.input
+    shows_layout = len(image) > 1 and channels > 1 and set(image) != {1}
+    return replace(problem, layout=problem.layout if shows_layout else LAYOUTS[0])
+
+
+def rules_of(asked: Mapping[Any, Any]) -> dict[str, Any]:
+    """Conditions → the algorithms of the problems that they match.
+
+    A rule applies to any batch, unless problems that differ in nothing else have other algorithms.
+
+    Args:
+        asked: each problem of a workload :func:`as_matched` → its algorithms, empty: PyTorch's own path.
+    """
+    rules = {}
+    for problem, algorithms in asked.items():
+        if algorithms:
+            alike = [other for other in asked if _of_any_batch(other) == _of_any_batch(problem)]
+            is_for_any = all(asked[other] == algorithms for other in alike)
+            of = _of_product if isinstance(problem, Product) else _of_convolution
+            rules[of(problem, "*" if is_for_any else None, asked)] = algorithms
+    return rules
+
+
+def _of_any_batch(problem: ConvProblem | Product) -> ConvProblem | Product:
+    if isinstance(problem, ConvProblem):
+        return replace(problem, input=(0, *problem.input[1:]))
+    b = problem.b if len(problem.b) == 2 else (0, *problem.b[1:])
+    return replace(problem, a=(0, *problem.a[1:]), b=b)
+
+
+def _of_convolution(problem: ConvProblem, batch: str | None, others: Iterable[ConvProblem]) -> str:
+    """A problem's image, weight and what else sets it apart from the other ones."""
+    words = [f"input={batch or problem.input[0]}x{text(problem.input[1:])}", f"weight={text(problem.weight)}"]
+    alike = [one for one in others if (one.input[1:], one.weight) == (problem.input[1:], problem.weight)]
+    set_apart = beside_defaults(problem).keys() - {"dtype", "layout"}
+    for field in FIELDS:
+        value = getattr(problem, field)
+        if field in set_apart or any(getattr(one, field) != value for one in alike):
+            if isinstance(value, tuple):
+                value = text(value if len(set(value)) > 1 else value[:1])
+            words.append(f"{field}={str(value).lower()}")
+    return " ".join(words)
+
+
+def _of_product(problem: Product, batch: str | None, _: Any) -> str:
+    first = batch or str(problem.a[0])
+    weight = text(problem.b) if len(problem.b) == 2 else f"{first}x{text(problem.b[1:])}"
+    words = [f"input={first}x{text(problem.a[1:])}", f"weight={weight}", f"dtype={problem.dtype}"]
+    return " ".join([*words, *([f"layout={'NT' if problem.b_transposed else 'NN'}"] if _shows_layout(problem) else [])])
+
+
+def _shows_layout(problem: Product) -> bool:
+    return min(problem.b[-2:]) > 1

@@ -105,9 +105,8 @@ def _totals(result: Result) -> Table:
             str(total.rows_of_torch),
         )
         table.add_row(Text(total.point), *numbers)
-    best = result.best
-    if len({*best.points}) > 1:
-        left = best.points.count("")
-        numbers = (f"{best.ratio:.2f}", "", "", str(len(best.points) - left), str(left))
+    if len({*result.best.points}) > 1:
+        left = result.best.points.count("")
+        numbers = (f"{result.best.ratio:.2f}", "", "", str(len(result.best.points) - left), str(left))
         table.add_row(Text("the best of each row", style="bold"), *numbers)
     return table

@@ -40,11 +40,7 @@ class Product:
 
 
 def output_of(problem: ConvProblem) -> Shape:
-    """The shape of a convolution's result.
-
-    Raises:
-        Exception: shapes that do not fit, in torch's words.
-    """
+    """The shape of a convolution's result; raises what torch does of shapes that do not fit."""
     x, w = (torch.empty(shape, device="meta") for shape in (problem.input, problem.weight))
     return tuple(torch.convolution(x, w, None, *geometry(problem)).shape)
 
@@ -92,22 +88,23 @@ def text(shape: Iterable[int]) -> str:
 class SizesKind(Kind):
     """Sizes as a list or as ``1x3x224x224``; a single number is one for all axes."""
 
-    allowed: str = "sizes of at least 1, such as 1x3x224x224"
-    least: int = 1
     single: bool = False
+
+    @property
+    def allowed(self) -> str:
+        return "a number, or one for each spatial axis, such as 1x1" if self.single else "sizes such as 1x3x224x224"
 
     def parse(self, value: Any) -> Shape:
         sizes = [value] if self.single and type(value) is int else value
         if isinstance(value, str) and re.fullmatch(r"\d+(x\d+)*", value):
             sizes = [int(size) for size in value.split("x")]
-        if not isinstance(sizes, list) or not sizes or not all(type(n) is int and n >= self.least for n in sizes):
+        if not isinstance(sizes, list) or not sizes or not all(type(n) is int and n >= (not self.single) for n in sizes):
             raise BadValue(f"{show(value)} is no size" if self.single else f"{show(value)} is no shape", allowed=self.allowed)
         return tuple(sizes)
 
 
 _Shape = Annotated[Shape, SizesKind()]
-_Positive = Annotated[Shape, SizesKind("a number from 1 on, or one for each spatial axis, such as 1x1", 1, True)]
-_Natural = Annotated[Shape, SizesKind("a number from 0 on, or one for each spatial axis, such as 1x1", 0, True)]
+_Along = Annotated[Shape, SizesKind(single=True)]
 _ALONG = ("stride", "padding", "dilation", "output_padding")
 
 
@@ -140,10 +137,10 @@ class ProductLayer(_Layer):
 class ConvLayer(_Layer):
     input: _Shape
     weight: _Shape
-    stride: _Positive = (1,)
-    padding: _Natural = (0,)
-    dilation: _Positive = (1,)
-    output_padding: _Natural = (0,)
+    stride: _Along = (1,)
+    padding: _Along = (0,)
+    dilation: _Along = (1,)
+    output_padding: _Along = (0,)
     groups: Int(1) = 1  # type: ignore[valid-type]
     transposed: Bool = False
     layout: Annotated[str, ChoiceKind(LAYOUTS)] = LAYOUTS[0]
@@ -160,8 +157,9 @@ class ConvLayer(_Layer):
         if axes not in (3, 4, 5) or len(self.weight) != axes:
             raise Misfit("weight", "input and weight must have the same number of axes", "3, 4 or 5 of each")
         for key in _ALONG:
-            if len(getattr(self, key)) not in (1, axes - 2):
-                raise Misfit(key, f"{text(getattr(self, key))} does not fit", f"one number, or {axes - 2} of them")
+            sizes, least = getattr(self, key), int(key in ("stride", "dilation"))
+            if len(sizes) not in (1, axes - 2) or min(sizes) < least:
+                raise Misfit(key, f"{text(sizes)} does not fit", f"one number from {least} on, or {axes - 2} of them")
         try:
             output_of(self.problem)
         except (RuntimeError, IndexError) as error:
@@ -185,12 +183,7 @@ def known() -> dict[str, Path]:
 
 
 def read(name: str) -> Workload:
-    """The workload of a name, or of a file.
-
-    Raises:
-        FileError: there is no such file, or it is not YAML.
-        OptionError: all that is wrong with what it holds.
-    """
+    """The workload of a name, or of a file."""
     path = Path(name)
     if not (path.exists() or path.suffix in (".yaml", ".yml")):
         if name not in (names := known()):

@@ -28,7 +28,6 @@ def test_equal_layers_are_one_with_a_count(tmp_path: Path) -> None:
     assert str(found.layers[1].problem) == "2x8x12x12 * 8x8x3x3, float32, padding 1, channels_first"
     assert found.layers[2] == NetworkLayer("9", Product((2, 8), (8, 4), b_transposed=True))
     assert parse(parse_yaml(dump(found), "it.yaml"), "it") == found
-    assert model.module.training, "its mode is as it was"
 
 
 def test_every_kind_of_layer() -> None:

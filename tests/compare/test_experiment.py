@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from msctx.compare import experiment
+from msctx.compare import comparison
 from msctx.compare.comparison import run
 from msctx.compare.config import Comparison, Given, read
 
@@ -46,7 +46,7 @@ def test_runs_take_turns_beside_a_control(tmp_path: Path, monkeypatch: pytest.Mo
         ran.append(words)
         return {"status": "completed", "seconds": 1.0 if words else 2.0, "loss": 0.5}
 
-    monkeypatch.setattr(experiment, "run_point", run_point)
+    monkeypatch.setattr(comparison, "run_point", run_point)
     of = made(tmp_path, 1.0, "compare: {repetitions: 2}\naxes: {deterministic: [ON]}\n")
     seen: list[tuple[int, int]] = []
     found = run(of, lambda done, of, name: seen.append((done, of)))

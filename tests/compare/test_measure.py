@@ -54,19 +54,6 @@ def test_turns_change_their_order_and_scopes_are_left(clock: Clock) -> None:
     assert found["a"].seconds == pytest.approx(0.01)
 
 
-def test_short_runs_are_repeated_within_a_turn(clock: Clock) -> None:
-    count = 0
-
-    def run() -> None:
-        nonlocal count
-        count += 1
-        clock.now += 1e-4
-
-    found = interleaved([Entrant("a", nullcontext, run)], 0.0, CPU)
-    assert count == 2 + (1 + 20) * measure.LEAST
-    assert found["a"].seconds == pytest.approx(1e-4)
-
-
 def test_a_gain_is_more_than_luck() -> None:
     def faster(ratio: float, spread: float | None, rounds: int, noise: float = 0.0) -> bool:
         return measure.is_faster(ratio, measure.margin(spread, rounds), noise)

@@ -4,25 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-from comparisons import model_file
-
 from msctx.compare.model import load
-from msctx.errors import EntryError, EntryFailed
-
-
-@pytest.mark.parametrize(
-    ("function", "error", "told"),
-    [
-        ("nothing", EntryError, "it returns int; it must return a torch.nn.Module and an input for it"),
-        ("raising", EntryFailed, "out of paper"),
-        ("mak", EntryError, "did you mean make?"),
-    ],
-)
-def test_what_is_no_model_is_told(tmp_path: Path, function: str, error: type[Exception], told: str) -> None:
-    with pytest.raises(error) as caught:
-        load(f"{model_file(tmp_path)}:{function}")
-    assert told in str(caught.value)
 
 
 def test_inputs_in_dictionaries_and_tuples(tmp_path: Path) -> None:
