@@ -270,6 +270,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "env.DISABLE_PTXAS_OPT": st.sampled_from(["0", "1"]),
     "env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG": st.sampled_from(["msctx", "other"]),
     "torch.inductor.trace.provenance_tracking_level": st.sampled_from([0, 1]),
+    "torch.inductor.trace.debug_dir": st.sampled_from([None, "traces"]),
     "torch.compiler.cache": st.sampled_from(
         [None, CompileCache(off=True), *(CompileCache(f"{PRINTS.name}/{n}") for n in "ab")]
     ),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from typing import Any
 from torch import fx
 
 from msctx import notices
-from msctx.graph.report import TRACE
 from msctx.observers import files
+from msctx.observers.structured_trace import Slot, name_of
 from msctx.options.observation import GraphFiles
 
 OPTION = "save_graphs"
@@ -58,17 +57,13 @@ class Writer(logging.Handler):
         return ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        found: dict[str, Any] = getattr(record, "metadata", {})
-        name = next((name for name in ((found.get("artifact") or {}).get("name"), *found) if name in _GRAPHS), None)
-        text = getattr(record, "payload", None)
-        if name is None or not isinstance(text, str):
-            return
-        level, stage = _GRAPHS[name]
-        if level <= self.settings.level:
+        name, text = name_of(record), getattr(record, "payload", None)
+        level, stage = _GRAPHS.get(name, (4, ""))
+        if isinstance(text, str) and level <= self.settings.level:
+            found: Any = vars(record)["metadata"]
             compiled = f"{found.get('frame_id', '?')}/{found.get('frame_compile_id', '?')}"
             suffix = "ir" if stage != "output_code" else "cpp" if text.lstrip().startswith("#include") else "py"
-            comment = "//" if suffix == "cpp" else "#"
-            self._put(stage, suffix, f"{comment} compile_id: {compiled}, graph: {name}\n{text}")
+            self._put(stage, suffix, f"{'//' if suffix == 'cpp' else '#'} compile_id: {compiled}, graph: {name}\n{text}")
 
     def draw(self, graph: fx.GraphModule) -> None:
         from torch.fx.passes.graph_drawer import FxGraphDrawer
@@ -91,36 +86,14 @@ class Writer(logging.Handler):
         files.guarded(OPTION, self.folder, put)
 
 
-_current: Writer | None = None
+SLOT = Slot(Writer)
 
 
 def draw(graph: fx.GraphModule) -> None:
     """Draw a graph that graph mode is about to compile."""
-    if _current is not None and _current.settings.level >= 3:
-        _current.draw(graph)
-
-
-def read() -> dict[str, Any] | None:
-    return None if _current is None else asdict(_current.settings)
-
-
-def write(settings: GraphFiles | None) -> None:
-    load(None if settings is None else Writer(settings))
+    if SLOT.handler is not None and SLOT.handler.settings.level >= 3:
+        SLOT.handler.draw(graph)
 
 
 def obstacle(settings: GraphFiles | None) -> str:
     return "" if settings is None else Writer(settings).obstacle()
-
-
-def save() -> Writer | None:
-    return _current
-
-
-def load(writer: Writer | None) -> None:
-    global _current
-    log = logging.getLogger(TRACE)
-    if _current is not None:
-        log.removeHandler(_current)
-    _current = writer
-    if writer is not None:
-        log.addHandler(writer)

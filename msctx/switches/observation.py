@@ -18,6 +18,7 @@ from msctx.observers.error_dump import ErrorReader
 from msctx.observers.numeric_gradients import VALUES
 from msctx.observers.overflow import OverflowReader
 from msctx.observers.recorder import RecorderReader
+from msctx.observers.structured_trace import Slot
 from msctx.observers.watchdog import WatchdogReader
 from msctx.switches.base import Switch
 
@@ -50,6 +51,10 @@ def _observer(name: str, kind: Callable[[Any], Reader]) -> Switch:
     )
 
 
+def _traced(name: str, slot: Slot, blocked: Callable[[Any], str] | None = None) -> Switch:
+    return Switch(name=name, read=slot.read, write=slot.write, save=slot.save, load=slot.load, blocked=blocked)
+
+
 SWITCHES = (
     _observer("observers.dump", DumpReader),
     _observer("observers.overflow", OverflowReader),
@@ -72,17 +77,9 @@ SWITCHES = (
         load=replicas.SLOT.load,
         prepare=core.load,
     ),
-    Switch(name="observers.kernels", read=kernels.read, write=kernels.write, save=kernels.save, load=kernels.load),
+    _traced("observers.kernels", kernels.SLOT),
     Switch(name="observers.fusions", read=fusions.read, write=fusions.write, save=fusions.save, load=fusions.load),
-    Switch(
-        name="observers.graph_files",
-        read=files.read,
-        write=files.write,
-        save=files.save,
-        load=files.load,
-        satisfied=lambda wanted: files.read() == (wanted and asdict(wanted)),
-        blocked=files.obstacle,
-    ),
+    _traced("observers.graph_files", files.SLOT, files.obstacle),
     Switch(name="observers.class_names", read=scope_names.with_classes, write=scope_names.write, scope="thread"),
     Switch(name="observers.check_bprop", read=NODES.is_on, write=NODES.turn, scope="thread"),
     Switch(name="observers.check_bprop_values", read=VALUES.is_on, write=VALUES.turn, scope="thread"),

@@ -58,12 +58,6 @@ def test_accelerators_have_words_of_their_own(tmp_path: Path) -> None:
     assert "CUDA_LAUNCH_BLOCKING" in rows(oom, on="cuda")["op_debug_config"].reason
 
 
-def test_a_list_of_operators_keeps_the_caches(tmp_path: Path) -> None:
-    row = rows({"op_debug_config": config(tmp_path, "ccec_g", only="conv1")})["op_debug_config"]
-    assert "torch.inductor.fx_graph_cache" not in row.assignments
-    assert "narrows nothing" in row.reason
-
-
 @pytest.mark.parametrize("device", DEVICES)
 def test_both_options_of_kept_sources_come_to_one_value(device: str, tmp_path: Path) -> None:
     options = {"op_debug_config": config(tmp_path, "dump_cce"), "debug_dir": "kept"}
@@ -73,22 +67,6 @@ def test_both_options_of_kept_sources_come_to_one_value(device: str, tmp_path: P
     assert len(found) >= 2
     assert len({*found}) == 1
     assert found[0][:2] == ("dump_cce", "debug_dir=kept")
-    alone = rows({"debug_dir": "kept"}, on=device)["debug_dir"]
-    engine = {"torch.npu.graph_options": {"ge.debugDir": "kept"}, "torch.dynamo.apart": ("ge.debugDir=kept",)}
-    assert alone.assignments == ({"torch.npu.debug_dir": "kept"} | engine if device == "ascend" else {})
-    assert alone.status == ("honoured" if device == "ascend" else "inert")
-    beside = rows({"debug_dir": "kept", "op_debug_config": config(tmp_path, "oom")}, on="cpu")["debug_dir"]
-    assert (beside.status, beside.reason) == (
-        "inert",
-        "it has no effect without op_debug_config with dump_cce or dump_loc or op_debug_level=1|2|4",
-    )
-
-
-def test_a_config_inside_replaces_the_one_around(tmp_path: Path) -> None:
-    outer, inner = config(tmp_path, "dump_cce", "ccec_O0"), config(tmp_path, "ccec_g")
-    plan = planned({"op_debug_config": outer}, {"op_debug_config": inner})
-    assert plan.assignments["observers.kernels"] is None
-    assert plan.assignments[DEBUG] is False
 
 
 @pytest.mark.parametrize("device", DEVICES)

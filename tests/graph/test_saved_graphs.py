@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from torch._inductor.utils import run_and_get_code
 
 import msctx
 from msctx.errors import MsctxWarning
-from msctx.graph.report import TRACE
+from msctx.observers.structured_trace import LOGGER
 
 NUMBERED = re.compile(r"(?P<stem>\w+)_(?P<serial>\d{4})\.(?P<suffix>\w+)")
 FIRST = ["00_bootstrap", "01_type_inference", "03_auto_monad", "16_validate", "16_validate"]
@@ -112,7 +111,7 @@ def test_the_same_code_is_generated(tmp_path: Path) -> None:
 
 
 def test_nested_contexts_restore_the_handlers_of_the_trace(tmp_path: Path) -> None:
-    handlers = logging.getLogger(TRACE).handlers
+    handlers = LOGGER.handlers
     before = [*handlers]
     with msctx.context(save_graphs=1, save_graphs_path=str(tmp_path / "outer")):
         outer = [*handlers]

@@ -1,7 +1,6 @@
 """Switches of debug_level: what torch logs, checks and keeps; all of it is as it was afterwards."""
 
 import logging
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,10 +10,8 @@ import torch._inductor.config as inductor
 from torch._logging._internal import log_registry, log_state
 
 import msctx
-from msctx.switches import SWITCHES
 
 pytestmark = pytest.mark.usefixtures("afresh")
-LOGS = ("torch.logs.dynamo", "torch.logs.aot", "torch.logs.inductor")
 
 
 def loggers() -> dict[str, tuple[int, bool, bool, tuple[int, ...]]]:
@@ -39,26 +36,6 @@ def test_all_is_set_and_put_back() -> None:
     assert (dict(log_state.log_qname_to_level), {*log_state.artifact_names}) == state
 
 
-def test_levels_of_the_program_come_back() -> None:
-    switch, logger = SWITCHES["torch.logs.aot"], logging.getLogger("torch._functorch._aot_autograd")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        state = switch.take()
-        switch.set(logging.DEBUG)
-        assert switch.is_satisfied(logging.DEBUG)
-        assert {*switch.read()} == {logging.DEBUG}
-        switch.put_back(state)
-        assert logger.level == logging.ERROR
-    finally:
-        logger.setLevel(before)
-
-
-def test_each_has_loggers() -> None:
-    for name in LOGS:
-        assert SWITCHES[name].read()
-
-
 def test_what_is_compiled_is_logged_and_only_then(caplog: pytest.LogCaptureFixture) -> None:
     compiled = torch.compile(lambda x: x.sin() + 1, backend="aot_eager")
     records: list[logging.LogRecord] = []
@@ -77,18 +54,3 @@ def test_what_is_compiled_is_logged_and_only_then(caplog: pytest.LogCaptureFixtu
         assert len(records) == count
     finally:
         logger.removeHandler(handler)
-
-
-@pytest.mark.full
-def test_the_environment_says_what_is_there_before_dynamo_is(passes: Callable[..., str]) -> None:
-    code = """
-        import sys
-        from msctx.switches import SWITCHES
-        switch = SWITCHES["torch.dynamo.verbose"]
-        assert "torch._dynamo" not in sys.modules
-        before = switch.read()
-        import torch._dynamo.config
-        print(before, switch.read(), torch._dynamo.config.verbose)
-    """
-    assert passes(code, env={"TORCHDYNAMO_VERBOSE": "1"}).split() == ["True"] * 3
-    assert passes(code).split() == ["False"] * 3
