@@ -16,9 +16,6 @@ from msctx.cli import render
 from msctx.errors import Diagnostic, FileError
 from msctx.plan import Plan
 
-Job = Annotated[
-    list[str] | None, typer.Option(metavar="KEY=VALUE", help="With --engine: a parameter of submitit (slurm_partition, …).")
-]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 NO_CANN = "source CANN's set_env.sh; without CANN: set TORCH_DEVICE_BACKEND_AUTOLOAD=0, or uninstall torch_npu"

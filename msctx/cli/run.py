@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from msctx.cli import completion, render
-from msctx.cli.output import Job, Json, emit, emit_plan, only_json, print_json, print_text
+from msctx.cli.output import Json, emit, emit_plan, only_json, print_json, print_text
 from msctx.errors import Diagnostic, OptionError
 
 
@@ -44,7 +44,9 @@ def run(
     engine: Annotated[
         str, typer.Option(metavar="ENGINE", help="With --sweep: run its points as jobs of slurm, or local at once.")
     ] = "",
-    job: Job = None,
+    job: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="With --engine: a parameter of submitit (slurm_partition, …).")
+    ] = None,
     nproc: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Run it as N processes of this node, as torchrun does. Default: in this one."),
@@ -59,27 +61,42 @@ def run(
     With --nproc N, rank 0 reports, each rank has its own record in rank_0, rank_1 …, and ranks.json shows how each ended.
     """
     from msctx.run.config import read
+    from msctx.run.entry import resolve
+    from msctx.run.ranks import is_one_of_several, rank
 
-    experiment = read(file, overrides or (), need_entry=True)
+    words = overrides or []
+    experiment = read(file, words, need_entry=True)
     of_nodes = {"--nnodes": nnodes != "1", "--rdzv": rdzv}
+    _refuse({} if nproc else {"--max-restarts": max_restarts}, "needs --nproc")
+    _refuse({} if engine else {"--job": job}, "needs --engine")
     if sweep:
+        from msctx.run import jobs
+        from msctx.run import sweep as sweeping
+
         _refuse(of_nodes, "does not go with --sweep, whose points run on one node each")
-        if not nproc:
-            _refuse({"--max-restarts": max_restarts}, "needs --nproc")
-        how = ["--nproc", str(nproc), "--max-restarts", str(max_restarts)] if nproc else []
-        _sweep(file, overrides or [], sweep, experiment, out, dry_run, json_, how, resume, engine, job or [])
+        _refuse({"--sweep": is_one_of_several()}, "a sweep starts a process for each point: run it without torchrun")
+        values = sweeping.read(sweep)
+        grid = sweeping.points(values)
+        # a mistake in the last point is reported before the first has run
+        experiments = [read(file, [*words, *sweeping.words_of(point)], need_entry=True) for point in grid]
+        if dry_run:
+            for one in experiments:
+                resolve(one)
+            emit(grid, json_, lambda: render.sweep_table(grid, []))
+            return
+        words += ["--nproc", str(nproc), "--max-restarts", str(max_restarts)] if nproc else []
+        runs_in = jobs.engine(engine, job or []) if engine else sweeping.in_turn
+        _sweep(sweeping.Sweep(file, experiment, words, values, runs_in), out, resume, json_)
         return
-    _refuse({"--engine": engine, "--job": job, "--resume": resume}, "needs --sweep")
+    _refuse({"--engine": engine, "--resume": resume}, "needs --sweep")
     if not nproc:
-        _refuse(of_nodes | {"--max-restarts": max_restarts}, "needs --nproc")
+        _refuse(of_nodes, "needs --nproc")
     from msctx.run.runner import prepare_environment  # from here on torch is imported
 
     prepare_environment(experiment)
     from msctx.context import explain
     from msctx.context.base import refuse
-    from msctx.run.entry import resolve
-    from msctx.run.launch import Launch, launch
-    from msctx.run.ranks import is_one_of_several, rank
+    from msctx.run.launch import launch
 
     if dry_run:
         plan = explain(experiment.settings)
@@ -93,8 +110,8 @@ def run(
         return
     refuse(explain(experiment.settings))
     _refuse({"--nproc": is_one_of_several()}, "torchrun has started this process already: leave --nproc out")
-    words = [file, *(overrides or []), *["--json"] * json_]
-    found = launch(experiment, words, Launch(nproc, nnodes, rdzv, max_restarts), out)
+    words = [file, *words, *["--json"] * json_]
+    found = launch(experiment, words, out, nproc=nproc, nnodes=nnodes, rdzv=rdzv, max_restarts=max_restarts)
     if not json_:
         print_text(f"ranks.json is in {found['run_dir']}")
 
@@ -138,59 +155,26 @@ def _interrupted(text: str, record: Any, json_: bool) -> None:
     raise typer.Exit(130) from None
 
 
-def _sweep(
-    file: str,
-    overrides: list[str],
-    words: list[str],
-    experiment: Any,
-    out: str | None,
-    dry_run: bool,
-    json_: bool,
-    how: list[str],
-    resume: bool,
-    engine: str,
-    job: list[str],
-) -> None:
-    """A run for each point of a grid; ends with 1 where one of them failed."""
-    from msctx.run import jobs
-    from msctx.run import sweep as sweeping
-    from msctx.run.config import read
-    from msctx.run.ranks import is_one_of_several
+def _sweep(sweep: Any, out: str | None, resume: bool, json_: bool) -> None:
+    """Run it; ends with 1 where a point failed."""
+    from msctx.run.sweep import Interrupted, why, words_of
 
-    if is_one_of_several():
-        text = "a sweep starts a process for each point: run it without torchrun"
-        raise OptionError([Diagnostic("--sweep", text, "command line")])
-    values = sweeping.read(words)
-    grid = sweeping.points(values)
-    # a mistake in the last point is reported before the first has run
-    experiments = [read(file, [*overrides, *sweeping.words_of(point)], need_entry=True) for point in grid]
-    if dry_run:
-        from msctx.run.entry import resolve
-
-        for one in experiments:
-            resolve(one)
-        emit(grid, json_, lambda: render.sweep_table(grid, []))
-        return
     console = render.console(sys.stderr)
 
-    def done(number: int, point: Any, result: Any) -> None:
+    def done(number: int, result: Any) -> None:
+        told = f"{number} of {len(sweep.grid)}: {' '.join(words_of(sweep.grid[number - 1]))}: {result['status']}"
         with suppress(OSError):
-            console.print(sweeping.line(number, len(grid), point, result), markup=False, soft_wrap=True)
+            console.print(told + f": {why(result)}" * (result["status"] != "completed"), markup=False, soft_wrap=True)
 
     try:
-        runs_in = jobs.engine(engine, job) if engine or job else sweeping.in_turn
-        found = sweeping.sweep(
-            *(file, experiment.name, [*overrides, *how], values, out, experiment.record_dir, done),
-            engine=runs_in,
-            resume=resume,
-        )
-    except sweeping.Interrupted as interrupted:
-        record = interrupted.folder / "sweep.json"
+        found = sweep.run(out, done, resume=resume)
+    except Interrupted as interrupted:
+        record = interrupted.args[0] / "sweep.json"
         _interrupted(f"{record} holds the finished runs, marked as partial", record, json_)
     results = [point["result"] for point in found["points"]]
     if json_:
         print_json(found)
     else:
-        render.console().print(render.sweep_table(grid, results))
-        print(f"sweep.json and sweep.csv are in {found['dir']}")
+        render.console().print(render.sweep_table(sweep.grid, results))
+        print(f"sweep.json is in {found['dir']}")
     raise typer.Exit(any(result["status"] != "completed" for result in results))
