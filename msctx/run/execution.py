@@ -14,10 +14,9 @@ from msctx.errors import Diagnostic, FileError, StrictError
 from msctx.notices import warn
 from msctx.options import Layer, carried
 
-SIGNALS = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-"""Passed on to the command."""
 KEYS = ("SIGINT", "SIGQUIT")
-"""As well, but not those of a terminal, which sends them to the command itself."""
+"""A terminal sends those of its keys to the command itself."""
+SIGNALS = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", *KEYS)
 
 
 def execute(command: Sequence[str], layer: Layer, *, strict: bool = False) -> int:
@@ -55,16 +54,12 @@ _REFUSED = "the options did nothing: no process of `{}` on this machine could en
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
     def pass_on(number: int, frame: Any) -> None:
-        process.send_signal(number)
-
-    def pass_on_what_is_no_key(number: int, frame: Any) -> None:
-        if not _has_terminal():
+        if signal.Signals(number).name not in KEYS or not _has_terminal():
             process.send_signal(number)
 
-    for names, handler in ((SIGNALS, pass_on), (KEYS, pass_on_what_is_no_key)):
-        for name in names:
-            if hasattr(signal, name):
-                signal.signal(getattr(signal, name), handler)
+    for name in SIGNALS:
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), pass_on)
     return process.wait()
 
 

@@ -8,7 +8,6 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,28 +18,14 @@ from msctx.run.ranks import RUN_ID
 from msctx.run.record import Record
 
 
-@dataclass(frozen=True)
-class Launch:
-    """How many processes, and where: as torchrun's options of these names. ``nnodes`` is a number, or ``MIN:MAX``."""
-
-    nproc: int
-    nnodes: str = "1"
-    rdzv: str = ""
-    max_restarts: int = 0
-
-    @property
-    def nodes(self) -> tuple[int, int]:
-        """The least and the most of them."""
-        if not (found := re.fullmatch(r"([1-9]\d*)(?::([1-9]\d*))?", self.nnodes)):
-            raise OptionError([Diagnostic("--nnodes", f"{self.nnodes!r} is no number of nodes", "command line", "2, or 2:4")])
-        return int(found[1]), int(found[2] or found[1])
-
-
-def launch(experiment: Experiment, words: Sequence[str], how: Launch, out: str | None) -> dict[str, Any]:
+def launch(
+    experiment: Experiment, words: Sequence[str], out: str | None, *, nproc: int, nnodes: str, rdzv: str, max_restarts: int
+) -> dict[str, Any]:
     """Run `msctx run *words` as the ranks of this node; returns what ranks.json holds.
 
     Args:
         out: the run directory; with several nodes one that all of them see. Default: a new one under ``record.dir``.
+        nnodes: a number, or ``MIN:MAX``.
 
     Raises:
         EntryFailed: ranks failed; the exit code is that of one of them.
@@ -54,40 +39,36 @@ def launch(experiment: Experiment, words: Sequence[str], how: Launch, out: str |
     from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    least, most = how.nodes
-    needed = {"--rdzv": (how.rdzv, "HOST:PORT of one node"), "--out": (out, "a folder that all nodes see")}
+    if not (nodes := re.fullmatch(r"([1-9]\d*)(?::([1-9]\d*))?", nnodes)):
+        raise OptionError([Diagnostic("--nnodes", f"{nnodes!r} is no number of nodes", "command line", "2, or 2:4")])
+    least, most = int(nodes[1]), int(nodes[2] or nodes[1])
+    needed = {"--rdzv": (rdzv, "HOST:PORT of one node"), "--out": (out, "a folder that all nodes see")}
     if missing := [flag for flag, (value, _) in needed.items() if most > 1 and not value]:
         raise OptionError([Diagnostic(flag, "several nodes need it", "command line", needed[flag][1]) for flag in missing])
     top = Path(out).absolute() if out else Record.fresh(experiment.record_dir, experiment.name)
     if (top / "ranks.json").exists() or (most == 1 and any(top.glob("rank_*"))):
-        raise FileError(
-            [Diagnostic("", "is not empty: a run never overwrites another", str(top), suggestion="name another folder")]
-        )
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // how.nproc)))
-    if how.max_restarts or most > 1:  # else ranks that start again find the addresses of those that have ended
+        raise FileError([Diagnostic("", "is not empty: a run never overwrites another", str(top))])
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // nproc)))
+    if max_restarts or most > 1:  # else ranks that start again find the addresses of those that have ended
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     failed: dict[int, Any] = {}
     with TemporaryDirectory(prefix="msctx-run-", ignore_cleanup_errors=True) as logs:
-        config = LaunchConfig(
-            *(least, most, how.nproc, DefaultLogsSpecs(log_dir=logs), RUN_ID),
-            rdzv_backend="c10d",
-            rdzv_endpoint=how.rdzv or "localhost:0",
-            max_restarts=how.max_restarts,
-        )
+        agent = LaunchConfig(least, most, nproc, DefaultLogsSpecs(log_dir=logs), RUN_ID, max_restarts=max_restarts)
+        agent.rdzv_backend, agent.rdzv_endpoint = "c10d", rdzv or "localhost:0"
         try:
-            elastic_launch(config, sys.executable)("-m", "msctx", "run", *words, "--out", str(top))
+            elastic_launch(agent, sys.executable)("-m", "msctx", "run", *words, "--out", str(top))
         except ChildFailedError as ended:
             failed = ended.failures
         except (RendezvousError, DistError, ValueError) as lost:
-            raise EntryFailed(f"the nodes did not find each other at {how.rdzv}: {named(lost)}") from None
+            raise EntryFailed(f"the nodes did not find each other at {rdzv}: {named(lost)}") from None
         except SignalException as signalled:
             raise (KeyboardInterrupt if signalled.sigval == signal.SIGINT else SystemExit(128 + signalled.sigval)) from None
         finally:
-            found = _gathered(top, how.nproc * least)
+            found = _gathered(top, nproc * least)
     if failed:
         reasons = {row["rank"]: row.get("reason") for row in found["ranks"]}
-        lines = [f"  rank {rank}: {reasons.get(rank) or f'exit code {one.exitcode}'}" for rank, one in failed.items()]
         where = f"; ranks.json is in {top}" if top.exists() else ""
+        lines = [f"  rank {rank}: {reasons.get(rank) or f'exit code {one.exitcode}'}" for rank, one in failed.items()]
         error = EntryFailed("\n".join([f"ranks failed{where}", *lines]))
         error.exit_code = max((one.exitcode for one in failed.values() if one.exitcode > 0), default=EntryFailed.exit_code)
         raise error

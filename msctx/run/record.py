@@ -23,8 +23,6 @@ class Record:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.unwritten: list[Diagnostic] | None = None
-        """What could not be written since the run has ended; a list from then on, and no error."""
 
     @staticmethod
     def fresh(parent: str, name: str) -> Path:
@@ -58,10 +56,7 @@ class Record:
         try:
             cachedir.write(self.folder / name, text.encode())  # nodes may write ranks.json at once
         except OSError as error:
-            problem = Diagnostic("", f"cannot be written: {error.strerror}", where=str(self.folder / name))
-            if self.unwritten is None:
-                raise FileError([problem]) from None
-            self.unwritten.append(problem)
+            raise _unwritten(self.folder / name, error) from None
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """Append one line; it is on disk when this returns to the caller."""
@@ -70,9 +65,11 @@ class Record:
             with open(path, "a", encoding="utf-8", opener=_for_the_user_alone) as lines:
                 lines.write(json.dumps(plain(row), allow_nan=False) + "\n")
         except OSError as error:
-            if self.unwritten is None:
-                raise OSError(error.errno, error.strerror, str(path)) from None
-            self.unwritten.append(Diagnostic("", f"cannot be written: {error.strerror}", where=str(path)))
+            raise _unwritten(path, error) from None
+
+
+def _unwritten(path: Path, error: OSError) -> FileError:
+    return FileError([Diagnostic("", f"cannot be written: {error.strerror}", str(path))])
 
 
 def _for_the_user_alone(path: str, flags: int) -> int:
@@ -80,22 +77,12 @@ def _for_the_user_alone(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-DEEPEST = 100
-"""Levels of lists and dictionaries in one another that a record has; Python and readers of JSON have a limit of their own."""
-
-
-def plain(value: Any, around: tuple[int, ...] = ()) -> Any:
-    """Any value as JSON can hold it: numbers out of tensors, text for what has no other form (NaN and infinity too).
-
-    *around*: the lists and dictionaries that it is in. One that is in itself, or too deep, is text.
-    """
-    if isinstance(value, Mapping | list | tuple | set | frozenset):
-        if id(value) in around or len(around) == DEEPEST:
-            return text_of(value)
-        around = (*around, id(value))
-        if isinstance(value, Mapping):
-            return {text_of(k): plain(v, around) for k, v in value.items()}
-        return [plain(v, around) for v in value]
+def plain(value: Any) -> Any:
+    """Any value as JSON can hold it: numbers out of tensors, text for what has no other form (NaN and infinity too)."""
+    if isinstance(value, Mapping):
+        return {text_of(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(v) for v in value]
     if isinstance(value, bool | int | type(None)):
         return value
     if isinstance(value, str):
@@ -104,5 +91,5 @@ def plain(value: Any, around: tuple[int, ...] = ()) -> Any:
         return value if math.isfinite(value) else str(value)
     if hasattr(value, "item") and getattr(value, "numel", lambda: getattr(value, "size", 0))() == 1:
         with suppress(Exception):  # a meta tensor has no number, and others have an item() of another kind
-            return plain(value.item(), around)
+            return plain(value.item())
     return text_of(value)

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,12 +18,12 @@ from msctx.context.base import BASE
 from msctx.context.idle import unrun, unwatched
 from msctx.context.scopes import Ran
 from msctx.effects import Facts
-from msctx.errors import EntryFailed, RecordError
+from msctx.errors import Diagnostic, EntryFailed, FileError, RecordError
 from msctx.graph.faults import explained
 from msctx.inspection import diff, environment, state
 from msctx.memory import watched as models
 from msctx.native import choices, precisions, tuning, tuning_file
-from msctx.notices import warn, warn_or_print
+from msctx.notices import warn
 from msctx.plan import Plan, make
 from msctx.run import ranks
 from msctx.run.config import Experiment
@@ -45,8 +44,6 @@ class Run:
         self.record, self.plan, self._progress = record, plan, progress
         self.rows = 0
         self.memory = MemoryOfRun()
-        self.returned: Mapping[str, Any] = {}
-        """By the entry."""
 
     @property
     def dir(self) -> Path:
@@ -111,38 +108,31 @@ def run_experiment(
             the process then ends, unless a handler of the caller is there.
     """
     found, begin, ran_before = state(), models.now(), Ran.count
+    unwritten: list[Diagnostic] = []
     with terminable(), ExitStack() as recording:
         with BASE.laid_under(experiment.levels) as plan:
             entry = resolve(experiment)
             record = ranks.record(out, experiment.record_dir, experiment.name)
-            with _ending_early(record):
-                record.json("plan.json", plan.as_dict())
-                record.json("state.json", state())
-                record.json("environment.json", environment())
-                record.yaml("config.yaml", config(experiment))
-                run = Run(record, plan, progress)
-                if announce is not None:
-                    announce(run)
-                from msctx.amp import watched  # here: it needs torch
+            record.json("plan.json", plan.as_dict())
+            record.json("state.json", state())
+            record.json("environment.json", environment())
+            record.yaml("config.yaml", config(experiment))
+            run = Run(record, plan, progress)
+            if announce is not None:
+                announce(run)
+            from msctx.amp import watched  # here: it needs torch
 
-                computed, made = precisions.Tally(), choices.Tally()
-                computed.open()
-                made.open()
+            computed, made = precisions.Tally(), choices.Tally()
+            computed.open()
+            made.open()
             with watched() as scaled, run.memory.counting():
                 result, error = _call(entry, run, recording)
                 result |= scaled()
-                if held := run.memory.record():
-                    record.json("memory.json", held)
-                    peaks = {"peak_memory_bytes": "peak_bytes", "peak_accelerator_bytes": "accelerator_peak_bytes"}
-                    result |= {name: held[peak] for name, peak in peaks.items() if peak in held}
+                held = run.memory.record()
             computed.close()
             made.close()
-            if rows := computed.precisions():
-                record.json("precisions.json", rows.as_dicts())
-            if ran := made.choices():
-                record.json("choices.json", ran.as_dicts())
-                if tuned := tuning.used_by(ran):
-                    record.text("tuning.json", tuning_file.text_of(tuned))
+            with _noting(unwritten):
+                _write_computed(run, result, held, computed.precisions(), made.choices())
         left = _left_changed(found)
         result["restored"] = not left.keys() & plan.assignments.keys()
         if left:
@@ -150,22 +140,43 @@ def run_experiment(
         if ranks.is_one_of_several():
             result |= {"host": socket.gethostname(), "plan": plan.digest}
         result["run_dir"] = str(record.folder)
-        record.json("result.json", result)
+        with _noting(unwritten):
+            record.json("result.json", result)
         recording.close()  # a signal that came after the entry had ended raises here
-    if record.unwritten and error is None:
-        last = replace(record.unwritten[-1], suggestion=f"the entry ended well: {json.dumps(plain(result))}")
-        raise RecordError([*record.unwritten[:-1], last])
-    for problem in record.unwritten or ():
-        warn_or_print("record", str(problem), str(problem))
     if error is not None:
         raise error
-    if hidden := [str(key) for key, value in run.returned.items() if result[key] is not value]:
-        text = f"result.json holds the run's own {', '.join(hidden)}, not what the entry returned under that name: rename it"
-        warn("result.json", text, text)
+    if unwritten:
+        raise RecordError([*unwritten, Diagnostic("", f"the entry ended well: {json.dumps(plain(result))}")])
     layers = experiment.levels.values()
     for text in [*unwatched(plan, layers, begin), *(unrun(plan, layers) if Ran.count == ran_before else [])]:
         warn("unwatched", text, text)
     return result
+
+
+@contextmanager
+def _noting(problems: list[Diagnostic]) -> Iterator[None]:
+    """A file that cannot be written hides neither the entry's result nor its error."""
+    try:
+        yield
+    except FileError as error:
+        problems.extend(error.problems)
+
+
+def _write_computed(run: Run, result: dict[str, Any], held: Mapping[str, Any], computed: Any, made: Any) -> None:
+    """Write what the entry used: memory, precisions, algorithms."""
+    record = run.record
+    if not run.rows and result["status"] == "completed":
+        record.metrics({k: v for k, v in result.items() if isinstance(v, int | float)})
+    if held:
+        record.json("memory.json", held)
+        peaks = {"peak_memory_bytes": "peak_bytes", "peak_accelerator_bytes": "accelerator_peak_bytes"}
+        result |= {name: held[peak] for name, peak in peaks.items() if peak in held}
+    if computed:
+        record.json("precisions.json", computed.as_dicts())
+    if made:
+        record.json("choices.json", made.as_dicts())
+        if tuned := tuning.used_by(made):
+            record.text("tuning.json", tuning_file.text_of(tuned))
 
 
 def _left_changed(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,18 +188,6 @@ def _left_changed(found: Mapping[str, Any]) -> dict[str, Any]:
     return {k: {"found": a, "left": b} for k, (a, b) in changed.items() if k not in started}
 
 
-@contextmanager
-def _ending_early(record: Record) -> Iterator[None]:
-    """A signal that comes before the entry is called leaves a result, too."""
-    try:
-        yield
-    except (KeyboardInterrupt, Terminated):
-        reason = {"reason": "SIGTERM"} if is_terminated() else {}
-        with undisturbed():
-            record.json("result.json", {"status": "interrupted", **reason, "run_dir": str(record.folder)})
-        raise
-
-
 def _call(entry: Any, run: Run, recording: ExitStack) -> tuple[dict[str, Any], BaseException | None]:
     """Call the entry; return the result so far and what to raise once everything is restored.
 
@@ -197,15 +196,15 @@ def _call(entry: Any, run: Run, recording: ExitStack) -> tuple[dict[str, Any], B
     began, clock = time.strftime("%Y-%m-%dT%H:%M:%S%z"), time.perf_counter()
     result: dict[str, Any] = {"status": "completed", "started": began}
     error: BaseException | None = None
-    with _running(run):
+    _active.append(run)
+    try:
         try:
             try:
                 returned = entry(run)
             finally:  # however it ends: what a signal raises while its exception is read would leave no result
                 recording.enter_context(undisturbed())
-                run.record.unwritten = []
             values = {**returned} if isinstance(returned, Mapping) else {} if returned is None else {"value": returned}
-            result, run.returned = {**values, **result}, values
+            result = {**values, **result}
         except (KeyboardInterrupt, Terminated) as interrupt:
             result["status"], error = "interrupted", interrupt
         except SystemExit as end:
@@ -223,22 +222,13 @@ def _call(entry: Any, run: Run, recording: ExitStack) -> tuple[dict[str, Any], B
             result["status"], result["error"] = "failed", text
             result["reason"] = in_a_line(raised)
             error = EntryFailed(f"the entry raised; the run is recorded in {run.dir}\n{text}")
-    if is_terminated():  # a library may have made another exception of it
-        result |= {"status": "interrupted", "reason": "SIGTERM"}
-    if not run.rows and result["status"] == "completed":
-        run.record.metrics({k: v for k, v in result.items() if isinstance(v, int | float)})
-    result["seconds"] = round(time.perf_counter() - clock, 3)
-    return result, error
-
-
-@contextmanager
-def _running(run: Run) -> Iterator[None]:
-    _active.append(run)
-    try:
-        yield
     finally:
         _active.remove(run)
         sys.stdout.flush()
+    if is_terminated():  # a library may have made another exception of it
+        result |= {"status": "interrupted", "reason": "SIGTERM"}
+    result["seconds"] = round(time.perf_counter() - clock, 3)
+    return result, error
 
 
 def config(experiment: Experiment) -> dict[str, Any]:

