@@ -20,7 +20,6 @@ OBSERVERS = (
     "env_config_path.rdr.enable",
     "op_timeout",
     "op_execute_timeout",
-    "replica_check",
     "deterministic_except",
 )
 """The options that have the native core watch operators."""
@@ -209,9 +208,7 @@ def print_file_path(want: Want) -> Outcome:
 
 @effect("replica_check")
 def replica_check(want: Want) -> Outcome:
-    if not want.value:
-        return honoured({"observers.replicas": None})
-    return refused(want.facts.native) if want.facts.native else honoured({"observers.replicas": want.value})
+    return honoured({"observers.replicas": want.value or None})
 
 
 ROUNDED_OFF = "torch_npu casts to float64 give float32, in which small differences are rounded off"

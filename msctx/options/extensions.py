@@ -112,9 +112,9 @@ OPTIONS = (
              "options beside it: it dumps operators as tensors or statistics, looks for overflow, or saves the inputs of an operator "
              "that raises."),
     extension("replica_check", Int(0, 2**31 - 1), example=50,
-        help="Every so many steps, the bits of the parameters of data-parallel models given to ctx.watch(model) are compared between "
-             "the ranks, by digests in the store of the process group, without a collective; a warning names the first parameter "
-             "that differs, and the ranks. 0 compares nothing."),
+        help="Compares the bits of the parameters of data-parallel models given to ctx.watch(model) between the ranks, every so many "
+             "steps. The ranks gather digests, a collective. A warning names the first parameter that differs, and the ranks. 0 "
+             "compares nothing."),
     extension("strict", Bool, example=True,
         help="Turns every option that would be refused, is not built yet or is inert (but those of a device that is not here) "
              "into an error before anything changes, and a switch that other code changed inside the scope into an error at "

@@ -75,7 +75,6 @@ SWITCHES = (
         write=replicas.SLOT.write,
         save=replicas.SLOT.save,
         load=replicas.SLOT.load,
-        prepare=core.load,
     ),
     _traced("observers.kernels", kernels.SLOT),
     Switch(name="observers.fusions", read=fusions.read, write=fusions.write, save=fusions.save, load=fusions.load),
