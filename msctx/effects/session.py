@@ -14,8 +14,8 @@ LOW_PRECISION = {
 }
 """Device → the switch of the policy for the first part of a training."""
 SHARED = (
-    "holds for torch's DataLoader where the thread that entered iterates over it; batches go through files. All that share them "
-    "iterate over the same loaders in the same order"
+    "only for torch's DataLoader in the thread that entered the context. All processes iterate over the same loaders in the same "
+    "order and stop at the same batch"
 )
 
 
@@ -66,6 +66,4 @@ def experimental_accelerate_train_mode(want: Want) -> Outcome:
 def shared_batches(want: Want) -> Outcome:
     ranks = sorted(map(int, want.other("local_device_list", "0").split(",")))
     asked = {"rank": want.other("local_rank_id", 0), "ranks": ranks}
-    if (seconds := want.other("hccl_timeout")) is not None:
-        asked["seconds"] = seconds
     return approximated({"torch.dataloader.shared": asked}, SHARED)

@@ -34,7 +34,7 @@ _runs: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 _numbers = itertools.count(1)  # that of a group that is gone is not used again
 
 
-def _distributed() -> Any:
+def module() -> Any:
     """torch.distributed, where this process is one of several."""
     dist = sys.modules.get("torch.distributed")
     is_one_of_several = dist is not None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
@@ -43,7 +43,7 @@ def _distributed() -> Any:
 
 def run() -> int:
     """A number for the process group that is there now; 0: this process is alone."""
-    dist = _distributed()
+    dist = module()
     if dist is None:
         return 0
     if (found := _runs.get(dist.group.WORLD)) is None:
@@ -53,7 +53,7 @@ def run() -> int:
 
 def rank() -> int | None:
     """The rank of this process, or ``None`` where it is alone."""
-    dist = _distributed()
+    dist = module()
     return None if dist is None else int(dist.get_rank())
 
 
@@ -70,7 +70,7 @@ def known_rank() -> int | None:
 
 def size() -> int:
     """How many processes the process group has; 1: there is none."""
-    dist = _distributed()
+    dist = module()
     return 1 if dist is None else int(dist.get_world_size())
 
 
