@@ -7,7 +7,6 @@ from os import PathLike
 from typing import Any
 
 from msctx import notices
-from msctx.context import agreement
 from msctx.context.base import BASE, KEPT, explain
 from msctx.context.blocks import Context, close_late
 from msctx.context.bound import Bound
@@ -80,8 +79,6 @@ def set_options(options: Mapping[str, Any], what: str, *, absent: bool = False) 
     """:func:`set_context` for one of its other names, *what*; *absent*: a target that is not here is planned, not refused."""
     layer = layer_of(options, f"{what} at {user_frame()[0]}")
     BASE.start()
-    if not layer.settings:
-        agreement.check(BASE.plan)
     BASE.change({"set_context": layer}, absent=absent)
 
 

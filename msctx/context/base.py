@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from msctx import devices, locks
 from msctx import plan as planning
-from msctx.context import agreement
 from msctx.effects import NEED_CORE, SHOW_FREE, THEMES, Facts
 from msctx.errors import DeviceError, Diagnostic, MsctxError, OptionError, ScopeError, StrictError
 from msctx.notices import put_off, warn, warn_put_off
@@ -277,7 +276,6 @@ class Base:
             self.hold = ledger.Hold("set_context", base=True)
         if not plan.missing or not (absent or (self.plan.missing and "device_target" not in just_set)):
             refuse(plan)
-        agreement.check(plan)
         warn_failing(plan, None)  # before anything is written: warnings may be errors
         fresh = {switch for switch, sources in plan.sources.items() if sources & set(just_set)}
         waiting: list[tuple[str, str, str]] = []

@@ -49,7 +49,7 @@ def _open(context: Context) -> Scope:
     layers = above + context.layers
     settings = within(settings_in_force(), context.layers)
     if not context.layers:  # nothing of its own: nothing to write
-        agreement.check(outer)  # here all the same: other ranks may have something
+        agreement.check(outer)
         return Scope(context, layers, settings, outer, None)
     plan = plan_here(settings)
     refuse(plan)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import hashlib
-import json
 import math
 import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import fields
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,7 @@ from msctx.errors import FileError, MsctxWarning
 from msctx.native import build, core, distributed, limits, tuning_file
 from msctx.native.choices import Choice
 from msctx.native.core import Core, Tuned
-from msctx.native.environment_key import SOFT, Stamp, mixed, stamp
+from msctx.native.environment_key import Stamp, mixed, stamp
 from msctx.native.tuning_file import Entry, Groups
 
 Permission = IntEnum("Permission", "NOW LATER FOR_NEXT_RUN OTHER_RANK FORKED NOT_THIS_CALL", start=0)
@@ -33,10 +30,10 @@ _shares: dict[str, tuple[float, float]] = {}
 
 
 class _Table:
-    """The results of one file as the library knows them; under torch.distributed those of one run."""
+    """The results of one file as the library knows them. In a process group all ranks use the entries of rank 0's file."""
 
-    def __init__(self, number: int, path: Path, name: str, run: int, place: str) -> None:
-        self.number, self.path, self.name, self.run, self.place = number, path, name, run, place
+    def __init__(self, number: int, path: Path, run: int, place: str) -> None:
+        self.number, self.path, self.run, self.place = number, path, run, place
         self.read: Any = None  # the state of the file when it was read
         self.usable = True
 
@@ -50,17 +47,21 @@ class _Table:
         if now == self.read or (self.run and self.read is not None):
             return
         self.read = now
+        known = self._known(library)
+        library.learn(self.number, distributed.of_first(known) if self.run else known)
+
+    def _known(self, library: Core) -> list[Tuned]:
+        self.usable = False
         if why := mixed(self.place):
-            self.usable = False
             notices.warn("tuning_file", why, why)
-            return
+            return []
         try:
             known = list(matching(tuning_file.read(self.path), stamp(library, self.place)))
-            self.usable = True
         except FileError as error:
-            known, self.usable = [], False
             notices.warn("tuning_file", str(error), f"the tuning file is not used: {_text(error)}")
-        library.learn(self.number, _shared(self.name, known) if self.run else known)
+            return []
+        self.usable = True
+        return known
 
     def keep(self, library: Core, found: list[Entry]) -> None:
         """Write what was measured; what cannot be written is reported once, and holds for this process."""
@@ -88,8 +89,7 @@ def table(library: Core, given: str | None, place: str = "cpu") -> int:
             atexit.register(keep, library)
             atexit.register(_erase)
         path, run = tuning_file.location(given), distributed.run()
-        name = given or "" if place == "cpu" else f"{place} {given or ''}"
-        found = _tables.setdefault((path, run, place), _Table(len(_tables) + 1, path, name, run, place))
+        found = _tables.setdefault((path, run, place), _Table(len(_tables) + 1, path, run, place))
         found.refresh(library)
         return found.number
 
@@ -129,31 +129,6 @@ def used_by(rows: Iterable[Choice]) -> Groups:
 def moment() -> str:
     """Now, as entries have it."""
     return time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime())
-
-
-def known_before(when: str, path: Path, place: str) -> str:
-    """The entries of a file that hold here and were measured before a moment, as a text that is equal where they choose alike."""
-    if why := mixed(place):
-        return f"not used: {why}"
-    try:
-        groups = tuning_file.read(path)
-    except FileError as error:
-        return f"not used: {_text(error)}"
-    mine = stamp(core.load(), place)
-    chosen = sorted(
-        (*entry.key, entry.ran, entry.math)
-        for which, entries in groups.items()
-        if not which.differs(mine)[0]
-        for entry in entries.values()
-        if entry.when < when
-    )
-    return f"{len(chosen)} choices, {hashlib.sha256(json.dumps(chosen).encode()).hexdigest()[:12]}"
-
-
-def environment(place: str) -> str:
-    """What measurements on a kind of device depend on."""
-    mine = stamp(core.load(), place)
-    return ", ".join(getattr(mine, field.name) for field in fields(mine) if field.name not in SOFT)
 
 
 def here() -> dict[str, Stamp]:
@@ -294,12 +269,6 @@ def _is_near_memory_cap(number: int) -> bool:
         share = SHARE_LEFT[place]()
         _shares[place] = now, share
     return share < 0.2
-
-
-def _shared(name: str, mine: list[Tuned]) -> list[Tuned]:
-    """The entries by which all processes of the run choose."""
-    text = distributed.agreed(name, json.dumps(mine))
-    return [Tuned(*fields) for fields in json.loads(text)] if text is not None else []
 
 
 def _text(error: FileError) -> str:
