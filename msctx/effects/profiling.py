@@ -9,9 +9,12 @@ from msctx.effects.base import Outcome, Want, approximated, effect, honoured
 from msctx.options import option_of
 
 RECORDED = (
-    "records the thread that enters, and its backward passes; writes after every 10 steps (every 2 with aicpu) and at exit"
+    "records the thread that enters, and its backward passes; writes at exit, and with training_trace after every 10 steps "
+    "(every 2 with aicpu)"
 )
 ON_HOST = "what the host does is recorded by torch.profiler; torch_npu's own profiler is not run"
+NO_POINTS = "fp_point and bp_point are left out: torch.profiler does not bound phases"
+OPERATORS = "without task_trace the trace has operators, too; the table is not written"
 NO_COUNTERS = "aic_metrics is left out: it chooses counters of an NPU's cores"
 
 
@@ -29,8 +32,10 @@ def profiling_options(want: Want) -> Outcome:
         return Outcome("inert", {}, "profiling_mode is off", expected=True)
     part, asked = "part of profiling_mode=True", want.content or {}
     left = [NO_COUNTERS] * ("aic_metrics" in asked)
-    if not _recorder(asked)["steps"] and (asked.get("fp_point") or asked.get("bp_point")):
-        left.append("fp_point and bp_point have no effect without training_trace")
+    if asked.get("fp_point") or asked.get("bp_point"):
+        left.append(NO_POINTS)
+    if not _recorder(asked)["operators"]:
+        left.append(OPERATORS)
     return approximated({}, "; ".join([part, *left])) if left else honoured(reason=part)
 
 
@@ -62,9 +67,5 @@ def _recorder(asked: Mapping[str, str], modules: bool | None = None) -> dict[str
         "operators": tasks in ("on", "l0", "l1"),
         "shapes": tasks in ("on", "l1"),
         "stacks": asked.get("aicpu") == "on",
-        "communication": asked.get("hccl") == "on",
-        "ranges": asked.get("msproftx") == "on",
-        "fp_point": asked.get("fp_point", ""),
-        "bp_point": asked.get("bp_point", ""),
         "modules": modules,
     }

@@ -191,16 +191,16 @@ OPTIONS = (
              "More than one excludes static_memory_policy 2 and 4."),
     # profiling
     session_option("profiling_mode", Bool, default=False, example=True, ge="ge.exec.profilingMode",
-        help="Records with torch.profiler what runs, and writes traces and a table of the steps; profiling_options sets what "
+        help="Records with torch.profiler, and writes traces and a table of operators; profiling_options sets what "
              "is recorded and where it goes. A step ends with optimizer.step() or msctx.step()."),
     session_option("profiling_options", Text, ge="ge.exec.profilingOptions", content="PROFILING",
         default='{"output":"./","training_trace":"on","task_time":"on","hccl":"on","aicpu":"on",'
                 '"aic_metrics":"PipeUtilization","msproftx":"off"}',
         example='{"output":"profiles","training_trace":"on","task_trace":"on"}',
-        help="What profiling_mode records, as a JSON object in text. output: the directory. training_trace: steps and their "
-             "phases. task_trace (or task_time): operators, without shapes for l0. aicpu: Python's stacks. hccl: communication. "
-             "msproftx: the program's own ranges. fp_point, bp_point: the operators or ranges that begin forward and end "
-             "backward. aic_metrics: counters of an NPU. storage_limit caps the files. A key that is left out is off; a text "
+        help="What profiling_mode records, as a JSON object in text. output: the directory. training_trace: steps. "
+             "task_trace (or task_time): a table of operators, without shapes for l0. aicpu: Python's stacks. hccl, msproftx: "
+             "communication and the program's own ranges, which the trace has in any case. fp_point, bp_point: no counterpart. "
+             "aic_metrics: counters of an NPU. storage_limit caps the files. A key that is left out is off; a text "
              "with neither trace has both on."),
     # automatic tuning
     session_option("aoe_mode", Choice({
