@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from msctx.imports import when_imported
+from msctx.switches.base import Switch
 from msctx.torch_config import override, put_override
 
 NOTHING = object()
@@ -97,3 +98,7 @@ def _enforce_all(module: str) -> None:
     for one in _all[module]:
         if one.forced is not NOTHING:
             one._enforce()
+
+
+def forced_switch(name: str, value: Forced) -> Switch:
+    return Switch(name=name, read=value.read, write=value.write, save=value.save, load=value.load, satisfied=value.holds)

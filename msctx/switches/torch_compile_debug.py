@@ -8,11 +8,7 @@ import os
 from torch._logging._internal import log_registry
 
 from msctx.switches.base import Switch
-from msctx.switches.forced import Forced
-
-
-def _forced(name: str, value: Forced) -> Switch:
-    return Switch(name=name, read=value.read, write=value.write, save=value.save, load=value.load, satisfied=value.holds)
+from msctx.switches.forced import Forced, forced_switch
 
 
 def _logs(name: str) -> Switch:
@@ -33,11 +29,11 @@ def _logs(name: str) -> Switch:
 
 
 SWITCHES = (
-    _forced(
+    forced_switch(
         "torch.dynamo.verbose",
         Forced("torch._dynamo.config", "verbose", lambda: os.environ.get("TORCHDYNAMO_VERBOSE", "0") == "1"),
     ),
-    _forced("torch.functorch.debug_assert", Forced("torch._functorch.config", "debug_assert", lambda: False)),
+    forced_switch("torch.functorch.debug_assert", Forced("torch._functorch.config", "debug_assert", lambda: False)),
     _logs("torch.logs.dynamo"),
     _logs("torch.logs.aot"),
     _logs("torch.logs.inductor"),

@@ -7,7 +7,7 @@ import os
 from msctx.graph import cache
 from msctx.native import cache_tag
 from msctx.switches.base import Switch
-from msctx.switches.forced import NOTHING, Forced
+from msctx.switches.forced import NOTHING, Forced, forced_switch
 
 _AUTOGRAD = Forced(
     "torch._functorch.config", "enable_autograd_cache", lambda: os.environ.get("TORCHINDUCTOR_AUTOGRAD_CACHE", "1") == "1"
@@ -18,10 +18,6 @@ _JOB = Forced("torch.compiler.config", "job_id", lambda: None)
 def _has_job(wanted: str) -> bool:
     """Any will do: with one, torch keeps what it has learnt about shapes."""
     return (_JOB.forced is NOTHING and _JOB.read() is not None) or _JOB.holds(wanted)
-
-
-def _disable(off: bool) -> None:
-    cache_tag.disable(off)
 
 
 SWITCHES = (
@@ -37,18 +33,11 @@ SWITCHES = (
     Switch(
         name="torch.compiler.force_disable_caches",
         read=cache_tag.are_disabled,
-        write=_disable,
+        write=cache_tag.disable,
         save=cache_tag.disabling,
         load=cache_tag.disable,
         satisfied=lambda off: cache_tag.disabling() is off,
     ),
     Switch(name="torch.compiler.job_id", read=_JOB.read, write=_JOB.write, save=_JOB.save, load=_JOB.load, satisfied=_has_job),
-    Switch(
-        name="torch.functorch.enable_autograd_cache",
-        read=_AUTOGRAD.read,
-        write=_AUTOGRAD.write,
-        save=_AUTOGRAD.save,
-        load=_AUTOGRAD.load,
-        satisfied=_AUTOGRAD.holds,
-    ),
+    forced_switch("torch.functorch.enable_autograd_cache", _AUTOGRAD),
 )

@@ -17,7 +17,7 @@ import torch
 from msctx.errors import SwitchError
 from msctx.inductor_pass import Beside
 from msctx.switches.base import Switch
-from msctx.switches.forced import NOTHING, Forced, entry_of
+from msctx.switches.forced import NOTHING, Forced, entry_of, forced_switch
 from msctx.torch_config import is_threads_own, override, put_override
 
 _MODULE = "torch._inductor.config"
@@ -153,11 +153,6 @@ def _flag(name: str, variable: str, default: str) -> Switch:
     return Switch(name=name, read=value.read, write=value.write, save=value.save, load=value.load, family=name)
 
 
-def _forced(name: str, unloaded: Callable[[], Any]) -> Switch:
-    value = Forced(_MODULE, name.removeprefix("torch.inductor."), unloaded)
-    return Switch(name=name, read=value.read, write=value.write, save=value.save, load=value.load, satisfied=value.holds)
-
-
 class _Beside(Forced):
     """Whether a pass of ours runs beside the program's own in one of inductor's places for them."""
 
@@ -203,6 +198,6 @@ def _beside(name: str, value: _Beside) -> Switch:
 
 SWITCHES = (
     *(_flag(name, *variable) for name, variable in _FLAGS.items()),
-    *(_forced(name, unloaded) for name, unloaded in _FORCED.items()),
+    *(forced_switch(n, Forced(_MODULE, n.removeprefix("torch.inductor."), unloaded)) for n, unloaded in _FORCED.items()),
     *(_beside(name, value) for name, value in _BESIDE.items()),
 )

@@ -69,33 +69,6 @@ def test_both_options_of_kept_sources_come_to_one_value(device: str, tmp_path: P
     assert found[0][:2] == ("dump_cce", "debug_dir=kept")
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_fusions_are_counted_when_they_are_to_be_written(device: str) -> None:
-    counted = {"env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG": "msctx"}
-    for mode in (0, 1, 2):
-        of_cann = {"torch.npu.engine_options": {"ge.exportCompileStat": str(mode)}} if device == "ascend" else {}
-        found = {"observers.fusions": mode} | (counted if mode else {}) | of_cann
-        why = "counts a match" if mode else "CANN counts" if of_cann else ""
-        expected = {"export_compile_stat": ("honoured", found, why)}
-        check([(device, {"export_compile_stat": mode}, expected)])
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_inputs_of_quantisations_are_marked_for_a_dump(device: str) -> None:
-    dump = {"session.enable_dump": True, "dump_path": "dumps"}
-
-    def apart(*words: str, on: int) -> tuple[str, ...] | None:
-        of_cann = ("ge.exec.enableDump=1", "ge.exec.dumpPath=dumps", f"ge.quant_dumpable={on}")
-        return (*words, *(of_cann if device == "ascend" else ())) or None
-
-    on = {"torch.inductor.marks_quantized_inputs": True, "torch.dynamo.apart": apart("quant_dumpable", on=1)}
-    off = {"torch.inductor.marks_quantized_inputs": False, "torch.dynamo.apart": apart(on=0)}
-    status, why = ("approximated", "torchair") if device == "ascend" else ("honoured", "")
-    check([(device, dump | {"quant_dumpable": "1"}, {"quant_dumpable": (status, on, why)})])
-    check([(device, dump | {"quant_dumpable": "0"}, {"quant_dumpable": ("honoured", off, "")})])
-    check([(device, {"quant_dumpable": "1"}, {"quant_dumpable": ("inert", {}, "session.enable_dump")})])
-
-
 def test_debug_level_is_what_torch_logs_checks_and_keeps() -> None:
     found = {
         "torch.dynamo.verbose": True,

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import msctx
-from msctx import MsctxWarning
 from msctx.observers import kernels
 from msctx.observers.structured_trace import LOGGER
 from msctx.options.observation import Kernels
@@ -55,27 +54,6 @@ def test_code_and_its_places_are_kept_once(tmp_path: Path) -> None:
     assert found.pop(code) == "x = 1"
     assert found.pop(code.replace(".py", "_loc.json")) == '{"kernel:1": []}'
     assert [*found.values()] == ["#include <vector>"]
-
-
-def test_a_folder_that_cannot_be_written_costs_one_warning(tmp_path: Path) -> None:
-    (tmp_path / "kernel_meta").write_text("in the way")
-    kernels.SLOT.write(Kernels(str(tmp_path)))
-    with pytest.warns(MsctxWarning, match="op_debug_config.*kernel_meta"):
-        report("x = 1")
-    report("x = 2")
-    kernels.SLOT.load(None)
-
-
-def test_the_option_wins_over_the_variable_and_that_over_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for place, variable, path in (("", "", ""), ("work", "work", ""), ("asked", "work", "asked")):
-        monkeypatch.setenv("ASCEND_WORK_PATH", variable)
-        kernels.SLOT.write(Kernels(path))
-        report("x = 1")
-        kernels.SLOT.load(None)
-        assert [*(tmp_path / place / "kernel_meta").iterdir()]
 
 
 def test_an_inner_context_has_its_own_folder_or_none(tmp_path: Path) -> None:

@@ -27,12 +27,3 @@ def test_with_and_without_classes() -> None:
         assert scope_names.parts("fc.0") == ["Default", "fc", "0"]
     assert scope_names.parts("") == ["Default"]
     assert scope_names.parts("unknown") == ["Default", "unknown"]
-
-
-@pytest.mark.usefixtures("model")
-def test_a_path_of_two_classes_has_none() -> None:
-    other = nn.GELU()
-    scope_names.meet("fc.0", other)
-    assert scope_names.parts("fc.0") == ["Default", "fc-Sequential", "0"]
-    del other
-    assert scope_names.parts("fc.0") == ["Default", "fc-Sequential", "0-ReLU"]
