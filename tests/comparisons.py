@@ -15,9 +15,10 @@ import msctx
 from msctx.compare import cases
 from msctx.compare.config import Comparison, Given, read
 from msctx.compare.result import Cell, Row
-from msctx.compare.workload import NetworkLayer, Product, Workload, dump
+from msctx.compare.workload import NetworkLayer, Product, Workload, dump, parse
 from msctx.native import build
 from msctx.native.choices import ConvProblem
+from msctx.options.yamlfile import parse as parse_yaml
 
 MODEL = """
 import torch
@@ -79,11 +80,7 @@ def cell(point: str, ratio: float | None = None, error: float = 1e-6, **more: An
     return Cell(**{**head, **figures, **more})
 
 
-PROBLEMS = {
-    "first": "1x4x12x12 * 8x4x3x3, float32, padding 1, channels_first",
-    "<b>second</b>": "1x8x12x12 * 8x8x3x3, float32, stride 2, channels_first",
-    "product": "8x16 @ 16x4, float32",
-}
+PROBLEMS = {one.name: str(one.problem) for one in parse(parse_yaml(WORKLOAD, ""), "").layers}
 
 
 def row(name: str, cells: list[Cell], count: int = 1, ms: float = 10.0, direction: str = "fprop", **more: Any) -> Row:
@@ -109,19 +106,13 @@ def _cases(of: Comparison) -> Iterator[cases.Case]:
         yield from cases.of_layer(layer, of.keys.directions, torch.device("cpu"))
 
 
-def measured(of: Comparison, speeds: Sequence[tuple[float, float]], unable: str = "") -> list[Row]:
-    """A row for each layer and direction with the speed of both ways; 0: it has no time, as in the direction *unable*."""
+def measured(of: Comparison, speeds: Sequence[tuple[float, float]]) -> list[Row]:
+    """A row for each layer and direction with the speed of both ways; 0: it has no time."""
     found = []
     for number, case in enumerate(_cases(of)):
-        head: dict[str, Any] = {key: getattr(case, key) for key in ("name", "direction", "problem", "count")}
-        cells = []
-        for point, speed in zip("ab", speeds[number % len(speeds)], strict=True):
-            if speed and case.direction != unable:
-                cells.append(Cell(point=point, asked={}, error=1e-7, ratio=speed, spread=0.01))
-            else:
-                cells.append(Cell(point=point, asked={}, status="unable", reason="it cannot"))
-        baseline = Cell(ran="torch", ms=1.0 + number, error=1e-7)
-        found.append(Row(**head, baseline=baseline, rounds=9, control_spread=0.0, cells=cells))
+        pair = zip("ab", speeds[number % len(speeds)], strict=True)
+        cells = [cell(point, speed or None, 1e-7, spread=0.01) for point, speed in pair]
+        found.append(row(case.name, cells, case.count, 1.0 + number, case.direction, problem=case.problem))
     return found
 
 

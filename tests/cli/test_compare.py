@@ -48,7 +48,6 @@ def test_all_files_are_written(msctx: Any, tmp_path: Path) -> None:
     assert "<h1>one</h1>" in (tmp_path / "compared" / "report.html").read_text()
     code, _, err = msctx(*words)
     assert (code, "a result never overwrites another" in err) == (3, True)
-    assert msctx("compare", "one.yaml", *AXIS, *FAST, "--fail-below", "0.0001")[0] == 0
     code, _, err = msctx("compare", "one.yaml", *AXIS, *FAST, "--fail-below", "50")
     assert (code, "below 50: deterministic=OFF: " in err) == (1, True)
 
@@ -94,11 +93,8 @@ def test_the_bar_takes_any_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        (["conf.yaml"], 3, "No such file"),
         ([""], 3, "cannot compare"),
         (["small.py"], 3, "name the function that makes the model: small.py:FUNCTION"),
-        (["nowhere:make"], 4, "no module named 'nowhere'"),
-        (["vgg16", "--axis", "conv_fprop_algo=gem"], 2, "did you mean 'gemm'?"),
         (["vgg16", "--axis", "args.n=3"], 2, "arguments are for msctx run --sweep"),
         (["vgg16", "--axis", "deterministic=ON", "--axis", "deterministic=OFF"], 2, "deterministic is named twice"),
         (["vgg16", "--fail-below", "0"], 2, "is not a ratio"),

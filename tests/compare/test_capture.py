@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from comparisons import model_file
 from torch import nn
@@ -12,7 +11,6 @@ from torch import nn
 from msctx.compare.capture import capture
 from msctx.compare.model import Model, load
 from msctx.compare.workload import NetworkLayer, Product, dump, parse
-from msctx.errors import EntryFailed
 from msctx.native.choices import ConvProblem
 from msctx.options.yamlfile import parse as parse_yaml
 
@@ -45,13 +43,6 @@ def test_every_kind_of_layer() -> None:
     assert (third.input[1:2], third.weight) == ((4,), (2, 4, 3))
 
 
-def test_attention_is_seen_in_its_products() -> None:
-    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
-    found = capture(of(nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), torch.randn(2, 5, 16)))
-    feed_forward = next(layer for layer in found.layers if layer.name.endswith("linear1"))
-    assert feed_forward == NetworkLayer("layers.0.linear1", Product((10, 16), (16, 32), b_transposed=True), count=3)
-
-
 def test_what_multiplies_and_is_no_layer_is_told() -> None:
     class Fused(nn.Module):
         def __init__(self) -> None:
@@ -66,8 +57,3 @@ def test_what_multiplies_and_is_no_layer_is_told() -> None:
     assert [layer.name for layer in found.layers] == ["out"]
     assert len(found.left_out) == 2
     assert all(f"# not in it: {line}" in dump(found) for line in found.left_out)
-
-
-def test_a_model_that_raises_is_told_and_leaves_no_hooks() -> None:
-    with pytest.raises(EntryFailed, match="the model raised"):
-        capture(of(nn.Linear(3, 3), torch.randn(2, 4)))

@@ -41,14 +41,6 @@ def test_errors() -> None:
     )
 
 
-def test_errors_of_other_results() -> None:
-    one, two = torch.tensor([1 + 2j]), torch.tensor([1 + 3j], dtype=torch.complex128)
-    assert error_of([one], [two], True) == pytest.approx(10**-0.5)
-    assert error_of([torch.tensor([1])], [torch.tensor([2])], True) == float("inf"), "nothing but whole numbers: they count"
-    assert error_of([torch.tensor([1]), torch.ones(1)], [torch.tensor([2]), torch.ones(1)], True) == 0.0
-    assert error_of([torch.ones(1, 4)], [torch.ones(3, 4)], True) == float("inf"), "no broadcasting"
-
-
 def test_a_models_phases(tmp_path: Path) -> None:
     model = load(f"{model_file(tmp_path)}:make")
     model.module[1].eval()  # somebody has frozen it

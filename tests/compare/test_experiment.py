@@ -56,9 +56,3 @@ def test_runs_take_turns_beside_a_control(tmp_path: Path, monkeypatch: pytest.Mo
     (row,) = found.rows
     assert (row.rounds, row.control, row.cells[0].ratio) == (2, 1.0, 2.0)
     assert found.best.options == {"deterministic": "ON"}
-
-
-def test_where_time_is_short_the_others_do_not_run(tmp_path: Path) -> None:
-    found = run(replace(made(tmp_path, 1.0, axes=["deterministic=ON"], quick=True), total=1e-9))
-    assert "--quick ends after" in found.partial
-    assert found.rows[0].reason == found.partial

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,24 +16,15 @@ from msctx.compare.measure import Entrant, interleaved
 CPU = torch.device("cpu")
 
 
-class Clock:
-    """Time that passes where a run says so."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Time that passes where a run says so."""
+    made = SimpleNamespace(now=0.0, perf_counter=lambda: made.now)
     monkeypatch.setattr(measure, "time", made)
     return made
 
 
-def test_turns_change_their_order_and_scopes_are_left(clock: Clock) -> None:
+def test_turns_change_their_order_and_scopes_are_left(clock: Any) -> None:
     seen: list[str] = []
 
     def entrant(name: str) -> Entrant:
@@ -54,19 +47,7 @@ def test_turns_change_their_order_and_scopes_are_left(clock: Clock) -> None:
     assert found["a"].seconds == pytest.approx(0.01)
 
 
-def test_a_gain_is_more_than_luck() -> None:
-    def faster(ratio: float, spread: float | None, rounds: int, noise: float = 0.0) -> bool:
-        return measure.is_faster(ratio, measure.margin(spread, rounds), noise)
-
-    assert faster(1.05, 0.02, 9)
-    assert not faster(1.01, 0.0, 200), "too small"
-    assert not faster(1.05, 0.1, 9), "three standard errors are 9 %"
-    assert faster(1.05, 0.1, 100)
-    assert not faster(1.05, 0.02, 9, noise=0.1), "torch differs from itself by more"
-    assert not faster(2.0, None, 1), "it was stopped"
-
-
-def test_what_a_scope_does_when_it_is_entered_is_not_in_the_time(clock: Clock) -> None:
+def test_what_a_scope_does_when_it_is_entered_is_not_in_the_time(clock: Any) -> None:
     """As frozen_weights, under which each weight is looked at once, and memory_optimize_level, which settles after some steps."""
     left = 0
 
@@ -88,20 +69,17 @@ def test_what_a_scope_does_when_it_is_entered_is_not_in_the_time(clock: Clock) -
     assert {name: one.ratio for name, one in found.items()} == pytest.approx({"torch": 1.0, "frozen": 1.0, "settles": 1.0})
 
 
-def test_an_entrant_that_raises_leaves_the_others(clock: Clock) -> None:
-    calls = []
-
-    def failing() -> None:
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyError("third")
-        clock.now += 0.01
+def test_an_entrant_that_raises_leaves_the_others(clock: Any) -> None:
+    runs = iter(range(2))
 
     def run() -> None:
         clock.now += 0.01
 
+    def failing() -> None:
+        clock.now += 0.01 + next(runs)  # there is no third
+
     found = interleaved([Entrant("a", nullcontext, run), Entrant("b", nullcontext, failing)], 0.0, CPU)
     assert isinstance(found["b"], measure.Failed)
     assert found["a"].ratio == 1.0
-    with pytest.raises(KeyError):
-        interleaved([Entrant("b", nullcontext, lambda: {}["x"])], 0.0, CPU)
+    with pytest.raises(StopIteration):
+        interleaved([Entrant("b", nullcontext, failing)], 0.0, CPU)

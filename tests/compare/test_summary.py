@@ -12,12 +12,9 @@ import pytest
 from comparisons import SMALL, cell, made, row
 from rich.text import Text
 
-import msctx
 from msctx.compare import summary, terminal
 from msctx.compare.result import Result, as_csv
 from msctx.compare.summary import result_of
-from msctx.options.conv_rules import rules_of
-from msctx.run.config import read as read_experiment
 from msctx.tables import plain
 
 A, B = "conv_fprop_algo=gemm", "conv_fprop_algo=winograd"
@@ -42,25 +39,12 @@ def test_totals_count_layers_as_often_as_they_occur(found: Result) -> None:
     assert (found.best.ratio, found.best.points) == (pytest.approx(55 / (15 + 16 + 5)), [B, A, ""])
 
 
-def test_the_recommended_rules_apply_whatever_the_batch(found: Result, tmp_path: Path) -> None:
-    (tmp_path / "best.yaml").write_text(found.recommended)
-    value = read_experiment(str(tmp_path / "best.yaml")).settings.get("conv_algo_rules").value  # type: ignore[union-attr]
-    rules = {dict(rule.conditions)["weight"]: dict(rule.asked) for rule in rules_of(value)}
-    assert rules == {"8x4x3x3": {"fprop": "winograd"}, "8x8x3x3": {"fprop": "gemm"}}
-    assert dict(rules_of(value)[0].conditions)["input"] == "*x4x12x12"
-    assert msctx.context(str(tmp_path / "best.yaml")).plan is not None
-
-
 @pytest.mark.parametrize(
     ("ratio", "spread", "more"),
     [
         (0.9, 0.01, {}),
-        (1.01, 0.0, {}),
-        (1.05, 0.2, {}),
-        (1.05, None, {}),
         (1.2, 0.01, {"control": 1.25}),
         (1.2, 0.01, {"control_spread": 0.4}),
-        (1.2, 0.01, {"control_spread": None}),
     ],
 )
 def test_neither_a_loss_nor_what_a_a_does_not_support_is_recommended(
@@ -103,16 +87,8 @@ def test_csv_has_a_line_for_each_cell_and_no_formulas(found: Result) -> None:
 
 
 def test_what_is_slower_than_it_may_be(found: Result) -> None:
-    assert summary.below(found, 0.9) == [f"{A}: 0.68 of torch's speed"]
-    assert summary.below(found, 0.5) == []
-    found.rows[0].cells[1], found.totals, found.partial = cell(B, status="failed"), [], "interrupted"
     found.rows.append(row("third", [], reason="it cannot run: boom"))
-    assert summary.below(found, 0.5) == [
-        "not everything was measured: interrupted",
-        "third fprop: it cannot run: boom",
-        f"first fprop, {B}: it cannot",
-        *(f"{point}: 0.00 of torch's speed" for point in (A, B)),
-    ]
+    assert summary.below(found, 0.9) == ["third fprop: it cannot run: boom", f"{A}: 0.68 of torch's speed"]
 
 
 def test_on_a_terminal(tmp_path: Path) -> None:

@@ -54,12 +54,3 @@ def test_what_is_wrong_is_told(text: str, told: str) -> None:
     with pytest.raises(OptionError, match=r"mine\.yaml:1:") as caught:
         layer(text)
     assert told in str(caught.value)
-
-
-def test_all_problems_at_once_and_in_their_order() -> None:
-    text = "workload:\n  name: w\n  sorce: x\n  layers:\n    - {a: 1x2, b: 3x4}\n    - {input: 1x1}\n"
-    with pytest.raises(OptionError) as caught:
-        parsed(text)
-    lines = [problem.mark.line for problem in caught.value.problems if problem.mark]
-    assert lines == sorted(lines)
-    assert len(lines) >= 3
