@@ -98,10 +98,10 @@ std::shared_ptr<Choice> record(std::unique_ptr<Choice> given) {
 
 int64_t books_opened() { return opened.load(std::memory_order_acquire); }
 
-std::atomic<void (*)(const Choice&, bool)> on_choice{nullptr};
+std::atomic<void (*)(const Choice&)> on_choice{nullptr};
 
 void count(const std::shared_ptr<Choice>& choice, const Counts& counts, bool computed_again, int64_t books) {
-  tell(*choice, true);
+  tell(*choice);
   const std::lock_guard<std::mutex> guard(lock);
   choice->used = ++log.uses;
   choice->computed_again += computed_again;

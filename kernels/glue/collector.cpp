@@ -2,9 +2,7 @@
 //
 // An operator counts once: operators that it is made of belong to it, and those that only stand for others (linear, matmul) give way to
 // them. Its module is the one whose forward pass runs; in a backward pass, the one in which the node of the graph was made.
-#include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/function.h>
@@ -28,7 +26,6 @@
 #include "glue/recent.h"
 #include "glue/rows.h"
 #include "glue/running.h"
-#include "glue/scratch.h"
 #include "glue/seen.h"
 #include "msctx/api.h"
 #include "msctx/choices.h"
@@ -66,9 +63,6 @@ struct Here {
   Maker last_maker;
   int64_t last_task = -1;
   std::string algorithm;  // that computes what runs, where it is ours or we know it
-  std::string provider;   // of that
-  int64_t workspace = 0;  // that it asks for, in bytes
-  bool is_computing = false;
   std::shared_ptr<const Config> config;
   int64_t version = -1;
 };
@@ -98,8 +92,6 @@ struct Context : Observed {
   int exceptions = std::uncaught_exceptions();
   int64_t errors = 0;  // that operators had raised before
   std::vector<Wanted> wanted;
-  bool was_deterministic = false;
-  std::optional<HoldOnFailure> hold;
   bool has_failed() const { return std::uncaught_exceptions() > exceptions; }
   void end(const at::RecordFunction&, Here&) override;
 };
@@ -188,7 +180,7 @@ Reading of_overflow(const Reader& by) {
 
 Reading of_error(const Reader& by) {
   Reading found = of_reader(by, true);
-  found.is_to_call_again = true;
+  found.of_results = true;
   return found;
 }
 
@@ -226,14 +218,6 @@ std::unique_ptr<at::ObserverContext> begin_around(const at::RecordFunction& fn) 
   here.maker = makers.find(fn.forwardThreadId(), fn.seqNr(), {});
   here.module = here.maker.module;
   return around;
-}
-
-// Generators as they are now, where an operator that raises is to be called again.
-std::vector<c10::IValue> arguments_of(at::ArrayRef<c10::IValue> given, const Config& asked) {
-  std::vector<c10::IValue> found = given.vec();
-  for (c10::IValue& value : found)
-    if (asked.errors && value.isGenerator() && value.toGenerator().defined()) value = value.toGenerator().clone();
-  return found;
 }
 
 // A mode that traces what is called, with fake tensors or without.
@@ -293,16 +277,15 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   row.thread = thread_id();
   row.began = now();
   const Config& a = *asked;
-  at->was_deterministic = at::globalContext().deterministicAlgorithms();
   if (op.stands_for_others) {  // it is seen if it raises and none of those does
-    at->arguments = arguments_of(given, a);
+    at->arguments = given.vec();
     at->errors = here.errors;
     here.standing++;
     return at;
   }
   for (const Reader& one : a.readers)
     if ((one.inputs || one.outputs) && op.makes_data && is_chosen(one, row)) at->wanted.push_back({&one});
-  if (!at->wanted.empty() || a.overflow || a.errors) at->arguments = arguments_of(given, a);
+  if (!at->wanted.empty() || a.overflow || a.errors) at->arguments = given.vec();
   if (!at->wanted.empty()) see(at->wanted, at->arguments, row, "input", &Asked::inputs, &Wanted::inputs);
   if (a.overflow && op.makes_data)
     for (size_t i = 0; i < op.is_written.size() && i < at->arguments.size(); i++) {
@@ -314,8 +297,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
     }
   if (a.recent) at->recent = remember(row, given);
   if (a.running) begin_running(row);
-  here.algorithm.clear(), here.provider.clear(), here.is_computing = false;
-  if (a.errors) at->hold.emplace();
+  here.algorithm.clear();
   here.is_inside = true;
   return at;
 } catch (const std::exception&) {  // no memory: this one is not seen
@@ -323,43 +305,15 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   return nullptr;
 }
 
-// As JSON: which algorithm asked for memory beside its tensors, for how much, and what it had got of that when it raised. Of other
-// operators than ours: nothing.
-std::string workspace_of(const Context& at, const Reader& by, std::string& problem) {
-  const bool is_ours = at.hold && here.is_computing && here.provider != "torch";
-  std::string json = "{\"bytes\":" + (is_ours ? std::to_string(here.workspace) : "null") + ",";
-  member(json, "algorithm", is_ours ? here.algorithm : "");
-  member(json, "provider", is_ours ? here.provider : "torch");
-  json += "\"blocks\":[";
-  const auto blocks = is_ours ? held_here() : std::vector<Held>();
-  for (size_t i = 0; i < blocks.size(); i++) {
-    const std::string file = stem_of_files(at.row, by.reader) + ".workspace." + std::to_string(i) + ".npy";
-    json += std::string(i ? "," : "") + "{\"bytes\":" + std::to_string(blocks[i].bytes) + ",";
-    try {
-      const auto count = int64_t(blocks[i].bytes);
-      write_npy(at::from_blob(const_cast<void*>(blocks[i].data), {count}, at::kByte), by.files + "/" + file, false);
-      member(json, "file", file);
-    } catch (const std::exception& error) {
-      problem = error.what();
-    }
-    json.back() = '}';
-  }
-  return json + "]}";
-}
-
 void finish_failed(const Context& at) {
   if (!at.config->errors || error_in_python() == "_StopRecomputationError") return;  // a checkpoint has all that it needs
   here.errors++;
-  // deterministic_except takes deterministic mode away before or after us, and puts it back
-  const std::string settings = settings_here(at.was_deterministic && at::globalContext().deterministicAlgorithms());
   const Unseen unseen;
   for (const Reader& one : at.config->readers) {
     if (!one.errors) continue;
     Row error = at.row;
-    error.settings = settings;
     error.inputs = seen(at.arguments, at.row, "input", of_error(one), error.problem);
     error.attributes = attributes_of(at.arguments, *at.row.op);
-    error.workspace = workspace_of(at, one, error.problem);
     hand_over(one, std::move(error), 1);
   }
 }
@@ -413,9 +367,8 @@ void Context::end(const at::RecordFunction& fn, Here& here) {
   }
   struct Outside {
     Here& here;
-    Context& at;
-    ~Outside() { here.is_inside = false, at.hold.reset(); }
-  } outside{here, *this};  // operators of what is called here are part of it, too
+    ~Outside() { here.is_inside = false; }
+  } outside{here};  // operators of what is called here are part of it, too
   if (!config) return;
   if (config->running) end_running();
   finish(fn, here, *this);
@@ -427,10 +380,8 @@ void end(const at::RecordFunction& fn, at::ObserverContext* given) try {
   dropped++;
 }
 
-void note_algorithm(const Choice& choice, bool has_ended) {
-  if (!here.is_inside) return;
-  here.algorithm = choice.ran, here.provider = choice.provider, here.workspace = choice.workspace;
-  here.is_computing = !has_ended;
+void note_algorithm(const Choice& choice) {
+  if (here.is_inside) here.algorithm = choice.ran;
 }
 
 }  // namespace

@@ -1,13 +1,10 @@
 #include "glue/observed.h"
 
-#include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/NestedTensorImpl.h>
 #include <ATen/SparseCsrTensorUtils.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <atomic>
 #include <cmath>
@@ -296,42 +293,6 @@ void write_json(std::string& json, const c10::IValue& value, int& tensors) {
   } else {
     torch(value.tagKind());
   }
-}
-
-std::string settings_here(bool is_deterministic) {
-  const std::pair<const char*, bool> flags[] = {
-      {"grad", c10::GradMode::is_enabled()}, {"inference", c10::InferenceMode::is_enabled()}, {"deterministic", is_deterministic},
-      {"only_warns", at::globalContext().deterministicAlgorithmsWarnOnly()}};
-  std::string json = "{";
-  for (const auto& [name, is_on] : flags) flag(json, name, is_on);
-  member(json, "dtype", c10::toString(at::get_default_dtype_as_scalartype()));
-  json += "\"autocast\":{";
-  for (const at::DeviceType device : {at::kCPU, at::kCUDA})
-    if (at::autocast::is_autocast_enabled(device))
-      member(json, c10::DeviceTypeName(device, true).c_str(), c10::toString(at::autocast::get_autocast_dtype(device)));
-  if (json.back() == ',') json.pop_back();
-  return json + "}}";
-}
-
-std::string origin_of(const at::Tensor& t) {
-  std::string json;
-  if (t.has_storage()) {
-    number(json, "storage", reinterpret_cast<intptr_t>(t.storage().unsafeGetStorageImpl()));
-    number(json, "storage_bytes", int64_t(t.storage().nbytes()));
-    number(json, "offset", t.storage_offset());
-  }
-  flag(json, "is_inference", t.is_inference());
-  if (t.is_conj()) flag(json, "is_conj", true);
-  if (t.is_neg()) flag(json, "is_neg", true);
-  const auto graph_of = [](const at::TensorBase& one) { return !one.requires_grad() ? "" : one.is_leaf() ? "leaf" : "computed"; };
-  member(json, "graph", graph_of(t));
-  if (!t.is_view()) return json;
-  constexpr const char* ways[] = {"plain", "function", "several", "no_grad", "inference"};  // torch's CreationMeta
-  const auto way = size_t(torch::autograd::impl::get_view_autograd_meta(t)->get_creation_meta());
-  member(json, "view", way < std::size(ways) ? ways[way] : ways[0]);
-  member(json, "base", graph_of(t._base()));
-  number(json, "result", t.output_nr());
-  return json;
 }
 
 }  // namespace msctx::glue

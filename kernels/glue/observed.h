@@ -44,9 +44,5 @@ void tensors_in(const c10::IValue&, std::vector<at::Tensor>&);
 // As JSON: numbers, texts, lists; a tensor as {"tensor": its place among the tensors of the call}; dtypes and the like as {"torch": name},
 // a generator with its state.
 void write_json(std::string&, const c10::IValue&, int& tensors);
-// As JSON: what of this thread and of the process decides how an operator runs, beside its arguments.
-std::string settings_here(bool is_deterministic);
-// Members of JSON: what autograd and the memory know of it, so that it can be made again.
-std::string origin_of(const at::Tensor&);
 
 }  // namespace msctx::glue

@@ -22,9 +22,7 @@ void write(std::string& json, const std::vector<Seen>& all) {
     member(json, "shape", one.shape);
     member(json, "strides", one.strides);
     flag(json, "requires_grad", one.requires_grad);
-    if (one.is_number) flag(json, "is_number", true);
     if (one.is_written) flag(json, "is_written", true);
-    json += one.origin;
     if (!one.unread.empty()) member(json, "unread", one.unread);
     member(json, "device", one.device);
     member(json, "file", one.file);
@@ -66,8 +64,6 @@ std::string json_of(const Row& row) {
   write(json, row.inputs);
   json += "\"outputs\":";
   write(json, row.outputs);
-  if (!row.settings.empty()) json += "\"settings\":" + row.settings + ",";
-  if (!row.workspace.empty()) json += "\"workspace\":" + row.workspace + ",";
   json += "\"attributes\":" + (row.attributes.empty() ? "{}" : row.attributes);
   return json + "}";
 }

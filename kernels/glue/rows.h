@@ -14,10 +14,8 @@ namespace msctx::glue {
 // A tensor that went into it or came out of it.
 struct Seen {
   std::string argument, dtype, shape, strides, device, file;
-  std::string origin;  // members of JSON
   std::string unread;  // why it is not; "": it is, where somebody asks
   bool requires_grad = false, has_digest = false, has_statistics = false;
-  bool is_number = false;   // of Python's
   bool is_written = false;  // by the operator, in place or as a result (out=)
   Statistics statistics;
   uint64_t digest = 0;
@@ -31,7 +29,6 @@ struct Row {
   const char* direction = "forward";
   const char* line = "";  // of the maker
   std::string node, algorithm, attributes, problem;
-  std::string settings, workspace;  // JSON
   uint64_t thread = 0;
   std::vector<Seen> inputs, outputs;
 };

@@ -9,7 +9,6 @@
 #include <atomic>
 #include <bit>
 #include <exception>
-#include <limits>
 #include <list>
 #include <utility>
 
@@ -25,7 +24,7 @@ constexpr size_t most_blocks = 64, least = 4096;
 
 struct Block {
   at::DataPtr data;
-  size_t bytes, asked = 0;
+  size_t bytes;
 };
 using Blocks = std::list<Block>;
 std::mutex& lock = fork_safe_mutex();
@@ -34,9 +33,6 @@ struct Pool {
   size_t idle_bytes = 0;
 };
 Pool& pool = immortal<Pool>();
-
-thread_local int exceptions_before = std::numeric_limits<int>::max();  // this thread holds what more of them release
-thread_local Blocks held;
 
 // The smallest idle block that holds `bytes` and not much more. The lock is held.
 bool take_idle(size_t bytes) {
@@ -92,74 +88,36 @@ size_t size_of(size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
-// What nobody uses any more; what is `dropped` is to be freed when the lock, which is held, is not.
-void give_back(Blocks& blocks, Blocks& dropped) {
-  for (const Block& block : blocks) pool.idle_bytes += block.bytes;
-  pool.idle.splice(pool.idle.begin(), blocks);
-  drop(in_force(Place::cpu) ? most_idle : most_outside, dropped);
-}
-
-void let_go() {
-  if (held.empty()) return;
-  Blocks dropped;
-  {
-    const std::lock_guard<std::mutex> guard(lock);
-    give_back(held, dropped);
-  }
-  free_blocks(std::move(dropped));
-}
-
 void* allocate(void*, size_t asked) {
-  let_go();  // somebody has caught the exception
   const size_t bytes = size_of(asked);
   {
     const std::lock_guard<std::mutex> guard(lock);
-    if (take_idle(bytes)) {
-      pool.used.front().asked = asked;
-      return pool.used.front().data.get();
-    }
+    if (take_idle(bytes)) return pool.used.front().data.get();
   }
   Blocks made;
   made.push_back(fresh(bytes));
-  made.front().asked = asked;
   const std::lock_guard<std::mutex> guard(lock);
   pool.used.splice(pool.used.begin(), made);
   return pool.used.front().data.get();
 }
 
 void release(void*, void* data) {
-  Blocks released, dropped;
+  Blocks dropped;
   {
     const std::lock_guard<std::mutex> guard(lock);
     auto block = pool.used.begin();
     while (block->data.get() != data) ++block;
-    const bool has_failed = std::uncaught_exceptions() > exceptions_before;
-    Blocks& to = has_failed ? held : released;
-    to.splice(to.begin(), pool.used, block);
-    give_back(released, dropped);
+    pool.idle_bytes += block->bytes;
+    pool.idle.splice(pool.idle.begin(), pool.used, block);
+    drop(in_force(Place::cpu) ? most_idle : most_outside, dropped);
   }
   free_blocks(std::move(dropped));
 }
 
 }  // namespace
 
-HoldOnFailure::HoldOnFailure() { exceptions_before = std::uncaught_exceptions(); }
-HoldOnFailure::~HoldOnFailure() {
-  exceptions_before = std::numeric_limits<int>::max();
-  let_go();
-}
-
-std::vector<Held> held_here() {
-  std::vector<Held> found;
-  for (const Block& block : held) found.push_back({block.data.get(), block.asked});
-  return found;
-}
-
 Memory scratch_memory() { return {allocate, release, nullptr}; }
 
-void trim_scratch(bool all) {
-  if (all && std::uncaught_exceptions() <= exceptions_before) let_go();  // somebody has caught the exception
-  trim(all ? 0 : most_outside);
-}
+void trim_scratch(bool all) { trim(all ? 0 : most_outside); }
 
 }  // namespace msctx::glue

@@ -19,7 +19,6 @@ Seen described(const at::Tensor& t, const std::string& argument) {
   if (!t.is_nested() && t.layout() == at::kStrided) found.strides = joined(t.strides());
   found.requires_grad = t.requires_grad();
   found.device = t.device().str();
-  found.is_number = t.unsafeGetTensorImpl()->is_wrapped_number();
   if (const char* why = why_unreadable(t)) found.unread = why;
   return found;
 }
@@ -54,14 +53,13 @@ std::vector<Seen> seen(
   size_t written = 0;
   for (size_t i = 0; i < values.size(); i++) {
     const bool has_argument = are_inputs && i < op.arguments.size(), is_written = has_argument && op.is_written[i];
-    if (has_argument && op.is_result[i] && !reading.is_to_call_again) continue;
+    if (has_argument && op.is_result[i] && !reading.of_results) continue;
     std::vector<at::Tensor> tensors;
     tensors_in(values[i], tensors);
     for (const at::Tensor& t : tensors) {
       found.push_back(described(t, has_argument ? op.arguments[i] : ""));
       Seen& one = found.back();
       one.is_written = is_written || (has_argument && op.is_result[i]);
-      if (reading.is_to_call_again) one.origin = origin_of(t);
       if (is_written && before) {
         if (written < before->size()) take_statistics(one, (*before)[written++]);
         continue;

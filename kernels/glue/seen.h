@@ -16,7 +16,7 @@ struct Reading {
   bool statistics = false, digests = false;
   const std::string* folder = nullptr;  // where files of them are wanted
   int64_t reader = 0;                   // who wants them
-  bool is_to_call_again = false;        // also those that are given for the results alone, and where each comes from
+  bool of_results = false;              // also those that are given for the results alone (out=)
   bool keeps_bits = false;              // in files, of dtypes that NumPy does not have
   bool of_any_layout = false;           // statistics, of the values that a sparse or nested one stores
 };

@@ -25,7 +25,7 @@ OBSERVERS = (
 """The options that have the native core watch operators."""
 BY_CANN = f"what CANN writes itself {STAYS}, since it reads that once: TORCH_ACL_INIT_CONFIG_PATH"
 UNSEEN = "operators that torch.compile has fused are not seen one by one"
-NO_WORKSPACE = "the workspace of msctx's kernels alone is written: PyTorch's operators have freed theirs when they raise"
+NO_WORKSPACE = "no workspace is saved: operators have freed theirs when they raise"
 OF_GRAPHS = (
     "CANN dumps graphs, those compiled under the latest settings alone; torchair lists them in ge_dump_data_json/ in the working "
     "directory"

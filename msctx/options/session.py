@@ -76,8 +76,8 @@ OPTIONS = (
              "in_out_pair_flag sets which side of it is compiled. Needs mix_compile_mode=true."),
     # debugging
     session_option("enable_exception_dump", Choice({
-            0: "nothing is saved", 1: "its inputs and arguments, what it had written, and a script that calls it again",
-            2: "its inputs and arguments, and the script, in CANN's folder for its lite dump",
+            0: "nothing is saved", 1: "its inputs and arguments, and the names of those that it writes to",
+            2: "its inputs and arguments, in CANN's folder for its lite dump",
         }), default=2, example=1, ge="ge.exec.enable_exception_dump",
         help="What to save of an operator that fails."),
     session_option("op_debug_config", Path, example="op_debug.cfg", ge="ge.exec.opDebugConfig", content="OP_DEBUG",

@@ -79,7 +79,7 @@ def test_errors_recorder_and_watchdog() -> None:
                         (
                             device,
                             {"enable_exception_dump": level},
-                            {"enable_exception_dump": (*status[:2], "msctx's kernels alone")},
+                            {"enable_exception_dump": (*status[:2], "no workspace is saved")},
                         )
                     ]
                 )

@@ -426,7 +426,7 @@ def test_another_observers_folder_takes_nothing_away(tmp_path: Path, monkeypatch
     session = {"enable_dump": True, "dump_path": "d", "enable_exception_dump": 1}
     with pytest.warns(MsctxWarning, match="aten::mm raised"), pytest.raises(RuntimeError), msctx.context(session=session):
         torch.mm(torch.ones(2, 3), torch.ones(2, 3))
-    assert len([*tmp_path.glob("extra-info/mm.*.npy")]) == 2
+    assert len([*tmp_path.glob("extra-info/mm.*.pt")]) == 1
     assert kinds(tmp_path / "d") == {"ones"}
 
 

@@ -313,7 +313,7 @@ def test_mindspores_file_for_overflow_and_for_errors(tmp_path: Path) -> None:
     ctx = msctx.context(dump_config=of_file(tmp_path, op_debug_mode=4))
     with pytest.warns(MsctxWarning, match="aten::mm raised"), pytest.raises(RuntimeError), ctx:
         torch.mm(torch.ones(2, 3), torch.ones(2, 3))
-    assert [*(tmp_path / "dumps").glob("mm.*.replay.py")]
+    assert [*(tmp_path / "dumps").glob("mm.*.pt")]
 
 
 def test_a_mistake_in_mindspores_file_has_its_place(tmp_path: Path) -> None:

@@ -35,9 +35,9 @@ struct Counts {
 void count(const std::shared_ptr<Choice>&, const Counts&, bool computed_again, int64_t books);
 // Called with each choice of ours before it computes, and with each that is counted, when it has, in the thread that computes; nullptr:
 // nobody is.
-extern std::atomic<void (*)(const Choice&, bool has_ended)> on_choice;
-inline void tell(const Choice& choice, bool has_ended = false) {
-  if (const auto told = on_choice.load(std::memory_order_relaxed)) told(choice, has_ended);
+extern std::atomic<void (*)(const Choice&)> on_choice;
+inline void tell(const Choice& choice) {
+  if (const auto told = on_choice.load(std::memory_order_relaxed)) told(choice);
 }
 
 // How many books have been opened until now. A call counts in none that was opened after it began: it may run by what held before.
