@@ -1,4 +1,4 @@
-// The last operators of the process, in plain memory: a fatal signal's handler can write them.
+// The last operators of the process.
 #pragma once
 
 #include <ATen/core/ivalue.h>

@@ -174,7 +174,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_module_here": (c_void_p, []),
     "msctx_look_away": (c_int, [c_int]),
     "msctx_enter_compiled": (c_int, [c_int]),
-    "msctx_record_fatal": (None, [STR]),
     "msctx_running": (JSON, []),
 }
 

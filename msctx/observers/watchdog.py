@@ -19,8 +19,9 @@ from types import FrameType
 from typing import Any
 
 from msctx.native import core
-from msctx.observers import recorder
+from msctx.observers import collector
 from msctx.observers.collector import Reader
+from msctx.observers.recorder import RecorderReader
 from msctx.options.observation import Watchdog
 
 EXIT_CODE = 124
@@ -69,7 +70,8 @@ class WatchdogReader(Reader):
             print(f"{text}; the process ends with exit code {EXIT_CODE}. All threads:", file=sys.stderr, flush=True)
             faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
             sys.stdout.flush()
-        recorder.write_all(text)
+        if isinstance(found := collector.reader("observers.recorder"), RecorderReader):
+            found.fail(TimeoutError(text))
         os._exit(EXIT_CODE)
 
 
