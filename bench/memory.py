@@ -1,9 +1,9 @@
-"""What the memory pool gives: the time of a step with torch's own CPU allocator over the time with another one.
+"""The time of a step with torch's own CPU allocator over the time with another one.
 
-The others are msctx's pool (memory_optimize_level=O0) and, preloaded in place of malloc, jemalloc, tcmalloc and mimalloc, as
-they are and told never to give memory back; those that are not installed are left out. Each has a process of its own, and they
-take turns; a turn is judged by its fastest step, beside the same turn of torch's own. A figure is the median over turns and rounds.
-What a step spends in the system (on new pages, almost all of it) is the most that an allocator can spare.
+The others are msctx's (memory_optimize_level=O0) and, preloaded in place of malloc, jemalloc and tcmalloc, as they are and told
+never to give memory back; those that are not installed are left out. Each has a process of its own, and they take turns; a turn
+is judged by its fastest step, beside the same turn of torch's own. A figure is the median over turns and rounds. What a step
+spends in the system (on new pages, almost all of it) is the most that an allocator can spare.
 
     python bench/memory.py --threads 1,2 --out bench/results/NAME.json
     python bench/memory.py --docs bench/results/NAME.json
@@ -36,11 +36,6 @@ PRELOADED: dict[str, tuple[str, dict[str, str]]] = {
     "jemalloc, never returns": ("jemalloc", {"MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1,thp:always"}),
     "tcmalloc": ("tcmalloc_minimal", {}),
     "tcmalloc, never returns": ("tcmalloc_minimal", {"TCMALLOC_RELEASE_RATE": "0"}),
-    "mimalloc": ("mimalloc", {}),
-    "mimalloc, never returns": (
-        "mimalloc",
-        {"MIMALLOC_RESET_DELAY": "-1", "MIMALLOC_PAGE_RESET": "0", "MIMALLOC_LARGE_OS_PAGES": "1"},
-    ),
 }
 
 Step = Callable[[], Any]
@@ -105,7 +100,7 @@ def work(given: argparse.Namespace) -> None:
     step = SUBJECTS[given.work]()
     with (
         msctx.context(memory_optimize_level="O0") if given.without_errors else nullcontext()
-    ):  # the pool stays: it is what is measured
+    ):  # kept blocks stay: they are what is measured
         step()
         for _ in sys.stdin:
             times, used, began = [], [usage()], time.perf_counter()

@@ -99,9 +99,9 @@ def step() -> None:
 
 
 def memory_stats() -> dict[str, Any]:
-    """What the pool of host memory holds, and each cap on it: bytes and counts by name, as torch.cuda.memory_stats has for a GPU.
+    """The host memory that was counted, and each cap on it: bytes and counts by name, as torch.cuda.memory_stats has for a GPU.
 
-    ``current_bytes`` and ``peak_bytes`` are what tensors asked for, ``reserved_bytes`` is what the pool holds, in use or not.
+    ``current_bytes`` and ``peak_bytes`` are what tensors requested, ``idle_bytes`` is what is kept for the next ones.
     ``saved_on_host`` is what ``memory_offload`` has moved so far, ``parameters`` shows where those of watched models are and how many
     had to be left; ``recomputed`` has a row for each block of models that were watched under ``memory_optimize_level="O1"``: what its
     forward pass keeps, how long it takes, whether its last forward pass under O1 was computed again, and why.
@@ -114,7 +114,7 @@ def memory_stats() -> dict[str, Any]:
 
 
 def empty_cache() -> int:
-    """Give back to the system what the pool of host memory holds and nobody uses; returns how many bytes.
+    """Free the host memory that is kept for the next tensors; returns how many bytes.
 
     Idle workspace and what was made of weights that are gone go, too.
     """

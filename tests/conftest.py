@@ -79,14 +79,6 @@ for _name in [n for n in os.environ if n.startswith(PREFIX) and n not in RESERVE
 _CACHES = tempfile.TemporaryDirectory()
 os.environ["ASCEND_CACHE_PATH"] = _CACHES.name  # op_compiler_cache_mode keeps nothing in the home folder
 
-if (
-    "POOL_UNDER_TESTS" in os.environ
-):  # the whole suite on the pool of host memory: `POOL_UNDER_TESTS=1 pytest tests --deselect …`
-    from msctx.native import memory
-
-    memory.write_pool({"keep": "all", "piece": 2**26})
-    memory._pool = None  # no scope's: nothing takes it away
-
 NOT_COMPARED = {
     *(name for name, switch in SWITCHES.items() if switch.restore != "exact" or name.startswith("rng.")),
     *("torch.cuda.current_device", "torch.npu.current_device"),  # None until a test initialises the device

@@ -38,7 +38,7 @@ def between(read: Callable[[], Any], code: CodeType, write: Callable[[], object]
 
 
 def pool(on: bool) -> None:
-    memory.write_pool({"keep": "some", "piece": 1 << 20} if on else None)
+    memory.write_pool(100 if on else None)
 
 
 FORCED = Forced("not loaded yet", "an entry", lambda: False)  # then its configuration is read

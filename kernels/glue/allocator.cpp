@@ -1,67 +1,165 @@
-// The pool as torch's CPU allocator: installed once, for the life of the process; outside scopes it passes all on to torch's own. Tensors
-// carry their way of being released with them, so that they may come and go across both borders of a scope. Others do not: oneDNN's
-// memory is released by whatever allocator is in force then, which therefore has to know whose pointer it gets.
-#include <c10/core/Allocator.h>
+// Torch's CPU allocator while a context counts memory: caps on all that is allocated since they were set, and a small cache of large
+// blocks, since fresh pages cost more than most operators. Installed once, for the life of the process; outside of contexts it passes all
+// on to torch's own. oneDNN releases by the allocator that is in force then, which therefore has to know its own blocks.
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
-#include <unistd.h>
+#include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
-#include <cinttypes>
 #include <cstdio>
-#include <cstring>
+#include <cstdlib>
+#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "glue/kept_weights.h"
 #include "glue/scratch.h"
 #include "msctx/api.h"
-#include "msctx/memory_pool.h"
 #include "msctx/process.h"
 
 namespace msctx::glue {
 namespace {
 
-std::string in_words(int64_t bytes) {  // as msctx/effects/memory.py does: both report a cap with the same figure
-  constexpr const char* units[] = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB"};
-  double value = double(bytes);
-  int unit = 0;
-  for (; value >= 1024 && unit < 5; unit++) value /= 1024;
-  char text[64];
-  std::snprintf(text, sizeof text, "%.4g %s", value, units[unit]);
-  return text;
-}
+constexpr size_t alignment = 64, page = 4096, large = size_t(256) << 10;  // malloc keeps the pages of smaller blocks
+constexpr int64_t most_idle_blocks = 1024;
 
-// What the process holds in all, by the system's count; 0: it cannot be asked.
-int64_t resident() {
-  int64_t pages = 0;
-  if (FILE* file = std::fopen("/proc/self/statm", "r")) {
-    if (std::fscanf(file, "%*d %" SCNd64, &pages) != 1) pages = 0;
-    std::fclose(file);
-  }
-  return pages * sysconf(_SC_PAGESIZE);
-}
-
-std::string message(size_t bytes, const Refusal& why) {
-  std::string text = "CPU out of memory: tried to allocate " + in_words(int64_t(bytes)) + ". ";
-  if (why.cap < 0) return text + "The system has no memory left for it; this process holds " + in_words(resident()) + " in all.";
-  const auto& [limit, current, peak, allocations, refused] = why.found;
-  return text + in_words(current) + " of " + in_words(limit) + " are in use, the peak was " + in_words(peak) + ". The cap is max_device_memory (" +
-         cap_origin(why.cap) + "); it counts torch's CPU tensors that were allocated since it was set, and msctx's workspaces, not older " +
-         "tensors, NumPy's arrays or code: this process holds " + in_words(resident()) + " in all.";
-}
-
-// In every process that has once been in a scope: from torch's allocator comes what is allocated outside.
+struct Block {
+  size_t bytes, capacity;  // requested; of the memory
+  int64_t caps_opened;     // when it was allocated: these count it
+};
+struct Idle {
+  size_t capacity;
+  void* data;
+};
+struct Cap {
+  int64_t number, limit, current = 0, peak = 0, allocations = 0, out_of_memory = 0;
+  std::string origin{};  // who has set it
+};
+struct Pool {
+  std::unordered_map<const void*, Block> used;
+  std::vector<Idle> idle;      // the last used at the end
+  std::vector<void*> retired;  // released but not freed: no other block gets their addresses
+  int percent = -1;            // blocks in use and idle ones are together no more than this part of the peak
+  int64_t highest = 0, idle_bytes = 0, caps_opened = 0;  // highest: the most in use since `percent` was set
+  std::vector<Cap> caps{{0, INT64_MAX}};  // the first one counts all, for the life of the process
+};
+std::mutex& lock = fork_safe_mutex();
+Pool& pool = immortal<Pool>();  // tensors are released while the process ends, and after
 std::atomic<bool> is_open{false};
-thread_local int filling = -1;  // the byte that new memory of a thread is filled with; -1: it is not
-c10::Allocator& torchs() { return *c10::GetDefaultCPUAllocator(); }
+
+// As far as the allocator itself, all functions are called with the lock held.
+Cap* cap_of(int64_t number) {  // nullptr: there is none
+  const auto found = std::ranges::find(pool.caps, number, &Cap::number);
+  return found == pool.caps.end() ? nullptr : &*found;
+}
+
+// The longest unused goes first.
+int64_t shrink_to(int64_t bytes) {
+  const int64_t before = pool.idle_bytes;
+  auto end = pool.idle.begin();
+  for (; end != pool.idle.end() && (pool.idle_bytes > bytes || pool.idle.end() - end > most_idle_blocks); ++end) {
+    pool.idle_bytes -= int64_t(end->capacity);
+    std::free(end->data);
+  }
+  pool.idle.erase(pool.idle.begin(), end);
+  return before - pool.idle_bytes;
+}
+
+// How many bytes may be idle when so many more are in use.
+int64_t most_idle(int64_t more = 0) {
+  const int64_t used = pool.caps[0].current + more, highest = std::max(pool.highest, used);
+  return std::max<int64_t>(0, highest * pool.percent / 100 - used);
+}
+
+// The smallest idle block that is no more than an eighth too large, and of several the last used.
+void* take_idle(Block& block) {
+  auto best = pool.idle.end();
+  for (auto one = pool.idle.begin(); one != pool.idle.end(); ++one)
+    if (one->capacity >= block.bytes && one->capacity <= block.bytes + block.bytes / 8)
+      if (best == pool.idle.end() || one->capacity <= best->capacity) best = one;
+  if (best == pool.idle.end()) return nullptr;
+  void* const data = best->data;
+  block.capacity = best->capacity;
+  pool.idle_bytes -= int64_t(block.capacity);
+  pool.idle.erase(best);
+  return data;
+}
+
+void count(const Block& block, int64_t bytes) {
+  for (Cap& cap : pool.caps) {
+    if (block.caps_opened < cap.number) continue;
+    cap.current += bytes;
+    cap.peak = std::max(cap.peak, cap.current);
+    cap.allocations += bytes > 0;
+  }
+  pool.highest = std::max(pool.highest, pool.caps[0].current);
+}
+
+// nullptr: there is no memory; `why`: the cap that refuses it, or one without a number.
+void* allocate(size_t bytes, bool is_last_try, Cap& why) {
+  const std::lock_guard<std::mutex> guard(lock);
+  int64_t room = most_idle(int64_t(bytes));
+  for (Cap& cap : pool.caps) {
+    const int64_t left = cap.limit - cap.current;
+    room = std::min(room, left - int64_t(bytes));
+    if (left >= int64_t(bytes)) continue;
+    pool.caps[0].out_of_memory += is_last_try, cap.out_of_memory += is_last_try;
+    return why = cap, nullptr;
+  }
+  Block block{bytes, bytes, pool.caps_opened};
+  void* data = take_idle(block);
+  shrink_to(room);
+  const auto has_memory = [&] { return data || !posix_memalign(&data, pool.percent ? alignment : page, bytes); };
+  if (!has_memory() && !(shrink_to(0) && has_memory())) {
+    pool.caps[0].out_of_memory += is_last_try;
+    return why = {}, nullptr;
+  }
+  pool.used[data] = block;
+  count(block, int64_t(bytes));
+  return data;
+}
+
+bool is_ours(const void* data) {
+  const std::lock_guard<std::mutex> guard(lock);
+  return pool.used.contains(data);
+}
 
 void release(void* data) {
   if (!data) return;
   c10::profiledCPUMemoryReporter().Delete(data);
-  pool_release(data);
+  const std::lock_guard<std::mutex> guard(lock);
+  const Block block = pool.used.extract(data).mapped();
+  count(block, -int64_t(block.bytes));
+  if (pool.percent == 0) {
+    madvise(data, block.capacity / page * page, MADV_DONTNEED);  // whole pages go back to the system at once
+    return pool.retired.push_back(data);
+  }
+  if (block.capacity < large) return std::free(data);
+  pool.idle.push_back({block.capacity, data});
+  pool.idle_bytes += int64_t(block.capacity);
+  shrink_to(most_idle());
 }
 
-void release_anybodys(void* data) { (pool_owns(data) ? &release : torchs().raw_deleter())(data); }
+c10::Allocator& torchs() { return *c10::GetDefaultCPUAllocator(); }
+void release_anybodys(void* data) { (is_ours(data) ? &release : torchs().raw_deleter())(data); }
+
+std::string in_words(int64_t bytes) {  // as msctx/effects/memory.py does: both report a cap with the same figure
+  double value = double(bytes);
+  const char* unit = "bytes";
+  for (const char* larger : {"KiB", "MiB", "GiB", "TiB", "PiB"})
+    if (value >= 1024) value /= 1024, unit = larger;
+  char text[64];
+  std::snprintf(text, sizeof text, "%.4g %s", value, unit);
+  return text;
+}
+
+std::string message(size_t bytes, const Cap& why) {
+  const std::string text = "CPU out of memory: tried to allocate " + in_words(int64_t(bytes)) + ". ";
+  if (!why.number) return text + "The system has no memory left for it.";
+  return text + in_words(why.current) + " of " + in_words(why.limit) + " are in use, the peak was " + in_words(why.peak) +
+      ". The cap is max_device_memory (" + why.origin + "); it counts PyTorch's CPU tensors allocated since it was set, and workspaces.";
+}
 
 // What is kept of weights, and scratch that no call uses.
 void drop_workspaces() {
@@ -69,102 +167,84 @@ void drop_workspaces() {
   trim_scratch(true);
 }
 
-class PoolAllocator final : public c10::Allocator {
- public:
+struct Allocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     if (!is_open.load(std::memory_order_relaxed)) return torchs().allocate(bytes);
     void* data = nullptr;
     if (bytes) {
-      Refusal why;
-      data = pool_allocate(bytes, why);
+      Cap why{};
+      data = glue::allocate(bytes, false, why);
+      if (!data) drop_workspaces(), data = glue::allocate(bytes, true, why);
       if (!data) {
-        drop_workspaces();
-        data = pool_allocate(bytes, why);
-      }
-      if (!data) {
-        pool_refused(why.cap);
         c10::profiledCPUMemoryReporter().OutOfMemory(bytes);
         C10_THROW_ERROR(OutOfMemoryError, message(bytes, why));
       }
       c10::profiledCPUMemoryReporter().New(data, bytes);
-      if (filling >= 0) std::memset(data, filling, bytes);
     }
     return {data, data, &release, c10::Device(c10::kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release_anybodys; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
 };
-
-PoolAllocator& ours = immortal<PoolAllocator>();  // storages refer to it for as long as they live
-
-// "" or why it cannot be had.
-std::string install_allocator() {
-  if (c10::GetCPUAllocator() == &ours) return "";
-  if (c10::GetCPUAllocator() != &torchs()) return "another library has put an allocator of its own in place of torch's";
-  c10::SetCPUAllocator(&ours, 0);  // a higher priority would keep out those that come later
-  return c10::GetCPUAllocator() == &ours ? "" : "torch keeps an allocator that was set with a higher priority";
-}
+Allocator& ours = immortal<Allocator>();  // storages refer to it for as long as they live
 
 }  // namespace
-}  // namespace msctx::glue
 
-using namespace msctx;
-
-// Tensors come from the pool (keep: see Keep; piece: bytes), or with keep < 0 from torch's allocator again. "" or why not.
-MSCTX_API const char* msctx_pool_set(int keep, int64_t piece) {
+// Memory is counted, and blocks are kept (see Pool; 0: none, and no address is used twice). With percent < 0 memory comes from torch's
+// allocator again. "" or why not.
+MSCTX_API const char* msctx_pool_set(int percent) {
   return problem_of([&]() -> std::string {
-    if (keep < 0) {
-      glue::is_open = false;
-      glue::drop_workspaces();  // they are of the pool
-      pool_close();
-      return "";
+    if (percent >= 0 && c10::GetCPUAllocator() != &ours) {
+      if (c10::GetCPUAllocator() != &torchs()) return "another library has put an allocator of its own in place of torch's";
+      c10::SetCPUAllocator(&ours, 0);  // a higher priority would keep out those that come later
+      if (c10::GetCPUAllocator() != &ours) return "torch keeps an allocator that was set with a higher priority";
     }
-    if (std::string problem = glue::install_allocator(); !problem.empty()) return problem;
-    pool_open(Keep(keep), size_t(piece));
-    glue::is_open = true;
+    if (percent < 0) drop_workspaces();  // they are of the pool
+    is_open = percent >= 0;
+    const std::lock_guard<std::mutex> guard(lock);
+    pool.idle.reserve(most_idle_blocks + 1);  // to release a block takes no memory
+    pool.percent = percent, pool.highest = pool.caps[0].current;
+    shrink_to(most_idle());
+    for (void* data : std::exchange(pool.retired, {})) std::free(data);
     return "";
   });
 }
 
-// 1: nobody has put another allocator in the place of ours.
-MSCTX_API int msctx_pool_is_installed() { return c10::GetCPUAllocator() == &glue::ours; }
+MSCTX_API int msctx_pool_is_installed() { return c10::GetCPUAllocator() == &ours; }  // 0: another one has taken its place
 
-// Its number; 0: there was no memory for it, and no cap is open.
-MSCTX_API int64_t msctx_cap_open(int64_t limit, const char* origin) try {
-  glue::drop_workspaces();  // those that are made from now on count
-  return cap_open(limit, origin);
+// A new cap, with `number` 0, or another limit for one, which goes on counting. Returns its number; 0: there was no memory for it.
+MSCTX_API int64_t msctx_cap_set(int64_t number, int64_t limit, const char* origin) try {
+  if (!number) drop_workspaces();  // those that are made from now on count
+  const std::lock_guard<std::mutex> guard(lock);
+  if (number) return cap_of(number)->origin = origin, cap_of(number)->limit = limit, number;
+  pool.caps.push_back({.number = pool.caps_opened + 1, .limit = limit, .origin = origin});
+  return ++pool.caps_opened;
 } catch (const std::exception&) {
   return 0;
 }
 
-// Another limit, which goes on counting. 0: there was no memory for it, and the cap is as it was.
-MSCTX_API int msctx_cap_adjust(int64_t cap, int64_t limit, const char* origin) try {
-  cap_adjust(cap, limit, origin);
-  return 1;
-} catch (const std::exception&) {
-  return 0;
+MSCTX_API void msctx_cap_close(int64_t number) {
+  const std::lock_guard<std::mutex> guard(lock);
+  std::erase_if(pool.caps, [&](const Cap& cap) { return cap.number == number; });
 }
 
-MSCTX_API void msctx_cap_close(int64_t cap) { cap_close(cap); }
-
-// limit, current, peak, allocations, out_of_memory; 0: there is no such cap.
-MSCTX_API int msctx_cap_statistics(int64_t cap, int64_t found[5]) {
-  CapStatistics statistics;
-  if (!cap_statistics(cap, statistics)) return 0;
-  std::memcpy(found, &statistics, sizeof statistics);
-  return 1;
+// limit, current, peak, allocations, out_of_memory of a cap, or with `number` 0 of all that was counted; and how many bytes are idle.
+MSCTX_API void msctx_cap_counts(int64_t number, int64_t found[6]) {
+  const std::lock_guard<std::mutex> guard(lock);
+  const Cap* cap = cap_of(number);
+  for (int64_t count : {cap->limit, cap->current, cap->peak, cap->allocations, cap->out_of_memory, pool.idle_bytes}) *found++ = count;
 }
 
-MSCTX_API void msctx_pool_statistics(int64_t found[9]) {
-  const PoolStatistics statistics = pool_statistics();
-  std::memcpy(found, &statistics, sizeof statistics);
+MSCTX_API void msctx_pool_reset_peak() {
+  const std::lock_guard<std::mutex> guard(lock);
+  pool.caps[0].peak = pool.caps[0].current;
 }
-MSCTX_API int msctx_pool_fill(int byte) { return std::exchange(glue::filling, byte); }  // the one before
-MSCTX_API int msctx_pool_purpose(int purpose) { return pool_purpose(purpose); }
-MSCTX_API void msctx_pool_purposes(int64_t* bytes, int count, int at_refusal) { pool_purposes(bytes, count, at_refusal != 0); }
-MSCTX_API void msctx_pool_reset_peak() { pool_reset_peak(); }
+
 MSCTX_API int64_t msctx_pool_empty_cache() {
-  glue::drop_kept_weights();  // of weights that are gone
-  glue::trim_scratch(true);
-  return pool_empty_cache();
+  drop_kept_weights();  // of weights that are gone
+  trim_scratch(true);
+  const std::lock_guard<std::mutex> guard(lock);
+  return shrink_to(0);
 }
+
+}  // namespace msctx::glue

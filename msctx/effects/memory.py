@@ -1,38 +1,17 @@
-"""Memory: caps in bytes, the pool that host tensors come from, and the settings of the accelerators' own."""
+"""Memory: caps in bytes, the counted memory of host tensors, and the settings of the accelerators' allocators."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, refused
 from msctx.effects.graph_mode import compilation
 
-POOL = (
-    "max_device_memory",
-    "mempool_block_size",
-    "env_config_path.sys.mem_reuse",
-    "memory_optimize_level",
-    "static_memory_policy",
-)
-"""The options that put the native core's pool in place of torch's CPU allocator."""
-SHOW_FREE = ("max_device_memory", "mempool_block_size")
+POOL = ("max_device_memory", "env_config_path.sys.mem_reuse", "memory_optimize_level")
+"""The options that put the native core's allocator in place of torch's CPU allocator."""
+SHOW_FREE = ("max_device_memory",)
 """The options for which a plan that is shown reports how much memory is free."""
-PIECE = 64 << 20
-SHARED = (
-    "one pool for all code of the process: what one graph releases the next one takes. It holds what was in use at most, which is "
-    "counted as it runs and not planned from the graphs"
-)
-EXTENDS = (
-    "the pool grows by pages, and keeps up to one and a half times the peak (two and a half, where the same memory would else be "
-    "returned and requested again and again)"
-)
-STATIC = {
-    2: approximated({}, SHARED),
-    3: honoured(reason=EXTENDS),
-    4: approximated({}, f"{SHARED}; as 2 does here, since the pool grows by pages under each policy"),
-}
-"""static_memory_policy → what the pool gives of it."""
+DEVICES_ALONE = "it sizes the memory pools of GPU and Ascend. For a cap on the CPU, set max_device_memory"
 NOT_KEPT = "nothing is kept while env_config_path.sys.mem_reuse is false"
 IN_GRAPHS = {
     True: {"torch.inductor.allow_buffer_reuse": True, "torch.inductor.inplace_buffers": True},
@@ -78,24 +57,9 @@ def is_for_host(want: Want) -> bool:
 
 
 def pool(want: Want) -> dict[str, Any]:
-    """The assignment that all these options come to together: what is kept, and the size of a piece."""
-
-    def asked(name: str) -> Any:
-        setting = want.settings.get(name, "cpu")
-        return setting.value if setting is not None else None
-
-    if asked("env_config_path.sys.mem_reuse") is False:
-        keep = "nothing"
-    elif asked("static_memory_policy") in (2, 4):
-        keep = "some"
-    elif asked("static_memory_policy") == 3:
-        keep = "all"
-    elif asked("memory_optimize_level") == "O1":
-        keep = "settled" if asked("max_device_memory") else "some"
-    else:
-        keep = "all"
-    block = asked("mempool_block_size") if reuses(want) else None
-    return {"native.memory_pool": {"keep": keep, "piece": block or PIECE}}
+    """The one assignment for all these options: how much is kept, of the peak in percent."""
+    most = 100 if want.other("memory_optimize_level") == "O1" else 150
+    return {"native.memory_pool": most if reuses(want) else 0}
 
 
 @effect("max_device_memory")
@@ -141,14 +105,11 @@ def pool_policy(want: Want) -> Outcome | None:
         return on_accelerator(want)
     if not is_for_host(want):
         return None
-    if want.option.name == "static_memory_policy" and want.value == 0:
-        pooled = [name for name in POOL if name != "static_memory_policy" and want.settings.get(name, "cpu") is not None]
-        if pooled:
-            return inert(f"memory comes from msctx's pool: {', '.join(pooled)}")
-        return honoured(reason="each takes what it needs, when it runs")
+    if want.option.name in ("mempool_block_size", "static_memory_policy"):
+        return inert(DEVICES_ALONE)
     if want.option.name == "memory_optimize_level" and recomputes_graphs(want):
         if want.facts.native:
-            return approximated(recomputation(want), f"{GRAPHS}; without msctx's pool: {want.facts.native}")
+            return approximated(recomputation(want), f"{GRAPHS}; without msctx's allocator: {want.facts.native}")
         return honoured(pool(want) | recomputation(want), GRAPHS)
     if want.facts.native:
         return refused(want.facts.native)
@@ -159,12 +120,7 @@ def pool_policy(want: Want) -> Outcome | None:
         return honoured(pool(want) | recomputation(want), RECOMPUTED)
     if not reuses(want):
         return refused(NOT_KEPT)
-    if want.option.name == "memory_optimize_level":
-        return honoured(pool(want) | recomputation(want))
-    if want.option.name == "static_memory_policy":
-        return replace(STATIC[want.value], assignments=pool(want))
-    free = want.facts.free_memory
-    return honoured(pool(want), arithmetic([[want.value, ""]], free) if 0 < free < want.value else "")
+    return honoured(pool(want) | recomputation(want))
 
 
 def recomputes_graphs(want: Want) -> bool:
@@ -267,19 +223,6 @@ def on_accelerator(want: Want) -> Outcome:
     if not reuses(want):
         return refused(UNCACHED.format(name))
     if want.option.name == "mempool_block_size":
-        return approximated(found, steps(want))
+        return approximated(found, f"{name} takes {block_size(want)} MB at a time for requests of 1 to 10 MB")
     status = approximated if asked in (("static_memory_policy", 2), ("static_memory_policy", 4)) else honoured
     return status(found, EXPANDS[asked])
-
-
-def steps(want: Want) -> str:
-    """How far the pool grows in steps of the block's size."""
-    size, cap = f"{block_size(want)} MB", tightest(want)
-    if is_limited(want) and block_size(want) == LARGEST_SEGMENT:
-        size += " (the most that torch_npu's documentation allows)"
-    elif cap is not None:
-        size += " (at most an eighth of max_device_memory: no smaller step is taken where a whole one does not fit)"
-    if allocator(want)["torch.accelerator.allocator_settings"].get("expandable_segments"):
-        return f"{ALLOCATOR[want.device]} grows by {size}; requests of up to 1 MB have a pool of their own, of 2 MB steps"
-    at_once = f"{ALLOCATOR[want.device]} takes {size} at a time for requests of 1 to 10 MB, which fail where less is free"
-    return f"{at_once}; larger ones get segments of their own"

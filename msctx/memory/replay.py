@@ -21,7 +21,6 @@ from msctx.memory import saved
 from msctx.memory.block_state import Kind, Known, RecomputationError, State
 from msctx.memory.fingerprints import Fingerprint, fingerprint
 from msctx.memory.look import Hooks, Lasting, Look
-from msctx.native import memory
 from msctx.signals import uninterrupted
 
 OTHER_RESULTS = "computing it again gives other results"
@@ -30,8 +29,6 @@ LOOKS = 2
 RECEIVED = "an object that it receives is changed before its backward pass: {}"
 NESTED = "it computes with nested tensors"
 MOST_LEAVES = 10_000
-FILLED = 0, 0xA5
-"""With what new memory is filled in the first pass of a block and when that is tried again: what it does not set differs."""
 Call = Callable[..., Any]
 """``nn.Module.__call__`` as it was found, or what stands for it."""
 
@@ -245,8 +242,7 @@ class Pass:
             return call(block, *inputs[0], **inputs[1]), Known(looks, look.obstacle)
         leaves = tree_leaves(inputs)
         once = cls(path, call, block, inputs, None)
-        with memory.filled(FILLED[0]):
-            made = once.run(look)
+        made = once.run(look)
         state, saves = once._state, once._saves
         received = look.received()
         changing, obstacle, lasting = state.changing(), str(look.obstacle or NESTED * saves.nested), look.lasting()
@@ -268,7 +264,7 @@ class Pass:
         """What keeps the block from being computed again, now that it is tried; what a signal's handler raises does not."""
         with uninterrupted():
             try:
-                with _alone(), memory.filled(FILLED[1]), self._numbers.again(), state.again(), self._saves.trying():
+                with _alone(), self._numbers.again(), state.again(), self._saves.trying():
                     args, kwargs = tree_unflatten(leaves, self._spec)
                     again = self._call(self._block, *args, **kwargs)
                 return "" if _are_same(made, again) else OTHER_RESULTS

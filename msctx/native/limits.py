@@ -11,8 +11,8 @@ FILES = (
     ("0::/", GROUPS, "memory.max", "memory.current", "inactive_file"),
     (":memory:/", GROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""How a line of /proc/self/cgroup begins or what is in it, the root, and the names of the cap, of what is used, and of what of it are
-pages of files, which are given back when memory is short."""
+"""What a line of /proc/self/cgroup has in it, the root, and the names of the cap, of the use, and of the pages of files in it, which
+the kernel takes back when memory is short."""
 
 
 def share_left() -> float:

@@ -155,9 +155,6 @@ OVERRIDES = (
     Overrides(When("use_off_line", (False,)), When("device_target", ("GPU", "Ascend")), always=True),
     Overrides(When("memory_optimize_level", ("O1",)), When("memory_offload", ("ON",)), always=True),
     Overrides(When("memory_offload", ("ON",)), When("mempool_block_size"), always=True, devices=("cuda", "ascend")),
-    Overrides(  # passes that save memory are off; there the pool is all that either comes to
-        When("memory_optimize_level", ("O0",)), When("static_memory_policy", (2, 3, 4)), always=True, devices=("cpu",)
-    ),
     Overrides(When("session_device_id", test=_any), When("device_id", test=_any)),
     Overrides(When("graph_run_mode", (0,)), When("enable_small_channel", (0,)), always=True),
     Overrides(When("enable_exception_dump", (0, 1, 2)), When("exception_dump", ("0", "1", "2"))),

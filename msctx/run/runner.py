@@ -125,7 +125,8 @@ def run_experiment(
             computed, made = precisions.Tally(), choices.Tally()
             computed.open()
             made.open()
-            with watched() as scaled, run.memory.counting():
+            with watched() as scaled:
+                run.memory.begin()
                 result, error = _call(entry, run, recording)
                 result |= scaled()
                 held = run.memory.record()
@@ -216,7 +217,7 @@ def _call(entry: Any, run: Run, recording: ExitStack) -> tuple[dict[str, Any], B
         except EntryFailed as failed:
             result["status"], result["error"], error = "failed", str(failed), failed
         except BaseException as raised:
-            text = users_traceback(raised) + run.memory.lines_about(raised)
+            text = users_traceback(raised)
             if (why := explained(raised, current().get)) is not None:
                 text, raised = f"{text}\n{why}", why
             result["status"], result["error"] = "failed", text

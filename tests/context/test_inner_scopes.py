@@ -19,7 +19,6 @@ OFF: list[Any] = [
     ({"thread_invariant": True}, {"thread_invariant": False}, "native.convolution.cpu"),
     ({"runtime_num_threads": 1}, {"runtime_num_threads": 0}, "torch.num_threads"),
     ({"enable_reduce_precision": True}, {"enable_reduce_precision": False}, "native.precision.cpu"),
-    ({"static_memory_policy": 2}, {"static_memory_policy": 0}, "native.memory_pool"),
     ({"enable_small_channel": 1}, {"enable_small_channel": 0}, "native.convolution.cpu"),
     ({"device_target": "CPU", "default_device": True}, {"default_device": False}, "torch.default_device"),
     ({"device_target": "CPU", "default_device": True}, {"use_off_line": True, "default_device": False}, "torch.default_device"),

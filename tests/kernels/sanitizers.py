@@ -52,12 +52,19 @@ def check(done: "subprocess.CompletedProcess[str]") -> str:
     return done.stdout
 
 
-def program(folder: Path, sanitizers: str, sources: list[Path], flags: "tuple[str, ...]", *arguments: str) -> str:
+def program(
+    folder: Path,
+    sanitizers: str,
+    sources: list[Path],
+    flags: "tuple[str, ...]",
+    *arguments: str,
+    linked: "tuple[str, ...]" = (),
+) -> str:
     """Compile a program with sanitizers and run it; its output. Skips the test where the compiler has none."""
     if why := build.obstacle():
         pytest.skip(why)
     tool, path = compiler.find(), folder / "program"
-    command = [*tool.command, "-std=c++20", f"-fsanitize={sanitizers}", *flags, *map(str, sources), "-o", str(path)]
+    command = [*tool.command, "-std=c++20", f"-fsanitize={sanitizers}", *flags, *map(str, sources), *linked, "-o", str(path)]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     if "cannot find" in made.stderr or "unsupported option" in made.stderr:
         pytest.skip(f"{tool.command[0]} has no -fsanitize={sanitizers}")

@@ -1,10 +1,11 @@
-"""The C++ code under sanitizers: every row on small problems on every instruction set, the memory pool, the emulated vectors."""
+"""The C++ code under sanitizers: every row on small problems on every instruction set, the allocator, the emulated vectors."""
 
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from sanitizers import check, program, run_sanitized, runtime_libraries
 
 from msctx.native import build
@@ -44,11 +45,14 @@ def test_no_row_does_what_it_must_not(libraries: list[str]) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
-def test_threads_use_the_memory_pool_at_random(sanitizers: str, tmp_path: Path) -> None:
-    """Against caps that open and close."""
-    parts = [KERNEL_SOURCES / "common" / name for name in ("memory_pool.cpp", "process.cpp", "python.cpp")]
-    flags = ("-O1", "-g1", "-pthread", "-Wall", "-Wextra", "-Werror", "-Wl,--wrap=munmap", f"-I{KERNEL_SOURCES / 'include'}")
-    output = program(tmp_path, sanitizers, [HERE / "pool_stress.cpp", *parts], flags, "1500", "4")
+def test_threads_use_the_allocator_at_random(sanitizers: str, tmp_path: Path) -> None:
+    """Against caps that open and close, while it is taken in and out of force."""
+    parts = [KERNEL_SOURCES / "common" / name for name in ("process.cpp", "python.cpp")]
+    torch_itself = Path(torch.__file__).parent
+    folders = [f"-I{KERNEL_SOURCES / name}" for name in ("", "include")] + [f"-isystem{torch_itself / 'include'}"]
+    linked = (f"-L{torch_itself / 'lib'}", "-lc10", f"-Wl,-rpath,{torch_itself / 'lib'}")
+    flags = ("-O1", "-g1", "-pthread", "-Wall", "-Wextra", "-Werror", *folders)
+    output = program(tmp_path, sanitizers, [HERE / "pool_stress.cpp", *parts], flags, "1500", "4", linked=linked)
     refused, broken = map(int, re.findall(r"\d+", output))
     assert refused > 0
     assert broken == 0

@@ -83,7 +83,6 @@ def ini(tmp_path: Path) -> str:
         ("op_precision_mode", None, "optypelist_for_implmode", "Pooling"),
         ("dynamic_dims", "2,2;4,4", "dynamic_inputs_shape_range", "data:[128,-1]"),
         ("memory_optimize_level", "O1", "memory_offload", "ON"),
-        ("memory_optimize_level", "O0", "static_memory_policy", 3),
         ("memory_offload", "ON", "mempool_block_size", "2GB"),
         ("graph_run_mode", 0, "enable_small_channel", 0),
         ("op_debug_level", 1, "op_compiler_cache_mode", "force"),
@@ -116,8 +115,6 @@ def test_what_is_refused_further_in_takes_nobodys_place(ini: str) -> None:
     ("winner", "value", "loser", "other"),
     [
         ("memory_optimize_level", "O0", "memory_offload", "ON"),
-        ("memory_optimize_level", "O0", "static_memory_policy", 0),
-        ("memory_optimize_level", "O1", "static_memory_policy", 3),
         ("graph_run_mode", 1, "enable_small_channel", 0),
         ("graph_run_mode", 0, "enable_small_channel", 1),
         ("op_debug_level", 0, "op_compiler_cache_mode", "force"),

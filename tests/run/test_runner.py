@@ -17,6 +17,7 @@ import yaml
 
 import msctx
 from msctx.errors import EntryFailed, RecordError
+from msctx.run import runner
 from msctx.run.config import read
 from msctx.run.memory import MemoryOfRun
 from msctx.run.runner import log, prepare_environment, run_experiment
@@ -315,7 +316,7 @@ def test_a_signal_after_the_entry_has_ended_acts_when_all_is_recorded(job, tmp_p
     if when == "returned":
         monkeypatch.setattr(MemoryOfRun, "record", signalled)
     elif when == "raised":
-        monkeypatch.setattr(MemoryOfRun, "lines_about", lambda *_: str(signalled() or "mine"))
+        monkeypatch.setattr(runner, "users_traceback", lambda *_: str(signalled() or "mine"))
     with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit):
         run_experiment(read(job(f"def main(): {source}")), str(tmp_path / "run"))
     result = json.loads((tmp_path / "run" / "result.json").read_text())
