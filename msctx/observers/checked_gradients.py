@@ -9,6 +9,7 @@ has cast and summed them by then.
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,7 +22,6 @@ from torch.autograd.function import BackwardCFunction, _is_setup_context_defined
 
 from msctx import locks
 from msctx.errors import GradientDtypeError, GradientError
-from msctx.observers.stack_traces import frames
 
 
 class Patch:
@@ -169,7 +169,8 @@ def _users_of(function: Any) -> tuple[Any, bool]:
     if function.__module__ != _TRANSFORMS or not hasattr(graph := _enclosed(function.backward, "bwd"), "graph"):
         return function, False
     nodes = [*graph.graph.nodes, *_enclosed(function.forward, "fwd").graph.nodes]
-    found = {(frame.file, frame.line) for node in nodes for frame in frames(node.meta.get("stack_trace") or "")}
+    traces = "\n".join(node.meta.get("stack_trace") or "" for node in nodes)
+    found = {(file, int(line)) for file, line in re.findall(r'File "(.*)", line (\d+)', traces)}
     for one in _subclasses(torch.autograd.Function):
         for method in (one.backward, one.vjp, one.forward):
             code = getattr(inspect.unwrap(method), "__code__", None)

@@ -48,12 +48,9 @@ class Recording(logging.Handler):
         LOGGER.addHandler(self)
         atexit.register(self.end)
 
-    def pause(self) -> None:
+    def end(self) -> None:
         self._count()
         LOGGER.removeHandler(self)
-
-    def end(self) -> None:
-        self.pause()
         atexit.unregister(self.end)
         if self.mode == AT_END and sys.exc_info()[1] is None and getattr(sys, "last_value", None) is self._error:
             self._write()
@@ -93,7 +90,7 @@ def read() -> int:
 def write(mode: int) -> None:
     global _current
     if _current is not None:
-        _current.pause()
+        LOGGER.removeHandler(_current)
     _current = Recording(mode) if mode else None
     if _current is not None:
         _current.begin()
