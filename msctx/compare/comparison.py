@@ -35,11 +35,8 @@ TORCH, AGAIN = "", "\0"
 HOPELESS = 10
 """A choice that takes so many times as long as torch in its first runs is not measured."""
 EXACT, ROUNDED = 1e-3, 0.02
-"""The largest error of a choice that keeps the precision, and of one that lowers it, where the algorithm states no bound.
-
-float32 is good for about 1e-6; gradients differ by more, as a ReLU or a maximum decides otherwise where two values are as good as
-equal. bfloat16 rounds to 4e-3, and errors add up from layer to layer.
-"""
+"""The largest error of a choice that keeps the precision, and of one that lowers it, where the algorithm states no bound: gradients of
+float32 differ where a ReLU decides otherwise between equal values; bfloat16 rounds to 4e-3, and errors add up from layer to layer."""
 ROUNDING = ("conv_allow_tf32", "matmul_allow_tf32", "conv_allow_hf32", "matmul_allow_hf32", "allow_fp32_emulation", *PRECISION)
 """Options that lower the precision."""
 WORSE, MEANINGLESS = 4, 0.5
@@ -244,9 +241,6 @@ def _what_ran(choices: list[Any], computed: Any) -> str:
 def _line(error: BaseException) -> str:
     first = text_of(error).strip().partition("\n")[0]
     return first if isinstance(error, MsctxError) else f"{type(error).__name__}: {first}".removesuffix(": ")
-
-
-# --- experiments -------------------------------------------------------------------------------------------------------
 
 
 def _run_experiment(comparison: Comparison, watch: Watch) -> Result:

@@ -297,9 +297,6 @@ def _kind_of(subject: str) -> str:
     raise FileError([Diagnostic("", text, "", allowed, nearest(subject, names))])
 
 
-# --- the choices -------------------------------------------------------------------------------------------------------
-
-
 def points(axes: Mapping[str, Any]) -> list[Point]:
     """The product of all axes, the last running fastest: options with their values, and names with named sets of options."""
     found = []

@@ -96,7 +96,8 @@ def best(comparison: Comparison, result: Result) -> Best:
     """The fastest plan that is a gain: one choice for all rows; or for layers the best algorithm of each, which rules choose."""
     rows, options = result.rows, {point.name: point.options for point in result.points}
     by_rules = _by_layer(comparison, result) if comparison.layers else []
-    whole = [name for name in options if all(row.cell_of(name) for row in rows) and (not by_rules or besides(options[name]))]
+    can = [{cell.point for cell in row.cells if cell.ratio or cell.status == "no_say"} for row in rows]
+    whole = [name for name in options if all(name in each for each in can) and (not by_rules or besides(options[name]))]
     plans = [*([name] * len(rows) for name in whole), *[by_rules] * any(by_rules)]
     gains = [(one.ratio, points) for points in plans if (one := estimate(rows, points)).is_gain]
     if not gains:
@@ -166,9 +167,6 @@ def below(result: Result, limit: float) -> list[str]:
     found += [f"{row.label}, {cell.point}: {cell.reason}" for row, cell in wrong]
     slower = [(one.name, speed) for one in result.points if (speed := speeds.get(one.name, 0.0)) < limit]
     return found + [f"{name}: {speed:.2f} of torch's speed" for name, speed in slower]
-
-
-# --- conv_algo_rules and matmul_algo_rules -----------------------------------------------------------------------------
 
 
 FIELDS = ("stride", "padding", "dilation", "output_padding", "groups", "transposed", "dtype", "layout")

@@ -81,9 +81,6 @@ def text(shape: Iterable[int]) -> str:
     return "x".join(map(str, shape))
 
 
-# --- what a file holds ------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class SizesKind(Kind):
     """Sizes as a list or as ``1x3x224x224``; a single number is one for all axes."""
