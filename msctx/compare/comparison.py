@@ -35,8 +35,8 @@ TORCH, AGAIN = "", "\0"
 HOPELESS = 10
 """A choice that takes so many times as long as torch in its first runs is not measured."""
 EXACT, ROUNDED = 1e-3, 0.02
-"""The largest error of a choice that keeps the precision, and of one that lowers it, where the algorithm states no bound: gradients of
-float32 differ where a ReLU decides otherwise between equal values; bfloat16 rounds to 4e-3, and errors add up from layer to layer."""
+"""The largest error of a choice that keeps the precision, and of one that lowers it, where the algorithm states no bound: gradients
+of float32 differ where a ReLU decides otherwise between equal values; bfloat16 rounds to 4e-3, and errors add up."""
 ROUNDING = ("conv_allow_tf32", "matmul_allow_tf32", "conv_allow_hf32", "matmul_allow_hf32", "allow_fp32_emulation", *PRECISION)
 """Options that lower the precision."""
 WORSE, MEANINGLESS = 4, 0.5
