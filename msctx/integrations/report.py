@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def peaks() -> dict[str, float]:
-    """The memory peaks so far: of the pool of host memory and the accelerator, each where it is used."""
+    """The memory peaks so far: of counted host memory and of the accelerator, each where it is used."""
     found: dict[str, float] = {}
     if memory.read_pool() is not None:
         found["peak_memory_bytes"] = float(memory.statistics()["peak_bytes"])

@@ -17,10 +17,7 @@ the kernel takes back when memory is short."""
 
 def share_left() -> float:
     """What is left of the tightest cap, as a share of it; 1.0 where there is none."""
-    try:
-        return min((1.0 - used / cap for used, cap in (*_address_space(), *_groups())), default=1.0)
-    except (OSError, ValueError):
-        return 1.0
+    return min((1.0 - used / cap for used, cap in _caps()), default=1.0)
 
 
 def share_left_on_gpu() -> float:
@@ -36,11 +33,7 @@ def share_left_on_gpu() -> float:
 
 def free_bytes() -> int:
     """How many bytes this process can still have: what the system has left, or the tightest cap on the process."""
-    try:
-        left = [max(0, cap - used) for used, cap in (*_address_space(), *_groups())]
-    except (OSError, ValueError):
-        left = []
-    return min(_available(), *left)
+    return min([_available(), *(max(0, cap - used) for used, cap in _caps())])
 
 
 def _available() -> int:
@@ -51,8 +44,15 @@ def _available() -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def _caps() -> list[tuple[int, int]]:
+    """Bytes in use and allowed: of the address space, of this process's control group and of those around it."""
+    try:
+        return [*_address_space(), *_groups()]
+    except (OSError, ValueError):
+        return []
+
+
 def _address_space() -> Iterator[tuple[int, int]]:
-    """Bytes in use and allowed, if there is a cap."""
     import resource  # of Unix
 
     allowed = resource.getrlimit(resource.RLIMIT_AS)[0]
@@ -61,7 +61,6 @@ def _address_space() -> Iterator[tuple[int, int]]:
 
 
 def _groups() -> Iterator[tuple[int, int]]:
-    """The same for this process's group and those around it."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         for sign, root, cap, used, pages in FILES:
             own = root / line.partition(sign)[2]

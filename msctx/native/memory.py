@@ -72,7 +72,8 @@ def write_caps(value: Sequence[Sequence[Any]]) -> None:
             if (cap.asked, cap.origin) != (asked, origin):  # the base has been changed
                 _library().msctx_cap_set(cap.number, *_limit(asked, origin, _counts(cap.number)["current_bytes"]))
                 _caps[place] = Cap(asked, origin, cap.number)
-        _close(len(value))
+        while len(_caps) > len(value):
+            _library().msctx_cap_close(_caps.pop().number)
         for asked, origin in value[len(_caps) :]:
             _caps.append(Cap(asked, origin, int(_library().msctx_cap_set(0, *_limit(asked, origin)))))
 
@@ -81,24 +82,6 @@ def _limit(asked: int, origin: str, counted: int = 0) -> tuple[int, str]:
     """The limit of a cap, no more than is free (with idle blocks and what the cap has *counted* already), and its text."""
     most = limits.free_bytes() + _counts(0)["idle_bytes"] + counted
     return min(asked, most), origin if asked <= most else f"{origin}, lowered to what was free"
-
-
-def save_caps() -> tuple[Cap, ...]:
-    return tuple(_caps)
-
-
-def load_caps(found: tuple[Cap, ...]) -> None:
-    """Put back the caps that were found: those that were opened since go."""
-    with _lock:
-        if tuple(_caps[: len(found)]) == found:
-            _close(len(found))
-        else:  # the base has changed meanwhile
-            write_caps([[cap.asked, cap.origin] for cap in found])
-
-
-def _close(count: int) -> None:
-    while len(_caps) > count:
-        _library().msctx_cap_close(_caps.pop().number)
 
 
 def _counts(number: int) -> dict[str, int]:
@@ -112,12 +95,12 @@ def statistics() -> dict[str, Any]:
     """What was counted of all tensors, and by each cap."""
     if core.loaded() is None:
         return dict.fromkeys(COUNTS[1:], 0) | {"caps": []}
-    of_all, origins = _counts(0), []
     with _lock:
-        for cap in _caps:
-            counted = {name: count for name, count in _counts(cap.number).items() if name != "idle_bytes"}
-            origins.append({"asked_bytes": cap.asked, "origin": cap.origin, **counted})
-    return {name: of_all[name] for name in COUNTS[1:]} | {"caps": origins}
+        caps = [{"asked_bytes": cap.asked, "origin": cap.origin, **_counts(cap.number)} for cap in _caps]
+    of_all = _counts(0)
+    for one in caps:
+        del one["idle_bytes"]
+    return {name: of_all[name] for name in COUNTS[1:]} | {"caps": caps}
 
 
 def accelerator() -> str:

@@ -1,4 +1,4 @@
-"""Switches of the native core: its policies for convolutions and for precision, its pool of memory and the caps on it."""
+"""Switches of the native core: its policies for convolutions and for precision, its counting of memory and the caps on it."""
 
 from __future__ import annotations
 
@@ -56,8 +56,6 @@ SWITCHES = (
         name="native.memory_caps",
         read=memory.read_caps,
         write=memory.write_caps,
-        save=memory.save_caps,
-        load=memory.load_caps,
         prepare=core.load,
     ),
 )
