@@ -49,9 +49,8 @@ OPTIONS = (
              "many of them is several times faster. On a GPU each kernel was compiled one way or the other."),
     extension("check_bprop_values", Bool, example=True,
         help="With check_bprop=True: the gradients of each hand-written backward function are also compared with differences of its "
-             "forward, in float64 and along a random direction, when it is called; a difference is an error. Each call then "
-             "costs some four calls in float64. Functions that are random or not smooth, or that cannot compute in float64, are "
-             "left out with a warning."),
+             "forward by torch.autograd.gradcheck, in float64 and along a random direction, when it is called; a difference is an "
+             "error. The functions must be smooth; those that cannot compute in float64 are left out with a warning."),
     extension("fallback", Choice({
             "warn": "torch's own path runs, with one warning for each problem",
             "error": "the call raises, with every candidate and all of its reasons",
