@@ -64,11 +64,6 @@ def test_levels_are_kept_apart(write):
     assert values(experiment) == {"deterministic": "ON", "seed": 5, "thread_invariant": True, "runtime_num_threads": 2}
 
 
-def test_a_preset_of_the_command_line_stays_below_the_file(write):
-    experiment = read(write("context: {deterministic: OFF}\n"), ["preset=reproducible"])
-    assert values(experiment) == {"deterministic": "OFF", "seed": 0, "thread_invariant": True}
-
-
 def test_every_problem_at_once_with_its_place(write):
     file = write(
         """\
@@ -112,21 +107,11 @@ def test_seed_twice_must_agree(write):
     assert values(read(write("context: {seed: 2}\nexperiment: {seed: 2}\n"))) == {"seed": 2}
 
 
-def test_the_origin_of_the_seed_is_its_own_line(write):
-    experiment = read(write("context: {deterministic: ON}\nexperiment:\n  seed: 4\n"))
-    assert experiment.settings.get("seed").origin.endswith("x.yaml:3:9")
-
-
 def test_an_entry_is_needed_to_run(write):
     file = write("context: {}\n")
     assert read(file).entry is None
     with pytest.raises(OptionError, match=r"experiment.entry: is missing"):
         read(file, need_entry=True)
-
-
-@pytest.mark.parametrize("text", ["", "# nothing\n", "context:\nexperiment:\n"])
-def test_empty_files(write, text):
-    assert read(write(text)).levels == {}
 
 
 def test_a_list_is_no_experiment(write):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,33 +35,3 @@ def test_every_algorithm_reaches_the_same_accuracy(tmp_path: Path) -> None:
     assert ran["implicit_gemm"] == "dgrad=algo_0, fprop=implicit_gemm, wgrad=algo_0"
     for name in ("fft", "fft_tiling", "winograd_nonfused"):
         assert ran[name] == f"dgrad={name}, fprop={name}, wgrad={name}"
-
-
-@pytest.mark.full
-def test_the_reference_learns_too(tmp_path: Path) -> None:
-    result = run(tmp_path / "run", "args.epochs=1", "args.algorithms=[torch,reference]", "runtime_num_threads=1")
-    assert abs(result["test_accuracy"]["torch"] - result["test_accuracy"]["reference"]) <= 0.02
-
-
-def test_the_names_are_those_of_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each value of each direction is trained with, or replaced by its nearest where the direction does not have it."""
-    monkeypatch.syspath_prepend(str(EXPERIMENTS))
-    for name in ("digits_algorithms", "digits"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    import digits_algorithms
-
-    from msctx.options.gpu import OPTIONS
-
-    for direction in ("fprop", "dgrad", "wgrad"):
-        choices = next(o for o in OPTIONS if o.name == f"conv_{direction}_algo").choices
-        trained = {values[direction] for values in digits_algorithms.ALGORITHMS.values() if values}
-        assert trained == set(choices)
-
-
-def test_a_run_records_what_ran(tmp_path: Path) -> None:
-    digits = read(str(EXPERIMENTS / "digits.yaml"), ["conv_fprop_algo=winograd", "args.epochs=1"], need_entry=True)
-    run_experiment(digits, str(tmp_path / "run"))
-    rows = json.loads((tmp_path / "run" / "choices.json").read_text())
-    assert {row["ran"] for row in rows} == {"winograd"}
-    assert {row["direction"] for row in rows} == {"fprop"}
-    assert sum(row["calls"] for row in rows) > 100

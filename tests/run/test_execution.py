@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from msctx import devices
 from msctx.cli import main
-from msctx.options import carried, make_layer
 
 ECHO = """
 import torch
@@ -77,24 +75,7 @@ def test_workers_are_reached(run: Run, folder: Path, start: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("flags", [["-m"], ["-E", "-m"], ["-W", "error", "-m"]])
-def test_modules_are_reached(run: Run, folder: Path, flags: list[str]) -> None:
-    (folder / "package.py").write_text("import torch\nprint(torch.are_deterministic_algorithms_enabled())")
-    done = run(*OPTIONS, "--", sys.executable, *flags, "package", cwd=folder)
-    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "first",
-    [
-        "",
-        "msctx.state()",
-        "msctx.explain(seed=1)",
-        "msctx.context(seed=1).__enter__()",
-        "from msctx.observers import collector",
-    ],
-)
+@pytest.mark.parametrize("first", ["", "msctx.state()", "from msctx.observers import collector"])
 def test_programs_that_begin_with_msctx_are_reached(run: Run, folder: Path, first: str) -> None:
     """Their first import of torch may be one of msctx's own modules, or their own."""
     done = run(*OPTIONS, "--", sys.executable, "-c", f"import msctx\n{first}\nimport echo\necho.show('here')")
@@ -127,46 +108,11 @@ def test_torchrun_and_a_shell_are_reached(run: Run, folder: Path) -> None:
     assert sorted(done.stdout.splitlines()) == ["no memory"] * 2 + ["rank True 1"] * 2
 
 
-@pytest.mark.full
-def test_accelerate_is_reached(run: Run, folder: Path) -> None:
-    pytest.importorskip("accelerate")
-    (folder / "train.py").write_text(
-        "import echo\nfrom accelerate import Accelerator\n"
-        "with Accelerator(cpu=True).main_process_first():\n    echo.show('rank')\n"
-    )
-    # --multi_gpu is how it starts several ranks, on a CPU too
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines", "1", "--num_processes", "2"]
-    done = run(*OPTIONS, "--", *launch, "--mixed_precision", "no", "--dynamo_backend", "no", folder / "train.py")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["rank True 1"] * 2
-
-
 def test_a_file_gives_the_options_and_the_command_its_exit_code(run: Run, folder: Path) -> None:
     (folder / "options.yaml").write_text("context: {deterministic: 'ON', runtime_num_threads: 2}")
     program = "import echo, sys; echo.show('program'); sys.exit(int(sys.argv[-1]))"
     done = run(folder / "options.yaml", "runtime_num_threads=1", sys.executable, "-c", program, "--code", "9")
     assert (done.stdout, done.returncode) == ("program True 1\n", 9), done.stderr
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
-def test_a_program_takes_the_options_back_for_good(run: Run, folder: Path, start: str) -> None:
-    """A forkserver has begun before, with the options in its environment."""
-    (folder / "taken_back.py").write_text(
-        "import multiprocessing, msctx, echo\n"
-        "def child():\n"
-        f"    child = multiprocessing.get_context({start!r}).Process(target=echo.show, args=('child',))\n"
-        "    child.start()\n    child.join()\n"
-        "if __name__ == '__main__':\n"
-        "    child()\n    msctx.reset_context()\n    msctx.get_context('deterministic')\n    child()\n"
-        "    with msctx.context(runtime_num_threads=2):\n        echo.show('inside')\n"
-    )
-    done = run("deterministic=ON", "--", sys.executable, folder / "taken_back.py")
-    assert [line.split()[:2] for line in done.stdout.splitlines()] == [
-        ["child", "True"],
-        ["child", "False"],
-        ["inside", "False"],
-    ]
 
 
 @pytest.mark.full
@@ -213,30 +159,6 @@ def test_mistakes(words: list[str], code: int, expected: str, capsys: pytest.Cap
         main(["exec", *words])
     assert end.value.code == code
     assert expected in capsys.readouterr().err
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("strict", [False, True])
-def test_a_child_that_cannot_honour_the_options(run: Run, folder: Path, strict: bool) -> None:
-    """Its environment has no compiler, and a cache in which there is no native core."""
-    other = ["env", "CXX=/no/compiler", f"MSCTX_CACHE_DIR={folder / 'empty'}", sys.executable, "-c", IMPORTS]
-    done = run("conv_fprop_algo=direct", f"strict={str(strict).lower()}", "--", *other)
-    assert (done.stdout, done.returncode) == (("", 7) if strict else ("on\n", 0)), done.stderr
-    assert "conv_fprop_algo" in done.stderr
-    assert done.stderr.count("error: strict=True, and this would not be carried out:") == int(strict)
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.full
-def test_a_child_on_a_machine_without_the_device_ends_at_once() -> None:
-    missing = next(target for target, device in (("Ascend", "ascend"), ("GPU", "cuda")) if device not in devices.here())
-    environment = os.environ | {"MSCTX_PLAN": carried.pack(make_layer({"device_target": missing}, "command line"))}
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTS], env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert (done.stdout, done.returncode) == ("", 6)
-    assert f"error: device_target='{missing}': there is no such device here" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_a_python_without_torch_reads_nothing_of_ours() -> None:

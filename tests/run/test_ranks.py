@@ -41,24 +41,6 @@ def test_torchrun_is_one_run(folder: Path) -> None:
     assert "is not empty" in again.stderr
 
 
-@pytest.mark.full
-def test_a_plan_is_shown_once_and_a_sweep_is_refused(folder: Path) -> None:
-    done = launched(folder, "--dry-run")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("options carried out") == 1
-    refused = launched(folder, "--sweep", "seed=0,1")
-    assert refused.returncode != 0
-    assert "run it without torchrun" in refused.stderr
-    assert not (folder / "runs").exists()
-
-
-@pytest.mark.parametrize(("world", "rank", "expected"), [("", "", 0), ("1", "3", 0), ("4", "3", 3), ("4", "x", 0)])
-def test_the_rank_is_the_launchers(world: str, rank: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", world)
-    monkeypatch.setenv("RANK", rank)
-    assert ranks.rank() == expected
-
-
 def test_other_launchers_give_each_rank_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
