@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from msctx import devices, locks
 from msctx import plan as planning
 from msctx.effects import NEED_CORE, SHOW_FREE, THEMES, Facts
-from msctx.errors import DeviceError, Diagnostic, MsctxError, OptionError, ScopeError, StrictError
+from msctx.errors import DeviceError, Diagnostic, OptionError, ScopeError, StrictError
 from msctx.notices import put_off, warn, warn_put_off
-from msctx.options import DEVICES, Layer, Settings, carried
+from msctx.options import DEVICES, Layer, Settings
 from msctx.options.layers import environment_layers, flatten, layer_of, with_preset
 from msctx.options.registry import exclusive
 from msctx.plan import Plan
@@ -172,9 +172,6 @@ class Base:
                     try:
                         self.change(environment_layers(os.environ))
                         self.read_environment = True
-                    except MsctxError:
-                        carried.note_refusal(os.environ, str(os.getpid()))
-                        raise
                     finally:
                         self._is_starting = False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,6 @@ from msctx.options.registry import OPTIONS
 from msctx.options.validation import check
 
 VARIABLE = "MSCTX_PLAN"
-REFUSED = ".refused"
-"""What is added to the name of a file of notes."""
 LONGEST = 120_000
 """Bytes: Linux takes no longer text in one variable."""
 
@@ -96,22 +95,7 @@ def _wrong(text: str) -> OptionError:
 def note(environment: Mapping[str, str], text: str) -> None:
     """Leave a line that a process has entered it, for whoever waits for one on this machine."""
     if seen := read(environment).get("seen"):
-        _write(seen, text)
-
-
-def note_refusal(environment: Mapping[str, str], text: str) -> None:
-    """Leave a line that a process could not enter it, and has reported why; of a plan of another version, too."""
-    try:
-        seen = json.loads(environment[VARIABLE])["seen"]
-    except (KeyError, TypeError, ValueError):  # nobody's
-        return
-    _write(f"{seen}{REFUSED}", text)
-
-
-def _write(file: str, text: str) -> None:
-    try:
-        place = os.open(file, os.O_WRONLY | os.O_APPEND)
-    except OSError:  # on another machine, or nobody waits any more
-        return
-    os.write(place, f"{text}\n".encode())
-    os.close(place)
+        with suppress(OSError):  # on another machine, or nobody waits any more
+            place = os.open(seen, os.O_WRONLY | os.O_APPEND)
+            os.write(place, f"{text}\n".encode())
+            os.close(place)

@@ -83,8 +83,7 @@ def find_file(name: str) -> Path:
         return path
     known = {p.stem: p for p in sorted((CONFIGS / "experiments").glob("*.yaml"))}
     if name in known:
-        near = Path(os.path.relpath(known[name]))
-        return known[name] if ".." in near.parts else near
+        return known[name]
     hint = nearest(name, known) or (f"{name}.yaml" if Path(f"{name}.yaml").exists() else f"{name}=VALUE" if find(name) else "")
     text = "no such file, and no shipped experiment of that name"
     raise FileError([Diagnostic("", text, name, allowed=f"a YAML file; {', '.join(known)}", suggestion=hint)])

@@ -28,7 +28,6 @@ def execute(command: Sequence[str], layer: Layer, *, strict: bool = False) -> in
     """
     with tempfile.TemporaryDirectory(prefix="msctx-exec-") as folder:
         (seen := Path(folder) / "seen").touch()
-        (refused := Path(f"{seen}{carried.REFUSED}")).touch()
         environment = os.environ | {carried.VARIABLE: carried.pack(layer, seen=str(seen))}
         try:
             process = subprocess.Popen(command, env=environment)
@@ -36,20 +35,17 @@ def execute(command: Sequence[str], layer: Layer, *, strict: bool = False) -> in
             raise FileError([Diagnostic("", f"cannot be started: {error.strerror}", command[0])]) from None
         code = _wait(process)
         if not seen.stat().st_size:
-            has_said = refused.stat().st_size > 0
-            text = (_REFUSED if has_said else _UNSEEN).format(" ".join(command))
+            text = _UNSEEN.format(" ".join(command))
             if strict:
                 raise StrictError(f"strict=True, and {text}")
-            if not has_said:
-                warn("exec", command[0], text)
+            warn("exec", command[0], text)
     return code if code >= 0 else 128 - code
 
 
 _UNSEEN = (
-    "the options did nothing: no process of `{}` on this machine entered them; that takes an import of torch, and an environment"
-    " in which msctx is installed (a Python that runs with -S does not read them)"
+    "the options did nothing: no process of `{}` on this machine entered them. That needs an import of torch, and an environment"
+    " in which msctx is installed. A Python that runs with -S does not read them"
 )
-_REFUSED = "the options did nothing: no process of `{}` on this machine could enter them; see the error above"
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:

@@ -197,6 +197,7 @@ def _call(entry: Any, run: Run, recording: ExitStack) -> tuple[dict[str, Any], B
     began, clock = time.strftime("%Y-%m-%dT%H:%M:%S%z"), time.perf_counter()
     result: dict[str, Any] = {"status": "completed", "started": began}
     error: BaseException | None = None
+    terminated = False
     _active.append(run)
     try:
         try:
@@ -204,6 +205,7 @@ def _call(entry: Any, run: Run, recording: ExitStack) -> tuple[dict[str, Any], B
                 returned = entry(run)
             finally:  # however it ends: what a signal raises while its exception is read would leave no result
                 recording.enter_context(undisturbed())
+                terminated = is_terminated()
             values = {**returned} if isinstance(returned, Mapping) else {} if returned is None else {"value": returned}
             result = {**values, **result}
         except (KeyboardInterrupt, Terminated) as interrupt:
@@ -226,7 +228,7 @@ def _call(entry: Any, run: Run, recording: ExitStack) -> tuple[dict[str, Any], B
     finally:
         _active.remove(run)
         sys.stdout.flush()
-    if is_terminated():  # a library may have made another exception of it
+    if terminated:  # a library may have made another exception of it
         result |= {"status": "interrupted", "reason": "SIGTERM"}
     result["seconds"] = round(time.perf_counter() - clock, 3)
     return result, error
