@@ -7,7 +7,6 @@ while the option is on gets its own ``apply``. Hooks on the node would run after
 from __future__ import annotations
 
 import inspect
-import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator

@@ -1,9 +1,8 @@
-"""The file of ``print_file_path``: a name that nobody has, and records that go into it whole or not at all."""
+"""The file of ``print_file_path``: a name that nobody has, and whole records in it."""
 
 from __future__ import annotations
 
 import os
-import weakref
 from pathlib import Path
 
 from msctx import locks, notices
@@ -13,19 +12,18 @@ _lock = locks.reentrant()
 
 
 class PrintFile:
-    """A file that is made when it is needed; the processes forked from this one write to it, too."""
+    """A file that its first record makes."""
 
     def __init__(self, asked: str) -> None:
         self.asked = asked
         """The path that the option names."""
         self._wanted = Path(asked).expanduser().absolute()
         self._made: str | None = None
-        _in_use.add(self)
         if not os.access(self._wanted.parent, os.W_OK):  # report it now
             self.made()
 
     def made(self) -> str:
-        """The file that receives the records; ``""`` where none can be made."""
+        """The file that receives the records; ``""``: none can be made."""
         with _lock:
             if self._made is None:
                 try:
@@ -36,26 +34,11 @@ class PrintFile:
             return self._made
 
     def append(self, record: bytes) -> None:
-        """Write one record. Where the system refuses, the record is left out, and one warning reports it."""
-        if not (path := self.made()):
-            return
-        try:
-            files.append(path, lambda end: record)
-        except OSError as error:
-            _warn(path, f"cannot be written ({error.strerror}); some records are missing")
-
-
-_in_use: weakref.WeakSet[PrintFile] = weakref.WeakSet()
-
-
-def _before_fork() -> None:
-    """Both processes are to write to one file."""
-    for file in [*_in_use]:
-        file.made()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork)
+        if path := self.made():
+            try:
+                files.append(path, lambda end: record)
+            except OSError as error:
+                _warn(path, f"cannot be written ({error.strerror}); some records are missing")
 
 
 def _warn(path: str, what: str) -> None:

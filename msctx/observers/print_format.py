@@ -6,6 +6,7 @@ A file is a sequence of messages with one field, ``value``, that repeats; so the
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -34,8 +35,8 @@ NAMES = {
 """dtype → MindSpore's name of it."""
 _DTYPES = {name.lower(): dtype for dtype, name in NAMES.items()}  # older releases write Uint8
 
-_NUMBER, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
-"""Wire types of protobuf: how long a field is."""
+_NUMBER, _BYTES = 0, 2
+"""Wire types of protobuf."""
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -82,110 +83,85 @@ def parse_print(path: str | os.PathLike[str]) -> list[str | torch.Tensor]:
         dtype that it had. A number that MindSpore printed is a tensor without dimensions.
 
     Raises:
-        FileError: the file is missing, empty, cut off, or something else than printed values; the message names the byte.
+        FileError: the file is missing, empty, cut off, or not a file of printed values; the message names the value.
 
     Source: ``mindspore.parse_print``.
     """
-    name = os.fspath(path)
+    name, values = os.fspath(path), list[str | torch.Tensor]()
     try:
-        data = memoryview(Path(name).read_bytes())
+        data = Path(name).read_bytes()
+        if not data:
+            raise ValueError("the file is empty")
+        for number, content in _fields(data):
+            ((kind, inner), *_) = [*_fields(_bytes(content)), (0, b"")]
+            if number != 1 or kind not in (1, 2):
+                raise ValueError("this is no printed value")
+            values.append(_bytes(inner).decode(errors="replace") if kind == 1 else _read_tensor(_bytes(inner)))
     except OSError as error:
         raise _error(name, f"it cannot be read: {error.strerror}") from None
-    if not data:
-        raise _error(name, "the file is empty")
-    try:
-        return [_value(content, at) for content, at in _only(1, _fields(data, 0))]
-    except _Broken as broken:
-        raise _error(f"{name}, byte {broken.at}", str(broken)) from None
-
-
-class _Broken(Exception):
-    def __init__(self, text: str, at: int) -> None:
-        super().__init__(text)
-        self.at = at
+    except ValueError as error:
+        raise _error(f"{name}, value {len(values) + 1}", str(error)) from None
+    return values
 
 
 def _error(where: str, text: str) -> FileError:
-    allowed = "a file that Print wrote under print_file_path, whole"
-    return FileError([Diagnostic("parse_print", text, where, allowed)])
+    return FileError([Diagnostic("parse_print", text, where, "a file that Print wrote under print_file_path, whole")])
 
 
-_Field = tuple[int, "memoryview | int", int]
-"""Its number, its content, and at which byte it begins."""
+def _bytes(content: bytes | int) -> bytes:
+    if isinstance(content, int):
+        raise ValueError("this is no printed value")
+    return content
 
 
-def _fields(data: memoryview, start: int) -> Iterator[_Field]:
-    """The fields of a message that begins at byte *start* of the file."""
+def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
+    """The number and content of each field of a message."""
     position = 0
     while position < len(data):
-        at = start + position
-        tag, position = _read_varint(data, position, at)
+        tag, position = _read_varint(data, position)
         number, form = tag >> 3, tag & 7
+        if form not in (_NUMBER, _BYTES) or not number:
+            raise ValueError("this is no printed value")
+        length, position = _read_varint(data, position)
         if form == _NUMBER:
-            content, position = _read_varint(data, position, at)
-            yield number, content, at
+            yield number, length
             continue
-        if form not in (_BYTES, _EIGHT, _FOUR) or not number:
-            raise _Broken("this is no printed value", at)
-        length = {_EIGHT: 8, _FOUR: 4}.get(form)
-        if length is None:
-            length, position = _read_varint(data, position, at)
         if position + length > len(data):
-            raise _Broken("the file is cut off, or no printed values", at)
-        yield number, data[position : position + length], start + position
+            raise ValueError("the file is cut off, or no printed values")
+        yield number, data[position : position + length]
         position += length
 
 
-def _read_varint(data: memoryview, position: int, at: int) -> tuple[int, int]:
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     number = shift = 0
-    while True:
-        if position >= len(data) or shift > 63:
-            raise _Broken("the file is cut off, or no printed values", at)
+    while position < len(data) and shift < 64:
         byte = data[position]
         number |= (byte & 0x7F) << shift
         position, shift = position + 1, shift + 7
         if byte < 0x80:
             return number, position
+    raise ValueError("the file is cut off, or no printed values")
 
 
-def _only(number: int, fields: Iterator[_Field]) -> Iterator[tuple[memoryview, int]]:
-    for found, content, at in fields:
-        if found != number or isinstance(content, int):
-            raise _Broken("this is no printed value", at)
-        yield content, at
-
-
-def _value(content: memoryview, start: int) -> str | torch.Tensor:
-    for number, inner, at in _fields(content, start):
-        if number == 1 and not isinstance(inner, int):
-            return bytes(inner).decode(errors="replace")
-        if number == 2 and not isinstance(inner, int):
-            return _read_tensor(inner, at)
-    raise _Broken("this is no printed value", start)
-
-
-def _read_tensor(message: memoryview, start: int) -> torch.Tensor:
-    shape, name, content = [], "", memoryview(b"")
-    for number, inner, at in _fields(message, start):
+def _read_tensor(message: bytes) -> torch.Tensor:
+    shape, name, content = list[int](), "", b""
+    for number, inner in _fields(message):
         if number == 1 and isinstance(inner, int):
             shape.append(inner)
-        elif number == 1 and not isinstance(inner, int):  # packed
-            position = 0
-            while position < len(inner):
-                size, position = _read_varint(inner, position, at)
+        elif number == 1:  # packed
+            position, packed = 0, _bytes(inner)
+            while position < len(packed):
+                size, position = _read_varint(packed, position)
                 shape.append(size)
-        elif number == 2 and not isinstance(inner, int):
-            name = bytes(inner).decode(errors="replace")
-        elif number == 3 and not isinstance(inner, int):
-            content = inner
+        elif number == 2:
+            name = _bytes(inner).decode(errors="replace")
+        elif number == 3:
+            content = _bytes(inner)
     if (dtype := _DTYPES.get(name.lower())) is None:
-        raise _Broken(f"a tensor has the unknown type {name!r}", start)
+        raise ValueError(f"a tensor has the unknown type {name!r}")
     if shape == [0] and len(content) == dtype.itemsize:  # so MindSpore writes a number
         shape = []
-    elements = 1
-    for size in shape:
-        elements *= size
-    if elements * dtype.itemsize != len(content) or any(size >= 2**63 for size in shape):
-        raise _Broken(f"a tensor of shape {shape} and type {name} has {len(content)} bytes", start)
+    if math.prod(shape) * dtype.itemsize != len(content) or any(size >= 2**63 for size in shape):
+        raise ValueError(f"a tensor of shape {shape} and type {name} has {len(content)} bytes")
     flat = torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
     return flat.reshape(shape)
