@@ -16,7 +16,6 @@ from msctx.context import ledger
 from msctx.context.holds import HELD
 from msctx.errors import ScopeError
 from msctx.memory import watched
-from msctx.torch_config import override, put_override
 
 
 def test_overlapping_scopes_in_two_threads(exact_state: State) -> None:
@@ -150,52 +149,3 @@ def test_a_scope_whose_thread_has_ended_ends_when_all_is_taken_back(options: dic
     with ctx:
         assert watched.models() == [model]
     assert watched.models() == []
-
-
-@pytest.mark.parametrize("by", ["context", "set_context"])
-def test_what_a_thread_had_for_itself_is_no_other_threads_once_it_has_ended(by: str, base: None) -> None:
-    def ends() -> None:
-        torch.set_num_threads(1)  # its own number
-        torch.set_flush_denormal(True)
-        if by == "context":
-            msctx.context(runtime_num_threads=2, flush_denormal=False).__enter__()
-        else:
-            msctx.set_context(runtime_num_threads=2, flush_denormal=False)
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        thread = threading.Thread(target=ends)
-        thread.start()
-        thread.join()
-        with msctx.context(runtime_num_threads=1):
-            assert torch.get_num_threads() == 1
-        assert torch.get_num_threads() == 2
-        msctx.reset_context()
-        assert torch.get_num_threads() == 2
-        assert torch.tensor([1e-39]) * 1 != 0
-        assert in_thread(torch.get_num_threads) == 1, "what it had found, which new threads get"
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_threads_that_ended_inside_cost_no_more_than_one(exact_state: State, request: pytest.FixtureRequest) -> None:
-    import torch._inductor.config as inductor
-
-    own = override(inductor, "deterministic")
-    request.addfinalizer(lambda: put_override(inductor, "deterministic", own))
-    inductor.deterministic = False  # this thread's own, which is none of theirs
-    before = exact_state()
-
-    def leave_open(depth: int) -> None:
-        msctx.context(max_call_depth=depth, deterministic="ON", runtime_num_threads=1).__enter__()
-
-    for number in range(20):
-        thread = threading.Thread(target=leave_open, args=(500 + number,))
-        thread.start()
-        thread.join()
-    with msctx.context(max_call_depth=300):
-        assert max(map(len, HELD.values())) <= 2
-    msctx.reset_context()
-    assert exact_state() == before
-    assert not HELD

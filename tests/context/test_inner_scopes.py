@@ -12,7 +12,6 @@ from msctx.context import ledger
 from msctx.context.ledger import rebase
 from msctx.effects import Facts
 from msctx.options import Settings, make_layer
-from msctx.switches import SWITCHES
 
 pytestmark = quiet
 OFF: list[Any] = [
@@ -72,17 +71,6 @@ def test_what_the_user_set_between_two_scopes_comes_back(exact_state: State) -> 
         torch.set_num_threads(found + 1)
 
 
-def test_seeds_and_generators_are_not_switched_off() -> None:
-    """seed_scope puts the generators back when its own scope closes, not for one inside."""
-    with msctx.context(seed=3, seed_scope=True):
-        torch.rand(1)
-        state = torch.get_rng_state()
-        with msctx.context(seed_scope=False):
-            assert torch.equal(torch.get_rng_state(), state)
-            torch.rand(1)
-        assert not torch.equal(torch.get_rng_state(), state)
-
-
 def test_a_bound_function_has_off_what_its_scope_has_off(base: None) -> None:
     found = threads()
     msctx.set_context(runtime_num_threads=found + 1)
@@ -91,17 +79,6 @@ def test_a_bound_function_has_off_what_its_scope_has_off(base: None) -> None:
         bound = ctx.bind(threads)
         with Elsewhere() as other:
             assert other.do(bound) == found
-
-
-def test_limits_of_depth_go_back(exact_state: State) -> None:
-    read = SWITCHES["python.recursion_limit"].read
-    with msctx.context(max_call_depth=5000):
-        high = read()
-        with msctx.context(max_call_depth=300):
-            low = read()
-        assert read() == high
-    with msctx.context(max_call_depth=300):
-        assert read() == low < high
 
 
 # --- switches that share state ----------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from context_helpers import State, quiet
+from context_helpers import quiet
 
 import msctx
 from msctx.context import ledger
@@ -112,16 +112,6 @@ def test_a_group_beats_the_flat_spelling_inside_one_scope() -> None:
                 assert (found["conv_allow_tf32"], found["matmul_allow_tf32"]) == (True, True), "groups merge key by key"
 
 
-@quiet
-def test_a_flat_setting_is_in_force_for_each_devices_group() -> None:
-    with msctx.context(conv_allow_tf32=False):
-        assert msctx.get_context("gpu_config.conv_allow_tf32") is False
-    with msctx.context(gpu_config={"conv_allow_tf32": False}):
-        with msctx.context(conv_allow_tf32=True):
-            assert msctx.get_context("gpu_config.conv_allow_tf32") is True
-        assert msctx.get_context("gpu_config.conv_allow_tf32") is False
-
-
 def test_two_spellings_of_one_option() -> None:
     with msctx.context(deterministic="ON"):
         assert msctx.get_context("session.deterministic") == "ON"
@@ -154,13 +144,6 @@ def test_get_context() -> None:
         assert msctx.get_context(origin=True)["seed_scope"].origin.startswith("with-block at test_precedence.py:")
     with pytest.raises(OptionError, match="did you mean deterministic"):
         msctx.get_context("determinstic")
-
-
-def test_writing_the_default_is_a_setting(exact_state: State) -> None:
-    before = exact_state()
-    with msctx.context(max_call_depth=1000):
-        assert msctx.get_context("max_call_depth", origin=True).origin.startswith("with-block")
-        assert exact_state() != before
 
 
 @quiet

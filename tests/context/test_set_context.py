@@ -12,8 +12,6 @@ import torch
 from context_helpers import State, threads
 
 import msctx
-from msctx.context.base import BASE
-from msctx.context.holds import HELD
 from msctx.errors import MsctxWarning, OptionError, ScopeError, StrictError
 from msctx.torch_config import override, put_override
 
@@ -93,32 +91,6 @@ def test_a_refused_set_context_changes_nothing(base: None, exact_state: State) -
     assert msctx.get_context() == {}
 
 
-@pytest.mark.parametrize("successor", [False, True], ids=["no successor", "its number belongs to another thread now"])
-def test_set_context_in_a_thread_that_has_ended(base: None, exact_state: State, successor: bool) -> None:
-    """What belongs to the process can be reset by anybody; what belonged to that thread went with it."""
-    before = exact_state()
-    setter = threading.Thread(target=lambda: msctx.set_context(pynative_synchronize=True, runtime_num_threads=1))
-    setter.start()
-    setter.join()
-    stop = threading.Event()
-    others = [threading.Thread(target=stop.wait, args=(30,)) for _ in range(3 * successor)]
-    for other in others:
-        other.start()
-    try:
-        if successor and setter.ident not in {other.ident for other in others}:
-            pytest.skip("this system does not give a thread's number away so soon")
-        msctx.reset_context()
-        left = msctx.diff(before, exact_state())
-    finally:
-        stop.set()
-        for hold in {id(h): h for holds in HELD.values() for h in holds}.values():
-            for record in hold.records.values():
-                record.put_back()
-        HELD.clear()
-        BASE.__init__()  # whatever came of it: the next test starts afresh
-    assert left == {}
-
-
 @pytest.mark.parametrize("has_its_own", [False, True])
 @pytest.mark.parametrize(
     "options",
@@ -163,36 +135,6 @@ PER_THREAD: list[dict[str, Any]] = [{"precision_mode": "allow_mix_precision_bf16
 """What PyTorch keeps for each thread."""
 
 
-@pytest.mark.parametrize("first", PER_THREAD)
-def test_another_thread_sets_other_options_than_the_first_one(base: None, exact_state: State, first: dict[str, object]) -> None:
-    """Both threads set, change and take back their own, in any order."""
-    before = exact_state()
-    msctx.set_context(**first, max_call_depth=4000)
-    mine = exact_state()
-    other = next(options for options in PER_THREAD if options != first)
-
-    def work() -> None:
-        found = exact_state()
-        msctx.set_context(max_call_depth=3000)
-        msctx.set_context(**other)
-        assert exact_state() != found
-        with msctx.context(**first), msctx.context(deterministic="ON"):
-            pass
-        msctx.set_context(max_call_depth=4000)
-        with pytest.raises(ScopeError, match=rf"^{next(iter(first))} was set by set_context in another thread"):
-            msctx.set_context(**first)
-        with pytest.raises(ScopeError, match=rf"^{next(iter(first))} was set by set_context in another thread"):
-            msctx.reset_context()
-        assert msctx.get_context("max_call_depth") == 4000
-        BASE.take_back("set_context", other)
-
-    assert not run_in_thread(work)
-    assert exact_state() == mine
-    assert msctx.get_context() == {**first, "max_call_depth": 4000}
-    msctx.reset_context()
-    assert exact_state() == before
-
-
 @pytest.mark.parametrize("options", PER_THREAD)
 def test_another_thread_does_not_claim_what_does_not_act_there(base: None, options: dict[str, object]) -> None:
     msctx.set_context(**options, deterministic="ON")
@@ -225,27 +167,6 @@ def test_another_thread_does_not_claim_what_does_not_act_there(base: None, optio
         assert there["all"] == {"deterministic": "ON"} | ({"seed": 0} if "seed" in there["plan"] else {})
     assert found["own"]["plan"][name][0] == here["plan"][name][0]
     assert found["own"]["value"] == value
-
-
-def test_a_thread_that_had_computed_does_not_claim_the_number_of_threads(base: None) -> None:
-    """New threads begin with the number that was set last; others keep theirs."""
-    began, go, found = threading.Event(), threading.Event(), []
-
-    def work() -> None:
-        torch.set_num_threads(2)
-        assert threads() == 2
-        began.set()
-        go.wait(20)
-        found.extend((row.status, msctx.get_context("runtime_num_threads")) for row in msctx.current().plan.rows)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    assert began.wait(20)
-    msctx.set_context(runtime_num_threads=1)
-    go.set()
-    thread.join()
-    run_in_thread(lambda: found.extend((row.status, threads()) for row in msctx.current().plan.rows))
-    assert found == [("inert", 30), ("honoured", 1)]  # 30: MindSpore's default
 
 
 def run_in_thread(body: Callable[[], None]) -> list[BaseException]:

@@ -13,7 +13,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import msctx
-from msctx.native import precision, precision_switch
+from msctx.native import precision
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "fresh_dynamo"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -45,17 +45,6 @@ def test_each_policy_has_its_own_code(backend):
             with msctx.context(precision_mode=mode):
                 assert compiled(x).dtype == dtype, mode
     with torch.autocast("cpu", BF16):
-        assert compiled(x).dtype == BF16
-
-
-def test_policies_that_differ_in_their_lists_alone(tmp_path):
-    lists = tmp_path / "lists.json"
-    lists.write_text('{"black-list": {"to-add": ["MatMul"]}}')
-    compiled, x = torch.compile(square, backend="aot_eager"), torch.ones(4, 4)
-    with msctx.context(precision_mode="allow_mix_precision_bf16"):
-        assert compiled(x).dtype == BF16
-        with msctx.context(modify_mixlist=str(lists)):
-            assert compiled(x).dtype == FP32
         assert compiled(x).dtype == BF16
 
 
@@ -102,21 +91,6 @@ def test_autocast_of_the_very_dtype_of_the_mode(mode, policy_first):
             assert dtypes(compiled) == dtypes(both)
 
 
-def test_autocast_around_a_graph_break():
-    def broken(x):
-        with torch.autocast("cpu"):
-            one = x @ x
-            torch._dynamo.graph_break()
-            two = x @ x
-        return one, two, x @ x
-
-    compiled, x = torch.compile(broken, backend="aot_eager"), torch.randn(4, 4)
-    for _ in range(2):
-        with msctx.context(precision_mode="allow_fp32_to_bf16"):
-            assert [found.dtype for found in compiled(x)] == [BF16, BF16, FP32]
-        assert [found.dtype for found in compiled(x)] == [BF16, BF16, FP32]
-
-
 def test_a_policy_of_another_thread():
     compiled, x = torch.compile(square, backend="aot_eager"), torch.ones(4, 4)
     with msctx.context(precision_mode="allow_mix_precision_bf16"):
@@ -155,66 +129,6 @@ def test_entering_again_compiles_nothing(named, own_context):
         numbers.append(len(precision._combined))
     assert graphs[0] > found
     assert len(set(graphs)) == len(set(numbers)) == 1
-
-
-@pytest.mark.filterwarnings("ignore:.*no module is named")
-def test_ten_thousand_entries_take_no_numbers(named):
-    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    with msctx.context(**named) as ctx:
-        ctx.watch(net)
-        text = precision_switch.read("cpu")
-        net(torch.ones(1, 4))
-    known = len(precision._combined), len(precision.TEXTS)
-    state = precision_switch.save("cpu")
-    for _ in range(10_000):
-        precision_switch.write("cpu", text)
-        precision_switch.load("cpu", state)
-    assert (len(precision._combined), len(precision.TEXTS)) == known
-
-
-def test_many_policies_that_differ(monkeypatch):
-    """More than the two digits of a number had once; each has its own, and none takes away what others are."""
-    x = torch.ones(2, 2)
-    with msctx.context(precision_mode="force_fp16"):
-        text, first = precision_switch.read("cpu"), precision.carried().number
-    numbers = set()
-    policy = precision.policy_of(text).number
-    for i in range(2000):
-        monkeypatch.setitem(precision.TEXTS, policy, (f"{text} {i}", ""))
-        monkeypatch.delitem(precision._combined, (policy, -1, -1))
-        number = precision.combination_of({"cpu": policy})
-        numbers.add(number)
-        if i % 100 == 0:
-            before = precision.switch(number)
-            assert (x @ x).dtype == FP32  # autocast is off
-            torch.set_autocast_enabled("cpu", True)
-            assert (x @ x).dtype == FP16
-            torch.set_autocast_enabled("cpu", False)
-            precision.switch(before)
-    assert len(numbers) == 2000
-    assert first not in numbers
-
-
-@pytest.mark.filterwarnings("ignore:.*no module is named")
-@pytest.mark.parametrize("skips", [True, False])
-def test_compiled_code_of_a_model_that_is_watched_later(named, skips):
-    """Dynamo does not see by itself that a module has hooks now; the settings, and so their number, are the same.
-
-    *skips*: guards inside a module whose dictionary is unchanged; torch 2.11 does, 2.13 does not.
-    """
-    x = torch.randn(2, 4)
-    nets = [nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2)]
-    compiled = torch.compile(lambda net: net(x), backend="eager")
-    modules = []
-    for net in (None, *nets):
-        for model in nets:
-            skipping = torch._dynamo.config.patch(use_recursive_dict_tags_for_guards=skips)
-            with msctx.context(**named) as ctx, skipping:
-                if net is not None:
-                    ctx.watch(net)
-                compiled(model)
-            modules.append({row.module for row in ctx.precisions() if row.module})
-    assert modules == [set(), set(), {"1"}, set(), set(), {"1"}]
 
 
 CODE = """

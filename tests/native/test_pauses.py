@@ -61,32 +61,6 @@ def test_a_weight_that_is_set_goes_through_its_parametrization_outside_the_polic
     assert torch.allclose(model.weight, weight, atol=1e-5)
 
 
-def test_a_registration_that_raises_ends_its_pause() -> None:
-    with msctx.context(precision_mode="force_fp16"):
-        with pytest.raises(ValueError, match="may not change the shape"):
-            parametrize.register_parametrization(nn.Linear(8, 8), "weight", nn.Flatten(0))
-        assert (torch.ones(8, 8) @ torch.ones(8, 8)).dtype == torch.float16
-
-
-def test_a_registration_in_an_optimizers_step_does_not_end_the_steps_pause() -> None:
-    class Registering(torch.optim.SGD):
-        dtypes: tuple[torch.dtype, ...] = ()
-
-        @torch.no_grad()
-        def step(self, closure=None):
-            def product() -> torch.dtype:
-                return (torch.ones(8, 8) @ torch.ones(8, 8)).dtype
-
-            before = product()
-            parametrizations.weight_norm(nn.Linear(8, 8))
-            self.dtypes = (before, product())
-
-    optimizer = Registering([nn.Parameter(torch.ones(1))], lr=0.1)
-    with msctx.context(precision_mode="force_fp16"):
-        optimizer.step()
-    assert optimizer.dtypes == (torch.float32, torch.float32)
-
-
 REMOVE = {
     "weight_norm": (nn.utils.weight_norm, lambda model: nn.utils.remove_weight_norm(model)),
     "spectral_norm": (nn.utils.spectral_norm, lambda model: nn.utils.remove_spectral_norm(model)),

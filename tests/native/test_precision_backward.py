@@ -8,11 +8,10 @@ from itertools import product
 
 import pytest
 import torch
-from recorded import Recorded, each_mode
+from recorded import each_mode
 from torch.utils.checkpoint import checkpoint
 
 import msctx
-from msctx.native import precision_switch
 from msctx.options.precision_rules import MODES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -76,19 +75,6 @@ def test_a_checkpoint_carries_its_policy(mode, where, reentrant, by_name):
     assert (torch.set_autocast_enabled, torch.set_autocast_cache_enabled) == found
 
 
-def test_a_checkpoint_under_an_autocast_inside_the_block():
-    x, gradients = torch.randn(4, 4), []
-    for run in (torch.nn.functional.softmax, lambda t, d: checkpoint(torch.nn.functional.softmax, t, d, use_reentrant=False)):
-        t = x.clone().requires_grad_()
-        with msctx.context(precision_mode="allow_mix_precision_bf16"):
-            with torch.autocast("cpu"):
-                y = run(t @ t, -1)
-            assert y.dtype == BF16
-            y.float().square().sum().backward()
-        gradients.append(t.grad)
-    assert torch.equal(*gradients)
-
-
 class Product(torch.autograd.Function):
     seen: list[torch.dtype] = []
 
@@ -124,17 +110,6 @@ def test_the_backward_pass_of_ones_own_function_is_governed(mode):
         assert a.grad.dtype == FP32
 
 
-def test_a_recorded_backward_pass_is_still_one():
-    """What an inner autocast computed in float32 has its gradient in float32, also where that records a graph."""
-    x = torch.randn(4, 4, requires_grad=True)
-    with msctx.context(precision_mode="allow_mix_precision_bf16"):
-        with torch.autocast("cpu", enabled=False):
-            y = x @ x
-        with Recorded() as seen:
-            torch.autograd.grad(y.sum(), x, create_graph=True)
-    assert {dtypes for name, dtypes in seen.calls if name == "mm"} == {(FP32, FP32)}
-
-
 def test_a_backward_pass_in_float16_without_a_scaler_is_reported_once(passes):
     passes("""
         import warnings, torch, msctx
@@ -150,24 +125,6 @@ def test_a_backward_pass_in_float16_without_a_scaler_is_reported_once(passes):
             assert ["GradScaler" in str(w.message) for w in found] == [True] * (not scaled), found
             del scaler
     """)
-
-
-def test_a_missing_scaler_is_reported_under_each_filter_of_warnings() -> None:
-    for _ in range(2):
-        with (
-            pytest.warns(msctx.MsctxWarning, match="a backward pass in float16 without a GradScaler"),
-            msctx.context(precision_mode="allow_mix_precision_fp16"),
-        ):
-            torch.nn.Linear(4, 4)(torch.ones(1, 4)).float().sum().backward()
-
-
-def test_looking_for_a_scaler_takes_no_references_to_what_others_are_making(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tuple that a thread is making from a generator must have no second one: the thread would get a SystemError."""
-    monkeypatch.delattr(gc, "get_objects")
-    assert "without a GradScaler" in precision_switch._unscaled()
-    scaler = type("Own", (torch.amp.GradScaler,), {})("cpu")
-    assert scaler.is_enabled()
-    assert precision_switch._unscaled() == ""
 
 
 RULES = {

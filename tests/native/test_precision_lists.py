@@ -105,15 +105,6 @@ def test_by_name_of_a_module(file, compiled):
     assert not net.head._forward_pre_hooks
 
 
-def test_customize_dtypes_whose_first_one_is_left_as_it_is(file):
-    """int8 cannot be computed in: that input or output stays, the others have what the file names."""
-    x, y = torch.ones(3), torch.full((3,), 1 / 3)
-    with msctx.context(customize_dtypes=file("OpType::mul:InputDtype:int8,float16\n", "a.cfg")):
-        assert torch.mul(x, y).equal(x * y.half().float())
-    with msctx.context(customize_dtypes=file("OpType::var_mean:OutputDtype:int8,float16\n", "b.cfg")):
-        assert [t.dtype for t in torch.var_mean(y)] == [FP32, FP16]
-
-
 def test_customize_dtypes_by_name_and_with_a_bias(file):
     dtypes = file("head::InputDtype:float16,float16,OutputDtype:float32\n", "dtypes.cfg")
     net = Net()
@@ -122,16 +113,6 @@ def test_customize_dtypes_by_name_and_with_a_bias(file):
         with Recorded() as seen:
             assert net(torch.randn(3, 4)).dtype == FP32
     assert [set(dtypes) for name, dtypes in seen.calls if name == "addmm"] == [{FP32}, {FP32}, {FP16}]
-
-
-def test_a_rule_holds_for_what_an_operator_is_made_of(file):
-    x = torch.randn(1, 1, 4, 4)
-    calls = {"linear": lambda: fn.linear(x, x[0, 0]), "conv2d": lambda: fn.conv2d(x, x), "matmul": lambda: x @ x}
-    for name, call in calls.items():
-        lists = file(f'{{"white-list": {{"to-remove": ["{name}"]}}, "black-list": {{"to-remove": ["softmax"]}}}}', "a.json")
-        with msctx.context(precision_mode="allow_mix_precision_bf16", modify_mixlist=lists):
-            assert call().dtype == FP32, name
-            assert torch.softmax(x.bfloat16(), -1).dtype == BF16
 
 
 def test_names_may_be_patterns_and_win_over_types(file):

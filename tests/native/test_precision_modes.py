@@ -153,39 +153,6 @@ def test_precisions_of_the_backward_pass():
     assert "backward" in str(ctx.precisions())
 
 
-@pytest.mark.parametrize("mode", ["allow_fp32_to_bf16", "allow_mix_precision_bf16", "force_fp16"])
-def test_a_backward_pass_after_the_block_computes_in_the_dtype_of_the_forward_pass(mode):
-    low = of(precision_of(text_of({"precision_mode": mode})).low)
-    for name in ("mm", "linear", "conv2d", "bmm"):
-        with msctx.context(precision_mode=mode):
-            y = CALLS[name](torch.randn(8, 8, requires_grad=True))
-        with Recorded() as seen:
-            y.backward(torch.ones_like(y))
-        products = [dtypes for op, dtypes in seen.calls if op in ("mm", "bmm", "convolution_backward")]
-        assert {d for dtypes in products for d in dtypes} == {low}, name
-
-
-def test_what_is_left_and_what_mixed_inputs_become():
-    double, n, full = torch.randn(4, 4, dtype=torch.float64), torch.arange(16).view(4, 4), torch.randn(4, 4)
-    low = full.bfloat16()
-    with msctx.context(precision_mode="force_fp16"):
-        with Recorded() as seen:
-            assert (double @ double).dtype == torch.float64
-            assert (n @ n).dtype == torch.int64
-            assert torch.view_as_complex(torch.randn(4, 2)).exp().dtype == torch.complex64
-        assert seen.casts == 0
-        assert full.clone().mul_(2).add_(torch.ones(4, 4).half()).dtype == FP32, "in place it keeps its dtype"
-        assert torch.softmax(full, -1, dtype=FP32).dtype == FP32, "a dtype of the call is the caller's word"
-    with msctx.context(precision_mode="allow_mix_precision_bf16"):
-        assert torch.sum(low, 0).dtype == FP32
-        assert torch.sum(low, 0, dtype=BF16).dtype == BF16
-        assert torch.softmax(low, 0, dtype=torch.float64).dtype == torch.float64
-        assert [found.dtype for found in (torch.addcmul(low, full, low), torch.cat([low, full]), low + full)] == [FP32] * 3
-        assert (low @ full).dtype == BF16
-        for empty in ((0, 4), (4, 0)):
-            assert fn.linear(torch.randn(*empty), torch.randn(3, empty[1])).dtype == BF16
-
-
 def test_batch_statistics_are_still_updated():
     norm = torch.nn.BatchNorm1d(4)
     for mode in ("force_fp16", "allow_mix_precision_bf16", "force_fp32"):
@@ -222,15 +189,3 @@ def test_convolutions_in_float16_are_computed_in_float32(by, groups, where, tmp_
     assert torch.equal(y, truth.half())
     for gradient, right in zip(found, torch.autograd.grad(truth, [x16, w16], torch.ones_like(truth)), strict=True):
         assert torch.equal(gradient, right.half().float())
-
-
-@without_float16_unit
-def test_an_autocast_inside_has_torchs_own_convolutions():
-    torch.manual_seed(0)
-    x, weight = torch.randn(1, 8, 9, 7).half(), torch.randn(16, 8, 3, 3).half()
-    plain = fn.conv2d(x, weight)
-    with msctx.context(precision_mode="force_fp16"):
-        ours = fn.conv2d(x, weight)
-        with torch.autocast("cpu", enabled=False):
-            assert torch.equal(fn.conv2d(x, weight), plain)
-    assert torch.equal(ours, fn.conv2d(x.float(), weight.float()).half())

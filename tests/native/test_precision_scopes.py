@@ -8,7 +8,7 @@ from contextlib import nullcontext, suppress
 
 import pytest
 import torch
-from context_helpers import Elsewhere, in_thread
+from context_helpers import in_thread
 from recorded import Recorded, each_mode
 from torch.optim import optimizer
 
@@ -46,19 +46,6 @@ def test_the_innermost_of_policies_and_autocasts_governs():
         assert product() == FP16, "without a dtype it inherits"
 
 
-def test_policies_nest():
-    with msctx.context(precision_mode="allow_mix_precision_bf16") as outer:
-        with msctx.context(precision_mode="force_fp16") as inner:
-            found = [product()]
-            with msctx.context(precision_mode="must_keep_origin_dtype"):
-                found.append(product())
-            found.append(product())
-        found.append(product())
-    assert [*found, product()] == [FP16, FP32, FP16, BF16, FP32]
-    assert [(row.operator, row.calls) for row in inner.precisions()] == [("matmul", 2)]
-    assert sum(row.calls for row in outer.precisions()) == 3
-
-
 def state():
     """All that a policy changes in torch; and how many hooks on optimizers there are."""
     autocasts = [(torch.is_autocast_enabled(n), torch.get_autocast_dtype(n)) for n in ("cpu", "cuda", "ipu", "maia")]
@@ -78,17 +65,6 @@ def test_all_is_put_back():
             _ = 1 / 0
         assert state() == inside
     assert state() == before
-
-
-def test_a_users_tag_of_compiled_code_is_kept():
-    with torch.compiler.config.patch(cache_key_tag="mine"):
-        with msctx.context(precision_mode="force_fp16"):
-            one = torch.compiler.config.cache_key_tag
-            with msctx.context(precision_mode="force_fp32"):
-                assert torch.compiler.config.cache_key_tag not in (one, "mine")
-            assert torch.compiler.config.cache_key_tag == one
-        assert torch.compiler.config.cache_key_tag == "mine"
-    assert one.startswith("mine")
 
 
 def test_set_context_holds_until_it_is_reset():
@@ -126,24 +102,6 @@ def test_policies_are_thread_local():
         assert (in_thread(half), in_thread(ctx.bind(half))) == (FP16, FP32)
 
 
-def test_a_context_that_opens_while_a_policy_is_put_in_force_has_its_rows():
-    """Whether it is there to be noted, or finds the policy in force."""
-    late = msctx.context()
-    with Elsewhere() as other, msctx.context(precision_mode="allow_mix_precision_fp16"):
-        with msctx.context(precision_mode="allow_mix_precision_bf16"):
-            product()
-
-            def note(_):
-                precision_switch.ON_ENTRY.remove(note)
-                other.do(late.__enter__)
-
-            precision_switch.ON_ENTRY.append(note)
-        product()
-        product()
-        other.do(late.__exit__)
-    assert [(row.operator, row.dtype, row.calls) for row in late.precisions()] == [("matmul", "float16", 2)]
-
-
 @each_mode
 def test_torchscript_has_the_dtypes_of_eager_code(mode):
     def both(x):
@@ -174,13 +132,6 @@ def test_autocasts_of_two_devices(devices):
         with torch.autocast(devices[0], BF16), torch.autocast(devices[1], BF16):
             assert product(x) == BF16
         assert product(x) == FP32
-
-
-def test_jagged_tensors():
-    jagged = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(3, 3)], layout=torch.jagged)
-    with msctx.context(precision_mode="allow_mix_precision_bf16") as ctx:
-        assert torch.nn.functional.linear(jagged, torch.randn(4, 3)).dtype == BF16
-    assert "traced" not in {row.dtype for row in ctx.precisions() if row.operator == "linear"}
 
 
 OPTIMIZERS = {
@@ -250,76 +201,6 @@ def test_a_step_that_fails_does_not_end_the_policy():
         assert product() == BF16
 
 
-def test_a_step_that_fails_does_not_end_the_policy_without_gradients():
-    weight = torch.ones(2, 2).requires_grad_()
-    optimizer = torch.optim.SGD([weight], 0.1)
-
-    def fails():
-        raise ValueError("on purpose")
-
-    with msctx.context(precision_mode="allow_mix_precision_bf16"), torch.no_grad():
-        for how in ({"closure": fails}, {}):
-            with pytest.raises(ValueError, match="on purpose"):
-                optimizer.step(*(() if how else (fails,)), **how)
-            assert product() == BF16
-
-
-def test_what_a_closure_measures_without_gradients_is_the_models():
-    found = []
-    weight = torch.ones(2, 2).requires_grad_()
-    optimizer = torch.optim.SGD([weight], 0.1)
-
-    def closure():
-        with torch.no_grad():
-            found.append(product())
-        return torch.zeros(())
-
-    with msctx.context(precision_mode="allow_mix_precision_bf16"):
-        optimizer.step(closure)
-    assert found == [BF16]
-
-
-def test_steps_whose_arguments_another_hook_replaces_compute_outside_the_policy():
-    found = []
-
-    class Notes(torch.optim.SGD):
-        @torch.no_grad()
-        def step(self, closure=None):
-            found.append(product())
-
-    optimizer = Notes([torch.ones(2, 2).requires_grad_()], 0.1)
-    optimizer.register_step_pre_hook(lambda *_: ((None,), {}))
-    with msctx.context(precision_mode="allow_mix_precision_bf16"):
-        for _ in range(2):
-            optimizer.step()
-            assert product() == BF16
-    assert found == [torch.float32] * 2
-
-
-def test_an_inner_step_does_not_end_the_outer_one():
-    found = []
-
-    class Ahead(torch.optim.Optimizer):
-        def __init__(self, base):
-            super().__init__(base.param_groups, {})
-            self.base = base
-
-        def __call__(self):
-            raise AssertionError("nobody asked for this")
-
-        @torch.no_grad()
-        def step(self, closure=None):
-            found.append(product())
-            self.base.step()
-            found.append(product())
-
-    optimizer = Ahead(torch.optim.SGD([torch.ones(2, 2).requires_grad_()], 0.1))
-    with msctx.context(precision_mode="allow_mix_precision_bf16"):
-        optimizer.step()
-        assert product() == BF16
-    assert found == [torch.float32] * 2
-
-
 def test_another_devices_policy_leaves_what_governs_here():
     with msctx.context(precision_mode="force_fp32"), torch.autocast("cpu", BF16):
         assert product() == BF16
@@ -328,13 +209,6 @@ def test_another_devices_policy_leaves_what_governs_here():
         assert product() == BF16
         precision_switch.load("cuda", found)
         assert product() == BF16
-
-
-def test_vmap_and_functional_grad():
-    x = torch.randn(3, 4, 4)
-    with msctx.context(precision_mode="allow_mix_precision_bf16"):
-        assert torch.vmap(lambda t: t @ t)(x).dtype == BF16
-        assert torch.func.grad(lambda t: (t @ t).float().sum())(x[0]).dtype == FP32
 
 
 def test_torch_own_autocast_is_as_before_once_policies_were_in_use():
