@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, refused
@@ -188,17 +189,15 @@ def allocator(want: Want) -> dict[str, Any]:
     return {"torch.accelerator.allocator_settings": settings or None}
 
 
-KEPT = {
-    ("memory_optimize_level", "O0"): "the allocator as it is, nothing is computed again",
-    ("static_memory_policy", 0): "each takes what it needs, when it runs",
+ON_ACCELERATOR: dict[tuple[str, Any], tuple[Callable[..., Outcome], str]] = {
+    ("memory_optimize_level", "O0"): (honoured, "the allocator as it is, nothing is computed again"),
+    ("memory_optimize_level", "O1"): (honoured, f"{RECOMPUTED}; segments grow where they are"),
+    ("static_memory_policy", 0): (honoured, "each takes what it needs, when it runs"),
+    ("static_memory_policy", 2): (approximated, CACHED),
+    ("static_memory_policy", 3): (honoured, "segments that grow where they are"),
+    ("static_memory_policy", 4): (approximated, f"segments that grow where they are; {CACHED}"),
 }
-EXPANDS = {
-    ("memory_optimize_level", "O1"): f"{RECOMPUTED}; segments grow where they are",
-    ("static_memory_policy", 2): CACHED,
-    ("static_memory_policy", 3): "segments that grow where they are",
-    ("static_memory_policy", 4): f"segments that grow where they are; {CACHED}",
-}
-"""What is asked for → what the caching allocator gives of it."""
+"""What is requested → what the caching allocator gives of it."""
 
 
 def in_graphs(want: Want) -> dict[str, Any]:
@@ -209,20 +208,16 @@ def in_graphs(want: Want) -> dict[str, Any]:
 
 def on_accelerator(want: Want) -> Outcome:
     """The same options on a device whose memory torch already pools: they are settings of its allocator."""
-    asked, name = (want.option.name, want.value), ALLOCATOR[want.device]
-    found = allocator(want) | (recomputation(want) if want.option.name == "memory_optimize_level" else {})
-    if want.option.name == "env_config_path.sys.mem_reuse":
+    option, name = want.option.name, ALLOCATOR[want.device]
+    if option == "env_config_path.sys.mem_reuse":
         found = CACHING[want.device][want.value] | in_graphs(want)
         return honoured(found) if want.value else approximated(found, AGAIN)
-    if asked in KEPT:
-        return honoured(found, KEPT[asked])
-    if want.option.name == "memory_optimize_level" and recomputes_graphs(want):
-        if want.device == "ascend":
-            return approximated(found, KEPT_BY_TORCHAIR)
-        return honoured(found, GRAPHS)
-    if not reuses(want):
+    found = allocator(want) | (recomputation(want) if option == "memory_optimize_level" else {})
+    if option == "memory_optimize_level" and recomputes_graphs(want):
+        return approximated(found, KEPT_BY_TORCHAIR) if want.device == "ascend" else honoured(found, GRAPHS)
+    if not reuses(want) and want.value not in ("O0", 0):
         return refused(UNCACHED.format(name))
-    if want.option.name == "mempool_block_size":
+    if option == "mempool_block_size":
         return approximated(found, f"{name} takes {block_size(want)} MB at a time for requests of 1 to 10 MB")
-    status = approximated if asked in (("static_memory_policy", 2), ("static_memory_policy", 4)) else honoured
-    return status(found, EXPANDS[asked])
+    status, reason = ON_ACCELERATOR[option, want.value]
+    return status(found, reason)

@@ -15,5 +15,4 @@ Other other;
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
 EXPORTED void take(int priority) { c10::SetCPUAllocator(&other, uint8_t(priority)); }
-EXPORTED void give_back(int priority) { c10::SetCPUAllocator(c10::GetDefaultCPUAllocator(), uint8_t(priority)); }
 EXPORTED int is_in_force() { return c10::GetCPUAllocator() == &other; }
