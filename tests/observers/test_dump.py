@@ -6,7 +6,6 @@ import csv
 import gc
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from torch import nn
 
 import msctx
 from msctx.errors import MsctxWarning, OptionError
-from msctx.observers import collector, dump_layouts
-from msctx.observers.dump import DumpReader
 
 
 def test_tensors_in_mindspores_layout(tmp_path: Path) -> None:
@@ -169,24 +166,6 @@ def test_a_context_that_is_entered_in_each_step_counts_on(tmp_path: Path) -> Non
     assert {path.name for path in (tmp_path / "rank_0" / "Net" / "0").iterdir()} == {"1", "3"}
 
 
-def test_steps_of_an_inner_scope_with_other_settings_count(tmp_path: Path) -> None:
-    def step() -> None:
-        torch.ones(2).sin()
-        msctx.step()
-
-    def written(folder: Path) -> list[str]:
-        return [path.name for path in (folder / "rank_0" / "Net" / "0").iterdir()]
-
-    outer, inner = tmp_path / "outer", tmp_path / "inner"
-    with msctx.context(session={"enable_dump": True, "dump_path": str(outer), "dump_step": "4"}):
-        step()
-        for _ in range(2):
-            with msctx.context(session={"dump_path": str(inner), "dump_step": "3", "dump_mode": "all"}):
-                step()
-            step()
-    assert (written(outer), written(inner)) == (["4"], ["3"])
-
-
 @pytest.mark.parametrize(
     ("layers", "expected"),
     [
@@ -206,133 +185,9 @@ def test_layers(layers: str, expected: set[str], tmp_path: Path) -> None:
     assert kinds(tmp_path) == expected
 
 
-class Normed(nn.Module):
-    """One of its modules has the name of a type."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.block = nn.Linear(4, 4), nn.Sequential(nn.LayerNorm(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.block(x))
-
-
-@pytest.mark.parametrize(
-    ("layers", "expected"),
-    [
-        ("norm", {"addmm", "mm", "sum"}),
-        ("block/0", {"native_layer_norm", "native_layer_norm_backward"}),
-        ("aten::native_layer_norm", {"native_layer_norm"}),
-        ("layer_norm", {"native_layer_norm", "native_layer_norm_backward"}),
-    ],
-)
-def test_a_name_of_a_module_is_none_of_types(layers: str, expected: set[str], tmp_path: Path) -> None:
-    dumped(tmp_path, Normed(), dump_layer=layers)
-    assert kinds(tmp_path) - {"add"} == expected
-
-
-class Outer(nn.Module):
-    """What it calls itself is no module's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = Normed()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.block(x).exp()
-
-
-@pytest.mark.parametrize(
-    ("layers", "expected"),
-    [
-        ("Outer", {"addmm", "native_layer_norm", "exp"}),
-        ("Outer (root)", {"addmm", "native_layer_norm", "exp"}),
-        (["Outer (root)", "cos"], {"addmm", "native_layer_norm", "exp", "cos"}),
-        ("Outer/exp", {"exp"}),
-        ("Outer (root)/exp cos", {"exp", "cos"}),
-        ("name-regex(^Outer/)", {"exp"}),
-    ],
-)
-def test_a_model_itself_has_the_name_of_its_class(layers: Any, expected: set[str], tmp_path: Path) -> None:
-    """It alone, with all that is in it, not another model with the same paths."""
-    net, other = Outer(), nn.ModuleDict({"block": Normed()})
-    with msctx.context(session={"enable_dump": True, "dump_path": str(tmp_path), "dump_layer": layers}).watch(net) as ctx:
-        ctx.watch(other)
-        net(torch.ones(1, 4)).cos()
-        other["block"](torch.ones(1, 4)).sin()
-    assert kinds(tmp_path) == expected
-    assert sum(path.name.startswith("addmm") for path in tmp_path.rglob("*.npy")) == ("addmm" in expected)
-
-
-def test_a_module_wins_over_a_model_of_its_name(tmp_path: Path) -> None:
-    net = nn.Sequential()
-    net.add_module("Sequential", nn.ReLU())
-    net.add_module("other", nn.Tanh())
-    for layers, expected in (("Sequential", {"relu"}), ("Sequential (root)", {"relu", "tanh"})):
-        options = {"enable_dump": True, "dump_path": str(tmp_path / layers), "dump_layer": layers}
-        with msctx.context(session=options).watch(net):
-            net(torch.ones(1, 4))
-        assert kinds(tmp_path / layers) == expected
-
-
-def test_a_name_that_is_nearly_that_of_a_model_is_reported_with_it(tmp_path: Path) -> None:
-    with pytest.warns(MsctxWarning, match=r"no operator or module that ran is called 'Outr'; did you mean Outer\?"):
-        dumped(tmp_path, Outer(), dump_layer="Outr")
-
-
-def test_what_msprobes_layout_computes_itself_is_not_dumped(tmp_path: Path) -> None:
-    with msctx.context(session={"enable_dump": True, "dump_path": str(tmp_path)}, dump_format="msprobe"):
-        for _ in range(2):
-            torch.ones(2, dtype=torch.bfloat16)
-            msctx.step()
-    found = [[*json.loads(path.read_text())["data"]] for path in tmp_path.rglob("dump.json")]
-    assert found == [["Aten.ones.0.forward"]] * 2
-
-
 def test_a_layer_that_nothing_is_called_is_reported_with_near_names(tmp_path: Path) -> None:
     with pytest.warns(MsctxWarning, match="dump_layer: no operator or module that ran is called 'rellu'; did you mean relu\\?"):
         dumped(tmp_path, model(), dump_layer="rellu")
-
-
-def test_layers_that_nothing_was_called_are_reported_together_at_the_end(tmp_path: Path) -> None:
-    session = {"enable_dump": True, "dump_path": str(tmp_path), "dump_layer": "exq head late sin", "dump_step": "0|1"}
-    net = nn.ModuleDict({"late": nn.ReLU(), "head": nn.Tanh()})
-
-    def run() -> None:
-        with msctx.context(session=session).watch(net):
-            torch.ones(1).exp()
-            msctx.step()
-            net["late"](torch.ones(1)).sin()
-
-    with pytest.warns(MsctxWarning) as found:
-        run()
-    assert [str(one.message) for one in found] == [
-        "dump_layer: no operator or module that ran is called 'exq'; did you mean exp?\ndump_layer: module 'head' has not run"
-    ]
-
-
-def test_a_layer_that_nothing_is_called_is_reported_where_no_step_is_dumped(tmp_path: Path, run_forked: Any) -> None:
-    """Of what does not run nothing else is known."""
-    done = run_forked(f"""
-        import torch, msctx
-        layers = "rellu late late/relu sin name-regex(ex) lin*"
-        session = {{"enable_dump": True, "dump_path": {str(tmp_path)!r}, "dump_layer": layers, "dump_step": "10"}}
-        net = torch.nn.ModuleDict({{"late": torch.nn.ReLU()}})
-        msctx.set_context(session=session)
-        msctx.context(seed=0).watch(net)
-        torch.ones(1).exp()
-        msctx.step()
-    """)
-    assert done.returncode == 0, done.stderr
-    (told,) = (line for line in done.stderr.splitlines() if "dump_layer: " in line)
-    assert told.endswith("dump_layer: no operator or module is called 'rellu'; did you mean relu?")
-
-
-def test_a_module_that_does_not_run_is_reported_as_such(tmp_path: Path) -> None:
-    net = nn.ModuleDict({"body": nn.ReLU(), "head": nn.Tanh()})
-    options = {"enable_dump": True, "dump_path": str(tmp_path), "dump_layer": "head"}
-    with pytest.warns(MsctxWarning, match="dump_layer: module 'head' has not run"), msctx.context(session=options).watch(net):
-        net["body"](torch.ones(1))
 
 
 def test_an_inner_scope_switches_it_off_and_on(tmp_path: Path) -> None:
@@ -355,17 +210,6 @@ def test_other_dtypes(tmp_path: Path) -> None:
         found = np.load(file)
         assert found.shape == tensor.shape
         assert np.array_equal(found, (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy())
-
-
-def test_a_folder_that_vanishes(tmp_path: Path) -> None:
-    """It comes back, and the training goes on."""
-    place = tmp_path / "dumps"
-    with msctx.context(session={"enable_dump": True, "dump_path": str(place)}):
-        torch.ones(1) + 1
-        shutil.rmtree(place)
-        result = torch.ones(1) * 2
-    assert float(result) == 2
-    assert "mul" in kinds(place)
 
 
 def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
@@ -421,15 +265,6 @@ def test_two_processes_with_one_folder_keep_their_own(tmp_path: Path, run_forked
     assert (names.count("add"), names.count("mul")) == (5, 1)
 
 
-def test_another_observers_folder_takes_nothing_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    session = {"enable_dump": True, "dump_path": "d", "enable_exception_dump": 1}
-    with pytest.warns(MsctxWarning, match="aten::mm raised"), pytest.raises(RuntimeError), msctx.context(session=session):
-        torch.mm(torch.ones(2, 3), torch.ones(2, 3))
-    assert len([*tmp_path.glob("extra-info/mm.*.pt")]) == 1
-    assert kinds(tmp_path / "d") == {"ones"}
-
-
 def test_what_is_there_already_stays(tmp_path: Path) -> None:
     mine = tmp_path / "step0" / "rank0" / "dump.json"
     mine.parent.mkdir(parents=True)
@@ -442,98 +277,7 @@ def test_what_is_there_already_stays(tmp_path: Path) -> None:
     assert "Aten.addmm.0.forward" in json.loads(other.read_text())["data"]
 
 
-def test_dumps_of_one_moment_have_folders_of_their_own(tmp_path: Path) -> None:
-    for mode in ("all", "input", "output", "all"):
-        dumped(tmp_path, model(), dump_format="msprobe", dump_mode=mode)
-    found = [*(tmp_path / "step0").glob("rank0*/dump.json")]
-    assert len(found) >= 3, "the first and the last are one and the same, and go on"
-
-
-def test_two_scopes_in_one_step_are_one_dump(tmp_path: Path) -> None:
-    for operator in (torch.exp, torch.neg):
-        with msctx.context(
-            session={"enable_dump": True, "dump_path": str(tmp_path), "dump_data": "stats"}, dump_format="msprobe"
-        ):
-            operator(torch.ones(1))
-    data = json.loads((tmp_path / "step0" / "rank0" / "dump.json").read_text())["data"]
-    assert {"Aten.exp.0.forward", "Aten.neg.0.forward"} <= {*data}
-
-
-def run_and_raise(x: torch.Tensor) -> None:
-    for _ in range(15):
-        x.exp()
-        with pytest.raises(RuntimeError):
-            torch.mm(x, x)
-    collector.flush()
-
-
-def test_a_step_without_end_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dump_layouts, "MOST", 20)
-    session = {"enable_dump": True, "dump_path": str(tmp_path), "dump_data": "stats"}
-    with msctx.context(session=session, dump_format="msprobe"):
-        reader = collector.reader("observers.dump")
-        assert isinstance(reader, DumpReader)
-        layout = reader._layout
-        assert isinstance(layout, dump_layouts.MsProbe)
-        x, told = torch.ones(1, 3, requires_grad=True), "session.enable_dump: one step has more than 20 operators"
-        with pytest.warns(MsctxWarning, match=told) as found:
-            run_and_raise(x)
-        assert len(found) == 1
-        assert len(layout._origins._met) == 20 > len(layout._data), "also those that have raised"
-        msctx.step()
-        x.exp()
-    data = json.loads((tmp_path / "step1" / "rank0" / "dump.json").read_text())["data"]
-    assert [*data] == ["Aten.exp.0.forward"]
-
-
 @pytest.mark.parametrize("layers", ["name-regex([)", "relu name-regex(a{2,1})", "name-regex(a b", "name-regex((a b) relu"])
 def test_a_wrong_expression_is_an_error_where_it_stands(layers: str, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="holds no regular expression"):
         msctx.context(session={"enable_dump": True, "dump_path": str(tmp_path), "dump_layer": layers})
-
-
-@pytest.mark.full
-def test_a_step_of_a_process_that_is_killed_is_whole_or_not_there(tmp_path: Path, run_forked: Any) -> None:
-    program = """
-        import os, signal, torch, msctx
-        msctx.set_context(session={"enable_dump": True, "dump_path": PATH, "dump_data": "stats"})
-        x = torch.ones(2)
-        for step in range(3):
-            for _ in range(700):
-                x = x + 1
-            if step == 2: END
-            msctx.step()
-    """
-    ends = {"killed": "os.kill(os.getpid(), signal.SIGKILL)", "ended": "break"}
-    for name, end in ends.items():
-        run_forked(program.replace("PATH", repr(str(tmp_path / name))).replace("END", end))
-    counts = {
-        (name, path.parent.name): len(path.read_text().splitlines())
-        for name in ends
-        for path in (tmp_path / name).rglob("*.csv")
-    }
-    whole = {(name, step): 701 + (step == "0") for name in ends for step in "012"}
-    assert counts == {key: count for key, count in whole.items() if key != ("killed", "2")}
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("layout", ["mindspore", "msprobe"])
-@pytest.mark.parametrize("data", ["tensor", "stats"])
-def test_a_full_disk(layout: str, data: str, tmp_path: Path, run_python: Any) -> None:
-    done = run_python(f"""
-        import resource, torch, msctx
-        net = torch.nn.Linear(100, 100)
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        session = {{"enable_dump": True, "dump_path": {str(tmp_path)!r}, "dump_mode": "all", "dump_data": {data!r}}}
-        torch.ones(1).sum().item()
-        with msctx.context(session=session, dump_format={layout!r}):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
-            for _ in range(3):
-                net(torch.ones(100, 100)).sum().backward()
-                optimizer.step()
-        print("goes on")
-    """)
-    assert done.stdout.strip() == "goes on", done.stderr
-    assert done.stderr.count("File too large") == 1, done.stderr
-    for table in tmp_path.rglob("statistic.csv"):
-        assert table.read_text().endswith("\n"), "whole lines"

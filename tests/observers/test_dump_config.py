@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import csv
-import gc
 import hashlib
 import json
 import math
 import re
 import warnings
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -55,25 +53,6 @@ def test_mindspores_file(tmp_path: Path) -> None:
     assert len(lines) == 2
 
 
-def test_warnings_name_the_file(tmp_path: Path) -> None:
-    with (
-        pytest.warns(
-            MsctxWarning, match="^kernels of dump_config: no operator or module that ran is called 'rellu'; did you mean"
-        ),
-        msctx.context(dump_config=of_file(tmp_path, dump_mode=1, kernels=["rellu"])),
-    ):
-        torch.ones(2).relu()
-
-
-@pytest.mark.parametrize("mode", [0, 3])
-def test_a_folder_that_cannot_be_written_to_names_the_file(tmp_path: Path, mode: int) -> None:
-    file = of_file(tmp_path, op_debug_mode=mode)
-    (tmp_path / "dumps").write_text("")
-    with pytest.warns(MsctxWarning) as found, msctx.context(dump_config=file):
-        torch.ones(2) / 0
-    assert any(str(one.message).startswith("dump_config: cannot write to") for one in found)
-
-
 def test_arguments_of_operators_by_mindspores_file(tmp_path: Path) -> None:
     file = Path(of_file(tmp_path, saved_data="statistic"))
     file.write_text(file.read_text().replace('"enable": true', '"enable": true, "save_kernel_args": true'))
@@ -84,16 +63,6 @@ def test_arguments_of_operators_by_mindspores_file(tmp_path: Path) -> None:
     assert found["cat"] == {"dim": "1"}
     assert {name: found["sum"][name] for name in ("dim", "keepdim")} == {"dim": "[-1]", "keepdim": "False"}
     assert (found["full"]["size"], found["full"]["fill_value"], found["full"]["layout"]) == ("[2]", "inf", "None")
-
-
-@pytest.mark.full
-def test_arguments_of_an_earlier_run_stay(tmp_path: Path, run_forked: Any) -> None:
-    """Each process numbers its operators from 1 on."""
-    file = Path(of_file(tmp_path, saved_data="statistic"))
-    file.write_text(file.read_text().replace('"enable": true', '"enable": true, "save_kernel_args": true'))
-    for size in (2, 3):
-        run_forked(f"import torch, msctx\nwith msctx.context(dump_config={str(file)!r}): torch.ones({size})")
-    assert {json.loads(path.read_text())["size"] for path in tmp_path.rglob("ones.ones-op1.json*")} == {"[2]", "[3]"}
 
 
 @pytest.mark.parametrize(
@@ -144,44 +113,12 @@ def bits(x: torch.Tensor) -> bytes:
     return x.resolve_conj().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
-@pytest.mark.parametrize("data", ["statistic", "full"])
-def test_md5_in_msprobes_layout_is_its_own_sum(data: str, tmp_path: Path) -> None:
-    """msProbe calls a CRC-32 so."""
-    x = torch.tensor([1.0, math.nan]).to(torch.float8_e5m2)
-    with msctx.context(dump_config=of_file(tmp_path, saved_data=data, statistic_category=["md5"]), dump_format="msprobe"):
-        x.clone()
-    place = tmp_path / "dumps" / "step0" / "rank0"
-    (found,) = json.loads((place / "dump.json").read_text())["data"]["Aten.clone.0.forward"]["output"]
-    assert found["md5"] == f"{zlib.crc32(bits(x)):08x}"
-    assert "Max" in found
-    loaded = [torch.load(path) for path in place.rglob("*.pt")]
-    assert all(torch.equal(one, x.float()) or one.isnan().any() for one in loaded)
-    assert len(loaded) == 2 * (data == "full")
-    assert not [*tmp_path.rglob("*.npy")]
-
-
 @pytest.mark.parametrize("given", [{}, {"statistic_category": []}])
 def test_statistics_are_mindspores_where_its_file_names_none(given: dict[str, Any], tmp_path: Path) -> None:
     with msctx.context(dump_config=of_file(tmp_path, saved_data="statistic", **given)):
         torch.ones(2).exp()
     (found,) = tmp_path.rglob("statistic.csv")
     assert next(csv.reader(found.open()))[10:] == ["Max Value", "Min Value", "L2Norm Value", ""]
-
-
-def test_where_mindspores_file_names_no_folder_the_environment_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MS_DIAGNOSTIC_DATA_PATH", raising=False)
-    with pytest.raises(OptionError, match=r"(?s)path: the text is empty.*\$MS_DIAGNOSTIC_DATA_PATH is set"):
-        msctx.context(dump_config=of_file(tmp_path, path=""))
-    monkeypatch.setenv("MS_DIAGNOSTIC_DATA_PATH", str(tmp_path / "diagnostics"))
-    with msctx.context(dump_config=of_file(tmp_path, path="")):
-        torch.ones(2).exp()
-    assert "exp" in kinds(tmp_path / "diagnostics" / "debug_dump" / "rank_0")
-
-
-@pytest.mark.parametrize("name", ["..", ".", "../x", "a/b", "a\\b", "/tmp/x"])
-def test_the_folder_of_a_net_stays_inside(name: str, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"(?s)net_name: .* is no name of a folder.*allowed: the name of a folder, without /"):
-        msctx.context(dump_config=of_file(tmp_path, net_name=name))
 
 
 class Two(nn.Module):
@@ -219,30 +156,6 @@ def test_modules_that_are_marked_are_dumped_forward_and_backward(tmp_path: Path)
     assert "sum" not in found, "the program's own"
 
 
-def test_a_model_with_the_same_paths_is_not_marked(tmp_path: Path) -> None:
-    """In no pass, and not when it is watched in the place of another one."""
-    net, other = Two(), Two()
-    msctx.set_dump(net.first[0])
-    with msctx.context(dump_config=of_file(tmp_path, dump_mode=2, input_output=2)).watch(net) as ctx:
-        ctx.watch(other)
-        for one in (other, net):
-            one(torch.full((1, 4), 2.0)).sum().backward()
-        net.second(torch.ones(1, 4)).cos()
-    assert sorted(path.name.partition(".")[0] for path in tmp_path.rglob("*.npy")) == ["addmm", "mm", "sum"]
-    (found,) = tmp_path.rglob("addmm.*.npy")
-    assert np.array_equal(np.load(found), net.first[0](torch.full((1, 4), 2.0)).detach().numpy())
-
-
-def test_a_model_in_the_place_of_one_that_is_gone_is_not_marked(tmp_path: Path) -> None:
-    net = Two()
-    msctx.set_dump(net)
-    assert marked(tmp_path / "a", net)
-    del net
-    gc.collect()
-    with pytest.warns(MsctxWarning, match="none ran"):
-        assert marked(tmp_path / "b", Two()) == set()
-
-
 def test_where_nothing_is_marked_a_warning_tells_so(tmp_path: Path) -> None:
     with pytest.warns(
         MsctxWarning, match=r"dump_mode 2 dumps modules marked by msctx.set_dump\(module\) in models passed to ctx.watch"
@@ -268,29 +181,6 @@ def test_what_has_no_effect_in_mindspores_file_is_in_the_plan(tmp_path: Path) ->
     assert "statistic_category applies only with saved_data statistic or full" in row.reason
 
 
-@pytest.mark.parametrize("mode", [3, 4])
-def test_what_selects_what_is_dumped_is_reported_where_nothing_is(tmp_path: Path, mode: int) -> None:
-    (row,) = msctx.explain(dump_config=of_file(tmp_path, op_debug_mode=mode, iteration="5", input_output=2)).rows
-    assert row.reason.endswith(f"op_debug_mode {mode} watches all operators in all steps; ignored: iteration, input_output")
-    (row,) = msctx.explain(dump_config=of_file(tmp_path, op_debug_mode=mode, iteration="all")).rows
-    assert "ignored" not in row.reason
-
-
-@pytest.mark.parametrize("common", [{"op_debug_mode": 0}, {"op_debug_mode": 3}, {"op_debug_mode": 4}])
-def test_the_layout_counts_where_mindspores_file_dumps(common: dict[str, Any], tmp_path: Path) -> None:
-    given = {"dump_config": of_file(tmp_path, **common), "dump_format": "msprobe", "quant_dumpable": "1"}
-    rows = {row.option: row for row in msctx.explain(given).rows}
-    if common["op_debug_mode"] == 0:
-        assert rows["dump_format"].status == rows["dump_config"].status == "approximated"
-        assert rows["dump_format"].assignments == rows["dump_config"].assignments
-        assert rows["dump_format"].assignments["observers.dump"].layout == "msprobe"
-        assert rows["quant_dumpable"].status == "honoured"
-    else:
-        for name in ("dump_format", "quant_dumpable"):
-            assert rows[name].status == "inert"
-            assert "session.enable_dump=True or dump_config with op_debug_mode 0" in rows[name].reason
-
-
 @pytest.mark.parametrize(("number", "expected"), [(0, 3), (2, 2)])
 def test_how_many_overflows_have_files_by_mindspores_file(number: int, expected: int, tmp_path: Path) -> None:
     file = of_file(tmp_path, op_debug_mode=3, overflow_number=number)
@@ -303,28 +193,9 @@ def test_how_many_overflows_have_files_by_mindspores_file(number: int, expected:
     assert len([*(tmp_path / "dumps").rglob("Opdebug.*.json")]) == expected
 
 
-def test_mindspores_file_for_overflow_and_for_errors(tmp_path: Path) -> None:
-    with (
-        pytest.warns(MsctxWarning, match="overflow in step 0: aten::log"),
-        msctx.context(dump_config=of_file(tmp_path, op_debug_mode=3)),
-    ):
-        (-torch.ones(2)).log()
-    assert [*(tmp_path / "dumps").rglob("Opdebug.*.json")]
-    ctx = msctx.context(dump_config=of_file(tmp_path, op_debug_mode=4))
-    with pytest.warns(MsctxWarning, match="aten::mm raised"), pytest.raises(RuntimeError), ctx:
-        torch.mm(torch.ones(2, 3), torch.ones(2, 3))
-    assert [*(tmp_path / "dumps").glob("mm.*.pt")]
-
-
 def test_a_mistake_in_mindspores_file_has_its_place(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"dump\.json:1:\d+"):
         msctx.context(dump_config=of_file(tmp_path, saved_data="tensors")).__enter__()
-
-
-@pytest.mark.parametrize("iteration", ["abc", "5-3", "3-3", "1||2", "all|3", "|".join(map(str, range(101)))])
-def test_steps_that_are_none_in_mindspores_file(iteration: str, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"dump\.json:1:\d+.*\n?.*common_dump_settings\.iteration"):
-        msctx.context(dump_config=of_file(tmp_path, iteration=iteration)).__enter__()
 
 
 @pytest.mark.parametrize("iteration", ["all", "0|2-3", 0, "00"])
@@ -340,19 +211,3 @@ def test_the_options_of_the_session_win_over_mindspores_file(tmp_path: Path) -> 
         torch.ones(1) + 1
     assert (tmp_path / "session").exists()
     assert not (tmp_path / "dumps").exists()
-
-
-@pytest.mark.parametrize("name", ["session.enable_dump", "enable_dump_debug"])
-def test_mindspores_file_wins_over_a_dump_that_is_off_beside_it(name: str, tmp_path: Path) -> None:
-    """In any order; the inner scope wins over the one around it."""
-    mode = 0 if name == "session.enable_dump" else 3
-    switch = "observers.dump" if mode == 0 else "observers.overflow"
-    file, off = {"dump_config": of_file(tmp_path, op_debug_mode=mode)}, {name: False}
-    for asked in (file | off, off | file):
-        plan = msctx.explain(asked)
-        assert plan.assignments[switch] is not None
-        (row,) = [row for row in plan.rows if row.option == name]
-        assert (row.status, row.winner) == ("inert", "dump_config")
-    for outer, inner, is_on in ((file, off, False), (off, file, True)):
-        with msctx.context(**outer), msctx.context(**inner):
-            assert (msctx.state()[switch] is not None) == is_on
