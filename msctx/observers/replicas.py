@@ -45,10 +45,10 @@ def _compare(step: int, path: str, model: Any) -> None:
     from torch import distributed as dist
 
     parameters = {name.removeprefix("module."): value for name, value in model.named_parameters() if value.numel()}
-    mine = torch.stack([_digest(value) for value in parameters.values()])
+    mine = torch.stack([_digest(value) for value in parameters.values()]).to(next(iter(parameters.values())).device)
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(model.process_group))]
     dist.all_gather(everyone, mine, group=model.process_group)
-    digests = torch.stack(everyone)  # rank, parameter, digest
+    digests = torch.stack([one.cpu() for one in everyone])  # rank, parameter, digest
     differing = (digests != digests[0]).any(2).any(0).tolist()
     names = [".".join(filter(None, (path, name))) for name, differs in zip(parameters, differing, strict=True) if differs]
     if not names:
@@ -69,8 +69,7 @@ def _digest(value: torch.Tensor) -> torch.Tensor:
 
     data = value.detach() if value.is_cuda else value.detach().cpu()
     bits = data.contiguous().reshape(-1).view({1: torch.int8, 2: torch.int16}.get(data.itemsize, torch.int32))
-    digests = torch.stack([bits.sum(dtype=torch.int64), torch.hash_tensor(bits, dim=0).view(torch.int64)])
-    return digests.to(value.device)
+    return torch.stack([bits.sum(dtype=torch.int64), torch.hash_tensor(bits, dim=0).view(torch.int64)]).cpu()
 
 
 SLOT = steps.Slot(Check)
