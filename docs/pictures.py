@@ -141,38 +141,6 @@ def of_recomputation() -> str:
     return picture(590, bottom + 50, "Time over memory of a training step under memory_optimize_level=O1", parts)
 
 
-def of_overlap() -> str:
-    """A training step of rank 0 under each key: when it computes products, and when messages are under way."""
-    (result,) = stored("zen5-overlap")
-    rows = [
-        (kind, key, spans)
-        for kind, profiles in result["profiles"].items()
-        for key, spans in profiles.items()
-        if not key.endswith("again")
-    ]
-    left, right, top, step = 290, 760, 46, 34
-    bottom, longest = top + step * len(rows), max(end for *_, spans in rows for *_, end in spans)
-
-    def bar(begin: float, end: float, y: float, colour: str) -> str:
-        x, wide = left + (right - left) * begin / longest, max((right - left) * (end - begin) / longest, 0.5)
-        return f'<rect x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="11" fill="{colour}" fill-opacity="0.6"/>'
-
-    parts = [text(12, 26, "A training step of rank 0, by its profile", size=14)]
-    for n, (name, colour) in enumerate((("products", BLUE), ("messages", ORANGE))):
-        parts += [dot(580 + n * 90, 22, colour), text(590 + n * 90, 26, name)]
-    for n, (kind, key, spans) in enumerate(rows):
-        y = top + step * n
-        parts.append(text(left - 12, y + 18, f"{kind}: {key}", "end"))
-        for name, begin, end in spans:
-            parts.append(bar(begin, end, y + 2, BLUE) if name == "product" else bar(begin, end, y + 14, ORANGE))
-    for ms in range(0, int(longest) + 1, 50):
-        x = left + (right - left) * ms / longest
-        parts += [line(x, top, x, bottom), text(x, bottom + 16, f"{ms} ms", "middle")]
-    ranks = f"{result['ranks']} ranks on {result['machine']['cores']} cores of {result['machine']['cpu']}, gloo"
-    parts.append(text(12, bottom + 38, f"{ranks}. The profiler makes steps longer.", size=11))
-    return picture(790, bottom + 50, "When rank 0 computes products, and when messages are under way", parts)
-
-
 def of_learning() -> str:
     """Loss curves in float32 and in both classes; below, by how much each differs from float32."""
     (result,) = stored("zen3-learning")
@@ -269,7 +237,6 @@ PICTURES = {
     "convolutions": of_convolutions,
     "networks": of_networks,
     "recomputation": of_recomputation,
-    "overlap": of_overlap,
     "learning": of_learning,
     "layers": of_layers,
 }

@@ -228,7 +228,6 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
         ]
     ),
     "torch.dataloader.shared": st.sampled_from([None, *({"rank": rank, "ranks": [0, 1]} for rank in (0, 1))]),
-    "models.gradients_tuned": st.sampled_from([None, "./", "tuning"]),
     "session.graph_run_mode": st.sampled_from(["inference", "training"]),
     "session.iterations_per_loop": st.integers(1, 4),
     "session.graph_max_parallel_model_num": st.integers(1, 4),

@@ -24,7 +24,7 @@ def _ddp(model: nn.Module) -> bool:
 def _fsdp(model: nn.Module) -> bool:
     from msctx.memory import prefetch
 
-    return next(prefetch.states(model), None) is not None
+    return next(prefetch.modules(model), None) is not None
 
 
 WATCHING = (
@@ -39,7 +39,6 @@ ON_MODELS = ("models.recompute", "models.parameters", "models.weight_format", "s
 """The switches that do it: in graph mode memory_optimize_level is the compiler's."""
 COMMUNICATING = (
     ("hcom_parallel", False),
-    ("aoe_mode", "4"),
     (f"{SPEED_UP}.enable_grad_comm_opt", False),
     (f"{SPEED_UP}.enable_task_opt", True),
     (f"{SPEED_UP}.enable_opt_shard_comm_opt", True),

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from msctx.effects.base import NOTHING_ASKED, STAYS, Outcome, Want, approximated, effect, honoured, inert, refused
+from msctx.effects.base import NOTHING_ASKED, STAYS, Outcome, Want, approximated, effect, honoured, refused
 from msctx.effects.compilation import apart
 from msctx.effects.graph_engine import GRAPHS, tuner
-from msctx.effects.overlap import ALONE, DDP, FEWER_MESSAGES
 
 TUNING = ("aoe_tune_mode", "aoe_mode")
 HERE = "./"
@@ -47,7 +46,7 @@ RECORDED_BY_NPU = (
     f"{STAYS}, since torch_npu cannot switch it off again; operators that CANN compiles for the call, of torch_npu's list, are "
     "recorded for CANN's own tuner (aoe); nothing is measured"
 )
-SIZES = "multiples of each model's own buckets are measured in its first backward passes"
+BUCKET_SIZES = "bucket sizes are not tuned. Set bucket_cap_mb of DistributedDataParallel"
 SEARCHED = "what inductor generates is searched by coordinate descent"
 MEASURED = f"each {{}} is measured when it is first met, and kept in tuning_file; {SEARCHED}"
 
@@ -120,7 +119,7 @@ def tuning(want: Want) -> Outcome:
     if what == OLDER:
         return refused("3 is known to older CANN alone")
     if what == BUCKETS:
-        return _bucket_sizes(want)
+        return refused(BUCKET_SIZES)
     if want.device == "ascend":
         return _by_cann(want, what)
     if what == SUB_GRAPHS and want.device == "cpu":
@@ -146,15 +145,6 @@ def _by_cann(want: Want, what: str) -> Outcome:
     return approximated(
         {"torch.npu.graph_tuner": tuner(want)} | apart(want), f"graphs of static shape alone are tuned; {GRAPHS}"
     )
-
-
-def _bucket_sizes(want: Want) -> Outcome:
-    if want.option.name == "aoe_config_file":
-        return inert("aoe_mode=4 tunes no operators")
-    if want.other(FEWER_MESSAGES) is not None:
-        return inert(f"overridden by {FEWER_MESSAGES}, which has a size of its own")
-    path = want.in_force("work_path")
-    return honoured({"models.gradients_tuned": path.value if path is not None else HERE}, f"{SIZES}; {DDP}; {ALONE}")
 
 
 def _offline(want: Want) -> Outcome:

@@ -11,11 +11,9 @@ from torch import nn
 
 from msctx.memory import watched
 
-_FSDP = "torch.distributed.fsdp._fully_shard._fully_shard"
-_LISTS = {"forward": "_states_to_forward_prefetch", "backward": "_states_to_backward_prefetch"}
 _wanted: dict[str, bool | None] = {"forward": None, "backward": None}
-_found: dict[str, WeakKeyDictionary[Any, tuple[list[Any], list[Any]]]] = {way: WeakKeyDictionary() for way in _LISTS}
-"""Pass → the state of an FSDP module → the modules that it gathered for, and what it has got instead."""
+_found: dict[str, WeakKeyDictionary[Any, tuple[list[Any], list[Any]]]] = {way: WeakKeyDictionary() for way in _wanted}
+"""Pass → an FSDP module → the list that it had, and the list that it has instead."""
 
 
 def read(way: str) -> bool | None:
@@ -27,32 +25,37 @@ def write(way: str, ahead: bool | None) -> None:
     with watched.lock:
         if ahead == _wanted[way]:
             return
-        _put_back(way, [*_found[way]])
+        _restore(way, [*_found[way]])
         _wanted[way] = ahead
         for model in watched.models():
             _set(model, way)
 
 
-def states(module: nn.Module, *, children_first: bool = False) -> Iterator[Any]:
-    """FSDP's own objects in a module; those that share their parameters have one object."""
-    if (fsdp := sys.modules.get(_FSDP)) is None:
-        return
-    own = [module._get_fsdp_state()] if isinstance(module, fsdp.FSDPModule) else []
+def modules(module: nn.Module, *, children_first: bool = False) -> Iterator[Any]:
+    """The FSDP modules in a module."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    own = [module] if fsdp is not None and isinstance(module, fsdp.FSDPModule) else []
     yield from own if not children_first else ()
     for child in module.children():
-        yield from states(child, children_first=children_first)
+        yield from modules(child, children_first=children_first)
     yield from own if children_first else ()
 
 
 def _in_order(model: nn.Module, way: str) -> list[Any]:
-    """As the pass comes to them, where modules run in the order in which they were registered."""
-    if way == "forward":
-        return [*dict.fromkeys(states(model))]
-    return [*dict.fromkeys(reversed([*states(model, children_first=True)]))]
+    """In the order of the pass, if modules run in the order in which they were registered; one of those that share a state."""
+    order = modules(model) if way == "forward" else reversed([*modules(model, children_first=True)])
+    return [*{id(module._get_fsdp_state()): module for module in reversed([*order])}.values()][::-1]
 
 
-def _has_weights(state: Any) -> bool:
-    groups = getattr(state, "_fsdp_param_groups", None)  # from torch 2.12 on; before, there was one at most
+def _list(module: Any, way: str) -> list[Any]:
+    """FSDP has setters of these lists, and no getters."""
+    found: list[Any] = getattr(module._get_fsdp_state(), f"_states_to_{way}_prefetch")
+    return found
+
+
+def _has_weights(module: Any) -> bool:
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.12 and later
     return bool(groups) if groups is not None else state._fsdp_param_group is not None
 
 
@@ -61,39 +64,37 @@ def _set(model: nn.Module, way: str) -> None:
     if ahead is None:
         return
     order = _in_order(model, way)
-    for place, state in enumerate(order):
-        if state in _found[way]:
+    for place, module in enumerate(order):
+        if module in _found[way]:
             continue
-        following = next((one for one in order[place + 1 :] if _has_weights(one)), None)
-        chosen = [following] if ahead and following is not None else []
+        following = [one for one in order[place + 1 :] if _has_weights(one)][:1] if ahead else []
         if not ahead and way == "backward":
-            chosen = [state]  # FSDP looks ahead by itself where nothing is named; this one is there already
-        _found[way][state] = getattr(state, _LISTS[way]), chosen
-        setattr(state, _LISTS[way], chosen)
+            following = [module]  # FSDP prefetches by itself if the list is empty; this module is gathered already
+        found = _list(module, way)
+        getattr(module, f"set_modules_to_{way}_prefetch")(following)
+        _found[way][module] = found, _list(module, way)
 
 
-def _put_back(way: str, those: list[Any]) -> None:
+def _restore(way: str, those: list[Any]) -> None:
     """A list that the program has set since stays."""
-    for state in those:
-        found, chosen = _found[way].pop(state)
-        if getattr(state, _LISTS[way]) is chosen:
-            setattr(state, _LISTS[way], found)
+    for module in those:
+        found, chosen = _found[way].pop(module)
+        if _list(module, way) is chosen:
+            setattr(module._get_fsdp_state(), f"_states_to_{way}_prefetch", found)
 
 
 def _begins(model: nn.Module) -> None:
     with watched.lock:
-        for way in _LISTS:
+        for way in _wanted:
             _set(model, way)
 
 
 def _ends(model: nn.Module) -> None:
-    """Nobody watches it now."""
-    if not any(_found.values()):
-        return
+    """Nobody watches it any more."""
     with watched.lock:
-        others = {state for other in watched.models() for state in states(other)}
+        others = {module for other in watched.models() for module in modules(other)}
         for way, found in _found.items():
-            _put_back(way, [state for state in dict.fromkeys(states(model)) if state in found and state not in others])
+            _restore(way, [module for module in dict.fromkeys(modules(model)) if module in found and module not in others])
 
 
 watched.listen(_begins, _ends)

@@ -1,54 +1,96 @@
-"""How the gradients of watched DistributedDataParallel models are reduced: in the backward pass or after it, in how many messages.
+"""How watched DistributedDataParallel models reduce gradients: during the backward pass or after it, in how many messages.
 
-DDP asks its process group for an all-reduce of each bucket that is ready. The group that it asks is another one inside (see
-:mod:`msctx.memory.reducing_group`), and its own one again afterwards; DDP could not lose a communication hook.
+A communication hook decides it. DDP cannot lose one: outside, the hook reduces each bucket as DDP does by default.
 """
 
-from __future__ import annotations
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakSet
-
-from torch import distributed, nn
+import torch
+from torch import distributed as dist
+from torch import nn
 
 from msctx import notices
 from msctx.memory import watched
 
-if TYPE_CHECKING:
-    from torch.nn.parallel import DistributedDataParallel
-
-    from msctx.memory.reducing_group import ReducingGroup
-
-OPTIONS = {"postponed": "enable_grad_comm_opt, hcom_parallel", "tuned": "aoe_mode", "bundled": "enable_task_opt"}
-wanted: dict[str, Any] = {"postponed": False, "bundled": False, "tuned": None}
-_groups: WeakKeyDictionary[DistributedDataParallel, ReducingGroup] = WeakKeyDictionary()
-"""What models were given: a hook of torch's own that a program registers inside keeps asking it."""
-_on: WeakSet[DistributedDataParallel] = WeakSet()
-"""The models that are acted on."""
-NO_HOOK_OF_OURS = "{}: the gradients of {} are reduced as {} has it, which DistributedDataParallel has been given"
-NOT_SHARDED = (
-    "{}: the gradients of FSDP modules are reduced as each module has them, which frees those of the whole weights; "
-    "DistributedDataParallel's are reduced as the option asks"
-)
+BUNDLE = 4 * 25 * 2**20
+"""Bytes from which a bundle of buckets is sent; DDP's buckets have 25 MiB."""
+OPTIONS = {"postponed": "enable_grad_comm_opt, hcom_parallel", "bundled": "enable_task_opt"}
+wanted = {"postponed": False, "bundled": False}
+KEEPS_ITS_HOOK = "{}: no effect on {}, which has the communication hook {}"
+NOT_SHARDED = "{}: no effect on FSDP modules, which free the gradients of whole weights as they reduce them"
 
 
-def read(way: str) -> Any:
+class _Reducer:
+    """The state of the hook of one model: the buckets of this backward pass that were not sent, and the messages on their way."""
+
+    def __init__(self, group: Any) -> None:
+        self.group, self.is_on = group, False
+        self.waiting: list[tuple[torch.Tensor, Any]] = []
+        self._sent: list[tuple[Any, torch.Tensor, list[tuple[torch.Tensor, Any]]]] = []
+
+    def add(self, bucket: Any) -> Any:
+        buffer = bucket.buffer()
+        done: Any = torch.futures.Future(devices=None if buffer.device.type == "cpu" else [buffer.device])
+        self.waiting.append((buffer, done))
+        least = BUNDLE if wanted["bundled"] else 0
+        if bucket.is_last() or (not wanted["postponed"] and sum(one.nbytes for one, _ in self.waiting) >= least):
+            self._send(least)
+        if bucket.is_last():
+            self._finish()
+        return done
+
+    def _send(self, least: int) -> None:
+        bundles: list[list[tuple[torch.Tensor, Any]]] = []
+        for one in self.waiting:
+            last = bundles[-1] if bundles else []
+            fits = last and last[0][0].dtype == one[0].dtype and torch.strided == last[0][0].layout == one[0].layout
+            if fits and sum(buffer.nbytes for buffer, _ in last) < least:
+                last.append(one)
+            else:
+                bundles.append([one])
+        self.waiting.clear()
+        for bundle in bundles:
+            message = bundle[0][0] if len(bundle) == 1 else torch.cat([buffer for buffer, _ in bundle])
+            message.mul_(1 / self.group.size())
+            self._sent.append((dist.all_reduce(message, group=self.group, async_op=True), message, bundle))
+
+    def _finish(self) -> None:
+        sent, self._sent = self._sent, []
+        for work, message, bundle in sent:
+            work.wait()
+            if len(bundle) > 1:
+                for (buffer, _), part in zip(bundle, message.split([buffer.numel() for buffer, _ in bundle]), strict=True):
+                    buffer.copy_(part)
+            for buffer, done in bundle:
+                done.set_result(buffer)
+
+
+def reduce(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+    """The communication hook."""
+    if state.is_on and any(wanted.values()):
+        return state.add(bucket)  # type: ignore[no-any-return]
+    buffer = bucket.buffer().mul_(1 / state.group.size())
+    return dist.all_reduce(buffer, group=state.group, async_op=True).get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]
+
+
+_reducers: WeakKeyDictionary[nn.Module, _Reducer] = WeakKeyDictionary()
+
+
+def read(way: str) -> bool:
     return wanted[way]
 
 
-def write(way: str, value: Any) -> None:
+def write(way: str, value: bool) -> None:
     with watched.lock:
         wanted[way] = value
-        if any(wanted.values()):
-            for model in watched.models():
-                _act(model)
-        else:
-            _undo([*_on])
+        for model in watched.models():
+            _act(model)
 
 
-def data_parallel(model: nn.Module) -> Iterator[DistributedDataParallel]:
-    if distributed.is_available():
+def data_parallel(model: nn.Module) -> Iterator[Any]:
+    if dist.is_available():
         from torch.nn.parallel import DistributedDataParallel
 
         yield from (module for module in model.modules() if isinstance(module, DistributedDataParallel))
@@ -62,42 +104,32 @@ def _act(model: nn.Module) -> None:
     option = next(option for way, option in OPTIONS.items() if wanted[way])
     with watched.lock:
         for parallel in data_parallel(model):
-            if parallel in _on:
-                continue
-            if hook := _hook(parallel):
-                name = type(parallel.module).__name__
-                notices.warn(option, f"hook {hook} of {name}", NO_HOOK_OF_OURS.format(option, name, hook))
-                continue
-            from msctx.memory.reducing_group import ReducingGroup
-
-            if parallel not in _groups or _groups[parallel].own is not parallel.process_group:
-                _groups[parallel] = ReducingGroup(parallel, wanted)
-            parallel.reducer._update_process_group(_groups[parallel])
-            _on.add(parallel)
-    if next(prefetch.states(model), None) is not None:
+            if parallel not in _reducers:
+                if hook := _hook(parallel):
+                    name = type(parallel.module).__name__
+                    notices.warn(option, f"hook {hook} of {name}", KEEPS_ITS_HOOK.format(option, name, hook))
+                    continue
+                _reducers[parallel] = _Reducer(parallel.process_group)
+                parallel.register_comm_hook(_reducers[parallel], reduce)
+            _reducers[parallel].is_on = True
+    if next(prefetch.modules(model), None) is not None:
         notices.warn(option, "FSDP", NOT_SHARDED.format(option))
 
 
-def _hook(parallel: DistributedDataParallel) -> str:
+def _hook(parallel: Any) -> str:
     """What reduces its gradients in place of DDP: a communication hook, or compiled autograd."""
     if parallel._use_python_reducer:
         return "torch.compile"
-    return str(parallel.logger._get_ddp_logging_data().strs_map.get("comm_hook", "")) if parallel.logger else ""
-
-
-def _undo(models: Iterable[DistributedDataParallel]) -> None:
-    for parallel in models:
-        if parallel in _on:
-            _on.discard(parallel)
-            parallel.reducer._update_process_group(parallel.process_group)
+    return str(parallel._get_ddp_logging_data().get("comm_hook", ""))
 
 
 def _ends(model: nn.Module) -> None:
-    """Nobody watches it now."""
-    if _on:
-        with watched.lock:
-            others = {parallel for other in watched.models() for parallel in data_parallel(other)}
-            _undo([parallel for parallel in data_parallel(model) if parallel not in others])
+    """Nobody watches it any more."""
+    with watched.lock:
+        others = {parallel for other in watched.models() for parallel in data_parallel(other)}
+        for parallel in data_parallel(model):
+            if parallel in _reducers and parallel not in others:
+                _reducers[parallel].is_on = False
 
 
 watched.listen(_act, _ends)

@@ -23,7 +23,6 @@ SWITCHES = (
         for name, way in (
             ("models.gradients_postponed", "postponed"),
             ("models.gradients_bundled", "bundled"),
-            ("models.gradients_tuned", "tuned"),
         )
     ),
     *(
