@@ -52,9 +52,9 @@ MISTAKES: dict[str, tuple[str, dict[str, str]]] = {
         "explain op_precision_mode=ops.ini",
         {"ops.ini": "[ByOpType]\nSoftmaxV2=high_precison\nGelu\n[ByNodname]\nconv1=high_precision\n"},
     ),
-    "JSON with a comma too many": (
+    "JSON without a comma": (
         "explain env_config_path=env.json",
-        {"env.json": '{\n  "rdr": {\n    "enable": true,\n  }\n}\n'},
+        {"env.json": '{\n  "rdr": {\n    "enable": true\n    "mode": 1\n  }\n}\n'},
     ),
     "keys and values of a JSON file": (
         "explain ascend_config.parallel_speed_up_json_path=speed.json",

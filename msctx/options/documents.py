@@ -1,7 +1,7 @@
 """Text documents with places: JSON and line-based files as plain data, every value of which knows its line and column.
 
-Reading never raises for what a document holds. Everything wrong becomes a problem, so that one run reports all of them; only
-after a place where JSON itself breaks off is nothing more found.
+Reading never raises for what a document holds. Everything wrong becomes a problem, so that one run reports all of them; of what is
+not JSON, the first place is reported.
 """
 
 from __future__ import annotations
@@ -13,18 +13,15 @@ from bisect import bisect_right
 from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from json.decoder import scanstring  # type: ignore[attr-defined]  # typeshed has it not
+from functools import cache
 from pathlib import Path as File
 from typing import Any
 
 from msctx.errors import LONGEST_LINE, Diagnostic, Mark
-from msctx.options.kinds import INVALID, show
+from msctx.options.kinds import show
 
 Path = tuple[str | int, ...]
 Span = tuple[int, int]
-
-_DEPTH = 50
-"""How many levels JSON may be nested."""
 
 
 @dataclass(frozen=True)
@@ -134,9 +131,7 @@ def in_order(problems: list[Diagnostic]) -> list[Diagnostic]:
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
-_BLANK = re.compile(r"[ \t\n]*")
-_WORD = re.compile(r"[\w.+-]+")
-_PYTHON = {"True": "true", "False": "false", "None": "null"}
+_PLAIN = re.compile(r"\\u[0-9a-fA-F]{4}|\\.|[^\x20-\x7e\n]")
 _STRING_OR_COMMENT = re.compile(r'"(?:[^"\\\n]|\\[^\n])*"|//[^\n]*|#[^\n]*|/\*.*?\*/', re.DOTALL)
 
 
@@ -147,133 +142,68 @@ def parse_json(text: str, file: str, *, comments: bool = False) -> Parsed:
         comments: allow ``// …``, ``/* … */`` and ``# …``, which JSON itself does not have.
     """
     source = Source(text, file)
-    try:
-        data = _Json(source, comments).read()
-    except _NotJson as error:
-        at = min(error.at, len(source.text.rstrip()))  # not the empty line after the last one
-        source.report((), (at, at + error.width), f"this is not JSON: {error.text}", suggestion=error.suggestion)
-        data = {}
-    return source.parsed(data)
+    text = _STRING_OR_COMMENT.sub(_blanked, source.text) if comments else source.text
+    twice: list[bool] = []
 
-
-class _NotJson(Exception):
-    def __init__(self, at: int, text: str, suggestion: str = "", width: int = 1) -> None:
-        super().__init__(text)
-        self.at, self.text, self.suggestion, self.width = at, text, suggestion, width
-
-
-class _Json:
-    """Reads JSON by its grammar: ``json`` alone reports neither where a value stands nor that a key is given twice."""
-
-    def __init__(self, source: Source, comments: bool) -> None:
-        self.source, self.comments = source, comments
-        self.text = _STRING_OR_COMMENT.sub(_blanked, source.text) if comments else source.text
-
-    def read(self) -> Any:
-        at = self._skip(0)
-        if at == len(self.text):
-            raise _NotJson(at, "there is nothing in it")
-        data, at = self._value(at, ())
-        if (at := self._skip(at)) < len(self.text):
-            raise self._unexpected(at, "nothing may follow the value")
-        return data
-
-    def _skip(self, at: int) -> int:
-        blank = _BLANK.match(self.text, at)
-        return blank.end() if blank else at
-
-    def _is(self, at: int, sign: str) -> bool:
-        return self.text[at : at + 1] == sign
-
-    def _value(self, at: int, path: Path) -> tuple[Any, int]:
-        if len(path) > _DEPTH:
-            raise _NotJson(at, f"nested more than {_DEPTH} levels deep")
-        read = {"{": self._object, "[": self._list, '"': self._text}.get(self.text[at : at + 1], self._word)
-        value, end = read(at, path)
-        self.source.values.setdefault(path, (at, end))
-        return value, end
-
-    def _object(self, at: int, path: Path) -> tuple[dict[str, Any], int]:
+    def collected(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
-
-        def pair(at: int) -> int:
-            if not self._is(at, '"'):
-                raise self._unexpected(at, 'a key in "double quotes" is missing')
-            key, end = self._text(at, path)
-            if self.source.add((*path, key), (at, end)):
-                del self.source.values[(*path, key)]  # its value follows
-            if not self._is(colon := self._skip(end), ":"):
-                raise self._unexpected(colon, "a colon is missing after the key")
-            value, end = self._value(self._skip(colon + 1), (*path, key))
+        for key, value in pairs:
             found.setdefault(key, value)
-            return end
+        twice.append(len(found) < len(pairs))
+        return found
 
-        return found, self._items(at, "}", pair)
+    @cache
+    def placed() -> Source:
+        import yaml
 
-    def _list(self, at: int, path: Path) -> tuple[list[Any], int]:
-        found: list[Any] = []
+        with suppress(yaml.YAMLError):  # it takes no keys of more than 1,024 characters
+            _note_places(
+                source, yaml.compose(_PLAIN.sub(_as_long, text), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), ()
+            )
+        return source
 
-        def item(at: int) -> int:
-            value, end = self._value(at, (*path, len(found)))
-            found.append(value)
-            return end
-
-        return found, self._items(at, "]", item)
-
-    def _items(self, at: int, closing: str, read: Callable[[int], int]) -> int:
-        """Read what stands between brackets; returns the offset behind them."""
-        at = self._skip(at + 1)
-        while not self._is(at, closing):
-            at = self._skip(read(at))
-            if self._is(at, ","):
-                comma, at = at, self._skip(at + 1)
-                if self._is(at, closing):
-                    raise _NotJson(comma, f"no comma may stand before {closing}", "remove the comma")
-            elif not self._is(at, closing):
-                raise self._unexpected(at, f"a comma or {closing} is missing")
-        return at + 1
-
-    def _text(self, at: int, path: Path) -> tuple[str, int]:
-        try:
-            text, end = scanstring(self.text, at + 1, True)
-        except json.JSONDecodeError as error:
-            what = error.msg.removesuffix(" at").removesuffix(" starting").lower()
-            raise _NotJson(error.pos, what) from None
-        if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
-            self.source.report(path, (at, end), "half of a surrogate pair is not a character")
-            text = text.encode(errors="replace").decode()
-        return text, end
-
-    def _word(self, at: int, path: Path) -> tuple[Any, int]:
-        if not (match := _WORD.match(self.text, at)):
-            raise self._unexpected(at, "a value is missing")
-        word, end = match[0], match.end()
-        try:
-            value = json.loads(word, parse_constant=_refuse)
-        except json.JSONDecodeError:
-            shown = word if len(word) < 40 else f"{word[:40]}…"
-            quoted = _PYTHON.get(word) or (f'"{word}"' if len(word) < 40 else "")
-            raise _NotJson(at, f"{shown} is neither a number nor quoted text", quoted, end - at) from None
-        except ValueError:  # Python refuses to read numbers of thousands of digits
-            value = math.inf
-        if isinstance(value, float) and math.isinf(value):
-            self.source.report(path, (at, end), "the number is too large")
-            value = INVALID
-        return value, end
-
-    def _unexpected(self, at: int, text: str) -> _NotJson:
-        sign = self.text[at : at + 1]
-        if sign == "'":
-            return _NotJson(at, text, "JSON knows double quotes only")
-        if sign and sign in "/#":
-            hint = "/* is never closed" if self.comments else "JSON has no comments"
-            return _NotJson(at, text, hint)
-        return _NotJson(at, text)
+    data: Any = {}
+    try:
+        data = json.loads(text, object_pairs_hook=collected, parse_constant=_refuse, parse_float=_finite)
+        json.dumps(data, ensure_ascii=False).encode()  # half of a surrogate pair is not a character
+    except json.JSONDecodeError as error:
+        at = min(error.pos, len(source.text.rstrip()))  # not the empty line after the last one
+        source.report((), (at, at + 1), f"this is not JSON: {error.msg}")
+    except (ValueError, RecursionError) as error:
+        data = {}
+        source.report((), (0, 1), f"this is not JSON: {error}")
+    if any(twice):
+        placed()
+    return Parsed(data, lambda path: placed().mark(path) if data else source.mark(path), in_order(source.problems))
 
 
 def _refuse(word: str) -> Any:
     """NaN and the infinities, which Python would read, are not JSON."""
-    raise json.JSONDecodeError("no number", word, 0)
+    raise ValueError(f"{word} is not a number")
+
+
+def _finite(text: str) -> float:
+    if math.isinf(found := float(text)):
+        raise ValueError(f"{text} is too large a number")
+    return found
+
+
+def _note_places(source: Source, node: Any, path: Path) -> None:
+    """Where each key and value of a tree of YAML stands: JSON is YAML."""
+    source.values.setdefault(path, (node.start_mark.index, node.end_mark.index))
+    if node.id == "mapping":
+        for key, value in node.value:
+            name, place = json.loads(source.text[key.start_mark.index : key.end_mark.index]), key.start_mark.index
+            if source.add((*path, name), (place, key.end_mark.index), (value.start_mark.index, value.end_mark.index)):
+                _note_places(source, value, (*path, name))
+    elif node.id == "sequence":
+        for number, item in enumerate(node.value):
+            _note_places(source, item, (*path, number))
+
+
+def _as_long(match: re.Match[str]) -> str:
+    """What YAML may refuse, as something of the same length: of its tree the places alone count."""
+    return " " if match[0] == "\t" else "_" * len(match[0])
 
 
 def _blanked(match: re.Match[str]) -> str:

@@ -146,7 +146,7 @@ def test_what_is_removed(path: Path) -> None:
 GOOD = tuning_file.text_of(tuned.groups(tuned.entry("p", threads=1), stamp=STAMP))
 BROKEN = {
     "cut off": (GOOD[:200], ":10:9", "this is not JSON"),
-    "empty": ("", ":1:1", "there is nothing in it"),
+    "empty": ("", ":1:1", "Expecting value"),
     "foreign": ('{"name": "x"}', ":1:1", "this is no tuning file of msctx"),
     "a list": ("[1]", ":1:1", "this is no tuning file of msctx"),
     "of another format": (GOOD.replace("tuning 1.0", "tuning 2.0"), ":2:13", "2.0 is a format that this msctx does not read"),

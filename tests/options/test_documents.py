@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from msctx.errors import Mark
 from msctx.options.documents import Parsed, parse_ini, parse_json
-from msctx.options.kinds import INVALID
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
@@ -65,65 +64,29 @@ def test_places() -> None:
     assert at(parsed, "d") == "4:8 {"  # more than a line: its beginning
     assert at(parsed, "d", "x", "y") == "4:8 {", "of what is not there: the nearest thing around it"
     assert parsed.mark(("a",)) == Mark("f.json", 2, 7, '\t"a": "xyz",', 5)
-    assert str(parse_json('{"%s": 1}' % ("k" * 2000), "f").mark(("k" * 2000,))) == "f:1:2006"
-
-
-@pytest.mark.parametrize(
-    ("text", "place", "words", "suggestion"),
-    [
-        ("", "1:1", "there is nothing in it", ""),
-        (" \n\n", "1:1", "there is nothing in it", ""),
-        ('{\n "a": 1\n "b": 2}', "3:2", "a comma or } is missing", ""),
-        ('{"a" 1}', "1:6", "a colon is missing after the key", ""),
-        ('{"a": [1,\n2,\n]}', "2:2", "no comma may stand before ]", "remove the comma"),
-        ('{"a": 1,}', "1:8", "no comma may stand before }", "remove the comma"),
-        ("{'a': 1}", "1:2", 'a key in "double quotes" is missing', "JSON knows double quotes only"),
-        ("{\"a\": 'x'}", "1:7", "a value is missing", "JSON knows double quotes only"),
-        ("{a: 1}", "1:2", 'a key in "double quotes" is missing', ""),
-        ('{"a": True}', "1:7", "True is neither a number nor quoted text", "true"),
-        ('{"a": on}', "1:7", "on is neither a number nor quoted text", '"on"'),
-        ('{"a": NaN}', "1:7", "NaN is neither a number nor quoted text", '"NaN"'),
-        ('{"a": -Infinity}', "1:7", "-Infinity is neither a number nor quoted text", '"-Infinity"'),
-        ('{"a": 01}', "1:7", "01 is neither a number nor quoted text", '"01"'),
-        ('{"a": 1} x', "1:10", "nothing may follow the value", ""),
-        ('{"a": 1 // x\n}', "1:9", "a comma or } is missing", "JSON has no comments"),
-        ('{"a":\n', "1:6", "a value is missing", ""),
-        ('{\n"a": "x', "2:6", "unterminated string", ""),
-        ('{"a": "x\ty"}', "1:9", "invalid control character", ""),
-        ('{"a": "\\q"}', "1:8", "invalid \\escape", ""),
-        ("[" * 100_000, "1:52", "nested more than 50 levels deep", ""),
-        ('{"a":' * 100_000, "1:256", "nested more than 50 levels deep", ""),
-    ],
-)
-def test_what_is_not_json(text: str, place: str, words: str, suggestion: str) -> None:
-    parsed = parse_json(text, "f.json")
-    assert only(parsed) == (f"f.json:{place}", f"this is not JSON: {words}", suggestion)
-    assert parsed.data == {}
 
 
 @pytest.mark.parametrize(
     ("text", "place", "words"),
     [
-        ('{"a": 1,\n "b": 2, "a": 3}', "f:2:10", "is given twice; first on line 1"),
-        ('{"a": "\\ud800"}', "f:1:7", "half of a surrogate pair is not a character"),
-        ('{"\\ud800": 1}', "f:1:2", "half of a surrogate pair is not a character"),
-        ('{"a": 1e999}', "f:1:7", "the number is too large"),
-        ('{"a": %s}' % ("9" * 5000), "f:1:7", "the number is too large"),
+        ("", "1:1", "Expecting value"),
+        ('{\n "a": 1\n "b": 2}', "3:2", "Expecting ',' delimiter"),
+        ('{"a": on}', "1:7", "Expecting value"),
+        ('{"a": NaN}', "1:1", "NaN is not a number"),
+        ('{"a": 1e999}', "1:1", "1e999 is too large a number"),
     ],
 )
-def test_what_json_allows_and_nobody_can_mean(text: str, place: str, words: str) -> None:
-    assert only(parse_json(text, "f"))[:2] == (place, words)
+def test_what_is_not_json(text: str, place: str, words: str) -> None:
+    parsed = parse_json(text, "f.json")
+    assert only(parsed)[:2] == (f"f.json:{place}", f"this is not JSON: {words}")
+    assert parsed.data == {}
 
 
-def test_the_first_of_two_keys_holds_and_both_are_checked() -> None:
-    parsed = parse_json('{"a": {"x": 1}, "a": {"y": 1e999}}', "f")
-    assert parsed.data == {"a": {"x": 1}}
-    assert [p.path for p in parsed.problems] == ["a", "a.y"]
+def test_the_first_of_two_keys_holds() -> None:
+    parsed = parse_json('{"a": {"x": 1},\n "b": 2, "a": {"y": 2}}', "f")
+    assert parsed.data == {"a": {"x": 1}, "b": 2}
+    assert only(parsed)[:2] == ("f:2:10", "is given twice; first on line 1")
     assert at(parsed, "a") == '1:7 {"x": 1}'
-
-
-def test_unreadable_values_are_marked_in_the_data() -> None:
-    assert parse_json("[1, 1e999]", "f").data == [1, INVALID]
 
 
 def test_comments_are_blanked_out_where_they_are_allowed() -> None:
@@ -132,7 +95,6 @@ def test_comments_are_blanked_out_where_they_are_allowed() -> None:
     assert parsed.problems == []
     assert parsed.data == {"a": "// no # comment /* here", "b": 1, "c": 2}
     assert at(parsed, "b") == "3:16 1"
-    assert only(parse_json('{"a": 1 /* x }', "f", comments=True))[0] == "f:1:9"
 
 
 def test_a_message_shows_no_line_of_megabytes_and_nothing_that_moves_the_cursor() -> None:

@@ -123,7 +123,7 @@ def test_whether_the_value_is_a_file() -> None:
 BAD = [
     ("ENV_CONFIG", "[1]", "1:1 : [1] is not a dictionary", ""),
     ("SPEED_UP", '{"a": 1, "a": 2}', "1:10 a: is given twice; first on line 1", ""),
-    ("SPEED_UP", "nothing", "1:1 : this is not JSON: nothing is neither a number nor quoted text", '"nothing"'),
+    ("SPEED_UP", "nothing", "1:1 : this is not JSON: Expecting value", ""),
     ("GRAPH_KERNEL_FLAGS", "opt_level=2", "1:1 : 'opt_level=2' is not a flag", "--opt_level=2"),
     ("GRAPH_KERNEL_FLAGS", "-opt_level", "1:1 : '-opt_level' is not a flag", "--opt_level"),
     ("GRAPH_KERNEL_FLAGS", "--a=b=c", "1:1 : '--a=b=c' is not a flag", ""),
@@ -194,7 +194,7 @@ BAD = [
      "2:19 op_compiler_cache.max_op_cache_size: 0 is out of range", ""),
     ("OP_CACHE", "[op_compiler_cache]\nmax_op_cache_size=1\nremain_cache_size_ratio=101",
      "3:25 op_compiler_cache.remain_cache_size_ratio: 101 is out of range", ""),
-    ("PROFILING", "on", "1:1 : this is not JSON: on is neither a number nor quoted text", '"on"'),
+    ("PROFILING", "on", "1:1 : this is not JSON: Expecting value", ""),
     ("PROFILING", '{"storage_limit": "10"}', "1:19 storage_limit: '10' is not an amount", ""),
     ("PROFILING", '{"storage_limit": "100MB"}', "1:19 storage_limit: '100MB' is out of range", ""),
     ("PROFILING", '{"training_trace": "ture"}', "1:20 training_trace: 'ture' is not one of the values", "true"),
