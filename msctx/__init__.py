@@ -102,14 +102,14 @@ def memory_stats() -> dict[str, Any]:
     """The host memory that was counted, and each cap on it: bytes and counts by name, as torch.cuda.memory_stats has for a GPU.
 
     ``current_bytes`` and ``peak_bytes`` are what tensors requested, ``idle_bytes`` is what is kept for the next ones.
-    ``saved_on_host`` is what ``memory_offload`` has moved so far, ``parameters`` shows where those of watched models are and how many
-    had to be left; ``recomputed`` has a row for each block of models that were watched under ``memory_optimize_level="O1"``: what its
-    forward pass keeps, how long it takes, whether its last forward pass under O1 was computed again, and why.
+    ``parameters`` shows where those of watched models are and how many had to be left. ``recomputed`` has a row for each block of
+    models that were watched under ``memory_optimize_level="O1"``: the bytes that its forward pass saves, whether its last call is
+    recomputed, and why.
     """
-    from msctx.memory import parameters, recompute, saved
+    from msctx.memory import parameters, recompute
     from msctx.native import memory
 
-    of_models = {"saved_on_host": saved.moved(), "parameters": parameters.placed(), "recomputed": recompute.decisions()}
+    of_models = {"parameters": parameters.placed(), "recomputed": recompute.decisions()}
     return memory.statistics() | of_models
 
 

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from msctx.errors import SwitchError
-from msctx.memory import saved, watched
+from msctx.memory import offload, watched
 from msctx.signals import uninterrupted
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _assign(parameter: nn.Parameter, data: torch.Tensor) -> None:
 
 
 def _on_host(parameter: nn.Parameter) -> torch.Tensor:
-    pinned = saved.is_pinnable(parameter.device)
+    pinned = offload.is_pinnable(parameter.device)
     return torch.empty_like(parameter.data, device="cpu", pin_memory=pinned).copy_(parameter.data)
 
 
@@ -309,7 +309,7 @@ def _copied(device: torch.device, value: torch.Tensor) -> torch.Tensor:
     if not _is_elsewhere(value):
         return value
     copy = value.to(device)  # made before the host goes on, which may write to the parameter at once
-    saved.remember_copy(copy, value)
+    offload.remember_copy(copy, value)
     return copy
 
 
@@ -329,7 +329,7 @@ def copies() -> bool:
 def copy_for_operators(on: bool) -> None:
     if on == copies():
         return
-    saved.turn("parameters", on)
+    offload.turn("parameters", on)
     if on:
         _thread.mode = _Copies()
         _push_mode(_thread.mode)

@@ -136,14 +136,6 @@ def models() -> list[nn.Module]:
         return [module for model in models_.OPEN if (module := model.module()) is not None]
 
 
-def number_of(model: nn.Module) -> int:
-    return models_.record(model).number
-
-
-def is_open(number: int) -> bool:
-    return number in {model.number for model in models_.open_ones()}
-
-
 def now() -> int:
     """A moment, for :func:`any_since`."""
     with lock:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from msctx.memory import parameters, prefetch, recompute, reductions, saved, weight_format
+from msctx.memory import offload, parameters, prefetch, recompute, reductions, weight_format
 from msctx.switches.base import Switch
 
 SWITCHES = (
     Switch(
         name="models.saved_on_host",
-        read=partial(saved.is_on, "activations"),
-        write=partial(saved.turn, "activations"),
+        read=partial(offload.is_on, "activations"),
+        write=partial(offload.turn, "activations"),
         scope="thread",
     ),
     Switch(name="models.parameters", read=parameters.read, write=parameters.write),

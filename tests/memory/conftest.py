@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import time
 from collections.abc import Iterator
 
@@ -21,14 +20,3 @@ def nothing_left_in_the_pool(only_new_objects_are_searched: None) -> Iterator[No
             return
         time.sleep(0.02)
     assert msctx.memory_stats()["current_bytes"] == 0
-
-
-@pytest.fixture
-def another_thread() -> Iterator[None]:
-    """A thread that does nothing, as the monitor of a progress bar: whatever draws random numbers may be that one."""
-    end = threading.Event()
-    other = threading.Thread(target=end.wait)
-    other.start()
-    yield
-    end.set()
-    other.join()

@@ -21,7 +21,7 @@ SETUP = """
     from contextlib import contextmanager
     from torch import nn
     from torch.nn import functional as F
-    from msctx.memory import parameters, saved, watched
+    from msctx.memory import offload, parameters, watched
 
     @contextmanager
     def placed(place):
@@ -208,9 +208,9 @@ def test_with_activations_on_the_host_too_next_to_nothing_is_left_on_the_device(
     held, expected = gradients()
     watched.OF_PROCESS.watch(layers)
     with placed("host"):
-        saved.turn("activations", True)
+        offload.turn("activations", True)
         left, found = gradients()
-        saved.turn("activations", False)
+        offload.turn("activations", False)
     assert all(torch.equal(a, b) for a, b in zip(expected, found))
     assert left < held / 50, (left, held)
     """

