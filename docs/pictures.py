@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from html import escape
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -115,32 +114,6 @@ def of_networks() -> str:
     return picture(790, bottom + 50, "Whole networks: the time of PyTorch's fastest way over that of others", parts)
 
 
-def of_recomputation() -> str:
-    """What a training step needs and how long it takes when more and more blocks are recomputed."""
-    (result,) = stored("emerald-rapids-recompute")
-    left, right, top, bottom = 70, 560, 40, 300
-    highest = 1.6
-
-    def at(memory: float, time: float) -> tuple[float, float]:
-        return left + (right - left) * memory, bottom - (bottom - top) * (time - 1) / (highest - 1)
-
-    parts = [
-        text(12, 22, "Time of a training step (O0 = 1)", size=14),
-        text(right, bottom + 36, "memory of a step (O0 = 1)", "end"),
-    ]
-    for n in range(6):
-        (x, low), (_, y) = at(n / 5, 1), at(0, 1 + n * (highest - 1) / 5)
-        parts += [line(x, top, x, low), text(x, low + 16, f"{n / 5:g}", "middle")]
-        parts += [line(left, y, right, y), text(left - 8, y + 4, f"{1 + n * (highest - 1) / 5:.2f}", "end")]
-    for subject, colour in zip(result["subjects"], (BLUE, ORANGE, GREEN), strict=True):
-        most = subject["rows"][0]["bytes"]
-        places = [at(row["bytes"] / most, row["slower"]) for row in subject["rows"]]
-        parts += [line(*one, *other, colour, 2) for one, other in pairwise(places)]
-        parts += [dot(*place, colour) for place in places]
-        parts.append(text(places[-1][0], places[-1][1] - 10, subject["subject"].partition(",")[0], "middle", fill=colour))
-    return picture(590, bottom + 50, "Time over memory of a training step under memory_optimize_level=O1", parts)
-
-
 def of_learning() -> str:
     """Loss curves in float32 and in both classes; below, by how much each differs from float32."""
     (result,) = stored("zen3-learning")
@@ -236,7 +209,6 @@ def of_layers() -> str:
 PICTURES = {
     "convolutions": of_convolutions,
     "networks": of_networks,
-    "recomputation": of_recomputation,
     "learning": of_learning,
     "layers": of_layers,
 }
