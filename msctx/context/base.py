@@ -63,7 +63,7 @@ def within(outer: Settings, own: tuple[Layer, ...]) -> Settings:
 
 
 _NEEDED = (
-    *("msctx.context.visit", "msctx.native.build", "msctx.native.limits"),
+    "msctx.context.visit",
     *(f"msctx.effects.{theme}" for theme in THEMES),
 )
 

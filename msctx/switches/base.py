@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 from msctx.switches.paths import Kept
@@ -72,3 +75,20 @@ class Switch:
             self.load(state)
         elif self.read() != state:
             self.set(state)
+
+
+def reading(place: str, unwritten: Any = None, *of: Any) -> Callable[[], Any]:
+    """``module:function``, called with *of*, to read or save a switch; *unwritten* while the module is not loaded."""
+    module, _, function = place.partition(":")
+    return lambda: attrgetter(function)(import_module(module))(*of) if module in sys.modules else unwritten
+
+
+def writing(place: str, unwritten: Any = None, *of: Any) -> Callable[[Any], None]:
+    """``module:function`` to write or load a switch: the first value other than *unwritten* loads the module."""
+    module, _, function = place.partition(":")
+
+    def write(value: Any) -> None:
+        if module in sys.modules or value is not unwritten:
+            attrgetter(function)(import_module(module))(*of, value)
+
+    return write

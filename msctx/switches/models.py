@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
-from msctx.memory import offload, parameters, prefetch, recompute, reductions, weight_format
-from msctx.switches.base import Switch
+from msctx.switches.base import Switch, reading, writing
+
+
+def _model(name: str, place: str, *of: str, unwritten: Any = None) -> Switch:
+    """*place*: a module of msctx/memory with the functions ``read`` and ``write``, called with *of*."""
+    module = f"msctx.memory.{place}"
+    return Switch(name=name, read=reading(f"{module}:read", unwritten, *of), write=writing(f"{module}:write", unwritten, *of))
+
 
 SWITCHES = (
     Switch(
         name="models.saved_on_host",
-        read=partial(offload.is_on, "activations"),
-        write=partial(offload.turn, "activations"),
+        read=reading("msctx.memory.offload:is_on", False, "activations"),
+        write=writing("msctx.memory.offload:turn", False, "activations"),
         scope="thread",
     ),
-    Switch(name="models.parameters", read=parameters.read, write=parameters.write),
-    Switch(name="models.copies_of_parameters", read=parameters.copies, write=parameters.copy_for_operators, scope="thread"),
-    Switch(name="models.weight_format", read=weight_format.read, write=weight_format.write),
-    Switch(name="models.recompute", read=recompute.read, write=recompute.write),
-    *(
-        Switch(name=name, read=partial(reductions.read, way), write=partial(reductions.write, way))
-        for name, way in (
-            ("models.gradients_postponed", "postponed"),
-            ("models.gradients_bundled", "bundled"),
-        )
+    _model("models.parameters", "parameters"),
+    Switch(
+        name="models.copies_of_parameters",
+        read=reading("msctx.memory.parameters:copies", False),
+        write=writing("msctx.memory.parameters:copy_for_operators", False),
+        scope="thread",
     ),
-    *(
-        Switch(name=name, read=partial(prefetch.read, way), write=partial(prefetch.write, way))
-        for name, way in (("models.gathered_ahead_forward", "forward"), ("models.gathered_ahead_backward", "backward"))
-    ),
+    _model("models.weight_format", "weight_format"),
+    _model("models.recompute", "recompute", unwritten=False),
+    _model("models.gradients_postponed", "reductions", "postponed", unwritten=False),
+    _model("models.gradients_bundled", "reductions", "bundled", unwritten=False),
+    _model("models.gathered_ahead_forward", "prefetch", "forward"),
+    _model("models.gathered_ahead_backward", "prefetch", "backward"),
 )

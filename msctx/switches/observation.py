@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from importlib import import_module
 from typing import Any
 
-from msctx.graph import files, report
+from msctx.graph import report
 from msctx.native import core
-from msctx.observers import collector, fusions, kernels, print_file, replicas, scope_names
-from msctx.observers.checked_gradients import NODES
-from msctx.observers.collector import Reader
-from msctx.observers.deterministic_except import ExceptReader
-from msctx.observers.dump import DumpReader
-from msctx.observers.error_dump import ErrorReader
-from msctx.observers.numeric_gradients import VALUES
-from msctx.observers.overflow import OverflowReader
-from msctx.observers.recorder import RecorderReader
-from msctx.observers.structured_trace import Slot
-from msctx.observers.watchdog import WatchdogReader
-from msctx.switches.base import Switch
+from msctx.switches.base import Switch, reading, writing
 
 KEPT = 64
 
 
-def _observer(name: str, kind: Callable[[Any], Reader]) -> Switch:
-    going_on: dict[Any, Reader] = {}  # by their settings: a context that is entered again goes on where it was
+_COLLECTOR = "msctx.observers.collector"
+
+
+def _observer(name: str, place: str, *more: Any) -> Switch:
+    """*place*: ``module:class`` of a reader of what the native core collects, made of *more* and its settings."""
+    going_on: dict[Any, Any] = {}  # by their settings: a context that is entered again goes on where it was
+
+    def save() -> Any:
+        return import_module(_COLLECTOR).reader(name) if _COLLECTOR in sys.modules else None
 
     def read() -> Any:
-        found = collector.reader(name)
+        found = save()
         return None if found is None else asdict(found.settings)
 
+    def put(found: Any, **how: Any) -> None:
+        if found is not None or _COLLECTOR in sys.modules:
+            import_module(_COLLECTOR).put(name, found, **how)
+
     def write(settings: Any) -> None:
-        found = None if settings is None else (going_on.pop(settings, None) or kind(settings))
-        collector.put(name, found)
+        module, _, kind = place.partition(":")
+        found = None
+        if settings is not None:
+            found = going_on.pop(settings, None) or getattr(import_module(module), kind)(*more, settings)
+        put(found)
         if found is not None and found.goes_on:
             going_on[settings] = found
             while len(going_on) > KEPT:
@@ -44,42 +49,52 @@ def _observer(name: str, kind: Callable[[Any], Reader]) -> Switch:
         name=name,
         read=read,
         write=write,
-        save=lambda: collector.reader(name),
-        load=lambda found: collector.put(name, found, resumes=True),
+        save=save,
+        load=partial(put, resumes=True),
         satisfied=lambda wanted: read() == (wanted and asdict(wanted)),
         prepare=core.load,
     )
 
 
-def _traced(name: str, slot: Slot, blocked: Callable[[Any], str] | None = None) -> Switch:
-    return Switch(name=name, read=slot.read, write=slot.write, save=slot.save, load=slot.load, blocked=blocked)
+def _slot(name: str, place: str, blocked: Callable[[Any], str] | None = None, unwritten: Any = None) -> Switch:
+    """*place*: what has the functions ``read``, ``write``, ``save`` and ``load``."""
+    dot = "" if place.endswith(":") else "."
+    return Switch(
+        name=name,
+        read=reading(f"{place}{dot}read", unwritten),
+        write=writing(f"{place}{dot}write", unwritten),
+        save=reading(f"{place}{dot}save"),
+        load=writing(f"{place}{dot}load"),
+        blocked=blocked,
+    )
+
+
+def _gradients(name: str, place: str) -> Switch:
+    return Switch(name=name, read=reading(f"{place}.is_on", False), write=writing(f"{place}.turn", False), scope="thread")
+
+
+def _no_folder(wanted: Any) -> str:
+    return str(import_module("msctx.graph.files").obstacle(wanted))
 
 
 SWITCHES = (
-    _observer("observers.dump", DumpReader),
-    _observer("observers.overflow", OverflowReader),
-    _observer("observers.errors", ErrorReader),
-    _observer("observers.recorder", partial(RecorderReader, lambda: report.of_process().as_dicts())),
-    _observer("observers.watchdog", WatchdogReader),
-    _observer("observers.deterministic_except", ExceptReader),
+    _observer("observers.dump", "msctx.observers.dump:DumpReader"),
+    _observer("observers.overflow", "msctx.observers.overflow:OverflowReader"),
+    _observer("observers.errors", "msctx.observers.error_dump:ErrorReader"),
+    _observer("observers.recorder", "msctx.observers.recorder:RecorderReader", lambda: report.of_process().as_dicts()),
+    _observer("observers.watchdog", "msctx.observers.watchdog:WatchdogReader"),
+    _observer("observers.deterministic_except", "msctx.observers.deterministic_except:ExceptReader"),
+    _slot("observers.print_file", "msctx.observers.print_file:"),
+    _slot("observers.replicas", "msctx.observers.replicas:SLOT"),
+    _slot("observers.kernels", "msctx.observers.kernels:SLOT"),
+    _slot("observers.fusions", "msctx.observers.fusions:", unwritten=0),
+    _slot("observers.graph_files", "msctx.graph.files:SLOT", _no_folder),
     Switch(
-        name="observers.print_file",
-        read=print_file.read,
-        write=print_file.write,
-        save=print_file.save,
-        load=print_file.load,
+        name="observers.class_names",
+        read=reading("msctx.observers.scope_names:with_classes", False),
+        write=writing("msctx.observers.scope_names:write", False),
+        scope="thread",
     ),
-    Switch(
-        name="observers.replicas",
-        read=replicas.SLOT.read,
-        write=replicas.SLOT.write,
-        save=replicas.SLOT.save,
-        load=replicas.SLOT.load,
-    ),
-    _traced("observers.kernels", kernels.SLOT),
-    Switch(name="observers.fusions", read=fusions.read, write=fusions.write, save=fusions.save, load=fusions.load),
-    _traced("observers.graph_files", files.SLOT, files.obstacle),
-    Switch(name="observers.class_names", read=scope_names.with_classes, write=scope_names.write, scope="thread"),
-    Switch(name="observers.check_bprop", read=NODES.is_on, write=NODES.turn, scope="thread"),
-    Switch(name="observers.check_bprop_values", read=VALUES.is_on, write=VALUES.turn, scope="thread"),
+    _gradients("observers.check_bprop", "msctx.observers.checked_gradients:NODES"),
+    _gradients("observers.check_bprop_values", "msctx.observers.numeric_gradients:VALUES"),
 )

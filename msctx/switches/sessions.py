@@ -6,8 +6,7 @@ import threading
 from functools import partial
 from typing import Any
 
-from msctx.native import shared_batches
-from msctx.switches.base import Switch
+from msctx.switches.base import Switch, reading, writing
 
 
 class _Here(threading.local):
@@ -38,5 +37,10 @@ SWITCHES = (
     _kept("session.low_precision.cpu"),
     _kept("session.low_precision.cuda"),
     _kept("session.low_precision.ascend"),
-    Switch(name="torch.dataloader.shared", read=shared_batches.read, write=shared_batches.write, scope="thread"),
+    Switch(
+        name="torch.dataloader.shared",
+        read=reading("msctx.native.shared_batches:read"),
+        write=writing("msctx.native.shared_batches:write"),
+        scope="thread",
+    ),
 )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 
-from msctx.graph import cache
 from msctx.native import cache_tag
-from msctx.switches.base import Switch
+from msctx.switches.base import Switch, reading, writing
 from msctx.switches.forced import NOTHING, Forced, forced_switch
 
 _AUTOGRAD = Forced(
@@ -20,15 +20,16 @@ def _has_job(wanted: str) -> bool:
     return (_JOB.forced is NOTHING and _JOB.read() is not None) or _JOB.holds(wanted)
 
 
+_CACHE = "msctx.graph.cache"
 SWITCHES = (
     Switch(
         name="torch.compiler.cache",
-        read=cache.read,
-        write=cache.write,
-        save=cache.save,
-        load=cache.load,
-        satisfied=cache.serves,
-        blocked=cache.obstacle,
+        read=reading(f"{_CACHE}:read"),
+        write=writing(f"{_CACHE}:write"),
+        save=lambda: import_module(_CACHE).save(),
+        load=writing(f"{_CACHE}:load"),
+        satisfied=lambda wanted: bool(import_module(_CACHE).serves(wanted)),
+        blocked=lambda wanted: str(import_module(_CACHE).obstacle(wanted)),
     ),
     Switch(
         name="torch.compiler.force_disable_caches",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msctx.observers import profiling
-from msctx.switches.base import Switch
+from msctx.switches.base import Switch, reading, writing
 
-SWITCHES = (Switch(name="torch.profiler", read=profiling.read, write=profiling.write),)
+_PROFILING = "msctx.observers.profiling"
+SWITCHES = (Switch(name="torch.profiler", read=reading(f"{_PROFILING}:read"), write=writing(f"{_PROFILING}:write")),)
