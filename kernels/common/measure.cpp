@@ -187,7 +187,8 @@ class Race {
 
 std::mutex& measuring = fork_safe_mutex(false);  // held while torch and the kernels run: only ever tried, never waited for
 thread_local bool here = false;                  // torch's own path may lead back, through another library's kernel
-std::atomic<double> spent{0.0}, total_budget{120.0};  // seconds of this process
+constexpr double total_budget = 120.0;           // seconds of this process
+std::atomic<double> spent{0.0};
 
 constexpr const char* kept_for_next_run =
     "measured for the next run: the processes of one run all choose by what the tuning file held when it began";
@@ -237,9 +238,6 @@ Decided measured(Policy& policy, const ConvCall& call, const Decided& guessed, D
 }
 
 }  // namespace msctx
-
-// For how long this process may measure.
-MSCTX_API void msctx_limit_measuring(double seconds) { msctx::total_budget = seconds; }
 
 // How long this process has measured.
 MSCTX_API double msctx_measuring_seconds() { return msctx::spent; }

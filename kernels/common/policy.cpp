@@ -217,7 +217,6 @@ Decided Policy::decide(const ConvCall& call, Direction direction, int threads, i
   Decided found = known(key);
   if (!found) found = keep(key, make(call, direction, threads, ""));
   note(found->held, direction, books);
-  if (found->recorded) found->recorded->fetch_add(1, std::memory_order_relaxed);
   return found->choice ? found : nullptr;
 }
 
@@ -240,7 +239,7 @@ std::unique_ptr<Decision> Policy::make(
   if (recording && (choice->asked == only_recorded || choice->asked == "normal" || choice->asked == "thread_invariant")) {
     TuningKey key = tuning_key(call, direction);
     key.table = recording;
-    decision->recorded = msctx::recorded(key, threads);
+    decision->recorded = msctx::record(key, threads);
   }
   choose(call, direction, threads, why_not_measured, *choice, *decision);
   describe(*choice, decision->row, call, op_of(direction, call.transposed), threads);

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <set>
 
 #include "msctx/api.h"
 #include "msctx/json.h"
@@ -22,7 +23,7 @@ struct Tables {
   std::string fresh;                                  // for Python, as members of a JSON list
   int64_t count = 0;                                  // how many problems were measured
   std::map<int32_t, Clock::time_point> put_off;       // table → until when nothing is measured
-  std::map<std::pair<TuningKey, int>, std::atomic<int64_t>> recorded;  // never erased from: decisions point into it
+  std::set<std::pair<TuningKey, int>> recorded;
 };
 Tables& tables = immortal<Tables>();
 PythonFunction ask = nullptr;
@@ -41,6 +42,12 @@ std::string members_of(const TuningKey& key, int threads) {
 const Tuned* at(const std::map<Variant, Tuned>& results, int threads, bool exact) {
   const auto found = results.find({threads, exact});
   return found == results.end() ? nullptr : &found->second;
+}
+
+// For Python, under the lock.
+void add(const std::string& json) {
+  if (!tables.fresh.empty()) tables.fresh += ',';
+  tables.fresh += json;
 }
 
 }  // namespace
@@ -67,11 +74,12 @@ void learn(const TuningKey& key, int threads, Tuned result) {
   if (tables.known[key].try_emplace({threads, result.exact}, std::move(result)).second) decide_anew();
 }
 
-std::atomic<int64_t>* recorded(const TuningKey& key, int threads) {
+bool record(const TuningKey& key, int threads) {
+  const std::string json = members_of(key, threads) + "\"ran\":\"\",\"math\":\"\",\"measured\":{}}";
   const std::lock_guard<std::mutex> guard(lock);
-  const auto found = tables.recorded.find({key, threads});
-  if (found != tables.recorded.end()) return &found->second;
-  return tables.recorded.size() < most_recorded ? &tables.recorded[{key, threads}] : nullptr;
+  if (tables.recorded.size() >= most_recorded) return tables.recorded.contains({key, threads});
+  if (tables.recorded.emplace(key, threads).second) add(json);
+  return true;
 }
 
 void report(const TuningKey& key, int threads, const Tuned& result) {
@@ -88,8 +96,7 @@ void report(const TuningKey& key, int threads, const Tuned& result) {
   }
   json += "}}";
   const std::lock_guard<std::mutex> guard(lock);
-  if (!tables.fresh.empty()) tables.fresh += ',';
-  tables.fresh += json;
+  add(json);
   tables.count++;
 }
 
@@ -133,26 +140,13 @@ MSCTX_API int msctx_learn(int32_t table, const TunedText* entries, int count) tr
   return 0;
 }
 
-// What was measured since the last call, as JSON, to be freed; nullptr: nothing.
+// What was measured or recorded since the last call, as JSON, to be freed; nullptr: nothing.
 MSCTX_API char* msctx_measured() try {
   const std::lock_guard<std::mutex> guard(lock);
   if (tables.fresh.empty()) return nullptr;
   char* text = strdup(('[' + tables.fresh + ']').c_str());
   if (text) tables.fresh.clear();
   return text;
-} catch (const std::exception&) {
-  return nullptr;
-}
-
-// The problems that were only recorded, all of the process, as JSON, to be freed; nullptr: there was no memory.
-MSCTX_API char* msctx_recorded() try {
-  std::string json;
-  const std::lock_guard<std::mutex> guard(lock);
-  for (const auto& [place, calls] : tables.recorded) {
-    if (!calls) continue;
-    json += (json.empty() ? "" : ",") + members_of(place.first, place.second) + "\"calls\":" + std::to_string(calls) + '}';
-  }
-  return strdup(('[' + json + ']').c_str());
 } catch (const std::exception&) {
   return nullptr;
 }

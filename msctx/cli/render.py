@@ -213,25 +213,11 @@ def tuning_page(found: Mapping[str, Any]) -> Group:
         for e in group["entries"]:
             ratio = e["measured"].get("torch")
             gain = f"{ratio:.2f}x" if ratio else ""
-            words = (e["direction"], e["problem"], str(e["threads"]), e["permissions"], e["ran"], e["math"], gain, e["when"])
+            ran = e["ran"] or "not measured yet"
+            words = (e["direction"], e["problem"], str(e["threads"]), e["permissions"], ran, e["math"], gain, e["when"])
             table.add_row(*map(Text, words))
         parts.append(table)
     return Group(*parts)
-
-
-def tuned_page(found: Mapping[str, Any]) -> Group:
-    """What was chosen for each recorded problem; below it, how many of them gain, and where that is kept."""
-    table = _table("direction", "problem", "threads", "calls", "ran", "math", "torch takes", "")
-    for one in found["problems"]:
-        cells = [str(one[key] or "") for key in ("direction", "problem", "threads", "calls", "ran", "math")]
-        gain = f"{one['gain']:.2f}x" if one["gain"] else ""
-        status = "known before" if one["status"] == "known" else one["why"]
-        table.add_row(*map(Text, (*cells, gain)), Text(status, style="dim"))
-    counts = Counter(one["status"] for one in found["problems"])
-    faster = sum(one["ran"] not in (None, "torch") for one in found["problems"])
-    summary = f"{counts['measured']} measured, {counts['known']} known before, {counts['left']} not measured"
-    kept = f"; kept in {found['file']}" if counts["measured"] or counts["known"] else ""
-    return Group(table, Text(f"{summary}; {faster} faster than PyTorch's own path{kept}"))
 
 
 def kernels_table(reports: Sequence[Mapping[str, Any]]) -> Group:

@@ -42,12 +42,11 @@ def _is_off(want: Want) -> bool:
 
 def asked(want: Want) -> dict[str, Any]:
     """What all options of this file come to, as fields of :class:`msctx.options.graph.Compilation`."""
-    found = [(flag, _on_its_device(want, flag.devices).in_force(f"{GROUP}.{flag.name}")) for flag in FLAGS if flag.settings]
-    flags = [
-        (flag.name, s.value)
-        for flag, s in found
-        if s is not None and s.value not in flag.refused and not _hides(want, s.option.name)
-    ]
+    flags = []
+    for flag in FLAGS:
+        s = _on_its_device(want, flag.devices).in_force(f"{GROUP}.{flag.name}") if flag.settings else None
+        if s is not None and s.value not in flag.refused and not _hides(want, s.option.name):
+            flags.append((flag.name, s.value))
     scope = want.in_force("enable_scope_fusion_passes")
     return {
         "fused": fused(want),

@@ -38,14 +38,13 @@ NOT_RECORDED = (
     "enable_compile_cache=True keeps what it finds for later runs"
 )
 FOR_LATER = (
-    "nothing is measured: each convolution and product that no option names an algorithm for is recorded in work_path, for "
-    "`msctx tune run`"
+    "nothing is measured: each {} is recorded in work_path/msctx_tuning.json; performance measures it with that tuning_file"
 )
-FOR_LATER_ON_CUDA = "nothing is measured: each convolution is recorded in work_path, for `msctx tune run`"
 RECORDED_BY_NPU = (
     f"{STAYS}, since torch_npu cannot switch it off again; operators that CANN compiles for the call, of torch_npu's list, are "
     "recorded for CANN's own tuner (aoe); nothing is measured"
 )
+PROBLEM = {"cpu": "convolution and matmul", "cuda": "convolution"}
 BUCKET_SIZES = "bucket sizes are not tuned. Set bucket_cap_mb of DistributedDataParallel"
 SEARCHED = "what inductor generates is searched by coordinate descent"
 MEASURED = f"each {{}} is measured when it is first met, and kept in tuning_file; {SEARCHED}"
@@ -133,8 +132,7 @@ def tuning(want: Want) -> Outcome:
         left = [kind for kind in _narrowed(want).get("tune_ops_type", ()) if kind not in TYPES]
         left += _narrowed(want).get("feature", ())
         return approximated(found, f"nothing is tuned for {', '.join(left)}") if left else honoured(found)
-    problem = "convolution and product" if want.device == "cpu" else "convolution"
-    return honoured(found, MEASURED.format(problem) if what == OPERATORS else "")
+    return honoured(found, MEASURED.format(PROBLEM[want.device]) if what == OPERATORS else "")
 
 
 def _by_cann(want: Want, what: str) -> Outcome:
@@ -158,4 +156,4 @@ def _offline(want: Want) -> Outcome:
         return refused(ELSEWHERE if want.device == "cpu" else NOT_RECORDED)
     if why := obstacle(want):
         return refused(why)
-    return honoured(carried_out(want), FOR_LATER if want.device == "cpu" else FOR_LATER_ON_CUDA)
+    return honoured(carried_out(want), FOR_LATER.format(PROBLEM[want.device]))

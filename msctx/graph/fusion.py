@@ -22,6 +22,8 @@ from msctx.options.fusion_passes import ALL, BUFFER, GRAPH, TWINS
 from msctx.options.graph import Compilation
 from msctx.options.graph_kernel_flags import FUNCTORCH, PATTERN, settings_of
 
+NOT_FROZEN = "frozen_variable: weights are not frozen in code that computes gradients; use torch.no_grad()"
+
 
 @functools.cache
 def own_code() -> str:
@@ -99,8 +101,7 @@ def _only(allow: Callable[[str], bool]) -> Iterator[None]:
 
 def _name(entry: Any) -> str:
     """The name of a pattern: of what replaces it."""
-    handler = getattr(entry, "handler", None)
-    return getattr(entry, "pattern_name", None) or getattr(handler, "__name__", None) or type(entry).__name__
+    return str(getattr(entry, "pattern_name", None) or getattr(getattr(entry, "handler", None), "__name__", ""))
 
 
 def compiler(wanted: Compilation) -> Callable[..., Any]:
@@ -120,11 +121,7 @@ def compiler(wanted: Compilation) -> Callable[..., Any]:
 def _frozen(compile: Compile, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     if not torch.is_grad_enabled():
         return frozen(compile, graph, inputs)
-    warn(
-        "frozen_variable",
-        "grad",
-        "frozen_variable: weights are not frozen in code that computes gradients; use torch.no_grad()",
-    )
+    warn("frozen_variable", "grad", NOT_FROZEN)
     return compile(graph, inputs)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -221,28 +220,9 @@ def _choice(entry: dict[str, Any]) -> Choice:
     return Choice(problem=problem, reasons=tuple(reasons), error=error, **entry)
 
 
-_ALONG = {"stride": "1", "padding": "0", "dilation": "1", "output_padding": "0"}
-"""What a problem has along each axis → what a line leaves out."""
+_ALONG = ("stride", "padding", "dilation", "output_padding")
+"""What a problem has along each axis."""
 _WRITTEN = ("input", "weight", *_ALONG, "groups", "transposed", "dtype", "layout")
-_LINE = re.compile(
-    r"(?P<input>[\dx]+) \* (?P<weight>[\dx]+), (?P<dtype>\w+)(?P<transposed>, transposed)?"
-    + "".join(rf"(?:, {name} (?P<{name}>[\dx]+))?" for name in (*_ALONG, "groups"))
-    + r", (?P<layout>\w+)(?:, then (?P<epilogue>[a-z_+]+))?"
-)
-
-
-def parsed(direction: str, line: str) -> tuple[ConvProblem, str]:
-    """The problem and the epilogue of a line as :attr:`Choice.line` has it.
-
-    Raises:
-        ValueError: it is no such line.
-    """
-    if (found := _LINE.fullmatch(line)) is None:
-        raise ValueError(f"{line!r} is no problem as choices() writes it")
-    given = {name: text for name, text in found.groupdict().items() if text}
-    given["transposed"] = "true" if found["transposed"] else "false"
-    usual = _ALONG if direction != PRODUCT else {}
-    return _problem(direction, {**dict.fromkeys(_WRITTEN, ""), **usual, **given}), given.get("epilogue", "")
 
 
 def _problem(direction: str, texts: dict[str, str]) -> ConvProblem:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 from msctx import locks
-from msctx.native import core, tuning, untuned
+from msctx.native import core, tuning
+from msctx.native.tuning_file import IN_WORK_PATH
 from msctx.options.conv_policy import ConvPolicy
 
 
@@ -35,18 +37,17 @@ class InForce:
 
     def write(self, policy: ConvPolicy | None) -> None:
         with _lock:
-            recorded = self.policy is not None and self.policy.work_path is not None
             if policy is not None:
                 library = self.load()
                 number = tuning.table(library, policy.tuning_file, self.place) if policy.measures else 0
-                recording = untuned.table(library, policy.work_path, self.place) if policy.work_path is not None else 0
+                records = os.path.join(policy.work_path, IN_WORK_PATH) if policy.work_path is not None else None
+                recording = tuning.table(library, records, self.place, only_records=True) if records else 0
                 library.set_policy(self.place, _as_asked(policy, number, recording))
             elif (loaded := core.loaded()) is not None:
                 loaded.set_policy(self.place, None)
-                tuning.keep(loaded)
             self.policy = policy
-            if recorded and (loaded := core.loaded()) is not None:
-                untuned.keep(loaded)
+            if (loaded := core.loaded()) is not None:
+                tuning.keep(loaded)
 
 
 _lock = locks.plain()

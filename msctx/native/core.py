@@ -152,8 +152,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_measured": (JSON, []),
     "msctx_measurements": (c_int64, []),
     "msctx_measuring_seconds": (c_double, []),
-    "msctx_limit_measuring": (None, [c_double]),
-    "msctx_recorded": (JSON, []),
     "msctx_ask_before_measuring": (None, [py_object]),
     "msctx_watch": (DONE, [c_void_p, c_int64, STR, STR, STR, c_int64]),
     "msctx_unwatch": (None, [c_void_p, c_int64, STR, c_int64]),
@@ -279,7 +277,7 @@ class Core:
         self.c.msctx_learn(table, array, len(entries))
 
     def measured(self) -> list[dict[str, Any]]:
-        """What was measured since the last call."""
+        """What was measured, or only recorded (``ran`` is empty), since the last call."""
         return self.c.msctx_measured() or []
 
     def measurements(self) -> int:
@@ -289,15 +287,6 @@ class Core:
     def measuring_seconds(self) -> float:
         """How long this process has measured."""
         return float(self.c.msctx_measuring_seconds())
-
-    def limit_measuring(self, seconds: float) -> None:
-        """For how long this process may measure, 120 seconds before the first call."""
-        self.c.msctx_limit_measuring(seconds)
-
-    def recorded(self) -> list[dict[str, Any]]:
-        """The problems that were only recorded, to be measured in another process, and how often each was met."""
-        found: list[dict[str, Any]] = self.c.msctx_recorded() or []
-        return found
 
     def ask_before_measuring(self, permission: Callable[[int], int]) -> None:
         """Call *permission* in the thread of a convolution with the number of its table before and while it is measured."""

@@ -89,17 +89,6 @@ def _gpus() -> dict[str, str]:
     return {gpu.name: f"sm_{gpu.major}{gpu.minor}" for gpu in found}
 
 
-def mixed(place: str) -> str:
-    """Why no stamp can stand for the results of a kind of device, or ``""``: a problem does not name the GPU it was measured on."""
-    models = list(_gpus()) if place == "cuda" else []
-    if len(models) < 2:
-        return ""
-    return (
-        f"the GPUs are of several models ({', '.join(models)}): what performance measures on one of them holds for all in this "
-        "process, and is neither read from the tuning file nor kept in it; with CUDA_VISIBLE_DEVICES naming those of one model it is"
-    )
-
-
 def driver() -> str:
     """The version of NVIDIA's driver, as its kernel module reports it."""
     try:
@@ -113,13 +102,8 @@ def cpu() -> tuple[str, str]:
     """The processor's name, and those of its flags that matter."""
     found = _cpuinfo()
     model = found.get("model name") or found.get("CPU part") or platform.processor() or platform.machine()
-    return model, " ".join(flag for flag in flags() if FLAGS.fullmatch(flag))
-
-
-def flags() -> list[str]:
-    """All flags of the processor, sorted."""
-    found = _cpuinfo()
-    return sorted(found.get("flags", found.get("Features", "")).split())
+    flags = sorted(found.get("flags", found.get("Features", "")).split())
+    return model, " ".join(flag for flag in flags if FLAGS.fullmatch(flag))
 
 
 def _cpuinfo() -> dict[str, str]:

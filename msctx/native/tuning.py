@@ -5,20 +5,19 @@ from __future__ import annotations
 import atexit
 import math
 import sys
-import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 from msctx import locks, notices
-from msctx.errors import FileError, MsctxWarning
+from msctx.errors import FileError
 from msctx.native import build, core, distributed, limits, tuning_file
 from msctx.native.choices import Choice
 from msctx.native.core import Core, Tuned
-from msctx.native.environment_key import Stamp, mixed, stamp
+from msctx.native.environment_key import Stamp, stamp
 from msctx.native.tuning_file import Entry, Groups
 
 Permission = IntEnum("Permission", "NOW LATER FOR_NEXT_RUN OTHER_RANK FORKED NOT_THIS_CALL", start=0)
@@ -52,11 +51,8 @@ class _Table:
 
     def _known(self, library: Core) -> list[Tuned]:
         self.usable = False
-        if why := mixed(self.place):
-            notices.warn("tuning_file", why, why)
-            return []
         try:
-            known = list(matching(tuning_file.read(self.path), stamp(library, self.place)))
+            known = matching(tuning_file.read(self.path), stamp(library, self.place))
         except FileError as error:
             notices.warn("tuning_file", str(error), f"the tuning file is not used: {_text(error)}")
             return []
@@ -68,36 +64,37 @@ class _Table:
         if not self.usable:
             return
         try:
-            tuning_file.merge(self.path, {stamp(library, self.place): {entry.key: entry for entry in found}}, override=False)
+            tuning_file.merge(self.path, {stamp(library, self.place): {entry.key: entry for entry in found}})
         except FileError as error:
-            try:
-                notices.warn("tuning_file", str(error), f"what was measured is not kept: {_text(error)}")
-            except MsctxWarning as warning:  # warnings turned into errors: a scope that closes must be put back all the same
-                print(f"warning: {warning}", file=sys.stderr)
+            what = "measured" if any(entry.ran for entry in found) else "recorded"
+            notices.warn_or_print("tuning_file", str(error), f"what was {what} is not kept: {_text(error)}")
 
 
 _lock = locks.reentrant()
 _tables: dict[tuple[Path, int, str], _Table] = {}
 
 
-def table(library: Core, given: str | None, place: str = "cpu") -> int:
-    """The number under which the library knows a place's results of the file of ``tuning_file``, as the file is now."""
+def table(library: Core, given: str | None, place: str = "cpu", *, only_records: bool = False) -> int:
+    """The number under which the library knows a place's results of the file of ``tuning_file``, as the file is now.
+
+    *only_records*: the library adds problems to the file, and uses no results.
+    """
     keep(library)
     with _lock:
         if not _tables:
             library.ask_before_measuring(lambda number: _permission(library, number))
             atexit.register(keep, library)
-            atexit.register(_erase)
-        path, run = tuning_file.location(given), distributed.run()
+        path, run = tuning_file.location(given), 0 if only_records else distributed.run()
         found = _tables.setdefault((path, run, place), _Table(len(_tables) + 1, path, run, place))
-        found.refresh(library)
+        if not only_records:
+            found.refresh(library)
         return found.number
 
 
 def keep(library: Core) -> None:
-    """Write what was measured since the last time to the files."""
+    """Write what was measured or recorded since the last time to the files."""
     with _lock:
-        when = moment()
+        when = time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime())
         found: dict[int, list[Entry]] = {}
         for row in library.measured():
             found.setdefault(row.pop("table"), []).append(Entry(**row, when=when))
@@ -115,44 +112,35 @@ def used_by(rows: Iterable[Choice]) -> Groups:
         return found
     keep(library)
     for path, place in {(one.path, one.place) for one in _tables.values()}:
-        try:
-            groups = tuning_file.read(path)
-        except FileError:  # reported when it was to be used
-            continue
-        for which, entries in groups.items():
-            mine = {key: entry for key, entry in entries.items() if key[:2] in wanted}
-            if mine and not which.differs(stamp(library, place))[0]:
-                found.setdefault(which, {}).update(mine)
+        with suppress(FileError):  # reported when it was to be used
+            for which, entries in tuning_file.read(path).items():
+                mine = {key: entry for key, entry in entries.items() if key[:2] in wanted and entry.ran}
+                if mine and not which.differs(stamp(library, place))[0]:
+                    found.setdefault(which, {}).update(mine)
     return found
 
 
-def moment() -> str:
-    """Now, as entries have it."""
-    return time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime())
-
-
 def here() -> dict[str, Stamp]:
-    """The stamps of this machine by kind of device: none where the native core is not built, nor of CUDA without a GPU to ask or with
-    GPUs of several models."""
+    """The stamps of this machine by kind of device: none where the native core is not built, nor of CUDA without a GPU to ask."""
     import torch
 
     if build.obstacle() or build.cached() is None:
         return {}
-    places = ["cpu", *(["cuda"] if torch.cuda.device_count() and not mixed("cuda") else [])]  # on an NPU nothing is measured
+    places = ["cpu", *(["cuda"] if torch.cuda.device_count() else [])]  # on an NPU nothing is measured
     return {place: stamp(core.load(), place) for place in places}
 
 
-def matching(groups: Groups, here: Stamp) -> Iterable[Tuned]:
-    """The entries that hold under a stamp, and how they came about; those with that very stamp first."""
+def matching(groups: Groups, here: Stamp) -> list[Tuned]:
+    """The results that hold under a stamp, and how they came about; those with that very stamp first."""
+    found = []
     for which in sorted(groups, key=lambda s: (s != here, s)):
         hard, soft = which.differs(here)
         for entry in () if hard else groups[which].values():
             other = "".join(f", with {name} {getattr(which, name)}" for name in soft)
-            yield Tuned(
-                **{name: getattr(entry, name) for name in Tuned._fields if hasattr(entry, name)},
-                source=f"from the tuning file: measured {entry.when} by {entry.threads} thread{'s' * (entry.threads != 1)}{other}",
-                exact=not soft,
-            )
+            source = f"from the tuning file: measured {entry.when} by {entry.threads} thread{'s' * (entry.threads != 1)}{other}"
+            fields = {name: getattr(entry, name) for name in Tuned._fields if hasattr(entry, name)}
+            found += [Tuned(**fields, source=source, exact=not soft)] if entry.ran else []
+    return found
 
 
 def _permission(library: Core, number: int) -> int:
@@ -178,78 +166,19 @@ def _permission(library: Core, number: int) -> int:
         return Permission.LATER
 
 
-MOST = 120
-"""The seconds that a process measures at most."""
-AFTER = 1.0
-"""Seconds without a measurement after which the bar goes."""
-
-
-class _Shown:
-    """What shows that a first step takes long: a bar on a terminal, which goes when nothing more is measured, else lines."""
-
-    due = 3.0
-    """Seconds of measuring after which the first line, or the bar, is due: a short measurement needs none. Then the next line."""
-    bar: Any = None
-    end: threading.Timer | None = None
-
-
-@contextmanager
-def at_length(library: Core) -> Iterator[None]:
-    """Measuring is what the process is for: in this block it has no limit, and shows nothing of its own."""
-    due, _Shown.due = _Shown.due, math.inf
-    library.limit_measuring(math.inf)
-    try:
-        yield
-    finally:
-        _Shown.due = due
-        library.limit_measuring(MOST)
+_due = 3.0
+"""Seconds of measuring after which a line on stderr shows it; then one every ten seconds."""
 
 
 def _progress(library: Core) -> None:
     """A first step under ``performance`` may take a minute."""
-    if (seconds := library.measuring_seconds()) < _Shown.due:
+    global _due
+    if (seconds := library.measuring_seconds()) < _due:
         return
+    _due = seconds + 10
+    line = f"msctx: performance measures each convolution and matmul on its first call: {library.measurements()} so far"
     with suppress(AttributeError, OSError, ValueError):  # there is no stderr, or nobody reads it
-        if sys.stderr.isatty():
-            _draw(f"measuring each convolution and product on its first call: {library.measurements()} so far", seconds)
-            return
-        _Shown.due = seconds + 10
-        line = f"msctx: performance measures each convolution and product on its first call: {library.measurements()} so far"
-        print(f"{line}, in {seconds:.0f} s of at most {MOST}", file=sys.stderr, flush=True)
-
-
-def _draw(text: str, seconds: float) -> None:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    with _lock:
-        if _Shown.end is not None:
-            _Shown.end.cancel()
-        if _Shown.bar is None:
-            columns = (
-                TextColumn("msctx: {task.description}"),
-                BarColumn(),
-                TextColumn("{task.completed:.0f} s of at most {task.total}"),
-            )
-            console = Console(stderr=True)
-            bar = Progress(
-                *columns, console=console, transient=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
-            )
-            bar.add_task("", total=MOST)
-            bar.start()
-            _Shown.bar = bar
-        _Shown.bar.update(_Shown.bar.task_ids[0], description=text, completed=seconds, refresh=True)
-        _Shown.end = threading.Timer(AFTER, _erase)
-        _Shown.end.daemon = True
-        _Shown.end.start()
-
-
-def _erase() -> None:
-    with _lock:
-        bar, _Shown.bar = _Shown.bar, None
-        with suppress(OSError, ValueError):  # stderr is gone
-            if bar is not None:
-                bar.stop()
+        print(f"{line}, in {seconds:.0f} s of at most 120", file=sys.stderr, flush=True)
 
 
 def _is_compiling() -> bool:

@@ -1,28 +1,29 @@
-"""The tuning file: what was measured, for later processes. JSON for people and for git: an entry a line, no paths of a machine."""
+"""The tuning file: what was measured, or is to be measured, for later processes. JSON with one entry a line, and no paths."""
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-from annotated_types import Interval
+from filelock import FileLock, Timeout
 
 from msctx.errors import Diagnostic, FileError, NativeError
 from msctx.native import cachedir
 from msctx.native.environment_key import Stamp
-from msctx.native.json_file import Format, Text, error
 
-MAJOR, MINOR = 1, 0
-"""Another major number is not read; a higher minor one is read, and left as it is."""
+FORMAT = "msctx tuning 1.0"
 IN_CACHE = "tuning/convolutions.json"
+IN_WORK_PATH = "msctx_tuning.json"
+"""What aoe_tune_mode=offline records, and aoe_mode=2 measures: the file in work_path."""
 OTHER = "name another file with tuning_file"
-ASIDE = f"move it away (msctx makes a new one), or {OTHER}"
-Ratio = Annotated[float, Interval(gt=0, lt=1e9)]
+PATIENCE = 10.0
+"""Seconds to wait for another process that writes the same file."""
 
 
 class Key(NamedTuple):
@@ -36,47 +37,33 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What was chosen for a problem: *ran* and *math* as in choices(), each contender's time in units of the winner's, and when."""
+    """What was chosen for a problem: *ran* and *math* as in choices(), each contender's time in units of the winner's, and when.
 
-    direction: Text
-    problem: Text
-    threads: Annotated[int, Interval(ge=1, lt=2**31)]
-    permissions: Text
-    ran: Text
-    math: Text
-    measured: dict[str, Ratio | None] = field(hash=False)
-    when: Text
+    *ran* is empty if the problem was only recorded.
+    """
+
+    direction: str
+    problem: str
+    threads: int
+    permissions: str
+    ran: str
+    math: str
+    measured: dict[str, float | None] = field(hash=False)
+    when: str
+
+    def __post_init__(self) -> None:
+        texts = self.direction, self.problem, self.permissions, self.ran, self.math, self.when, *self.measured
+        if not all(isinstance(text, str) and text.isprintable() for text in texts) or type(self.threads) is not int:
+            raise TypeError("an entry has a field of another type")
+        if not all(ratio is None or 0 < ratio < 1e9 for ratio in self.measured.values()):
+            raise TypeError("measured has a number that is no ratio of times")
 
     @property
     def key(self) -> Key:
         return Key(self.direction, self.problem, self.threads, self.permissions)
 
-    @property
-    def line(self) -> str:
-        return json.dumps(asdict(self), ensure_ascii=False)
 
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    stamp: Stamp
-    entries: list[Entry]
-
-
-@dataclass(frozen=True, slots=True)
-class _Document:
-    groups: list[_Group]
-
-
-FORMAT = Format("msctx tuning", MAJOR, MINOR, _Document, "tuning file", ASIDE, OTHER)
 Groups = dict[Stamp, dict[Key, Entry]]
-
-
-class Counts(NamedTuple):
-    """What a merge did."""
-
-    added: int
-    replaced: int
-    same: int
 
 
 def location(given: str | None = None) -> Path:
@@ -87,49 +74,55 @@ def location(given: str | None = None) -> Path:
 
 
 def read(path: Path) -> Groups:
-    """What a file holds; nothing, where there is none.
+    """What a file holds; nothing if it does not exist.
 
     Raises:
         FileError: it cannot be read, or is no tuning file.
     """
-    return _load(path)[0]
+    try:
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        return {}
+    except json.JSONDecodeError as wrong:
+        raise _error(f"{path}:{wrong.lineno}:{wrong.colno}", f"this is not JSON: {wrong.msg}") from None
+    except (OSError, ValueError, RecursionError) as wrong:
+        raise _error(str(path), f"cannot be read: {wrong}") from None
+    name = data.get("format") if isinstance(data, dict) else None
+    if name != FORMAT:
+        raise _error(str(path), f"this is no tuning file of this msctx, whose first line has {FORMAT!r}")
+    try:
+        groups: Groups = {}
+        for group in data["groups"]:
+            entries = [Entry(**entry) for entry in group["entries"]]
+            groups.setdefault(Stamp(**group["stamp"]), {}).update({entry.key: entry for entry in entries})
+    except (AttributeError, KeyError, TypeError) as wrong:
+        raise _error(str(path), f"an entry is not as msctx writes it: {wrong}") from None
+    return groups
 
 
-def merge(path: Path, new: Mapping[Stamp, Mapping[Key, Entry]], *, override: bool) -> Counts:
-    """Add entries to a file, whoever else writes it meanwhile. *override*: they take the place of others of the same key.
+def merge(path: Path, new: Mapping[Stamp, Mapping[Key, Entry]]) -> None:
+    """Add entries to a file, whoever else writes it meanwhile. A result stays, and replaces what was only recorded.
 
     Raises:
         FileError: it cannot be read or written, or is no tuning file: then it is left as it is.
     """
     with _locked(path):
-        groups, minor = _load(path)
-        if minor > MINOR:
-            text = f"is written by a newer msctx (format {MAJOR}.{minor}); this one reads it and leaves it as it is"
-            raise error(path, text, f"update msctx, or {OTHER}")
-        counts = [0, 0, 0]
+        groups = read(path)
+        is_new = False
         for stamp, entries in new.items():
             group = groups.setdefault(stamp, {})
             for key, entry in entries.items():
-                before = group.get(key)
-                counts[0 if before is None else 2 if before == entry or not override else 1] += 1
-                if before is None or override:
-                    group[key] = entry
-        if counts[0] or counts[1]:
-            _write(path, groups)
-    return Counts(*counts)
+                if key not in group or (entry.ran and not group[key].ran):
+                    group[key], is_new = entry, True
+        if is_new:
+            _write(path.resolve(), text_of(groups))
 
 
-def remove(path: Path, stamps: set[Stamp] | None = None) -> int:
-    """Remove the groups of these stamps, or all and the file; returns how many entries they held."""
+def clear(path: Path) -> int:
+    """Remove a file; returns how many entries it held."""
     with _locked(path):
-        groups, _ = _load(path)
-        gone = set(groups) if stamps is None else stamps & set(groups)
-        count = sum(len(groups.pop(stamp)) for stamp in gone)
-        with FORMAT.naming(path, "written"):
-            if groups:
-                _write(path, groups)
-            elif path.exists():
-                path.resolve().unlink()  # a link stays; what it leads to goes
+        count = sum(map(len, read(path).values()))
+        path.resolve().unlink(missing_ok=True)  # a link stays; what it leads to goes
     return count
 
 
@@ -137,40 +130,39 @@ def text_of(groups: Mapping[Stamp, Mapping[Key, Entry]]) -> str:
     """The file: the same entries give the same bytes."""
     parts = []
     for stamp, entries in sorted(groups.items()):
-        lines = ",\n".join(f"        {entries[key].line}" for key in sorted(entries))
+        lines = ",\n".join(f"        {json.dumps(asdict(entries[key]), ensure_ascii=False)}" for key in sorted(entries))
         stamped = json.dumps(asdict(stamp), indent=2, ensure_ascii=False).replace("\n", "\n      ")
         parts.append(f'    {{\n      "stamp": {stamped},\n      "entries": [\n{lines}\n      ]\n    }}')
     body = ",\n".join(parts)
-    return f'{{\n  {FORMAT.head},\n  "groups": [\n{body}\n  ]\n}}\n'
+    return f'{{\n  "format": "{FORMAT}",\n  "groups": [\n{body}\n  ]\n}}\n'
 
 
-def _load(path: Path) -> tuple[Groups, int]:
-    found = FORMAT.read(path)
-    return ({}, 0) if found is None else _groups(*found)
-
-
-def parse(text: str, file: str) -> tuple[Groups, int]:
-    """The entries of a text, and the minor number of its format. *file* is how places name it."""
-    return _groups(*FORMAT.parse(text, file))
-
-
-def _groups(document: _Document, minor: int) -> tuple[Groups, int]:
-    groups: Groups = {}
-    for group in document.groups:
-        groups.setdefault(group.stamp, {}).update({entry.key: entry for entry in group.entries})
-    return groups, minor
-
-
-def _write(path: Path, groups: Groups) -> None:
-    FORMAT.write(path, text_of({stamp: entries for stamp, entries in groups.items() if entries}))
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    if path == location():
-        try:
+    """Be the only process that writes the file. The lock lies beside it: it holds for all machines that share the folder."""
+    target = path.resolve()
+    try:
+        if path == location():
             cachedir.folder(path.parent.name)
-        except NativeError as unusable:
-            raise FileError([Diagnostic("", str(unusable))]) from None
-    with FORMAT.locked(path):
-        yield
+        lock = FileLock(target.with_name(f".{target.name}.lock"), mode=0o600)
+        os.close(os.open(lock.lock_file, os.O_RDWR | os.O_CREAT, 0o600))  # filelock waits where it cannot be made
+        with lock.acquire(timeout=PATIENCE):
+            yield
+    except Timeout:
+        raise _error(str(path), f"is locked by another process: {lock.lock_file}") from None
+    except (OSError, NotImplementedError, NativeError) as wrong:
+        raise _error(str(path), f"cannot be written: {wrong}") from None
+
+
+def _error(place: str, text: str) -> FileError:
+    return FileError([Diagnostic("", f"{text}. The file is left as it is, and not used", place, suggestion=OTHER)])

@@ -29,7 +29,7 @@ OPTIONS = (
              "that has one and casts back, with a warning; false lets the error through."),
     Option("aoe_tune_mode", Choice({
             "online": "variants of kernels are measured while the program runs",
-            "offline": "nothing is measured; problems are recorded in work_path, for msctx tune run",
+            "offline": "nothing is measured; problems are recorded in work_path, for performance",
         }), example="online", also=("device_context.ascend.op_tuning.aoe_tune_mode",),
         help="Automatic tuning of kernels, now or later; aoe_config.job_type sets what is tuned."),
     Option("aoe_config.job_type", Choice({

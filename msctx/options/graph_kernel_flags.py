@@ -103,9 +103,7 @@ FLAGS = (
     Flag("parallel_ops_level", SHARE, example=0, devices=CUDA, help="Which kernels enable_parallel_fusion combines.",
         settings={"combo_kernels_pointwise_only": {0: True, 1: False}}),
     Flag("enable_parallel_op_combine", Bool, help="Whether several linear layers of one shape become one batched matmul.",
-        settings={"post_grad_fusion_options": {
-            True: {"batch_linear_post_grad": {"min_fuse_set_size": 2}}, False: {},
-        }}),
+        settings={"post_grad_fusion_options": {True: {"batch_linear_post_grad": {"min_fuse_set_size": 2}}, False: {}}}),
     Flag("disable_matmul_post_fusion", Bool,
         help="Fuses no addition and no activation into a matmul; the bias of a linear layer stays in it.",
         settings={"epilogue_fusion": {True: False, False: True}, "pattern.addmm": {True: False, False: True}}),

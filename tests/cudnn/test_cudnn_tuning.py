@@ -196,11 +196,11 @@ def test_problems_are_recorded_with_their_device_and_torchs_own_path_runs(
     assert not log(cudnn) and set(own_calls) == {"forward", "backward"}
     ask()
     torch.backends.cudnn.benchmark = False
-    (file,) = folder.iterdir()
-    problems = json.loads(file.read_text())["problems"]
-    assert sorted(p["direction"] for p in problems) == ["dgrad", "fprop", "wgrad"]
-    assert {(p["device"], p["threads"], p["permissions"]) for p in problems} == {
-        ("cuda", 1, "strict, fp32-grade, tf32, torch benchmarks")
+    (group,) = json.loads((folder / "msctx_tuning.json").read_text())["groups"]
+    assert group["stamp"]["isa"].startswith("cuDNN ")
+    assert sorted(e["direction"] for e in group["entries"]) == ["dgrad", "fprop", "wgrad"]
+    assert {(e["threads"], e["permissions"], e["ran"]) for e in group["entries"]} == {
+        (1, "strict, fp32-grade, tf32, torch benchmarks", "")
     }
     """
     assert far_library

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +16,7 @@ from convs import bits, conv
 from torch.nn import functional as fn
 
 import msctx
-from msctx.native import core, tuning
+from msctx.native import tuning
 from msctx.native.choices import Choice
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -57,82 +55,7 @@ def test_what_is_measured_is_written_as_choices_shows_it(own_tuning_file: Path) 
         assert row.reasons[0] == "measured in this process"
         assert "torch" in found.measured
         assert len(row.reasons) == len(found.measured)  # one line for the source, one for each that lost
-
-
-def test_long_measuring_is_reported_on_stderr(
-    own_tuning_file: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    library = core.load()
-    monkeypatch.setattr(tuning._Shown, "due", library.measuring_seconds() + 3600)
-    with msctx.context(conv_fprop_algo="performance"):
-        fn.conv2d(X, W)
-        assert "performance measures" not in capfd.readouterr().err
-        monkeypatch.setattr(tuning._Shown, "due", 0.0)
-        fn.conv2d(X[..., 1:], W)
-        assert f"performance measures each convolution and product on its first call: {library.measurements() - 1} so far" in (
-            capfd.readouterr().err
-        )
-        assert tuning._Shown.due > library.measuring_seconds()
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_on_a_terminal_a_bar_shows_it_and_goes(own_tuning_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning._Shown, "due", 0.0)
-    monkeypatch.setattr(tuning, "AFTER", 3600)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("sys.stderr", Terminal())
-    with msctx.context(conv_fprop_algo="performance"):
-        fn.conv2d(X[..., 2:], W)
-    found = sys.stderr.getvalue()
-    assert re.search(
-        r"msctx: measuring each convolution and product on its first call: \d+ so far .*━.* \d+ s of at most 120", found
-    )
-    assert tuning._Shown.end is not None
-    tuning._Shown.end.cancel()
-    tuning._erase()
-    assert tuning._Shown.bar is None
-    assert sys.stderr.getvalue().endswith("\x1b[2K"), "the line is empty again"
-
-
-def test_torch_is_left_only_for_a_proven_gain(own_tuning_file: Path) -> None:
-    with msctx.context(**tuned.PERFORMANCE) as ctx:
-        for size in (6, 7, 8, 9):
-            problem = conv("small", (1, 3, size, size), (4, 3, 3, 3), True)
-            problem.compute(problem.tensors())
-    assert len(ctx.choices()) == 12
-    for found in tuned.entries(own_tuning_file):
-        assert found.ran == "torch" or found.measured["torch"] >= 1.03
-
-
-def test_what_is_likely_to_gain_runs_first(own_tuning_file: Path) -> None:
-    """Of a depthwise problem `direct`, which the table has after the products: slow ones may leave the later ones no time."""
-    with msctx.context(conv_fprop_algo="performance"), torch.no_grad():
-        fn.conv2d(torch.randn(1, 32, 20, 20), torch.randn(32, 1, 7, 7), groups=32)
-    (found,) = tuned.entries(own_tuning_file)
-    assert list(found.measured)[:2] == ["torch", "direct"]
-
-
-def test_another_number_of_threads_is_another_problem(threads: Callable[[int], Any], own_tuning_file: Path) -> None:
-    with threads(2):
-        assert forward()[1] == 1
-    assert forward()[1] == 1
-    assert {e.threads for e in tuned.entries(own_tuning_file)} == {1, 2}
-
-
-def test_modules_with_the_same_problem_are_measured_once() -> None:
-    model = torch.nn.Sequential(*(torch.nn.Conv2d(3, 3, 3, padding=1) for _ in range(3)))
-    before = tuned.measurements()
-    with msctx.context(conv_fprop_algo="performance") as ctx, torch.no_grad():
-        ctx.watch(model)
-        model(torch.randn(1, 3, 8, 8))
-    assert [row.module for row in ctx.choices()] == ["0", "1", "2"]
-    assert len({row.ran for row in ctx.choices()}) == 1
-    assert tuned.measurements() == before + 1
+        assert found.ran == "torch" or found.measured["torch"] >= 1.03, "PyTorch's own path is left only for a gain"
 
 
 def test_traced_code_is_not_measured_and_what_runs_later_is() -> None:
@@ -143,29 +66,6 @@ def test_traced_code_is_not_measured_and_what_runs_later_is() -> None:
         assert ctx.choices()[0].reasons[0] == "chosen as by normal: not measured yet"
         fn.conv2d(X, W)
     assert tuned.measurements() == before + 1
-
-
-def test_what_fails_is_not_kept_and_fails_for_the_caller(passes: Callable[..., str], tmp_path: Path) -> None:
-    passes(
-        f"""
-        import torch, msctx
-        from msctx.native import core
-        def broken(*args):
-            raise ValueError("no such convolution")
-        other = torch.library.Library("aten", "IMPL")
-        other.impl("convolution", broken, "CPU")
-        for _ in range(2):
-            try:
-                with msctx.context(conv_fprop_algo="performance", tuning_file={str(tmp_path / "tuning.json")!r}):
-                    torch.conv3d(torch.randn(1, 2, 3, 4, 5, dtype=torch.float64), torch.randn(2, 2, 3, 3, 3, dtype=torch.float64))
-            except ValueError as error:
-                assert "no such convolution" in str(error)
-            else:
-                raise AssertionError
-        assert core.loaded().measurements() == 0
-        """
-    )
-    assert not (tmp_path / "tuning.json").exists()
 
 
 def test_a_forked_worker_measures_nothing(passes: Callable[..., str], tmp_path: Path) -> None:
@@ -248,15 +148,6 @@ def test_a_file_beside_an_experiment_takes_the_place_of_the_one_in_the_cache(tmp
     assert own_tuning_file.read_bytes() == before
 
 
-def test_what_others_measure_meanwhile_is_used_by_the_next_scope(own_tuning_file: Path) -> None:
-    tuned.write(own_tuning_file, tuned.entry("another, problem"))
-    with msctx.context(conv_fprop_algo="performance"):
-        pass
-    tuned.write(own_tuning_file, tuned.entry("another, problem"), tuned.entry(PROBLEM, "direct"))
-    row, measured = forward()
-    assert (row.ran, measured) == ("direct", 0)
-
-
 def test_a_result_of_another_machine_or_library_is_not_used_and_one_of_another_compiler_is(tmp_path: Path) -> None:
     for field in ("cpu", "flags", "isa", "torch", "kernels"):
         path = tuned.write(tmp_path / f"{field}.json", tuned.entry(PROBLEM), **{field: "another"})
@@ -296,21 +187,6 @@ def test_thread_invariance_takes_an_entry_for_any_number_of_threads(
         assert "by 16 threads" in row.reasons[0]
 
 
-def test_thread_invariance_takes_neither_torch_nor_a_row_without_a_fixed_order(own_tuning_file: Path) -> None:
-    tuned.write(own_tuning_file, tuned.entry(PROBLEM, "torch"), tuned.entry(PROBLEM, "algo_0", direction="dgrad"))
-    problem = conv("both", (1, 5, 11, 13), (3, 5, 3, 3))
-    with msctx.context(conv_fprop_algo="performance", conv_dgrad_algo="performance", thread_invariant=True) as ctx:
-        problem.compute(problem.tensors())
-    rows = {row.direction: row for row in ctx.choices()}
-    for direction, why in (
-        ("fprop", "torch, which promises no bits"),
-        ("dgrad", "algo_0, which performance may not take here"),
-    ):
-        assert rows[direction].provider == "msctx"
-        assert rows[direction].ran != "algo_0"
-        assert why in rows[direction].reasons[0]
-
-
 def test_an_entry_that_cannot_be_followed_is_reported(tmp_path: Path) -> None:
     for number, entry in enumerate(({"ran": "quantum"}, {"ran": "direct", "math": "tf32"}, {"ran": "reference"})):
         row, measured = forward(tuning_file=tuned.write(tmp_path / f"{number}.json", tuned.entry(PROBLEM, **entry)))
@@ -328,38 +204,6 @@ def test_what_may_run_is_part_of_the_key(options: dict[str, Any], own_tuning_fil
     before = tuned.measurements()
     forward(**options)
     assert tuned.measurements() == before
-
-
-def test_rules_measure_too(own_tuning_file: Path) -> None:
-    tuned.write(own_tuning_file, tuned.entry(PROBLEM, "direct"))
-    with msctx.context(conv_algo_rules="weight=3x5x3x3: fprop=performance") as ctx:
-        fn.conv2d(X, W)
-    assert [(row.asked, row.ran) for row in ctx.choices()] == [("performance", "direct")]
-
-
-def test_set_context_measures_and_writes_before_the_process_ends(passes: Callable[..., str], tmp_path: Path) -> None:
-    path = tmp_path / "tuning.json"
-    passes(
-        f"""
-        import torch, msctx
-        msctx.set_context(conv_fprop_algo="performance", tuning_file={str(path)!r})
-        for size in (8, 9):
-            torch.conv2d(torch.randn(1, 3, size, size), torch.randn(4, 3, 3, 3))
-        """
-    )
-    assert len(tuned.entries(path)) == 2
-
-
-def test_choices_are_the_same_to_the_last_bit_once_they_are_made() -> None:
-    problem = conv("again", (1, 6, 10, 9), (4, 6, 3, 3), True)
-    tensors = problem.tensors()
-    with msctx.context(**tuned.PERFORMANCE) as first:
-        one = problem.compute(tensors)
-        two = problem.compute(tensors)
-    with msctx.context(**tuned.PERFORMANCE) as second:
-        three = problem.compute(tensors)
-    assert [(r.ran, r.reasons) for r in first.choices()] == [(r.ran, r.reasons) for r in second.choices()]
-    assert bits(one) == bits(two) == bits(three)
 
 
 # --- several processes ------------------------------------------------------------------------------------------------
@@ -400,7 +244,7 @@ def test_the_processes_of_a_run_choose_alike_and_rank_0_measures_for_the_next(tm
     assert [rank.returncode for rank in ranks] == [0, 0], outputs
     (zero, measured), (one, nothing) = (json.loads(out.splitlines()[-1]) for out, _ in outputs)
     assert [ran for ran, _ in zero] == [ran for ran, _ in one]
-    assert zero[0][0] == "direct", "as the file of rank 0 has it"
+    assert zero[0][0] == "direct", "the file of rank 0 decides"
     assert (measured, nothing) == (1, 0)
     assert "measured for the next run" in zero[1][1]
     assert "rank 0 alone measures" in one[1][1]
@@ -408,31 +252,43 @@ def test_the_processes_of_a_run_choose_alike_and_rank_0_measures_for_the_next(tm
     assert {e.problem for e in tuned.entries(tmp_path / "1" / "tuning.json")} == {PROBLEM}
 
 
-@pytest.mark.parametrize("little_left", [True, False])
-def test_permission_that_is_put_off_is_asked_for_once_a_second(
-    little_left: bool, passes: Callable[..., str], tmp_path: Path
-) -> None:
-    """Where memory is near its cap; code that is traced is put off for that call alone."""
-    passes(f"""
-import time, torch, msctx
-from msctx.native import tuning
-asked, ask = [], tuning._permission
-def permission(*of):
-    asked.append(time.monotonic())
-    return ask(*of)
-tuning._permission = permission
-if {little_left}:
-    tuning.SHARE_LEFT["cpu"] = lambda: 0.01
-else:
-    tuning._is_compiling = lambda: True
-x, w = torch.randn(1, 2, 6, 6), torch.randn(3, 2, 3, 3)
-with msctx.context(conv_fprop_algo="performance", tuning_file={str(tmp_path / "tuning.json")!r}) as ctx:
-    for _ in range(500):
-        torch.conv2d(x, w)
-    assert msctx.native.core.load().measurements() == 0
-if {little_left}:
-    assert all(later - one >= 0.99 for one, later in zip(asked, asked[1:])), asked
-    assert asked
-else:
-    assert len(asked) == 500, len(asked)
-    """)
+def test_near_the_cap_on_memory_nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(tuning.SHARE_LEFT, "cpu", lambda: 0.01)
+    monkeypatch.setattr(tuning, "_shares", {})
+    row, measured = forward(tuning_file=tmp_path / "tuning.json")
+    assert (row.reasons[0], measured) == ("chosen as by normal: not measured yet", 0)
+
+
+# --- recorded, to be measured later -----------------------------------------------------------------------------------
+
+
+def test_problems_are_recorded_as_performance_measures_them(tmp_path: Path) -> None:
+    """Bits and time are those without the option; performance reads the file, and measures what it meets."""
+    problem, path = (
+        conv("all", (2, 4, 9, 8), (6, 2, 3, 3), True, stride=(2, 1), padding=1, dilation=2, groups=2),
+        (tmp_path / "msctx_tuning.json"),
+    )
+    tensors = problem.tensors()
+    expected, before = bits(problem.compute(tensors)), tuned.measurements()
+    with msctx.context(aoe_tune_mode="offline", work_path=str(tmp_path), conv_max_error=1e-4) as ctx:
+        assert bits(problem.compute(tensors)) == expected
+    assert tuned.measurements() == before
+    assert {(row.asked, row.ran, row.reasons) for row in ctx.choices()} == {
+        ("torch", "torch", ("recorded, to be measured later",))
+    }
+    recorded = tuned.entries(path)
+    assert {(e.direction, e.problem) for e in recorded} == {(row.direction, row.line) for row in ctx.choices()}
+    assert {e.ran for e in recorded} == {""}
+    with msctx.context(**tuned.PERFORMANCE, tuning_file=path, conv_max_error=1e-4):
+        problem.compute(tensors)
+    measured = tuned.entries(path)
+    assert {e.key for e in measured} == {e.key for e in recorded}
+    assert all(e.ran for e in measured)
+
+
+def test_what_is_requested_by_name_runs_and_is_not_recorded(tmp_path: Path) -> None:
+    with msctx.context(aoe_tune_mode="offline", work_path=str(tmp_path), conv_fprop_algo="direct") as ctx:
+        fn.conv2d(X, W)
+        fn.linear(torch.randn(4, 8), torch.randn(2, 8))
+    assert {row.direction: row.asked for row in ctx.choices()} == {"fprop": "direct", "matmul": "torch"}
+    assert [e.direction for e in tuned.entries(tmp_path / "msctx_tuning.json")] == ["matmul"]

@@ -60,7 +60,7 @@ struct Decision {
   bool fell_back = false;        // the named algorithm did not run
   bool to_measure = false;       // `performance`, and nobody has measured this problem yet: row is that of `normal`
   std::string message;           // for the warning or the error of a fallback
-  std::atomic<int64_t>* recorded = nullptr;  // how often this problem was met; nullptr: it is not recorded
+  bool recorded = false;
   mutable std::atomic<int64_t> warned{0};  // the warning was given, among those of this number: see msctx_warn_again
 };
 using Decided = std::shared_ptr<const Decision>;  // nullptr: nothing is asked for in this direction

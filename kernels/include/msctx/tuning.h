@@ -1,7 +1,6 @@
 // What is known of how fast the rows are on single problems: measured by this process, or read from a tuning file by Python.
 #pragma once
 
-#include <atomic>
 #include <compare>
 #include <cstdint>
 #include <string>
@@ -34,8 +33,8 @@ const Tuned* tuned(const TuningKey&, int threads, bool exact_only);
 // The same for whatever number of threads; the largest one that is known.
 const Tuned* tuned_for_any_threads(const TuningKey&, bool exact_only);
 void learn(const TuningKey&, int threads, Tuned);
-// How often a problem was met that is only recorded, to be measured in another process. nullptr: there are too many.
-std::atomic<int64_t>* recorded(const TuningKey&, int threads);
+// Records a problem for Python to keep in the file, to be measured in another process. False: there are too many.
+bool record(const TuningKey&, int threads);
 // A result for Python to keep in the file.
 void report(const TuningKey&, int threads, const Tuned&);
 
