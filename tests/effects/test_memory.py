@@ -23,7 +23,7 @@ def test_the_tightest_of_nested_scopes_holds(outer: str, inner: str) -> None:
     asked, around = (f"{cap[0]} GiB" for cap in (inner, outer))
     assert row.reason.startswith(f"4 GiB, the least of {asked} asked for, {around} of layer 0; counts torch's")
     found = planned({"memory_optimize_level": "O1"}, {"memory_optimize_level": "O0"}, on="cuda")
-    assert found.assignments == {ALLOCATOR: None, "models.recompute": False}
+    assert found.assignments == {"torch.accelerator.allocator_settings": None, "models.recompute": False}
 
 
 # --- the host ---------------------------------------------------------------------------------------------------------
