@@ -1,8 +1,9 @@
-"""What waits for a module is called once it has been imported, not when somebody only looks for it."""
+"""What waits for a module is called once it has been imported, not when somebody only looks for it; what the first block imports."""
 
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,13 @@ def test_it_can_be_given_up(module: str) -> None:
     importlib.import_module(module)
     assert not seen
     assert sys.meta_path == finders
+
+
+def test_the_first_block_loads_less_than_half_of_msctx(passes: Callable[[str], str]) -> None:
+    passes("""
+        import sys, msctx
+        with msctx.context(deterministic="ON"):
+            pass
+        loaded = [name for name in sys.modules if name.partition(".")[0] == "msctx"]
+        assert len(loaded) < 150, sorted(loaded)
+    """)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 from msctx import locks
-from msctx.native import core, tuning
-from msctx.native.tuning_file import IN_WORK_PATH
+from msctx.native import core
 from msctx.options.conv_policy import ConvPolicy
 
 
@@ -38,16 +38,18 @@ class InForce:
     def write(self, policy: ConvPolicy | None) -> None:
         with _lock:
             if policy is not None:
+                from msctx.native import tuning
+
                 library = self.load()
                 number = tuning.table(library, policy.tuning_file, self.place) if policy.measures else 0
-                records = os.path.join(policy.work_path, IN_WORK_PATH) if policy.work_path is not None else None
+                records = os.path.join(policy.work_path, tuning.IN_WORK_PATH) if policy.work_path is not None else None
                 recording = tuning.table(library, records, self.place, only_records=True) if records else 0
                 library.set_policy(self.place, _as_asked(policy, number, recording))
             elif (loaded := core.loaded()) is not None:
                 loaded.set_policy(self.place, None)
             self.policy = policy
-            if (loaded := core.loaded()) is not None:
-                tuning.keep(loaded)
+            if (loaded := core.loaded()) is not None and (measured := sys.modules.get("msctx.native.tuning")):
+                measured.keep(loaded)
 
 
 _lock = locks.plain()

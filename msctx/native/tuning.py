@@ -18,6 +18,7 @@ from msctx.native import build, core, distributed, limits, tuning_file
 from msctx.native.choices import Choice
 from msctx.native.core import Core, Tuned
 from msctx.native.environment_key import Stamp, stamp
+from msctx.native.tuning_file import IN_WORK_PATH as IN_WORK_PATH
 from msctx.native.tuning_file import Entry, Groups
 
 Permission = IntEnum("Permission", "NOW LATER FOR_NEXT_RUN OTHER_RANK FORKED NOT_THIS_CALL", start=0)
