@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from msctx.errors import ScopeError
 from msctx.notices import warn
 
 if TYPE_CHECKING:
@@ -34,14 +35,17 @@ class LossScaling:
 
     Raises:
         TypeError: no optimizer is given, or something else in its place.
+        ScopeError: *ctx* is not open.
         ValueError: a parameter that requires gradients is in float16. Scaling cannot help it: its true gradient would vanish.
     """
 
     def __init__(self, ctx: Context, module: nn.Module, *optimizers: Optimizer, **options: Any) -> None:
         if not optimizers:
             raise TypeError("LossScaling needs the optimizers that update the model: LossScaling(ctx, model, optimizer)")
+        if not ctx.is_open:
+            raise ScopeError("the context of LossScaling is not open: train inside its with-block")
         self.scaler = ctx.grad_scaler(**options)
-        self._module, self._optimizers = module, [*map(innermost, optimizers)]
+        self._module, self._optimizers = module, [*map(_innermost, optimizers)]
         self._parameters: dict[Tensor, RemovableHandle] = {}
         self._steps: list[RemovableHandle] = []
         self._inverse: Tensor | None = None  # while a backward pass goes through a scaled loss
@@ -67,12 +71,6 @@ class LossScaling:
             self._hook_parameters()
             loss.register_hook(self._scale)
         return loss
-
-    def add(self, optimizer: Optimizer) -> None:
-        """Protect the steps of another optimizer, too, that updates the module."""
-        self._optimizers.append(innermost(optimizer))
-        if self._steps:
-            self._steps.append(self._optimizers[-1].register_step_pre_hook(self._before_step))
 
     def remove(self) -> None:
         """Take every hook off again."""
@@ -148,7 +146,7 @@ class LossScaling:
             optimizer.zero_grad(set_to_none=True)
 
 
-def innermost(optimizer: Any) -> Optimizer:
+def _innermost(optimizer: Any) -> Optimizer:
     """What the wrappers of frameworks hold."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner

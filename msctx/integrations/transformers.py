@@ -2,61 +2,46 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from msctx.context import Context
-from msctx.errors import ScopeError
-from msctx.integrations import report
 from msctx.integrations.scaling import LossScaling
-from msctx.integrations.wrappers import data_parallel_around
 
 
 class MsctxCallback(TrainerCallback):
-    """Names the modules of the model in ``choices()``, scales the loss where options compute in float16, and reports.
-
-    Memory peaks join every row of the Trainer's log; a row at the end of training holds peaks, choices and overflows. They are in
-    ``trainer.state.log_history``. The Trainer does not report exceptions to its callbacks, so a with-block around it must hold *ctx*.
+    """Watches the model, also inside DistributedDataParallel, and scales the loss where options compute in float16.
 
     A forward hook finds the loss in the model's output. Where the Trainer computes the loss itself (label smoothing,
     ``compute_loss_func``), call ``callback.scaling(loss)`` in a ``compute_loss`` of your own; a warning reports it.
 
     Raises:
-        TypeError: *ctx* is not a context.
-        ScopeError: training begins outside it.
+        ScopeError: training begins outside the with-block of *ctx*.
 
     Attributes:
         scaling: the :class:`LossScaling` of the last training.
     """
 
     def __init__(self, ctx: Context) -> None:
-        if not isinstance(ctx, Context):
-            raise TypeError(f"MsctxCallback takes a context, not {ctx!r}: with msctx.context(...) as ctx: MsctxCallback(ctx)")
         self.context = ctx
         self.scaling: LossScaling | None = None
         self._hook: RemovableHandle | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._remove()  # of a training that raised
-        if not self.context.is_open:
-            raise ScopeError("the context of MsctxCallback is not open: train inside its with-block")
         model, optimizer = kwargs["model"], kwargs["optimizer"]
-        for one in (model, *data_parallel_around(model)):
-            self.context.watch(one)
         self.scaling = LossScaling(self.context, model, optimizer)
+        for one in (model, *_data_parallel_around(model)):
+            self.context.watch(one)
         if self.scaling.scaler.is_enabled():
             self._hook = model.register_forward_hook(self._scale)
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        for row in (kwargs["logs"], state.log_history[-1]):  # the history has a copy
-            row.update(report.peaks())
-
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        found: dict[str, float] = {**report.summary(self.context, self.scaling), "step": state.global_step}
-        state.log_history.append(found)
         self._remove()
 
     def _remove(self) -> None:
@@ -69,3 +54,11 @@ class MsctxCallback(TrainerCallback):
         loss = output.get("loss") if hasattr(output, "get") else output[0] if isinstance(output, tuple) else output
         if self.scaling is not None and model.training and isinstance(loss, Tensor) and not loss.dim():
             self.scaling(loss)
+
+
+def _data_parallel_around(model: nn.Module) -> Iterator[nn.Module]:
+    """The DistributedDataParallel into which the Trainer has put *model*: callbacks see the model inside alone."""
+    if distributed.is_available() and distributed.is_initialized():
+        for found in gc.get_objects():
+            if issubclass(type(found), nn.parallel.DistributedDataParallel) and found.module is model:
+                yield found
