@@ -119,22 +119,6 @@ def test_garbage_for_a_preset(exact_state: State, preset: Any) -> None:
     assert exact_state() == before
 
 
-@settings(max_examples=100, **common)
-@given(spelling=st.sampled_from(SPELLINGS), value=st.one_of(plain, garbage))
-def test_garbage_for_set_context(exact_state: State, spelling: str, value: Any) -> None:
-    """Checked before anything is set: beside a good option nothing is set either."""
-    if spelling == "runtime_num_threads":
-        return
-    before = exact_state()
-    try:
-        msctx.context(**{spelling: value})
-    except OptionError:
-        with pytest.raises(OptionError):
-            msctx.set_context(**{spelling: value, "runtime_num_threads": torch.get_num_threads() + 1})
-    assert exact_state() == before
-    assert msctx.get_context() == {}
-
-
 # --- dictionaries of right and wrong keys and values ------------------------------------------------------------------
 
 SAFE = [o for o in OPTIONS.values() if o.name not in ("inter_op_parallel_num", "max_device_memory", "seed")]

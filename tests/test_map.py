@@ -7,13 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
-from itertools import product
 from pathlib import Path
 
-from samples import example, values
+from samples import values
 
 import msctx
-from msctx import plan
 from msctx.effects import EFFECTS, Facts, Outcome, Want, translate
 from msctx.effects.base import THEMES
 from msctx.options import DEVICES, OPTIONS, Settings, make_layer
@@ -23,27 +21,6 @@ from msctx.switches import SWITCHES
 TESTS = Path(__file__).resolve().parent
 PACKAGE = TESTS.parent / "msctx"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-
-DEVICE_FAMILY = {"device_target", "device_id", "session_device_id", "default_device"}
-"""The options that may not apply to a device: they concern the target alone."""
-MEMORY = {
-    *("max_device_memory", "mempool_block_size", "memory_optimize_level"),
-    *("env_config_path.sys.mem_reuse", "static_memory_policy", "memory_offload"),
-}
-"""Options of device memory: where there is an accelerator they do not apply to the host's."""
-DETAILS = {
-    *("deterministic_warn_only", "deterministic_except", "fill_uninitialized_memory"),
-    *(
-        "fallback",
-        "conv_workspace_limit",
-        "conv_max_error",
-        "matmul_max_error",
-        "allow_fp32_emulation",
-        "frozen_weights",
-        "tuning_file",
-    ),
-}
-"""Options that mean nothing without deterministic=ON, or without an algorithm that is asked for."""
 
 
 def dotted(path: Path) -> str:
@@ -59,25 +36,6 @@ def translated(name: str, value: object, device: str, facts: Facts | None = None
 
 
 # --- options → effects ------------------------------------------------------------------------------------------------
-
-
-def test_every_option_is_translated_for_every_device() -> None:
-    for name, device in product(OPTIONS, DEVICES):
-        outcome = translated(name, example(OPTIONS[name]), device)
-        if outcome is None:
-            assert name in DEVICE_FAMILY or (name in MEMORY and device == "cpu"), (name, device)
-            continue
-        assert outcome.status in (*plan.DONE, *plan.FAILING), (name, device)
-        if device in OPTIONS[name].devices and not OPTIONS[name].replaced_by and name not in DEVICE_FAMILY | DETAILS:
-            assert outcome.status != "inert", f"the declaration of {name} says that it has a meaning on {device}"
-
-
-def test_options_of_memory_apply_to_the_host_where_it_is_all_there_is() -> None:
-    others = {"memory_offload": ("refused",), "mempool_block_size": ("inert",), "static_memory_policy": ("inert",)}
-    for name in MEMORY:
-        outcome = translated(name, example(OPTIONS[name]), "cpu", Facts.only("cpu"))
-        assert outcome is not None, name
-        assert outcome.status in others.get(name, plan.DONE), name
 
 
 def test_every_option_is_in_one_place() -> None:
@@ -258,15 +216,6 @@ def test_imports_run_one_way() -> None:
             if rank >= RANKS[own] or (own in ONLY and other not in ONLY[own]):
                 wrong.append(f"{path}:{line} imports {name}")
     assert wrong == []
-
-
-PRECISION = ("models", "precision", "named_modules", "autocasts", "precision_switch", "precisions")
-
-
-def test_modules_of_precision_policies_import_one_way() -> None:
-    for place, own in enumerate(PRECISION):
-        found = {name.removeprefix("msctx.native.").split(".")[0] for _, name in imports(PACKAGE / "native" / f"{own}.py")}
-        assert not found & set(PRECISION[place:]), f"{own} imports what imports it"
 
 
 def test_some_modules_never_import_torch() -> None:

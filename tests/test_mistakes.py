@@ -76,6 +76,12 @@ MISTAKES: dict[str, tuple[str, dict[str, str]]] = {
     ),
     "a word of a later release": ("explain jit_config.jit_level=O1 ascend_config.hccl_watchdog=true", {}),
     "a preset that does not exist": ("explain preset=reproducable", {}),
+    "a preset and options beside it": ("explain preset=fst deterministic=maybe sed=1 gpu_config.conv_alow_tf32=true", {}),
+    "a file of presets without options": (
+        "explain x.yaml",
+        {"x.yaml": "context:\n  preset: mine.yaml\n", "mine.yaml": "seed: 7\n"},
+    ),
+    "what is not YAML": ("explain x.yaml", {"x.yaml": "context:\n\tseed: 1\n"}),
     "a device that is not here": (
         "run x.yaml device_target=Ascend",
         {"x.yaml": "experiment:\n  entry: train.py:train\n", "train.py": TRAIN},

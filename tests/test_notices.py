@@ -1,7 +1,5 @@
 """Warnings: once under one state of Python's filters, at the user's line, and how many there were beside the first."""
 
-import sys
-import threading
 import warnings
 
 import pytest
@@ -72,12 +70,6 @@ def test_what_follows_the_first_is_counted() -> None:
     assert notices.counted(("option",)) == []
 
 
-def test_many_filters_are_not_remembered_for_ever() -> None:
-    for _ in range(100):
-        recorded(1)
-    assert len(notices._warned) <= 8
-
-
 def test_filters_that_are_changed_in_place() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -85,30 +77,3 @@ def test_filters_that_are_changed_in_place() -> None:
         warnings.simplefilter("error")
         with pytest.raises(MsctxWarning):
             issue()
-
-
-def test_threads_may_begin_contexts_of_the_same_options_at_once() -> None:
-    options, failed = [f"option{number}" for number in range(20)], list[BaseException]()
-
-    def begin() -> None:
-        try:
-            for _ in range(2000):
-                for option in options:
-                    notices.note_of_context(option, option, "reason")
-                    notices._more[option] += 1
-                notices.begin_context(options)
-                notices.counted(options)
-        except BaseException as error:
-            failed.append(error)
-
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=begin) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(before)
-    assert not failed

@@ -19,7 +19,7 @@ from msctx.plan import make
 from msctx.shipped import CONFIGS
 
 DATA = Path(__file__).parent / "data"
-CASES = [json.loads(line) for line in (DATA / "plan_cases.jsonl").read_text().splitlines()]
+CASES = [json.loads(line.replace("CONFIGS", f"{CONFIGS}")) for line in (DATA / "plan_cases.jsonl").read_text().splitlines()]
 
 
 def said(value: Any) -> Any:

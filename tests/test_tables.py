@@ -8,9 +8,7 @@ import pytest
 import torch
 
 import msctx
-from msctx.graph.report import Graphs
 from msctx.native.choices import Choices
-from msctx.native.precisions import Precisions
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +71,6 @@ def test_csv_and_data_frames_have_the_same_rows_and_columns(context: msctx.conte
     assert "1 2 5 5" in context.choices().to_csv()
 
 
-def test_tables_without_rows() -> None:
-    for table in (Choices(), Precisions(), Graphs()):
-        assert str(table) == table.EMPTY == table._repr_html_()
-
-
 def test_without_rows_the_columns_are_the_same(context: msctx.context) -> None:
     for table in (context.choices(), context.precisions(), context.graphs()):
         columns = table.to_csv().partition("\n")[0]
@@ -85,7 +78,3 @@ def test_without_rows_the_columns_are_the_same(context: msctx.context) -> None:
         assert columns.split(",")[0] in ("direction", "operator", "id")
     pandas = pytest.importorskip("pandas")
     pandas.testing.assert_index_equal(Choices().to_pandas().columns, context.choices().to_pandas().columns)
-
-
-def test_what_looks_like_markup_is_shown_as_it_is() -> None:
-    assert "/tmp/[/x]/[ab]:warning:" in str(msctx.explain(save_graphs_path="/tmp/[/x]/[ab]:warning:", device="cpu"))

@@ -1,8 +1,6 @@
 """MindSpore's newer vocabulary: each function reaches one option, holds for the process, and is taken back by reset_context."""
 
-import importlib
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -52,13 +50,6 @@ def test_a_function_sets_its_option(name: str) -> None:
     assert msctx.get_context() == {}
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_can_be_imported_the_way_mindspore_has_it(name: str) -> None:
-    module, _, last = f"msctx.{name}".rpartition(".")
-    assert isinstance(importlib.import_module(module), ModuleType)
-    assert callable(getattr(importlib.import_module(module), last))
-
-
 def test_wrong_values_are_option_errors_with_the_function_that_was_called() -> None:
     with pytest.raises(OptionError) as error:
         msctx.device_context.gpu.op_tuning.conv_fprop_algo("winogard")
@@ -79,13 +70,6 @@ def test_a_function_takes_one_value(args: tuple[Any, ...], named: dict[str, Any]
 def test_an_argument_may_be_named_as_mindspore_names_it() -> None:
     msctx.device_context.gpu.op_tuning.conv_fprop_algo(mode="fft")
     assert msctx.get_context("gpu_config.conv_fprop_algo") == "fft"
-
-
-def test_a_function_of_one_device_leaves_the_others_alone() -> None:
-    msctx.device_context.gpu.op_tuning.conv_fprop_algo("fft")
-    settings = msctx.current().settings
-    assert settings.get("conv_fprop_algo", "cpu") is None
-    assert settings.get("conv_fprop_algo", "cuda") is not None
 
 
 def test_functions_act_at_once_and_are_taken_back() -> None:

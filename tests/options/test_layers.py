@@ -1,13 +1,12 @@
 """Where layers come from: keyword arguments, presets, MSCTX_* variables; and which of them wins."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import msctx
-from msctx.errors import FileError, MsctxError, OptionError
+from msctx.errors import FileError, OptionError
 from msctx.options import Layer, Settings, make_layer
 from msctx.options.layers import RESERVED, environment_layers, layer_of, presets
 
@@ -24,16 +23,6 @@ def flat(*layers: Layer) -> dict[str, tuple[object, str]]:
 # --- settings: who wins -----------------------------------------------------------------------------------------------
 
 
-def test_the_higher_layer_wins_on_every_device() -> None:
-    low = make_layer({"conv_allow_tf32": True, "gpu_config": {"conv_allow_tf32": True}}, "low")
-    high = make_layer({"conv_allow_tf32": False}, "high")
-    settings = Settings([low, high])
-    for device in ("cpu", "cuda", "ascend"):
-        found = settings.get("conv_allow_tf32", device)
-        assert found is not None
-        assert (found.value, found.origin) == (False, "high")
-
-
 def test_inside_a_layer_the_group_wins_on_its_device_alone() -> None:
     settings = Settings([make_layer({"gpu_config": {"conv_allow_tf32": False}, "conv_allow_tf32": True}, "a")])
     found = {d: settings.get("conv_allow_tf32", d) for d in ("cpu", "cuda")}
@@ -43,23 +32,6 @@ def test_inside_a_layer_the_group_wins_on_its_device_alone() -> None:
     assert settings.overridden("cpu") == []
 
 
-def test_groups_merge_key_by_key() -> None:
-    low = make_layer({"gpu_config": {"conv_allow_tf32": True, "matmul_allow_tf32": True}}, "low")
-    high = make_layer({"gpu_config": {"conv_allow_tf32": False}}, "high")
-    found = Settings([low, high]).on("cuda")
-    assert {name: (s[0].value, s[0].origin) for name, s in found.items()} == {
-        "conv_allow_tf32": (False, "high"),
-        "matmul_allow_tf32": (True, "low"),
-    }
-    assert Settings([low, high]).on("cpu") == {}
-
-
-def test_a_vocabulary_of_its_own_means_every_device() -> None:
-    settings = Settings([make_layer({"session": {"deterministic": 1}}, "a")])
-    assert all(settings.get("deterministic", device) for device in ("cpu", "cuda", "ascend"))
-    assert settings.devices == set()
-
-
 def test_without_a_device_the_highest_layer_answers_its_flat_spelling_first() -> None:
     low = make_layer({"conv_allow_tf32": True}, "low")
     high = make_layer({"gpu_config": {"conv_allow_tf32": False}}, "high")
@@ -67,14 +39,6 @@ def test_without_a_device_the_highest_layer_answers_its_flat_spelling_first() ->
     assert flat(high, low) == {"conv_allow_tf32": (True, "low")}
     both = make_layer({"gpu_config": {"conv_allow_tf32": False}, "conv_allow_tf32": True}, "both")
     assert flat(both) == {"conv_allow_tf32": (True, "both")}
-
-
-def test_what_nobody_set_is_not_there() -> None:
-    settings = Settings([Layer(), make_layer({}, "a")])
-    assert not settings
-    assert list(settings) == []
-    assert settings.get("seed") is None
-    assert settings.get("seed", "cpu") is None
 
 
 def test_keys_tell_values_and_origins_apart() -> None:
@@ -123,11 +87,6 @@ def test_options_beside_a_preset_win() -> None:
     assert found["conv_allow_tf32"][0].origin == "preset fast"
 
 
-def test_nothing_set_is_no_layer() -> None:
-    assert not layer_of({}, "test").settings
-    assert not layer_of({"preset": None, "gpu_config": {}}, "test").settings
-
-
 def test_a_preset_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("context:\n  seed: 7\n  gpu_config:\n    conv_allow_tf32: off\n")
@@ -146,12 +105,6 @@ def test_an_unknown_preset(preset: object) -> None:
     assert problem.suggestion == ("'reproducible'" if preset == "reproducable" else "")
 
 
-def test_problems_of_a_preset_and_of_options_at_once() -> None:
-    with pytest.raises(OptionError) as error:
-        layer_of({"preset": "fst", "deterministic": "maybe", "sed": 1}, "test")
-    assert {p.path for p in error.value.problems} == {"preset", "deterministic", "sed"}
-
-
 def test_problems_in_a_file_of_presets(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     with pytest.raises(FileError, match="No such file"):
@@ -164,23 +117,6 @@ def test_problems_in_a_file_of_presets(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(OptionError, match="context"):
             layer_of({"preset": str(path)}, "test")
-
-
-def test_an_empty_section_sets_nothing_and_one_that_is_no_dictionary_is_shown(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text("context:\n  # seed: 7\n")
-    assert not layer_of({"preset": str(path)}, "test").settings
-    path.write_text("context: 5\n")
-    with pytest.raises(OptionError, match=re.escape(f"{path}:1:10  context: is not a dictionary")):
-        layer_of({"preset": str(path)}, "test")
-    path.write_text("seed: 7\n")
-    with pytest.raises(OptionError, match="has no `context:` section; put its options below such a line"):
-        layer_of({"preset": str(path)}, "test")
-
-
-def test_a_preset_whose_path_no_system_takes() -> None:
-    with pytest.raises(MsctxError):
-        layer_of({"preset": "nul\0.yaml"}, "test")
 
 
 # --- set_context: one layer that grows --------------------------------------------------------------------------------
@@ -208,13 +144,6 @@ def test_an_option_has_one_value_under_every_spelling(given: str, asked: str) ->
     msctx.set_context(**{given: "ON"})
     assert msctx.get_context(asked, origin=True).value == "ON"
     assert msctx.get_context(asked, origin=True).origin.startswith("set_context")
-
-
-@pytest.mark.usefixtures("_reset")
-def test_options_beside_a_preset_win_in_set_context_too() -> None:
-    msctx.set_context("reproducible", session={"deterministic": 0}, seed=1)
-    assert msctx.get_context("deterministic") == "OFF"
-    assert msctx.get_context("seed") == 1
 
 
 # --- MSCTX_* ----------------------------------------------------------------------------------------------------------
@@ -253,10 +182,6 @@ def test_a_variable_of_a_text_option_is_text_as_it_stands(text: str) -> None:
 def test_an_empty_variable_is_to_be_unset(name: str) -> None:
     with pytest.raises(OptionError, match=rf"environment  {name}: is empty; unset it, or give it a value"):
         environment_layers({name: ""})
-
-
-def test_no_variables_no_layers() -> None:
-    assert environment_layers({"PATH": "/bin", "MSCTXX": "1"}) == {}
 
 
 def test_reserved_variables_are_no_options() -> None:
@@ -315,13 +240,6 @@ def test_canns_keys_in_the_environment() -> None:
     assert found.settings["ge_options.session.ge.deterministic"].value == "ON"
     with pytest.raises(OptionError):
         environment_layers({"MSCTX_GE_OPTIONS__SESSION": "{ge.deterministic"})
-
-
-def test_flags_in_the_environment_may_be_numbers() -> None:
-    assert values(environment_layers({"MSCTX_STRICT": "1", "MSCTX_CHECK_BPROP": "0"})["environment"]) == {
-        "strict": True,
-        "check_bprop": False,
-    }
 
 
 def test_a_group_in_the_environment_needs_a_key() -> None:

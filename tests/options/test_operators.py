@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
 from msctx.options import operators
 from msctx.options.kinds import BadValue
-from msctx.options.operators import ALIASES, CANN, CLASS_OF, CLASSES, OperatorKind, OperatorsKind
+from msctx.options.operators import ALIASES, CANN, CLASS_OF, OperatorKind, OperatorsKind
 
 
 def functional(name):
@@ -33,12 +31,6 @@ def test_operators_exist():
     missing = GONE if is_new_torch else NEW
     assert [name for name in missing if hasattr(torch.ops.aten, name)] == []
     assert [name for name in CLASS_OF if name not in missing and not functional(name)] == []
-
-
-def test_no_operator_is_in_two_classes():
-    for one, other in itertools.combinations(CLASSES, 2):
-        assert not set(CLASSES[one]) & set(CLASSES[other])
-    assert all(len(names) == len(set(names)) for names in CLASSES.values())
 
 
 def test_names_of_cann_and_aliases_mean_operators():

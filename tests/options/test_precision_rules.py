@@ -84,15 +84,6 @@ def test_newer_words_mean_the_same(v2):
     assert mine == theirs
 
 
-def test_nothing_asked_is_no_text():
-    assert text_of({}) == text_of({"precision_mode": None, "enable_reduce_precision": False}) == ""
-
-
-def test_text_does_not_depend_on_the_order():
-    one = text_of({"precision_mode": "force_fp16", "enable_reduce_precision": True})
-    assert one == text_of({"enable_reduce_precision": True, "precision_mode": "force_fp16"})
-
-
 def test_mixlist_moves_operators():
     lists = {
         "black-list": {"to-add": ["MatMul"], "to-remove": ["SoftmaxV2"]},
@@ -112,28 +103,10 @@ def test_mixlist_moves_operators():
     assert found["bmm"].computes_in("float32") == "bfloat16"
 
 
-def test_mixlist_says_nothing_without_a_mixed_mode():
-    lists = {"black-list": {"to-add": ["MatMul"]}}
-    assert rules(precision_mode="force_fp16", modify_mixlist=lists)["mm"].computes_in("float32") == "float16"
-
-
-def test_what_is_not_on_a_list_is_not_removed_from_it():
-    lists = {"black-list": {"to-remove": ["mm"]}}
-    assert rules(precision_mode="allow_mix_precision", modify_mixlist=lists)["mm"].computes_in("float32") == "float16"
-
-
 def test_adding_wins_over_removing():
     lists = {"white-list": {"to-remove": ["mm"]}, "black-list": {"to-add": ["mm"]}}
     found = rules(precision_mode="allow_mix_precision", modify_mixlist=lists)
     assert found["mm"].computes_in("float16") == "float32"
-
-
-def test_op_precision_mode_by_type():
-    content = {"ByOpType": {"SoftmaxV2": "high_precision", "exp": "high_performance"}, "ByNodeName": {}}
-    found = rules(precision_mode="allow_mix_precision", op_precision_mode=content)
-    assert (found["softmax"].computes_in("float16"), found["softmax"].gives("float16")) == ("float32", "float32")
-    assert found["exp"].computes_in("float16") == "float16"
-    assert found["log"].computes_in("float16") == "float32"
 
 
 WAYS = {
@@ -203,9 +176,3 @@ def test_customize_dtypes():
     content = {"ByOpType": {"MatMul": {"InputDtype": ["float32", "float32"], "OutputDtype": ["float16"]}}, "ByNodeName": {}}
     rule = rules(precision_mode="force_fp16", customize_dtypes=content)["mm"]
     assert (rule.inputs, rule.outputs) == (("float32", "float32"), ("float16",))
-
-
-def test_a_list_is_that_of_its_mode():
-    assert (
-        rules(**{"atc.builtin_impl_mode_ini": "high_precision.ini"}).keys() == rules(op_select_implmode="high_precision").keys()
-    )
