@@ -9,8 +9,7 @@ from msctx.effects.base import Outcome, Want, approximated, effect, honoured
 from msctx.options import option_of
 
 RECORDED = (
-    "records the thread that enters, and its backward passes; writes at exit, and with training_trace after every 10 steps "
-    "(every 2 with aicpu)"
+    "records the first 100 steps (20 with aicpu) of the thread that enters, with their backward passes, and writes them at exit"
 )
 ON_HOST = "what the host does is recorded by torch.profiler; torch_npu's own profiler is not run"
 NO_POINTS = "fp_point and bp_point are left out: torch.profiler does not bound phases"

@@ -1,12 +1,18 @@
-"""Runs torch.profiler while ``profiling_mode`` is on; a schedule writes a trace and a table of operators every few steps."""
+"""Runs torch.profiler while ``profiling_mode`` is on, and writes a trace and a table of operators at the end.
+
+One recording lasts as long as the scope. torch.profiler must not stop or restart inside a range that is open, and an optimizer's
+step is one: PyTorch 2.13 then writes to memory that it has freed.
+"""
 
 from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +23,8 @@ from msctx.notices import warn
 from msctx.observers import files, folder, steps
 from msctx.observers.module_ranges import ModuleRanges
 
-STEPS_PER_PART = 10
-"""Memory holds the events of so many steps; with Python's stacks, which are most of a trace, of a fifth."""
+MOST_STEPS = 100
+"""Memory holds the events of so many steps; with Python's stacks, which are most of a trace, of a fifth. Later ones are left out."""
 ROWS = 100
 """Of the table: the operators that take longest."""
 Options = Mapping[str, Any]
@@ -33,6 +39,8 @@ class _Recording:
         self._process, self._thread = os.getpid(), threading.current_thread()
         self._modules = None if options["modules"] is None else ModuleRanges(classes=options["modules"])
         self._counting = steps.counting(self._end_step)
+        self._activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+        self._left = MOST_STEPS // 5 if options["stacks"] else MOST_STEPS
         self._error = ""
         self._is_on = False
         self._profile: profile | None = None
@@ -48,10 +56,9 @@ class _Recording:
         self._call(self._start)
 
     def _start(self) -> None:
-        many = STEPS_PER_PART // 5 if self.options["stacks"] else STEPS_PER_PART
         started = profile(
-            activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available(),
-            schedule=schedule(wait=0, warmup=0, active=many) if self.options["steps"] else None,
+            activities=self._activities,
+            schedule=schedule(wait=0, warmup=0, active=sys.maxsize) if self.options["steps"] else None,
             on_trace_ready=self._write,
             record_shapes=self.options["shapes"],
             with_stack=self.options["stacks"],
@@ -73,13 +80,18 @@ class _Recording:
             self._call(self._profile.stop)
 
     def _end_step(self, step: int) -> None:
-        if self._profile is not None and self.options["steps"] and threading.current_thread() is self._thread:
+        if self._profile is None or threading.current_thread() is not self._thread or self._left <= 0:
+            return
+        self._left -= 1
+        if self._left == 0:
+            self._call(partial(self._profile.toggle_collection_dynamic, False, self._activities))
+        elif self.options["steps"]:
             self._call(self._profile.step)
 
     def _call(self, change: Callable[[], object]) -> None:
         """Whatever the profiler does, training goes on."""
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*Profiler (won't|clears)", UserWarning)  # no warm-up; a trace for each part
+            warnings.filterwarnings("ignore", ".*Profiler (won't|clears)", UserWarning)  # no warm-up
             try:
                 change()
             except Exception as error:
