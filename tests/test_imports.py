@@ -49,3 +49,16 @@ def test_the_first_block_loads_less_than_half_of_msctx(passes: Callable[[str], s
         loaded = [name for name in sys.modules if name.partition(".")[0] == "msctx"]
         assert len(loaded) < 150, sorted(loaded)
     """)
+
+
+def test_a_switch_reads_the_same_before_and_after_its_module_is_loaded(passes: Callable[[str], str]) -> None:
+    passes("""
+        import importlib, pkgutil, msctx
+        from msctx.switches import read_all
+        before = read_all()
+        for module in pkgutil.walk_packages(msctx.__path__, "msctx."):
+            if module.name.split(".")[1] in ("graph", "memory", "native", "observers"):
+                importlib.import_module(module.name)
+        after = read_all()
+        assert after == before, {name: (before[name], after[name]) for name in before if before[name] != after[name]}
+    """)

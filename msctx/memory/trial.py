@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -15,11 +14,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from msctx import locks
+
 COLLECTIVE = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 SPECIAL = {"ScriptModule", "FullyShardedDataParallel", "FSDPModule"}
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """The buffers of batch norms."""
-_one_at_a_time = threading.Lock()  # the stance of Dynamo, random numbers and attributes are the process's
+_one_at_a_time = locks.plain()  # the stance of Dynamo, random numbers and attributes are the process's
 
 
 def trial(block: nn.Module, forward: Callable[[], Any], tensors: list[torch.Tensor], device: torch.device) -> tuple[int, str]:

@@ -91,8 +91,8 @@ SWITCHES = (
     _slot("observers.graph_files", "msctx.graph.files:SLOT", _no_folder),
     Switch(
         name="observers.class_names",
-        read=reading("msctx.observers.scope_names:with_classes", False),
-        write=writing("msctx.observers.scope_names:write", False),
+        read=reading("msctx.observers.scope_names:with_classes", True),
+        write=writing("msctx.observers.scope_names:write", True),
         scope="thread",
     ),
     _gradients("observers.check_bprop", "msctx.observers.checked_gradients:NODES"),

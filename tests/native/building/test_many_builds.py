@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 import time
 
 from builds import ISAS, made
 
-from msctx import locks
 from msctx.native import artifacts
-from msctx.native.children import Children
 
 
 def test_many_processes_at_once_build_once(sources, watched, forked):
@@ -52,17 +49,3 @@ def test_a_process_that_is_forked_during_a_build_does_not_hold_it_up(sources, wa
     assert second.ended() == {"returned": True}
     with artifacts._locked(made(sources).path.stem, None):
         assert child.process.is_alive()
-
-
-def test_nothing_is_forked_while_a_compiler_is_being_started(monkeypatch):
-    """The child would have the pipe by which this process waits for the start, and keep it."""
-    waits, start = [], subprocess.Popen.__init__
-
-    def starting(self, *args, **options):
-        waits.append(locks.no_fork._is_owned())
-        start(self, *args, **options)
-
-    monkeypatch.setattr(subprocess.Popen, "__init__", starting)
-    with Children() as programs:
-        assert programs.run(["true"]).returncode == 0
-    assert waits == [True]
