@@ -1,48 +1,43 @@
 """The table of comparisons in the documentation, from results of msctx compare: several of one comparison are processes of it.
 
-for n in 1 2 3; do msctx compare precision --out DIR$n; done; python bench/compared.py DIR*/result.json
+for n in 1 2 3; do msctx compare precision --out DIR$n; done
+python bench/compared.py --summary DIR*/result.json > bench/results/NAME-compare.json
+python bench/compared.py --docs bench/results/NAME-compare.json
 """
 
 from __future__ import annotations
 
-import statistics
 import sys
-from pathlib import Path
+from typing import Any
 
 import contest
 import figures
+import summary
 
 from msctx.compare.result import Result
 from msctx.compare.summary import estimate
 
 
-def table(results: list[Result]) -> list[str]:
-    """Markdown: for each comparison the speed of each choice on the whole, and its worst error."""
+def reduced(files: summary.Results) -> summary.Summary:
+    """For each comparison a row of A/A, and one for each choice: its speed on the whole, and its worst error."""
     groups: dict[str, list[Result]] = {}
-    for result in results:
-        groups.setdefault(result.name, []).append(result)
-    lines = ["| comparison | choice | speed (PyTorch = 1) | worst error | rows measured |", "|---|---|---|---|---|"]
+    for file in files:
+        groups.setdefault(file["name"], []).append(Result.model_validate(file))
+    rows: list[dict[str, Any]] = []
     for name, group in groups.items():
         noisy, count = sum(row.noisy for r in group for row in r.rows), sum(len(r.rows) for r in group)
-        controls = [control(result) for result in group]
-        shown = " to ".join(f"{c:.2f}" for c in sorted({min(controls), max(controls)}))
-        lines.append(f"| `{name}` | PyTorch again: A/A | {shown} |  | {count // len(group)} ({noisy / count:.0%} noisy) |")
+        controls = figures.of([control(result) for result in group])
+        rows.append({"comparison": name, "again": controls, "rows": count // len(group), "noisy": noisy / count})
         for total in sorted(group[0].totals, key=lambda total: -total.ratio):
-            error = f"{total.error:.0e}" if total.error else ""
-            figure = speed(group, [[total.point] * len(result.rows) for result in group])
-            lines.append(f"|  | {total.point} | {figure} | {error} | {total.rows} |")
+            plans = [[total.point] * len(result.rows) for result in group]
+            rows.append({"choice": total.point, **speed(group, plans), "error": total.error, "rows": total.rows})
         if len({*group[0].best.points}) > 1 and len(group[0].rows) > 2:
-            lines.append(f"|  | the best of each row | {speed(group, [result.best.points for result in group])} |  | |")
-    processors = {f"{result.environment['cpu']} ({result.environment['cpu_capability']})" for result in results}
-    versions = {result.environment["libraries"]["torch"] for result in results}
-    fewest = min(len(group) for group in groups.values())
-    return [
-        *lines,
-        "",
-        f"{', '.join(sorted(processors))}, torch {', '.join(sorted(versions))}; {fewest} or more processes for each comparison. In "
-        "brackets: the range over processes, or three standard errors of a single process. Bold: it contains neither 1 nor the "
-        f"deviation of A/A, with {figures.LEAST} processes or more.",
-    ]
+            plans = [result.best.points for result in group]
+            rows.append({"choice": "the best of each row", **speed(group, plans), "error": None, "rows": None})
+    about = [result.environment for group in groups.values() for result in group]
+    machine = {"cpu": sorted({f"{of['cpu']} ({of['cpu_capability']})" for of in about})}
+    machine["torch"] = sorted({of["libraries"]["torch"] for of in about})
+    return {"machine": machine, "processes": min(len(group) for group in groups.values()), "rows": rows}
 
 
 def control(result: Result) -> float:
@@ -51,24 +46,45 @@ def control(result: Result) -> float:
     return sum(ms for ms, _ in rows) / sum(ms / ratio for ms, ratio in rows)
 
 
-def speed(group: list[Result], plans: list[list[str]]) -> str:
+def speed(group: list[Result], plans: list[list[str]]) -> dict[str, Any]:
     """The figure of a choice for each row, over all processes."""
     found = [estimate(result.rows, plan) for result, plan in zip(group, plans, strict=True)]
-    off = figures.noise(control(result) for result in group)
-    margins = [one.margin if len(group) == 1 else 0.0 for one in found]
-    low = min(one.ratio / (1 + margin) for one, margin in zip(found, margins, strict=True))
-    high = max(one.ratio * (1 + margin) for one, margin in zip(found, margins, strict=True))
-    median = statistics.median(one.ratio for one in found)
-    if any(one.margin == float("inf") for one in found):
-        return f"{median:.2g} (stopped after its first runs in some rows)"
-    return figures.figure(median, low, high, off, len(group) >= figures.LEAST)
+    return {"ratio": figures.of([one.ratio for one in found]), "stopped": any(one.margin == float("inf") for one in found)}
+
+
+def tables(of: summary.Summary) -> summary.Tables:
+    lines = []
+    again: figures.Figure = {}
+    for row in of["rows"]:
+        if "comparison" in row:
+            again = row["again"]
+            shown = " to ".join(f"{c:.2f}" for c in sorted({again["low"], again["high"]}))
+            noisy = f"{row['rows']} ({row['noisy']:.0%} noisy)"
+            lines.append([f"`{row['comparison']}`", "PyTorch again: A/A", shown, "", noisy])
+            continue
+        shown = figures.text(row["ratio"], again, of["processes"], with_dash=False)
+        if row["stopped"]:
+            shown = f"{row['ratio']['median']:.2g} (stopped after its first runs in some rows)"
+        lines.append(["", row["choice"], shown, f"{row['error']:.0e}" if row["error"] else "", row["rows"] or ""])
+    last = (
+        f"{', '.join(of['machine']['cpu'])}, torch {', '.join(of['machine']['torch'])}; {of['processes']} or more processes for each "
+        "comparison. In brackets: the range over processes. Bold: it contains neither 1 nor the deviation of A/A, with "
+        f"{figures.LEAST} processes or more."
+    )
+    return {
+        "compare": [
+            *summary.markdown(("comparison", "choice", "speed (PyTorch = 1)", "worst error", "rows measured"), lines),
+            "",
+            last,
+        ]
+    }
 
 
 def main() -> None:
-    files = [Path(word) for word in sys.argv[1:]]
-    if not files or any(word.startswith("-") for word in sys.argv[1:]):
+    given = contest.parser(__doc__).parse_args()
+    if not given.summary and not given.docs:
         sys.exit(__doc__)
-    contest.into_docs("compare", table([Result.model_validate_json(file.read_text()) for file in files]))
+    summary.do(given, print, vars, reduced, tables)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ import math
 import os
 import platform
 import random
-import re
-import shlex
 import statistics
 import subprocess
 import sys
@@ -25,8 +23,6 @@ HOPELESS = 2.5
 """How many times slower than the fastest of its side a contender is in two warm-up runs when it is run no more."""
 LONG = 8.0
 """Seconds after which no further round begins, even if there were but two."""
-
-
 SHORT = 20.0
 """Milliseconds below which a turn is of three runs, else of two."""
 
@@ -99,11 +95,6 @@ def lower_bound(values: list[float], rounds: int = 2000) -> float:
     return sorted(statistics.median(choose.choices(values, k=len(values))) for _ in range(rounds))[rounds // 20]
 
 
-def geomean(values: Iterable[float]) -> float:
-    found = list(values)
-    return math.exp(sum(map(math.log, found)) / len(found))
-
-
 def machine() -> dict[str, Any]:
     import torch
 
@@ -115,49 +106,43 @@ def machine() -> dict[str, Any]:
     return {"cpu": cpu, "isa": core.load().isa(), "amx_fp16": fp16, "cores": os.cpu_count(), "torch": torch.__version__}
 
 
-def described(results: list[dict[str, Any]]) -> str:
-    """The one machine on which all was measured."""
-    found = {
-        f"{m['cpu']} ({'with' if m['amx_fp16'] else 'without'} AMX-FP16), {m['cores']} cores, torch {m['torch']}"
-        for m in (result["machine"] for result in results)
-    }
-    if len(found) > 1:
-        sys.exit(f"a table is of one machine, these are results of several: {'; '.join(sorted(found))}")
-    return found.pop()
+def commit() -> str:
+    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
-def last_line(results: list[dict[str, Any]], of: str = "processes") -> str:
-    """What stands under a table."""
-    return f"{described(results)}; {min(result['processes'] for result in results)} or more {of}."
-
-
-def read(files: list[Path]) -> list[dict[str, Any]]:
-    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+def begun(**more: Any) -> dict[str, Any]:
+    """The head of a raw result."""
+    return {"machine": machine(), "commit": commit(), "processes": 0, **more}
 
 
 def whole_numbers(text: str) -> list[int]:
     return [int(n) for n in text.split(",")]
 
 
-def arguments(doc: str | None, names: Iterable[str], batches: list[int]) -> argparse.ArgumentParser:
-    """What all these scripts can be told; *doc* is a script's own, whose first line says what it measures."""
-    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
-    parser.add_argument("--threads", type=whole_numbers, default=[1], metavar="N,N")
-    parser.add_argument("--batches", type=whole_numbers, default=batches, metavar="N,N")
-    parser.add_argument("--processes", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.5, help="for one problem in one process")
-    parser.add_argument("--only", default="", metavar="NAME,NAME", help=", ".join(names))
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where the result is kept; written after each process")
-    parser.add_argument(
-        "--docs",
-        type=Path,
-        nargs="+",
-        metavar="FILE",
-        help="write the table of results into the documentation; measures nothing",
+def parser(doc: str | None, processes: int = 5) -> argparse.ArgumentParser:
+    """Options of every script; *doc* is the script's, whose first line says what it measures."""
+    made = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    made.add_argument("--processes", type=int, default=processes)
+    made.add_argument("--out", type=Path, metavar="FILE", help="where the raw result is kept; written after each process")
+    made.add_argument(
+        "--summary", type=Path, nargs="+", metavar="RAW", help="print the summary of raw results; measures nothing"
     )
-    parser.add_argument("--work", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--without-errors", action="store_true", help=argparse.SUPPRESS)
-    return parser
+    made.add_argument(
+        "--docs", type=Path, nargs="+", metavar="FILE", help="write the tables of summaries into the documentation"
+    )
+    made.add_argument("--work", default="", help=argparse.SUPPRESS)
+    return made
+
+
+def arguments(doc: str | None, names: Iterable[str], batches: list[int]) -> argparse.ArgumentParser:
+    """Options of scripts that measure named groups."""
+    made = parser(doc)
+    made.add_argument("--threads", type=whole_numbers, default=[1], metavar="N,N")
+    made.add_argument("--batches", type=whole_numbers, default=batches, metavar="N,N")
+    made.add_argument("--seconds", type=float, default=0.5, help="for one problem in one process")
+    made.add_argument("--only", default="", metavar="NAME,NAME", help=", ".join(names))
+    made.add_argument("--without-errors", action="store_true", help=argparse.SUPPRESS)
+    return made
 
 
 def asked(names: Iterable[str], given: argparse.Namespace) -> list[str]:
@@ -165,37 +150,42 @@ def asked(names: Iterable[str], given: argparse.Namespace) -> list[str]:
     return [name for name in names if not given.only or name in given.only.split(",")]
 
 
-def do(
-    given: argparse.Namespace,
-    table_name: str,
-    work: Callable[[argparse.Namespace], None],
-    collect: Callable[[argparse.Namespace], dict[str, Any]],
-    table: Callable[[list[dict[str, Any]]], list[str]],
-) -> None:
-    """One of three things: be a process that measures, write a table of results into the documentation, or measure and print it."""
-    if given.work:
-        import torch
-
-        torch.set_num_threads(given.threads[0])
-        work(given)
-    elif given.docs:
-        into_docs(table_name, table(read(given.docs)))
-    else:
-        print("\n".join(table([collect(given)])))
-
-
-def lines_of(
-    script: str, work: str, threads: int, given: argparse.Namespace, with_errors: bool = True
-) -> Iterator[dict[str, Any]]:
-    """What a process of its own printed, a line of JSON each. Errors are the same in each process, and products in float64 slow."""
-    command = [sys.executable, script, "--work", work, "--threads", str(threads), "--seconds", str(given.seconds)]
-    command += ["--batches", ",".join(map(str, given.batches))]
-    command += [] if with_errors else ["--without-errors"]
+def process(script: str, work: str, *words: object) -> Iterator[dict[str, Any]]:
+    """What a separate process printed, a line of JSON each."""
+    command = [sys.executable, script, "--work", work, *map(str, words)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
         for line in running.stdout or ():
             yield json.loads(line)
     if running.returncode:
         sys.exit(f"{' '.join(command)} ended with exit code {running.returncode}")
+
+
+def collected(
+    script: str,
+    given: argparse.Namespace,
+    works: list[str],
+    key: tuple[str, ...],
+    summary: Callable[[list[dict[str, Any]]], dict[str, Any]],
+    name: str,
+    more: Iterable[str] = (),
+) -> dict[str, Any]:
+    """The raw result of all processes: each work in turn for each number of threads. Errors are the same in each process, and
+    computing in float64 is slow: only the first process does."""
+    from rich.console import Console
+    from rich.progress import track
+
+    rows: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    result = begun()
+    jobs = [(number, threads, work) for number in range(given.processes) for threads in given.threads for work in works]
+    for number, threads, work in track(jobs, "measuring", console=Console(stderr=True)):
+        words = ["--threads", threads, "--seconds", given.seconds, "--batches", ",".join(map(str, given.batches))]
+        words += [*more, *["--without-errors"] * (number > 0)]
+        for found in process(script, work, *words):
+            rows.setdefault((*(found[part] for part in key), threads), []).append(found)
+        each = [dict(zip((*key, "threads"), of, strict=True)) | summary(found) for of, found in rows.items()]
+        result |= {"processes": number + 1, name: each}
+        keep(given.out, result)
+    return result
 
 
 def keep(path: Path | None, result: dict[str, Any]) -> None:
@@ -205,15 +195,3 @@ def keep(path: Path | None, result: dict[str, Any]) -> None:
         part = path.with_name(f".{path.name}.part")
         part.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         part.replace(path)
-
-
-def into_docs(name: str, lines: Iterable[str]) -> None:
-    """Puts lines between the markers of a name, wherever these stand; the first marker says by which command."""
-    command = shlex.join(["python", f"bench/{Path(sys.argv[0]).name}", *sys.argv[1:]])
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        text = page.read_text(encoding="utf-8")
-        if found := re.search(rf"<!-- {name}: .*? -->\n.*?<!-- /{name} -->", text, re.DOTALL):
-            table = "\n".join([f"<!-- {name}: {command} -->", *lines, f"<!-- /{name} -->"])
-            page.write_text(text[: found.start()] + table + text[found.end() :], encoding="utf-8")
-            return
-    sys.exit(f"no page has a place for this table: add the lines <!-- {name}: --> and <!-- /{name} -->")

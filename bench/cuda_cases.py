@@ -16,7 +16,7 @@ import cuda_figures
 import models
 import pytest
 import torch
-from contest import ROOT
+from contest import ROOT, commit
 from cuda_figures import Case, Say
 from networks import Bottleneck
 from torch import nn
@@ -43,8 +43,6 @@ def of(part: str, device: str) -> list[Case]:
             ("tests of cuDNN and of our kernels", lambda say: check(say, TOGETHER, max(1, min(4, (os.cpu_count() or 1) // 2))))
         ],
         "figures": cuda_figures.figures,
-        "kernels": cuda_figures.kernels,
-        "depthwise": cuda_figures.own_kernels,
         "overhead": lambda device: [("the smallest conv2d", lambda say: overhead(say, device))],
         "costs": costs,
         "more checks": lambda device: [("the other tests for a GPU", lambda say: check(say, others(), 1))],
@@ -60,6 +58,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "CUDA": torch.version.cuda,
         "cuDNN": torch.backends.cudnn.version(),
         "msctx": msctx.__version__,
+        "commit": commit(),
         "cores": os.cpu_count(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }

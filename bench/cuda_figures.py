@@ -1,31 +1,25 @@
-"""Convolutions on a GPU: each algorithm by name beside torch's own path, the kernels that cuDNN ran, and our own depthwise ones."""
+"""Convolutions on a GPU: each algorithm by name beside torch's own path."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import re
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache
 from typing import Any
 
 import layers
 import torch
-from algorithms import DIRECTIONS, VALUES
-from cuda_families import fits
 from layers import DEPTHWISE_3, DEPTHWISE_7, DEPTHWISE_LARGE, OTHERS, STRIDED, WINDOW_1, WINDOW_3, Layer, Tensors
 
 import msctx
 from msctx.compare import measure
 from msctx.compare.measure import Entrant
 from msctx.native.choices import Choice
-from msctx.native.cuda import build, depthwise, driver
-from msctx.native.cuda.manifest import KERNELS, Module
+from msctx.options.gpu import OPTIONS
 
 Say = Callable[[dict[str, Any]], None]
 Case = tuple[str, Callable[[Say], None]]
@@ -58,11 +52,6 @@ LAYERS = (
 """With the batch size: so much that a GPU is busy for longer than it takes to launch; the most important first."""
 TRIED = ((Layer("tried 3x3", 8, 8, 12, 3), 2), (Layer("tried depthwise 3x3", 8, 8, 12, 3, 1, 8), 2))
 """In place of them on a CPU."""
-DEPTHWISE = ((DEPTHWISE_7[0], 64), (DEPTHWISE_3[0], 64), (DEPTHWISE_LARGE[0], 16))
-DEPTHWISE_MODES = (
-    *((STRICT, FIRST), (BFLOAT16, LAST), (FLOAT16, LAST)),
-    *((STRICT, LAST), (BFLOAT16, FIRST), (FLOAT16, FIRST)),
-)
 ROUND = 3
 """Inputs that take turns: a run is one convolution of each, back to back."""
 SECONDS = 0.25
@@ -70,7 +59,10 @@ SECONDS = 0.25
 HOPELESS = 8.0
 """How many times slower than torch what is timed but once is."""
 TORCH, AGAIN, BENCHMARK = "torch", "torch again", "torch, benchmark"
-HEURISTICS = ("normal", "performance")
+DIRECTIONS, HEURISTICS = ("fprop", "dgrad", "wgrad"), ("normal", "performance")
+CHOICES = {d: next(o for o in OPTIONS if o.name == f"conv_{d}_algo").choices or () for d in DIRECTIONS}
+VALUES = {d: [name for name in CHOICES[d] if name not in (*HEURISTICS, "reference")] for d in DIRECTIONS}
+"""Direction → its algorithms."""
 plans_of_benchmark = ThreadPoolExecutor(1)
 """torch keeps the plans of problems by thread, under a key without cudnn.benchmark: in one thread the first would count."""
 
@@ -137,20 +129,7 @@ def told(error: Exception) -> str:
 
 def exact(problem: MeasuredProblem, given: Tensors) -> torch.Tensor:
     """The result in float64, of the values given."""
-    where = exact_on(problem.device)
-    found = problem.run(*(tensor.to(where, torch.float64).contiguous() for tensor in given))
-    return found.to(problem.device)
-
-
-@cache
-def exact_on(device: torch.device) -> torch.device:
-    """Where float64 is computed: on the device, if it agrees there with the CPU."""
-    cpu, apart = torch.device("cpu"), []
-    for direction in DIRECTIONS:
-        problem = MeasuredProblem(Layer("", 8, 12, 14, 3, 1, 4), 2, direction, STRICT, FIRST, device)
-        given = [tensor.double() for tensor in problem.inputs(0)]
-        apart.append(error_of(problem.run(*given).cpu(), problem.run(*(tensor.to(cpu) for tensor in given))))
-    return device if max(apart) < 1e-13 else cpu
+    return problem.run(*(tensor.double().contiguous() for tensor in given))
 
 
 def error_of(found: torch.Tensor, truth: torch.Tensor) -> float:
@@ -298,131 +277,8 @@ def figures(device: torch.device) -> list[Case]:
         def run(say: Say) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 found = [asdict(figure) for figure in figures_of(problem, folder)]
-            say({**problem.about(), "float64 on": exact_on(device).type, "bound": problem.arithmetic.bound, "figures": found})
+            say({**problem.about(), "bound": problem.arithmetic.bound, "figures": found})
 
         return str(problem), run
 
     return [case(problem) for problem in problems]
-
-
-# --- which kernels cuDNN runs -----------------------------------------------------------------------------------------------
-
-NOT_COMPUTING = re.compile("memcpy|memset", re.IGNORECASE)
-
-
-def kernels_of(problem: MeasuredProblem, contender: Contender, given: Tensors) -> list[str]:
-    """The names, what took the most time first; on a CPU those of operators."""
-    activity, kind = {
-        "cuda": (torch.profiler.ProfilerActivity.CUDA, torch.autograd.DeviceType.CUDA),
-        "cpu": (torch.profiler.ProfilerActivity.CPU, torch.autograd.DeviceType.CPU),
-    }[problem.device.type]
-    with torch.profiler.profile(activities=[activity]) as profile:
-        contender.through(lambda: problem.run(*given))
-        settle(problem.device)
-    spent: Counter[str] = Counter()
-    for event in profile.events() or ():
-        if event.device_type == kind and not NOT_COMPUTING.search(event.name):
-            spent[event.name] += event.time_range.elapsed_us()
-    return [name for name, _ in spent.most_common()]
-
-
-def kernels(device: torch.device) -> list[Case]:
-    """In float32: one problem that most algorithms take, and one of a larger window."""
-    places = [(WINDOW_3[1], 16), (OTHERS[2], 16)] if device.type == "cuda" else [TRIED[0]]
-
-    def case(problem: MeasuredProblem) -> Case:
-        def run(say: Say) -> None:
-            given = problem.inputs(0)
-            for one in (*torchs(problem), *(ours(problem, name) for name in VALUES[problem.direction])):
-                if one.name == AGAIN:
-                    continue
-                with one.scope() as context:
-                    one.through(lambda: problem.run(*given))
-                    settle(device)
-                    names = kernels_of(problem, one, given)
-                    rows = [row for row in context.choices() if row.direction == problem.direction] if one.algorithm else []
-                if any(passed_over(one.name, row, problem) for row in rows):
-                    continue
-                is_known = device.type == "cuda" and one.name in VALUES[problem.direction]
-                told = {"algorithm": one.name, "math": rows[0].math if rows else "torch", "kernels": names}
-                say({**problem.about(), **told, "fits": fits(one.name, problem.direction, names) if is_known else None})
-
-        return str(problem), run
-
-    return [
-        case(MeasuredProblem(layer, batch, direction, arithmetic, FIRST, device))
-        for layer, batch in places
-        for arithmetic in (STRICT, TF32)
-        for direction in DIRECTIONS
-    ]
-
-
-# --- our own depthwise kernels ----------------------------------------------------------------------------------------------
-
-OURS = "msctx"
-TARGETS = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
-TIGHT = {"float32": 2e-6, "float16": 2**-11 + 2e-6, "bfloat16": 2**-8 + 2e-6}
-"""Bounds of our kernels' errors, which sum in float32 and round once."""
-
-
-@cache
-def loaded(module: Module) -> driver.Kernels:
-    return driver.Kernels(build.cubin(module, driver.arch()))
-
-
-def launcher(problem: MeasuredProblem) -> Callable[..., torch.Tensor]:
-    """What computes the problem by our kernels, from the input, the weight and the gradient of the output."""
-    layer, op = problem.layer, problem.direction
-    dtype = str(problem.arithmetic.dtype).removeprefix("torch.")
-    pairs = {name: (n, n) for name, n in (("extent", layer.size), ("window", layer.window), ("stride", layer.stride))}
-    layout = "nchw" if problem.layout == FIRST else LAST
-    what = depthwise.DepthwiseProblem(
-        dtype, layout, problem.batch, layer.c, layer.k // layer.c, **pairs, pad=(layer.padding,) * 2
-    )
-    launches = [(launch, loaded(KERNELS[launch.kernel].module)) for launch in depthwise.launches(what, op)]
-
-    def run(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-        places = {"x": x, "w": w.contiguous(), "y": g}
-        result = places[TARGETS[op]] = torch.empty_like(places[TARGETS[op]])
-        places["workspace"] = x.new_empty(depthwise.workspace(what, op), dtype=torch.uint8)
-        stream = torch.cuda.current_stream(x.device).cuda_stream
-        for launch, of in launches:
-            of.launch(launch, {name: places[name].data_ptr() for name in launch.tensors}, stream)
-        return result
-
-    return run
-
-
-def depthwise_figures(problem: MeasuredProblem) -> list[Figure]:
-    """torch's own path, the fastest of cuDNN's algorithms, and our kernels."""
-    sets = [problem.inputs(seed) for seed in range(ROUND)]
-    truth = exact(problem, sets[0])
-    own_of_torch = torchs(problem)[:2]
-    cudnns = [ours(problem, name) for name in VALUES[problem.direction]]
-    figures = all_tried([*own_of_torch, *cudnns], problem, sets, truth)
-    timed_once = [one for one in cudnns if figures[one.name].ms is not None and figures[one.name].provider == "cudnn"]
-    fast = sorted(timed_once, key=lambda one: figures[one.name].ms or 0)[:1]
-    own = Figure(OURS, OURS, OURS, "strict")
-    run = launcher(problem)
-    own.error = error_of(run(*sets[0]), truth)
-    if own.error <= TIGHT[str(problem.arithmetic.dtype).removeprefix("torch.")]:
-        own.ms = measure.seconds_of(lambda: [run(*given) for given in sets], problem.device) / ROUND * 1e3
-    else:
-        own.why = f"wrong: an error of {own.error:.0e}"
-    kept = {one.name: figures[one.name] for one in (*own_of_torch, *fast)} | {OURS: own}
-    entrants = {one.name: Entrant(one.name, one.scope, repeated(one, problem, sets)) for one in (*own_of_torch, *fast)}
-    entrants[OURS] = Entrant(OURS, lambda: torchs_own(tf32=False), lambda: [run(*given) for given in sets])
-    timed(kept, entrants, problem.device)
-    return list(kept.values())
-
-
-def own_kernels(device: torch.device) -> list[Case]:
-    def case(problem: MeasuredProblem) -> Case:
-        return str(problem), lambda say: say({**problem.about(), "figures": [asdict(f) for f in depthwise_figures(problem)]})
-
-    return [
-        case(MeasuredProblem(layer, batch, direction, arithmetic, layout, device))
-        for arithmetic, layout in DEPTHWISE_MODES
-        for layer, batch in DEPTHWISE
-        for direction in DIRECTIONS
-    ]

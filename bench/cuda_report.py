@@ -32,16 +32,12 @@ PARTS = {
     "environment": 0.06,
     "build": 0.24,
     "checks": 0.15,
-    "figures": 0.29,
-    "kernels": 0.07,
-    "depthwise": 0.08,
+    "figures": 0.44,
     "overhead": 0.04,
     "costs": 0.04,
     "more checks": 0.03,
 }
 """In this order; the number is the share of the time. What a part does not need is there for the next."""
-NEED_A_GPU = ("depthwise",)
-"""Those that have nothing to try on a CPU."""
 NEEDED = ("build", "checks")
 """Without these, figures say little: a report that has none of them has not succeeded."""
 LEAST = 1.0
@@ -156,11 +152,8 @@ def report(given: argparse.Namespace) -> dict[str, Any]:
             result["seconds"] = round(now - began, 1)
             contest.keep(place(given, result), result)
 
-        if part in NEED_A_GPU and given.device == "cpu":
-            done(nothing("needs a GPU"))
-        else:
-            seconds = given.seconds * share / sum(asked.values()) - (started - began)
-            done(carried_out(part, given, seconds, done))
+        seconds = given.seconds * share / sum(asked.values()) - (started - began)
+        done(carried_out(part, given, seconds, done))
         cuda_tables.show(part, result["parts"][part])
     return result
 
@@ -181,7 +174,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=440, help="for everything together")
     parser.add_argument("--parts", type=lambda text: text.split(","), default=[], metavar="NAME,NAME", help=", ".join(PARTS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tries the script itself")
-    parser.add_argument("--docs", type=Path, metavar="FILE", help="write the tables of a result into the documentation")
+    parser.add_argument("--summary", type=Path, nargs=1, metavar="RAW", help="print the summary of a result")
+    parser.add_argument(
+        "--docs", type=Path, nargs=1, metavar="FILE", help="write the tables of a summary into the documentation"
+    )
     parser.add_argument("--work", default="", help=argparse.SUPPRESS)
     parser.add_argument("--skip", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -189,13 +185,14 @@ def main() -> int:
         parser.error(f"there is no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
     if not given.seconds > 0:
         parser.error(f"--seconds {given.seconds:g}: allowed is more than 0")
-    if given.docs:
-        import cuda_tables
-
-        contest.into_docs("cuda figures", cuda_tables.for_docs(json.loads(given.docs.read_text(encoding="utf-8"))))
-        return 0
     if given.work:
         work(given.work, given.device, given.skip, given.seconds)
+        return 0
+    if given.docs or given.summary:
+        import cuda_tables
+        import summary
+
+        summary.do(given, print, vars, cuda_tables.reduced, cuda_tables.for_docs)
         return 0
     import torch
 

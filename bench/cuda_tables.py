@@ -5,22 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import contest
+import figures
+import summary
 from rich.console import Console
 from rich.table import Table
 
 Rows = list[dict[str, Any]]
 Lines = Iterator[str | Table]
 WIDTH = 118
-SHORT = {
-    "implicit_precomp_gemm": "precomp",
-    "implicit_gemm": "implicit",
-    "winograd_nonfused": "wino_nf",
-    "channels_first": "first",
-    "channels_last": "last",
-}
-MOST_MODES = 3
-"""Columns of arithmetic and layout in the table of layers."""
 MOST_FAILURES = 12
 TORCH, AGAIN, BENCHMARK = "torch", "torch again", "torch, benchmark"
 
@@ -78,38 +70,8 @@ def checks(rows: Rows) -> Lines:
         yield f"{whys.count(why)} skipped: {why}"[:WIDTH]
 
 
-def figures(rows: Rows) -> Lines:
-    yield from by_layer(rows)
-    yield from by_algorithm(rows)
-
-
-def modes(rows: Rows) -> list[tuple[str, str]]:
-    return list(dict.fromkeys((row["arithmetic"], row["layout"]) for row in rows))
-
-
 def by_name(row: dict[str, Any]) -> dict[str, Any]:
     return {figure["name"]: figure for figure in row["figures"]}
-
-
-def by_layer(rows: Rows) -> Lines:
-    """The fastest that was named, beside what torch needs and what cudnn.benchmark makes of it."""
-    shown = modes(rows)[:MOST_MODES]
-    yield "torch's time over that of the fastest by name; b: over that with cudnn.benchmark"
-    made = table("channels first or last", *(f"{arithmetic}, {SHORT[layout]}" for arithmetic, layout in shown))
-
-    def cell(row: dict[str, Any]) -> str:
-        of = by_name(row)
-        if of[TORCH]["ms"] is None:
-            return of[TORCH]["why"][:24]
-        named = [f for name, f in of.items() if name not in (TORCH, AGAIN, BENCHMARK, "normal", "performance") and f["ratio"]]
-        best = max(named, key=lambda figure: figure["ratio"], default=None)
-        text = f"{best['ratio']:.2f} {SHORT.get(best['name'], best['name'])}" if best else "none"
-        return text + (f" b{of[BENCHMARK]['ratio']:.2f}" if of[BENCHMARK]["ratio"] else "")
-
-    for layer, direction in dict.fromkeys((row["layer"], row["direction"]) for row in rows):
-        mine = {(r["arithmetic"], r["layout"]): r for r in rows if (r["layer"], r["direction"]) == (layer, direction)}
-        made.add_row(f"{layer}, {direction}", *(cell(mine[mode]) if mode in mine else "" for mode in shown))
-    yield made
 
 
 def by_algorithm(rows: Rows) -> Lines:
@@ -117,8 +79,7 @@ def by_algorithm(rows: Rows) -> Lines:
     arithmetics = list(dict.fromkeys(row["arithmetic"] for row in rows))
     again = [by_name(row)[AGAIN]["ratio"] for row in rows if by_name(row)[AGAIN]["ratio"]]
     if again:
-        yield f"torch's time over torch's own once more: {min(again):.2f} to {max(again):.2f}, geomean {contest.geomean(again):.3f}"
-    yield f"float64 computed on: {', '.join(sorted({row['float64 on'] for row in rows}))}"
+        yield f"torch's time over torch's own once more: {min(again):.2f} to {max(again):.2f}, geomean {figures.geomean(again):.3f}"
     yield "torch's time over its own: geomean, (problems timed / asked), largest error"
     made = table("", *arithmetics)
 
@@ -126,7 +87,7 @@ def by_algorithm(rows: Rows) -> Lines:
         right = [figure for figure in found if figure["ratio"]]
         wrong = sum(figure["why"].startswith("wrong") for figure in found)
         text = (
-            f"{contest.geomean(f['ratio'] for f in right):.2f} ({len(right)}/{len(found)})" if right else f"- (0/{len(found)})"
+            f"{figures.geomean(f['ratio'] for f in right):.2f} ({len(right)}/{len(found)})" if right else f"- (0/{len(found)})"
         )
         text += f" {max(f['error'] for f in right):.0e}" if right else ""
         return text + (f" {wrong} wrong" if wrong else "")
@@ -135,42 +96,7 @@ def by_algorithm(rows: Rows) -> Lines:
         mine = [row for row in rows if row["direction"] == direction]
         for name in dict.fromkeys(name for row in mine for name in by_name(row) if name not in (TORCH, AGAIN)):
             found = {a: [by_name(row)[name] for row in mine if row["arithmetic"] == a] for a in arithmetics}
-            made.add_row(f"{direction} {SHORT.get(name, name)}", *(cell(found[a]) if found[a] else "" for a in arithmetics))
-    yield made
-
-
-def kernels(rows: Rows) -> Lines:
-    """Of each algorithm the kernel that took the most time."""
-    made = table("the kernels of", "", "of the family", "most of the time")
-    seen = set()
-    for row in rows:
-        key = row["direction"], row["algorithm"], row["math"]
-        if key not in seen:
-            seen.add(key)
-            fits = {True: "yes", False: "NO", None: ""}[row["fits"]]
-            name = next(iter(row["kernels"]), "none seen").removeprefix("void ")
-            arithmetic = row["arithmetic"] if row["math"] == "torch" else row["math"]
-            made.add_row(f"{row['direction']} {row['algorithm']}", arithmetic, fits, name[:50])
-    yield made
-
-
-def depthwise(rows: Rows) -> Lines:
-    made = table("torch's time / ours, / cuDNN's best (ours error)", "fprop", "dgrad", "wgrad")
-
-    def cell(row: dict[str, Any]) -> str:
-        of = by_name(row)
-        own = of.pop("msctx")
-        best = max((f["ratio"] for name, f in of.items() if not name.startswith("torch") and f["ratio"]), default=None)
-        ratios = [f"{own['ratio']:.2f}" if own["ratio"] else own["why"], f"{best:.2f}" if best else "-"]
-        return f"{', '.join(ratios)} ({own['error']:.0e})"
-
-    for layer, arithmetic, layout in dict.fromkeys((row["layer"], row["arithmetic"], row["layout"]) for row in rows):
-        key = (layer, arithmetic, layout)
-        mine = {row["direction"]: row for row in rows if (row["layer"], row["arithmetic"], row["layout"]) == key}
-        made.add_row(
-            f"{layer}, {arithmetic}, {SHORT[layout]}",
-            *(cell(mine[d]) if d in mine else "" for d in ("fprop", "dgrad", "wgrad")),
-        )
+            made.add_row(f"{direction} {name}", *(cell(found[a]) if found[a] else "" for a in arithmetics))
     yield made
 
 
@@ -200,43 +126,63 @@ NOTABLE = 1.05
 """From this ratio on a choice of ``performance`` has a row in the documentation."""
 
 
-def for_docs(result: dict[str, Any]) -> list[str]:
-    """Markdown: how torch's own time compares with that of each, by arithmetic and direction; and what performance chose."""
-    parts = result["parts"]
+def reduced(results: summary.Results) -> summary.Summary:
+    """How torch's time compares with that of each, by arithmetic and direction; the choices of performance; the kernels of msctx,
+    and the host's time for the smallest convolution."""
+    (result,) = results
+    parts, found, chosen = result["parts"], [], []
     rows: Rows = parts["figures"]["rows"]
-    lines = ["| torch's time over that of | " + " | ".join(NAMES) + " |", "|---" * (1 + len(NAMES)) + "|"]
     for arithmetic, direction in dict.fromkeys((row["arithmetic"], row["direction"]) for row in rows):
         mine = [by_name(row) for row in rows if (row["arithmetic"], row["direction"]) == (arithmetic, direction)]
-        cells = [_range([of[name]["ratio"] for of in mine if of[name]["rounds"] > 1]) for name in NAMES]
-        lines.append(f"| {direction}, {arithmetic}, {len(mine)} problems | {' | '.join(cells)} |")
-    lines += [
-        "",
-        "| `performance` chose | torch, ms | with benchmark | `performance` | error, torch's |",
-        "|---|---|---|---|---|",
-    ]
+        ratios = {name: [of[name]["ratio"] for of in mine if of[name]["rounds"] > 1] for name in NAMES}
+        each = {name: figures.of(some, figures.geomean(some)) for name, some in ratios.items() if some}
+        found.append({"what": f"{direction}, {arithmetic}", "problems": len(mine), **each})
     for row in rows:
-        of = by_name(row)
-        chosen, own = of["performance"], of[TORCH]
-        if (chosen["ratio"] or 0) >= NOTABLE and chosen["ran"] != "torch":
-            what = f"`{chosen['ran']}` for {row['layer']}, {row['direction']}, {row['arithmetic']}, {row['layout']}"
-            errors = f"{chosen['error']:.0e}, {own['error']:.0e}"
-            lines.append(f"| {what} | {own['ms']:.2f} | {of[BENCHMARK]['ratio']:.2f} | {chosen['ratio']:.2f} | {errors} |")
-    about = next(iter(parts["environment"]["rows"]))
-    where = f"{about['GPU']}, torch {about['torch']}, cuDNN {about['cuDNN']}"
-    return [*lines, "", f"{where}, {about['date'][:10]}; batches of 16 to 64. Geometric mean (smallest to largest)."]
+        of, best = by_name(row), by_name(row)["performance"]
+        if (best["ratio"] or 0) >= NOTABLE and best["ran"] != "torch":
+            about = {
+                "ran": best["ran"],
+                "torch_ms": of[TORCH]["ms"],
+                BENCHMARK: of[BENCHMARK]["ratio"],
+                "performance": best["ratio"],
+            }
+            chosen.append({"what": problem(row), **about, "error": best["error"], "torch_error": of[TORCH]["error"]})
+    direct = [(row, by_name(row)["direct"]) for row in rows if "direct" in by_name(row)]
+    own = [{"what": problem(row), "ratio": of["ratio"]} for row, of in direct if of["ratio"] and of["provider"] == "msctx"]
+    (machine,) = parts["environment"]["rows"]
+    return {"machine": machine, "rows": found, "chosen": chosen, "depthwise": own, "overhead": parts["overhead"]["rows"]}
 
 
-def _range(ratios: list[float]) -> str:
-    return f"{contest.geomean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else ""
+def problem(row: dict[str, Any]) -> str:
+    return ", ".join(row[name] for name in ("layer", "direction", "arithmetic", "layout"))
+
+
+def for_docs(of: summary.Summary) -> summary.Tables:
+    head = ["torch's time over that of", *NAMES]
+    lines = [
+        [f"{row['what']}, {row['problems']} problems", *(figures.span(row[name]) if name in row else "" for name in NAMES)]
+        for row in of["rows"]
+    ]
+    chosen = [
+        [
+            f"`{row['ran']}` for {row['what']}",
+            *(f"{row[name]:.2f}" for name in ("torch_ms", BENCHMARK, "performance")),
+            f"{row['error']:.0e}, {row['torch_error']:.0e}",
+        ]
+        for row in of["chosen"]
+    ]
+    chose = ("`performance` chose", "torch, ms", "with benchmark", "`performance`", "error, torch's")
+    m = of["machine"]
+    where = f"{m['GPU']}, torch {m['torch']}, cuDNN {m['cuDNN']}, {m['date'][:10]}"
+    last = f"{where}; batches of 16 to 64. Geometric mean (smallest to largest)."
+    return {"cuda-figures": [*summary.markdown(head, lines), "", *summary.markdown(chose, chosen), "", last]}
 
 
 TABLES: dict[str, Callable[[Rows], Iterable[str | Table]]] = {
     "environment": pairs,
     "build": builds,
     "checks": checks,
-    "figures": figures,
-    "kernels": kernels,
-    "depthwise": depthwise,
+    "figures": by_algorithm,
     "overhead": overhead,
     "costs": costs,
     "more checks": checks,

@@ -3,7 +3,8 @@
 After a thousand to warm up, the first and the last thousand are compared: the median of their CPU times, and what is held.
 In the same thousands a piece of plain Python takes turns with the entries: its ratio tells what the machine did meanwhile (A/A).
 
-    python bench/entries.py --out bench/results/NAME-entries.json [--entries 100000] [--kind NAME …]
+    python bench/entries.py --out RAW.json [--entries 100000] [--kind NAME …]
+    python bench/entries.py --summary RAW.json [more] > bench/results/NAME-entries.json
     python bench/entries.py --docs bench/results/NAME-entries.json
 """
 
@@ -13,8 +14,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from array import array
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import contest
+import summary
 import torch
 
 import msctx
@@ -140,51 +140,39 @@ def measured(kind: Kind, entries: int) -> dict[str, float]:
     return {"entries": entries, "first_us": us, "last_us": later_us, "control": aside, "grown_bytes": grown}
 
 
-def table(results: list[dict[str, Any]]) -> list[str]:
-    """Markdown: a line for each kind."""
-    lines = ["| context | entries | the first 1,000, each | last over first | A/A | memory |", "|---|---|---|---|---|---|"]
-    for name, row in ((name, row) for result in results for name, row in result["kinds"].items()):
-        ratio, grown = row["last_us"] / row["first_us"], row["grown_bytes"] / 1e6
-        cells = (
-            name,
-            f"{row['entries']:,}",
-            f"{row['first_us']:.0f} µs",
-            f"{ratio:.2f}",
-            f"{row['control']:.2f}",
-            f"{grown:+.1f} MB",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    load = max(row["load"] for result in results for row in result["kinds"].values())
-    busy = (
-        f" The machine was busy with other work (load up to {load:.1f}): use the ratios, not the times." if load > 1.5 else ""
-    )
-    return [*lines, "", f"{contest.described(results)}; one process for each.{busy}"]
+def collect(given: argparse.Namespace) -> dict[str, Any]:
+    result = contest.begun(kinds={}) | {"processes": 1}
+    for name in given.kind or KINDS:
+        (result["kinds"][name],) = contest.process(__file__, name, "--entries", given.entries)
+        result["kinds"][name]["load"] = os.getloadavg()[0]
+        contest.keep(given.out, result)
+    return result
+
+
+def reduced(results: summary.Results) -> summary.Summary:
+    """A row for each kind."""
+    return summary.head(results, rows=[{"kind": name, **row} for result in results for name, row in result["kinds"].items()])
+
+
+def tables(of: summary.Summary) -> summary.Tables:
+    """A line for each kind."""
+    lines = []
+    for row in of["rows"]:
+        ratios = f"{row['last_us'] / row['first_us']:.2f}", f"{row['control']:.2f}"
+        grown = f"{row['grown_bytes'] / 1e6:+.1f} MB"
+        lines.append([row["kind"], f"{row['entries']:,}", f"{row['first_us']:.0f} µs", *ratios, grown])
+    load = max(row["load"] for row in of["rows"])
+    busy = f" The machine was busy with other work (load up to {load:.1f}): use the ratios, not the times." * (load > 1.5)
+    head = ("context", "entries", "the first 1,000, each", "last over first", "A/A", "memory")
+    return {"entries": [*summary.markdown(head, lines), "", f"{summary.described(of)}; one process for each.{busy}"]}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = contest.parser(__doc__, processes=1)
     parser.add_argument("--entries", type=int, default=100_000)
     parser.add_argument("--kind", choices=KINDS, action="append")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where the result is kept, beside the kinds that are there")
-    parser.add_argument(
-        "--docs", type=Path, nargs="+", metavar="FILE", help="write the table into the documentation; measures nothing"
-    )
-    parser.add_argument("--work", choices=KINDS, default="", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.work:
-        torch.set_num_threads(1)
-        print(json.dumps(measured(KINDS[given.work], given.entries)))
-    elif given.docs:
-        contest.into_docs("entries", table(contest.read(given.docs)))
-    else:
-        kept = contest.read([given.out])[0]["kinds"] if given.out and given.out.exists() else {}
-        result = {"machine": contest.machine(), "kinds": kept}
-        for name in given.kind or KINDS:
-            command = [sys.executable, __file__, "--work", name, "--entries", str(given.entries)]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            kept[name] = json.loads(done.stdout) | {"load": os.getloadavg()[0]}
-            contest.keep(given.out, result)
-        print("\n".join(table([result])))
+    work = lambda given: print(json.dumps(measured(KINDS[given.work], given.entries)))  # noqa: E731
+    summary.do(parser.parse_args(), work, collect, reduced, tables)
 
 
 if __name__ == "__main__":

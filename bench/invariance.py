@@ -5,7 +5,8 @@ thread_invariant=True, and under the option where MKL has computed before, so th
 each shape, and of each turn the fastest call counts; convolutions in the faster of the two memory formats. A figure is the median
 over --processes such groups; an error is relative to the largest result in float64.
 
-    python bench/invariance.py --threads 1,2 --processes 3 --out bench/results/NAME-invariance.json
+    python bench/invariance.py --threads 1,2 --processes 3 --out RAW.json
+    python bench/invariance.py --summary RAW.json > bench/results/NAME-invariance.json
     python bench/invariance.py --docs bench/results/NAME-invariance.json [more machines]
 """
 
@@ -14,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -23,6 +23,7 @@ from typing import Any
 
 import contest
 import figures
+import summary
 
 PRODUCTS = {
     "1024 x 1024 x 1024": (1024, 1024, 1024),
@@ -122,38 +123,46 @@ def group(threads: int, given: argparse.Namespace) -> dict[str, tuple[float, flo
 
 def collect(given: argparse.Namespace) -> dict[str, Any]:
     rows: dict[str, dict[str, Any]] = {}
-    result = {"machine": contest.machine(), "processes": given.processes, "rows": rows}
-    for _ in range(given.processes):
+    result = contest.begun(rows=rows)
+    for number in range(given.processes):
         for threads in given.threads:
             for name, (speed, again, *errors) in group(threads, given).items():
                 of_problem = rows.setdefault(name, {"errors": errors})
                 row = of_problem.setdefault(str(threads), {"each": [], "again": []})
                 row["each"].append(speed)
                 row["again"].append(again)
+        result["processes"] = number + 1
         contest.keep(given.out, result)
     return result
 
 
-def table(results: list[dict[str, Any]]) -> list[str]:
-    """Markdown: a table for each machine, with a line for each problem."""
-    tables = [_of_machine(result) for result in results]
-    return [line for each in tables for line in ([""] if each is not tables[0] else []) + each]
-
-
-def _of_machine(result: dict[str, Any]) -> list[str]:
-    threads = [key for key in next(iter(result["rows"].values())) if key != "errors"]
-    heads = [*(f"{n} thread{'s' * (n != '1')}" for n in threads), "A/A", "error: torch, ours"]
-    lines = [f"| torch's time over that with `batch_invariant=True` | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
+def reduced(results: summary.Results) -> summary.Summary:
+    """A row for each problem and number of threads, of one machine."""
+    (result,) = results
+    rows = []
     for name, row in result["rows"].items():
-        each = [figures.of_processes(statistics.median(row[n]["each"]), row[n]["each"], row[n]["again"]) for n in threads]
-        again = [one for n in threads for one in row[n]["again"]]
-        each.append(f"{min(again):.2f} to {max(again):.2f}")
-        lines.append(f"| {name} | {' | '.join(each)} | {', '.join(f'{error:.0e}' for error in row['errors'])} |")
-    return [*lines, "", f"{contest.last_line([result], 'processes for each side')} {figures.legend(True, result['processes'])}"]
+        for threads in (key for key in row if key != "errors"):
+            found = {"ratio": figures.of(row[threads]["each"]), "again": figures.of(row[threads]["again"])}
+            rows.append({"problem": name, "threads": int(threads), **found, "errors": row["errors"]})
+    return summary.head(results, rows=rows)
+
+
+def tables(of: summary.Summary) -> summary.Tables:
+    """A line for each problem."""
+    threads, lines = sorted({row["threads"] for row in of["rows"]}), []
+    for name in dict.fromkeys(row["problem"] for row in of["rows"]):
+        rows = sorted((row for row in of["rows"] if row["problem"] == name), key=lambda row: row["threads"])
+        again = figures.of([end for row in rows for end in (row["again"]["low"], row["again"]["high"])])
+        shown = [figures.text(row["ratio"], row["again"], of["processes"]) for row in rows]
+        lines.append([name, *shown, figures.ends(again), ", ".join(f"{error:.0e}" for error in rows[0]["errors"])])
+    heads = [*map(summary.threads, threads), "A/A", "error: torch, ours"]
+    head = ["torch's time over that with `batch_invariant=True`", *heads]
+    told = f"{of['processes']} or more processes for each side. {figures.legend(True, of['processes'])}"
+    return {"invariance": [*summary.markdown(head, lines), "", f"{summary.described(of)}; {told}"]}
 
 
 def main() -> None:
-    contest.do(contest.arguments(__doc__, [], [1]).parse_args(), "invariance", work, collect, table)
+    summary.do(contest.arguments(__doc__, [], [1]).parse_args(), work, collect, reduced, tables)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ A character transformer learns a text that comes with Python (``pydoc_data.topic
 configs/experiments/digits.py scikit-learn's digits. *Other order* is float32 with additions in another order: what it differs by is
 the effect of rounding alone. The loss on data that no step has seen is computed under the same options.
 
-    python bench/learning.py --out bench/results/NAME-learning.json
-    python bench/learning.py --emulated --out bench/results/NAME-learning.json     # a matrix unit in software: same values, slow
+    python bench/learning.py --out RAW.json
+    python bench/learning.py --emulated --out RAW.json     # a matrix unit in software: same values, slow
+    python bench/learning.py --summary RAW.json > bench/results/NAME-learning.json
     python bench/learning.py --docs bench/results/NAME-learning.json
 """
 
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import contest
+import summary
 
 EMULATED = "amx_fp16_emulated"
 GRADES = {"amx_fp16": "fp16x3", "amx": "int8x6"}
@@ -67,7 +69,7 @@ def characters(steps: int) -> Subject:
 
     held_out = windows(cut, len(codes), 32)
     torch.manual_seed(0)
-    return networks.decoder(len(letters), 64, width, 2, 4), (windows(0, cut, 8) for _ in range(steps)), held_out
+    return networks.Decoder(len(letters), 64, width, 2, 4), (windows(0, cut, 8) for _ in range(steps)), held_out
 
 
 def digits(steps: int) -> Subject:
@@ -88,8 +90,8 @@ def digits(steps: int) -> Subject:
     return experiment.network(), batches(), test
 
 
-SUBJECTS: dict[str, tuple[Callable[[int], Subject], int]] = {"characters": (characters, 400), "digits": (digits, 400)}
-"""Name → what makes it, and its steps."""
+SUBJECTS: dict[str, Callable[[int], Subject]] = {"characters": characters, "digits": digits}
+STEPS = 400
 
 
 def trained(name: str, options: dict[str, Any], steps: int) -> dict[str, Any]:
@@ -99,7 +101,7 @@ def trained(name: str, options: dict[str, Any], steps: int) -> dict[str, Any]:
 
     import msctx
 
-    model, batches, (held_x, held_y) = SUBJECTS[name][0](steps)
+    model, batches, (held_x, held_y) = SUBJECTS[name](steps)
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
 
     def loss_of(x: Any, y: Any) -> Any:
@@ -138,30 +140,32 @@ def work(given: argparse.Namespace) -> None:
     asked = json.loads(given.work)
     if asked["emulated"]:
         use_emulated()
-    print(json.dumps(trained(asked["subject"], asked["options"], asked["steps"])), flush=True)
+    print(json.dumps(trained(asked["subject"], asked["options"], STEPS)), flush=True)
 
 
 def collect(given: argparse.Namespace) -> dict[str, Any]:
     if given.emulated:
         use_emulated()
-    machine = contest.machine()
-    unit = next((unit for unit in GRADES if machine["isa"].removesuffix("_emulated") == unit), "")
-    result: dict[str, Any] = {"machine": machine, "processes": 1, "subjects": {}}
+    result = contest.begun(subjects={}) | {"processes": 1}
+    isa = result["machine"]["isa"].removesuffix("_emulated")
     for name in contest.asked(SUBJECTS, given):
-        steps = given.steps or SUBJECTS[name][1]
         of_side = result["subjects"].setdefault(name, {})
-        for side, options in sides(unit).items():
-            asked = {"subject": name, "options": options, "steps": steps, "emulated": given.emulated}
-            (of_side[side],) = contest.lines_of(__file__, json.dumps(asked), given.threads[0], given)
+        for side, options in sides(isa if isa in GRADES else "").items():
+            asked = {"subject": name, "options": options, "emulated": given.emulated}
+            (of_side[side],) = contest.process(__file__, json.dumps(asked), "--threads", given.threads[0])
             contest.keep(given.out, result)
     return result
 
 
-def curve(losses: list[float]) -> list[tuple[float, float]]:
-    """Places of a curve: the step, and the mean of the losses around it."""
+def place(number: int, steps: int) -> float:
+    """The step at a point of a curve."""
+    return max(steps // SHOWN, 1) * (number + 0.5)
+
+
+def curve(losses: list[float]) -> list[float]:
+    """The mean of the losses around each point."""
     size = max(len(losses) // SHOWN, 1)
-    parts = [losses[i : i + size] for i in range(0, len(losses) - size + 1, size)]
-    return [(size * (n + 0.5), sum(part) / size) for n, part in enumerate(parts)]
+    return [sum(losses[i : i + size]) / size for i in range(0, len(losses) - size + 1, size)]
 
 
 def differences(of_side: dict[str, Any], side: str) -> list[float]:
@@ -169,42 +173,47 @@ def differences(of_side: dict[str, Any], side: str) -> list[float]:
     return [abs(a - b) / abs(a) for a, b in zip(of_side[FLOAT32]["losses"], of_side[side]["losses"], strict=True)]
 
 
-def described(result: dict[str, Any]) -> str:
-    isa = result["machine"]["isa"]
-    unit = f"; the matrix unit ({isa.removesuffix('_emulated')}) is software" if isa.endswith("_emulated") else ""
-    return contest.described([result]) + unit
-
-
-def table(results: list[dict[str, Any]]) -> list[str]:
-    """Markdown: a line for each side, with the losses of both subjects."""
+def reduced(results: summary.Results) -> summary.Summary:
+    """A row for each subject and side, with the curves of its losses and of their differences from float32."""
     (result,) = results
-    subjects = result["subjects"]
-    heads = [
-        f"{name}: {what}" for name in subjects for what in ("last steps", "held out", "largest difference", "of that class")
-    ]
-    lines = [f"| loss | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
-    for side in next(iter(subjects.values())):
-        cells = []
-        for of_side in subjects.values():
-            found = of_side[side]
-            *_, (_, last) = curve(found["losses"])
-            most = "" if side == FLOAT32 else f"{max(differences(of_side, side)):.0e}"
-            cells += [f"{last:.4f}", f"{found['held_out']:.4f}", most, _share(found["calls"], CLASSES.get(side, ""))]
-        lines.append(f"| {side} | {' | '.join(cells)} |")
-    steps = ", ".join(f"{name}: {len(next(iter(of.values()))['losses'])} steps" for name, of in subjects.items())
-    told = "Differences are those of one step's loss, as a part of it."
-    return [*lines, "", f"{described(result)}. {steps}; one run for each line, from the same seed. {told}"]
+    rows: list[dict[str, Any]] = []
+    for name, of_side in result["subjects"].items():
+        for side, found in of_side.items():
+            losses, calls = curve(found["losses"]), found["calls"]
+            row = {"subject": name, "side": side, "steps": len(found["losses"]), "highest": max(found["losses"])}
+            row |= {"last": losses[-1], "held_out": found["held_out"]}
+            if side != FLOAT32:
+                apart = differences(of_side, side)
+                row |= {"difference": max(apart), "share": calls.get(CLASSES[side], 0) / sum(calls.values())}
+                row |= {"differences": curve(apart)}
+            rows.append(row | {"losses": losses})
+    return summary.head(results, rows=rows)
 
 
-def _share(calls: dict[str, int], of: str) -> str:
-    return f"{math.floor(100 * calls.get(of, 0) / sum(calls.values()))} %" if calls else ""
+def described(of: summary.Summary) -> str:
+    isa = of["machine"]["isa"]
+    unit = f"; the matrix unit ({isa.removesuffix('_emulated')}) is software" if isa.endswith("_emulated") else ""
+    return summary.described(of) + unit
+
+
+def tables(of: summary.Summary) -> summary.Tables:
+    """A line for each side, with the losses of both subjects."""
+    steps, lines = {}, {}
+    for row in of["rows"]:
+        steps[row["subject"]] = row["steps"]
+        apart = [f"{row['difference']:.0e}", f"{math.floor(100 * row['share'])} %"] if "share" in row else ["", ""]
+        lines.setdefault(row["side"], []).extend([f"{row['last']:.4f}", f"{row['held_out']:.4f}", *apart])
+    heads = [f"{name}: {what}" for name in steps for what in ("last steps", "held out", "largest difference", "of that class")]
+    told = ", ".join(f"{name}: {count} steps" for name, count in steps.items())
+    last = f"{described(of)}. {told}; one run for each line, from the same seed. "
+    last += "Differences are those of one step's loss, as a part of it."
+    return {"learning": [*summary.markdown(["loss", *heads], ([side, *cells] for side, cells in lines.items())), "", last]}
 
 
 def main() -> None:
     parser = contest.arguments(__doc__, SUBJECTS, [1])
     parser.add_argument("--emulated", action="store_true", help="a matrix unit in software")
-    parser.add_argument("--steps", type=int, default=0, help="in place of each subject's own")
-    contest.do(parser.parse_args(), "learning", work, collect, table)
+    summary.do(parser.parse_args(), work, collect, reduced, tables)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """Networks of the published shapes with random weights, in plain torch: for whole-model figures.
 
-ResNet-50 (He et al., arXiv 1512.03385), VGG-16 (arXiv 1409.1556), ConvNeXt-T (arXiv 2201.03545), the encoder of the base
-transformer (Vaswani et al., arXiv 1706.03762), GPT-2 small (Radford et al., 2019), BERT-base (arXiv 1810.04805), ViT-B/16
-(arXiv 2010.11929). MobileNetV2 (arXiv 1801.04381), EfficientNet-B0 (arXiv 1905.11946) and RegNetY-3.2GF (arXiv 2003.13678) are
-those of the package transformers.
+ResNet-50 (He et al., arXiv 1512.03385), VGG-16 (arXiv 1409.1556), ConvNeXt-T (arXiv 2201.03545), and the encoder of the base
+transformer (Vaswani et al., arXiv 1706.03762). EfficientNet-B0 (arXiv 1905.11946) and RegNetY-3.2GF (arXiv 2003.13678) are those of
+the package transformers.
 """
 
 from __future__ import annotations
@@ -88,81 +87,37 @@ def encoder(dropout: float) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Attention and two linear layers, each after its normalisation (*is_pre*) or before it. The attention is torch's operator, or
-    products that show."""
+    """Causal attention, whose products are plain, and two linear layers, each after its normalisation."""
 
-    def __init__(self, width: int, heads: int, is_causal: bool = False, is_pre: bool = True, is_plain: bool = False) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.is_causal, self.is_pre, self.is_plain = heads, is_causal, is_pre, is_plain
-        self.norm, self.later_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.heads, self.norm, self.later_norm = heads, nn.LayerNorm(width), nn.LayerNorm(width)
         self.query_key_value, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.perceptron = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def attention(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.query_key_value(x).chunk(3, -1))
-        if not self.is_plain:
-            found = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)
-        else:
-            scores = q @ k.mT / q.shape[-1] ** 0.5
-            later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1) & self.is_causal
-            found = scores.masked_fill(later, -torch.inf).softmax(-1) @ v
-        return self.out(found.transpose(1, 2).flatten(2))
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        return self.out((scores.masked_fill(later, -torch.inf).softmax(-1) @ v).transpose(1, 2).flatten(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.is_pre:
-            x = x + self.attention(self.norm(x))
-            return x + self.perceptron(self.later_norm(x))
-        x = self.norm(x + self.attention(x))
-        return self.later_norm(x + self.perceptron(x))
+        x = x + self.attention(self.norm(x))
+        return x + self.perceptron(self.later_norm(x))
 
 
-class Words(nn.Module):
-    """Numbers of words, or characters, to scores of them at each place."""
+class Decoder(nn.Module):
+    """A small GPT: numbers of characters to scores of them at each place."""
 
-    def __init__(self, words: int, width: int, places: int, blocks: list[Block]) -> None:
+    def __init__(self, words: int, width: int, places: int, depth: int, heads: int) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(words, width), nn.Embedding(places, width)
-        self.blocks, self.norm = nn.Sequential(*blocks), nn.LayerNorm(width)
+        self.blocks, self.norm = nn.Sequential(*(Block(width, heads) for _ in range(depth))), nn.LayerNorm(width)
         self.head = nn.Linear(width, words, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        there = torch.arange(x.shape[1], device=x.device)
-        return self.head(self.norm(self.blocks(self.words(x) + self.places(there))))
-
-
-def decoder(words: int, width: int, places: int, depth: int, heads: int) -> nn.Module:
-    """A small GPT whose attention is plain products."""
-    return Words(words, width, places, [Block(width, heads, is_causal=True, is_plain=True) for _ in range(depth)])
-
-
-def gpt2() -> nn.Module:
-    """GPT-2 small; its head has weights of its own."""
-    return Words(VOCABULARY["gpt2"], 768, 1024, [Block(768, 12, is_causal=True) for _ in range(12)])
-
-
-def bert() -> nn.Module:
-    """BERT-base, with scores for each word."""
-    return Words(VOCABULARY["bert"], 768, 512, [Block(768, 12, is_pre=False) for _ in range(12)])
-
-
-class VisionTransformer(nn.Module):
-    def __init__(self, width: int, heads: int, depth: int) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, width, 16, 16)
-        self.first = nn.Parameter(torch.zeros(1, 1, width))
-        self.places = nn.Parameter(torch.randn(1, 197, width) * 0.02)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
-        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 1000))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        patches = self.patches(x).flatten(2).transpose(1, 2)
-        found = self.blocks(torch.cat([self.first.expand(len(x), -1, -1), patches], 1) + self.places)
-        return self.head(found[:, 0])
-
-
-def vit() -> nn.Module:
-    """ViT-B/16."""
-    return VisionTransformer(768, 12, 12)
+        places = torch.arange(x.shape[1], device=x.device)
+        return self.head(self.norm(self.blocks(self.words(x) + self.places(places))))
 
 
 class Features(nn.Module):
@@ -183,10 +138,6 @@ class Features(nn.Module):
         return found.mean((2, 3))
 
 
-def mobilenet_v2() -> nn.Module:
-    return Features("MobileNetV2")
-
-
 def efficientnet_b0() -> nn.Module:
     return Features("EfficientNet", width_coefficient=1.0, depth_coefficient=1.0, hidden_dim=1280, image_size=224)
 
@@ -195,15 +146,4 @@ def regnet_y() -> nn.Module:
     return Features("RegNet", hidden_sizes=[72, 216, 576, 1512], depths=[2, 5, 13, 1], groups_width=24)
 
 
-VOCABULARY = {"gpt2": 50257, "bert": 30522}
-SEQUENCE = 128
-NETWORKS: dict[str, Any] = {
-    each.__name__: each for each in (resnet50, vgg16, convnext, gpt2, bert, vit, mobilenet_v2, efficientnet_b0, regnet_y)
-}
-
-
-def inputs(name: str, batch: int) -> torch.Tensor:
-    """Images, or numbers of words, for a network."""
-    if name in VOCABULARY:
-        return torch.randint(VOCABULARY[name], (batch, SEQUENCE))
-    return torch.randn(batch, 3, 224, 224)
+NETWORKS: dict[str, Any] = {each.__name__: each for each in (resnet50, vgg16, convnext, efficientnet_b0, regnet_y)}

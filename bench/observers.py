@@ -8,7 +8,8 @@ median and the range.
 The times are taken with a heap that keeps what is freed. With glibc's defaults a step has between none and some 30,000 page faults,
 with an observer as without, and their time hides what an observer costs; how many there are is counted before.
 
-    python bench/observers.py --processes 3 --out bench/results/NAME-observers.json
+    python bench/observers.py --processes 3 --out RAW.json
+    python bench/observers.py --summary RAW.json > bench/results/NAME-observers.json
     python bench/observers.py --docs bench/results/NAME-observers.json
 """
 
@@ -20,8 +21,6 @@ import importlib.util
 import json
 import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
@@ -31,7 +30,9 @@ from pathlib import Path
 from typing import Any
 
 import contest
+import figures
 import networks
+import summary
 import torch
 
 import msctx
@@ -203,50 +204,55 @@ def measured() -> dict[str, Any]:
         return {"faults": counted, "ratios": {model: ratios(in_turns(step, others)) for model, step in all_steps.items()}}
 
 
-def table(results: list[dict[str, Any]]) -> list[str]:
-    """Markdown: a line for each observer."""
-    processes = [one["ratios"] for result in results for one in result["found"]]
-    lines = [f"| a step's time over that without | {' | '.join(processes[0])} |", "|---" * (1 + len(processes[0])) + "|"]
-    for name in processes[0][next(iter(processes[0]))]:
-        cells = []
-        for model in processes[0]:
-            own = [one[model][name] for one in processes]
-            cells.append(f"{statistics.median(own):.3f}" + (f" ({min(own):.3f} to {max(own):.3f})" if len(own) > 1 else ""))
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+def collect(given: argparse.Namespace) -> dict[str, Any]:
+    result = contest.begun(found=[])
+    for number in range(given.processes):
+        result["found"] += contest.process(__file__, "measured")
+        result["processes"] = number + 1
+        contest.keep(given.out, result)
+    return result
 
-    def faults(side: int) -> str:
-        counts = [[pair[side] for one in counted for pair in one[model]] for model in processes[0]]
-        return " and ".join(f"{statistics.median(own):,.0f} ({min(own):,} to {max(own):,})" for own in counts)
 
-    counted = [one["faults"] for result in results for one in result["found"] if "faults" in one]
-    heap = (
-        f" The heap keeps what is freed here; page faults of a step with glibc's default heap: {faults(1)}" if counted else ""
-    )
-    heap += f", with the recorder {faults(0)}." if counted else ""
-    where = f"{contest.described(results)}; one thread; processes: {len(processes)}"
-    between = " In brackets: the range over processes." if len(processes) > 1 else ""
-    return [*lines, "", f"{where}.{between}{heap}"]
+def reduced(results: summary.Results) -> summary.Summary:
+    """A row for each observer, and the page faults of a step with the recorder and without."""
+    processes = [one for result in results for one in result["found"]]
+    first = processes[0]["ratios"]
+    rows = [
+        {"observer": name, "ratios": {model: figures.of([one["ratios"][model][name] for one in processes]) for model in first}}
+        for name in next(iter(first.values()))
+    ]
+    faults = []
+    for model in first:
+        pairs = [pair for one in processes for pair in one.get("faults", {}).get(model, ())]
+        if pairs:
+            recorder, plain = (figures.of(counts) for counts in zip(*pairs, strict=True))
+            faults.append({"step": model, "plain": plain, "recorder": recorder})
+    return summary.head(results) | {"processes": len(processes), "rows": rows, "faults": faults}
+
+
+def tables(of: summary.Summary) -> summary.Tables:
+    """A line for each observer."""
+    is_several = of["processes"] > 1
+
+    def cell(ratio: figures.Figure) -> str:
+        return figures.span(ratio, ".3f") if is_several else f"{ratio['median']:.3f}"
+
+    def faults(side: str) -> str:
+        return " and ".join(figures.span(row[side], ",.0f") for row in of["faults"])
+
+    lines = [[row["observer"], *map(cell, row["ratios"].values())] for row in of["rows"]]
+    last = f"{summary.described(of)}; one thread; processes: {of['processes']}."
+    last += " In brackets: the range over processes." if is_several else ""
+    if of["faults"]:
+        last += f" The heap keeps what is freed here; page faults of a step with glibc's default heap: {faults('plain')}"
+        last += f", with the recorder {faults('recorder')}."
+    head = ["a step's time over that without", *of["rows"][0]["ratios"]]
+    return {f"observers-{of['machine']['isa']}": [*summary.markdown(head, lines), "", last]}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--processes", type=int, default=3)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where the result is kept")
-    parser.add_argument("--docs", type=Path, nargs="+", metavar="FILE", help="write the table into the documentation")
-    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.work:
-        print(json.dumps(measured()))
-    elif given.docs:
-        results = contest.read(given.docs)
-        contest.into_docs(f"observers-{results[0]['machine']['isa']}", table(results))
-    else:
-        result: dict[str, Any] = {"machine": contest.machine(), "found": []}
-        for _ in range(given.processes):
-            done = subprocess.run([sys.executable, __file__, "--work"], stdout=subprocess.PIPE, text=True, check=True)
-            result["found"].append(json.loads(done.stdout.splitlines()[-1]))
-            contest.keep(given.out, result)
-        print("\n".join(table([result])))
+    given = contest.parser(__doc__, processes=3).parse_args()
+    summary.do(given, lambda _: print(json.dumps(measured())), collect, reduced, tables)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 A step is forward and backward pass of a whole network, in its faster memory format. Errors are those of the last weight's gradient,
 over its largest value; dtypes are what matrix operators computed in.
 
-    python bench/precision.py --threads 1 --out bench/results/NAME.json
-    python bench/precision.py --docs bench/results/NAME.json
+    python bench/precision.py --threads 1 --out RAW.json
+    python bench/precision.py --summary RAW.json > bench/results/NAME-precision.json
+    python bench/precision.py --docs bench/results/NAME-precision.json
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import contest
 import figures
+import summary
 from networks import NETWORKS, encoder
 
 MODES = (
@@ -109,28 +111,12 @@ def measure(name: str, seconds: float) -> dict[str, Any]:
 
 
 def work(given: argparse.Namespace) -> None:
-    print(json.dumps(measure(given.work, given.seconds)), flush=True)
+    print(json.dumps({"subject": given.work, **measure(given.work, given.seconds)}), flush=True)
 
 
-def collect(given: argparse.Namespace) -> dict[str, Any]:
-    names = contest.asked(SUBJECTS, given)
-    found: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    result: dict[str, Any] = {"machine": contest.machine(), "processes": 0, "subjects": []}
-    for number in range(given.processes):
-        for threads in given.threads:
-            for name in names:
-                found.setdefault((name, threads), []).extend(contest.lines_of(__file__, name, threads, given))
-        subjects = [summary(name, threads, each) for (name, threads), each in found.items()]
-        result |= {"processes": number + 1, "subjects": subjects}
-        contest.keep(given.out, result)
-    return result
-
-
-def summary(name: str, threads: int, found: list[dict[str, Any]]) -> dict[str, Any]:
+def of_processes(found: list[dict[str, Any]]) -> dict[str, Any]:
     each = {mode: [contest.ratio(f["ms"], mode, "float32") for f in found] for mode in ("again", *MODES)}
     return {
-        "subject": name,
-        "threads": threads,
         "ms": statistics.median(min(f["ms"]["float32"].values()) for f in found),
         "ratios": {mode: statistics.median(ratios) for mode, ratios in each.items()},
         "each": each,
@@ -139,29 +125,38 @@ def summary(name: str, threads: int, found: list[dict[str, Any]]) -> dict[str, A
     }
 
 
-def table(results: list[dict[str, Any]]) -> list[str]:
-    """Markdown: a line for each mode."""
-    subjects = [row for result in results for row in result["subjects"]]
-    head = [f"{s['subject']}, {s['threads']} thread{'s' * (s['threads'] > 1)}" for s in subjects]
-    lines = ["| `precision_mode` | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
-    cells = [f"{s['ms']:.0f} ms, {s['errors']['float32']:.0e}" for s in subjects]
-    lines.append("| none: float32 | " + " | ".join(cells) + " |")
-    for mode in MODES:
-        lines.append(f"| `{mode}` | " + " | ".join(f"{_figure(s, mode)}, {s['errors'][mode]:.0e}" for s in subjects) + " |")
-    lines.append("| A/A | " + " | ".join(_figure(s, "again") for s in subjects) + " |")
-    processes = min(result["processes"] for result in results)
-    return [*lines, "", f"{contest.last_line(results)} {figures.legend(all('each' in s for s in subjects), processes)}"]
+def collect(given: argparse.Namespace) -> dict[str, Any]:
+    return contest.collected(__file__, given, contest.asked(SUBJECTS, given), ("subject",), of_processes, "subjects")
 
 
-def _figure(subject: dict[str, Any], mode: str) -> str:
-    each = subject.get("each", {})
-    controls = [] if mode == "again" else each.get("again", [subject["ratios"]["again"]])
-    return figures.of_processes(subject["ratios"][mode], each.get(mode), controls)
+def reduced(results: summary.Results) -> summary.Summary:
+    """A row for each step and number of threads."""
+    rows = []
+    for row in (row for result in results for row in result["subjects"]):
+        each = row.get("each", {})
+        ratios = {mode: figures.of(each.get(mode), ratio) for mode, ratio in row["ratios"].items()}
+        rows.append({name: row[name] for name in ("subject", "threads", "ms")} | {"ratios": ratios, "errors": row["errors"]})
+    return summary.head(results, kept=all("each" in row for result in results for row in result["subjects"]), rows=rows)
+
+
+def tables(of: summary.Summary) -> summary.Tables:
+    """A line for each mode."""
+    rows, processes = of["rows"], of["processes"]
+
+    def cell(row: dict[str, Any], mode: str) -> str:
+        shown = figures.text(row["ratios"][mode], None if mode == "again" else row["ratios"]["again"], processes)
+        return shown if mode == "again" else f"{shown}, {row['errors'][mode]:.0e}"
+
+    head = ["`precision_mode`", *(f"{row['subject']}, {summary.threads(row['threads'])}" for row in rows)]
+    lines = [["none: float32", *(f"{row['ms']:.0f} ms, {row['errors']['float32']:.0e}" for row in rows)]]
+    lines += [[f"`{mode}`", *(cell(row, mode) for row in rows)] for mode in MODES]
+    lines += [["A/A", *(cell(row, "again") for row in rows)]]
+    last = f"{summary.described(of)}; {processes} or more processes. {figures.legend(of['kept'], processes)}"
+    return {"precision-speed": [*summary.markdown(head, lines), "", last]}
 
 
 def main() -> None:
-    given = contest.arguments(__doc__, SUBJECTS, [1]).parse_args()
-    contest.do(given, "precision-speed", work, collect, table)
+    summary.do(contest.arguments(__doc__, SUBJECTS, [1]).parse_args(), work, collect, reduced, tables)
 
 
 if __name__ == "__main__":

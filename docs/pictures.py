@@ -19,9 +19,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PACKAGE = ROOT / "bench" / "results", ROOT / "msctx"
 sys.path.append(str(ROOT / "bench"))
 
-import convolutions  # noqa: E402 (found by the line above)
-import figures  # noqa: E402
+import figures  # noqa: E402 (found by the line above)
 import learning  # noqa: E402
+import summary  # noqa: E402
 
 BLUE, ORANGE, GREEN, GREY, INK = "#2563eb", "#ea580c", "#059669", "#cbd5e1", "#1e293b"
 
@@ -44,8 +44,9 @@ def picture(width: float, height: float, title: str, parts: Iterable[str]) -> st
     return "\n".join([head, back, *parts, "</svg>\n"])
 
 
-def stored(*names: str) -> list[dict[str, Any]]:
-    return [json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")) for name in names]
+def stored(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return found
 
 
 def ratios(
@@ -64,9 +65,8 @@ def ratios(
 
 def of_convolutions() -> str:
     """Groups of layers: the geometric mean, the range over processes, and whether the figure is proven."""
-    names = ("1-thread", "2-threads", "2-threads-more", "normal-2-threads", "performance", "performance-2-threads")
-    problems = [p for result in stored(*(f"emerald-rapids-{name}" for name in names)) for p in result["problems"]]
-    groups = [g for g in convolutions.GROUPS if g.name not in convolutions.OUTDATED]
+    result = stored("emerald-rapids-convolutions")
+    groups = list(dict.fromkeys(row["what"] for row in result["rows"]))
     colours, left, top, step = {1: BLUE, 2: ORANGE}, 290, 46, 26
     bottom = top + step * len(groups)
     place, parts = ratios((0.5, 1, 2, 4, 8, 12), left, 760, top, bottom)
@@ -75,23 +75,21 @@ def of_convolutions() -> str:
         parts += [dot(580 + n * 90, 22, colour), text(590 + n * 90, 26, f"{threads} thread{'s' * (threads > 1)}")]
     for n, group in enumerate(groups):
         y = top + step * (n + 0.5)
-        parts.append(text(left - 12, y + 4, group.title.replace("`", ""), "end"))
-        for threads, colour in colours.items():
-            if found := [p for p in problems if (p["group"], p["threads"]) == (group.name, threads)]:
-                ratio, each, controls = convolutions.of_layers(found)
-                shown, at = figures.of_processes(ratio, each, controls), y + (threads - 1.5) * 9
-                parts.append(line(place(min(each)), at, place(max(each)), at, colour, 2))
-                parts.append(dot(place(ratio), at, colour, "**" in shown))
-    machine = convolutions.contest.described(stored("emerald-rapids-1-thread"))
-    parts.append(text(12, bottom + 38, f"{machine}. Lines: range over processes.", size=11))
+        parts.append(text(left - 12, y + 4, group.replace("`", ""), "end"))
+        for row in (row for row in result["rows"] if row["what"] == group):
+            ratio, threads = row["ratio"], row["threads"]
+            shown, at = figures.text(ratio, row["again"], row["processes"]), y + (threads - 1.5) * 9
+            parts.append(line(place(ratio["low"]), at, place(ratio["high"]), at, colours[threads], 2))
+            parts.append(dot(place(ratio["median"]), at, colours[threads], "**" in shown))
+    parts.append(text(12, bottom + 38, f"{summary.described(result)}. Lines: range over processes.", size=11))
     parts.append(text(12, bottom + 54, "Hollow: the range contains 1, or PyTorch differs from itself by as much.", size=11))
     return picture(790, bottom + 66, "PyTorch's time over the time of msctx, by group of convolution layers", parts)
 
 
 def of_networks() -> str:
     """Whole networks on one thread, and what else runs them."""
-    (result,) = stored("emerald-rapids-networks")
-    rows = [row for row in result["networks"] if row["threads"] == 1]
+    result = stored("emerald-rapids-networks")
+    rows = [row for row in result["rows"] if row["threads"] == 1]
     colours = {
         "fp32-grade": BLUE,
         "TF32 class": GREEN,
@@ -108,22 +106,25 @@ def of_networks() -> str:
     for n, row in enumerate(rows):
         y = top + step * (n + 0.5)
         parts.append(text(left - 12, y + 4, f"{row['network']}, {row['phase']}, batch {row['batch']}", "end"))
-        parts += [dot(place(row["ratios"][side]), y, colour) for side, colour in colours.items() if side in row["ratios"]]
-    machine = convolutions.contest.described([result])
-    parts.append(text(12, bottom + 38, f"{machine}, 1 thread. fp32-grade and TF32 class are msctx's.", size=11))
+        found = row["ratios"]
+        parts += [dot(place(found[side]["median"]), y, colour) for side, colour in colours.items() if side in found]
+    parts.append(
+        text(12, bottom + 38, f"{summary.described(result)}, 1 thread. fp32-grade and TF32 class are msctx's.", size=11)
+    )
     return picture(790, bottom + 50, "Whole networks: the time of PyTorch's fastest way over that of others", parts)
 
 
 def of_learning() -> str:
     """Loss curves in float32 and in both classes; below, by how much each differs from float32."""
-    (result,) = stored("zen3-learning")
+    result = stored("zen3-learning")
     colours = {learning.FLOAT32: GREY, learning.ORDER: INK, learning.GRADE: BLUE, learning.TF32: ORANGE}
     parts = [text(12, 26, "Loss of a training step, and its difference from float32", size=14)]
     for n, (side, colour) in enumerate(colours.items()):
         parts += [line(12 + n * 170, 46, 36 + n * 170, 46, colour, 2), text(42 + n * 170, 50, side)]
-    for n, (name, sides) in enumerate(result["subjects"].items()):
+    for n, name in enumerate(dict.fromkeys(row["subject"] for row in result["rows"])):
+        sides = {row["side"]: row for row in result["rows"] if row["subject"] == name}
         left, right, top, middle, bottom = 60 + n * 400, 390 + n * 400, 84, 270, 420
-        steps, most = len(sides[learning.FLOAT32]["losses"]), max(sides[learning.FLOAT32]["losses"])
+        steps, most = sides[learning.FLOAT32]["steps"], sides[learning.FLOAT32]["highest"]
         parts.append(text(left, top - 10, f"{name}, {steps} steps"))
         for k in range(5):
             loss, y = most * k / 4, middle - (middle - top) * k / 4
@@ -132,12 +133,12 @@ def of_learning() -> str:
             y = bottom - (bottom - middle - 20) * (decade + 8) / 8
             parts += [line(left, y, right, y), text(left - 6, y + 4, f"1e{decade}", "end")]
         for width, (side, colour) in zip((6, 4, 2.5, 1), colours.items(), strict=True):  # they lie on each other
-            losses = [(step, middle - (middle - top) * loss / most) for step, loss in learning.curve(sides[side]["losses"])]
-            parts.append(_along(losses, steps, left, right, colour, width))
-            if side != learning.FLOAT32:
-                shares = learning.curve(learning.differences(sides, side))
-                high = [(at, bottom - (bottom - middle - 20) * (math.log10(max(share, 1e-8)) + 8) / 8) for at, share in shares]
-                parts.append(_along(high, steps, left, right, colour, 1.5))
+            places = [learning.place(number, steps) for number in range(len(sides[side]["losses"]))]
+            losses = [middle - (middle - top) * loss / most for loss in sides[side]["losses"]]
+            parts.append(_along(zip(places, losses, strict=True), steps, left, right, colour, width))
+            if shares := sides[side].get("differences"):
+                high = [bottom - (bottom - middle - 20) * (math.log10(max(share, 1e-8)) + 8) / 8 for share in shares]
+                parts.append(_along(zip(places, high, strict=True), steps, left, right, colour, 1.5))
     parts.append(text(12, 450, f"{learning.described(result)}. Means of {steps // learning.SHOWN} steps each.", size=11))
     return picture(830, 462, "Loss curves of two trainings in float32 and by parts", parts)
 

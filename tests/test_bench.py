@@ -1,113 +1,124 @@
-"""The tables of bench/ leave no contender out; the report on a GPU, tried on a CPU, tells of every part."""
+"""The scripts of bench/: figures, summaries of raw results, small measurements, and the report on a GPU, tried on a CPU."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from comparisons import SMALL, cell, made, row
 
-from msctx.compare.result import Result
-from msctx.compare.summary import result_of
-from msctx.native import build
-from msctx.native.cuda import manifest
-
+Bench = Callable[[str], Any]
 REPORT = Path(__file__).parents[1] / "bench" / "cuda_report.py"
-FAULTS, SYSTEM = {"torch": 10.0, "msctx": 0.0}, {"torch": 0.125, "msctx": 0.0}
+MACHINE = {"cpu": "a CPU", "isa": "avx2", "amx_fp16": False, "cores": 2, "torch": "2"}
 
 
-def memory_row(subject: str, **ratios: float) -> dict[str, Any]:
-    return {"subject": subject, "threads": 1, "ms": 100.0, "ratios": ratios, "faults": FAULTS, "system": SYSTEM}
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
-def test_an_opponent_that_has_not_run_everywhere_stays_in_the_table(bench: Callable[[str], Any]) -> None:
-    memory = bench("memory")
-    of = {"cpu": "a CPU", "amx_fp16": False, "cores": 2, "torch": "2"}
-    rows = [memory_row("one", msctx=1.5, jemalloc=2.0), memory_row("other", msctx=1.25, tcmalloc=3.0)]
-    head, _, *lines, _, _ = memory.table([{"machine": of, "processes": 1, "subjects": [one]} for one in rows])
-    assert head.split(" | ")[5:] == ["msctx", "jemalloc", "tcmalloc |"]
-    assert lines[0].startswith("| one | 1 | 100 | 12.5% → 0.0% | 10 → 0 |")
-    assert [line.split("|")[6:9] for line in lines] == [[" 1.50 ", " 2.00 ", "  "], [" 1.25 ", "  ", " 3.00 "]]
+def test_a_figure_is_bold_only_if_its_interval_and_the_control_bear_it_out(bench: Bench) -> None:
+    figures = bench("figures")
+
+    def text(each: list[float] | None, again: list[float], median: float | None = None) -> str:
+        return str(figures.text(figures.of(each, median), figures.of(again), len(each or ())))
+
+    quiet = [1.0, 1.01, 0.99]
+    assert text([1.1, 1.2, 1.3], quiet) == "**1.20 (1.10 to 1.30)**"
+    assert text([0.4, 0.5, 0.6], quiet) == "**0.50 (0.40 to 0.60)**"
+    assert text([0.9, 1.2, 1.3], quiet) == "1.20 (0.90 to 1.30)", "it contains 1"
+    assert text([1.05, 1.2, 1.3], [1.0, 0.93]) == "1.20 (1.05 to 1.30)", "A/A was off by as much"
+    assert text([1.1, 1.3], quiet) == "1.20 (1.10 to 1.30)", "of two processes"
+    assert text(None, quiet, 1.2) == "1.20", "its interval is not known"
+    assert text([1.1, 1.2, 1.3], [0.31]) == "-", "A/A shows more"
 
 
-def test_what_many_entries_cost_is_a_ratio_beside_its_control_and_tells_of_a_busy_machine(bench: Callable[[str], Any]) -> None:
-    entries = bench("entries")
-    of = {"cpu": "a CPU", "amx_fp16": False, "cores": 2, "torch": "2"}
-    kind = {"entries": 100_000, "first_us": 200.0, "last_us": 210.0, "control": 1.02, "grown_bytes": 1_250_000}
-    for load, is_busy in ((1.0, False), (7.25, True)):
-        *lines, _, below = entries.table([{"machine": of, "kinds": {"cap": kind | {"load": load}}}])
-        assert lines[2] == "| cap | 100,000 | 200 µs | 1.05 | 1.02 | +1.2 MB |"
-        assert ("busy with other work (load up to 7.2)" in below) is is_busy
+def test_a_summary_has_a_row_a_line_and_gives_the_table_of_its_raw_results(bench: Bench) -> None:
+    convolutions, summary = bench("convolutions"), bench("summary")
+
+    def raw(group: str, *ratios: list[float], **machine: Any) -> dict[str, Any]:
+        errors = {"error": 1e-6, "torch_error": 2e-6, "within": True}
+        each = [{"ratio": r[1], "ratios": r, "lower_bound": r[0], "control": 0.98, **errors} for r in ratios]
+        problems = [{"group": group, "batch": 1, "threads": 1, **one} for one in each]
+        return {"machine": MACHINE | machine, "commit": "abc", "processes": 3, "problems": problems}
+
+    results = [raw("gemm", [1.9, 2.0, 2.1], [1.9, 2.0, 2.1]), raw("winograd", [0.5, 2.0, 2.1], [0.8, 2.0, 2.1])]
+    text = summary.written(convolutions.reduced(results, "convolutions"))
+    first, _ = (line for line in text.splitlines() if '"what"' in line)
+    assert '"ratio": {"median": 2.0, "low": 1.9, "high": 2.1}' in first
+    assert '"commit": ["abc"]' in text
+    _, _, *lines, _, last = convolutions.tables(json.loads(text))["convolutions"]
+    told = "**2.00 (1.90 to 2.10)** | 2.00 | 2.00 | 1.90 | 0.98 to 0.98 | 1e-06, 2e-06 | 3 |"
+    assert lines[0] == f"| 3x3, implicit GEMM, fp32-grade | 1 | {told}"
+    assert "| 2.00 (0.63 to 2.10) |" in lines[1], "the range over processes of the geometric mean contains 1"
+    assert last.startswith("a CPU (without AMX-FP16), 2 cores, torch 2; batch 1; 4 problems, 0 of them beyond")
+    with pytest.raises(SystemExit, match="of one machine, these are results of several: they differ in cpu"):
+        convolutions.reduced([*results, raw("gemm", [1.0, 1.0, 1.0], cpu="another CPU")], "convolutions")
 
 
-def test_each_kind_is_entered_as_often_as_is_asked(bench: Callable[[str], Any], native: None) -> None:
+@pytest.mark.parametrize("group", ["strict", "performance"])
+def test_a_product_is_measured_beside_torch_twice(bench: Bench, native_core: None, group: str, tmp_path: Path) -> None:
+    products, shapes = bench("products"), bench("shapes")
+    of = products.BY_NAME[group]
+    options = {"tuning_file": str(tmp_path / "tuning.json")} if of.is_tuned else {}
+    for shape in (shapes.Shape(40, 30, 20), shapes.Shape(5, 6, 7, "TN", 3)):
+        found = products.measure(of, shape, 0.01, options)
+        assert found["ms"].keys() == found["errors"].keys() | {"again"} == {"torch", "ours", "again"}
+        assert found["within"]
+        assert max(found["errors"].values()) < 1e-6
+
+
+def test_groups_that_a_processor_does_not_have_are_left_out(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    products = bench("products")
+    named = {}
+    for isa in ("avx2", "amx", "amx_fp16_emulated"):
+        monkeypatch.setattr(products.contest, "machine", lambda isa=isa: {"isa": isa})
+        named[isa] = {group.name for group in products.here()}
+    assert named["avx2"] == {"strict", "strict-shapes", "strict-denormals", "normal", "performance"}
+    assert named["amx_fp16_emulated"] - named["amx"] == {"fp16x3", "fp16x3-kept", "fp16x3-denormals"}
+
+
+@pytest.mark.filterwarnings("ignore:.*allow_tf32=True")
+def test_a_network_is_measured_in_both_phases(bench: Bench, native_core: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = bench("models")
+    nn = torch.nn
+    small = lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5))  # noqa: E731
+    monkeypatch.setattr(models, "NETWORKS", {"small": small})
+    monkeypatch.setattr(models, "SIZE", 8)
+    monkeypatch.setattr(models.runtimes, "installed", lambda *_: {})
+    for phase in models.PHASES:
+        found = models.measure("small", phase, 2, 0.01, False)
+        assert found["ms"].keys() == {"torch", *models.CLASSES, "bf16 autocast", "again"}
+        assert all(found["errors"][side] < 1e-5 for side in ("torch", *models.CLASSES))
+
+
+def test_a_training_gives_its_losses_and_the_arithmetic_of_its_calls(bench: Bench, native_core: None) -> None:
+    learning = bench("learning")
+    assert learning.sides("amx_fp16")[learning.GRADE]["matmul_algo"] == "fp16x3"
+    found = {side: learning.trained("characters", options, 2) for side, options in learning.sides("").items()}
+    plain, other = found[learning.FLOAT32], found[learning.ORDER]
+    assert plain["losses"] == pytest.approx(other["losses"], rel=1e-5)
+    assert (plain["calls"], [*other["calls"]]) == ({}, ["strict"])
+
+
+def test_each_kind_is_entered_as_often_as_requested(bench: Bench, native_core: None) -> None:
     entries, entered = bench("entries"), []
     found = entries.measured(lambda: entered.append(1) or nullcontext(), 3 * entries.PART + 10)
     assert len(entered) == found["entries"] == 3 * entries.PART + 10
     assert found["first_us"] > 0 < found["last_us"]
 
 
-def test_a_figure_is_bold_only_where_its_interval_and_the_control_bear_it_out(bench: Callable[[str], Any]) -> None:
-    figures = bench("figures")
-    quiet = [1.0, 1.01, 0.99]
-    assert figures.of_processes(1.2, [1.1, 1.2, 1.3], quiet) == "**1.20 (1.10 to 1.30)**"
-    assert figures.of_processes(0.5, [0.4, 0.5, 0.6], quiet) == "**0.50 (0.40 to 0.60)**"
-    assert figures.of_processes(1.2, [0.9, 1.2, 1.3], quiet) == "1.20 (0.90 to 1.30)", "it holds 1"
-    assert figures.of_processes(1.2, [1.05, 1.2, 1.3], [1.0, 0.93]) == "1.20 (1.05 to 1.30)", "A/A was off by as much"
-    assert figures.of_processes(1.2, [1.1, 1.3], quiet) == "1.20 (1.10 to 1.30)", "of two processes"
-    assert figures.of_processes(1.2, None, quiet) == "1.20", "nothing is known of its interval"
-    assert figures.of_processes(1.31, None, [0.31]) == "-", "A/A shows more"
-
-
-def test_the_figure_of_some_layers_is_bold_only_where_processes_and_the_control_bear_it_out(
-    bench: Callable[[str], Any],
-) -> None:
-    convolutions = bench("convolutions")
-
-    def layers(*ratios: list[float], control: float = 1.0) -> list[dict[str, Any]]:
-        return [{"ratio": r[len(r) // 2], "ratios": r, "control": control} for r in ratios]
-
-    assert convolutions.figure(layers([1.9, 2.0, 2.1], [1.9, 2.0, 2.1])) == "**2.00 (1.90 to 2.10)**"
-    assert convolutions.figure(layers([0.5, 2.0, 2.1], [0.8, 2.0, 2.1])) == "2.00 (0.63 to 2.10)", "it holds 1"
-    assert convolutions.figure(layers([1.02, 1.04, 1.05], control=0.97)) == "1.04 (1.02 to 1.05)", "A/A was off by as much"
-    assert convolutions.figure(layers([1.9, 2.1])) == "2.10 (1.90 to 2.10)", "of two processes"
-
-
-def test_a_table_of_comparisons_has_its_processes_and_its_control(bench: Callable[[str], Any], tmp_path: Path) -> None:
-    compared = bench("compared")
-
-    def result(ratio: float, control: float) -> Result:
-        cells = [cell("a", ratio), cell("b", 1.0)]
-        of = made(tmp_path, SMALL + "axes: {way: {a: {seed: 1}, b: {seed: 2}}}\n")
-        machine = {"cpu": "a CPU", "cpu_capability": "AVX2", "libraries": {"torch": "2"}}
-        return result_of(replace(of, name="some"), [row("first", cells, 1, 1.0, control=control)], machine)
-
-    _, _, control, first, second, _, last = compared.table([result(1.3, 1.02), result(1.4, 0.99), result(1.35, 1.0)])
-    assert control == "| `some` | PyTorch again: A/A | 0.99 to 1.02 |  | 1 (0% noisy) |"
-    assert first == "|  | a | **1.35 (1.30 to 1.40)** | 1e-06 | 1 |"
-    assert second.startswith("|  | b | 1.00 (")
-    assert last.startswith("a CPU (AVX2), torch 2; 3 or more processes for each comparison.")
-    assert "**" not in "".join(compared.table([result(1.3, 1.02)])), "one process proves nothing"
-
-
 def cuda_report(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(REPORT), *words], capture_output=True, text=True, timeout=300)
-
-
-@pytest.fixture
-def native() -> None:
-    """Built before any clock runs."""
-    if why := build.obstacle():
-        pytest.skip(why)
-    build.library()
 
 
 def is_whole(row: dict[str, Any]) -> bool:
@@ -118,16 +129,15 @@ def is_whole(row: dict[str, Any]) -> bool:
 
 
 @pytest.mark.full
-def test_the_report_on_a_gpu_tries_itself_on_a_cpu(tmp_path: Path, native: None) -> None:
+def test_the_report_on_a_gpu_tries_itself_on_a_cpu(tmp_path: Path, native_core: None) -> None:
     file = tmp_path / "cuda.json"
-    done = cuda_report("--device", "cpu", "--seconds", "20", "--parts", "environment,figures,depthwise", "--json", str(file))
+    done = cuda_report("--device", "cpu", "--seconds", "20", "--parts", "environment,figures", "--json", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(file.read_text())
     parts = result["parts"]
     notes = {name: part["note"] for name, part in parts.items()}
-    assert notes.pop("depthwise") == "needs a GPU"
     assert (notes.pop("environment"), notes.pop("figures")) == ("", "")
-    assert set(notes) == {"build", "checks", "kernels", "overhead", "costs", "more checks"}
+    assert set(notes) == {"build", "checks", "overhead", "costs", "more checks"}
     assert set(notes.values()) == {"not asked for"}
     assert not any(part["failed"] for part in parts.values())
     (environment,) = parts["environment"]["rows"]
@@ -139,22 +149,21 @@ def test_the_report_on_a_gpu_tries_itself_on_a_cpu(tmp_path: Path, native: None)
 
 
 def test_the_other_parts_of_the_report(
-    bench: Callable[[str], Any], native: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bench: Bench, native_core: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Those that take more time than they tell in the process above, a case of each."""
     cases, tables = bench("cuda_cases"), bench("cuda_tables")
     monkeypatch.setattr(cases, "CALLS", 2)
     monkeypatch.setattr(cases, "STEPS", 0.0)
     threads = torch.get_num_threads()
-    for part, count in {"kernels": 8, "overhead": 6, "costs": 3}.items():
+    for part, count in {"overhead": 6, "costs": 3}.items():
         rows: list[dict[str, Any]] = []
-        for _, run in cases.of(part, "cpu")[: 1 if part == "kernels" else None]:
+        for _, run in cases.of(part, "cpu"):
             run(rows.append)
         assert len(rows) >= count
         tables.show(part, {"rows": rows, "failed": [], "cases": 1, "begun": 1, "note": "", "seconds": 1.0})
     torch.set_num_threads(threads)
     out = capsys.readouterr().out
-    assert "fprop winograd_nonfused" in out
     assert "forward and backward, implicit_gemm and algo_1 by name" in out
     assert "conv_workspace_limit=0: " in out
 
@@ -193,7 +202,7 @@ def say(**message):
 
 @pytest.mark.full
 def test_a_part_that_fails_does_not_end_the_others(
-    bench: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An exception before anything, a crash and an exception in a case, and one that hangs."""
     report, file = bench("cuda_report"), tmp_path / "cuda.json"
@@ -221,112 +230,3 @@ def test_a_part_that_fails_does_not_end_the_others(
     assert parts["costs"]["note"] == "killed at slow: it was out of time"
     assert "FAILED second: it was the second that failed" in out
     assert "1 of 2 cases left out: there was no time" in out
-
-
-KERNELS = {
-    "void cudnn::cnn::implicit_convolve_sgemm<float, float, 128, 5, 5, 3, 3, 3, 1, false, false, true>(int)": "fprop implicit_gemm",
-    "void cudnn::cnn::precomputed_convolve_sgemm<float, 512, 6, 8, 3, 3, 3, false>(int)": "fprop implicit_precomp_gemm",
-    "sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_tilesize64x32x8_ffma": "fprop implicit_precomp_gemm",
-    "void cutlass__5x_cudnn::Kernel<cutlass_tensorop_s1688fprop_optimized_tf32_128x64>(int)": "fprop implicit_precomp_gemm",
-    "ampere_scudnn_128x64_relu_small_nn_v1": "fprop implicit_precomp_gemm",
-    "void explicit_convolve_sgemm<float, int, 128, 6, 7, 3, 3, 5, 0, false>(int, int, int, float const*)": "fprop gemm",
-    "void im2col4d_kernel<float, long>(im2col4d_params, cudnnConvolutionStruct, float const*, float*)": "fprop gemm",
-    "void cudnn::cnn::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>(int, int, float const*)": "dgrad algo_0, dgrad algo_1",
-    "sm80_xmma_dgrad_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_tilesize32x32x8_ffma": "dgrad algo_1",
-    "sm80_xmma_wgrad_implicit_gemm_indexed_f32f32_f32f32_f32_nhwckrsc_nhwc_tilesize32x32x8_ffma": "wgrad algo_1",
-    "ampere_scudnn_128x64_stridedB_splitK_interior_nn_v1": "dgrad algo_1, wgrad algo_1, wgrad algo_3",
-    "void cudnn::cnn::wgrad_alg0_engine<float, 128, 5, 5, 3, 3, 3, true, 512>(int, int)": "wgrad algo_0, wgrad algo_3",
-    "void cudnn::cnn::wgrad_alg1_engine<float, 128, 5, 5, 3, 3, 3, false, true>(int, int)": "wgrad algo_1, wgrad algo_3",
-    **dict.fromkeys(
-        ("void fft2d_r2c_64x64<float, false>(float2*, float const*)", "void fft1d_c2r_256<float, float, float2>(float*)"),
-        "fprop fft, fprop fft_tiling, dgrad fft, dgrad fft_tiling, wgrad fft, wgrad fft_tiling",
-    ),
-    "ampere_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_v1": "fprop winograd, dgrad winograd",
-    **dict.fromkeys(
-        (
-            "void cudnn::winograd_nonfused::winogradForwardOutput4x4<float, float>(float const*)",
-            "void cudnn::winograd_nonfused::winogradForwardData9x9_5x5<float, float>(float const*)",
-        ),
-        "fprop winograd_nonfused, dgrad winograd_nonfused",
-    ),
-    "void cudnn::winograd_nonfused::winogradWgradDelta4x4<float, float>(float const*)": "wgrad winograd_nonfused",
-    **{name: f"{name.split('_')[1]} direct" for name in manifest.KERNELS},
-}
-"""Names of kernels as their libraries have them, and all that may run them."""
-HELPERS = (
-    "void nchwToNhwcKernel<float, float, float, false, true>(int)",
-    "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize64x64x8_stage3_ffma_kernel",
-    "void pointwise_mult_and_sum_complex<float2, 8, 4>(float2*, float2*, float2*, int, int, int, int, int, float2)",
-    "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>(int, at::native::FillFunctor<float>)",
-)
-
-
-def test_a_kernel_belongs_to_the_algorithms_of_its_family_and_to_no_other(bench: Callable[[str], Any]) -> None:
-    families, values = bench("cuda_families"), bench("algorithms").VALUES
-    everything = {f"{direction} {name}" for direction, names in values.items() for name in names}
-    for name, told in KERNELS.items():
-        of = set(told.split(", "))
-        for one in everything:
-            direction, algorithm = one.split()
-            assert families.fits(algorithm, direction, [*HELPERS, name]) is (one in of), (one, name)
-    assert everything - {one for told in KERNELS.values() for one in told.split(", ")} == set(), (
-        "each has a kernel that is known"
-    )
-
-
-def test_a_kernel_of_another_family_or_none_that_is_known_is_no_proof(bench: Callable[[str], Any]) -> None:
-    fits = bench("cuda_families").fits
-    transform, product, image = "void fft2d_r2c_32x32<float>(int)", "implicit_convolve_sgemm<float>", "im2col4d_kernel<float>"
-    assert fits("fft", "fprop", [transform, transform])
-    assert not fits("fft", "fprop", [transform, product])
-    assert not fits("implicit_gemm", "fprop", [image, product])
-    assert not fits("fft", "fprop", HELPERS)
-    assert not fits("fft", "fprop", [])
-    assert not fits("implicit_gemm", "fprop", ["not_implicit_convolve_sgemm<float>"]), "a part of a name is not the name"
-    assert not fits("gemm", "fprop", ["im2col4d_kernel_of_others<float>"])
-
-
-def test_what_keeping_bits_costs_is_a_figure_for_each_number_of_threads(bench: Callable[[str], Any]) -> None:
-    of = {"cpu": "a CPU", "amx_fp16": False, "cores": 2, "torch": "2"}
-    rows = {
-        "a product": {
-            "errors": [3e-7, 2e-7],
-            "1": {"each": [0.5, 0.52, 0.51], "again": [1.0, 1.02, 0.99]},
-            "2": {"each": [1.0, 1.1, 0.9], "again": [1.3]},
-        }
-    }
-    head, _, line, _, _ = bench("invariance").table([{"machine": of, "processes": 3, "rows": rows}])
-    assert head.endswith("| 1 thread | 2 threads | A/A | error: torch, ours |")
-    assert line == "| a product | **0.51 (0.50 to 0.52)** | - | 0.99 to 1.30 | 3e-07, 2e-07 |"
-
-
-def test_each_way_to_see_operators_is_timed_beside_its_control(
-    bench: Callable[[str], Any], native: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ways = bench("ways_to_collect")
-    monkeypatch.setattr(ways, "CALLS", 2)
-    monkeypatch.setattr(ways, "networks_", lambda: {"a network": lambda: torch.ones(2) + 1})
-    threads = torch.get_num_threads()
-    found = [ways.measured(rounds=1) for _ in range(2)]
-    torch.set_num_threads(threads)
-    sees = {way: {"forward": "yes"} for way in ways.WAYS}
-    of = {"cpu": "a CPU", "amx_fp16": False, "cores": 2, "torch": "2"}
-    lines = ways.table([{"machine": of, "load": 7.25, "sees": sees, "found": found}])
-    assert [line.split(" | ")[0] for line in lines[2:9]] == [f"| {way}" for way in (ways.AGAIN, *ways.WAYS)]
-    assert {line.count(" to ") for line in lines[4:9]} == {3, 4}, "two operators, a network, and a name"
-    assert lines[10].startswith("a CPU (without AMX-FP16), 2 cores, torch 2; one thread, 2 processes.")
-    assert lines[10].endswith("The machine was busy with other work (load up to 7.2).")
-    assert lines[14:] == [f"| {way} | yes |" for way in ways.WAYS]
-
-
-def test_what_each_way_sees_of_a_program(bench: Callable[[str], Any], native: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    ways = bench("ways_to_collect")
-    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda graph, inputs: graph)
-    found = ways.sights()
-    assert set(found[ways.CALLBACK].values()) == {"yes", "runs"}
-    unseen = {way: {name for name, sees in row.items() if sees == "no"} for way, row in found.items()}
-    assert unseen[ways.COLLECTOR] == unseen[ways.ROWS] == {"`linear` by name"}, "it counts what that calls"
-    assert unseen[ways.BOXED] == {"other threads"}
-    assert unseen[ways.DISPATCH] == {"`linear` by name", "other threads"}
-    assert unseen[ways.FUNCTION] >= {"forward", "backward", "other threads"}
-    assert [found[way]["compiled code"] for way in (ways.BOXED, ways.DISPATCH)] == ["compiled anew", "runs eagerly"]

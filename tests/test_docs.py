@@ -255,7 +255,7 @@ def test_the_tables_of_figures_are_those_of_the_stored_results(
     monkeypatch.chdir(ROOT)
     shutil.copy(README, tmp_path)
     shutil.copytree(DOCS, tmp_path / "docs")
-    monkeypatch.setattr(bench("contest"), "ROOT", tmp_path)
+    monkeypatch.setattr(bench("summary"), "ROOT", tmp_path)
     monkeypatch.setattr(sys, "argv", [script, *words])
     bench(Path(script).stem).main()
     for page in PAGES:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import families
 import pytest
 import torch
 from torch.nn import functional
@@ -91,7 +92,7 @@ def test_what_was_named_runs_and_is_right(direction: str, algorithm: str, dtype:
 
 
 @pytest.mark.parametrize(("direction", "algorithm"), ALL)
-def test_the_kernels_that_ran_are_of_the_family(direction: str, algorithm: str, bench: Callable[[str], Any]) -> None:
+def test_the_kernels_that_ran_are_of_the_family(direction: str, algorithm: str) -> None:
     """Of one direction alone: kernels of another would speak for it."""
     x, w = tensors()
     groups = 16 if algorithm == "direct" else 1
@@ -117,7 +118,7 @@ def test_the_kernels_that_ran_are_of_the_family(direction: str, algorithm: str, 
         pytest.skip(f"not supported here: {row.reasons[0]}")
     assert row.ran == algorithm, row.reasons
     names = sorted({event.name for event in profile.events() or ()})
-    assert bench("cuda_families").fits(algorithm, direction, names), names
+    assert families.fits(algorithm, direction, names), names
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["channels_first", "channels_last"])

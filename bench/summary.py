@@ -1,0 +1,114 @@
+"""From raw results to a table: ``--summary`` reduces raw files to the numbers that a table shows, and ``--docs`` makes the table.
+
+A summary in bench/results has the machine, torch's version, the commit if the raw files state it, the processes, and a row a line.
+Raw files stay with whoever measured. A figure is the median, with the lowest and the highest of the processes if they are known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+Results = list[dict[str, Any]]
+Summary = dict[str, Any]
+Tables = dict[str, list[str]]
+"""Name of a place in the documentation → Markdown."""
+
+
+def head(results: Results, **more: Any) -> Summary:
+    """The one machine on which all was measured, and the fewest processes."""
+    machine = {name: each for name, each in results[0]["machine"].items() if all(r["machine"][name] == each for r in results)}
+    if several := results[0]["machine"].keys() - machine.keys() - {"isa"}:
+        sys.exit(f"a table is of one machine, these are results of several: they differ in {', '.join(sorted(several))}")
+    commits = sorted({result["commit"] for result in results if result.get("commit")})
+    processes = [result["processes"] for result in results if "processes" in result]
+    found: Summary = {"machine": machine}
+    return found | ({"commit": commits} if commits else {}) | ({"processes": min(processes)} if processes else {}) | more
+
+
+def described(of: Summary) -> str:
+    m = of["machine"]
+    return f"{m['cpu']} ({'with' if m['amx_fp16'] else 'without'} AMX-FP16), {m['cores']} cores, torch {m['torch']}"
+
+
+def threads(*numbers: int) -> str:
+    return f"{', '.join(map(str, numbers))} thread{'s' * (numbers != (1,))}"
+
+
+def rounded(value: Any) -> Any:
+    """Eight digits of each number: far more than any table shows."""
+    if isinstance(value, float):
+        return float(f"{value:.8g}")
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    return [rounded(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def written(of: Summary) -> str:
+    """JSON, a row a line."""
+
+    def one(value: Any) -> str:
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            return "[\n" + ",\n".join(f"  {one(row)}" for row in value) + "\n ]"
+        return json.dumps(value, ensure_ascii=False)
+
+    return "{\n" + ",\n".join(f" {json.dumps(key)}: {one(value)}" for key, value in rounded(of).items()) + "\n}\n"
+
+
+def read(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def do(
+    given: argparse.Namespace,
+    work: Callable[[argparse.Namespace], None],
+    collect: Callable[[argparse.Namespace], dict[str, Any]],
+    reduce: Callable[[Results], Summary],
+    tables: Callable[[Summary], Tables],
+) -> None:
+    """Be a process that measures, write a summary of raw results, write tables into the documentation, or measure and print."""
+    if given.work:
+        import torch
+
+        torch.set_num_threads(getattr(given, "threads", [1])[0])
+        work(given)
+    elif given.summary:
+        print(written(reduce([read(file) for file in given.summary])), end="")
+    elif given.docs:
+        into_docs(tables(read(file)) for file in given.docs)
+    else:
+        print("\n\n".join("\n".join(lines) for lines in tables(rounded(reduce([collect(given)]))).values()))
+
+
+def into_docs(found: Iterable[Tables]) -> None:
+    """Puts tables between the markers of their names, wherever these stand; the first marker says by which command."""
+    lines: Tables = {}
+    for tables in found:
+        for name, table in tables.items():
+            lines[name] = [*lines[name], "", *table] if name in lines else table
+    for name, table in lines.items():
+        _put(name, table)
+
+
+def _put(name: str, lines: list[str]) -> None:
+    command = shlex.join(["python", f"bench/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = page.read_text(encoding="utf-8")
+        if found := re.search(rf"<!-- {name}: .*? -->\n.*?<!-- /{name} -->", text, re.DOTALL):
+            table = "\n".join([f"<!-- {name}: {command} -->", *lines, f"<!-- /{name} -->"])
+            page.write_text(text[: found.start()] + table + text[found.end() :], encoding="utf-8")
+            return
+    sys.exit(f"no page has a place for this table: add the lines <!-- {name}: --> and <!-- /{name} -->")
+
+
+def markdown(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> list[str]:
+    heads = [*head]
+    first, *others = (f"| {' | '.join(map(str, cells))} |" for cells in (heads, *rows))
+    return [first, "|---" * len(heads) + "|", *others]
