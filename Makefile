@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # Two workers share the cores: OpenMP's threads must not spin while they wait. Each begins with one half of the files, whose fixtures
 # it sets up once, and takes from the other's when done. Modules are compiled once, not by each process of a test.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal --benchmark-disable
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: run test test-all lint docs wheel bench clean
 
@@ -36,7 +36,7 @@ wheel: .venv/made
 	$(BIN)/python .ci/wheel.py
 
 bench: .venv/test
-	$(BIN)/python bench/report.py
+	$(BIN)/python bench/costs.py
 
 # A stamp says which extra is installed; a change of what is to be installed makes it anew.
 .venv/%: pyproject.toml constraints.txt | .venv/made
