@@ -46,16 +46,12 @@ def plan_of(settings: Settings, facts: Facts) -> Plan:
 
 
 def within(outer: Settings, own: tuple[Layer, ...]) -> Settings:
-    """Settings with layers of equal content laid over them: the same object each time, with its plans, as long as it is kept.
-
-    So entering costs what the new layers and their plan cost, however deep they lie; the layers below are gone through again only
-    where options of both compete (:func:`msctx.options.rules.rivals`), or a file is named whose keys were set.
-    """
+    """Settings with layers of equal content laid over them: the same object each time, with its plans, as long as it is kept."""
     if not own:
         return outer
     key = (id(outer), *(layer.key for layer in own))
     if (found := _within.get(key)) is None:
-        found = _within[key] = (outer, Settings(own, outer))
+        found = _within[key] = (outer, Settings(outer.layers + own))
         while len(_within) > KEPT:
             with suppress(KeyError, RuntimeError):  # another thread
                 del _within[next(iter(_within))]

@@ -166,45 +166,35 @@ Dtypes = _each(Annotated[str, ValueKind(tuple(_DTYPES.split()), {"float": "float
 
 def _moved_once(data: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterator[Wrong]:
     """An operator can leave one list and join another; it cannot join two, nor join the list that it leaves."""
-    moves: dict[str, list[tuple[str, str, str]]] = {}
+    before: list[tuple[str, str, str]] = []
     for colour, lists in data.items():
         for move, names in lists.items():
             for number, name in enumerate(names):
-                before = [m for key in _rivals(name) for m in moves.get(key, ())]
-                if clash := next((m for m in before if m[0] == colour or m[1] == move == "to-add"), None):
+                same = (m for m in before if _are_one(m[2], name))
+                if clash := next((m for m in same if m[0] == colour or m[1] == move == "to-add"), None):
                     other = f" as {clash[2]}" if clash[2] != name else ""
                     text = f"{name} stands in {dotted(clash[:2])} already{other}"
                     yield Wrong((colour, move, number), BadValue(text))
-                for key in _meanings(name):
-                    moves.setdefault(key, []).append((colour, move, name))
+                before.append((colour, move, name))
 
 
 def _one_way(data: Mapping[str, Mapping[str, Any]]) -> Iterator[Wrong]:
     """An operator goes by several names; all of them must have the same value."""
-    names: dict[str, str] = {}
     modes = data["ByOpType"]
-    for name, value in modes.items():
-        others = dict.fromkeys(names[key] for key in _rivals(name) if key in names)
-        if other := next((other for other in others if modes[other] != value), None):
+    for number, (name, value) in enumerate(modes.items()):
+        if other := next((o for o in [*modes][:number] if modes[o] != value and _are_one(o, name)), None):
             text = f"{name} and {other} are one operator, and their values differ: {_words(value)} and {_words(modes[other])}"
             yield Wrong(("ByOpType", name), BadValue(text))
-        names |= dict.fromkeys(_meanings(name), name)
 
 
 def _words(value: Any) -> str:
     return str(value) if isinstance(value, str) else ", ".join(f"{k}:{','.join(v)}" for k, v in value.items())
 
 
-def _meanings(name: str) -> list[str]:
-    """What a name applies to: itself, and PyTorch's operators, which several types of CANN's may share."""
-    sign = "CANN's " if name in operators.CANN else ""
-    return [name, *(f"{sign}{op}" for op in operators.resolve(name) or ())]
-
-
-def _rivals(name: str) -> list[str]:
-    """What must not have a value already: the name itself; PyTorch's operators by their own names, and these by CANN's types."""
-    ops = operators.resolve(name) or ()
-    return [name, *ops, *(() if name in operators.CANN else (f"CANN's {op}" for op in ops))]
+def _are_one(name: str, other: str) -> bool:
+    """Whether two names mean an operator of PyTorch's; two of CANN's types may share one."""
+    shared = {*(operators.resolve(name) or ())} & {*(operators.resolve(other) or ())}
+    return name == other or (bool(shared) and not {name, other} <= operators.CANN.keys())
 
 
 def _no_o0_with_oom(data: Mapping[str, Sequence[str]]) -> Iterator[Wrong]:

@@ -12,7 +12,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Integral
-from os import PathLike, fsencode, fspath
+from os import PathLike, fspath
 from typing import Annotated, Any, SupportsFloat, SupportsIndex
 
 from msctx.errors import nearest
@@ -56,8 +56,6 @@ def plain(value: str) -> str:
 
 def show(value: Any) -> str:
     """A value as a message quotes it. Whatever a user gave must be shown: also what Python cannot print."""
-    if isinstance(value, int) and abs(value) > 10**4000:  # Python itself refuses
-        return "a number of thousands of digits"
     try:
         text = repr(value)
     except Exception as error:  # a __repr__ that raises; nested without end
@@ -232,10 +230,6 @@ class ShareKind(Kind):
         if not isinstance(value, float) and (isinstance(value, (bool, str)) or not isinstance(value, SupportsFloat)):
             is_quoted = isinstance(value, str) and re.fullmatch(r"[0-9.]+(e-?[0-9]+)?", value, re.I)
             hint = "write it without quotes" if is_quoted else ""
-            if (
-                isinstance(value, str) and is_quoted and re.fullmatch("[0-9]+e.*", value, re.I)
-            ):  # msctx reads files by YAML 1.2; yaml.safe_load does not
-                hint += f"; YAML 1.1 reads {value} as text, and {value.lower().replace('e', '.0e')} as a number"
             raise BadValue(f"{show(value)} is not a number", allowed=self.allowed, suggestion=hint)
         try:
             number = float(value)
@@ -306,14 +300,6 @@ def _near_size(value: str) -> str:
     return repaired if _SIZE.fullmatch(repaired) and repaired != value.strip() else ""
 
 
-def _is_encodable(text: str) -> bool:
-    try:
-        fsencode(text)
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 @dataclass(frozen=True)
 class TextKind(Kind):
     """Free text: names, paths, patterns. ``comma_list`` also takes a list and joins it with *separator*."""
@@ -333,7 +319,7 @@ class TextKind(Kind):
             raise BadValue(f"{show(value)} is not text", allowed=self.allowed, suggestion=hint)
         if not value.strip() and not self.empty:
             raise BadValue("the text is blank" if value else "the text is empty", allowed=self.allowed)
-        if "\0" in value or not _is_encodable(value):
+        if re.search("[\0\ud800-\udc7f\udd00-\udfff]", value):  # \udc80 … are bytes of a path that is not UTF-8
             raise BadValue(f"{show(value)} holds a character that neither a file nor a path can hold", allowed=self.allowed)
         return plain(value)
 

@@ -93,22 +93,18 @@ class Settings:
     option yields to another that overrides it (:mod:`msctx.options.rules`). Groups therefore merge key by key.
     """
 
-    def __init__(self, layers: Sequence[Layer] = (), outer: Settings | None = None) -> None:
-        """*outer*: what the layers are laid over, and need not go through again."""
-        own = tuple(layer for layer in layers if layer.settings)
-        self.layers: tuple[Layer, ...] = own if outer is None else outer.layers + own
+    def __init__(self, layers: Sequence[Layer] = ()) -> None:
+        self.layers = tuple(layer for layer in layers if layer.settings)
         self.plans: dict[Any, Any] = {}
         """Facts about a machine → what these come to there: kept with them, since a plan is pure."""
-        self._outer = outer
         self._on: dict[str, _OnDevice] = {}
-        self._highest: dict[str, Setting | None] = {} if outer is None else dict(outer._highest)  # None: only lost ones
-        self.devices: frozenset[str] = frozenset() if outer is None else outer.devices
+        self._highest: dict[str, Setting | None] = {}  # None: only lost ones
+        self.devices = frozenset(s.device for layer in self.layers for s in layer.settings.values() if s.device)
         """Those that some setting names by its group."""
-        for layer in own:
+        for layer in self.layers:
             for lost, _ in layer.lost:
                 self._highest.setdefault(lost.option.name, None)
             self._highest.update(_highest(layer))
-            self.devices = self.devices.union(s.device for s in layer.settings.values() if s.device)
 
     def all(self, name: str, device: str) -> list[Setting]:
         """Every setting of an option that applies to a device, the winning one first."""
@@ -134,13 +130,8 @@ class Settings:
         return any(name in self.on(d) or any(o.setting.option.name == name for o in self.overridden(d)) for d in DEVICES)
 
     def _at(self, device: str) -> _OnDevice:
-        waiting = [self]
-        while device not in waiting[-1]._on and (outer := waiting[-1]._outer) is not None:
-            waiting.append(outer)
-        for settings in reversed(waiting):
-            if device not in settings._on:
-                below = None if settings._outer is None else settings._outer._on[device]
-                settings._on[device] = _OnDevice(settings.layers, device, below)
+        if device not in self._on:
+            self._on[device] = _OnDevice(self.layers, device)
         return self._on[device]
 
     def __iter__(self) -> Iterator[str]:
@@ -172,28 +163,15 @@ class Overridden(NamedTuple):
 
 
 class _OnDevice:
-    """What layers come to on one device.
+    """What layers come to on one device."""
 
-    The lowest of them are known *below* already; they are gone through again only where a layer above competes with them.
-    """
-
-    def __init__(self, layers: Sequence[Layer], device: str, below: _OnDevice | None = None) -> None:
-        known = 0 if below is None else below.height
-        if below is not None and below.competes(s.option.name for layer in layers[known:] for s in layer.settings.values()):
-            known, below = 0, None
-        self.height: int = len(layers)
-        self.names: set[str] = set() if below is None else {*below.names}
-        self.files: set[str] = set() if below is None else {*below.files}  # those of which a key is among the names
+    def __init__(self, layers: Sequence[Layer], device: str) -> None:
         self.laid: dict[str, list[Setting]] = {}  # before options yield by a rule that always holds
         self.rivals: list[Setting] = []  # what of that may take another's place, the innermost first
         self.yielded: list[Overridden] = []
         self.level: dict[str, int] = {}  # name → the layer of the setting in force, from the outermost
-        for level in reversed(range(known, self.height)):
+        for level in reversed(range(len(layers))):
             self._lay(layers[level], level, device)
-        if below is not None:
-            self.laid |= {name: [*self.laid.get(name, ()), *found] for name, found in below.laid.items()}
-            self.yielded += below.yielded
-            self.level = below.level | self.level
         beaten = _beaten([found[0] for found in self.laid.values()], device)
         gone = {setting.option.name for setting, _ in beaten}
         self.found = {name: found for name, found in self.laid.items() if name not in gone}
@@ -201,10 +179,6 @@ class _OnDevice:
             *self.yielded,
             *(Overridden(s, by, self.level[by.option.name] > self.level[s.option.name]) for s, by in beaten),
         ]
-
-    def competes(self, names: Iterable[str]) -> bool:
-        """Whether options laid above may take the place of others here, or name a file anew whose keys are here."""
-        return any(name in self.files or not self.names.isdisjoint(rules.rivals(name)) for name in names)
 
     def _lay(self, layer: Layer, level: int, device: str) -> None:
         """Lay a layer under those laid already."""
@@ -215,9 +189,6 @@ class _OnDevice:
             self.laid.setdefault(setting.option.name, []).append(setting)
             self.rivals += [setting] if setting.option.name in rules.YIELDING else []
             self.level.setdefault(setting.option.name, level)
-        for setting in mine:
-            self.names.add(setting.option.name)
-            self.files.update(_files(setting.option.name))
 
     def _is_named_anew(self, setting: Setting) -> bool:
         """Whether the file that a setting is a key of was named anew further in."""

@@ -227,7 +227,7 @@ class _Reading:
             elif option is None:
                 self.problems.append(_unknown(inner, self.origin, parsed.mark((*keys[1:], "")) or inside))
             elif inner not in self.settings or self.settings[inner].via:  # what stands beside the file wins
-                found = _flag(option, found) if setting.option.content == "GRAPH_KERNEL_FLAGS" else found
+                found = _from_words(option, found) if setting.option.content == "GRAPH_KERNEL_FLAGS" else found
                 key = self._set(
                     option, inner, found, inside, partial(lambda p, at: parsed.mark((*p, *at)), keys[1:]), via=spelling
                 )
@@ -241,7 +241,7 @@ class _Reading:
                 place = self.written_out.get((setting.spelling, key), (*path, key))
                 mark = self.marks(place) if self.marks else None
                 spelling = f"{setting.spelling}.{key}"
-                found = self._set(option, spelling, _from_ge(option, text), mark, all_at(mark), via=setting.spelling)
+                found = self._set(option, spelling, _from_words(option, text), mark, all_at(mark), via=setting.spelling)
                 if found is not None and option.content:
                     self._open(found, mark)
 
@@ -249,18 +249,6 @@ class _Reading:
         """What single values do not show: two spellings of one option, and pairs that exclude each other."""
         for problem in contradictions(self.settings, self.origin):
             self.problems.append(replace(problem, mark=self.places.get(problem.path)))
-
-
-_TRUTH = {**dict.fromkeys(("true", "True", "on", "1"), True), **dict.fromkeys(("false", "False", "off", "0"), False)}
-
-
-def _flag(option: Option, text: Any) -> Any:
-    """The value of a flag of the graph kernel; what is neither a truth value nor a number is for the option's kind to report."""
-    if not isinstance(text, str):
-        return text
-    if option.kind is BOOL:
-        return _TRUTH.get(text, text)
-    return int(text) if not option.is_text and re.fullmatch("-?[0-9]{1,18}", text) else text
 
 
 def from_text(spelling: str, text: Any, *, bits: bool = False) -> Any:
@@ -281,11 +269,16 @@ _GE_WORDS = {"jit_compile": {"2": "auto", "1": "true", "0": "false"}}
 """Option → what the graph engine calls its values, where those are words of its own."""
 
 
-def _from_ge(option: Option, text: str) -> Any:
-    """The value of an option in CANN's form, where everything is text: ``"1"``, ``"true"``, ``"16"``."""
+_TRUTH = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+
+
+def _from_words(option: Option, text: Any) -> Any:
+    """The value of an option where everything is text, as in CANN's own keys and in flags: ``"1"``, ``"true"``, ``"16"``."""
+    if not isinstance(text, str):
+        return text
     text = _GE_WORDS.get(option.name, {}).get(text, text)
     if isinstance(option.kind, ValueKind) and option.kind.takes_truth and not option.choices:
-        return {"1": True, "0": False, "true": True, "false": False}.get(text.lower(), text)
+        return _TRUTH.get(text.lower(), text)
     is_number = isinstance(option.kind, IntKind) or any(isinstance(choice, int) for choice in option.choices)
     return int(text) if is_number and re.fullmatch(r"-?[0-9]{1,18}", text) else text
 

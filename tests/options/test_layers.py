@@ -51,21 +51,6 @@ def test_keys_tell_values_and_origins_apart() -> None:
     assert key(seed=1) != make_layer({"seed": 1}, "b").key
 
 
-def test_layers_laid_one_by_one_come_to_what_they_do_at_once() -> None:
-    """Also where one brings back what another had taken the place of: the third excludes the second, which excluded the first."""
-    given = ({"precision_mode": "force_fp32"}, {"precision_mode_v2": "origin"}, {"precision_mode": "force_fp16"})
-    more = ({"graph_kernel_flags": "--opt_level=2"}, {"enable_graph_kernel": True}, {"graph_kernel_flags": "--opt_level=1"})
-    layers = [make_layer(options, f"layer {i}") for i, options in enumerate((*given, {"seed": 1}, *more, {"seed": 2}))]
-    one_by_one = Settings()
-    for i, layer in enumerate(layers):
-        one_by_one, at_once = Settings([layer], one_by_one), Settings(layers[: i + 1])
-        assert list(one_by_one) == list(at_once)
-        for device in ("cpu", "cuda", "ascend"):
-            assert one_by_one.on(device) == at_once.on(device)
-            assert one_by_one.overridden(device) == at_once.overridden(device)
-            assert [one_by_one.get(name) for name in at_once] == [at_once.get(name) for name in at_once]
-
-
 # --- keyword arguments and presets ------------------------------------------------------------------------------------
 
 
