@@ -172,14 +172,3 @@ with msctx.context(device_target="Ascend", mode="GRAPH_MODE", precompile_only=Tr
     assert len(reached(three, precompile_only=False)) == 1
 assert len(reached(three)) == 1
 """)
-
-
-def test_a_graph_that_torchair_does_not_capture_runs_by_operator(capturing: Run) -> None:
-    """One of the sizes is that of a weight, by which torchair decides."""
-    capturing("""
-with warnings.catch_warnings(record=True) as told:
-    warnings.simplefilter("always")
-    found = reached(count=5, dynamic_input=True, dynamic_inputs_shape_range="getnext:[2~20,4]")
-assert found == ["aclnnAddmm", "aclnnRelu"], found
-assert any("Constraints violated" in str(one.message) and "runs eagerly" in str(one.message) for one in told), told
-""")

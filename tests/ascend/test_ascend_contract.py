@@ -24,14 +24,10 @@ OF_CANN = {"TE_PARALLEL_COMPILER", "HCCL_DETERMINISTIC"}
 """Variables that CANN reads, and not torch_npu."""
 
 
-OTHERS = ("2.12.0.post3", "2.14.0")
-"""Versions of torch_npu for other versions of torch: what is read of them alone."""
-
-
-@pytest.fixture(scope="module", params=["", *(pytest.param(version, marks=pytest.mark.full) for version in OTHERS)])
-def wheel(request: pytest.FixtureRequest) -> Path:
+@pytest.fixture(scope="module")
+def wheel() -> Path:
     try:
-        return (machine.fetched(request.param) if request.param else machine.wheel()) / "torch_npu"
+        return machine.wheel() / "torch_npu"
     except machine.NotHere as why:
         pytest.skip(f"there is no torch_npu to compare with: {why}")
 

@@ -8,14 +8,13 @@ pytestmark = pytest.mark.full
 Run = Callable[..., str]
 
 
-@pytest.mark.parametrize("nth", [1, 2, 3])
-def test_when_cann_takes_no_option_all_is_as_it_was(ascend: Run, nth: int) -> None:
-    ascend(f"""
+def test_when_cann_takes_no_option_all_is_as_it_was(ascend: Run) -> None:
+    ascend("""
         import os
         torch.ones(3, device="npu").sort()  # from now on CANN gets options of compiled operators at once
         calls()
         before = msctx.state()
-        fail("aclSetCompileopt", nth={nth})
+        fail("aclSetCompileopt", nth=2)
         try:
             msctx.context(
                 deterministic="ON", matmul_allow_hf32=True, conv_allow_hf32=False, op_compiler_cache_mode="force"
@@ -24,9 +23,9 @@ def test_when_cann_takes_no_option_all_is_as_it_was(ascend: Run, nth: int) -> No
             assert "error code is 500000" in str(error)
         else:
             raise AssertionError("CANN was to take nothing")
-        assert msctx.diff(before, msctx.state()) == {{}}
+        assert msctx.diff(before, msctx.state()) == {}
         assert "HCCL_DETERMINISTIC" not in os.environ
-        last = {{}}
+        last = {}
         for call in calls("aclSetCompileopt("):
             if "fails" not in call:
                 name, value = call[:-1].split("(")[1].split(", ")
@@ -48,21 +47,4 @@ def test_when_the_device_cannot_be_set_all_is_as_it_was(ascend: Run) -> None:
         else:
             raise AssertionError
         assert msctx.diff(before, msctx.state()) == {} and "HCCL_DETERMINISTIC" not in os.environ
-    """)
-
-
-def test_when_a_switch_cannot_be_put_back_the_others_are(ascend: Run) -> None:
-    ascend("""
-        torch.npu.set_device(0)
-        before = msctx.state()
-        context = msctx.context(device_target="Ascend", device_id=1, matmul_allow_hf32=True)
-        context.__enter__()
-        fail("aclrtSetDevice")
-        try:
-            context.__exit__(None, None, None)
-        except RuntimeError:
-            pass
-        else:
-            raise AssertionError("that the device was not put back must be reported")
-        assert msctx.diff(before, msctx.state()) == {}  # the second try succeeds
     """)

@@ -24,18 +24,6 @@ assert "ge.new" not in found
     )
 
 
-def test_a_key_of_a_session_wins_over_the_same_one_of_the_engine(compiling: Run) -> None:
-    """It goes with each graph, where the engine looks first."""
-    compiling(
-        """
-with msctx.context(ge_options={"global": {"ge.new": "engine"}, "session": {"ge.new": "graph"}}):
-    found = compiled()
-for kind, value in {"GEInitialize": "engine", "Session": "engine", "AddGraph": "graph"}.items():
-    assert sent(kind, found)["ge.new"] == value, kind
-"""
-    )
-
-
 def test_the_engine_is_initialised_once(compiling: Run) -> None:
     compiling(
         """
@@ -107,29 +95,6 @@ config = torchair.CompilerConfig()
 assert "aoe_mode" not in sent("AddGraph", compiled(config))
 assert config.aoe_config.aoe_mode.value is None
 assert len(tuned) == 3
-"""
-    )
-
-
-def test_graphs_that_the_program_dumps_itself_stay_where_it_wants_them(compiling: Run, tmp_path: Path) -> None:
-    compiling(
-        f"""
-import json, os
-from pathlib import Path
-folder = Path({str(tmp_path)!r})
-os.chdir(folder)  # torchair writes beside
-(folder / "own").mkdir()
-def dumped(config=None):
-    compiled(config)
-    (file,) = Path("ge_dump_data_json").glob("*.json")
-    found = json.loads(file.read_text())["dump"]
-    return Path(found["dump_path"]).relative_to(folder).parts[0], len(found["dump_list"])
-config = torchair.CompilerConfig()
-config.dump_config.enable_dump, config.dump_config.dump_path = True, str(folder / "own")
-assert dumped(config) == ("own", 1)
-with msctx.context(session={{"enable_dump": True}}, dump_path=str(folder / "ours")):
-    assert dumped() == ("ours", 1)
-assert dumped(config) == ("own", 2), "its list goes on"
 """
     )
 
@@ -210,25 +175,6 @@ with msctx.context(matmul_allow_hf32=True, conv_allow_hf32=False):
 torch.npu.matmul.allow_hf32 = True
 with msctx.context(conv_allow_hf32=False):
     assert sent("AddGraph", compiled())[KEY] == "01", "what no option names is as the program has it"
-"""
-    )
-
-
-def test_hf32_reaches_a_graph_after_the_first(compiling: Run) -> None:
-    compiling(
-        """
-with msctx.context(ge_options={"global": {"ge.exec.allow_hf32": "11"}}):
-    first = compiled()
-assert sent("GEInitialize", first)["ge.exec.allow_hf32"] == "10", "torchair's own, which the plan reports"
-kept = []
-function = torch.compile(lambda a: a + 1, backend=lambda graph, inputs: kept.append(1) or graph.forward)
-for on in (False, True, False):
-    with msctx.context(matmul_allow_hf32=on, conv_allow_hf32=False):
-        function(torch.ones(2))
-assert len(kept) == 2, "code for one is not used for the other"
-with msctx.context(matmul_allow_hf32=True, conv_allow_hf32=False):
-    assert sent("AddGraph", compiled())["ge.exec.allow_hf32"] == "01"
-assert sent("AddGraph", compiled()) == sent("AddGraph", first), "the engine was initialised without us"
 """
     )
 
@@ -364,20 +310,3 @@ with msctx.context(device_target="Ascend", op_compiler_cache_mode="force", op_co
 assert kept()[0] == b"enable" and msctx.state()["torch.compiler.cache"] is None
 """
     )
-
-
-def test_torchair_asks_where_the_options_are_laid_over_its_own(graphs: Run) -> None:
-    graphs("""
-        import inspect
-        import torchair
-        from torchair._ge_concrete_graph import fx2ge_converter
-        from torchair.core import _backend
-        from msctx.switches import torchair as switch
-        made = fx2ge_converter.GeConcreteGraph
-        assert "_normalize_ge_option" in vars(made)
-        assert isinstance(vars(made)["config"], property)
-        assert "self._config = config" in inspect.getsource(made.__init__)
-        assert hasattr(_backend, "_GLOBAL_COMPILE_OPTION")
-        taken = inspect.getsource(fx2ge_converter._get_ge_dump_options)
-        assert all(f'"{key}"' in taken for key in switch.DUMPS)
-    """)

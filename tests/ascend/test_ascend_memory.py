@@ -104,8 +104,6 @@ def test_a_cap_below_what_is_held_is_an_error_and_changes_nothing(ascend: Run) -
     [
         ({"mempool_block_size": "1GB"}, "aclrtMallocAlign32(536870912)"),
         ({"memory_optimize_level": "O1"}, "aclrtMallocPhysical(20971520)"),
-        ({"static_memory_policy": 3}, "aclrtMallocPhysical(20971520)"),
-        ({"static_memory_policy": 4}, "aclrtMallocPhysical(20971520)"),
         ({"mempool_block_size": "1GB", "static_memory_policy": 3}, "aclrtMallocPhysical(536870912)"),
         ({"mempool_block_size": "1GB", "max_device_memory": "2GB"}, "aclrtMallocAlign32(268435456)"),
     ],
@@ -119,44 +117,6 @@ def test_the_pool_takes_its_memory_as_the_options_have_it(ascend: Run, options: 
             assert found[-1] == {expected!r}, found
         assert segment() == PLAIN
     """)
-
-
-@pytest.mark.parametrize(
-    ("outer", "inner"),
-    [
-        ({"memory_optimize_level": "O1"}, {"memory_optimize_level": "O0"}),
-        ({"static_memory_policy": 3}, {"static_memory_policy": 0}),
-        ({"static_memory_policy": 4}, {"static_memory_policy": 2}),
-    ],
-)
-def test_an_inner_scope_has_segments_of_fixed_size_again(
-    ascend: Run, outer: dict[str, object], inner: dict[str, object]
-) -> None:
-    ascend(f"""
-        {SEGMENT.replace(chr(10), chr(10) + "        ")}
-        with msctx.context(device_target="Ascend", **{outer}):
-            assert segment()[-1] == "aclrtMallocPhysical(20971520)"
-            with msctx.context(**{inner}):
-                assert segment() == PLAIN
-            assert segment()[-1] == "aclrtMallocPhysical(20971520)"
-        assert segment() == PLAIN
-    """)
-
-
-def test_settings_of_the_user_that_exclude_others_are_kept_and_told_before_torch_npu_is(ascend: Run) -> None:
-    ascend(
-        """
-        import warnings
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            with msctx.context(device_target="Ascend", static_memory_policy=3):
-                torch.empty(5 << 20, dtype=torch.uint8, device="npu")
-        assert any("no expandable segments beside max_split_size_mb" in str(one.message) for one in told)
-        assert torch._C._accelerator_getAllocatorSettings() == "max_split_size_mb:64"
-        assert calls("aclrtMalloc", "aclrtReserve") == ["aclrtMallocAlign32(20971520)"]
-        """,
-        env={"PYTORCH_NPU_ALLOC_CONF": "max_split_size_mb:64"},
-    )
 
 
 def test_memory_that_is_not_reused_goes_back_at_once(ascend: Run) -> None:
@@ -219,9 +179,8 @@ def test_where_tensors_are_shows_in_copies_and_gradients_are_the_same(
 
 
 @pytest.mark.parametrize(
-    "options", [{"device_id": 0}, {"max_device_memory": "1GB"}, {"static_memory_policy": 3}, {"op_timeout": 9}]
+    ("options", "text"), [({"device_id": 0}, "max_split_size_mb:abc"), ({"max_device_memory": "1GB"}, "nonsense:1")]
 )
-@pytest.mark.parametrize("text", ["max_split_size_mb:abc", "nonsense:1"])
 def test_a_bad_text_of_the_users_is_an_error_before_anything_is_changed(
     ascend: Run, options: dict[str, object], text: str
 ) -> None:

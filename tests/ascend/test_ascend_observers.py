@@ -58,27 +58,6 @@ def test_an_operator_that_fails_leaves_its_inputs_and_those_before_it(ascend: Ru
     """)
 
 
-def test_what_fails_on_the_device_itself_leaves_its_inputs_too(ascend: Run, tmp_path: Path) -> None:
-    """CANN refuses the operator when it is launched."""
-    ascend(f"""
-        import os, pathlib
-        os.chdir({str(tmp_path)!r})
-        x = torch.randn(4, 4).npu()
-        torch.npu.synchronize()
-        fail("aclnnMm", 561103)
-        try:
-            with msctx.context(device_target="Ascend", enable_exception_dump=1, pynative_synchronize=True):
-                torch.mm(x, x)
-        except RuntimeError as error:
-            assert "561103" in str(error), error
-        else:
-            raise AssertionError
-        (file,) = pathlib.Path("extra-info").glob("mm.*.pt")
-        assert torch.load(file)["arguments"]["self"].shape == (4, 4)
-        os._exit(0)  # torch_npu takes the device for lost
-    """)
-
-
 def test_what_is_left_out_of_determinism_runs_without_it(ascend: Run) -> None:
     ascend("""
         layer, x = torch.nn.Linear(4, 4).npu(), torch.randn(4, 4).npu()
@@ -141,53 +120,6 @@ def test_backward_passes_of_functions_are_checked(ascend: Run) -> None:
             assert "Wrong" in str(error), error
         else:
             raise AssertionError
-    """)
-
-
-def test_values_of_backward_passes_are_left_out_since_the_device_has_no_float64(ascend: Run) -> None:
-    ascend("""
-        import warnings
-
-        class Wrong(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, x):
-                return x * 2
-
-            @staticmethod
-            def backward(ctx, gradient):
-                return gradient * 3
-
-        def checked(x):
-            try:
-                Wrong.apply(x).sum().backward()
-            except msctx.errors.GradientError as error:
-                return "a gradient of x that is not that of its forward" in str(error)
-
-        on_npu = torch.ones(3).npu().requires_grad_()
-        assert on_npu.double().dtype == torch.float32, "torch_npu's cast"
-        with warnings.catch_warnings(record=True) as told, msctx.context(check_bprop=True, check_bprop_values=True) as ctx:
-            warnings.simplefilter("always")
-            assert checked(torch.ones(3, requires_grad=True))
-            assert not checked(on_npu) and on_npu.grad.tolist() == [3.0] * 3
-            (row,) = [row for row in ctx.plan.rows if (row.device, row.option) == ("ascend", "check_bprop_values")]
-        assert row.status == "refused" and "float32" in row.reason, row
-        texts = [str(one.message) for one in told]
-        assert any("leaves out Wrong.backward" in text and "casts to torch.float64 on npu" in text for text in texts), texts
-    """)
-
-
-def test_a_session_infers_or_trains(ascend: Run) -> None:
-    ascend("""
-        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5)).npu()
-        x = torch.ones(2, 4).npu()
-        for mode, trains in ((0, False), (1, True)):
-            with msctx.session(device_target="Ascend", graph_run_mode=mode) as session:
-                session.watch(model)
-                calls()
-                y = session.run(model, x)
-            assert y.requires_grad is trains and y.is_inference() is not trains
-            found = [call for call in calls() if "Dropout" in call]
-            assert bool(found) is trains, found
     """)
 
 

@@ -64,67 +64,6 @@ def test_options_that_were_unset_get_the_value_in_effect_back(
 
 
 @pytest.mark.full
-def test_the_mode_of_the_cache_leaves_the_users_folder(ascend: Run) -> None:
-    ascend("""
-        import os, tempfile
-        os.chdir(tempfile.mkdtemp())
-        torch.npu.set_option({"ACL_OP_COMPILER_CACHE_DIR": "own"})
-        with msctx.context(op_compiler_cache_mode="disable", enable_compile_cache=True):
-            assert torch_npu._C._npu_getOption("ACL_OP_COMPILER_CACHE_DIR") == b"own"
-            assert torch_npu._C._npu_getOption("ACL_OP_COMPILER_CACHE_MODE") == b"disable"
-        assert torch_npu._C._npu_getOption("ACL_OP_COMPILER_CACHE_MODE") == b"enable"
-    """)
-
-
-@pytest.mark.full
-def test_a_list_of_types_stays_which_a_warning_reports(ascend: Run) -> None:
-    ascend("""
-        import warnings
-        def told(options):
-            with warnings.catch_warnings(record=True) as found:
-                warnings.simplefilter("always")
-                with msctx.context(**options):
-                    pass
-            return [str(one.message) for one in found]
-        limited = {"op_select_implmode": "high_precision", "optypelist_for_implmode": "SoftmaxV2"}
-        for_all = {"op_select_implmode": "high_precision"}
-        assert told(for_all) == []
-        try:
-            msctx.context(**limited, strict=True).__enter__()
-        except msctx.StrictError as error:
-            assert "no word for an empty list" in str(error)
-        else:
-            raise AssertionError("strict takes nothing that stays")
-        assert any("stays after this with-block: CANN has no word" in text for text in told(limited))
-        assert any("limited to SoftmaxV2, set before" in text for text in told(for_all)), told(for_all)
-        assert told({"op_select_implmode": "high_performance"}) == []
-        assert torch_npu._C._npu_getOption("ACL_OP_SELECT_IMPL_MODE") == b"high_performance"
-    """)
-
-
-@pytest.mark.full
-def test_no_empty_text_reaches_cann_when_entering_fails(ascend: Run) -> None:
-    """Checks of kernels are written first, and cannot be switched off again."""
-    ascend("""
-        import tempfile
-        from pathlib import Path
-        config = Path(tempfile.mkdtemp()) / "a.cfg"
-        config.write_text("op_debug_config = oom")
-        torch.ones(4, device="npu").erfinv_()
-        calls()
-        fail("aclrtSetOpExecuteTimeOutV2")
-        try:
-            msctx.context(op_debug_config=str(config), op_timeout=9).__enter__()
-        except msctx.MsctxError as error:
-            assert "op_timeout did not take 9" in str(error), error
-        else:
-            raise AssertionError("the call was to fail")
-        found = calls("aclSetCompileopt(ACL_OP_DEBUG_OPTION")
-        assert found == ["aclSetCompileopt(ACL_OP_DEBUG_OPTION, oom)"], found
-    """)
-
-
-@pytest.mark.full
 def test_what_torch_npu_cannot_switch_off_again_is_reported(ascend: Run) -> None:
     ascend("""
         import tempfile, warnings
@@ -211,19 +150,6 @@ def test_the_time_of_an_operator_arrives_after_torch_npus_own(ascend: Run) -> No
         assert msctx.state()["torch.npu.op_timeout"] is None
         with msctx.context(op_timeout=9):
             assert calls("aclrtSetOpExecuteTimeOut")[-1] == "aclrtSetOpExecuteTimeOutV2(9000000)", "over the program's own"
-    """)
-
-
-@pytest.mark.full
-def test_an_operator_that_may_take_longer_than_torch_npu_can_count(ascend: Run) -> None:
-    ascend("""
-        import warnings
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            with msctx.context(op_execute_timeout=2**32 - 1):
-                pass
-        assert calls("aclrtSetOpExecuteTimeOut") == []
-        assert any("at most 4294967 seconds" in str(one.message) for one in told), [str(one.message) for one in told]
     """)
 
 
@@ -346,44 +272,6 @@ def test_a_file_of_the_users_own_is_kept_beside_it(ascend: Run) -> None:
     """)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("call", ["msctx.set_context({})", "msctx.context({}).__enter__()"])
-@pytest.mark.parametrize("own", [True, False])
-def test_the_file_is_as_it_was_where_a_call_fails(ascend: Run, own: bool, call: str) -> None:
-    ascend(f"""
-        import os, tempfile
-        from pathlib import Path
-        from msctx.switches import SWITCHES
-        file = Path(tempfile.mkdtemp()) / "acl.json"
-        file.write_text('{{"dump": {{"dump_list": [{{"model_name": "net"}}], "dump_path": "kept"}}}}')
-        name = "TORCH_ACL_INIT_CONFIG_PATH"
-        if {own}:
-            os.environ[name] = str(file)
-        found = os.environ.get(name)
-        def failing(seconds):
-            assert os.environ.get(name) != found, "it was written before"
-            raise RuntimeError("the call fails")
-        object.__setattr__(SWITCHES["torch.npu.op_timeout"], "write", failing)
-        try:
-            {call.format('exception_dump="1", op_timeout=9')}
-        except msctx.MsctxError as error:
-            assert "op_timeout did not take 9" in str(error), error
-        else:
-            raise AssertionError("the call was to fail")
-        assert os.environ.get(name) == found
-    """)
-
-
-@pytest.mark.full
-def test_no_dump_at_all_needs_a_file_without_one(ascend: Run) -> None:
-    ascend("""
-        import json, os
-        msctx.set_context(exception_dump="0")
-        assert "dump" not in json.load(open(os.environ["TORCH_ACL_INIT_CONFIG_PATH"]))
-        torch.npu.set_device(0)
-    """)
-
-
 # --- what is sent, against torch_npu itself ---------------------------------------------------------------------------
 
 
@@ -412,37 +300,3 @@ def test_torch_npu_has_every_option_and_takes_every_value_that_is_sent(ascend: R
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_call_that_fails_while_a_context_is_entered_leaves_everything_as_it_was(ascend: Run) -> None:
-    ascend("""
-        torch.npu.set_device(0)
-        torch.npu.current_stream()
-        before = msctx.state()
-        calls()
-        fail("aclrtSetOpExecuteTimeOutV2")
-        try:
-            msctx.context(matmul_allow_hf32=True, jit_compile="true", stream_sync_timeout=900, op_timeout=9).__enter__()
-        except msctx.MsctxError as error:
-            assert "torch.npu.op_timeout did not take 9" in str(error), error
-        else:
-            raise AssertionError("the call was to fail")
-        changed = {name: (value, msctx.state()[name]) for name, value in before.items() if msctx.state()[name] != value}
-        assert not changed, changed
-        assert not torch.npu.matmul.allow_hf32
-        with msctx.context(op_timeout=9):
-            assert calls("aclrtSetOpExecuteTimeOutV2")[-1] == "aclrtSetOpExecuteTimeOutV2(9000000)"
-    """)
-
-
-@pytest.mark.full
-def test_looking_initialises_nothing(ascend: Run) -> None:
-    ascend("""
-        msctx.state()
-        for name in ("jit_compile", "op_timeout", "exception_dump", "max_device_memory"):
-            msctx.explain({name: {"jit_compile": "true", "exception_dump": "1"}.get(name, 9 << 30 if "memory" in name else 9)})
-        with msctx.context(matmul_allow_hf32=True, jit_compile="true", stream_sync_timeout=9, buffer_optimize="off_optimize"):
-            msctx.state()
-        assert not torch.npu.is_initialized()
-        assert calls() == []
-    """)

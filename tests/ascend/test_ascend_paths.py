@@ -55,66 +55,6 @@ assert recorded() == [f"aclGenGraphAndDumpForOp(MatMul, {second / 'tuned'})"]
     )
 
 
-def test_what_stays_is_compared_by_where_it_leads(compiling_in_folders: Run) -> None:
-    """Once a with-block is left, the same text in another directory is another file, and the same file is the same."""
-    compiling_in_folders(
-        """
-def warned(file, path, compiles=False):
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        with msctx.context(device_target="Ascend", fusion_switch_file=file, aoe_tune_mode="offline", work_path=path):
-            inside = compiled() if compiles else []
-    return inside, [str(one.message) for one in found]
-os.chdir(first)
-warned("a.json", "tuned")
-os.chdir(second)
-inside, messages = warned("a.json", "tuned", compiles=True)
-assert sent("GEInitialize", inside)["ge.fusionSwitchFile"] == str(second / "a.json")
-assert sum("stays after this with-block" in text for text in messages) == 2, messages
-assert recorded() == [f"aclGenGraphAndDumpForOp(MatMul, {second / 'tuned'})"]
-os.chdir(first)
-_, messages = warned("../second/a.json", str(second / "tuned"))
-assert not messages, "they are in force already"
-_, messages = warned("a.json", str(second / "tuned"))
-assert any("comes too late" in text and str(second / "a.json") in text for text in messages), messages
-"""
-    )
-
-
-def test_the_text_of_a_path_goes_with_whoever_set_it(compiling_in_folders: Run) -> None:
-    """A call that failed leaves no text behind, and what is in force already belongs to whoever asks for it now."""
-    compiling_in_folders(
-        """
-warnings.simplefilter("ignore")
-def fails(**options):
-    fail("aclrtSetOpExecuteTimeOutV2")
-    try:
-        msctx.context(device_target="Ascend", op_timeout=9, **options).__enter__()
-    except msctx.errors.SwitchError:
-        return
-    raise AssertionError("op_timeout was to fail")
-file = lambda: msctx.state()["torch.npu.engine_options"]["ge.fusionSwitchFile"]
-os.chdir(first)
-fails(aoe_tune_mode="offline", work_path="tuned")
-os.chdir(second)
-with msctx.context(device_target="Ascend", aoe_tune_mode="offline", work_path="tuned"):
-    assert recorded() == [f"aclGenGraphAndDumpForOp(MatMul, {second / 'tuned'})"]
-os.chdir(first)
-fails(aoe_tune_mode="offline", work_path="tuned")
-assert recorded() == [f"aclGenGraphAndDumpForOp(MatMul, {second / 'tuned'})"], "as before the call"
-with msctx.context(device_target="Ascend", fusion_switch_file="a.json"):
-    pass
-msctx.set_context(device_target="Ascend", fusion_switch_file="a.json")
-os.chdir(second)
-msctx.set_context(seed=1)
-assert file() == str(first / "a.json"), "in force before, and set_context's now"
-fails(fusion_switch_file="b.json")
-msctx.set_context(seed=2)
-assert file() == str(first / "a.json")
-"""
-    )
-
-
 def test_the_same_relative_path_under_another_directory_is_other_code(compiling_in_folders: Run) -> None:
     """Compiled code keeps the place that it was given, and is not run where the text means another one."""
     compiling_in_folders(
@@ -131,17 +71,5 @@ for name in names:
             with msctx.context(seed=1):  # what is in force stays where it is
                 function(torch.ones(2))
     assert len(places) == 2 * (names.index(name) + 1), (name, places)
-"""
-    )
-
-
-def test_the_file_of_op_debug_config_stays_where_it_was_when_it_was_set(compiling_in_folders: Run) -> None:
-    compiling_in_folders(
-        """
-os.chdir(first)
-Path("op_debug.cfg").write_text("op_debug_config = dump_loc")
-with msctx.context(device_target="Ascend", op_debug_config="op_debug.cfg"):
-    os.chdir("/")
-    assert sent("AddGraph", compiled())["ge.exec.opDebugConfig"] == str(first / "op_debug.cfg")
 """
     )

@@ -254,21 +254,6 @@ else:
 """)
 
 
-def test_all_threads_compute_the_same_bits(on_910a: Run) -> None:
-    on_910a("""
-from concurrent.futures import ThreadPoolExecutor
-torch.manual_seed(4)
-a, b = torch.randn(16, 32).npu(), torch.randn(32, 16).npu()
-with msctx.context(device_target="Ascend", matmul_algo="fp16x3") as ctx:
-    expected = (a @ b).cpu()
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: (a @ b).cpu(), range(20)))
-assert all(torch.equal(one, expected) for one in found)
-(row,) = ctx.choices()
-assert row.calls == 21
-""")
-
-
 def test_later_chips_have_float32_of_their_own(ascend: Run) -> None:
     ascend(
         PREPARE

@@ -107,24 +107,6 @@ int aclDestroyIntArray(const aclIntArray* array) {
   return 0;
 }
 
-aclBoolArray* aclCreateBoolArray(const bool* values, uint64_t count) { return new aclBoolArray(values, values + count); }
-
-int aclDestroyBoolArray(const aclBoolArray* array) {
-  delete array;
-  return 0;
-}
-
-aclScalarList* aclCreateScalarList(const aclScalar* const* scalars, uint64_t count) {
-  auto* list = new aclScalarList;
-  for (uint64_t i = 0; i < count; i++) list->push_back(scalars[i]->value);
-  return list;
-}
-
-int aclDestroyScalarList(const aclScalarList* list) {
-  delete list;
-  return 0;
-}
-
 aclTensorList* aclCreateTensorList(const aclTensor* const* tensors, uint64_t count) {
   return new aclTensorList(tensors, tensors + count);
 }
@@ -166,6 +148,13 @@ EXECUTES(aclnnMv)(const aclTensor* a, const aclTensor* b, aclTensor* out, int8_t
 EXECUTES(aclnnDot)(const aclTensor* a, const aclTensor* b, aclTensor* out, LATER) {
   OPERATOR(name(a->dtype));
   return later(workspace, executor, product(*a, *b, *out, 0));
+}
+
+// Recorded, not computed.
+EXECUTES(aclnnConvolution)(const aclTensor* in, const aclTensor*, const aclTensor*, const aclIntArray*, const aclIntArray*,
+                           const aclIntArray*, bool, const aclIntArray*, int64_t, aclTensor*, int8_t cube, LATER) {
+  ON_MATRIX_UNIT(in, cube);
+  return later(workspace, executor, [] {});
 }
 
 // --- copies and constants ------------------------------------------------------------------------------------------------------
@@ -333,34 +322,11 @@ EXECUTES(aclnnIsClose)(const aclTensor* a, const aclTensor* b, double relative, 
                }));
 }
 
-EXECUTES(aclnnInplaceLerps)(aclTensor* in, const aclTensor* end, const aclScalar* weight, LATER) {
-  OPERATOR(name(in->dtype), weight->value);
-  return later(workspace, executor, map(*in, *end, *in, [k = weight->value](double x, double y) { return x + k * (y - x); }));
-}
-
-EXECUTES(aclnnInplaceAddcdiv)(aclTensor* in, const aclTensor* a, const aclTensor* b, const aclScalar* factor, LATER) {
-  OPERATOR(name(in->dtype), factor->value);
-  return later(workspace, executor, [x = *in, a = *a, b = *b, k = factor->value] {
-    each(x.sizes, [&](const Sizes& i) { set(x, i, get(x, i) + k * get(a, i) / get(b, i)); });
-  });
-}
-
-EXECUTES(aclnnThresholdBackward)(const aclTensor* grad, const aclTensor* in, const aclScalar* threshold, aclTensor* out, LATER) {
-  OPERATOR(name(grad->dtype));
-  return later(workspace, executor,
-               map(*grad, *in, *out, [t = threshold->value](double g, double x) { return x > t ? g : 0; }));
-}
-
 // --- sums ----------------------------------------------------------------------------------------------------------------------
 
 EXECUTES(aclnnReduceSum)(const aclTensor* in, const aclIntArray* dims, bool, aclDataType dtype, aclTensor* out, LATER) {
   OPERATOR(name(in->dtype), name(dtype));
   return later(workspace, executor, sum(*in, *dims, *out, false));
-}
-
-EXECUTES(aclnnMean)(const aclTensor* in, const aclIntArray* dims, bool, aclDataType dtype, aclTensor* out, LATER) {
-  OPERATOR(name(in->dtype), name(dtype));
-  return later(workspace, executor, sum(*in, *dims, *out, true));
 }
 
 EXECUTES(aclnnAll)(const aclTensor* in, const aclIntArray* dims, bool, aclTensor* out, LATER) {
@@ -371,22 +337,6 @@ EXECUTES(aclnnAll)(const aclTensor* in, const aclIntArray* dims, bool, aclTensor
 EXECUTES(aclnnAny)(const aclTensor* in, const aclIntArray* dims, bool, aclTensor* out, LATER) {
   OPERATOR(name(in->dtype));
   return later(workspace, executor, fold(*in, *dims, *out, 0, [](double any, double x) { return any || x; }));
-}
-
-EXECUTES(aclnnArgMax)(const aclTensor* in, int64_t dim, bool, aclTensor* out, LATER) {
-  OPERATOR(name(in->dtype));
-  if (dim < 0) dim += in->sizes.size();
-  return later(workspace, executor, [=, in = *in, out = *out] {
-    std::vector<double> found;
-    rows(in.sizes, dim, [&](Sizes i) {
-      int64_t best = 0;
-      double most = -INFINITY;
-      for (i[dim] = 0; i[dim] < in.sizes[dim]; i[dim]++)
-        if (const double x = get(in, i); x > most) most = x, best = i[dim];
-      found.push_back(static_cast<double>(best));
-    });
-    fill(out, found);
-  });
 }
 
 EXECUTES(aclnnMax)(const aclTensor* in, aclTensor* out, LATER) {
@@ -415,100 +365,6 @@ EXECUTES(aclnnSoftmax)(const aclTensor* in, int64_t dim, aclTensor* out, LATER) 
       for (i[dim] = 0; i[dim] < in.sizes[dim]; i[dim]++) set(out, i, std::exp(get(in, i) - most) / total);
     });
   });
-}
-
-EXECUTES(aclnnLogSoftmax)(const aclTensor* in, int64_t dim, aclTensor* out, LATER) {
-  OPERATOR(name(in->dtype));
-  if (dim < 0) dim += in->sizes.size();
-  return later(workspace, executor, [=, in = *in, out = *out] {
-    rows(in.sizes, dim, [&](Sizes i) {
-      double most = -INFINITY, total = 0;
-      for (i[dim] = 0; i[dim] < in.sizes[dim]; i[dim]++) most = std::fmax(most, get(in, i));
-      for (i[dim] = 0; i[dim] < in.sizes[dim]; i[dim]++) total += std::exp(get(in, i) - most);
-      for (i[dim] = 0; i[dim] < in.sizes[dim]; i[dim]++) set(out, i, get(in, i) - most - std::log(total));
-    });
-  });
-}
-
-EXECUTES(aclnnLogSoftmaxBackward)(const aclTensor* grad, const aclTensor* result, int64_t dim, aclTensor* out, LATER) {
-  OPERATOR(name(grad->dtype));
-  if (dim < 0) dim += grad->sizes.size();
-  return later(workspace, executor, [=, grad = *grad, result = *result, out = *out] {
-    rows(grad.sizes, dim, [&](Sizes i) {
-      double total = 0;
-      for (i[dim] = 0; i[dim] < grad.sizes[dim]; i[dim]++) total += get(grad, i);
-      for (i[dim] = 0; i[dim] < grad.sizes[dim]; i[dim]++) set(out, i, get(grad, i) - std::exp(get(result, i)) * total);
-    });
-  });
-}
-
-EXECUTES(aclnnNLLLoss)(const aclTensor* in, const aclTensor* target, const aclTensor*, int64_t reduction, int64_t, aclTensor* out,
-                       aclTensor* weight, LATER) {
-  OPERATOR(name(in->dtype));
-  return later(workspace, executor, [=, in = *in, target = *target, out = *out, weight = *weight] {
-    const int64_t many = in.sizes[0];
-    double total = 0;
-    for (int64_t i = 0; i < many; i++) {
-      const double loss = -get(in, {i, static_cast<int64_t>(get(target, {i}))});
-      if (reduction == 0) set(out, {i}, loss);
-      total += loss;
-    }
-    if (reduction != 0) set(out, Sizes(out.sizes.size()), reduction == 1 ? total / many : total);
-    set(weight, Sizes(weight.sizes.size()), many);
-  });
-}
-
-EXECUTES(aclnnNLLLossBackward)(const aclTensor* grad, const aclTensor*, const aclTensor* target, const aclTensor*, int64_t reduction,
-                               int64_t, const aclTensor*, aclTensor* out, LATER) {
-  OPERATOR(name(grad->dtype));
-  return later(workspace, executor, [=, grad = *grad, target = *target, out = *out] {
-    const int64_t many = out.sizes[0];
-    each(out.sizes, [&](const Sizes& i) {
-      const double one = reduction == 0 ? get(grad, {i[0]}) : get(grad, Sizes(grad.sizes.size())) / (reduction == 1 ? many : 1);
-      set(out, i, static_cast<int64_t>(get(target, {i[0]})) == i[1] ? -one : 0);
-    });
-  });
-}
-
-// --- lists of tensors, as optimizers have them -----------------------------------------------------------------------------------
-
-// Each list is one operator; what it does to its tensors, one after the other.
-#define OF_LISTS(...)                                                         \
-  std::vector<std::function<void()>> parts;                                   \
-  for (size_t i = 0; i < out->size(); i++) parts.push_back(__VA_ARGS__);      \
-  return later(workspace, executor, [parts] { for (const auto& part : parts) part(); })
-
-EXECUTES(aclnnForeachMulScalarV2)(const aclTensorList* in, const aclScalar* factor, const aclTensorList* out, LATER) {
-  OPERATOR(name(in->front()->dtype), factor->value);
-  OF_LISTS(map(*(*in)[i], *(*out)[i], [k = factor->value](double x) { return k * x; }));
-}
-
-EXECUTES(aclnnForeachAddListV2)(const aclTensorList* a, const aclTensorList* b, const aclScalar* factor, const aclTensorList* out, LATER) {
-  OPERATOR(name(a->front()->dtype), factor->value);
-  OF_LISTS(map(*(*a)[i], *(*b)[i], *(*out)[i], [k = factor->value](double x, double y) { return x + k * y; }));
-}
-
-EXECUTES(aclnnForeachSqrt)(const aclTensorList* in, const aclTensorList* out, LATER) {
-  OPERATOR(name(in->front()->dtype));
-  OF_LISTS(map(*(*in)[i], *(*out)[i], [](double x) { return std::sqrt(x); }));
-}
-
-EXECUTES(aclnnForeachDivScalarList)(const aclTensorList* in, const aclScalarList* divisors, const aclTensorList* out, LATER) {
-  OPERATOR(name(in->front()->dtype));
-  OF_LISTS(map(*(*in)[i], *(*out)[i], [k = (*divisors)[i]](double x) { return x / k; }));
-}
-
-EXECUTES(aclnnForeachAddcmulScalarV2)(const aclTensorList* in, const aclTensorList* a, const aclTensorList* b, const aclScalar* factor,
-                                      const aclTensorList* out, LATER) {
-  OPERATOR(name(in->front()->dtype), factor->value);
-  OF_LISTS([x = *(*in)[i], a = *(*a)[i], b = *(*b)[i], out = *(*out)[i], k = factor->value] {
-    each(out.sizes, [&](const Sizes& j) { set(out, j, get(x, j) + k * get(a, j) * get(b, j)); });
-  });
-}
-
-EXECUTES(aclnnForeachAddScalarV2)(const aclTensorList* in, const aclScalar* added, const aclTensorList* out, LATER) {
-  OPERATOR(name(in->front()->dtype), added->value);
-  OF_LISTS(map(*(*in)[i], *(*out)[i], [k = added->value](double x) { return x + k; }));
 }
 
 }  // extern "C"

@@ -27,12 +27,6 @@ struct aclScalar {
 struct aclIntArray : Sizes {
   using Sizes::Sizes;
 };
-struct aclBoolArray : std::vector<bool> {
-  using std::vector<bool>::vector;
-};
-struct aclScalarList : std::vector<double> {
-  using std::vector<double>::vector;
-};
 struct aclTensorList : std::vector<const aclTensor*> {
   using std::vector<const aclTensor*>::vector;
 };
@@ -152,18 +146,6 @@ inline char* place(const aclTensor& tensor, const Sizes& index) {
 
 inline double get(const aclTensor& tensor, const Sizes& index) { return load(tensor.dtype, place(tensor, index)); }
 inline void set(const aclTensor& tensor, const Sizes& index, double value) { store(tensor.dtype, place(tensor, index), value); }
-
-// All elements, in order.
-inline std::vector<double> values(const aclTensor& tensor) {
-  std::vector<double> found;
-  found.reserve(count(tensor.sizes));
-  each(tensor.sizes, [&](const Sizes& i) { found.push_back(get(tensor, i)); });
-  return found;
-}
-inline void fill(const aclTensor& tensor, const std::vector<double>& found) {
-  auto next = found.begin();
-  each(tensor.sizes, [&](const Sizes& i) { set(tensor, i, *next++); });
-}
 
 inline int later(uint64_t* workspace, aclOpExecutor** executor, std::function<void()> run) {
   *workspace = 0;
