@@ -4,13 +4,13 @@ products of a sum are alike but for two scales, so that what is cut or rounded o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from cases import Case, case
 from checks import Array, Tensors, distance, largest, stored, terms, truth_of
 
-from kernels import BACKWARD_WEIGHT, FACTORS, FORWARD, Kernels, Row
+from kernels import FACTORS, Kernels, Row
 
 ATTACKED = (
     case(1, 2, 3, (1, 9), 3, padding=1),  # taps over padding alone
@@ -39,7 +39,6 @@ DEEP = (
     case(1, 2, 2, (32, 32), 5, padding=2),
 )
 """Sums of many products, along channels or positions."""
-Kind = Literal["opposite halves", "one way"]
 BASES = ("normal", "uniform", "ones")
 Change = tuple[int, tuple[Any, ...], float]
 """Which factor, which block of it, by what it is multiplied; 0 clears it."""
@@ -91,46 +90,6 @@ def mutated(generator: np.random.Generator, attack: Attack, each: Case, op: int)
     else:
         changes.append(_change(generator, each, op))
     return Attack(str(generator.choice(BASES)) if generator.integers(8) == 0 else attack.base, tuple(changes[-5:]))
-
-
-def _scales(generator: np.random.Generator, kind: Kind, depth: int) -> tuple[Array, Array]:
-    """Of the products of a sum, for both factors.
-
-    Opposite halves: one factor is large in one half of them, the other in the other half, so that the largest values never meet. One
-    way: few products of 1, which no other reaches, and each addition of those rounds alike.
-    """
-    if kind == "opposite halves":
-        halves = np.where(np.arange(depth) < depth // 2, 1.0, 10.0 ** -generator.uniform(0.5, 9))
-        return halves, halves[::-1]
-    run = int(generator.choice([32, 64, 128, 256, 256, 256, 512, depth]))
-    exponent, part = generator.uniform(0, 30), generator.uniform()
-    small = 2.0 ** -(exponent * part), 2.0 ** -(exponent * (1 - part))
-    first, second = (np.where(np.arange(depth) % run == 0, 1.0, s * generator.uniform(0.5, 1)) for s in small)
-    return first, second
-
-
-def _alike(generator: np.random.Generator, shape: tuple[int, ...], along: tuple[int, ...], scales: Array) -> Array:
-    """One value or one pattern, times a scale for each place of the axes *along*."""
-    pattern = [1 if axis in along else size for axis, size in enumerate(shape)]
-    values = (
-        generator.standard_normal(pattern),
-        generator.uniform(0.5, 1, pattern),
-        np.full(pattern, generator.uniform(0.5, 1)),
-    )
-    scaled = np.resize(scales, np.prod([shape[axis] for axis in along])).reshape(
-        [size if axis in along else 1 for axis, size in enumerate(shape)]
-    )
-    return np.broadcast_to(values[generator.integers(3)] * scaled, shape).astype(np.float32)
-
-
-def products_alike(generator: np.random.Generator, each: Case, op: int, kind: Kind) -> Tensors:
-    """The products of a sum are along channels, of a weight gradient along images and positions."""
-    given = [np.zeros(shape, np.float32) for shape in each.shapes]
-    depth = each.n * int(np.prod(each.out)) if op == BACKWARD_WEIGHT else (each.c if op == FORWARD else each.k) // each.groups
-    along = ((1,), (1,)) if op == FORWARD else ((1,), (0,)) if op != BACKWARD_WEIGHT else ((0, 2, 3), (0, 2, 3))
-    for which, axes, scales in zip(FACTORS[op], along, _scales(generator, kind, depth), strict=True):
-        given[which] = _alike(generator, each.shapes[which], axes, scales)
-    return given[0], given[1], given[2]
 
 
 def never_meeting(generator: np.random.Generator, each: Case) -> Tensors:

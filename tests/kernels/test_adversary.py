@@ -4,11 +4,11 @@ import os
 
 import numpy as np
 import pytest
-from adversary import ATTACKED, DEEP, Kind, never_meeting, products_alike, ratio, worst
+from adversary import ATTACKED, DEEP, never_meeting, ratio, worst
 from cases import case
 from checks import distance, largest, stored, takes, truth_of
 
-from kernels import BACKWARD_WEIGHT, FACTORS, FORWARD, ROWS, Kernels, Row
+from kernels import BACKWARD_WEIGHT, FORWARD, ROWS, Kernels, Row
 
 ROUNDS = int(os.environ.get("ADVERSARY_ROUNDS", "6"))
 
@@ -20,21 +20,6 @@ def test_no_data_breaks_the_bound(kernels: Kernels, row: Row) -> None:
         for each in (c for c in ATTACKED if takes(row, c)):
             value, attack = worst(kernels, row, each, isa, ROUNDS)
             broken += [f"{isa}, {each}: {value:.3g} times the bound by {attack}"] if not value <= 1 else []
-    assert not broken
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("kind", ["opposite halves", "one way"])
-@pytest.mark.parametrize("row", ROWS, indirect=True)
-def test_products_alike_do_not_break_the_bound(kernels: Kernels, row: Row, kind: Kind) -> None:
-    """What a sum cuts or rounds of each product adds up where all are alike."""
-    broken = []
-    for isa in row.isas[:1] if row.same_on_every_isa else row.isas:
-        for each in (c for c in DEEP if takes(row, c)):
-            for seed in range(ROUNDS):
-                given = products_alike(np.random.default_rng([seed, len(str(each))]), each, row.op, kind)
-                value = ratio(kernels, row, each, given, isa)
-                broken += [f"{isa}, {each}, seed {seed}: {value:.3g} times the bound"] if not value <= 1 else []
     assert not broken
 
 
@@ -50,32 +35,26 @@ def test_large_values_that_never_meet_do_not_break_the_bound(kernels: Kernels, r
     assert not broken
 
 
-@pytest.mark.parametrize("values", ["normal", "uniform", "rectified"])
 @pytest.mark.parametrize("row", [row for row in ROWS if "tiles" in row], indirect=True)
-def test_ordinary_data_is_computed_once(kernels: Kernels, row: Row, values: str) -> None:
+def test_ordinary_data_is_computed_once(kernels: Kernels, row: Row) -> None:
     """The bound leaves room for it: what is cut of it is compared with sums of magnitudes, not with results that cancel."""
     draw = np.random.default_rng(0)
     for each in (case(1, 64, 64, (14, 14), 3, padding=1), case(1, 512, 64, (7, 7), 1), case(2, 128, 96, (9, 8), 3, padding=1)):
         if not takes(row, each):
             continue
         for isa in row.isas:
-            given = [
-                (draw.random(s) if values == "uniform" else draw.standard_normal(s)).astype(np.float32) for s in each.shapes
-            ]
-            if values == "rectified":
-                given[FACTORS[row.op][0]] = np.maximum(given[FACTORS[row.op][0]], 0)
+            given = [draw.standard_normal(s).astype(np.float32) for s in each.shapes]
             assert not kernels.run_in_place(row, each, given, isa), (isa, each)
 
 
-@pytest.mark.parametrize("outlier", [1e4, 1e12])
 @pytest.mark.parametrize("row", [row for row in ROWS if "tiles" in row], indirect=True)
-def test_an_outlier_that_nothing_reads_costs_no_digits(kernels: Kernels, row: Row, outlier: float) -> None:
+def test_an_outlier_that_nothing_reads_costs_no_digits(kernels: Kernels, row: Row) -> None:
     """Sums of so few products that the outlier is never far above the mean: a tap over padding alone, and a row past the windows."""
     of_weights = row.op == BACKWARD_WEIGHT
     each = case(2, 4, 5, (10, 9), 3, 2) if of_weights else case(1, 2, 3, (1, 9), 3, padding=1)
     assert takes(row, each)
     x, w, y = (t.copy() for t in stored(each))
-    (x if of_weights else w)[0, 0, 9 if of_weights else 0, 1] = outlier
+    (x if of_weights else w)[0, 0, 9 if of_weights else 0, 1] = 1e12
     right = truth_of(kernels, row.op, each, (x, w, y))
     assert largest(right) < 100, "it is read"
     for isa in row.isas:

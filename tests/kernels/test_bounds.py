@@ -82,21 +82,20 @@ def test_denormal_inputs_are_not_flushed(kernels: Kernels, row: Row, factor: int
             assert distance(result, right) <= kernels.error(row, each) * largest(right) + lost
 
 
-@pytest.mark.parametrize("tiny", [1e-39, 1e-41, 1e-43])
-def test_denormal_values_beside_normal_ones(kernels: Kernels, row: Row, tiny: float) -> None:
+def test_denormal_values_beside_normal_ones(kernels: Kernels, row: Row) -> None:
     """They meet large values, so that the results are normal numbers; transforms would lose the little that they hold."""
     each = case(1, 2, 2, 12, 3, groups=2)
     if not takes(row, each):
         return
     for factors in (FACTORS[row.op], FACTORS[row.op][::-1]):
         given = list(stored(each))
-        for index, scales in zip(factors, ((tiny, 1e-28), (1e16, 1e-12)), strict=True):
+        for index, scales in zip(factors, ((1e-41, 1e-28), (1e16, 1e-12)), strict=True):
             shape = (-1, 1, 1, 1) if index == WEIGHT else (-1, 1, 1)
             given[index] = (given[index].astype(np.float64) * np.reshape(scales, shape)).astype(np.float32)
         assert excess(kernels, row, each, (given[0], given[1], given[2]), truth_of(kernels, row.op, each, tuple(given))) <= 1
 
 
-@pytest.mark.parametrize("scales", [(1e-42, 1e-42), (1e-36, 1e-36), (0, 1e-36), (1e-36, 0), (0, 1e-42), (1e-42, 0)], ids=str)
+@pytest.mark.parametrize("scales", [(1e-42, 1e-42), (1e-36, 1e-36), (0, 1e-36), (1e-42, 0)], ids=str)
 def test_products_that_vanish_are_zeros(kernels: Kernels, row: Row, scales: tuple[float, float]) -> None:
     """Nothing is left of them: no scale of theirs may be infinite, and no result be forgotten."""
     for each in (c for c in CASES[:6] if takes(row, c) and c.dtype == "float32"):
@@ -108,7 +107,7 @@ def test_products_that_vanish_are_zeros(kernels: Kernels, row: Row, scales: tupl
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("decades", [1, 1.5, 2, 3, 4.5, 6])
+@pytest.mark.parametrize("decades", [1, 3, 6])
 def test_channels_scaled_in_opposite_ways(kernels: Kernels, row: Row, decades: float) -> None:
     """Large values meet small weights, as after folding a normalisation; or weights in an order of their own."""
     if row.op == BACKWARD_WEIGHT:

@@ -26,15 +26,6 @@ def test_table_is_that_of_the_source(kernels: Kernels) -> None:
     assert len(set(ROWS)) == len(ROWS) >= 23
 
 
-@pytest.mark.parametrize("direction", range(4), ids=DIRECTIONS)
-def test_what_every_direction_has(kernels: Kernels, direction: int) -> None:
-    names = {row.name for row in kernels.table("generic") if row.direction == direction}
-    transforms = {"fft", "fft_tiling"}
-    assert {"reference"} | ({"strict"}, transforms | {"algo_1"}, transforms | {"gemm"})[
-        (direction < 3) + (direction == 0)
-    ] <= names
-
-
 def test_table_of_every_isa(kernels: Kernels) -> None:
     """The same on all that have vectors alone; a matrix unit has its rows before them."""
     plain = kernels.table("generic")

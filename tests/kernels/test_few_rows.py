@@ -8,7 +8,7 @@ from cases import case
 
 from kernels import BACKWARD_DATA, FORWARD, TARGETS, Epilogue, Kernels
 
-SIZES = ((1, 700), (7, 90), (130, 5), (300, 33), (8300, 19), (128, 1041), (1, 513), (512, 769))
+SIZES = ((1, 700), (130, 5), (8300, 19), (128, 1041), (512, 769))
 """Depth and columns: a block of a sum, several, more than are read at once; vectors that are not full, more columns than are
 computed at once; enough of them for several threads."""
 

@@ -46,8 +46,7 @@ def test_repeated(kernels: Kernels, row: Row) -> None:
         assert not row.fixed_order or len({result.tobytes() for result in results}) == 1, each
 
 
-@pytest.mark.parametrize("threads", [2, 8])
-def test_threads_that_add_to_the_same_sums_lose_nothing(kernels: Kernels, threads: int) -> None:
+def test_threads_that_add_to_the_same_sums_lose_nothing(kernels: Kernels) -> None:
     """All numbers are one, so that a sum is the number of its products, whatever their order; one that is lost is seen."""
     rows = [row for row in kernels.rows if not row.fixed_order]
     assert len(rows) >= 3
@@ -55,13 +54,4 @@ def test_threads_that_add_to_the_same_sums_lose_nothing(kernels: Kernels, thread
         each = case(1, 1, 4800, 4, 1) if row.op == BACKWARD_DATA else case(6000, 1, 1, 3, 1)
         x, w, y = (np.ones(shape, np.float32) for shape in each.shapes)
         for _ in range(60):
-            assert (kernels.run(row, each, (x, w, y), threads=threads) == terms(row.op, each)).all(), row
-
-
-def test_more_threads_than_tasks(kernels: Kernels) -> None:
-    """A result of one element: all threads but one find nothing to do."""
-    each = case(1, 1, 1, 1, 1)
-    for row in (r for r in kernels.rows if takes(r, each)):
-        right = truth(kernels, row.op, each)
-        result = kernels.run(row, each, stored(each), threads=32)
-        assert distance(result, right) <= kernels.error(row, each) * largest(right), row
+            assert (kernels.run(row, each, (x, w, y), threads=8) == terms(row.op, each)).all(), row

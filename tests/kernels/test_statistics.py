@@ -77,20 +77,3 @@ def test_sums_are_in_one_order(kernels: Kernels) -> None:
             expected.append(sum(np.add.accumulate(rows.reshape(-1, lanes))[-1].tolist()))
         for isa in kernels.isas:
             assert [one[2] for one in kernels.contents(values, DTYPES.index(dtype), isa)[0]] == expected, isa
-
-
-def test_finite_values_whose_sum_is_not(kernels: Kernels) -> None:
-    values = np.full(100, 1.7e308)
-    for isa in kernels.isas:
-        ((least, largest, total, squares, *counts),) = kernels.contents(values, DTYPES.index("float64"), isa)[0]
-        assert (least, largest, total, squares, *counts) == (1.7e308, 1.7e308, np.inf, np.inf, 100, 0, 0, 0, 0, 0), isa
-
-
-def test_one_value_that_is_not_finite_is_found_wherever_it_is(kernels: Kernels) -> None:
-    for dtype in DTYPES:
-        for place in (0, 1, 255, 4095, 4096, 9998):
-            for value in (np.nan, np.inf, -np.inf):
-                values = np.ones(9999)
-                values[place] = value
-                for isa in kernels.isas:
-                    assert kernels.contents(stored(values, dtype)[0], DTYPES.index(dtype), isa)[2], (dtype, place, isa)
