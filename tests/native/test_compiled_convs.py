@@ -64,21 +64,6 @@ def test_forward_and_backward() -> None:
     assert counted(ctx) == {"fprop": 4, "dgrad": 4, "wgrad": 4}, "compiled inside, run outside: torch's own"
 
 
-@pytest.mark.full
-def test_compiled_outside_and_run_inside_with_dynamic_shapes() -> None:
-    model = network()
-    call = torch.compile(model, dynamic=True)
-    call(torch.randn(2, 3, 9, 8))
-    for size in (7, 10):
-        x = torch.randn(2, 3, size, size + 1)
-        right = gradients(model, model, x)
-        with msctx.context(**GEMM, fallback="error") as ctx:
-            torch.testing.assert_close(gradients(call, model, x), right, rtol=1e-4, atol=1e-4)
-        assert counted(ctx) == {"fprop": 2, "dgrad": 2, "wgrad": 2}
-    gradients(call, model, x)
-    assert counted(ctx) == {"fprop": 2, "dgrad": 2, "wgrad": 2}, "outside it is torch's own"
-
-
 def test_freezing_and_cpp_wrapper_are_off_inside() -> None:
     from torch._inductor import config
 
@@ -141,20 +126,6 @@ def test_convolutions_of_one_point_are_no_products_of_eager_code_or_of_code_comp
             assert [(row.direction, row.ran, row.calls) for row in ctx.choices()] == [(*row, 1) for row in rows]
 
 
-def test_what_was_lowered_to_a_product_before_is_one_product() -> None:
-    """By inductor, when it compiled outside: the rows are of its products, and nothing is counted as a convolution, too."""
-    model, x = pointwise()
-    with torch.no_grad():
-        call = torch.compile(model, options={"conv_1x1_as_mm": True})
-        call(x)
-        for algorithm in ("strict", "reference"):
-            with msctx.context(matmul_algo=algorithm, conv_fprop_algo="gemm", fallback="error") as ctx:
-                found = call(x)
-            torch.testing.assert_close(found, model.double()(x.double()).float(), rtol=1e-5, atol=1e-5)
-            model.float()
-            assert [(row.direction, row.ran, row.calls) for row in ctx.choices()] == [("matmul", algorithm, 1)]
-
-
 def test_rules_by_module_find_the_weights_of_the_model() -> None:
     """Left to itself, inductor computes with copies of them in channels_last."""
     model, x = network(), torch.randn(2, 3, 9, 8)
@@ -180,12 +151,3 @@ def test_frozen_code_from_before_is_counted_and_refused() -> None:
     assert all("mkldnn::_convolution_pointwise" in row.reasons[0] for row in ctx.choices())
     with torch.no_grad(), asking("fprop", "gemm", fallback="error"), pytest.raises(RuntimeError, match="mkldnn"):
         call(x)
-
-
-def test_a_late_backward_of_compiled_code_is_reported() -> None:
-    model, x = network(), torch.randn(2, 3, 9, 8)
-    call = torch.compile(model, backend="aot_eager")
-    with msctx.context(**GEMM):
-        y = call(x)
-    with pytest.warns(msctx.MsctxWarning, match="backward pass runs after the with-block"):
-        y.sum().backward()

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from context_helpers import in_thread
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -89,13 +88,6 @@ def test_autocast_of_the_very_dtype_of_the_mode(mode, policy_first):
                     assert dtypes(compiled) == [FP32, FP32]
                 assert dtypes(compiled) == [BF16, BF16]
             assert dtypes(compiled) == dtypes(both)
-
-
-def test_a_policy_of_another_thread():
-    compiled, x = torch.compile(square, backend="aot_eager"), torch.ones(4, 4)
-    with msctx.context(precision_mode="allow_mix_precision_bf16"):
-        assert compiled(x).dtype == BF16
-        assert in_thread(lambda: compiled(x).dtype) == FP32
 
 
 @pytest.fixture

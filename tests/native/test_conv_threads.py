@@ -81,19 +81,6 @@ def test_thread_invariant_holds_for_every_convolution_and_all_of_its_gradients(p
     assert len(ran) == 1
 
 
-@pytest.mark.parametrize("needed", [(False, False, True), (True, False, True), (False, True, True)], ids=str)
-def test_thread_invariant_holds_for_a_bias_gradient_alone(needed: tuple[bool, ...], threads: Threads) -> None:
-    *leaves, gradient = conv("bias", (8, 4, 60, 50), (6, 4, 3, 3), True).tensors()
-    found = set()
-    for count in COUNTS:
-        own = [leaf.detach().requires_grad_(flag) for leaf, flag in zip(leaves, needed, strict=True)]
-        with threads(count), msctx.context(thread_invariant=True):
-            fn.conv2d(*own).backward(gradient)
-        assert own[2].grad is not None
-        found.add(bits([own[2].grad])[0])
-    assert len(found) == 1
-
-
 def test_thread_invariant_holds_under_a_workspace_limit(threads: Threads) -> None:
     """Some workspaces grow with the threads; that must not change which row is taken."""
     problem = conv("limit", (2, 8, 24, 24), (8, 8, 3, 3), padding=1)

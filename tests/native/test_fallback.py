@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 from convs import DIRECTIONS, asking, bits, conv, row_of, warned
@@ -36,54 +34,6 @@ def test_the_first_problem_is_reported_in_a_line_and_the_others_are_counted(recw
     assert "\n" not in first
     assert rest == "conv_fprop_algo=winograd could not compute 2 more calls; choices() lists them, with reasons"
     assert sorted((row.ran, row.calls) for row in ctx.choices()) == [("torch", 1), ("torch", 1), ("torch", 3), ("winograd", 1)]
-
-
-def test_each_context_names_its_first_problem_and_counts_its_others(recwarn: pytest.WarningsRecorder) -> None:
-    """Once for each problem and reason: what an earlier context has named is not named again."""
-    warnings.simplefilter("always")  # Python's own filter drops equal texts of one line
-    for strides in ((2, 3), (4, 5), (2, 6)):
-        with asking("fprop", "winograd"):
-            for stride in strides:
-                fn.conv2d(torch.randn(2, 3, 17, 9), W, stride=stride)
-    found = [text.partition(" (winograd: it needs stride 1; ")[2][:16] or text.partition(";")[0] for text in warned(recwarn)]
-    more = "conv_fprop_algo=winograd could not compute 1 more call"
-    assert found == ["this layer has 2", more, "this layer has 4", more, "this layer has 6"]
-
-
-def test_a_context_that_is_entered_again_counts_on(recwarn: pytest.WarningsRecorder) -> None:
-    ctx = asking("fprop", "winograd")
-    for stride in (2, 3, 4):
-        with ctx:
-            fn.conv2d(torch.randn(2, 3, 18, 9), W, stride=stride)
-    first, rest = warned(recwarn)
-    assert "cannot compute the convolution of 2x3x18x9" in first
-    assert "could not compute 1 more call" in rest
-
-
-@pytest.mark.parametrize("invariance", ["thread_invariant", "batch_invariant"])
-def test_bits_that_are_not_kept_are_reported_in_each_context(invariance: str, recwarn: pytest.WarningsRecorder) -> None:
-    a, b = torch.randn(16, 4096), torch.randn(4096, 16)
-    for limit in (1e-7, 1e-8, 1e-9):
-        with msctx.context(matmul_max_error=limit, **{invariance: True}):
-            a @ b
-    texts = [text for text in warned(recwarn) if text.startswith(invariance)]
-    assert [text.rpartition("matmul_max_error=")[2][:5] for text in texts] == ["1e-07", "1e-08", "1e-09"]
-
-
-def test_a_second_test_that_expects_the_warning_gets_it() -> None:
-    for _ in range(2):
-        with pytest.warns(MsctxWarning, match="cannot compute"), asking("fprop", "winograd"):
-            fn.conv2d(X, W, stride=2)
-    with warnings.catch_warnings(record=True) as issued:
-        warnings.simplefilter("always")
-        for _ in range(3):
-            with asking("fprop", "winograd"):
-                fn.conv2d(X, W, stride=2)
-        assert len(issued) == 1
-        msctx.reset_context()
-        with asking("fprop", "winograd"):
-            fn.conv2d(X, W, stride=2)
-    assert len(issued) == 2
 
 
 def test_silent_shows_in_choices_alone_and_runs_torchs_own_path_bit_for_bit(recwarn: pytest.WarningsRecorder) -> None:
@@ -125,42 +75,6 @@ def test_an_error_in_each_direction(direction: str) -> None:
     assert x.grad is not None
 
 
-def test_a_gradient_of_another_dtype_that_torch_takes_is_a_fallback() -> None:
-    def backward() -> torch.Tensor:
-        gradient = torch.ones(2, 4, 4, 4, dtype=torch.bfloat16)
-        return torch.ops.aten.convolution_backward(
-            gradient, X, W, None, [2, 2], [0, 0], [1, 1], False, [0, 0], 1, [True, False, False]
-        )[0]
-
-    try:
-        own = backward()
-    except RuntimeError as error:
-        pytest.skip(f"torch does not take it here: {error}")
-    with asking("dgrad", "algo_1", fallback="silent") as ctx:
-        assert torch.equal(backward(), own)
-    (row,) = ctx.choices()
-    assert (row.direction, row.ran, row.calls) == ("dgrad", "torch", 1)
-    assert row.reasons == ("its gradient has another type or shape than its result",)
-    with (
-        asking("dgrad", "algo_1", fallback="error"),
-        pytest.raises(RuntimeError, match="its gradient has another type or shape"),
-    ):
-        backward()
-    with asking("wgrad", "algo_1", fallback="error"):
-        assert torch.equal(backward(), own)
-
-
-def test_after_an_error_everything_is_fine() -> None:
-    own = fn.conv2d(X, W, stride=2)
-    with asking("fprop", "winograd", fallback="error") as ctx:
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match="it needs stride 1"):
-                fn.conv2d(X, W, stride=2)
-        fn.conv2d(X, W)
-    assert [(row.ran, row.calls) for row in ctx.choices()] == [("winograd", 1)]
-    assert torch.equal(fn.conv2d(X, W, stride=2), own)
-
-
 def test_the_innermost_fallback_holds_and_strict_implies_error_unless_it_is_given() -> None:
     with asking("fprop", "winograd", strict=True):
         with pytest.raises(RuntimeError, match="fallback=error"):
@@ -172,16 +86,6 @@ def test_the_innermost_fallback_holds_and_strict_implies_error_unless_it_is_give
             fn.conv2d(X, W, stride=2)
     with asking("fprop", "winograd", strict=True, fallback="silent"):
         fn.conv2d(X, W, stride=2)
-
-
-def test_warnings_turned_into_errors_raise_at_the_call() -> None:
-    with warnings.catch_warnings(), asking("fprop", "winograd") as ctx:
-        warnings.simplefilter("error", MsctxWarning)
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match="it needs stride 1"):
-                fn.conv2d(X, W, stride=2)
-        fn.conv2d(X, W)
-    assert [row.ran for row in ctx.choices()] == ["winograd"]
 
 
 def test_the_heuristics_take_torchs_path_without_an_error_and_keep_the_limit() -> None:
@@ -206,17 +110,6 @@ def test_an_algorithm_of_no_fixed_order_by_rule_is_refused_at_the_call_under_det
         y = fn.conv2d(x, w)
         with pytest.raises(RuntimeError, match=r"algo_0: it adds in no fixed order, and deterministic=ON"):
             y.sum().backward()
-
-
-@pytest.mark.usefixtures("torch_as_found")
-def test_the_same_where_torch_itself_is_set_to_be_deterministic() -> None:
-    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
-    with asking("wgrad", "algo_0", fallback="silent") as ctx:
-        for flags in ({"mode": True}, {"mode": True, "warn_only": True}, {"mode": False}):
-            torch.use_deterministic_algorithms(**flags)
-            fn.conv2d(x, w).sum().backward()
-    assert [(row.ran, row.calls) for row in ctx.choices()] == [("torch", 1), ("algo_0", 2)]
-    assert "torch's own flags ask for the same bits" in ctx.choices()[0].reasons[0]
 
 
 def test_an_algorithm_of_no_fixed_order_that_is_named_is_refused_at_entry() -> None:

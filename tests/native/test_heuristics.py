@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from convs import DIRECTIONS, PLANE, REFERENCE, asking, conv
 from torch.nn import functional as fn
 
 import msctx
-from msctx.native import core
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NORMAL, PERFORMANCE = ({f"conv_{d}_algo": name for d in DIRECTIONS} for name in ("normal", "performance"))
@@ -108,27 +106,6 @@ def test_performance_measures_nothing_under_determinism() -> None:
     assert all("nothing is measured under deterministic=ON" in row.reasons[0] for row in ctx.choices())
 
 
-def test_normal_falls_back_on_the_runner_up() -> None:
-    """Of a weight gradient with many tiles: Winograd's transforms, else products of parts where there is a matrix unit."""
-    problem = conv("tiles", (8, 64, 56, 56), (64, 64, 3, 3), padding=1)
-    has_matrix_unit = core.load().isa().startswith("amx")
-    for limit, expected in ((None, "winograd_nonfused"), ("10MB", "algo_1" if has_matrix_unit else "torch")):
-        more = {} if limit is None else {"conv_workspace_limit": limit}
-        with asking("wgrad", "normal", **more) as ctx:
-            problem.compute(problem.tensors())
-        assert ran(ctx) == [("wgrad", expected)]
-
-
-def test_normal_gives_copies_to_what_gains_by_far() -> None:
-    """Large dense windows: Fourier's transforms, which read channels first alone."""
-    problem = conv("dense", (1, 16, 32, 32), (16, 16, 11, 11), padding=5)
-    for memory_format in (torch.contiguous_format, torch.channels_last):
-        tensors = [t.contiguous(memory_format=memory_format) for t in problem.tensors()]
-        with msctx.context(**NORMAL) as ctx:
-            problem.compute(tensors)
-        assert {name for _, name in ran(ctx)} == {"fft_tiling"}
-
-
 def test_few_channels_run_what_normal_takes_and_others_what_torch_does() -> None:
     """enable_small_channel is for images of one to four channels, and where an algorithm is named that one runs."""
     few, many = conv("few", (1, 3, 40, 40), (32, 3, 7, 7), True, stride=2), conv("many", (1, 5, 9, 9), (2, 5, 3, 3), True)
@@ -178,14 +155,6 @@ def test_a_named_algorithm_beats_thread_invariant_where_it_keeps_its_bits() -> N
     assert any("thread_invariant" in reason for reason in row.reasons)
 
 
-def test_performance_under_thread_invariant_never_takes_torchs_path() -> None:
-    problem = conv("invariant", (1, 4, 10, 11), (6, 4, 3, 3), True)
-    with msctx.context(**PERFORMANCE, thread_invariant=True) as ctx:
-        problem.compute(problem.tensors())
-    assert {row.provider for row in ctx.choices()} == {"msctx"}
-    assert not {row.ran for row in ctx.choices()} & {"algo_0", "algo_3"}
-
-
 # --- scopes inside others ---------------------------------------------------------------------------------------------
 
 X, W = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
@@ -206,32 +175,6 @@ def test_determinism_reaches_what_an_outer_scope_and_set_context_asked_for() -> 
     finally:
         msctx.reset_context()
     assert sorted(row.ran for row in outer.choices()) == ["algo_0", "algo_3"]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_thread_invariant_measures_nothing(dtype: torch.dtype) -> None:
-    with msctx.context(thread_invariant=True, conv_fprop_algo="performance") as ctx:
-        fn.conv2d(X.to(dtype), W.to(dtype))
-    (row,) = ctx.choices()
-    assert row.provider == "msctx"
-    assert row.reasons[0].startswith("chosen as by normal: nothing is measured under thread_invariant=True")
-
-
-def test_under_determinism_normal_does_not_depend_on_the_number_of_threads(threads: Callable[[int], Any]) -> None:
-    ran = set()
-    for count in (1, 3):
-        with threads(count), msctx.context(deterministic="ON", conv_fprop_algo="normal", conv_workspace_limit=500_000) as ctx:
-            fn.conv2d(torch.randn(1, 32, 56, 56), torch.randn(32, 32, 3, 3), padding=1)
-        ran.add(ctx.choices()[0].ran)
-    assert len(ran) == 1
-
-
-def test_extents_that_no_memory_holds_are_torchs_own_affair() -> None:
-    t = torch.ones(1, 1, 3, 3)
-    own = fn.conv2d(t, t, dilation=2**62, padding=1).shape
-    for name in ("winograd", "normal", "gemm", "fft"):
-        with msctx.context(conv_fprop_algo=name, fallback="silent"):
-            assert fn.conv2d(t, t, dilation=2**62, padding=1).shape == own
 
 
 @pytest.mark.parametrize("size", [28, 6])

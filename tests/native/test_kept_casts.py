@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import torch
 from torch import nn
@@ -80,21 +78,3 @@ def test_an_optimizer_that_steps_inside_is_seen(layer):
         optimizer.step()
         with torch.no_grad():
             assert torch.equal(layer(x), cast_by_hand(layer, x))
-
-
-@pytest.mark.full
-def test_other_memory_another_shape_and_another_tensor(layer):
-    x = torch.randn(3, 5)
-    with msctx.context(**FROZEN), torch.no_grad():
-        layer(x)
-        layer.weight.data = torch.ones(7, 5)
-        assert torch.equal(layer(x), cast_by_hand(layer, x))
-        layer.weight.data = layer.weight.data[:4]
-        layer.bias.data = layer.bias.data[:4]
-        assert torch.equal(layer(x), cast_by_hand(layer, x))
-        for value in range(50):  # addresses are used again
-            other = nn.Linear(5, 7)
-            other.weight.fill_(value)
-            assert torch.equal(other(x), cast_by_hand(other, x))
-            del other
-            gc.collect()

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
-import os
 import resource
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -150,16 +147,3 @@ def test_what_takes_its_memory_past_all_allocators_is_not_counted() -> None:
         others.append(made.share_memory_())
         assert cap()["current_bytes"] == 0
         del others
-
-
-def test_a_forked_child_goes_on_while_threads_allocate() -> None:
-    with msctx.context(max_device_memory="64MB"), ThreadPoolExecutor(1) as pool:
-        held = megabytes(40).fill_(7)
-        stop = threading.Event()
-        pool.submit(lambda: [megabytes(1) for _ in iter(stop.is_set, True)])
-        for _ in range(20):
-            if (child := os.fork()) == 0:
-                os._exit(0 if int(held[-1]) == 7 and megabytes(20).numel() == 20 * MB else 1)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        stop.set()
-        del held

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import gc
 import pickle
@@ -13,12 +12,10 @@ import pytest
 import torch
 from context_helpers import in_thread
 from torch import nn
-from torch.optim import optimizer
 from torch.utils.checkpoint import checkpoint
 
 import msctx
-from msctx.native import autocasts, models, named_modules, precision, precision_switch
-from msctx.native.installed import at_work
+from msctx.native import models, named_modules
 
 X = torch.ones(2, 4)
 FP16, FP32 = torch.float16, torch.float32
@@ -97,30 +94,6 @@ def test_no_entry_looks_at_the_modules(monkeypatch, customs):
     assert looks[3:] == ["one"]
 
 
-def test_arguments_that_were_never_made_end_without_a_word():
-    """A signal's handler raised first."""
-    autocasts.Arguments.__new__(autocasts.Arguments)
-
-
-def test_a_checkpoint_that_is_collected_while_we_are_at_work(rules):
-    """What it held is released then, by no lock that the same thread may hold."""
-    model = nn.Sequential(nn.ReLU(), nn.ReLU())
-    with msctx.context(**rules) as ctx:
-        ctx.watch(model)
-        held = [autocasts.Arguments({})]
-    assert is_around()
-
-    def collect():
-        with precision._lock, at_work.lock:
-            held.clear()
-            gc.collect()
-            assert is_around()
-        at_work.tidy()
-
-    in_thread(collect)
-    assert not is_around()
-
-
 # --- whose modules ----------------------------------------------------------------------------------------------------
 
 
@@ -150,21 +123,6 @@ def test_models_of_contexts_that_were_left_are_not_acted_on(rules):
         assert not acts_on(model)
     with ctx, msctx.context(**rules):
         assert acts_on(model)
-
-
-def test_a_part_of_two_models(rules):
-    """It goes by the path in those that are watched now."""
-    part = net()
-    whole = nn.Sequential(nn.Identity(), part[0])
-    part_ctx, whole_ctx = msctx.context(**rules), msctx.context(**rules)
-    whole_ctx.watch(whole)
-    with part_ctx.watch(part):
-        assert acts_on(part[0])
-    with whole_ctx:
-        assert not acts_on(part[0])
-    whole[0], whole[1] = whole[1], whole[0]
-    with whole_ctx.watch(whole):
-        assert acts_on(part[0])
 
 
 def test_a_bound_function_acts_on_the_models_of_its_context(rules):
@@ -283,24 +241,6 @@ def test_rules_that_come_while_another_thread_is_inside(tmp_path):
     assert after.seen == [FP16]
 
 
-@unmatched_is_fine
-def test_models_that_go_while_another_thread_is_inside(customs):
-    gate, after = Gate(), Seen()
-    model = nn.Sequential(gate, after)
-
-    def work():
-        with msctx.context(**customs):
-            model(X)
-
-    with msctx.context() as ctx:
-        ctx.watch(model)
-        thread = gate.thread(work)
-    gate.may_go_on.set()
-    thread.join(30)
-    assert gate.seen == [FP16, FP16]
-    assert after.seen == [FP32]
-
-
 class Raising(nn.Module):
     def forward(self, x):
         raise x
@@ -333,58 +273,6 @@ def test_a_module_that_is_left_by_what_it_raised(tmp_path, raised):
     assert after.seen == [FP32] * 2
 
 
-def test_what_ctrl_c_left_entered_ends_with_the_next_call(customs):
-    """Where the policy stays in force. A module that calls itself has not been left."""
-
-    class Calls(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.seen = []
-
-        def forward(self, x, times, raised=None):
-            if raised is not None:
-                raise raised
-            if times:
-                self(x, times - 1)
-            self.seen.append((x @ x.t()).dtype)
-
-    model, after, x = nn.ModuleList([Calls()]), Seen(), torch.ones(2, 4)
-    with msctx.context(**customs) as ctx:
-        ctx.watch(model)
-        with pytest.raises(KeyboardInterrupt):
-            model[0](x, 0, KeyboardInterrupt())
-        model[0](x, 2)
-        after(x)
-        assert not named_modules._entered.stack
-    assert model[0].seen == [FP16] * 3
-    assert after.seen == [FP32]
-
-
-@pytest.mark.parametrize("raises", [False, True])
-def test_a_context_that_is_left_inside_a_module_leaves_its_rule(customs, raises):
-    """The rest of the forward pass runs by it, and what comes after the module runs without."""
-    before, after, last = Seen(), Seen(), Seen()
-
-    class Opens(nn.Module):
-        def forward(self, x, own):
-            before(x)
-            with contextlib.suppress(ValueError), msctx.context(**own):
-                x @ x.t()
-                if raises:
-                    raise ValueError
-            after(x)
-            return x
-
-    model = nn.ModuleList([Opens(), last])
-    for own in ({"precision_mode": "force_fp32"}, customs, {"seed": 1}):
-        with msctx.context(**customs) as ctx:
-            ctx.watch(model)
-            for _ in range(2):
-                last(model[0](X, own))
-                assert not named_modules._entered.stack
-        assert (before.seen[-2:], after.seen[-2:], last.seen[-2:]) == ([FP16] * 2, [FP16] * 2, [FP32] * 2), own
-
-
 @pytest.mark.parametrize("more", [{"frozen_weights": True}, {"precision_mode": "force_fp16"}, {"seed": 0}])
 def test_a_context_inside_a_named_module_keeps_its_rule(customs, more):
     """As around the module."""
@@ -404,64 +292,4 @@ def test_a_context_inside_a_named_module_keeps_its_rule(customs, more):
         assert (X @ X.t()).dtype == FP32
 
 
-def test_what_is_put_in_force_inside_a_module_stays(customs):
-    """Leaving the module puts back what it put in force, not what somebody else did since."""
-
-    class Sets(nn.Module):
-        def forward(self, x):
-            msctx.set_context(precision_mode="force_fp16")
-            return x
-
-    model, seen = nn.Sequential(Sets()), Seen()
-    msctx.set_context(**customs)
-    msctx.current().watch(model)
-    try:
-        model(X)
-        with msctx.context() as ctx:
-            seen(X)
-    finally:
-        msctx.reset_context()
-    assert "precision_mode=force_fp16" in {row.why for row in ctx.precisions()}
-
-
-def test_a_thread_that_ends_inside_a_policy_takes_it_along(customs):
-    model = nn.Sequential(Seen())
-    entered = []
-
-    def work():
-        entered.append(msctx.context(**customs))
-        entered[0].__enter__()
-        entered[0].watch(model)
-        model(X)
-        assert is_around()
-
-    own = torch.set_autocast_enabled
-    in_thread(work)
-    assert model[0].seen == [FP16]
-    msctx.reset_context()
-    assert not precision_switch.numbers
-    assert torch.set_autocast_enabled is own
-    assert not optimizer._global_optimizer_pre_hooks
-
-
 # --- models that die --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("dies", [True, False])
-@pytest.mark.parametrize("place", ["own", "inner", "process"])
-def test_a_model_that_was_there_while_a_context_was_open_has_had_the_name(rules, recwarn, place, dies):
-    model, process = net(), msctx.current()
-    with msctx.context(**rules) as ctx:
-        with msctx.context() as inner:
-            {"own": ctx, "inner": inner, "process": process}[place].watch(model)
-            assert acts_on(model)
-            if dies:
-                del model
-                gc.collect()
-        gc.collect()
-    assert not [found for found in recwarn if UNMATCHED in str(found.message)]
-    model = None
-    gc.collect()
-    with pytest.warns(msctx.MsctxWarning, match=UNMATCHED), msctx.context(**rules):
-        pass

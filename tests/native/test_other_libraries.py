@@ -90,38 +90,6 @@ assert [r.ran for r in ctx.choices()] == ["gemm"]
     )
 
 
-def test_overrides_elsewhere(passes: Passes) -> None:
-    """One of the backward refuses the context. At another key (Autograd, Meta, CUDA …) it does not matter, and modes lie above."""
-    passes(
-        OTHER
-        + """
-core.load()
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("convolution_backward", lambda *args: (None, None, None), "CPU")
-row = [r for r in msctx.explain({"conv_wgrad_algo": "algo_1"}).rows if r.device == "cpu"][0]
-assert row.status == "refused" and "aten::convolution_backward" in row.reason, row
-library._destroy()
-assert not core.obstacle()
-
-library = torch.library.Library("aten", "IMPL")
-library.impl("convolution", theirs, "PrivateUse1")
-from torch.utils._python_dispatch import TorchDispatchMode
-class Mode(TorchDispatchMode):
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        calls.append(str(func))
-        return func(*args, **(kwargs or {}))
-with msctx.context(conv_fprop_algo="gemm", strict=True) as ctx:
-    assert ours()
-    with Mode():
-        y = fn.conv2d(x, w)
-assert torch.allclose(y, right, atol=1e-4)
-assert calls == ["aten.convolution.default"] and [(r.ran, r.calls) for r in ctx.choices()] == [("gemm", 2)]
-"""
-    )
-
-
 # --- when the library is there at all ---------------------------------------------------------------------------------
 
 

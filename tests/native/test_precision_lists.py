@@ -105,16 +105,6 @@ def test_by_name_of_a_module(file, compiled):
     assert not net.head._forward_pre_hooks
 
 
-def test_customize_dtypes_by_name_and_with_a_bias(file):
-    dtypes = file("head::InputDtype:float16,float16,OutputDtype:float32\n", "dtypes.cfg")
-    net = Net()
-    with msctx.context(customize_dtypes=dtypes) as ctx:
-        ctx.watch(net)
-        with Recorded() as seen:
-            assert net(torch.randn(3, 4)).dtype == FP32
-    assert [set(dtypes) for name, dtypes in seen.calls if name == "addmm"] == [{FP32}, {FP32}, {FP16}]
-
-
 def test_names_may_be_patterns_and_win_over_types(file):
     names = file("[ByOpType]\nlinear=high_performance\n[ByNodeName]\nbody.*=high_precision\n")
     net, x = Net().bfloat16(), torch.randn(3, 4).bfloat16()
@@ -196,19 +186,3 @@ def test_grad_scaler(mode, enabled):
     with msctx.context(precision_mode=mode) as ctx:
         assert ctx.grad_scaler().is_enabled() == enabled
     assert not msctx.context().grad_scaler().is_enabled()
-
-
-@pytest.mark.parametrize(
-    ("option", "name", "text", "message"),
-    [
-        ("op_precision_mode", "a.ini", "[ByOpType]\nSofmaxV2=high_precision\n", "SoftmaxV2"),
-        ("modify_mixlist", "a.json", '{"black-list": {"to-add": ["MatMull"]}}', "MatMul"),
-        ("customize_dtypes", "a.cfg", "OpType::Conv2:InputDtype:float16\n", "conv2d"),
-    ],
-)
-def test_unknown_operator_in_a_file(file, option, name, text, message):
-    path = file(text, name)
-    with pytest.raises(msctx.OptionError, match="no operator that policies govern") as caught:
-        msctx.context(**{option: path, "precision_mode": "allow_mix_precision"})
-    assert message.lower() in str(caught.value).lower()
-    assert "2:" in str(caught.value) or "1:" in str(caught.value)

@@ -13,7 +13,6 @@ from recorded import Recorded, each_mode
 from torch.optim import optimizer
 
 import msctx
-from msctx.native import precision_switch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -121,19 +120,6 @@ def test_torchscript_has_the_dtypes_of_eager_code(mode):
     assert before(x)[0].dtype == FP32
 
 
-@pytest.mark.parametrize("devices", [("cuda", "cpu"), ("cpu", "cuda")])
-@pytest.mark.filterwarnings("ignore:CUDA is not available")
-def test_autocasts_of_two_devices(devices):
-    """The innermost governs its device, whatever stands between; that of another device does not matter here."""
-    x = torch.ones(2, 2)
-    with msctx.context(precision_mode="allow_fp32_to_bf16"):
-        with torch.autocast("cuda", BF16):
-            assert product(x) == FP32
-        with torch.autocast(devices[0], BF16), torch.autocast(devices[1], BF16):
-            assert product(x) == BF16
-        assert product(x) == FP32
-
-
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, 0.01, momentum=0.9),
     "Adam": lambda p: torch.optim.Adam(p, 0.01, foreach=False),
@@ -167,48 +153,6 @@ def test_optimizers_compute_as_without_a_policy(name):
                 made.step(closure)
     for one, other in zip(*parameters, strict=True):
         assert torch.equal(one, other)
-
-
-def test_a_closure_computes_under_the_policy():
-    found = []
-    weight = torch.randn(4, 4).requires_grad_()
-    optimizer = torch.optim.LBFGS([weight], 0.1, max_iter=2)
-
-    def closure():
-        optimizer.zero_grad()
-        found.append((weight @ weight).dtype)
-        loss = (weight @ weight).float().square().sum()
-        loss.backward()
-        return loss
-
-    with msctx.context(precision_mode="allow_mix_precision_bf16"):
-        optimizer.step(closure)
-    assert set(found) == {BF16}
-
-
-def test_a_step_that_fails_does_not_end_the_policy():
-    class Fails(torch.optim.SGD):
-        @torch.no_grad()
-        def step(self, closure=None):
-            raise ValueError("on purpose")
-
-    optimizer = Fails([torch.ones(2, 2).requires_grad_()], 0.1)
-    with msctx.context(precision_mode="allow_mix_precision_bf16"):
-        with pytest.raises(ValueError, match="on purpose"):
-            optimizer.step()
-        assert product() == BF16
-    with msctx.context(precision_mode="allow_mix_precision_bf16"), torch.no_grad():
-        assert product() == BF16
-
-
-def test_another_devices_policy_leaves_what_governs_here():
-    with msctx.context(precision_mode="force_fp32"), torch.autocast("cpu", BF16):
-        assert product() == BF16
-        found = precision_switch.save("cuda")
-        precision_switch.write("cuda", '{"precision_mode":"force_fp16"}')
-        assert product() == BF16
-        precision_switch.load("cuda", found)
-        assert product() == BF16
 
 
 def test_torch_own_autocast_is_as_before_once_policies_were_in_use():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -190,34 +189,6 @@ def test_a_training_step_by_module() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("make", "size"),
-    [
-        (lambda: torch.nn.LSTMCell(6, 5), 6),
-        (lambda: torch.nn.Bilinear(6, 6, 5), 6),
-        (lambda: torch.nn.MultiheadAttention(6, 2), 6),
-    ],
-    ids=["LSTM cell", "bilinear", "projections of attention"],
-)
-def test_layers_that_are_made_of_products(make: Callable[[], torch.nn.Module], size: int) -> None:
-    torch.manual_seed(0)
-    layer, x = make(), torch.randn(7, size, requires_grad=True)
-    arguments = {"LSTMCell": 1, "Bilinear": 2, "MultiheadAttention": 3}[type(layer).__name__]
-
-    def gradients() -> tuple[Tensor, ...]:
-        found = layer(*[x] * arguments)
-        found = found if isinstance(found, Tensor) else found[0]
-        return torch.autograd.grad(found.square().sum(), [x, *layer.parameters()], allow_unused=True)
-
-    plain = gradients()
-    with msctx.context(matmul_algo="reference", fallback="error") as ctx:
-        found = gradients()
-    for one, other in zip(found, plain, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-    assert {(row.direction, row.ran) for row in ctx.choices()} == {("matmul", "reference")}
-    assert {row.problem.layout for row in ctx.choices()} >= {"NT", "NN"}, "both passes"
-
-
 def test_a_rule_that_matches_nothing_is_reported() -> None:
     with (
         pytest.warns(MsctxWarning, match="matmul_algo_rules: no product matched decoder"),
@@ -226,16 +197,6 @@ def test_a_rule_that_matches_nothing_is_reported() -> None:
         torch.mm(*matrices(3, 4, 5))
     with msctx.context(matmul_algo_rules={"decoder.*": "strict"}):  # none ran that it could have matched
         fn.conv2d(torch.ones(1, 1, 4, 4), torch.ones(1, 1, 3, 3))
-
-
-def test_normal_and_performance_have_reasons() -> None:
-    for algo in ("normal", "performance"):
-        with msctx.context(matmul_algo=algo) as ctx:
-            found = torch.mm(*matrices(40, 50, 60))
-        near(found, torch.mm, matrices(40, 50, 60))
-        (row,) = ctx.choices()
-        assert (row.asked, row.direction, bool(row.reasons)) == (algo, "matmul", True)
-        assert row.ran in ("torch", "strict", "fp16x3", "int8x6", "bf16x6")
 
 
 def test_a_bound_that_nothing_of_ours_keeps_leaves_torchs_own_path() -> None:
@@ -324,13 +285,6 @@ def test_products_of_quantised_and_of_frozen_code_are_counted_and_refused() -> N
             compute()
 
 
-def test_without_a_policy_for_products_nothing_is_counted() -> None:
-    with msctx.context(conv_fprop_algo="gemm") as ctx:
-        plain = torch.mm(*matrices(30, 40, 50))
-    assert not ctx.choices()
-    assert torch.equal(plain, torch.mm(*matrices(30, 40, 50)))
-
-
 def test_compiled_code_has_the_same_bits() -> None:
     a, b = matrices(33, 65, 17)
 
@@ -369,23 +323,3 @@ def test_bits_depend_on_neither_rows_nor_threads(dtype: torch.dtype) -> None:
                     assert all(torch.equal(call(a[:rows]), whole[:rows]) for rows in (1, 2, 7, 64, 129, 130))
     finally:
         torch.set_num_threads(before)
-
-
-def test_threads_plan_and_compute_at_once() -> None:
-    a, b = matrices(40, 50, 60)
-    with msctx.context(matmul_algo="strict"):
-        right = a @ b
-    wrong: list[str] = []
-
-    def work() -> None:
-        for _ in range(40):
-            if not torch.equal(a @ b, right):
-                wrong.append("other bits")
-
-    with msctx.context(matmul_algo="strict"):
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not wrong

@@ -60,11 +60,6 @@ def test_the_fused_operator_of_frozen_code() -> None:
     assert_counted_and_refused(lambda: operator(X, weight, None, *arguments), "mkldnn::_convolution_pointwise")
 
 
-def test_conv_tbc() -> None:
-    x, w, b = torch.randn(7, 2, 3), torch.randn(3, 3, 4), torch.randn(4)
-    assert_counted_and_refused(lambda: torch.conv_tbc(x, w, b), "aten::conv_tbc")
-
-
 def test_a_quantised_convolution() -> None:
     engines = [engine for engine in torch.backends.quantized.supported_engines if engine != "none"]
     if not engines:
@@ -120,19 +115,6 @@ def test_torchs_own_operators_called_directly(operator: str, call: Callable[...,
     if "nnpack" in operator and not torch._nnpack_available():
         pytest.skip("this torch or processor has no NNPACK")
     assert_counted_and_refused(lambda: call(X, w), operator)
-
-
-def test_their_forms_with_out() -> None:
-    w = torch.randn(4, 3, 3, 3)
-
-    def out() -> torch.Tensor:
-        return torch.empty(2, 4, 7, 6)
-
-    assert_counted_and_refused(lambda: torch.ops.aten.thnn_conv2d.out(X, w, [3, 3], out=out()), "aten::_slow_conv2d_forward")
-    transposed = torch.ops.aten.slow_conv_transpose2d.out
-    assert_counted_and_refused(
-        lambda: transposed(X, w[:3], [3, 3], out=torch.empty(2, 3, 11, 10)), "aten::slow_conv_transpose2d"
-    )
 
 
 def test_the_backward_of_one_of_them() -> None:

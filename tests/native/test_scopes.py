@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -56,14 +55,6 @@ def test_no_warning_where_nothing_is_late(case: str, recwarn: pytest.WarningsRec
     if case not in ("inside", "frozen"):
         y.sum().backward()
     assert not warned(recwarn)
-
-
-def test_a_backward_inside_of_a_forward_outside_runs_what_is_asked_for() -> None:
-    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
-    y = fn.conv2d(x, w)
-    with msctx.context(**GEMM, fallback="error") as ctx:
-        y.sum().backward()
-    assert {row.ran for row in ctx.choices()} == {"algo_1"}
 
 
 # --- afterwards -------------------------------------------------------------------------------------------------------
@@ -123,37 +114,6 @@ def test_the_policy_is_the_processs_and_other_threads_are_counted() -> None:
     assert [(row.ran, row.calls) for row in ctx.choices()] == [("gemm", 2)]
 
 
-def test_backward_in_another_thread() -> None:
-    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
-    with msctx.context(**GEMM, fallback="error") as ctx:
-        y = fn.conv2d(x, w)
-        in_thread(lambda: y.sum().backward())
-    assert {row.direction: row.ran for row in ctx.choices()} == {"fprop": "gemm", "dgrad": "algo_1", "wgrad": "algo_1"}
-
-
-def test_contexts_that_come_and_go_while_threads_compute() -> None:
-    right, stop, wrong = fn.conv2d(X.double(), W.double()), threading.Event(), []
-
-    def work() -> None:
-        while not stop.is_set():
-            if not torch.allclose(fn.conv2d(X, W).double(), right, atol=1e-4):
-                wrong.append(1)
-
-    workers = [threading.Thread(target=work) for _ in range(3)]
-    for worker in workers:
-        worker.start()
-    try:
-        for round_ in range(60):
-            with asking("fprop", ("gemm", "winograd", "fft", "normal")[round_ % 4]) as ctx:
-                fn.conv2d(X, W)
-                assert ctx.choices()
-    finally:
-        stop.set()
-        for worker in workers:
-            worker.join()
-    assert not wrong
-
-
 # --- processes --------------------------------------------------------------------------------------------------------
 
 
@@ -185,24 +145,6 @@ def test_a_forked_child_computes_inside(passes: Callable[..., str]) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         """,
         timeout=90,
-    )
-
-
-def test_a_forked_child_computes_a_batch_of_products(passes: Callable[..., str]) -> None:
-    passes(
-        """
-        import os, signal, torch, msctx
-        torch.set_num_threads(2)
-        a, b = torch.randn(200, 8, 8), torch.randn(200, 8, 8)
-        with msctx.context(matmul_algo="strict") as ctx:
-            right = torch.bmm(a, b)
-            if (pid := os.fork()) == 0:
-                signal.alarm(20)
-                os._exit(0 if torch.bmm(a, b).equal(right) else 1)
-            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        assert {row.ran for row in ctx.choices()} == {"strict"}
-        """,
-        timeout=60,
     )
 
 

@@ -106,25 +106,6 @@ def test_autocast_to_bfloat16() -> None:
     assert {(row.ran, row.problem.dtype) for row in ctx.choices()} == {("gemm", "bfloat16"), ("algo_1", "bfloat16")}
 
 
-def test_autocast_where_the_algorithm_takes_float32_only() -> None:
-    x, w, *_ = PLANE.tensors()
-    with asking("fprop", "winograd") as ctx, torch.autocast("cpu", torch.bfloat16):
-        with pytest.warns(msctx.MsctxWarning, match="2-D float32 convolutions only"):
-            fn.conv2d(x, w, padding=1)
-        with torch.autocast("cpu", enabled=False):
-            fn.conv2d(x, w, padding=1)
-    assert {row.problem.dtype: row.ran for row in ctx.choices()} == {"bfloat16": "torch", "float32": "winograd"}
-
-
-def test_checkpoint_computes_forward_twice() -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    x, w, b, _ = [t.requires_grad_() for t in PLANE.tensors()]
-    with msctx.context(**GEMM, fallback="error") as ctx:
-        checkpoint(lambda x: fn.conv2d(x, w, b, padding=1).tanh(), x, use_reentrant=False).sum().backward()
-    assert {row.direction: row.calls for row in ctx.choices()} == {"fprop": 2, "dgrad": 1, "wgrad": 1}
-
-
 # --- traced and scripted code ---------------------------------------------------------------------------------------
 
 jit = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -150,21 +131,6 @@ def test_torchscript(how: str) -> None:
     assert ran(ctx) == expected
 
 
-@jit
-@pytest.mark.parametrize("bias", [False, True])
-def test_what_is_traced_inside_is_the_convolution(bias: bool) -> None:
-    model = nn.Sequential(nn.Conv2d(4, 6, 3, bias=bias), nn.ConvTranspose2d(6, 3, 2, bias=bias)).eval()
-    x = torch.randn(2, 4, 9, 8)
-    with msctx.context(**GEMM, fallback="error") as ctx:
-        made = torch.jit.trace(model, x)
-        assert_near(made(x), model.double()(x.double()), 1e-5)
-        model.float()
-    assert ran(ctx) == {("fprop", "gemm")}
-    other = torch.randn(3, 4, 9, 8)
-    assert_near(made(other), model.double()(other.double()), 1e-5)
-    assert str(made.inlined_graph).count("aten::_convolution") == 2
-
-
 def test_the_operator_of_traced_code_is_hooked_once() -> None:
     x, w, b, _ = PLANE.tensors()
     right = fn.conv2d(x, w, b, padding=1)
@@ -181,15 +147,6 @@ def test_the_operator_of_traced_code_is_hooked_once() -> None:
     with asking("fprop", "winograd", fallback="silent") as ctx:
         fn.conv2d(x, w, stride=2)
     assert [(row.ran, row.calls) for row in ctx.choices()] == [("torch", 1)], "torch's own path asks again, and is not counted"
-
-
-def test_the_variants_with_a_given_result() -> None:
-    x, w, b, _ = PLANE.tensors()
-    out = torch.empty(0)
-    with asking("fprop", "gemm", fallback="error") as ctx:
-        torch.ops.aten.convolution.out(x, w, b, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, out=out)
-    assert_near(out, in_float64(PLANE, PLANE.tensors()).fprop, 1e-5)
-    assert [(row.ran, row.calls) for row in ctx.choices()] == [("gemm", 1)]
 
 
 def test_meta_and_fake_tensors_are_not_ours() -> None:

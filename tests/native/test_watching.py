@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-import signal
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -17,8 +15,6 @@ from torch.nn import functional as fn
 
 import msctx
 from msctx.native import watching
-from msctx.options import OPTIONS
-from msctx.options.kinds import BadValue
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -147,22 +143,6 @@ def test_rules_that_matched_nothing_are_reported(case: str, recwarn: pytest.Warn
     assert [text.partition("; ")[0].rpartition(" ")[2] for text in warned(recwarn)] == expected
 
 
-@pytest.mark.parametrize(
-    ("rule", "is_watched", "hints"),
-    [("layer9.*", False, True), ("*", False, True), ("layer9.*", True, False), ("stride=7", False, False)],
-)
-def test_where_no_model_is_watched_a_rule_by_module_names_watch(
-    rule: str, is_watched: bool, hints: bool, recwarn: pytest.WarningsRecorder
-) -> None:
-    with msctx.context(conv_algo_rules={rule: "gemm"}) as ctx:
-        if is_watched:
-            ctx.watch(model := Net())
-        fn.conv2d(X, ONE)
-    (text,) = warned(recwarn)
-    assert ("; ctx.watch(model) makes" in text) == hints
-    assert not is_watched or model
-
-
 @pytest.mark.parametrize("asking", [{"strict": True}, {"fallback": "error"}])
 def test_a_rule_that_matched_nothing_is_an_error_where_nothing_may_be_left_out(
     asking: dict[str, object], recwarn: pytest.WarningsRecorder
@@ -185,76 +165,6 @@ def test_a_rule_that_matched_nothing_is_an_error_where_nothing_may_be_left_out(
         pass
 
 
-def test_such_an_error_is_raised_in_a_handler_and_replaces_no_exception() -> None:
-    rules: dict[str, Any] = {"conv_algo_rules": {"stride=7": "gemm"}, "strict": True}
-
-    def leave_by_a_callback() -> None:
-        with ExitStack() as stack:
-            stack.enter_context(msctx.context(**rules))
-            stack.callback(lambda: fn.conv2d(X, ONE).numel() // 0)  # while the context is left, no exception is being handled
-
-    def raise_again() -> None:
-        with msctx.context(**rules):
-            fn.conv2d(X, ONE)
-            raise
-
-    try:
-        fn.conv2d(X, ONE).numel() // 0
-    except ZeroDivisionError:
-        with pytest.raises(msctx.StrictError, match="stride=7"), msctx.context(**rules):
-            fn.conv2d(X, ONE)
-        with pytest.warns(msctx.MsctxWarning), pytest.raises(ZeroDivisionError):
-            raise_again()
-    with pytest.warns(msctx.MsctxWarning), pytest.raises(ZeroDivisionError):
-        leave_by_a_callback()
-
-
-def test_a_rule_whose_row_was_dropped_is_not_reported(recwarn: pytest.WarningsRecorder) -> None:
-    """One that matched nothing is, all the same."""
-    w = torch.randn(1, 1, 1, 1)
-    rules = {"input=1x1x1x7": {"fprop": "direct"}, "stride=5": {"fprop": "direct"}}
-    with msctx.context(conv_algo_rules=rules, conv_fprop_algo="gemm") as ctx:
-        for n in range(7, 4250):
-            fn.conv2d(torch.ones(1, 1, 1, n), w)
-    assert ctx.choices().dropped
-    (found,) = warned(recwarn)
-    assert "stride=5" in found
-
-
-def test_a_rule_that_matches_what_was_decided_before_is_not_reported(recwarn: pytest.WarningsRecorder) -> None:
-    for _ in range(2):
-        with msctx.context(conv_algo_rules={"weight=4x3x3x3": "gemm"}) as ctx:
-            fn.conv2d(X, ONE)
-        assert len(ctx.choices()) == 1
-    assert not warned(recwarn)
-    with msctx.context(conv_algo_rules={"weight=4x3x3x3": "gemm"}):
-        fn.conv2d(X, torch.randn(5, 3, 3, 3))
-    (found,) = warned(recwarn)
-    assert "weight=4x3x3x3" in found, "what matched before this context was entered does not count"
-
-
-def test_a_rule_that_matched_stays_so_while_policies_come_and_go(recwarn: pytest.WarningsRecorder) -> None:
-    with msctx.context(conv_algo_rules={"stride=3": "gemm"}), msctx.context(conv_algo_rules={"weight=4x*": "gemm"}):
-        fn.conv2d(X, ONE)  # under the inner rules alone
-    with msctx.context(conv_algo_rules={"weight=4x*": "gemm"}):
-        with msctx.context(conv_dgrad_algo="normal"):  # the rules hold inside, too
-            fn.conv2d(X, ONE)
-        for n in range(40):  # more than are kept
-            with msctx.context(conv_algo_rules={f"stride={n + 2}": "gemm"}):
-                pass
-        fn.conv2d(X, torch.randn(5, 3, 3, 3))
-    assert not warned(recwarn)
-
-
-def test_a_rule_whose_convolutions_did_run_by_another_one_is_not_unmatched(recwarn: pytest.WarningsRecorder) -> None:
-    """A rule that asks for a backward pass only is not unmatched because nothing ran backward."""
-    model = Net()
-    with msctx.context(conv_algo_rules={"layer1.*": {"wgrad": "algo_1"}, "*": {"fprop": "gemm"}}) as ctx:
-        ctx.watch(model)
-        model(X)
-    assert not warned(recwarn)
-
-
 # --- weights that are elsewhere ---------------------------------------------------------------------------------------
 
 
@@ -270,24 +180,6 @@ def test_weights_that_are_cast_are_resolved_by_their_shape_where_one_module_has_
         ctx.watch(model)
         model.double()(X.double())
     assert {*ran(ctx)} == {*PATHS}
-
-
-def test_a_weight_that_got_a_new_storage_is_found_again() -> None:
-    model = Net()
-    ctx = asking("fprop", "gemm").watch(model)
-    with ctx:
-        model(X)
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            module.weight = nn.Parameter(torch.randn_like(module.weight))
-    model.head.weight.data = model.head.weight.data.clone()
-    with ctx:
-        model(X)
-    assert {row.module: row.calls for row in ctx.choices()} == dict.fromkeys(PATHS, 2)
-    with ctx:
-        model.load_state_dict(Net().state_dict(), assign=True)
-        model(X)
-    assert {row.module for row in ctx.choices()} == {*PATHS}, "by shape"
 
 
 def _cloned(model: nn.Sequential) -> None:
@@ -320,93 +212,6 @@ def test_rules_hold_inside_a_scope_where_weights_are_exchanged(what: str, kind: 
             calls = {(row.module, row.ran): row.calls for row in ctx.choices()}
             assert calls == {("0", "reference"): number + 1, ("1", other): number + 1}
             EXCHANGES[what](model)
-
-
-def test_a_weight_that_was_met_before_is_found_once_a_module_has_it() -> None:
-    """An average of the weights, of which the old ones are kept: it is tried out by itself first."""
-    model, x = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(2, 8)
-    average = {name: weight.clone() for name, weight in model.state_dict().items()}
-    with msctx.context(matmul_algo_rules={"0": "reference", "1": "strict"}) as ctx:
-        ctx.watch(model)
-        model(x)
-        for _ in range(5):
-            torch.func.functional_call(model, average, (x,))
-        kept = {name: weight.data for name, weight in model.named_parameters()}
-        for name, weight in model.named_parameters():
-            weight.data = average[name]
-        for _ in range(20):
-            model(x)
-    assert kept
-    assert min(row.calls for row in ctx.choices() if row.module) > 10
-
-
-@pytest.mark.parametrize("transform", ["grad", "vmap"])
-def test_wrappers_of_torch_func_in_the_place_of_weights_are_passed_over(transform: str) -> None:
-    model, x = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(2, 8)
-    weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-
-    def loss(given: dict[str, torch.Tensor]) -> torch.Tensor:
-        made: torch.Tensor = torch.func.functional_call(model, given, (x,))
-        return made.sum()
-
-    with msctx.context(matmul_algo_rules={"0": "reference", "1": "strict"}) as ctx:
-        ctx.watch(model)
-        if transform == "grad":
-            torch.func.grad(loss)(weights)
-        else:
-            torch.func.vmap(loss)({name: torch.stack([weight, weight]) for name, weight in weights.items()})
-        model(x)
-    assert {row.module: row.calls for row in ctx.choices() if row.module} == {"0": 1, "1": 1}
-
-
-def _by_signal(compute: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> Callable[[], object]:
-    monkeypatch.setitem(HANDLED, "before", signal.signal(signal.SIGUSR1, lambda *_: compute()))
-    return lambda: signal.raise_signal(signal.SIGUSR1)
-
-
-HANDLED: dict[str, Any] = {}
-
-
-@pytest.mark.parametrize("begins", [_by_signal, lambda compute, monkeypatch: compute], ids=["signal", "finalizer"])
-def test_what_is_computed_while_the_models_are_looked_at(begins: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal's handler, or a finalizer, meets a weight that nobody knows, in the middle of a look."""
-    model, done, look = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), [], watching._look_at
-
-    def compute() -> None:
-        fn.linear(torch.randn(2, 8), torch.randn(8, 8))
-        done.append(1)
-
-    comes = begins(compute, monkeypatch)
-
-    def looking(*given: Any) -> bool:
-        if len(done) < 3:
-            comes()
-        return look(*given)
-
-    try:
-        with msctx.context(matmul_algo_rules={"0": "reference", "1": "strict"}) as ctx, torch.no_grad():
-            ctx.watch(model)
-            monkeypatch.setattr(watching, "_look_at", looking)
-            for _ in range(3):
-                compute()
-            model(torch.randn(2, 8))
-    finally:
-        if HANDLED:
-            signal.signal(signal.SIGUSR1, HANDLED.pop("before"))
-    assert len(done) > 3
-    assert {row.module for row in ctx.choices() if row.module} == {"0", "1"}
-
-
-def test_weights_that_are_computed_for_each_call_cost_few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, looks, look = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))), [], watching._look_again
-    monkeypatch.setattr(watching, "_look_again", lambda library: (looks.append(library), look(library)))
-    with msctx.context(matmul_algo="strict") as ctx, torch.no_grad():
-        ctx.watch(model)
-        model(torch.randn(2, 8))
-        before = len(looks)
-        for _ in range(100):
-            fn.linear(torch.randn(2, 8), torch.randn(8, 8))
-    assert len(looks) - before <= 100 / 4 + 3
 
 
 def test_a_model_is_looked_at_again_only_where_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -445,54 +250,6 @@ def test_a_model_that_died_is_forgotten() -> None:
     assert "" in ran(ctx)
 
 
-def test_a_copy_is_another_model() -> None:
-    model = Net()
-    with asking("fprop", "gemm") as ctx:
-        ctx.watch(model)
-        other = copy.deepcopy(model)
-        other.layer1[0].weight = nn.Parameter(torch.randn(4, 3, 1, 1))
-        other.layer1[0](X)
-        model(X)
-    assert {*ran(ctx)} == {"", *PATHS}
-
-
-def test_a_shared_weight_has_one_of_its_paths_also_when_another_module_dies() -> None:
-    first, second = nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)
-    second.weight = first.weight
-    model = nn.ModuleDict({"first": first, "second": second})
-    with asking("fprop", "gemm") as ctx:
-        ctx.watch(model)
-        second(X)
-        assert {*ran(ctx)} <= {"first", "second"}
-        del model["second"], second
-        gc.collect()
-    with asking("fprop", "gemm") as later:
-        later.watch(model)
-        first(X)
-    assert [*ran(later)] == ["first"]
-
-
-def test_modules_that_see_one_weight_in_two_shapes_can_die_one_after_the_other() -> None:
-    first, second = nn.Conv2d(3, 4, 5, bias=False), nn.Conv2d(4, 3, 5, bias=False)
-    second.weight = nn.Parameter(first.weight.data.view(3, 4, 5, 5))
-    kept = nn.Conv2d(3, 4, 7)
-    with asking("fprop", "gemm") as ctx:
-        ctx.watch(first).watch(second).watch(kept)
-        del first
-        gc.collect()
-        del second
-        gc.collect()
-        fn.conv2d(X, torch.randn(4, 3, 5, 5))
-    assert [*ran(ctx)] == [""]
-
-
-def test_a_model_without_convolutions() -> None:
-    with asking("fprop", "gemm") as ctx:
-        ctx.watch(nn.Linear(3, 4)).watch(nn.LazyConv2d(4, 3))
-        fn.conv2d(X, ONE)
-    assert [*ran(ctx)] == [""]
-
-
 def test_watching_runs_no_parametrization() -> None:
     """Power iterations and random numbers belong to the model: an observer moves neither."""
     model = nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 4, 5))
@@ -528,44 +285,3 @@ def test_weights_laid_into_one_storage_are_distinguished() -> None:
         ctx.watch(model)
         model(torch.randn(1, 4, 6, 6))
     assert {row.module for row in ctx.choices()} == {"0", "1"}
-
-
-@pytest.mark.parametrize(
-    "written",
-    [
-        '{"layer1.*": "winograd", "weight=64x3x7x7": {"fprop": "gemm"}}',
-        "{layer1.*: winograd, weight=64x3x7x7: {fprop: gemm}}",
-        "layer1.*: winograd; weight=64x3x7x7: fprop=gemm",
-    ],
-)
-def test_rules_on_a_command_line(written: str) -> None:
-    mapping = {"layer1.*": "winograd", "weight=64x3x7x7": {"fprop": "gemm"}}
-    parse = OPTIONS["conv_algo_rules"].kind.parse
-    assert parse(written) == parse(mapping)
-    with pytest.raises(BadValue, match="is not a mapping"):
-        parse(written[:-1] if written.startswith("{") else "{" + written)
-
-
-def test_a_module_that_ever_new_models_share_is_known_once_for_each_that_lives() -> None:
-    shared = nn.Linear(4, 4)
-    with msctx.context(matmul_algo="reference", fallback="silent") as ctx:
-        for _ in range(5):
-            ctx.watch(nn.Sequential(shared))
-        for _ in range(5):
-            with msctx.context() as inner:
-                inner.watch(nn.Sequential(shared))
-            del inner
-        gc.collect()
-        ctx.watch(nn.Sequential(shared))
-        known = [key for key in watching._modules if key[0] == id(shared)]
-    assert len(known) <= 6
-
-
-def test_conditions_take_what_choices_shows_of_calls_that_are_left_to_torch() -> None:
-    x, w = X.long(), ONE.long()
-    with asking("fprop", "gemm", fallback="silent") as ctx:
-        fn.conv2d(x, w)
-    problem = ctx.choices()[0].problem
-    with msctx.context(conv_algo_rules={f"dtype={problem.dtype} layout={problem.layout}": "gemm"}, fallback="silent") as ctx:
-        fn.conv2d(x, w)
-    assert ctx.choices()[0].asked == "gemm", "the rule matched"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
-import sys
 
 import pytest
 from builds import GLUE, ISAS, call, edit, leftovers, made
@@ -32,13 +30,6 @@ def test_a_library_is_built_once(cache, sources, watched, forked, capfd):
     assert capfd.readouterr() == ("", "")
     assert native.kernels_library(sources=sources) == first.path
     assert leftovers(cache) == []
-
-
-def test_the_note_beside_it_is_for_people(sources):
-    built = made(sources)
-    note = json.loads(built.path.with_suffix(".json").read_text())
-    assert (note["product"], note["isas"]) == ("kernels", [*build_spec.isas()])
-    assert native.origin(built.path) == (spec_of("kernels", "", sources).inputs, built.compiler)
 
 
 def test_how_kernels_are_compiled(sources, watched):
@@ -75,14 +66,6 @@ def test_inline_functions_of_all_objects_are_the_baseline_ones(sources, forked):
     )
     path = made(sources).path
     assert forked(lambda: call(path, "here")).ended() == {"returned": 0}
-
-
-def test_machines_without_x86_have_one_instruction_set(monkeypatch, sources):
-    monkeypatch.setattr(build_spec.platform, "machine", lambda: "aarch64")
-    units = spec_of("kernels", "", sources).units
-    assert build_spec.isas() == ("generic",)
-    assert [unit.source for unit in units] == ["cpu/one.cpp", "common/api.cpp"]
-    assert not any(flag.startswith("-m") or "X86" in flag for unit in units for flag in unit.flags)
 
 
 def test_the_glue_uses_the_openmp_that_torch_has_loaded(sources, passes):
@@ -165,61 +148,7 @@ def test_what_the_key_depends_on(sources, monkeypatch):
     assert len(set(keys)) == len(keys)
 
 
-def test_sources_that_are_edited_during_a_build(sources, watched, forked):
-    """What is compiled is what the key was made of."""
-    watched.hold("common/api.cpp")
-    process = forked(lambda: made(sources).path)
-    watched.until_stopped()
-    edit(sources, "common/api.cpp", "generic::one()", "syntax error")
-    watched.let_go()
-    first = process.ended()["returned"]
-    edit(sources, "common/api.cpp", "syntax error", "generic::one()")
-    assert str(made(sources).path) == first
-    assert forked(lambda: call(first)).ended() == {"returned": 41}
-
-
-def test_no_kernels(tmp_path):
-    with pytest.raises(NativeError, match="cannot be read: No such file or directory; install msctx again"):
-        native.library(tmp_path / "empty")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(NativeError, match="no kernels are there; msctx is not installed completely"):
-        native.library(tmp_path / "empty")
-
-
 # --- what is seen of it ------------------------------------------------------------------------------------------------
-
-
-def test_a_terminal_sees_a_line_that_counts(sources, monkeypatch, forked):
-    class Terminal:
-        def __init__(self, stream):
-            self.stream = stream
-
-        def isatty(self):
-            return True
-
-        def __getattr__(self, name):
-            return getattr(self.stream, name)
-
-    def build():
-        monkeypatch.setenv("TERM", "xterm")
-        sys.stderr = Terminal(sys.stderr)
-        return made(sources).compiled
-
-    process = forked(build)
-    assert process.ended() == {"returned": ISAS + 1}
-    assert "msctx: building the native core (once):" in process.said
-    assert f"{ISAS + 1}/{ISAS + 1}" in process.said
-    assert "msctx: built the native core in" in process.said
-
-
-@pytest.mark.parametrize("stderr", [None, "closed"])
-def test_no_stderr(sources, monkeypatch, tmp_path, stderr, capfd):
-    if stderr == "closed":
-        with open(tmp_path / "closed", "w") as stderr:
-            pass
-    monkeypatch.setattr(sys, "stderr", stderr)
-    assert made(sources).compiled == ISAS + 1
-    assert capfd.readouterr() == ("", "")
 
 
 def test_warnings_are_in_the_log_and_do_not_stop_it(sources, capfd):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import stat
 import time
 from pathlib import Path
 
 import pytest
 from builds import ISAS, call, edit, leftovers, made
 
-from msctx.errors import NativeError
 from msctx.native import artifacts
 
 
@@ -40,12 +38,6 @@ def test_a_damaged_build_is_built_again(sources, forked, damage):
     assert made(sources).cached
 
 
-def test_a_note_that_is_something_else(sources):
-    for text in ("", "[]", "null", "{}", '{"sha256": 1}', "\x00\xff"):
-        made(sources).path.with_suffix(".json").write_text(text, encoding="latin-1")
-        assert not made(sources).cached, text
-
-
 def test_a_damaged_object_is_compiled_again(cache, sources, forked):
     path = made(sources).path
     for damage, file in zip([truncate, alter], sorted(cache.glob("objects/*.o"))[:2], strict=True):
@@ -53,55 +45,6 @@ def test_a_damaged_object_is_compiled_again(cache, sources, forked):
     path.unlink()
     assert made(sources).compiled == 2
     assert forked(lambda: call(path)).ended() == {"returned": 41}
-
-
-def test_what_others_can_write_is_refused(cache, sources):
-    path = made(sources).path
-    for target in (path, path.parent, cache, path.with_suffix(".json")):
-        target.chmod(0o777)
-        text = f"{target}: can be written by its group and everybody, .*; run `chmod go-w {target}`"
-        with pytest.raises(NativeError, match=text):
-            made(sources)
-        target.chmod(0o700)
-        assert made(sources).cached
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_library_of_somebody_else_is_refused(sources):
-    path = made(sources).path
-    os.chown(path, 65534, 65534)
-    with pytest.raises(NativeError, match="belongs to"):
-        made(sources)
-
-
-@pytest.mark.parametrize("mask", [0, 0o777])
-def test_any_umask(cache, sources, umask, mask):
-    umask(mask)
-    made(sources)
-    assert made(sources).cached
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in cache.rglob("*") if path.is_file()}
-    assert modes == {0o600}
-
-
-def read_only(cache, monkeypatch):
-    """Nothing in the cache can be written, not even by root."""
-
-    def refuse(*args, **more):
-        raise OSError(30, "Read-only file system", str(cache))
-
-    access = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode, **more: not mode & os.W_OK and access(path, mode, **more))
-    for name in ("mkdir", "utime", "replace", "chmod"):
-        monkeypatch.setattr(os, name, refuse)
-
-
-def test_a_read_only_cache_is_good_to_load_from(cache, sources, monkeypatch):
-    made(sources)
-    read_only(cache, monkeypatch)
-    assert made(sources).cached
-    edit(sources, "common/api.cpp", "return", "return 1 +")
-    with pytest.raises(NativeError, match=f"{cache}: cannot be written; set MSCTX_CACHE_DIR"):
-        made(sources)
 
 
 def test_what_nobody_uses_is_removed(cache, sources):
@@ -128,17 +71,4 @@ def test_remove(cache, sources):
     made(sources)
     assert artifacts.remove() > 1000
     assert [path for path in cache.rglob("*") if path.is_file()] == []
-    assert not made(sources).cached
-
-
-def test_remove_waits_for_a_build_in_progress(sources, watched, forked):
-    watched.hold("common/api.cpp")
-    builder = forked(lambda: made(sources).path)
-    watched.until_stopped()
-    remover = forked(artifacts.remove)
-    time.sleep(0.2)
-    assert remover.process.is_alive()
-    watched.let_go()
-    assert "returned" in builder.ended()
-    assert "returned" in remover.ended()
     assert not made(sources).cached

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from builds import GLUE, edit, made
+from builds import GLUE, edit
 
 from msctx.errors import NativeError
 from msctx.native import build as native
@@ -50,37 +47,6 @@ def test_what_is_cached_needs_no_compiler(sources, monkeypatch, tmp_path):
         native.build(sources=sources)
 
 
-def test_an_obstacle_is_cheap_to_ask_for(watched, sources):
-    """No compiler is started."""
-    assert native.obstacle(sources) == ""
-    runs = (watched.folder / "runs").read_text()
-    assert native.obstacle(sources) == ""
-    assert (watched.folder / "runs").read_text() == runs
-
-
-def test_any_compilers_library_serves_unless_cxx_names_one(sources, monkeypatch, tmp_path):
-    first = made(sources)
-    other = program(tmp_path / "g++", f'exec {shutil.which("g++")} "$@"')
-    monkeypatch.setenv("CXX", str(other))
-    second = made(sources)
-    assert not second.cached
-    assert second.compiler.startswith(str(other))
-    assert made(sources).cached
-    monkeypatch.delenv("CXX")
-    assert made(sources).compiler == second.compiler != first.compiler
-
-
-def test_a_folder_that_is_refused_is_an_obstacle(cache):
-    cache.mkdir()
-    cache.chmod(0o777)
-    assert "can be written by its group and everybody" in native.obstacle()
-
-
-def test_another_system(monkeypatch):
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert native.obstacle() == "the native core is built on Linux alone"
-
-
 def test_a_cxx_that_does_not_work_is_an_error_even_if_the_library_is_cached(sources, monkeypatch):
     native.build(sources=sources)
     for cxx, why in (
@@ -94,12 +60,6 @@ def test_a_cxx_that_does_not_work_is_an_error_even_if_the_library_is_cached(sour
             native.build(sources=sources)
 
 
-def test_a_cxx_with_arguments(sources, monkeypatch, watched):
-    monkeypatch.setenv("CXX", f"{watched.folder / 'c++'} -DMORE")
-    made(sources)
-    assert all(line.startswith("-DMORE ") for line in watched.runs)
-
-
 OLD = """
 case "$*" in *--version*) echo 'g++ 8.5.0';; *) echo "g++: error: unrecognized command line option '-std=c++20'" >&2; exit 1;; esac
 """
@@ -111,15 +71,6 @@ def test_a_compiler_that_is_too_old(path, sources):
         "g++: cannot compile C++20 (g++ 8.5.0): g++: error: unrecognized command line option '-std=c++20'; "
         "no other C++ compiler (set CXX, or install g++ or clang++)"
     )
-
-
-def test_the_first_compiler_that_works_is_taken(path, monkeypatch):
-    good = shutil.which("g++", path=os.defpath) or shutil.which("c++", path=os.defpath)
-    program(path / "c++", OLD)
-    program(path / "clang++", f'PATH={os.defpath} exec {good} "$@"')
-    assert compiler.find().command == (str(path / "clang++"),)
-    program(path / "c++", f'PATH={os.defpath} exec {good} "$@" # repaired')
-    assert compiler.find().command == (str(path / "c++"),)
 
 
 def test_clang_gets_no_openmp_of_its_own(sources):

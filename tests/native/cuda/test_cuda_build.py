@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +12,9 @@ import pytest
 
 from msctx.cli import main
 from msctx.errors import NativeError
-from msctx.native import artifacts, build_spec
+from msctx.native import artifacts
 from msctx.native.cuda import build, nvrtc
-from msctx.native.cuda.build import Usage, code_sizes, usages
+from msctx.native.cuda.build import Usage
 from msctx.native.cuda.manifest import ARCHS, DTYPES, KERNELS, LAYOUTS, REGISTERS, THREADS, Kernel, Module
 from msctx.shipped import KERNEL_SOURCES
 
@@ -93,10 +92,6 @@ def test_the_manifest_is_sound() -> None:
     assert all(any(layout in name for name in KERNELS) for layout in LAYOUTS)
 
 
-def test_a_change_of_a_cuda_source_leaves_the_native_core_as_it_is() -> None:
-    assert not [name for name in build_spec.spec_of("kernels", "", None).files if name.startswith("cuda/")]
-
-
 # --- the compiler and its reports ---------------------------------------------------------------------------------------
 
 
@@ -111,17 +106,6 @@ def test_a_kernel_is_compiled_and_reported(tool: nvrtc.Nvrtc, sources: Path, arc
     assert (found["name"], found["arch"], found["compiler"], found["cached"]) == ("copy", arch, str(tool), False)
     assert (found["spill_stores"], found["spill_loads"], found["shared"]) == (0, 0, 0)
     assert build.cubin(MODULE, arch, tool=tool, sources=sources)[:4] == b"\x7fELF"
-
-
-@pytest.mark.full
-def test_modules_of_ours_are_within_their_budgets(tool: nvrtc.Nvrtc) -> None:
-    """One of each product; `msctx build --cuda` compiles all of them."""
-    one = KERNELS["depthwise_fprop_f32_nchw_any"].module
-    kernels = {n: k for n, k in KERNELS.items() if k.module.macros[0] == "ELEMENT=f64" or k.module == one}
-    reports = build.build(["sm_90a"], kernels=kernels, tool=tool)
-    assert [r.kernel.name for r in reports] == list(kernels)
-    assert {r.kernel.name: r.exceeded or r.error for r in reports if not r.is_good} == {}
-    assert {r.kernel.name: r.usage.shared for r in reports if r.usage} == {n: kernel.shared for n, kernel in kernels.items()}
 
 
 def test_what_is_compiled_is_kept_until_something_changes(tool: nvrtc.Nvrtc, sources: Path, own_cache: Path) -> None:
@@ -160,12 +144,6 @@ def test_an_error_of_a_source_is_reported_and_not_kept(tool: nvrtc.Nvrtc, source
         build.cubin(MODULE, "sm_80", tool=tool, sources=sources)
 
 
-def test_a_kernel_that_a_module_lacks_is_reported(tool: nvrtc.Nvrtc, sources: Path) -> None:
-    other = replace(COPY, name="other")
-    (report,) = build.build(["sm_80"], kernels={"other": other}, tool=tool, sources=sources)
-    assert report.error == "copy.cu compiles, but the compiler reports no kernel of this name"
-
-
 def test_budgets_that_are_exceeded_are_reported(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fake, "result", (b"\x7fELF", LOG))
     tool = Fake("fake", "0.0")
@@ -182,27 +160,6 @@ def test_budgets_that_are_exceeded_are_reported(sources: Path, monkeypatch: pyte
     assert report.is_good
 
 
-def test_the_report_of_ptxas_is_read_in_both_forms() -> None:
-    other = LOG.replace("'copy'", "'other'").replace("    0 bytes stack", "ptxas         .     0 bytes stack")
-    assert usages(LOG + other.replace("12 bytes", "0 bytes")) == {
-        "copy": Usage(40, 12, 8, 4096),
-        "other": Usage(40, 0, 8, 4096),
-    }
-    assert usages("") == {}
-
-
-def test_sizes_of_kernels_are_read_from_an_elf_file() -> None:
-    names = b"\0.text.copy\0.strtab\0"
-    header = bytearray(64)
-    header[:5] = b"\x7fELF\x02"
-    struct.pack_into("<Q", header, 40, 128)  # where the sections are told of
-    struct.pack_into("<HH", header, 60, 2, 1)  # how many, and which has their names
-    sections = [(1, 1, 0, 0, 0, 77), (12, 3, 0, 0, 64, len(names))]
-    data = (bytes(header) + names).ljust(128, b"\0") + b"".join(struct.pack("<IIQQQQ", *s).ljust(64, b"\0") for s in sections)
-    assert code_sizes(data) == {"copy": 77}
-    assert code_sizes(b"something else") == {}
-
-
 # --- no compiler, no sources ----------------------------------------------------------------------------------------------
 
 
@@ -215,28 +172,6 @@ def test_without_a_compiler_the_error_lists_what_was_searched(
     for part in ("no compiler for CUDA kernels: no libnvrtc.so.13 or", "cannot be loaded", "pip install 'msctx[cuda]'"):
         assert part in err
     assert json.loads(command("--cuda", "--json")[1])["exit_code"] == 8
-
-
-def test_where_it_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder of CUDA_HOME, then that of nvcc on PATH."""
-    toolkits = [tmp_path / "home", tmp_path / "path"]
-    for toolkit in toolkits:
-        for name in ("bin/nvcc", "lib64/libnvrtc.so.12"):
-            (toolkit / name).parent.mkdir(parents=True)
-            (toolkit / name).touch(0o700)
-    monkeypatch.setenv("CUDA_HOME", str(toolkits[0]))
-    monkeypatch.setenv("PATH", str(toolkits[1] / "bin"))
-    found = list(nvrtc._places())
-    assert [p for p in found if p.startswith(str(tmp_path))] == [str(t / "lib64" / "libnvrtc.so.12") for t in toolkits]
-    assert found[-1] == "libnvrtc.so.12"
-
-
-def test_missing_sources_are_reported(tmp_path: Path) -> None:
-    tool = Fake("fake", "0.0")
-    with pytest.raises(NativeError, match=r"nowhere: cannot be read: No such file or directory; install msctx again"):
-        build.build(kernels={"copy": COPY}, tool=tool, sources=tmp_path / "nowhere")
-    with pytest.raises(NativeError, match=r"copy\.cu: is not there; msctx is not installed completely"):
-        build.build(kernels={"copy": COPY}, tool=tool, sources=tmp_path)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------------
@@ -263,15 +198,6 @@ def test_the_command_reports_and_ends_with_1_beyond_a_budget(
     assert code == (0 if is_within else 1)
     assert ("40 registers, budget 39" in out) is not is_within
     assert f"{2 * is_within} of 2 kernels within their budgets, compiled by NVRTC 0.0" in out
-
-
-def test_the_command_shows_an_error_of_the_compiler_once(command: Any, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Fake, "result", (None, "copy.cu(1): error: no such thing"))
-    monkeypatch.setattr(build, "build", reports(sources))
-    code, out, err = command("--cuda", "--arch", "sm_80", "--verbose")
-    assert code == 1
-    assert "not compiled" in out
-    assert "copy.cu -DFACTOR=2, sm_80: copy.cu(1): error: no such thing" in err
 
 
 def test_an_arch_that_is_not_compiled_for_is_refused(command: Any) -> None:
