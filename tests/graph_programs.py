@@ -40,19 +40,5 @@ class Talking(nn.Module):
         return torch.relu(x)
 
 
-class Looping(nn.Module):
-    """Dynamo gives up its forward, in which a loop has a graph break; and captures none of torch's own code by itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for _ in range(2):
-            x = self.block(x)
-            print("here")
-        return x
-
-
 def image(*shape: int) -> torch.Tensor:
     return torch.randn(shape or (2, 3, 6, 6), generator=torch.Generator().manual_seed(0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -111,96 +110,6 @@ def test_performance_measures_them_in_every_direction(
     passes(prelude + START + textwrap.dedent(code), env={"MSCTX_TUNING_FILE": str(tmp_path / "tuning.json")})
 
 
-@pytest.mark.full
-def test_gradients_by_a_tuning_file_are_right_and_repeat(
-    far_library: str, passes: Callable[..., str], prelude: str, tmp_path: Path
-) -> None:
-    """No option names our kernels there: performance takes them where it has measured them to be the fastest."""
-    assert far_library
-    file = tmp_path / "tuning.json"
-    code = """
-    import os
-    given = [torch.randn(3, 6, 19, 18), torch.randn(12, 1, 5, 5)]
-    ask(conv_dgrad_algo="performance", conv_wgrad_algo="performance", tuning_file=os.environ["MSCTX_TUNING_FILE"])
-    for dtype in (torch.float32, torch.bfloat16):
-        for format in (torch.contiguous_format, torch.channels_last):
-            for more in ({"padding": 2, "stride": 2}, {"dilation": 2}):
-                x, w = (t.to(dtype).contiguous(memory_format=format) for t in given)
-                found = check(x, w, groups=6, **more)
-                assert all(torch.equal(a, b) for a, b in zip(found, check(x, w, groups=6, **more)))
-    """
-    run = prelude + START + textwrap.dedent(code)
-    passes(run + "ask()\n", env={"MSCTX_TUNING_FILE": str(file)})
-    kept = json.loads(file.read_text())
-    for group in kept["groups"]:
-        for entry in group["entries"]:
-            entry.update(ran="direct", math="strict")
-    file.write_text(json.dumps(kept))
-    then = """
-    assert all((row.ran, row.provider) == ("direct", "msctx") and row.error > 0 for row in rows()), rows()
-    assert {(row.direction, row.workspace > 0) for row in rows()} == {("dgrad", False), ("wgrad", True)}
-    assert {line.split("_")[1] for line in driver_log(driver) if line != "load"} == {"dgrad", "wgrad"}
-    """
-    passes(run + textwrap.dedent(then), env={"MSCTX_TUNING_FILE": str(file)})
-
-
-def test_what_a_first_run_takes_is_not_measured(
-    far_library: str, passes: Callable[..., str], prelude: str, tmp_path: Path
-) -> None:
-    """It compiles and loads; one of a third of a second would not be tried again."""
-    assert far_library
-    code = """
-    import os, time
-    from msctx.native.cuda import build
-    cubin = build.cubin
-    build.cubin = lambda *given: time.sleep(0.3) or cubin(*given)
-    ask(conv_fprop_algo="performance", tuning_file=os.environ["MSCTX_TUNING_FILE"])
-    torch.nn.functional.conv2d(*on_far(torch.randn(2, 6, 9, 8), torch.randn(6, 1, 3, 3)), groups=6)
-    assert len([line for line in driver_log(driver) if line.startswith("depthwise")]) >= 3, rows()
-    """
-    passes(prelude + START + textwrap.dedent(code), env={"MSCTX_TUNING_FILE": str(tmp_path / "tuning.json")})
-
-
-def test_a_thread_that_has_no_context_is_given_one(with_kernels: Run) -> None:
-    with_kernels("""
-    import threading
-    ask(conv_fprop_algo="direct", fallback="error")
-    x, w = on_far(torch.randn(2, 6, 9, 8), torch.randn(6, 1, 3, 3))
-    found = []
-    for _ in range(2):  # the first one loads, the second one only launches
-        thread = threading.Thread(target=lambda: found.append(torch.nn.functional.conv2d(x, w, groups=6)))
-        thread.start()
-        thread.join()
-    found.append(torch.nn.functional.conv2d(x, w, groups=6))
-    assert len(found) == 3
-    assert [(row.ran, row.calls) for row in rows()] == [("direct", 3)]
-    """)
-
-
-def test_an_interrupt_while_it_is_planned_is_forgotten_with_the_policy(with_kernels: Run) -> None:
-    with_kernels("""
-    from msctx.native.cuda import plans
-    fill = plans.fill
-
-    def interrupted(*given):
-        plans.fill = fill
-        raise KeyboardInterrupt
-
-    given = on_far(torch.randn(2, 6, 9, 8), torch.randn(6, 1, 3, 3))
-    for first in (interrupted, fill):
-        plans.fill = first
-        ask(conv_fprop_algo="direct", fallback="silent")
-        try:
-            torch.nn.functional.conv2d(*given, groups=6)
-            for _ in range(100):
-                pass
-        except KeyboardInterrupt:
-            pass
-        ask()
-    assert rows()[-1].ran == "direct", rows()
-    """)
-
-
 def test_modules_are_loaded_once_and_run_on_the_current_stream(with_kernels: Run) -> None:
     with_kernels("""
     ask(conv_fprop_algo="direct")
@@ -240,14 +149,4 @@ def test_without_a_compiler_the_reason_is_the_compilers_and_cut_between_characte
     ask(conv_fprop_algo="direct", fallback="error")
     error = refused(lambda: check(torch.randn(2, 6, 9, 8), torch.randn(6, 1, 3, 3), groups=6))
     assert "direct: no compiler for CUDA kernels: aééé" in error, error
-    """)
-
-
-def test_without_a_driver_the_reason_is_given(asking: Run) -> None:
-    asking("""
-    from msctx.native.cuda import driver
-    driver.LIBRARY = "libnothing.so.1"
-    ask(conv_fprop_algo="direct", fallback="silent")
-    check(torch.randn(2, 6, 9, 8), torch.randn(6, 1, 3, 3), groups=6)
-    assert "the CUDA driver has not been found" in rows()[0].reasons[0], rows()
     """)

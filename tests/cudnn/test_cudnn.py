@@ -191,42 +191,6 @@ def test_the_workspace_is_the_devices_memory_and_has_a_limit(asking: Run) -> Non
     """)
 
 
-def test_a_limit_counts_what_the_algorithm_itself_takes(asking: Run) -> None:
-    asking("""
-    ask(conv_fprop_algo="fft", conv_workspace_limit=5 * 1024, conv_allow_tf32=True, fallback="error")
-    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
-    log(cudnn)
-    compute(*on_far(x, w))
-    ask(conv_dgrad_algo="algo_1", conv_workspace_limit=2 * 1024, conv_allow_tf32=True, fallback="error")
-    compute(*on_far(x, w))
-    assert log(cudnn) == ["forward fft fma nchw", "backward_data algo_1 default nchw"], "gemm would need 3 kB"
-    """)
-
-
-@pytest.mark.full
-def test_a_run_that_fails_after_all_is_not_tried_again(asking: Run) -> None:
-    asking("""
-    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
-    cudnn.standin_break(6)
-    ask(conv_fprop_algo="winograd", fallback="silent")
-    log(cudnn)
-    check(x, w)
-    check(x, w)
-    assert [line.split()[1] for line in log(cudnn)] == ["winograd", "winograd_nonfused", "winograd_nonfused"]
-    assert any("cuDNN failed to run it: CUDNN_STATUS_EXECUTION_FAILED" in reason for row in rows() for reason in row.reasons)
-    cudnn.standin_break(-1)
-    check(torch.randn(3, 4, 7, 9), w)
-    assert log(cudnn)[0].split()[1] == "winograd", "of another problem nothing is known"
-    ask()
-    ask(conv_fprop_algo="winograd", fallback="silent")
-    check(x, w)
-    assert log(cudnn)[0].split()[1] == "winograd", "nor in another context"
-    cudnn.standin_break(7)
-    ask(conv_fprop_algo="winograd_nonfused", fallback="error")
-    assert "cuDNN failed to run it" in refused(lambda: check(torch.randn(4, 4, 7, 9), w))
-    """)
-
-
 @pytest.mark.full
 def test_an_algorithm_without_memory_for_its_workspace_falls_back(asking: Run) -> None:
     asking("""
@@ -250,50 +214,6 @@ def test_an_algorithm_without_memory_for_its_workspace_falls_back(asking: Run) -
     """)
 
 
-@pytest.mark.full
-def test_arguments_of_an_operator_apply_beside_the_flags(asking: Run) -> None:
-    """As in models that were traced."""
-    asking("""
-    def run(deterministic, enabled, tf32):
-        ask(conv_fprop_algo="implicit_precomp_gemm", conv_allow_tf32=True, fallback="silent")
-        x, w = on_far(torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3))
-        log(cudnn)
-        torch._convolution(x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, False, deterministic, enabled, tf32)
-        return [line.split()[2] for line in log(cudnn)]
-
-    assert run(False, True, True) == ["default"]
-    assert run(False, True, False) == ["fma"]
-    assert run(True, False, True) == []
-    """)
-
-
-def test_rules_match_modules_and_shapes(asking: Run) -> None:
-    asking("""
-    model = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3), torch.nn.Conv2d(4, 4, 3), torch.nn.Conv2d(4, 4, 5)).to("far")
-    import msctx
-    msctx.current().watch(model)
-    ask(conv_algo_rules="module=0: fprop=gemm; weight=4x4x5x5: fprop=fft", conv_fprop_algo="winograd")
-    log(cudnn)
-    model(torch.randn(1, 4, 12, 12).to("far"))
-    assert [line.split()[1] for line in log(cudnn)] == ["gemm", "winograd", "fft"]
-    assert [row.module for row in rows()] == ["0", "1", "2"]
-    """)
-
-
-@pytest.mark.full
-def test_descriptors_are_kept_and_dropped(asking: Run) -> None:
-    asking("""
-    w = torch.randn(2, 1, 1, 1).to("far")
-    ask(conv_fprop_algo="implicit_gemm")
-    for _ in range(3):
-        torch.nn.functional.conv2d(torch.randn(1, 1, 4, 4).to("far"), w)
-    assert cudnn.standin_live() == 4, cudnn.standin_live()
-    for size in range(1, 4200):
-        torch.nn.functional.conv2d(torch.empty(1, 1, 1, size, device="far"), w)
-    assert cudnn.standin_live() <= 4 * 4096
-    """)
-
-
 def test_without_a_policy_torch_computes(asking: Run) -> None:
     asking("""
     x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
@@ -305,21 +225,6 @@ def test_without_a_policy_torch_computes(asking: Run) -> None:
     check(x, w)
     assert (log(cudnn), own_calls) == ([], ["forward", "backward"])
     torch.nn.functional.conv2d(x, w)
-    """)
-
-
-@pytest.mark.full
-def test_the_cpu_has_a_policy_of_its_own(asking: Run) -> None:
-    asking("""
-    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
-    ask(conv_fprop_algo="winograd")
-    standin.conv_policy.PLACES["cpu"].write(standin.ConvPolicy(conv_fprop_algo="gemm"))
-    torch.nn.functional.conv2d(x, w)
-    check(x, w)
-    of = {(row.ran, row.provider) for row in rows() if row.problem.dtype == "float32"}
-    assert of == {("gemm", "msctx"), ("winograd", "cudnn")}
-    assert standin.core.loaded().hook_problem("cuda") == standin.core.loaded().hook_problem("cpu") == ""
-    standin.conv_policy.PLACES["cpu"].write(None)
     """)
 
 

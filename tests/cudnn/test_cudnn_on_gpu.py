@@ -6,7 +6,6 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import families
@@ -136,33 +135,6 @@ def test_direct_is_our_own_kernel_where_each_channel_is_for_itself(dtype: torch.
     assert (row.ran, row.provider) == ("direct", "msctx")
 
 
-def test_images_of_few_channels_are_measured(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    few, many = (
-        [torch.randn(shape, device="cuda") for shape in ((4, channels, 27, 25), (8, channels, 5, 5))] for channels in (3, 8)
-    )
-    with msctx.context(enable_small_channel=1, tuning_file=str(tmp_path / "tuning.json")) as ctx:
-        found = compute(*few)
-        compute(*many)
-    exact = compute(*(t.cpu().double() for t in few))
-    for name, truth in exact.items():
-        assert (found[name].cpu().double() - truth).abs().max() <= BOUNDS[torch.float32] * truth.abs().max(), name
-    assert {(row.asked, row.problem.input) for row in ctx.choices()} == {("performance", (4, 3, 27, 25))}
-    assert len(ctx.choices()) == 3
-
-
-def test_our_own_kernel_is_loaded_while_a_graph_is_recorded() -> None:
-    x, w = (torch.randn(shape).to("cuda", torch.bfloat16) for shape in ((2, 8, 19, 17), (8, 1, 3, 2)))
-    with msctx.context(conv_fprop_algo="direct", fallback="error"):
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = functional.conv2d(x, w, groups=8)
-        x.copy_(torch.randn_like(x))
-        graph.replay()
-    exact = functional.conv2d(x.cpu().double(), w.cpu().double(), groups=8)
-    assert (y.cpu().double() - exact).abs().max() <= BOUNDS[torch.bfloat16] * exact.abs().max()
-
-
 def test_the_workspace_is_in_the_allocators_statistics_and_its_limit_holds() -> None:
     x, w = tensors(window=5)
     with msctx.context(conv_fprop_algo="fft", fallback="silent") as ctx:
@@ -177,20 +149,6 @@ def test_the_workspace_is_in_the_allocators_statistics_and_its_limit_holds() -> 
     with msctx.context(conv_fprop_algo="fft", conv_workspace_limit=row.workspace - 1, fallback="silent") as ctx:
         functional.conv2d(x, w)
     assert "conv_workspace_limit" in ctx.choices()[0].reasons[0]
-
-
-def test_a_cap_leaves_the_workspace_out_and_the_result_is_right() -> None:
-    x, w = tensors(window=7)  # another problem than above: what failed for one is not tried again
-    torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (2 << 20)) / total)
-    try:
-        with msctx.context(conv_fprop_algo="fft", fallback="silent"):
-            found = functional.conv2d(x, w)
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-    exact = functional.conv2d(x.cpu().double(), w.cpu().double())
-    assert (found.cpu().double() - exact).abs().max() <= 1e-4 * exact.abs().max()
 
 
 def test_max_device_memory_leaves_a_large_workspace_out_and_the_result_is_right() -> None:
@@ -227,27 +185,6 @@ def test_graphs_record_what_was_chosen_and_measure_nothing() -> None:
             graph.replay()
             exact = functional.conv2d(x.cpu().double(), w.cpu().double())
             assert (y.cpu().double() - exact).abs().max() <= 1e-4 * exact.abs().max()
-
-
-def test_a_problem_that_is_first_met_while_a_graph_is_recorded_is_measured_later(tmp_path: Path) -> None:
-    x, w = tensors(window=2)
-    with msctx.context(conv_fprop_algo="implicit_gemm"):
-        functional.conv2d(*tensors(window=1))  # the handle of cuDNN is made
-    with msctx.context(conv_fprop_algo="performance", tuning_file=str(tmp_path / "tuning.json")) as ctx:
-        graph, before = torch.cuda.CUDAGraph(), core.loaded().measurements()
-        with torch.cuda.graph(graph):
-            y = functional.conv2d(x, w)
-        assert core.loaded().measurements() == before
-        (row,) = ctx.choices()
-        assert row.reasons[0].startswith("chosen as by normal: ")
-        x.copy_(torch.randn_like(x))
-        graph.replay()
-        found, given = y.cpu().double(), x.cpu().double()
-        functional.conv2d(x, w)
-        assert core.loaded().measurements() == before + 1
-    exact = functional.conv2d(given, w.cpu().double())
-    assert (found - exact).abs().max() <= 1e-4 * exact.abs().max()
-    assert any(row.reasons[0].startswith("measured in this process") for row in ctx.choices())
 
 
 OF_THREADS = {
@@ -308,17 +245,6 @@ def test_compiled_code_and_autocast_go_the_same_way() -> None:
     }
 
 
-def test_max_autotune_leaves_convolutions_to_the_hook() -> None:
-    last = {"memory_format": torch.channels_last}
-    model = torch.nn.Sequential(torch.nn.Conv2d(16, 32, 1), torch.nn.Conv2d(32, 8, 3)).to("cuda", torch.half).to(**last)
-    x = torch.randn(4, 16, 27, 25, device="cuda", dtype=torch.half).to(**last)
-    names = dict.fromkeys(("conv_dgrad_algo", "conv_wgrad_algo"), "algo_1")
-    with msctx.context(conv_fprop_algo="implicit_precomp_gemm", **names) as ctx:  # type: ignore[arg-type]
-        torch.compile(model, mode="max-autotune-no-cudagraphs")(x).sum().backward()
-    ran = {direction: sum(row.calls for row in ctx.choices() if row.direction == direction) for direction in ALGORITHMS}
-    assert ran == {"fprop": 2, "dgrad": 1, "wgrad": 2}, ctx.choices()
-
-
 @pytest.mark.parametrize(
     "call",
     [
@@ -369,16 +295,3 @@ def test_gradients_of_gradients(names: tuple[str, ...], dtype: torch.dtype, grou
         first = {row.direction: row.ran for row in ctx.choices()}
         assert torch.autograd.gradgradcheck(compute, (x, w), **how)
     assert first == asked, "gradients of gradients are other problems, which an algorithm may refuse"
-
-
-def test_others_may_still_use_torchs_flags() -> None:
-    x, w = tensors()
-    with (
-        msctx.context(
-            conv_fprop_algo="implicit_precomp_gemm", conv_allow_tf32=True, matmul_allow_tf32=True, deterministic="ON"
-        ),
-        torch.backends.cudnn.flags(enabled=True, benchmark=False),
-    ):
-        functional.conv2d(x, w)
-    with torch.backends.cudnn.flags(enabled=True):
-        functional.conv2d(x, w)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-
-from msctx.native import compiler
 
 PRELUDE = f"""
 import sys
@@ -90,58 +85,3 @@ def test_inside_torchs_own_path_it_is_part_of_that(far: Callable[..., str]) -> N
     assert direct_calls() == 1
     """
     far(PRELUDE + textwrap.dedent(code))
-
-
-@pytest.mark.parametrize(
-    ("file", "called"), [("build/aten/src/ATen/RegisterCUDA_3.cpp", "shared"), ("build/other.cpp", "theirs")]
-)
-def test_torchs_own_backward_is_the_kernel_that_all_devices_share(far: Callable[..., str], file: str, called: str) -> None:
-    """What torch registers for CUDA is that one once more: it is called unboxed. What another library has registered is called."""
-    code = f"""
-    def backward(who):
-        def compute(*arguments):
-            own_calls.append(who)
-            mask = arguments[-1]
-            shared = (*arguments[:3], [4], *arguments[3:]) if who == "shared" else arguments
-            return standin._backward(*shared)[: len(mask)]
-        return compute
-
-    start()
-    before = torch._C._dispatch_library("IMPL", "aten", "PrivateUse1", "/pytorch/{file}", 7)
-    before.impl("convolution_backward", "PrivateUse1", backward("theirs"), False)
-    standin._torchs_own.impl("convolution_backward_overrideable", backward("shared"), "PrivateUse1")
-    ask(conv_fprop_algo="gemm")
-    check(x.cpu(), w.cpu())
-    assert own_calls == ["{called}", "backward"], own_calls
-    assert standin.core.loaded().hook_problem("cuda") == ""
-    """
-    far(PRELUDE + textwrap.dedent(code))
-
-
-DECLARED = """
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/cudnn_convolution_cuda_dispatch.h>
-#include <ATen/ops/cudnn_convolution_transpose_cuda_dispatch.h>
-const void* addresses[] = {
-  reinterpret_cast<const void*>(&at::cuda::cudnn_convolution_symint),
-  reinterpret_cast<const void*>(&at::cuda::cudnn_convolution_transpose_symint),
-};
-"""
-
-
-def test_torchs_kernels_are_looked_for_under_the_names_that_its_headers_give_them(far_library: str, tmp_path: Path) -> None:
-    """The headers of a CPU build declare them, too: a torch with other parameters is noticed where there is no GPU. What is not found
-    under its name is called boxed, so nothing else would show it."""
-    assert far_library  # there is a compiler
-    file, root = tmp_path / "declared.cpp", Path(__file__).parents[2]
-    file.write_text(DECLARED)
-    flags = ["-std=c++20", "-isystem", str(Path(torch.__file__).parent / "include")]
-    flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
-    done = subprocess.run(
-        [*compiler.find().command, *flags, "-S", "-o", "-", str(file)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    declared = set(re.findall(r"_ZN2at4cuda\w+", done.stdout))
-    looked_for = set(re.findall(r'"(_ZN2at4cuda\w+)"', (root / "kernels" / "glue" / "routes.cpp").read_text()))
-    assert looked_for == declared
-    assert len(declared) == 2

@@ -19,21 +19,6 @@ def test_normal_is_cudnns_heuristic(asking: Run) -> None:
     """)
 
 
-def test_winograd_with_windows_of_5_runs_by_name_alone(asking: Run) -> None:
-    """On a GPU its results are off by a hundredth."""
-    asking("""
-    x, w = torch.randn(2, 4, 9, 11), torch.randn(6, 4, 5, 5)
-    every = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
-    for asked in ("normal", "performance", "winograd_nonfused"):
-        ask(**dict.fromkeys(every, asked), fallback="silent")
-        compute(*on_far(x, w))
-        log(cudnn)
-        compute(*on_far(x, w))
-        assert {line.split()[1] == "winograd_nonfused" for line in log(cudnn)} == {asked == "winograd_nonfused"}, asked
-    assert {round(row.error, 4) for row in rows() if row.asked == asked} == {1.3e-2}
-    """)
-
-
 def test_normal_asks_for_the_arithmetic_that_is_allowed(asking: Run) -> None:
     """cuDNN's order with TF32 is another one, and no row of the other arithmetic mixes into it."""
     asking("""
@@ -51,18 +36,6 @@ def test_normal_asks_for_the_arithmetic_that_is_allowed(asking: Run) -> None:
     assert ran(conv_allow_tf32=False) == [("winograd_nonfused", "fma")] * 3
     torch.backends.cudnn.allow_tf32 = False
     assert ran(conv_allow_tf32=True) == [("winograd_nonfused", "fma")] * 3
-    """)
-
-
-def test_normal_and_performance_of_transposed_convolutions_know_what_cudnn_has_for_gradients(asking: Run) -> None:
-    asking("""
-    ask(conv_fprop_algo="normal", conv_dgrad_algo="normal", fallback="error")
-    log(cudnn)
-    check(torch.randn(2, 4, 5, 6), torch.randn(4, 3, 3, 3), transposed=True, stride=2)
-    assert [line.split()[:2] for line in log(cudnn)] == [["backward_data", "algo_1"], ["forward", "implicit_precomp_gemm"]]
-    ask(conv_fprop_algo="winograd", fallback="error")
-    error = refused(lambda: check(torch.randn(2, 4, 7, 6), torch.randn(3, 4, 3, 3), stride=2))
-    assert "algo_" not in error, "fprop has no algorithms of these names"
     """)
 
 
@@ -148,35 +121,6 @@ def test_while_a_graph_is_recorded_nothing_is_measured(
         check(x, w, padding=1)
         assert standin.core.loaded().measurements() == 3
     assert any(row.reasons[0].startswith("measured in this process") for row in rows()), rows()
-    """
-    assert far_library  # a forked interpreter measures nothing
-    passes(prelude + textwrap.dedent(code), env={"MSCTX_TUNING_FILE": str(tmp_path / "tuning.json")})
-
-
-def test_near_the_cap_of_the_device_nothing_is_measured_whatever_the_host_has_left(
-    far_library: str, passes: Callable[..., str], prelude: str, tmp_path: Path
-) -> None:
-    code = """
-    import os
-    import time
-    from types import SimpleNamespace
-    from msctx.native import tuning
-    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
-    cuda = torch.cuda
-    cuda.is_initialized, cuda.get_per_process_memory_fraction = (lambda: True), (lambda: 0.5)
-    cuda.get_device_properties = lambda: SimpleNamespace(total_memory=1000)
-
-    def measured(allocated):
-        cuda.memory_allocated = lambda: allocated
-        check(x, w)
-        return standin.core.loaded().measurements()
-
-    tuning.SHARE_LEFT["cpu"] = lambda: 0.0
-    ask(conv_fprop_algo="performance", tuning_file=os.environ["MSCTX_TUNING_FILE"])
-    assert measured(allocated=401) == 0
-    assert rows()[-1].reasons[0] == "chosen as by normal: not measured yet", rows()
-    time.sleep(1.1)  # an answer holds for a second
-    assert measured(allocated=399) == 1
     """
     assert far_library  # a forked interpreter measures nothing
     passes(prelude + textwrap.dedent(code), env={"MSCTX_TUNING_FILE": str(tmp_path / "tuning.json")})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import re
 from collections.abc import Iterator
@@ -10,11 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from graph_programs import EAGER_GRAPHS, Looping, Net, Talking, graphs, image
+from graph_programs import EAGER_GRAPHS, Net, Talking, graphs, image
 from torch import nn
 
 import msctx
-from msctx.graph import breaks, report
 
 
 def test_lax_lists_breaks_with_line_and_what_to_change(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,16 +27,6 @@ def test_lax_lists_breaks_with_line_and_what_to_change(capsys: pytest.CaptureFix
     assert "Net" not in str(ctx.graphs())
     assert f":{line}" in str(ctx.graphs())
     assert capsys.readouterr().out.count("here") == 1
-
-
-def test_a_break_inside_of_torch_names_the_line_of_the_program_and_what_is_wrong() -> None:
-    found = breaks.parse(
-        "TypeError when making fake tensor call\n  Explanation: \n  Hint: Check it.\n\n"
-        "  Developer debug context: TypeError <function loss at 0x7f28b8a32ca0>: loss() takes a tensor\n\nfrom user code:\n"
-        '   File "train.py", line 3, in forward\n    return self.loss(x)\n'
-        f'  File "{nn.modules.loss.__file__}", line 1400, in forward\n    return F.cross_entropy(\n'
-    )
-    assert found == breaks.Break("train.py:3", "TypeError <function loss>: loss() takes a tensor", ("Check it.",))
 
 
 class Hooked(nn.Module):
@@ -65,22 +53,6 @@ def test_a_hook_of_a_module_is_the_reason_and_the_line_is_the_programs() -> None
         pytest.raises(msctx.GraphError, match=f"{re.escape(where)}: .*backwards hooks"),
     ):
         Hooked()(torch.randn(2, 3, requires_grad=True))
-
-
-@pytest.mark.parametrize("folders", [5, 30])
-def test_a_path_stays_on_one_line_of_the_table(folders: int) -> None:
-    where = f"{'/a_long_name_of_a_folder' * folders}/model.py:12"
-    row = report.Graph("0/0", "Net", where, 3, (), "reason " * 30, 1.0, "miss", "deterministic, autocast bfloat16", "")
-    assert where in str(report.Graphs([row]))
-
-
-def test_a_reason_that_ends_in_a_list_has_its_title_and_first_entry() -> None:
-    model = nn.Sequential(nn.Linear(3, 2))
-    with (
-        msctx.context(jit_syntax_level="STRICT", **EAGER_GRAPHS),
-        pytest.raises(msctx.GraphError, match=r"functorch tracing attempt: .*torch\.func\.vmap.* is not supported"),
-    ):
-        torch.func.vmap(model)(torch.randn(4, 3))
 
 
 @pytest.mark.parametrize("transform", ["vmap", "grad"])
@@ -144,23 +116,13 @@ class Reading(Refusing):
         return x[:, 7]
 
 
-class Joining(Refusing):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([x, "a"])  # type: ignore[list-item]
-
-
-class Missing(Refusing):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.add(x, y=3)  # type: ignore[call-overload, no-any-return]
-
-
 class Elsewhere(Refusing):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + torch.ones(5, device="meta")
 
 
 @pytest.mark.parametrize("syntax", ["LAX", "STRICT"])
-@pytest.mark.parametrize("model", [Refusing, Reading, Joining, Missing, Elsewhere])
+@pytest.mark.parametrize("model", [Refusing, Reading, Elsewhere])
 def test_what_is_wrong_with_arguments_is_reported_as_in_eager_code(
     model: type[nn.Module], syntax: str, pages: list[str]
 ) -> None:
@@ -189,23 +151,6 @@ def pages() -> Iterator[list[str]]:
     logger.addHandler(handler)
     yield found
     logger.removeHandler(handler)
-
-
-def test_behind_a_graph_break_it_has_its_type_and_line_and_nothing_runs_twice(
-    capsys: pytest.CaptureFixture[str], pages: list[str]
-) -> None:
-    class After(Talking):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            print("here")
-            result: torch.Tensor = self.fc(x)
-            return result
-
-    with msctx.context(**EAGER_GRAPHS), pytest.raises(RuntimeError, match=r"\(.*test_breaks.py:\d+\)") as caught:
-        After()(image(2, 5))
-    assert caught.type is RuntimeError
-    assert len(str(caught.value).splitlines()) == 1
-    assert capsys.readouterr().out == "here\n"
-    assert pages == []
 
 
 @torch.library.custom_op("msctx_tests::half", mutates_args=())
@@ -240,17 +185,6 @@ def test_a_second_derivative_names_the_option() -> None:
         torch.autograd.grad(net(x).sum(), x, create_graph=True)[0].sum().backward()
 
 
-def test_inside_code_that_is_given_up_containers_are_compiled(capsys: pytest.CaptureFixture[str]) -> None:
-    net, x = Looping(), image(2, 3)
-    expected = net(x)
-    with msctx.context(**EAGER_GRAPHS) as ctx, torch.no_grad():
-        torch.testing.assert_close(net(x), expected)
-    assert graphs() == 1
-    assert ctx.graphs().breaks
-    theirs = {inspect.getfile(Looping), inspect.getfile(nn.Sequential)}
-    assert {row.where.rpartition(":")[0] for row in ctx.graphs()} == theirs, "what runs between them is not captured"
-
-
 class Varying(nn.Module):
     def forward(self, x: torch.Tensor, text: str) -> torch.Tensor:
         return x + len(text)
@@ -269,18 +203,6 @@ def test_under_strict_too_many_variants_are_an_error_that_names_the_function(few
         Varying()(image(2), "a")
         with pytest.raises(msctx.GraphError, match=r"^Varying.*: it needs more variants(.|\n)*ctx.graphs\(\).recompiled"):
             Varying()(image(2), "ab")
-
-
-def test_too_many_variants_are_not_compiled_ahead(few_variants: None) -> None:
-    told = pytest.warns(msctx.MsctxWarning, match=r"precompile_only: Varying.*: it needs more variants")
-    with msctx.context(precompile_only=True, **EAGER_GRAPHS), told:
-        for text in ("", "a", "ab"):
-            assert Varying()(image(2), text) is None
-
-
-def test_what_is_not_compiled_has_no_compiled_form_to_delete() -> None:
-    with msctx.context(**EAGER_GRAPHS), pytest.raises(AttributeError):
-        del Net()._compiled_call_impl
 
 
 def test_a_compiler_that_fails_leaves_the_program_running(monkeypatch: pytest.MonkeyPatch) -> None:

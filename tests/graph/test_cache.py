@@ -90,13 +90,6 @@ def test_a_second_process_finds_what_the_first_has_compiled(run: Run, tmp_path: 
 
 
 @pytest.mark.full
-def test_off_leaves_no_file(run: Run, tmp_path: Path) -> None:
-    found = run("compiles(enable_compile_cache=False)")
-    assert not {"fxgraph_cache_miss", "fxgraph_cache_hit", "autograd_cache_saved"} & {*found}
-    assert files(tmp_path) == []
-
-
-@pytest.mark.full
 def test_policies_share_no_code(run: Run) -> None:
     def code(mode: str) -> str:
         weights = "w = torch.ones(64, 8)"
@@ -118,16 +111,6 @@ def test_graph_mode_finds_both_passes_of_a_model_again(run: Run) -> None:
         """.replace("\n        ", "\n")
     assert run(code) == {"miss": 0}
     assert run(code) == {"hit": 2}
-
-
-@pytest.mark.full
-def test_code_that_the_process_has_loaded_already_is_kept_in_the_next_folder_too(run: Run, tmp_path: Path) -> None:
-    run(
-        "compiles(enable_compile_cache=True, compile_cache_path='a')\ntorch.compiler.reset()\n"
-        "compiles(enable_compile_cache=True, compile_cache_path='b')"
-    )
-    libraries = [[n for n in files(folder_in(tmp_path / name)) if n.endswith(".main.so")] for name in "ab"]
-    assert libraries[0] == libraries[1] != []
 
 
 @pytest.mark.full

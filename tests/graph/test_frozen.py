@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import msctx
-from msctx.graph.frozen import frozen
 
 
 def net() -> nn.Sequential:
@@ -71,59 +68,3 @@ def test_code_for_several_shapes_runs_eagerly_once_weights_have_changed() -> Non
     with torch.no_grad():
         for result, given in zip(found, (x, y), strict=True):
             torch.testing.assert_close(result, model(given))
-
-
-@pytest.mark.full
-def test_what_the_graph_writes_itself_does_not_compile_it_again(recwarn: pytest.WarningsRecorder) -> None:
-    model = net().train()
-    with msctx.context(mode="GRAPH_MODE", frozen_variable=True), torch.no_grad():
-        for _ in range(3):
-            model(torch.randn(4, 6))
-    assert not [one for one in recwarn if issubclass(one.category, msctx.MsctxWarning)]
-    assert model.state_dict()["1.num_batches_tracked"] == 3
-
-
-class Weighted(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(2), requires_grad=False)
-        self.bias, self.calls = nn.Buffer(torch.zeros(2)), nn.Buffer(torch.zeros(()))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls.add_(1)
-        return x * self.weight + self.bias
-
-
-@pytest.mark.parametrize("name", ["weight", "bias"])
-def test_a_change_while_the_code_runs_in_another_thread_is_seen(name: str) -> None:
-    model, inside, go_on = Weighted(), threading.Event(), threading.Event()
-    compiled: list[Any] = []
-
-    def compile(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., torch.Tensor]:
-        weight, bias, calls = model.weight.clone(), model.bias.clone(), model.calls  # the weights are constants of the code
-        compiled.append(weight)
-
-        def made(x: torch.Tensor) -> torch.Tensor:
-            calls.add_(1)
-            inside.set()
-            go_on.wait()
-            return x * weight + bias
-
-        return made
-
-    x = torch.ones(2)
-    run = frozen(compile, torch.fx.symbolic_trace(model), [x])
-    go_on.set()
-    run(x)
-    go_on.clear()
-    inside.clear()
-    thread = threading.Thread(target=run, args=(x,))
-    thread.start()
-    inside.wait()
-    getattr(model, name).fill_(5)
-    go_on.set()
-    thread.join()
-    with pytest.warns(msctx.MsctxWarning, match="weights have changed"):
-        torch.testing.assert_close(run(x), x * model.weight + model.bias)
-    run(x)
-    assert len(compiled) == 2, "calls, which the code itself writes, is no change"

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import gc
-import inspect
-import threading
 from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
-from graph_programs import EAGER_GRAPHS, Net, Talking, graphs, image
+from graph_programs import EAGER_GRAPHS, Net, graphs, image
 from torch import nn
 from torch._dynamo.utils import counters
-from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 import msctx
-from msctx.graph import report
 
 
 def test_the_outermost_module_is_compiled_once_and_only_inside() -> None:
@@ -50,22 +44,6 @@ def test_training_gives_the_gradients_of_eager_code() -> None:
     for one, other in zip(net.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad)
     torch.testing.assert_close(net.norm.running_mean, eager.norm.running_mean)
-
-
-def test_a_loss_made_anew_in_each_step_is_compiled_once() -> None:
-    with msctx.context(**EAGER_GRAPHS):
-        for _ in range(5):
-            nn.MSELoss()(image(), image())
-    assert graphs() == 1
-
-
-@pytest.mark.full
-def test_modules_of_one_class_do_not_share_the_limit_of_variants() -> None:
-    with msctx.context(**EAGER_GRAPHS):
-        for width in range(1, 20):
-            nn.Sequential(*[nn.ReLU()] * width)(image())
-    has_own_limit = "recompile_limit" in inspect.signature(torch.compile).parameters  # not in torch 2.11
-    assert graphs() == (19 if has_own_limit else torch._dynamo.config.recompile_limit)
 
 
 def test_inner_pynative_mode_is_eager_and_also_for_what_the_program_compiled() -> None:
@@ -102,15 +80,6 @@ def test_watched_models_are_compiled() -> None:
     assert (row.module, row.ran, row.calls) == ("conv", "gemm", 2)
 
 
-def test_what_checkpoint_computes_again_runs_as_its_forward_did() -> None:
-    net, x = nn.Sequential(nn.Linear(3, 3), nn.ReLU()), image(4, 3).requires_grad_()
-    with msctx.context(**EAGER_GRAPHS):
-        checkpoint(net, x, use_reentrant=False).sum().backward()
-    assert graphs() == 1
-    (expected,) = torch.autograd.grad(net(x).sum(), x)
-    torch.testing.assert_close(x.grad, expected)
-
-
 @pytest.mark.parametrize("how", ["own compile()", "torch.compile", "script", "trace", "fx"])
 def test_what_the_program_captures_by_itself_is_left_alone(how: str) -> None:
     net: Any = Net().eval()
@@ -134,23 +103,6 @@ def test_what_the_program_captures_by_itself_is_left_alone(how: str) -> None:
             torch.fx.symbolic_trace(net)
         torch.testing.assert_close(net(x), expected)
     assert len(ran) == ("compile" in how)
-
-
-def test_threads_compile_at_once() -> None:
-    nets, found = [Net() for _ in range(4)], [None] * 4
-    expected = [net(image()) for net in nets]
-    with msctx.context(**EAGER_GRAPHS) as ctx:
-
-        def work(i: int) -> None:
-            found[i] = nets[i](image())
-
-        threads = [threading.Thread(target=ctx.bind(work), args=(i,)) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    torch.testing.assert_close(found, expected)
-    assert graphs() >= 1
 
 
 # --- the compiler -----------------------------------------------------------------------------------------------------
@@ -178,24 +130,6 @@ def test_precompile_only_runs_nothing() -> None:
         assert net(image()).shape == (2, 2)
 
 
-@pytest.mark.parametrize("loss", [nn.MSELoss(), functional.mse_loss, lambda found, wanted: (found - wanted).sum()])
-def test_a_loop_that_goes_on_with_nothing_is_pointed_to_precompile_only(loss: Any) -> None:
-    with (
-        pytest.raises(msctx.GraphError, match=r"precompile_only=True compiles .* runs nothing"),
-        msctx.context(precompile_only=True, **EAGER_GRAPHS),
-    ):
-        loss(Net()(image()), torch.zeros(2, 2)).backward()
-
-
-def test_precompile_only_runs_nothing_of_what_cannot_be_captured(capsys: pytest.CaptureFixture[str]) -> None:
-    with (
-        msctx.context(precompile_only=True, **EAGER_GRAPHS),
-        pytest.warns(msctx.MsctxWarning, match=r"graph_programs.py:\d+.*as a whole"),
-    ):
-        assert Talking()(image(2, 3)) is None
-    assert capsys.readouterr().out == ""
-
-
 # --- functions --------------------------------------------------------------------------------------------------------
 
 
@@ -214,20 +148,6 @@ def test_jit_compiles_functions_under_the_options_in_force() -> None:
     assert graphs() == 1
     with pytest.raises(TypeError, match="GRAPH_MODE"):
         msctx.jit(Net())  # type: ignore[type-var]
-
-
-def test_what_jit_compiles_after_a_context_is_listed_too() -> None:
-    @msctx.jit
-    def doubled(x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    result = doubled(image().requires_grad_())
-    with msctx.context(**EAGER_GRAPHS):
-        pass
-    before = len(msctx.graphs())
-    torch.compile(torch.sin, backend="eager")(image())
-    result.sum().backward()
-    assert len(msctx.graphs()) > before
 
 
 def test_a_context_inside_a_compiled_function_holds_and_ends() -> None:
@@ -283,32 +203,6 @@ def test_under_deterministic_compiled_code_draws_as_eager_code() -> None:
             torch.manual_seed(0)
             found.append(net(torch.ones(64)))
     torch.testing.assert_close(*found, rtol=0, atol=0)
-
-
-def test_classes_of_one_name_have_names_of_their_own() -> None:
-    def made() -> nn.Module:
-        class Own(nn.Module):
-            def forward(self, x: torch.Tensor) -> torch.Tensor:
-                return x + 1
-
-        return Own()
-
-    nets = [made() for _ in range(3)]
-    with msctx.context(**EAGER_GRAPHS) as ctx:
-        for net in nets:
-            net(image())
-    names = [row.function for row in ctx.graphs()]
-    assert len(set(names)) == 3
-    assert max(map(len, names)) < len(names[0]) + 5
-
-
-def test_names_go_with_their_classes() -> None:
-    before = {*report._classes}
-    with msctx.context(**EAGER_GRAPHS):
-        for number in range(4):
-            type(f"Made{number}", (Net,), {})()(image())
-    gc.collect()
-    assert {*report._classes} <= before | {"Net"}
 
 
 @pytest.mark.full

@@ -72,14 +72,13 @@ def values(*shape: int) -> torch.Tensor:
 def test_what_follows_is_part_of_the_call(expected: str) -> None:
     torch.manual_seed(1)
     layer = Layer(TAILS[expected]).eval()
-    for x in (values(7, 13), values(3, 5, 13), values(5, 2, 3, 13).transpose(0, 2)):
+    for x, algorithm in ((values(7, 13), "reference"), (values(5, 2, 3, 13).transpose(0, 2), "strict")):
         with torch.no_grad():
             right, plain = layer.double()(x.double()), layer.float()(x)
-        for algorithm in ("strict", "reference"):
-            result, choices, _ = compiled(layer, x, matmul_algo=algorithm)
-            assert [(row.epilogue, row.ran) for row in choices] == [(expected, algorithm)]
-            assert result.stride() == plain.stride()
-            torch.testing.assert_close(result.double(), right, rtol=2e-6, atol=2e-6)
+        result, choices, _ = compiled(layer, x, matmul_algo=algorithm)
+        assert [(row.epilogue, row.ran) for row in choices] == [(expected, algorithm)]
+        assert result.stride() == plain.stride()
+        torch.testing.assert_close(result.double(), right, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.full
@@ -121,14 +120,10 @@ PROGRAMS: dict[str, Callable[[Layer, torch.Tensor], Any]] = {
     "nothing follows": lambda m, x: m.linear(x),
     "heads": lambda m, x: torch.relu(m.linear(x).view(-1, 13, 1)),
     "a broadcast addition": lambda m, x: functional.linear(x, m.linear.weight) + x[:, :1],
-    "a broadcast result": lambda m, x: m.linear(x[:1]) + x,
-    "rows": lambda m, x: functional.linear(x, m.linear.weight) * x[..., :1],
     "another dtype": lambda m, x: m.linear(x) + x.double(),
     "float64": lambda m, x: torch.relu(functional.linear(x.double(), m.linear.weight.double())),
     "scaled": lambda m, x: torch.relu(torch.addmm(m.gamma, x[0], m.linear.weight, beta=0.5, alpha=2)),
-    "itself": lambda m, x: (y := functional.linear(x[:1, :1].contiguous(), m.linear.weight)) * y,
     "twice": lambda m, x: (y := m.linear(x)) + y,
-    "batches": lambda m, x: torch.relu(x @ x.mT),
     "other halves": lambda m, x: 0.4 * (y := m.linear(x)) * (torch.erf(y * 0.5**0.5) + 1),
 }
 
@@ -145,40 +140,9 @@ def test_what_is_no_such_program_is_left_as_it_is(name: str) -> None:
         torch.testing.assert_close(result, layer(x))
 
 
-def test_views_and_outputs_in_between() -> None:
-    def program(m: Layer, x: torch.Tensor) -> Any:
-        y = torch.relu(functional.linear(x.view(-1, 13), m.linear.weight)).view(2, 4, 13) + x
-        return y.transpose(0, 1), m.linear(y.mT.contiguous().mT).sigmoid().flatten()
-
-    layer, x = Layer(program), values(2, 4, 13)
-    result, choices, _ = compiled(layer, x)
-    assert sorted(row.epilogue for row in choices) == ["relu+add", "shift+sigmoid"]
-    with torch.no_grad():
-        for found, right in zip(result, layer(x), strict=True):
-            torch.testing.assert_close(found, right)
-            assert found.stride() == right.stride()
-
-
-def test_attention_draws_nothing_without_dropout() -> None:
-    """torch tags it as if it did, and what draws in the order of a tensor's memory forbids to change that."""
-
-    def program(m: Layer, x: torch.Tensor) -> Any:
-        heads = x.unflatten(-1, (1, 13)).transpose(1, 2)
-        return x + m.linear(
-            functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True).transpose(1, 2).flatten(2)
-        )
-
-    layer, x = Layer(program), values(2, 4, 13)
-    result, choices, code = compiled(layer, x)
-    assert "flash_attention" in code
-    assert {row.epilogue: row.ran for row in choices} == {"": "torch", "shift+add": "strict"}
-    with torch.no_grad():
-        torch.testing.assert_close(result, layer(x))
-
-
 @pytest.mark.full
-@pytest.mark.parametrize("expected", ["shift+gelu", "scale+shift+add"])
-def test_shapes_may_have_symbols(expected: str) -> None:
+def test_shapes_may_have_symbols() -> None:
+    expected = "scale+shift+add"
     layer = Layer(TAILS[expected])
     torch._dynamo.reset()
     with msctx.context(**ASKED, compile_dynamic_mode=True) as ctx, torch.no_grad():
@@ -198,11 +162,8 @@ def test_shapes_may_have_symbols(expected: str) -> None:
     "options",
     [
         {"matmul_algo": None},
-        {"matmul_algo": None, "conv_fprop_algo": "normal"},
         {"enable_graph_kernel": False},
         {"matmul_algo": "normal"},
-        {"matmul_algo": "performance"},
-        {"matmul_algo_rules": {"input=3x*": "reference"}, "matmul_algo": None},
         {"matmul_algo_rules": {"layout=NT": "normal"}},
     ],
     ids=str,
@@ -224,16 +185,6 @@ def test_code_with_gradients_has_none() -> None:
         layer(x).sum().backward()
     assert code
     assert OPERATOR not in "".join(code)
-
-
-def test_each_policy_has_code_of_its_own() -> None:
-    layer, x = Layer(TAILS["shift+gelu"]), values(4, 13)
-    torch._dynamo.reset()
-    for algorithm, epilogues in (("strict", ["shift+gelu"]), ("normal", [""]), ("reference", ["shift+gelu"])):
-        with msctx.context(**ASKED | {"matmul_algo": algorithm}) as ctx, torch.no_grad():
-            layer(x)
-        if algorithm != "normal" or not core.load().isa().startswith("amx"):
-            assert [row.epilogue for row in ctx.choices()] == epilogues
 
 
 def test_a_rule_finds_the_module_when_the_code_runs() -> None:
@@ -275,18 +226,6 @@ def test_bits_do_not_depend_on_the_batch_or_the_threads(invariance: str) -> None
         torch.testing.assert_close(other, found[0], rtol=0, atol=0)
 
 
-def test_weights_may_change() -> None:
-    layer, x = Layer(TAILS["scale+shift+add"]), values(4, 13)
-    torch._dynamo.reset()
-    with msctx.context(**ASKED) as ctx, torch.no_grad():
-        for change in (lambda: None, lambda: layer.linear.weight.mul_(2), lambda: layer.gamma.add_(1)):
-            change()
-            found = layer(x)
-            with msctx.context(mode="PYNATIVE_MODE"):
-                torch.testing.assert_close(found, layer(x))
-        assert len(ctx.graphs()) == 1
-
-
 # --- the operator -------------------------------------------------------------------------------------------------------
 
 
@@ -305,15 +244,6 @@ def test_what_is_no_number_stays_so(algorithm: str, value: str) -> None:
         torch.testing.assert_close(found, truth, equal_nan=True, rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_no_number_stays_so_times_zero() -> None:
-    layer, x = Layer(lambda m, x: m.linear(x) * 0.0), values(4, 13)
-    layer.linear.bias.data[2] = float("nan")
-    result, choices, _ = compiled(layer, x)
-    assert [row.epilogue for row in choices] == ["scale+shift"]
-    with torch.no_grad():
-        torch.testing.assert_close(result, layer(x), equal_nan=True)
-
-
 @pytest.mark.parametrize("sizes", [(0, 5, 6), (4, 0, 6), (4, 5, 0)], ids=str)
 def test_an_empty_product_has_its_epilogue_too(sizes: tuple[int, int, int]) -> None:
     rows, depth, columns = sizes
@@ -321,24 +251,3 @@ def test_an_empty_product_has_its_epilogue_too(sizes: tuple[int, int, int]) -> N
     with msctx.context(matmul_algo="strict"):
         found = torch.ops.msctx.linear(values(rows, depth), values(depth, columns), None, shift, None, "relu", 0.0, 0.0, False)
     torch.testing.assert_close(found, torch.relu(values(rows, depth) @ values(depth, columns) + shift))
-
-
-def test_outside_of_a_context_torch_computes_it() -> None:
-    core.load()
-    x, w = values(4, 13), values(13, 5)
-    found = torch.ops.msctx.linear(x, w, None, None, None, "gelu", 0.0, 0.0, False)
-    torch.testing.assert_close(found, functional.gelu(x @ w))
-
-
-def test_the_operator_checks_what_it_is_given() -> None:
-    core.load()
-    x, w = values(4, 13), values(13, 5)
-    rest = ("none", 0.0, 0.0, False)
-    with pytest.raises(RuntimeError, match="float32 matrices only"):
-        torch.ops.msctx.linear(x.double(), w.double(), None, None, None, *rest)
-    with pytest.raises(RuntimeError, match="shift has 4 values; the result has 5 channels"):
-        torch.ops.msctx.linear(x, w, None, x[:, 0], None, *rest)
-    with pytest.raises(RuntimeError, match="other has another shape than the result"):
-        torch.ops.msctx.linear(x, w, None, None, x, *rest)
-    with pytest.raises(RuntimeError, match="cannot be multiplied"):
-        torch.ops.msctx.linear(x, x, None, None, None, *rest)
