@@ -9,18 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import two_ranks
 from torch import nn
 
 import msctx
-from msctx.context.idle import WATCHING
 from msctx.errors import MsctxWarning
 from msctx.memory import watched
 from msctx.run.config import read
 from msctx.run.runner import run_experiment
 from msctx.switches import torch_dynamo
-
-DIGITS = str(Path(__file__).parents[1] / "configs" / "experiments" / "digits.yaml")
 
 
 @pytest.fixture(autouse=True)
@@ -66,15 +62,6 @@ def test_what_asks_for_nothing_is_not_told(options: dict[str, Any]) -> None:
             pass
 
 
-def test_a_model_that_is_gone_was_watched_all_the_same() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with msctx.context(memory_optimize_level="O1") as ctx:
-            ctx.watch(nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))))
-            with msctx.context(external_weight=True):
-                pass
-
-
 def test_a_model_of_a_context_that_was_left_is_not_of_the_next() -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2)))
     with msctx.context(memory_optimize_level="O1") as ctx:
@@ -87,32 +74,11 @@ def test_a_model_of_a_context_that_was_left_is_not_of_the_next() -> None:
             pass
 
 
-def test_parameters_on_the_host_of_an_accelerator() -> None:
-    asked = {"variable_placement": "Host", "mix_compile_mode": True}
-    row = next(row for row in msctx.explain(asked, device="cuda").rows if row.option == "variable_placement")
-    assert (row.option, row.value) in WATCHING
-    assert row.assignments["models.parameters"] == "host"
-
-
 def test_a_run_is_told_at_its_end(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("def main():\n    pass\n")
     (tmp_path / "job.yaml").write_text("context: {memory_optimize_level: O1}\nexperiment: {entry: job.py:main}\n")
     with pytest.warns(MsctxWarning, match="memory_optimize_level=O1 did nothing to any model"):
         run_experiment(read(str(tmp_path / "job.yaml")), str(tmp_path / "run"))
-
-
-def test_a_run_without_a_session_is_told_at_its_end(tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text("def main():\n    pass\n")
-    (tmp_path / "job.yaml").write_text("context: {iterations_per_loop: 2}\nexperiment: {entry: job.py:main}\n")
-    with pytest.warns(MsctxWarning, match="iterations_per_loop=2 did nothing: it acts on functions that a session runs"):
-        run_experiment(read(str(tmp_path / "job.yaml")), str(tmp_path / "run"))
-
-
-def test_the_shipped_experiment_watches_its_model(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", MsctxWarning)
-        result = run_experiment(read(DIGITS, ["external_weight=true", "args.epochs=1"]), str(tmp_path / "run"))
-    assert (result["status"], result["restored"]) == ("completed", True)
 
 
 SPEED_UP = "parallel_speed_up_json_path"
@@ -154,63 +120,9 @@ def test_what_asks_for_no_communication_is_not_told(name: str) -> None:
 
 
 @pytest.mark.usefixtures("nothing_is_compiled")
-def test_a_file_that_moves_communication_and_finds_none_is_told(tmp_path: Path) -> None:
-    (tmp_path / "keys.json").write_text('{"enable_opt_shard_comm_opt": true}')
-    with pytest.warns(MsctxWarning, match="FSDP2"), msctx.context(parallel_speed_up_json_path=str(tmp_path / "keys.json")):
-        pass
-
-
-@pytest.mark.usefixtures("nothing_is_compiled")
-@pytest.mark.filterwarnings("error::msctx.MsctxWarning")
-def test_code_that_was_compiled_under_an_option_may_run_again() -> None:
-    compiled = torch.compile(lambda x: x + 1, backend="eager")
-    context = msctx.context(**{CONCATENATIONS: True})
-    for _ in range(2):
-        with context:
-            compiled(torch.ones(2))
-
-
-@pytest.mark.usefixtures("nothing_is_compiled")
 def test_code_that_was_compiled_outside_does_not_count() -> None:
     compiled = torch.compile(lambda x: x + 1, backend="eager")
     compiled(torch.ones(2))
     with pytest.warns(MsctxWarning, match="did nothing: it acts on code"), msctx.context(**{CONCATENATIONS: True}):
         pass
     compiled(torch.ones(2))
-
-
-@pytest.mark.full
-@pytest.mark.usefixtures("nothing_is_compiled")
-def test_models_of_either_kind_are_acted_on(tmp_path: Path) -> None:
-    two_ranks(
-        tmp_path,
-        """
-        import warnings
-        from torch.distributed.fsdp import fully_shard
-        from torch.nn.parallel import DistributedDataParallel
-
-        def test(rank):
-            name = "parallel_speed_up_json_path.%s"
-            sharded = fully_shard(nn.Linear(2, 2), mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
-            parallel = DistributedDataParallel(nn.Linear(2, 2))
-            told = []
-            for key, model in (
-                ("enable_opt_shard_comm_opt", sharded),
-                ("recompute_comm_overlap", sharded),
-                ("enable_task_opt", parallel),
-                ("enable_opt_shard_comm_opt", parallel),
-            ):
-                with warnings.catch_warnings(record=True) as found:
-                    warnings.simplefilter("always")
-                    with msctx.context(**{name % key: True}) as outer:
-                        with msctx.context(seed=0).watch(model):
-                            pass
-                    with msctx.context(**{name % key: True}) as outer:
-                        outer.watch(model)
-                told.append([str(one.message) for one in found])
-            assert told[:3] == [[], [], []], told
-            (text,) = told[3]
-            assert text.endswith("enable_opt_shard_comm_opt=True did nothing: it acts on FSDP2 modules of models that "
-                "ctx.watch names; there was none"), text
-        """,
-    )

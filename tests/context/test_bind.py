@@ -2,7 +2,6 @@
 
 import pickle
 import threading
-import warnings
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from context_helpers import Elsewhere, OwnError, State, context_module, in_threa
 from torch import _C
 
 import msctx
-from msctx.errors import MsctxWarning, ScopeError
+from msctx.errors import MsctxWarning
 
 
 def multithreading() -> bool:
@@ -52,25 +51,6 @@ def test_bind_sets_the_number_of_threads_in_a_thread_that_is_older() -> None:
     assert threads() == found
 
 
-def test_bound_functions_may_nest_scopes_that_do_not_clash(exact_state: State) -> None:
-    before = exact_state()
-
-    def work() -> int:
-        with msctx.context(max_call_depth=3000):
-            assert msctx.get_context() == {"runtime_num_threads": 1, "max_call_depth": 3000}
-            return threads()
-
-    def clash() -> None:
-        with msctx.context(runtime_num_threads=2):
-            pass
-
-    with msctx.context(runtime_num_threads=1) as ctx:
-        assert in_thread(ctx.bind(work)) == 1
-        with pytest.raises(ScopeError):
-            in_thread(ctx.bind(clash))
-    assert exact_state() == before
-
-
 def test_bind_after_the_scope_has_closed_enters_it_afresh(exact_state: State) -> None:
     before = exact_state()
     with msctx.context(runtime_num_threads=1), msctx.context(pynative_synchronize=True):
@@ -78,14 +58,6 @@ def test_bind_after_the_scope_has_closed_enters_it_afresh(exact_state: State) ->
     assert (threads() == 1, multithreading()) == (False, True)
     assert in_thread(bound) == (1, False)
     assert bound() == (1, False)
-    assert exact_state() == before
-
-
-def test_bind_of_a_context_that_is_not_open(exact_state: State) -> None:
-    before = exact_state()
-    bound = msctx.context(runtime_num_threads=1).bind(threads)
-    assert bound() == 1
-    assert in_thread(bound) == 1
     assert exact_state() == before
 
 
@@ -125,15 +97,6 @@ def test_bind_outside_every_with_block_carries_set_context(base: None) -> None:
     assert in_thread(multithreading)
 
 
-def test_a_function_bound_to_the_base_follows_no_longer_when_the_base_has_changed(base: None) -> None:
-    msctx.set_context(deterministic="ON")
-    bound = msctx.current().bind(lambda: (torch.are_deterministic_algorithms_enabled(), msctx.get_context("deterministic")))
-    assert bound() == (True, "ON")
-    msctx.reset_context()
-    assert bound() == (True, "ON"), "what get_context says must be so"
-    assert not torch.are_deterministic_algorithms_enabled()
-
-
 def test_bound_functions_can_be_pickled() -> None:
     with msctx.context("debug", runtime_num_threads=1, max_device_memory="4GB", seed_scope=True) as ctx:
         bound = pickle.loads(pickle.dumps(ctx.bind(msctx.get_context)))
@@ -144,39 +107,3 @@ def test_bound_functions_can_be_pickled() -> None:
 
 
 test_bound_functions_can_be_pickled = quiet(test_bound_functions_can_be_pickled)
-
-
-def test_leaving_puts_everything_back_where_that_warning_is_an_error(exact_state: State) -> None:
-    before, work = exact_state(), Work()
-    with Elsewhere() as other:
-        ctx = msctx.context(deterministic="ON")
-        ctx.__enter__()
-        running = other._pool.submit(ctx.bind(work))
-        assert work.started.wait(10)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            with pytest.raises(MsctxWarning, match="was left while 1"):
-                ctx.__exit__()
-        work.may_end.set()
-        running.result(10)
-    assert exact_state() == before
-
-
-def test_what_a_bound_function_counted_is_closed_with_its_call() -> None:
-    from msctx.native import core, precision_switch
-
-    library = core.load().c
-    opened: list[int] = []
-    with pytest.MonkeyPatch.context() as patch:
-        for name, change in (("msctx_book_open", 1), ("msctx_book_close", -1)):
-            real = getattr(library, name)
-            patch.setattr(library, name, lambda book, real=real, change=change: (opened.append(change), real(book)))
-        with msctx.context(deterministic="ON") as ctx, Elsewhere() as other:
-            noting, books = len(precision_switch.ON_ENTRY), sum(opened)
-            for _ in range(5):
-                other.do(ctx.bind(threads))
-            with pytest.raises(OwnError):
-                other.do(ctx.bind(_raise_own_error))
-            assert len(precision_switch.ON_ENTRY) == noting
-            assert sum(opened) == books
-            assert len(opened) > 10

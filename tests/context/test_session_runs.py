@@ -1,25 +1,17 @@
 """Sessions: functions run as the session options say, in every thread, and everything is put back."""
 
-import io
-import os
-import pickle
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 from context_helpers import in_thread
-from rich.console import Console
 from torch import nn
 
 import msctx
-from msctx.cli import render
 from msctx.context.session import Session
 from msctx.errors import MsctxWarning, OptionError, ScopeError
 from msctx.observers import steps
@@ -111,17 +103,6 @@ def test_modes_nest_and_an_error_puts_them_back(net: Net) -> None:
     assert net.modes() == before
 
 
-def test_models_of_contexts_around_and_inside_are_acted_on(net: Net) -> None:
-    other = Net()
-    with msctx.context() as around, msctx.session(graph_run_mode=0) as session, msctx.context() as inside:
-        around.watch(net)
-        inside.watch(other)
-        session.run(lambda: (net(X), other(X)))
-        in_thread(lambda: session.run(net, X))
-    assert net.seen == [(False, False)] * 2
-    assert other.seen == [(False, False)]
-
-
 def test_threads_share_eval_mode_and_the_last_puts_it_back(net: Net) -> None:
     before = net.modes()
     both, first_is_done = threading.Barrier(2), threading.Event()
@@ -160,21 +141,6 @@ def test_a_model_cannot_be_in_two_modes_at_once(net: Net) -> None:
     assert net.modes() == before
 
 
-def test_a_model_whose_train_raises_is_as_it_was() -> None:
-    class Stubborn(Net):
-        def train(self, mode: bool = True) -> "Stubborn":
-            self.fc.train(mode)
-            raise ZeroDivisionError
-
-    model = Stubborn()
-    before = model.modes()
-    with msctx.session(graph_run_mode=0) as session:
-        session.watch(model)
-        with pytest.raises(ZeroDivisionError):
-            session.run(model, X)
-    assert model.modes() == before
-
-
 def test_no_watched_model_is_told() -> None:
     with (
         pytest.warns(MsctxWarning, match=r"graph_run_mode=0 did nothing to any model"),
@@ -209,18 +175,6 @@ def test_a_function_runs_as_often_as_asked_and_each_time_is_a_step(by_program: b
     assert ended == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_progress_bar_advances_once_for_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render, "console", lambda file: Console(file=io.StringIO(), force_terminal=True))
-    progress = render.Progress()
-    done: list[Any] = []
-    with msctx.session(iterations_per_loop=3) as session:
-        for _ in progress.track(range(2), "training"):
-            assert progress.bar is not None
-            done.append(progress.bar.tasks[0].completed)
-            session.run(lambda: done.append("step"))
-        assert done == [0, *["step"] * 3, 1, *["step"] * 3]
-
-
 def test_the_innermost_number_counts_and_an_error_ends_the_loop() -> None:
     called: list[int] = []
 
@@ -238,13 +192,6 @@ def test_the_innermost_number_counts_and_an_error_ends_the_loop() -> None:
         assert len(called) == 3
         in_thread(lambda: session.run(called.append, 1))
         assert len(called) == 6
-
-
-def test_a_session_takes_what_is_set_around_it() -> None:
-    called: list[int] = []
-    with msctx.context(iterations_per_loop=2), msctx.session() as session:
-        session.run(called.append, 1)
-    assert len(called) == 2
 
 
 # --- graph_max_parallel_model_num -------------------------------------------------------------------------------------
@@ -269,24 +216,6 @@ def test_at_most_so_many_threads_run_at_a_time(most: int) -> None:
         for done in [pool.submit(session.run, work) for _ in range(4 * most)]:
             done.result(60)
     assert seen == [most]
-
-
-def test_one_more_waits_until_another_is_done() -> None:
-    first_runs, first_may_end, second_ran = threading.Event(), threading.Event(), threading.Event()
-
-    def first() -> None:
-        first_runs.set()
-        assert first_may_end.wait(60)
-
-    with msctx.session(graph_max_parallel_model_num=1) as session, ThreadPoolExecutor(2) as pool:
-        one = pool.submit(session.run, first)
-        assert first_runs.wait(60)
-        two = pool.submit(session.run, second_ran.set)
-        assert not second_ran.wait(0.2)
-        first_may_end.set()
-        one.result(60)
-        two.result(60)
-    assert second_ran.is_set()
 
 
 def test_a_run_inside_a_run_needs_no_other_place_and_one_that_raises_gives_its_back() -> None:
@@ -339,42 +268,12 @@ def test_the_loss_ends_low_precision_once_for_all(variables: Callable[..., None]
     assert found == [torch.bfloat16] * 3 + [torch.float32] * 2
 
 
-def test_the_precision_of_the_rest_is_the_one_in_force_and_the_switch_may_come_within_a_loop(
-    variables: Callable[..., None],
-) -> None:
-    found = []
-
-    def step() -> None:
-        found.append(product())
-        variables(STEP_NOW=int(os.environ["STEP_NOW"]) + 1)
-
-    variables(STEP_NOW=0, TOTAL_STEP=10)
-    options = {"precision_mode": "allow_fp32_to_fp16", "iterations_per_loop": 5}
-    with msctx.session(experimental_accelerate_train_mode="fast1|step|0.3", **options) as session:
-        session.run(step)
-        assert {row.why for row in session.precisions()} == {
-            "experimental_accelerate_train_mode=fast1",
-            "precision_mode=allow_fp32_to_fp16",
-        }
-    assert found == [torch.bfloat16] * 3 + [torch.float32] * 2  # allow_fp32_to_fp16 gives back what it was given
-
-
 def test_float16_needs_a_scaler_from_the_start(variables: Callable[..., None]) -> None:
     for speed, needs_one in (("fast", True), ("fast1", False)):
         with msctx.session(experimental_accelerate_train_mode=f"{speed}|step") as session:
             assert session.grad_scaler().is_enabled() is needs_one
             variables(STEP_NOW=0, TOTAL_STEP=1)
             session.run(product)
-
-
-def test_threads_are_in_the_same_phase(variables: Callable[..., None]) -> None:
-    variables(STEP_NOW=1, TOTAL_STEP=10)
-    with msctx.session(experimental_accelerate_train_mode="fast1|step|0.5") as session:
-        assert in_thread(lambda: session.run(product)) is torch.bfloat16
-        variables(STEP_NOW=5)
-        assert session.run(product) is torch.float32
-        variables(STEP_NOW=1)
-        assert in_thread(lambda: session.run(product)) is torch.float32
 
 
 def test_variables_that_are_missing_or_no_numbers_are_errors(variables: Callable[..., None]) -> None:
@@ -437,23 +336,6 @@ def test_a_variable_that_names_no_device_is_an_error(monkeypatch: pytest.MonkeyP
     assert where(msctx.session(device_id=0))[0] == 0
 
 
-@pytest.mark.usefixtures("no_ids")
-def test_two_sessions_in_two_threads(net: Net) -> None:
-    other, both = Net(), threading.Barrier(2)
-
-    def work(number: int, model: Net) -> torch.Tensor:
-        with msctx.session(device_id=number, graph_run_mode=0) as session:
-            session.watch(model)
-            both.wait(60)
-            y = session.run(model, X)
-            both.wait(60)
-            return y
-
-    with ThreadPoolExecutor(2) as pool:
-        for done in [pool.submit(work, 0, net), pool.submit(work, 1, other)]:
-            assert done.result(60).is_inference()
-
-
 def test_two_spellings_of_the_device_are_one_too_many() -> None:
     with pytest.raises(OptionError, match="device_id: means session_device_id here"):
         msctx.session(device_id=0, session_device_id=0)
@@ -498,13 +380,6 @@ def test_a_decorated_function_is_run(net: Net) -> None:
         session(Net)
 
 
-def test_a_session_can_be_pickled() -> None:
-    copy = pickle.loads(pickle.dumps(msctx.session(iterations_per_loop=2)))
-    with copy:
-        copy.run(same, 1)
-    assert isinstance(copy, Session)
-
-
 @pytest.mark.parametrize("options", [{"iterations_per_loop": 2}, {"graph_run_mode": 1}, {"graph_max_parallel_model_num": 1}])
 def test_options_of_run_that_no_session_ran_are_told(options: dict[str, Any], recwarn: pytest.WarningsRecorder) -> None:
     with msctx.context(**options):
@@ -512,34 +387,6 @@ def test_options_of_run_that_no_session_ran_are_told(options: dict[str, Any], re
     told = [str(warning.message) for warning in recwarn]
     wanted = [f"{name}={value} did nothing: it acts on functions that a session runs" for name, value in options.items()]
     assert [text.partition(", msctx")[0] for text in told] == (wanted if options == {"iterations_per_loop": 2} else [])
-
-
-class TimeLimit(Exception):
-    """What the handler of a signal raises."""
-
-
-def test_what_is_raised_inside_a_lock_of_pythons_leaves_no_place_taken(net: Net) -> None:
-    """At the end of Condition.__enter__ the lock is taken, and the with-block that releases it has not begun."""
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        if event == "return" and frame.f_code.co_filename == threading.__file__ and frame.f_code.co_name == "__enter__":
-            raise TimeLimit
-        return trace
-
-    with msctx.session(graph_max_parallel_model_num=1) as session:
-        session.run(net, X)
-        sys.settrace(trace)
-        with suppress(TimeLimit):
-            session.run(net, X)
-        sys.settrace(None)
-        assert in_thread(lambda: session.run(same, 1)) == 1
-
-
-def test_the_dictionary_of_session_options_is_taken_too() -> None:
-    called: list[int] = []
-    with msctx.session(session={"iterations_per_loop": 2}) as session:
-        session.run(called.append, 1)
-    assert len(called) == 2
 
 
 def test_compiled_functions_are_compiled_anew_at_the_switch(variables: Callable[..., None]) -> None:
@@ -550,14 +397,6 @@ def test_compiled_functions_are_compiled_anew_at_the_switch(variables: Callable[
             variables(STEP_NOW=step, TOTAL_STEP=10)
             found.append(session.run(compiled, torch.ones(2, 2)).dtype)
     assert found == [torch.bfloat16, torch.float32]
-
-
-def test_compiled_functions_run_in_it(net: Net) -> None:
-    compiled = torch.compile(net, backend="eager")
-    with msctx.session(graph_run_mode=0) as session:
-        session.watch(net)
-        assert torch.equal(session.run(compiled, X), session.run(net, X))
-    assert compiled(X).requires_grad
 
 
 async def _coroutine() -> None:

@@ -60,19 +60,6 @@ def test_our_own_process_is_counted(processes: dict[int, int], expected: int | N
     assert used(UUID, library) == expected
 
 
-def test_more_processes_than_there_was_room_for(library: str) -> None:
-    nvml = tell(library, {OTHER + i: MB for i in range(39)} | {ME: 7 * MB})
-    assert used(UUID, library) == 7 * MB
-    assert ctypes.c_int.in_dll(nvml, "calls").value == 2
-
-
-def test_a_part_of_a_device(library: str) -> None:
-    tell(library, {ME: MB}, f"MIG-{UUID}")
-    assert used(UUID, library) == MB
-    tell(library, {ME: MB}, "GPU-another")
-    assert used(UUID, library) is None
-
-
 def test_without_nvml_nothing_is_known() -> None:
     assert used(UUID, "libno-such-library.so.1") is None
     assert used(UUID, "libc.so.6") is None

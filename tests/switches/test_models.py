@@ -3,10 +3,8 @@
 import threading
 
 import pytest
-import torch
 from torch import _C
 
-from msctx.errors import SwitchError
 from msctx.switches import SWITCHES
 
 THREAD = ("models.saved_on_host", "models.copies_of_parameters")
@@ -60,22 +58,3 @@ def test_one_pair_of_hooks_serves_both() -> None:
         assert _C._autograd._top_saved_tensors_default_hooks(True) is not None
         SWITCHES[name].write(False)
     assert _C._autograd._top_saved_tensors_default_hooks(True) is None
-
-
-def test_hooks_that_somebody_left_inside_are_not_taken_for_ours() -> None:
-    switch = SWITCHES["models.saved_on_host"]
-    switch.write(True)
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda packed: packed):
-        with pytest.raises(SwitchError, match="other hooks"):
-            switch.write(False)
-        assert switch.read() is True
-    switch.write(False)
-
-
-def test_modes_that_were_entered_inside_stay() -> None:
-    switch = SWITCHES["models.copies_of_parameters"]
-    switch.write(True)
-    with torch.device("meta"):
-        switch.write(False)
-        assert torch.empty(1).device.type == "meta"
-    assert torch.empty(1).device.type == "cpu"

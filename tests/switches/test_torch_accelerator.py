@@ -62,7 +62,7 @@ def user() -> Iterator[Callable[[str], None]]:
     set_text(found)
 
 
-@pytest.mark.parametrize("own", ["", LISTS, "large_segment_size_mb:64", "expandable_segments:True", f"{LISTS},"])
+@pytest.mark.parametrize("own", ["", LISTS, "large_segment_size_mb:64"])
 @pytest.mark.parametrize(
     "value",
     [
@@ -84,18 +84,6 @@ def test_what_is_asked_is_in_effect_beside_the_users_own_and_put_back(
     assert (SWITCH.read() or {}).items() >= value.items()
     SWITCH.put_back(state)
     assert (text(), in_effect()) == (own, before)
-
-
-def test_a_key_that_is_no_longer_asked_for_goes_back_to_the_users(user: Callable[[str], None], in_effect: InEffect) -> None:
-    user("large_segment_size_mb:64")
-    before = in_effect()
-    SWITCH.set({"large_segment_size_mb": 1024, "expandable_segments": True})
-    assert not SWITCH.is_satisfied({"expandable_segments": True})
-    SWITCH.set({"expandable_segments": True})
-    assert in_effect() == before | {"expandable": 1.0}
-    assert not SWITCH.is_satisfied(None)
-    SWITCH.set(None)
-    assert (text(), in_effect()) == ("large_segment_size_mb:64", before)
 
 
 def test_scopes_in_scopes(user: Callable[[str], None], in_effect: InEffect, held: Any) -> None:
@@ -143,15 +131,6 @@ def test_what_torch_does_not_take_is_told_before_anything_changes(
     _C._accelerator_setAllocatorSettings("max_non_split_rounding_mb:20")
 
 
-def test_a_text_of_the_users_that_torch_refused_stays_the_users(user: Callable[[str], None], in_effect: InEffect) -> None:
-    user("")
-    before = in_effect()
-    with pytest.raises(ValueError, match="Expected 'True' or 'False'"):
-        _C._accelerator_setAllocatorSettings("expandable_segments:yes")
-    assert "but got 'yes'" in SWITCH.blocked({"large_segment_size_mb": 1024})
-    assert (text(), in_effect()) == ("expandable_segments:yes", before)
-
-
 @pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", pytest.param("PYTORCH_CUDA_ALLOC_CONF", marks=pytest.mark.full)])
 def test_the_variables_are_the_users_own(variable: str, passes: Callable[..., str]) -> None:
     code = f"""
@@ -168,11 +147,6 @@ def test_the_variables_are_the_users_own(variable: str, passes: Callable[..., st
     """
     own = "roundup_power2_divisions:[256:1,>:4],expandable_segments:True"
     assert passes(code, env={variable: own}).splitlines() == [f"{own},large_segment_size_mb:1024", own]
-
-
-def test_a_text_is_taken_apart_at_the_commas_outside_of_lists() -> None:
-    assert parse(" a:1, b:[256:1,512:2] ,c : True,") == {"a": "1", "b": "[256:1,512:2]", "c": "True"}
-    assert parse("") == {}
 
 
 @pytest.mark.parametrize(

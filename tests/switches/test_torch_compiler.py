@@ -7,12 +7,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch.compiler.config as config
 
 import msctx
 from msctx.graph import cache
-from msctx.native import cache_tag
 from msctx.torch_config import override
 
 
@@ -57,34 +55,11 @@ def test_a_precision_inside_and_around_takes_nothing_away(tmp_path: Path) -> Non
         assert found() == before
 
 
-def test_threads_that_must_not_share_code_keep_caches_off_where_torch_has_one_tag(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch 2.11: two reasons to switch caches off, one owner."""
-    monkeypatch.setattr(cache_tag, "is_threads_own_tag", lambda: False)
-    monkeypatch.setattr(cache_tag, "_process", cache_tag._Asked())
-    before = config._config["force_disable_caches"].env_value_force
-    cache_tag._process.by_thread[-1] = "another thread's"
-    cache_tag.disable(False)
-    cache_tag.put("mine")
-    assert config.force_disable_caches
-    cache_tag.put(None)
-    assert not config.force_disable_caches
-    assert config._config["force_disable_caches"].env_value_force is False
-    cache_tag._process.by_thread.clear()
-    cache_tag.put(None)
-    cache_tag.disable(None)
-    assert config._config["force_disable_caches"].env_value_force is before
-
-
 def test_what_a_program_sets_does_not_overrule_an_option(tmp_path: Path) -> None:
     with config.patch(force_disable_caches=True):
         with msctx.context(enable_compile_cache=True, compile_cache_path=str(tmp_path)):
             assert not config.force_disable_caches
         assert config.force_disable_caches
-
-
-def test_a_job_of_the_users_stays(tmp_path: Path) -> None:
-    with config.patch(job_id="mine"), msctx.context(enable_compile_cache=True, compile_cache_path=str(tmp_path)):
-        assert config.job_id == "mine"
 
 
 def test_nothing_is_loaded_for_it(passes: Callable[..., str], tmp_path: Path) -> None:

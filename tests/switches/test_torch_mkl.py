@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-import msctx
 from msctx.switches import torch_mkl
 
 pytestmark = pytest.mark.skipif(not (torch_mkl.is_here() and torch_mkl.is_intels()), reason="no MKL with a strict mode")
@@ -105,15 +104,3 @@ def test_a_mode_that_mkl_does_not_take_is_an_error() -> None:
     other = "SSE4_2" if torch_mkl.read() != "SSE4_2" else "AVX2"
     with pytest.raises(RuntimeError, match="mkl_cbwr_set returned"):
         torch_mkl._write(other)
-
-
-def test_a_pytorch_without_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_mkl, "_functions", lambda: None)
-    assert torch_mkl.obstacle() == "this PyTorch computes them without MKL"
-    assert not torch_mkl.is_here()
-
-
-def test_another_makers_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_mkl, "is_intels", lambda: False)
-    with msctx.context(batch_invariant=True) as ctx:
-        assert "documented for processors of Intel's alone" in ctx.plan.rows[0].reason

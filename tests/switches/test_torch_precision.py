@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import _C
 
 import msctx
-from msctx.switches import SWITCHES, torch_precision
+from msctx.switches import SWITCHES
 
 MATMUL, CUDNN = SWITCHES["torch.cuda.matmul.allow_tf32"], SWITCHES["torch.cudnn.allow_tf32"]
 
@@ -36,38 +35,6 @@ def test_a_process_that_mixed_both_apis_can_be_read():
     finally:
         CUDNN.put_back(state)
     assert torch.backends.cudnn.allow_tf32 is True
-
-
-def test_a_precision_of_later_versions_ends_where_exact_products_are_requested_and_comes_back(monkeypatch):
-    """A string that this version refuses: it is kept beside torch's own node, which is ieee meanwhile."""
-    found, unknown = MATMUL.take(), {}
-    get, put, write = torch_precision._get, torch_precision._set, _C._set_float32_matmul_precision
-
-    def put_any(*given):
-        *node, value = given
-        unknown.pop(tuple(node), None)
-        if value == "bfx9":
-            unknown[tuple(node)] = value
-        put(*node, "ieee" if value == "bfx9" else value)
-
-    def write_all(precision):
-        unknown.clear()
-        write(precision)
-
-    with monkeypatch.context() as later:
-        later.setattr(torch_precision, "_get", lambda *node: unknown.get(node) or get(*node))
-        later.setattr(torch_precision, "_set", put_any)
-        later.setattr(_C, "_set_float32_matmul_precision", write_all)
-        put_any("cuda", "matmul", "bfx9")
-        assert msctx.state()["torch.fp32_precision.cuda.matmul"] == "bfx9"
-        for value, inside in ((True, "tf32"), (False, "ieee")):
-            assert not MATMUL.is_satisfied(value)
-            state = MATMUL.take()
-            MATMUL.set(value)
-            assert msctx.state()["torch.fp32_precision.cuda.matmul"] == inside
-            MATMUL.put_back(state)
-            assert msctx.state()["torch.fp32_precision.cuda.matmul"] == "bfx9"
-    MATMUL.put_back(found)
 
 
 @pytest.mark.cuda
