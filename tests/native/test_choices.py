@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,7 +11,7 @@ from convs import GEMM, PLANE, Conv, asking, conv, row_of
 from torch.nn import functional as fn
 
 import msctx
-from msctx.native.choices import Choice, Choices, parsed
+from msctx.native.choices import Choice, Choices
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 X, W = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
@@ -180,18 +179,3 @@ def test_profilers_see_the_algorithms() -> None:
         torch.conv2d(x, w).sum().backward()
     names = {event.key for event in profile.key_averages() if event.key.startswith("msctx::")}
     assert names == {"msctx::winograd fprop", "msctx::algo_1 wgrad"}
-
-
-@pytest.mark.parametrize("function", [fn.conv1d, fn.conv2d, fn.conv3d])
-def test_a_line_holds_the_whole_problem(function: Callable[..., torch.Tensor]) -> None:
-    dims = int(function.__name__[-2])
-    x, w = torch.randn(2, 4, *range(7, 7 + dims)), torch.randn(4, 2, *[3] * dims)
-    along = {"stride": tuple(range(1, dims + 1)), "padding": 1, "dilation": tuple(range(1, dims + 1))}
-    with msctx.context(conv_fprop_algo="gemm", matmul_algo="strict") as ctx:
-        function(x, w, groups=2, **along)
-        getattr(fn, f"conv_transpose{dims}d")(x, w, stride=2, output_padding=1)
-        torch.randn(3, 5) @ torch.randn(4, 5).t()
-        torch.randn(2, 3, 5) @ torch.randn(2, 5, 4)
-    assert len(ctx.choices()) == 4
-    for row in ctx.choices():
-        assert parsed(row.direction, row.line) == (row.problem, row.epilogue)

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+import torch
 from torch import _C
 
 from msctx.switches import SWITCHES
