@@ -68,7 +68,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_children_hold_what_their_parent_holds(method: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

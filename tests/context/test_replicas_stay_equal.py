@@ -1,4 +1,4 @@
-"""deterministic=ON on ranks: after 1,000 steps all have the same weights, which two ranks find again in a second run."""
+"""deterministic=ON on ranks: after 500 steps all have the same weights, which they find again in a second run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 found = {"DDP": set(), "FSDP2": set()}
-for kind in [*found] * (2 if ranks == 2 else 1):
+for kind in [*found] * 2:
     with msctx.context(deterministic="ON", seed=7, strict=True):
         model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 4))
         if kind == "DDP":
@@ -29,7 +29,7 @@ for kind in [*found] * (2 if ranks == 2 else 1):
                 fully_shard(module, mesh=mesh)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         torch.manual_seed(100 + rank)
-        for _ in range(1000):
+        for _ in range(500):
             optimizer.zero_grad()
             (model(torch.randn(8, 16)) - 1).square().mean().backward()
             optimizer.step()
@@ -46,9 +46,8 @@ os._exit(0)  # torch 2.13 may abort when it ends the groups of a mesh
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_replicas_stay_equal(ranks: int, tmp_path: Path) -> None:
+def test_replicas_stay_equal(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(PROGRAM)
-    done = subprocess.run(torchrun(ranks, program), capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
+    done = subprocess.run(torchrun(2, program), capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]

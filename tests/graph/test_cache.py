@@ -101,19 +101,6 @@ def test_policies_share_no_code(run: Run) -> None:
 
 
 @pytest.mark.full
-def test_graph_mode_finds_both_passes_of_a_model_again(run: Run) -> None:
-    code = """
-        import msctx
-        net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-        with msctx.context(mode="GRAPH_MODE", enable_compile_cache=True, compile_cache_path="kept", deterministic="ON") as ctx:
-            net(torch.ones(2, 8)).sum().backward()
-        print(json.dumps({row.cache: counters["inductor"]["fxgraph_cache_hit"] for row in ctx.graphs()}))
-        """.replace("\n        ", "\n")
-    assert run(code) == {"miss": 0}
-    assert run(code) == {"hit": 2}
-
-
-@pytest.mark.full
 def test_torch_moves_it_to_another_folder_as_one_file(run: Run) -> None:
     code = "compiles(enable_compile_cache=True, compile_cache_path={!r})"
     save = "open('moved', 'wb').write(torch.compiler.save_cache_artifacts()[0])"

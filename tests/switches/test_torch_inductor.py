@@ -33,6 +33,7 @@ PASSES = "torch.inductor.reorder_for_compute_comm_overlap_passes"
 DEFAULTS = {name: default == "1" for name, (_, default) in torch_inductor._FLAGS.items()} | {
     **dict.fromkeys(FORCED, False),
     "torch.inductor.max_autotune_conv_backends": "ATEN,TRITON",
+    "torch.inductor.trace.debug_dir": None,
     "torch.inductor.allow_buffer_reuse": True,
     "torch.inductor.inplace_buffers": True,
     "torch.inductor.reorder_for_locality": True,
@@ -45,6 +46,7 @@ DEFAULTS = {name: default == "1" for name, (_, default) in torch_inductor._FLAGS
 }
 OTHERS = {name: not value for name, value in DEFAULTS.items()} | {
     "torch.inductor.max_autotune_conv_backends": "ATEN",
+    "torch.inductor.trace.debug_dir": "traces",
     **dict.fromkeys(BUCKETS, "all"),
     PASSES: ["sink_waits"],
 }
