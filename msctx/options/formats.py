@@ -95,16 +95,10 @@ class MegabytesKind(Kind):
 
     def parse(self, value: Any) -> str:
         if not (isinstance(value, str) and re.fullmatch("[1-9][0-9]{0,17}MB", value)):
-            digits = re.fullmatch("0*([0-9]{1,18})(MB)?", str(value), re.IGNORECASE)
-            hint = f"{digits[1]}MB" if digits and self._is_in_range(digits[1]) else ""
-            raise BadValue(f"{show(value)} is not an amount", allowed=self.allowed, suggestion=hint)
-        if not self._is_in_range(value.removesuffix("MB")):
+            raise BadValue(f"{show(value)} is not an amount", allowed=self.allowed)
+        if not 200 <= int(value.removesuffix("MB")) <= 2**32 - 1:
             raise BadValue(f"{show(value)} is out of range", allowed=self.allowed)
         return value
-
-    @staticmethod
-    def _is_in_range(digits: str) -> bool:
-        return 200 <= int(digits) <= 2**32 - 1
 
 
 @dataclass(frozen=True)

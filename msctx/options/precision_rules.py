@@ -75,23 +75,14 @@ def _mixed(dtype: str) -> dict[str, PrecisionRule]:
     return {"matrix": _all_to(dtype), "sensitive": _RAISE, "strict": _WIDEST, "moving": _WIDEST, "quantizing": _KEEP}
 
 
+def _forced(matrix: PrecisionRule, others: PrecisionRule) -> dict[str, PrecisionRule]:
+    return {**_mixed(""), "matrix": matrix, **dict.fromkeys(("sensitive", "strict", "vector"), others)}
+
+
 MODES: dict[str, dict[str, PrecisionRule]] = {
-    "force_fp16": {
-        **dict.fromkeys(("matrix", "sensitive", "strict", "vector"), _all_to("float16")),
-        "moving": _WIDEST,
-        "quantizing": _KEEP,
-    },
-    "cube_fp16in_fp32out": {
-        "matrix": replace(_all_to("float32"), through="float16"),
-        **dict.fromkeys(("sensitive", "strict", "vector"), _RAISE),
-        "moving": _WIDEST,
-        "quantizing": _KEEP,
-    },
-    "force_fp32": {
-        **dict.fromkeys(("matrix", "sensitive", "strict", "vector"), _RAISE),
-        "moving": _WIDEST,
-        "quantizing": _KEEP,
-    },
+    "force_fp16": _forced(_all_to("float16"), _all_to("float16")),
+    "cube_fp16in_fp32out": _forced(replace(_all_to("float32"), through="float16"), _RAISE),
+    "force_fp32": _forced(_RAISE, _RAISE),
     "allow_fp32_to_fp16": {"matrix": PrecisionRule(float32="float16", output=ORIGIN)},
     "allow_fp32_to_bf16": {"matrix": PrecisionRule(float32="bfloat16", output=ORIGIN)},
     "allow_mix_precision": _mixed("float16"),

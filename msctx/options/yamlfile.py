@@ -32,12 +32,8 @@ _RESOLVER = yaml.SafeLoader("")
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's, where PyYAML was built with it: some ten times as fast."""
 
-_LIMIT = 100_000
-"""The most values that a file may come to once its aliases are followed."""
 _DEPTH = 200
 _TOO_DEEP = f"nested more than {_DEPTH} levels deep"
-_LONGEST = 2**24
-"""Characters in a file: a device may never end."""
 
 _DIGITS = 4000
 """Python reads no longer numbers."""
@@ -82,7 +78,6 @@ class Document:
         self._values: dict[tuple[Any, ...], yaml.Node] = {}
         self._keys: dict[tuple[Any, ...], yaml.Node] = {}
         self.problems: list[Diagnostic] = []
-        self._nodes = 0
         self.data = {} if node is None else self._build(node, (), set())
         self.problems.sort(key=lambda p: (p.mark.line, p.mark.column) if p.mark else (0, 0))
 
@@ -118,9 +113,6 @@ class Document:
 
     def _build(self, node: yaml.Node, path: tuple[Any, ...], above: set[int]) -> Any:
         self._values[path] = node
-        self._nodes += 1
-        if self._nodes > _LIMIT:  # aliases of aliases grow without end
-            raise RecursionError(f"more than {_LIMIT:,} values, those behind aliases counted each time")
         if id(node) in above:
             self._problem(path, node, "an alias that contains itself")
             return INVALID
@@ -228,11 +220,9 @@ def load(path: str | Path, *, collect: bool = False) -> Document:
     """Read a YAML file; raises :class:`FileError` when it is missing, unreadable or not YAML."""
     try:
         with Path(path).open(encoding="utf-8-sig") as file:  # a pipe is read as well
-            text = file.read(_LONGEST + 1)
+            text = file.read()
     except UnicodeDecodeError as error:
         raise FileError([Diagnostic("", f"not UTF-8 text (byte {error.start})", where=str(path))]) from None
     except (OSError, ValueError) as error:  # ValueError: a path that no system takes
         raise FileError([Diagnostic("", f"cannot be read: {getattr(error, 'strerror', error)}", where=str(path))]) from None
-    if len(text) > _LONGEST:
-        raise FileError([Diagnostic("", f"cannot be read: it has more than {_LONGEST:,} characters", where=str(path))])
     return parse(text, str(path), collect=collect)
