@@ -154,8 +154,7 @@ def process(script: str, work: str, *words: object) -> Iterator[dict[str, Any]]:
     """What a separate process printed, a line of JSON each."""
     command = [sys.executable, script, "--work", work, *map(str, words)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
-        for line in running.stdout or ():
-            yield json.loads(line)
+        yield from (json.loads(line) for line in running.stdout or () if line.startswith("{"))  # libraries print, too
     if running.returncode:
         sys.exit(f"{' '.join(command)} ended with exit code {running.returncode}")
 

@@ -187,7 +187,8 @@ def tables(of: summary.Summary) -> summary.Tables:
     for row in of["rows"]:
         shown = [*convolutions.cells_of(row), convolutions.error_of(row)] if "ratio" in row else [""] * 6
         cells.append([row["what"], row["threads"], f"{row['left']} of {row['problems']}", *shown])
-    told = f"{of['problems']} problems, {of['beyond']} beyond their error bound. {figures.legend(True, of['fewest'])}"
+    problems = f"{of['problems']} problem{'s' * (of['problems'] != 1)}, {of['beyond']} beyond their error bound"
+    told = f"{problems}. {figures.legend(True, of['fewest'])}"
     last = f"{summary.described(of)}; {of['processes']} or more processes. {told}"
     if of["cost_us"]:
         cost, control = of["cost_us"]
