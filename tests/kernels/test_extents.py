@@ -60,7 +60,7 @@ def geometries(draw: st.DrawFn) -> Case:
     return Case(n, c * groups, k * groups, size, window, stride, padding, dilation, groups, dtype)
 
 
-@pytest.mark.parametrize("examples", [20, pytest.param(150, marks=pytest.mark.full)])
+@pytest.mark.parametrize("examples", [20, pytest.param(60, marks=pytest.mark.full)])
 def test_any_geometry(kernels: Kernels, examples: int) -> None:
     """Right on one instruction set, the same bits on the others."""
 

@@ -55,7 +55,7 @@ def problems(draw: st.DrawFn) -> Conv:
 
 @quiet
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("examples", [25, pytest.param(250, marks=pytest.mark.full)])
+@pytest.mark.parametrize("examples", [25, pytest.param(100, marks=pytest.mark.full)])
 def test_any_convolution(examples: int) -> None:
     drawn = given(problems(), st.sampled_from(ROWS), st.lists(st.sampled_from(FORMATS), min_size=3, max_size=3), st.booleans())
     settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow])(drawn(is_right))()

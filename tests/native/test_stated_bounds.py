@@ -53,7 +53,7 @@ def over_bound(kind: str, algorithm: str, operands: tuple[Tensor, Tensor, Tensor
 numbers = st.sampled_from([1.0, -1.0, 0.1, 1 / 3, -3.3, 1000.7])
 
 
-@pytest.mark.parametrize("examples", [60, pytest.param(2000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("examples", [60, pytest.param(500, marks=pytest.mark.full)])
 def test_bounds_of_whole_calls(examples: int) -> None:
     @settings(max_examples=examples, deadline=None)
     @given(
