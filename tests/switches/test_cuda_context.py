@@ -6,7 +6,7 @@ import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from msctx.switches.cuda_context import NOT_AVAILABLE, used
 
 MB = 2**20
 UUID = "1f0c7d3a-0000-1111-2222-333344445555"
-Tell = Callable[..., Any]
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
