@@ -23,7 +23,8 @@ PLAIN = ["aclrtMallocAlign32(20971520)"]
 MODEL = """
 def model_and_loss(width=8, rows=4):
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(width, 32), torch.nn.Tanh(), torch.nn.Linear(32, width), torch.nn.Tanh()).npu()
+    block = lambda: torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Tanh())
+    model = torch.nn.Sequential(block(), block()).npu()
     inputs = torch.randn(rows, width).npu()
     return model, lambda: model(inputs).square().sum()
 
