@@ -67,7 +67,7 @@ for command, (short, example) in COMMANDS.items():
     is_exec = command is execution.execute
     name, settings = ("exec", execution.SETTINGS) if is_exec else (None, None)
     app.command(name, context_settings=settings, short_help=short, epilog=example and f"Example: {example}")(command)
-app.add_typer(tune.tune, name="tune", short_help="Measure what was recorded; show, copy or clear it.")
+app.add_typer(tune.tune, name="tune", short_help="Show or clear what was measured.")
 
 
 def _version(wanted: bool) -> None:

@@ -9,7 +9,8 @@ from msctx.effects.base import Outcome, Want, approximated, effect, honoured
 from msctx.options import option_of
 
 RECORDED = (
-    "records the first 100 steps (20 with aicpu) of the thread that enters, with their backward passes, and writes them at exit"
+    "records the first 100 steps (20 with aicpu) of the thread that enters, with their backward passes, communication and ranges, "
+    "and writes them at exit"
 )
 ON_HOST = "what the host does is recorded by torch.profiler; torch_npu's own profiler is not run"
 NO_POINTS = "fp_point and bp_point are left out: torch.profiler does not bound phases"

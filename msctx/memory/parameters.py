@@ -133,7 +133,7 @@ def _holders(tensor: torch.Tensor) -> int:
     return torch._C._storage_Use_Count(storage._cdata)
 
 
-_ALONE = _holders(torch.empty(1))
+_ALONE = _holders(torch.empty(1, device="meta"))  # no memory, which a cap would count
 
 
 def _put_all_back() -> None:

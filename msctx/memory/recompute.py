@@ -35,7 +35,18 @@ def blocks(model: nn.Module) -> dict[str, nn.Module]:
     found, path = _repeated(model, ""), ""
     while not found and len(children := [*model.named_children()]) == 1:  # a wrapper, as DistributedDataParallel
         path, model = f"{path}{children[0][0]}.", children[0][1]
-    return found or {path + name: child for name, child in model.named_children() if _is_large(child)}
+    return found or _children(model, path)
+
+
+def _children(module: nn.Module, path: str) -> dict[str, nn.Module]:
+    """Those that keep much; of lists and dictionaries, which nobody calls, their elements."""
+    found: dict[str, nn.Module] = {}
+    for name, child in module.named_children():
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+            found |= _children(child, f"{path}{name}.")
+        elif _is_large(child):
+            found[path + name] = child
+    return found
 
 
 def _repeated(module: nn.Module, path: str) -> dict[str, nn.Module]:

@@ -85,6 +85,7 @@ class _Recording:
         self._left -= 1
         if self._left == 0:
             self._call(partial(self._profile.toggle_collection_dynamic, False, self._activities))
+            _warn(f"{step + 1} steps are recorded; later ones are left out, since memory holds their events")
         elif self.options["steps"]:
             self._call(self._profile.step)
 

@@ -31,7 +31,7 @@ OPTIONS = (
         defaults={"runtime": 2 * GB}, also=("runtime.set_memory.increase_size",),
         help="The step by which the pool of device memory grows: bigger blocks mean fewer requests to the driver and less "
              "fragmentation, but more memory held back. torch's allocators follow it only roughly, since a large tensor "
-             "still gets a segment of its own; so does msctx's pool on CPU, which takes 64MB at a time otherwise."),
+             "still gets a segment of its own. It has no effect on a CPU."),
     Option("op_timeout", Int(0, 2**32 - 1), default=900, example=60, also=("device_context.ascend.op_debug.execute_timeout",),
         help="Seconds that a single operator may run before a watchdog prints the stacks and ends the task; 0 leaves the "
              "limits of torch and the driver as they are."),

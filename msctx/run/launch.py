@@ -66,6 +66,8 @@ def launch(
         finally:
             found = _gathered(top, nproc * least)
     if failed:
+        done = {row["rank"] for row in found["ranks"] if row["status"] == "completed"}  # torchrun ends those that linger
+        failed = {rank: one for rank, one in failed.items() if rank not in done} or failed
         reasons = {row["rank"]: row.get("reason") for row in found["ranks"]}
         where = f"; ranks.json is in {top}" if top.exists() else ""
         lines = [f"  rank {rank}: {reasons.get(rank) or f'exit code {one.exitcode}'}" for rank, one in failed.items()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -147,3 +147,13 @@ def test_what_takes_its_memory_past_all_allocators_is_not_counted() -> None:
         others.append(made.share_memory_())
         assert cap()["current_bytes"] == 0
         del others
+
+
+def test_looking_at_memory_takes_none_of_it(passes: Callable[[str], str]) -> None:
+    passes("""
+        import torch, msctx
+        with msctx.context(max_device_memory="64MB"):
+            full = torch.empty(2**24)
+            (cap,) = msctx.memory_stats()["caps"]
+            assert (cap["peak_bytes"], cap["allocations"]) == (2**26, 1), cap
+    """)

@@ -84,10 +84,15 @@ def test_keys_choose_what_is_recorded(tmp_path: Path) -> None:
 def test_the_first_steps_of_a_long_scope_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiling, "MOST_STEPS", 10)
     training = Training()
-    with msctx.context(**asked(tmp_path)), record_function("epoch"):
-        for _ in range(15):
-            with record_function("iteration"):
-                training.step()
+
+    def train() -> None:
+        with msctx.context(**asked(tmp_path)), record_function("epoch"):
+            for _ in range(15):
+                with record_function("iteration"):
+                    training.step()
+
+    with pytest.warns(MsctxWarning, match="10 steps are recorded"):
+        train()
     assert len([*tmp_path.glob("*.pt.trace.json")]) == 1
     found = names(tmp_path)
     assert {f"ProfilerStep#{step}" for step in range(10)} <= found
