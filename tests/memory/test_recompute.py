@@ -183,7 +183,7 @@ class Stages(Stage):
         (nn.Sequential(nn.Sequential(Stage(), Stage()), nn.Sequential(Stage(), Stage())), ["0.0", "0.1", "1.0", "1.1"]),
         (nn.ModuleDict({"body": mlp(), "act": nn.Tanh(), "rnn": nn.LSTM(2, 2)}), ["body", "rnn"]),
         (nn.ModuleDict({"wrapped": nn.ModuleDict({"body": mlp(), "rnn": nn.LSTM(2, 2)})}), ["wrapped.body", "wrapped.rnn"]),
-        (nn.Sequential(nn.Linear(2, 2), nn.ModuleList([mlp(), Stage()])), ["1.0", "1.1"]),
+        (nn.Sequential(nn.Linear(2, 2), nn.ModuleList([mlp(), nn.LSTM(2, 2)])), ["1.0", "1.1"]),
         (mlp(), []),
     ],
 )
