@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +17,7 @@ from msctx.options import OPTIONS, UNSET, Option
 
 ARGUMENTS = {
     "threads_num": "num",
+    "dispatch_threads_num": "threads_num",
     "conv_fprop_algo": "mode",
     "conv_dgrad_algo": "mode",
     "conv_wgrad_algo": "mode",
@@ -59,25 +60,20 @@ def describe(function: Any, name: str, option: Option) -> Any:
     return function
 
 
-def setter(name: str, option: Option) -> Callable[..., None]:
+def setter(name: str, option: Option, store: Callable[[str, Any], None] | None = None) -> Callable[..., None]:
     """The function that sets one option under one of its names."""
     argument = ARGUMENTS.get(name.rpartition(".")[2], "value")
 
     def function(*values: Any, **named: Any) -> None:
-        set_options({name: one_argument(name, argument, values, named)}, name)
+        given = [*values, *named.values()]
+        if len(given) != 1 or set(named) - {argument, "value"}:
+            raise TypeError(f"{name}() takes one value: {name}({argument})")
+        store(name, given[0]) if store else set_options({name: given[0]}, name)
 
     parameter = inspect.Parameter(argument, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     shown: Any = function
     shown.__signature__ = inspect.Signature([parameter], return_annotation=None)
     return function
-
-
-def one_argument(function: str, argument: str, values: Iterable[Any], named: dict[str, Any]) -> Any:
-    """The value of a call that takes one, by position or by name."""
-    given = [*values, *named.values()]
-    if len(given) != 1 or set(named) - {argument, "value"}:
-        raise TypeError(f"{function}() takes one value: {function}({argument})")
-    return given[0]
 
 
 def set_device(device_target: str, device_id: int | None = None) -> None:

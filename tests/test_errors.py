@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from msctx.errors import Diagnostic, FileError, Mark, OptionError, _ProblemsError
-from msctx.mindspore.errors import OptionPathError, OptionRuntimeError, OptionTypeError
+from msctx.mindspore.errors import OptionRuntimeError, OptionTypeError
 
 PROBLEMS = [
     Diagnostic("deterministic", "'on' is wrong", "with-block"),
@@ -20,7 +20,7 @@ WAYS: list[Callable[[BaseException], BaseException]] = [
 ]
 
 
-@pytest.mark.parametrize("kind", [OptionError, FileError, OptionTypeError, OptionRuntimeError, OptionPathError])
+@pytest.mark.parametrize("kind", [OptionError, FileError, OptionTypeError, OptionRuntimeError])
 @pytest.mark.parametrize("way", WAYS)
 def test_problems_survive_pickle_and_copy(kind: type[_ProblemsError], way: Callable[[_ProblemsError], _ProblemsError]) -> None:
     error = kind(PROBLEMS)

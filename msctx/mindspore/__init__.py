@@ -1,12 +1,13 @@
 """The drop-in face for people who come from MindSpore: ``import msctx.mindspore as ms``.
 
-MindSpore's names, values and exceptions; what is set here is msctx's, and shows in ``msctx.explain`` and ``msctx.current``.
+MindSpore's names and exceptions; what is set here is msctx's, and shows in ``msctx.explain`` and ``msctx.current``.
 :func:`msctx.reset_context` takes everything back, and lets what can be set only once be set again.
 """
 
+from typing import Any
+
 from msctx.mindspore import context, device_context, runtime
 from msctx.mindspore.absent import OF_TOP as _OF_TOP
-from msctx.mindspore.absent import names as _names
 from msctx.mindspore.compiled import jit
 from msctx.mindspore.context import COMPATIBLE, GRAPH_MODE, LAX, PYNATIVE_MODE, STRICT, get_context, set_context
 from msctx.mindspore.device import (
@@ -17,8 +18,6 @@ from msctx.mindspore.device import (
     set_recursion_limit,
     set_seed,
 )
-from msctx.mindspore.dumps import set_dump
-from msctx.mindspore.prints import parse_print
 
 globals().update(_OF_TOP)
 
@@ -34,15 +33,20 @@ __all__ = [
     "get_current_device",
     "get_seed",
     "jit",
-    "parse_print",
     "runtime",
     "set_context",
     "set_deterministic",
     "set_device",
-    "set_dump",
     "set_recursion_limit",
     "set_seed",
     *_OF_TOP,
 ]
 
-__getattr__ = _names(__name__, __all__)
+
+def __getattr__(name: str) -> Any:
+    """msctx's own functions of these names: they load torch."""
+    if name in ("parse_print", "set_dump"):
+        import msctx
+
+        return getattr(msctx, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)

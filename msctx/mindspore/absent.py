@@ -2,28 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
-from msctx.errors import did_you_mean
 from msctx.mindspore.errors import NotCarriedOut
-
-ELSEWHERE = {
-    "reset_context": "MindSpore has none either; msctx.reset_context() takes everything back",
-    "__version__": "this is no release of MindSpore; msctx.__version__ is msctx's own",
-}
-"""Names of MindSpore that are not here, which scripts may reach for → the message."""
-
-
-def names(module: str, there: Iterable[str]) -> Callable[[str], Any]:
-    """A module's ``__getattr__``: a missing name gets its reason, or the nearest one that is there."""
-
-    def missing(name: str) -> Any:
-        public = [known for known in there if not known.startswith("_")]
-        reason = f": {ELSEWHERE[name]}" if name in ELSEWHERE else did_you_mean(name, public)
-        raise AttributeError(f"module {module!r} has no attribute {name!r}{reason}", name=name)
-
-    return missing
 
 
 class Absent:

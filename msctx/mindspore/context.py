@@ -1,93 +1,86 @@
-"""MindSpore's module ``context``: set_context, get_context, and the object behind them."""
+"""MindSpore's module ``context``: set_context and get_context."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from typing import Any
 
 from msctx.dynamo import call_outside, untraced
 from msctx.errors import Diagnostic, OptionError, nearest, searching
 from msctx.mindspore import absent, state
-from msctx.mindspore.checks import Nothing, Parts, has_type
-from msctx.mindspore.errors import OptionTypeError, raise_first
-from msctx.mindspore.keys import DEVICE, FLAT, GE_OPTIONS, GROUP_DEVICE, GROUPS, KEYS, NEVER_SET, SPEED_UP, Key
+from msctx.mindspore.errors import OptionTypeError
+from msctx.mindspore.keys import DEVICE, FLAT, GROUP_DEVICE, GROUPS, KEYS, Key
 from msctx.notices import warn
-from msctx.options import find, is_dictionary
+from msctx.options import UNSET, find, is_dictionary
 from msctx.options.unsupported import LATER
 
 GRAPH_MODE, PYNATIVE_MODE = 0, 1
 STRICT, COMPATIBLE, LAX = 0, 1, 2
 RELEASE, DEBUG = 0, 1
 
-K_CONTEXT: _Context | None = None
-"""What :func:`_context` returns; made at the first use."""
-
-
-# --- set_context ------------------------------------------------------------------------------------------------------
-
-
-@untraced
-def _unchecked(**kwargs: Any) -> None:
-    """:func:`set_context` without the check of types that comes before everything else."""
-    call_outside(_set, kwargs, False)
-
 
 @untraced
 def set_context(**kwargs: Any) -> None:
-    """Set options for the process, with MindSpore's names, values, exceptions and rules of which device has which option.
+    """Set options for the process, with MindSpore's keys and its rules of which device has which key.
 
-    Unlike in MindSpore all of them are set or none: an error names everything that is wrong, and nothing was changed. It is of
-    the kind that MindSpore raises for the first mistake: types come first, then device_target, then the order of the call.
+    Unlike in MindSpore all of them are set or none: an error names everything that is wrong, and nothing was changed.
 
     Raises:
-        TypeError: a value of the wrong type, or one that was read already and cannot be changed any more.
+        TypeError: a value of the wrong type.
         ValueError: a wrong value, or an unknown key.
-        RuntimeError: a value that passes MindSpore's checks in Python and not those in C++.
-        OSError: ``print_file_path`` is a directory.
     """
-    call_outside(_set, kwargs, True)
-
-
-vars(set_context)["__wrapped__"] = _unchecked
+    call_outside(_set, kwargs)
 
 
 @searching()
-def _set(kwargs: dict[str, Any], typed: bool) -> None:
-    _context()
-    call = state.Call("ms.set_context")
+def _set(kwargs: Mapping[str, Any]) -> None:
+    where = state.origin("ms.set_context")
+    types: list[Diagnostic] = []
+    values: list[Diagnostic] = []
+    notes: list[str] = []
     options: dict[str, Any] = {}
-    checked = [name for name, value in kwargs.items() if not typed or _has_type(name, value, call)]
-    for name in sorted(checked, key=lambda name: name != "device_target"):
-        with suppress(Nothing):
-            converted = _checked(name, kwargs[name], options, call)
-            options |= converted if isinstance(converted, Parts) else {name: converted}
-    call.raise_first()
-    state.tell_all(call.notes)
-    with _directory(options.get("save_graphs_path"), call.where):
-        state.store(options, call.what)
+    target = kwargs.get("device_target")
+    if target is None or state.set_by("set_device.device_target"):
+        target = state.target()
+    target = "Ascend" if target == "Davinci" else target
+    for name, value in kwargs.items():
+        key = KEYS.get(name)
+        if key is None and name in LATER:
+            notes.append(f"{name}: {LATER[name]} has it, and msctx has no such option: it is ignored")
+        elif key is None:
+            values.append(_unknown(name, where))
+        elif wrong := state.wrong_type(name, value, key.types, where):
+            types += wrong
+        elif reason := _not_here(key, target):
+            notes.append(f"{name}: {reason}: it is skipped")
+        elif key.ignored:
+            notes.append(f"{name}: {key.ignored}")
+        elif name == "compile_cache_path" and not value:  # MindSpore's word for none
+            options[name] = UNSET
+        else:
+            options[name] = _known(name, value, notes)
+            values += state.problems_of({name: options[name]}, where)
+    if types:
+        raise OptionTypeError([*types, *values])
+    if values:
+        raise OptionError(values)
+    state.tell_all(notes)
+    state.store(options, "ms.set_context")
 
 
-def _has_type(name: str, value: Any, call: state.Call) -> bool:
-    return name not in KEYS or has_type(value, KEYS[name].types, call.look(name))
-
-
-def _checked(name: str, value: Any, options: dict[str, Any], call: state.Call) -> Any:
-    """A value in msctx's form; *options*: what the call sets before it."""
-    look, key = call.look(name), KEYS.get(name)
-    if key is None:
-        call.problems.append((ValueError, _unknown(name, call.where)))
-        raise Nothing
-    target = state.target() if state.set_by("set_device.device_target") else options.get("device_target", state.target())
-    if reason := _not_here(key, target):
-        look.drop(f"{reason}: it is skipped")
-    if name == "mempool_block_size" and options.get("mode", get_value("mode")) == GRAPH_MODE:
-        look.drop("MindSpore ignores it in GRAPH_MODE: it is skipped")
-    converted = key.check(value, look)
-    if key.kept_once_read and f"read {name}" in state.marks() and key.shows(converted) != (shown := get_value(name)):
-        look.wrong(TypeError, f"it cannot be changed any more: get_context has read it, as {shown!r}")
-    return converted
+def _known(name: str, value: Any, notes: list[str]) -> Any:
+    """A value in msctx's form, without what MindSpore accepts and msctx has nothing for."""
+    if isinstance(value, bool) and KEYS[name].types == (int,):
+        return int(value)
+    if name == "graph_kernel_flags":
+        wrong = {flag: found for flag in value.split() if (found := state.problems_of({name: flag}, ""))}
+        notes += [f"{name}: {flag!r} is ignored: {found[0].text}" for flag, found in wrong.items()]
+        return " ".join(flag for flag in value.split() if flag not in wrong)
+    if name in GROUPS:
+        unheld = [key for key in value if key in LATER]
+        notes += [f"{name}.{key}: {LATER[key]} has it, and msctx has no such option: it is ignored" for key in unheld]
+        return {key: inner for key, inner in value.items() if key not in unheld}
+    return value
 
 
 def _not_here(key: Key, target: str) -> str:
@@ -101,41 +94,9 @@ def _unknown(name: str, where: str) -> Diagnostic:
     if name in FLAT:
         group, key = FLAT[name]
         return Diagnostic(name, f"MindSpore takes it in {group} alone: {group}={{{key!r}: …}}", where)
-    if name in LATER:
-        return Diagnostic(name, f"{LATER[name]} has it, and msctx has no such option", where)
     if find(name) is not None or is_dictionary(name) or name == "preset":
         return Diagnostic(name, "MindSpore has no such key; msctx.set_context takes it", where)
     return Diagnostic(name, "unknown key", where, suggestion=nearest(name, KEYS))
-
-
-@contextmanager
-def _directory(path: str | None, where: str) -> Iterator[None]:
-    """Make a directory, and remove it again if what follows fails."""
-    made: list[str] = []
-    try:
-        if path is not None:
-            _make(path, made, where)
-        yield
-    except BaseException:
-        for folder in reversed(made):
-            os.rmdir(folder)
-        raise
-
-
-def _make(path: str, made: list[str], where: str) -> None:
-    missing = [path]
-    while not os.path.exists(missing[-1]):
-        missing.append(os.path.dirname(missing[-1]))
-    for folder in reversed(missing[:-1]):
-        try:
-            os.mkdir(folder, mode=0o700 if folder == path else 0o777)
-        except OSError as error:
-            kind = ValueError if isinstance(error, PermissionError) else OSError
-            raise_first([(kind, Diagnostic("save_graphs_path", f"the directory cannot be made: {error}", where))])
-        made.append(folder)
-
-
-# --- get_context ------------------------------------------------------------------------------------------------------
 
 
 @untraced
@@ -149,107 +110,38 @@ def get_context(attr_key: str) -> Any:
 
 
 def _get(name: str) -> Any:
-    _context()
-    if not isinstance(name, str):
-        where = state.origin("ms.get_context")
-        raise OptionTypeError([Diagnostic("attr_key", f"{name!r} is not the name of an option", where, "str")])
-    key, target = KEYS.get(name), state.target()
-    if key is not None and (reason := _not_here(key, target)):
+    where = state.origin("ms.get_context")
+    if wrong := state.wrong_type("attr_key", name, (str,), where):
+        raise OptionTypeError(wrong)
+    target = state.target()
+    if name in KEYS and (reason := _not_here(KEYS[name], target)):
         warn(f"ms.get_context {name}", target, f"{name}: {reason}")
-    value = get_value(name)
-    if key is not None and key.kept_once_read:
-        state.marks().add(f"read {name}")
-    return value
+    if (name in KEYS and not KEYS[name].ignored) or name in FLAT:
+        return get_value(name)
+    if name in KEYS or find(name) is not None:
+        raise OptionError([Diagnostic(name, "MindSpore's get_context does not know it", where)])
+    raise OptionError([Diagnostic(name, "unknown key", where, suggestion=nearest(name, [*KEYS, *FLAT]))])
 
 
 def get_value(name: str) -> Any:
-    """:func:`get_context` without what MindSpore remembers of it."""
+    """:func:`get_context` of a name that it knows."""
     target = state.target()
     if name == "device_target":
         return target
     if name in GROUPS:
-        return {key: value for key in GROUPS[name] if (value := _written(name, key)) is not None}
-    if name in KEYS and not KEYS[name].hidden:
-        key = KEYS[name]
-        found = state.in_force(name, DEVICE[target])
-        if found is not None:
-            return key.shows(found.value)
-        return key.default(target) if callable(key.default) else key.default
+        return {key: value for key in GROUPS[name] if (value := _shown(name, key, UNSET)) is not UNSET}
     if name in FLAT:
-        group, inner = FLAT[name]
-        value = _written(group, inner)
-        return GROUPS[group][inner].default if value is None else GROUPS[group][inner].flat(value)
-    if name in SPEED_UP:
-        found = state.in_force(f"parallel_speed_up_json_path.{name}", "ascend")
-        return SPEED_UP[name] if found is None else found.value
-    if name in NEVER_SET:
-        return NEVER_SET[name]
-    raise OptionError([_unread(name)])
+        return _shown(*FLAT[name], GROUPS[FLAT[name][0]][FLAT[name][1]].default)
+    key, found = KEYS[name], state.in_force(name, DEVICE[target])
+    if found is not None:
+        return key.shows(found.value)
+    return key.default(target) if callable(key.default) else key.default
 
 
-def _written(group: str, key: str) -> Any:
-    """The value of a key of a dictionary as it is written there, or None where nobody set it."""
-    device = GROUP_DEVICE[group]
-    if key == "ge_options":
-        parts = {level: state.in_force(f"{key}.{level}", device) for level in GE_OPTIONS}
-        return {level: setting.value for level, setting in parts.items() if setting is not None} or None
+def _shown(group: str, key: str, unset: Any) -> Any:
     option = find(f"{group}.{key}")
-    found = state.in_force(option.name, device) if option else None
-    return None if found is None else GROUPS[group][key].shows(found.value)
-
-
-def _unread(name: str) -> Diagnostic:
-    where = state.origin("ms.get_context")
-    if name in KEYS:
-        return Diagnostic(name, "MindSpore's get_context does not know it: its value is ignored", where)
-    for group, keys in GROUPS.items():
-        if name in keys:
-            return Diagnostic(name, f"MindSpore's get_context does not know it; {group} has it", where)
-    if find(name) is not None:
-        return Diagnostic(name, "MindSpore has no such key; msctx.get_context knows it", where)
-    return Diagnostic(name, "unknown key", where, suggestion=nearest(name, [*KEYS, *FLAT, *SPEED_UP]))
-
-
-# --- the object behind them -------------------------------------------------------------------------------------------
-
-
-class _Context:
-    """MindSpore's context as an object: every key as an attribute, and methods ``get_<key>`` and ``set_<key>`` for each.
-
-    It holds nothing itself: all objects show one and the same state, which is that of msctx.
-    """
-
-    enable_debug_runtime = False
-
-    def get_param(self, param: str) -> Any:
-        return get_context(param)
-
-    def set_param(self, param: str, value: Any) -> None:
-        _unchecked(**{param: value})
-
-    def __getattr__(self, name: str) -> Any:
-        kind, _, key = name.partition("_")
-        if kind in ("get", "set") and key in KEYS:
-            return (lambda: get_context(key)) if kind == "get" else lambda value: _unchecked(**{key: value})
-        try:
-            return get_context(name)
-        except OptionError:
-            raise AttributeError(f"MindSpore's context has no {name!r} here") from None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in KEYS:
-            _unchecked(**{name: value})
-        else:
-            object.__setattr__(self, name, value)
-
-
-def _context() -> _Context:
-    """The one object; a new one, over the same state, after ``K_CONTEXT = None``."""
-    global K_CONTEXT
-    state.marks()
-    if K_CONTEXT is None:
-        K_CONTEXT = _Context()
-    return K_CONTEXT
+    found = state.in_force(option.name, GROUP_DEVICE[group]) if option else None
+    return unset if found is None else GROUPS[group][key].shows(found.value)
 
 
 globals().update(absent.OF_CONTEXT)
@@ -264,5 +156,3 @@ __all__ = [
     "set_context",
     *absent.OF_CONTEXT,
 ]
-
-__getattr__ = absent.names(__name__, (*__all__, "DEBUG", "RELEASE", "K_CONTEXT"))

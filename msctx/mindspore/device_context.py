@@ -1,16 +1,15 @@
-"""MindSpore's ``device_context``: functions per kind of device, with MindSpore's checks, once-only rules and targets."""
+"""MindSpore's ``device_context``: functions per kind of device, with MindSpore's once-only rules and targets."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 from msctx.mindspore import state
-from msctx.mindspore.absent import Absent, names
-from msctx.mindspore.functions import setter
-from msctx.vocabulary import build
+from msctx.mindspore.absent import Absent
+from msctx.vocabulary import build, setter
 
 cpu: Any
 gpu: Any
@@ -23,15 +22,11 @@ NOT_CARRIED_OUT = {
 }
 
 
-def _questions(word: str) -> tuple[Callable[[], int], Callable[[], bool]]:
-    """The functions of one kind of device that set nothing."""
+def _ask(module: ModuleType, word: str) -> None:
+    """Give the module of one kind of device the functions that set nothing."""
 
     def device_count() -> int:
-        """How many devices of this kind there are; there is always one CPU.
-
-        Raises:
-            RuntimeError: there is none.
-        """
+        """How many devices of this kind there are; there is always one CPU. RuntimeError: there is none."""
         device = state.torch_module(word)
         return int(device.device_count()) if device else 1
 
@@ -39,23 +34,12 @@ def _questions(word: str) -> tuple[Callable[[], int], Callable[[], bool]]:
         """Whether this machine has such a device, and PyTorch can use it."""
         return state.is_here(word)
 
-    return device_count, is_available
+    vars(module).update(device_count=device_count, is_available=is_available)
 
 
-def _fill(root: ModuleType) -> None:
-    build(root, "device_context", setter)
-    for name, why in NOT_CARRIED_OUT.items():
-        between, _, last = name.rpartition(".")
-        setattr(sys.modules[f"{root.__name__}.{between}"], last, Absent(f"ms.device_context.{name}", why))
-    for kind, word in (("cpu", "CPU"), ("gpu", "GPU"), ("ascend", "Ascend")):
-        for function in _questions(word):
-            function.__module__, function.__qualname__ = f"{root.__name__}.{kind}", function.__name__
-            setattr(sys.modules[function.__module__], function.__name__, function)
-    for name, module in list(sys.modules.items()):
-        if name.startswith(f"{root.__name__}."):
-            vars(module)["__getattr__"] = names(name, vars(module))
-
-
-_fill(sys.modules[__name__])
-
-__getattr__ = names(__name__, ("cpu", "gpu", "ascend"))
+build(sys.modules[__name__], "device_context", partial(setter, store=state.set_one))
+for _name, _why in NOT_CARRIED_OUT.items():
+    _module, _, _last = f"{__name__}.{_name}".rpartition(".")
+    setattr(sys.modules[_module], _last, Absent(f"ms.device_context.{_name}", _why))
+for _kind, _word in (("cpu", "CPU"), ("gpu", "GPU"), ("ascend", "Ascend")):
+    _ask(sys.modules[f"{__name__}.{_kind}"], _word)

@@ -1,20 +1,19 @@
-"""Where the drop-in face meets msctx: values in force, values set, and what MindSpore remembers about them."""
+"""Where the drop-in face meets msctx: values in force, values set, and MindSpore's rules of devices and of what is set once."""
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from msctx.context import current, set_options
 from msctx.context.base import BASE
-from msctx.errors import DeviceError, Diagnostic, MsctxWarning, StrictError
-from msctx.mindspore.checks import Look, Note, has_type
-from msctx.mindspore.errors import OptionRuntimeError, Problems, raise_first
-from msctx.mindspore.keys import DEVICE
+from msctx.errors import DeviceError, Diagnostic, MsctxWarning, OptionError, StrictError
+from msctx.mindspore.errors import OptionRuntimeError, OptionTypeError
+from msctx.mindspore.keys import DEVICE, FLAT, GROUPS, KEYS
 from msctx.notices import user_frame, warn
-from msctx.options import UNSET, Setting
+from msctx.options import UNSET, Setting, find, make_layer
+from msctx.options.kinds import show
 
 
 def in_force(option: str, device: str) -> Setting | None:
@@ -44,12 +43,6 @@ def is_here(word: str) -> bool:
     return DEVICE[word] in devices.here()
 
 
-def is_strict() -> bool:
-    """Whether what is not carried out is an error."""
-    found = in_force("strict", "cpu")
-    return found is not None and found.value is True
-
-
 def set_by(spelling: str) -> Setting | None:
     """What this program set for the process under just this spelling: what can be set only once stands here."""
     BASE.start()
@@ -57,28 +50,25 @@ def set_by(spelling: str) -> Setting | None:
     return None if layer is None else layer.settings.get(spelling)
 
 
-class Call:
-    """One call of a function of MindSpore: collects what is wrong with its values, and notes on them."""
+def origin(what: str) -> str:
+    return f"{what} at {user_frame()[0]}"
 
-    def __init__(self, what: str) -> None:
-        self.what, self.where = what, origin(what)
-        self.problems: Problems = []
-        self.notes: list[Note] = []
 
-    def look(self, name: str) -> Look:
-        return Look(name, self.where, self.problems, self.notes)
+def wrong_type(name: str, value: Any, types: tuple[type, ...], where: str) -> list[Diagnostic]:
+    """The problem of a value whose type MindSpore does not take."""
+    if not types or isinstance(value, types):
+        return []
+    text = f"{show(value)} is of type {type(value).__name__}"
+    return [Diagnostic(name, text, where, " or ".join(kind.__name__ for kind in types))]
 
-    def check_types(self, **given: tuple[Any, type]) -> None:
-        """MindSpore's decorators check the types of all arguments before anything else."""
-        for name, (value, wanted) in given.items():
-            has_type(value, (wanted,), self.look(name))
-        self.raise_first()
 
-    def raise_first(self) -> None:
-        raise_first(self.problems)
-
-    def refuse_again(self) -> NoReturn:
-        raise OptionRuntimeError([Diagnostic(self.what, "it can be set only once", self.where)])
+def problems_of(options: Mapping[str, Any], where: str) -> Sequence[Diagnostic]:
+    """What msctx's options say to values."""
+    try:
+        make_layer(options, where)
+    except OptionError as error:
+        return error.problems
+    return ()
 
 
 def store(options: Mapping[str, Any], what: str) -> None:
@@ -88,50 +78,59 @@ def store(options: Mapping[str, Any], what: str) -> None:
     """
     BASE.start()
     if given := {name: value for name, value in options.items() if value is not UNSET}:
-        _set(given, what)
+        settings = make_layer(given, origin(what)).settings.values()
+        word = next((setting.value for setting in settings if setting.option.name == "device_target"), None) or target()
+        if not is_here(word):
+            text = "there is no such device here; what is set is planned, and waits for a target that is here"
+            warn("ms.device_target", word, f"device_target={word!r}: {text}")
+        set_options(given, what, absent=True)
     BASE.take_back("set_context", {*options} - {*given})
 
 
-def _set(options: Mapping[str, Any], what: str) -> None:
-    word = next((options[name] for name in ("set_device.device_target", "device_target") if name in options), None) or target()
-    if not is_here(word):
-        text = (
-            f"device_target={word!r}: there is no such device here; what is set is planned, and waits for a target that is here"
-        )
-        warn("ms.device_target", word, text)
-    set_options(options, what, absent=True)
+def set_one(name: str, value: Any) -> None:
+    """Set an option by one of its newer names, under MindSpore's rules of devices and of what can be set only once.
+
+    Raises:
+        TypeError, ValueError: a wrong type, a wrong value.
+        RuntimeError: another value was set before.
+    """
+    option, what = find(name), f"ms.{name}"
+    assert option is not None
+    wanted = {"gpu": "GPU", "ascend": "Ascend"}.get(name.split(".")[1] if "." in name else "")
+    if wanted and (here := target()) != wanted:
+        ignore(f"{what}: device_target is {here}, and MindSpore takes this with {wanted} alone: the value is ignored")
+        return
+    group, inner = FLAT.get(option.name.replace("aoe_config.", "aoe_"), ("", ""))
+    types = GROUPS[group][inner].types if group else KEYS[option.name].types
+    types = (bool,) if name == "set_deterministic" else types
+    where = origin(what)
+    if wrong := wrong_type(name, value, types, where):
+        raise OptionTypeError(wrong)
+    before = set_by(name)
+    (setting,) = make_layer({name: value}, where).settings.values()
+    if wanted != "GPU" and name != "set_recursion_limit" and before is not None and before.value != setting.value:
+        raise OptionRuntimeError([Diagnostic(what, "it can be set only once", where)])
+    store({name: value}, what)
 
 
-def tell_all(notes: Sequence[Note]) -> None:
+def tell_all(notes: Sequence[str]) -> None:
     """Warn of what is left out, once each; under ``strict=True`` that is an error."""
-    left_out = [f"{note.name}: {note.text}" for note in notes if note.left_out]
-    if left_out and is_strict():
-        raise StrictError.of(left_out)
+    if notes and is_strict():
+        raise StrictError.of(notes)
     for note in notes:
-        warn(f"ms.{note.name}", note.text, f"{note.name}: {note.text}")
+        warn(f"ms.{note}", "", note)
 
 
-def origin(what: str) -> str:
-    return f"{what} at {user_frame()[0]}"
-
-
-def report(text: str) -> None:
+def ignore(text: str) -> None:
     """Warn at each call, not only at the first; under ``strict=True`` raise."""
     if is_strict():
         raise StrictError.of([text])
     warnings.warn(text, MsctxWarning, stacklevel=user_frame()[1])
 
 
-_marks: dict[tuple[int, int], set[str]] = {}
-
-
-def marks() -> set[str]:
-    """What MindSpore remembers for the life of the process, until ``msctx.reset_context()``: what was read, what is done."""
-    BASE.start()
-    era = BASE.resets, os.getpid()  # a forked child forgets too
-    if era not in _marks:
-        _marks.clear()
-    return _marks.setdefault(era, set())
+def is_strict() -> bool:
+    found = in_force("strict", "cpu")
+    return found is not None and found.value is True
 
 
 def torch_module(word: str) -> Any:

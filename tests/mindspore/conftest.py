@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import msctx
-import msctx.mindspore as ms
 from msctx import devices
 from msctx.errors import MsctxWarning
 
@@ -15,7 +14,6 @@ from msctx.errors import MsctxWarning
 @pytest.fixture(autouse=True)
 def nothing_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)  # into which some options write unless told otherwise
-    ms.context.K_CONTEXT = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MsctxWarning)
         yield

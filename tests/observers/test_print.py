@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import msctx
-import msctx.mindspore as ms
 from msctx.errors import FileError, MsctxWarning
 from msctx.observers.print_format import NAMES, encode
 
@@ -95,8 +94,6 @@ def test_foreign_files_are_reported(tmp_path: Path, content: bytes, text: str) -
     (tmp_path / "p").write_bytes(content)
     with pytest.raises(FileError, match=text):
         msctx.parse_print(tmp_path / "p")
-    with pytest.raises(RuntimeError if content else ValueError, match=text):
-        ms.parse_print(str(tmp_path / "p"))
 
 
 def test_without_the_option_it_prints_as_mindspore_does(capsys: pytest.CaptureFixture[str]) -> None:
