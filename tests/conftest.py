@@ -31,7 +31,7 @@ import msctx
 from msctx import notices
 from msctx.context import ledger
 from msctx.context.base import BASE
-from msctx.context.holds import HELD
+from msctx.context.ledger import HELD
 from msctx.native import build, environment_key, tuning_file
 from msctx.options.layers import PREFIX, RESERVED
 from msctx.switches import SWITCHES
@@ -136,7 +136,7 @@ def clean_up(before: dict[str, Any]) -> None:
     holds = {id(hold): hold for holds in HELD.values() for hold in holds}.values()
     for record in [record for hold in reversed([*holds]) for record in reversed(hold.records.values())]:
         with suppress(Exception):  # what a test broke is put right below
-            record.put_back()
+            record.switch.put_back(record.found)
     HELD.clear()
     context_module.stack.scopes.clear()
     for name, (value, _) in msctx.diff(before, snapshot()).items():
@@ -208,7 +208,7 @@ def held() -> Callable[..., AbstractContextManager[ledger.Hold]]:
 
     @contextmanager
     def hold(assignments: dict[str, Any], *, strict: bool = False) -> Iterator[ledger.Hold]:
-        taken = ledger.apply(assignments, "with-block of a test", strict=strict)
+        taken = ledger.apply(assignments, ledger.Hold("with-block of a test"), strict=strict)
         try:
             yield taken
         finally:

@@ -29,8 +29,7 @@ from torch import _C
 import msctx
 from msctx import devices
 from msctx.context import Context, ledger
-from msctx.context.holds import HELD
-from msctx.context.ledger import rebase
+from msctx.context.ledger import HELD
 from msctx.effects import Facts
 from msctx.errors import MsctxWarning
 from msctx.options import Layer
@@ -318,7 +317,7 @@ def assignments(names: list[str]) -> st.SearchStrategy[dict[str, Any]]:
 
 @contextmanager
 def scope(assigned: dict[str, Any]) -> Iterator[None]:
-    hold = ledger.apply(assigned, "with-block")
+    hold = ledger.apply(assigned, ledger.Hold("with-block"))
     unmet = {name: (value, SWITCHES[name].read()) for name, value in assigned.items() if not SWITCHES[name].is_satisfied(value)}
     try:
         yield
@@ -444,9 +443,9 @@ def test_base_and_scopes_agree_with_a_model(
                 library.failing = failing
                 try:
                     if kind == "enter":
-                        scopes.append((ledger.apply(values, "scope"), values))
+                        scopes.append((ledger.apply(values, ledger.Hold("scope")), values))
                     else:
-                        rebase(hold, values)
+                        ledger.apply(values, hold)
                         base = values
                 except msctx.MsctxError:
                     pass
@@ -455,6 +454,6 @@ def test_base_and_scopes_agree_with_a_model(
         while scopes:
             ledger.undo(scopes.pop()[0])
             assert library == model()
-        rebase(hold, {})
+        ledger.apply({}, hold)
         assert library == {"a": 0, "b": 0, "c": 0}
     assert not any(HELD.values())

@@ -22,7 +22,7 @@ from msctx.plan import Plan
 from msctx.signals import uninterrupted
 
 if TYPE_CHECKING:
-    from msctx.context.holds import Hold
+    from msctx.context.ledger import Hold
 
 NOTHING = planning.make(Settings(), Facts())
 
@@ -59,7 +59,7 @@ def within(outer: Settings, own: tuple[Layer, ...]) -> Settings:
 
 
 _NEEDED = (
-    "msctx.context.visit",
+    "msctx.context.ledger",
     *(f"msctx.effects.{theme}" for theme in THEMES),
 )
 
@@ -202,13 +202,13 @@ class Base:
         """Switch → why what is set here does not act in this thread: PyTorch keeps it per thread, and another thread has set it."""
         if self.hold is None:
             return {}
-        from msctx.context.holds import HELD, entry_of
+        from msctx.context.ledger import holders
 
         here, found = threading.current_thread(), {}
         for name, record in [*self.hold.records.items()]:
             if record.switch.scope == "process" or record.who is here or record.switch.is_satisfied(record.want):
                 continue
-            holds = HELD.get(entry_of(record.switch))
+            holds = holders(record.switch)
             if not holds or holds[-1].base:
                 found[name] = MISSED
         return found
@@ -273,14 +273,15 @@ class Base:
         fresh = {switch for switch, sources in plan.sources.items() if sources & set(just_set)}
         waiting: list[tuple[str, str, str]] = []
         with uninterrupted():  # values and switches change together
+            self.hold.sources = self.plan.sources
             with put_off(waiting):
                 ledger.settle()
-                ledger.rebase(self.hold, plan.written, strict=plan.strict, fresh=fresh, sources=self.plan.sources)
+                ledger.apply(plan.written, self.hold, strict=plan.strict, fresh=fresh)
             plan = plan.without(self.hold.late)
             try:
                 warn_late(self.hold)
             except BaseException:  # warnings turned into errors
-                ledger.rebase(self.hold, self.plan.written)
+                ledger.apply(self.plan.written, self.hold)
                 raise
             self.levels, self.plan = levels, plan
             self.layers, self.settings = (merged,) if merged.settings else (), settings

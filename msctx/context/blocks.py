@@ -55,7 +55,7 @@ def _open(context: Context) -> Scope:
     refuse(plan)
     agreement.check(plan)
     warn_failing(plan, context.layers, outer)  # before anything is written: warnings may be errors
-    hold = ledger.apply(plan.beyond(outer, context.layers), context.origin, strict=plan.strict)
+    hold = ledger.apply(plan.beyond(outer, context.layers), ledger.Hold(context.origin), strict=plan.strict)
     try:
         context._late = hold.late
         warn_late(hold)

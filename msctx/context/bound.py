@@ -13,7 +13,7 @@ from msctx.options import Layer, Settings
 from msctx.signals import uninterrupted
 
 if TYPE_CHECKING:
-    from msctx.context.visit import Visit
+    from msctx.context.ledger import Hold
 
 
 class Bound:
@@ -61,7 +61,7 @@ class _Guest:
     def __init__(self, scopes: tuple[Scope, ...], layers: tuple[Layer, ...]) -> None:
         self._scopes, self._layers = scopes, layers
         self._visitors = scopes[-1].visitors if scopes else set()
-        self._begun: list[Visit] = []
+        self._begun: list[Hold] = []
         self._guests: list[Scope] = []
 
     def __enter__(self) -> None:
@@ -77,17 +77,19 @@ class _Guest:
             self._end()
 
     def _begin(self) -> None:
-        from msctx.context.visit import Visit
+        from msctx.context import ledger
 
         settings = self._scopes[-1].settings if self._scopes else Settings(self._layers)
         plan = self._scopes[-1].plan if self._scopes else explain(settings)
-        self._begun.append(visit := Visit(plan.assignments))
+        self._begun.append(hold := ledger.visit(plan.assignments))
         own = self._scopes[-1].layers if self._scopes else ()
-        self._guests.append(guest := Scope(Context(self._layers, "bound function"), own, settings, plan, visit.hold))
+        self._guests.append(guest := Scope(Context(self._layers, "bound function"), own, settings, plan, hold))
         self._visitors.add(guest)
         stack.scopes.append(guest)
 
     def _end(self) -> None:
+        from msctx.context import ledger
+
         try:
             for guest in self._guests:
                 self._visitors.discard(guest)
@@ -95,5 +97,5 @@ class _Guest:
                 guest.end()
         finally:
             begun, self._begun[:] = [*self._begun], []
-            for visit in begun:
-                visit.end()
+            for hold in begun:
+                ledger.undo(hold, quiet=True)

@@ -11,7 +11,7 @@ from msctx.options import Layer, Settings
 from msctx.plan import Plan
 
 if TYPE_CHECKING:
-    from msctx.context.holds import Hold
+    from msctx.context.ledger import Hold
 
 
 class Ran:

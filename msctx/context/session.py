@@ -109,7 +109,7 @@ class Session(Context):
             for _ in range(iterations):
                 with _Turn() as phase:
                     if policies := self._low_precision():
-                        phase.begin(partial(ledger.apply, policies, ACCELERATE), ledger.undo)
+                        phase.begin(partial(ledger.apply, policies, ledger.Hold(ACCELERATE)), ledger.undo)
                     result = function(*args, **kwargs)
             if iterations > 1:
                 _look_at_devices()

@@ -9,8 +9,6 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any
 
-from msctx.switches.paths import Kept
-
 
 def _always() -> bool:
     return True
@@ -34,8 +32,6 @@ class Switch:
             of them is changed, all go back to what was found first.
         save, load: for a switch whose value does not hold its whole state: take the state, put it back.
         satisfied: whether what is in effect already serves a value, so that nothing need be written.
-        kept: for one that stays and whose values hold paths: the texts. Once whoever wrote it has left, the same text means where it
-            leads by then.
         blocked: why a value cannot be written now (``""``: it can). Raises ``SwitchError`` where writing must not be skipped.
             ``None``: nothing ever is in the way.
         available: whether the global exists in this process.
@@ -54,7 +50,6 @@ class Switch:
     save: Callable[[], Any] | None = None
     load: Callable[[Any], None] | None = None
     satisfied: Callable[[Any], bool] | None = None
-    kept: Kept | None = None
     blocked: Callable[[Any], str] | None = None
     available: Callable[[], bool] = _always
     prepare: Callable[[], object] | None = None

@@ -41,7 +41,3 @@ class Kept:
 
     def load(self, found: tuple[Mapping[str, str] | None, Mapping[str, str] | None]) -> None:
         self.given, self.led = found
-
-    def forget(self) -> None:
-        """Whoever set it has left, and it stays: the same text means where it leads by then."""
-        self.given = None

@@ -377,7 +377,7 @@ def _record_in(folder: str) -> None:
 def _record_again(found: tuple[Any, Any]) -> None:
     """As before a call that failed; where nothing was recorded, torch_npu goes on, and the text means another folder elsewhere."""
     if found[1] is None:
-        _recorded.forget()
+        _recorded.given = None
     elif found != _recorded.save():
         npu().set_aoe(found[1]["folder"])
         _recorded.load(found)
@@ -448,7 +448,6 @@ SWITCHES = (
         save=_recorded.save,
         load=_record_again,
         satisfied=lambda folder: _recorded.placed({"folder": folder}) == _recorded.led,
-        kept=_recorded,
         restore="never",
         lasts="torch_npu cannot switch it off again",
         available=is_here,

@@ -164,7 +164,6 @@ SWITCHES = (
         save=_engine.save,
         load=_engine.load,
         satisfied=_holds,
-        kept=_engine,
         blocked=_late,
         restore="never",
         only_before="the first graph that torchair compiles",

@@ -6,8 +6,7 @@ import pytest
 from fake_switches import FOUND, Globals
 
 from msctx.context import ledger
-from msctx.context.holds import HELD
-from msctx.context.ledger import rebase
+from msctx.context.ledger import HELD
 
 
 @pytest.fixture
@@ -24,5 +23,5 @@ def base(library: Globals) -> Iterator[ledger.Hold]:
     """A base over that library; it is taken away."""
     hold = ledger.Hold("set_context", base=True)
     yield hold
-    rebase(hold, {})
+    ledger.apply({}, hold)
     assert library == FOUND

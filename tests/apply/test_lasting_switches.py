@@ -7,7 +7,6 @@ from context_helpers import Passes
 from fake_switches import FOUND, NEW, Globals, change_one
 
 from msctx.context import ledger
-from msctx.context.ledger import rebase
 from msctx.errors import MsctxWarning, StrictError
 
 
@@ -20,49 +19,49 @@ def lasting(library: Globals, monkeypatch: pytest.MonkeyPatch) -> Globals:
 
 def test_a_lasting_switch_stays_and_says_so_once(lasting: Globals) -> None:
     with pytest.warns(MsctxWarning, match="b=2, once set, stays after this with-block") as told:
-        ledger.undo(ledger.apply(NEW, "one"))
+        ledger.undo(ledger.apply(NEW, ledger.Hold("one")))
     assert len(told) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ledger.undo(ledger.apply(NEW, "one"))
+        ledger.undo(ledger.apply(NEW, ledger.Hold("one")))
     assert lasting == {**FOUND, "b": 2}
 
 
 def test_a_lasting_switch_is_refused_under_strict(lasting: Globals) -> None:
     with pytest.raises(StrictError, match="b cannot be put back"):
-        ledger.apply(NEW, "one", strict=True)
+        ledger.apply(NEW, ledger.Hold("one"), strict=True)
     assert lasting == FOUND
     assert not lasting.log
     lasting["b"] = 2
-    ledger.undo(ledger.apply(NEW, "one", strict=True))  # it has the value already: nothing would stay
+    ledger.undo(ledger.apply(NEW, ledger.Hold("one"), strict=True))  # it has the value already: nothing would stay
 
 
 def test_the_base_sets_a_lasting_switch_without_a_warning(lasting: Globals) -> None:
     base = ledger.Hold("set_context", base=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        rebase(base, NEW, strict=True)
-    rebase(base, {})
+        ledger.apply(NEW, base, strict=True)
+    ledger.apply({}, base)
     assert lasting == {**FOUND, "b": 2}
 
 
 def test_what_takes_effect_early_is_written_first(lasting: Globals) -> None:
     """Another switch, such as the device, may be what comes too late for it."""
     with pytest.warns(MsctxWarning, match="stays"):
-        ledger.undo(ledger.apply({"a": 1, "b": 2, "c": 3}, "one"))
+        ledger.undo(ledger.apply({"a": 1, "b": 2, "c": 3}, ledger.Hold("one")))
     assert [name for name, _ in lasting.log[:3]] == ["b", "a", "c"]
     lasting.log.clear()
     base = ledger.Hold("set_context", base=True)
-    rebase(base, {"a": 2, "b": 3, "c": 4})
+    ledger.apply({"a": 2, "b": 3, "c": 4}, base)
     assert [name for name, _ in lasting.log[:3]] == ["b", "a", "c"]
-    rebase(base, {})
+    ledger.apply({}, base)
 
 
 def test_what_would_stay_is_not_written_when_warnings_are_errors(lasting: Globals) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(MsctxWarning, match="stays after this with-block"):
-            ledger.apply(NEW, "one")
+            ledger.apply(NEW, ledger.Hold("one"))
     assert lasting == FOUND
     assert not lasting.log, "something was written before the warning"
 

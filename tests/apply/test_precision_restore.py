@@ -145,9 +145,9 @@ def test_matrix_products_keep_theirs_while_a_parent_must_not_allow_convolutions(
     """Whatever scope ends first: the parent's other child belongs to another switch."""
     matmul = torch.backends.cuda.matmul
     torch.backends.fp32_precision = "tf32"
-    convolutions = ledger.apply({TF32[0]: False}, "first")
+    convolutions = ledger.apply({TF32[0]: False}, ledger.Hold("first"))
     assert (torch.backends.cudnn.conv.fp32_precision, matmul.fp32_precision) == ("ieee", "tf32")
-    products = ledger.apply({TF32[1]: False}, "second")
+    products = ledger.apply({TF32[1]: False}, ledger.Hold("second"))
     ledger.undo(convolutions)
     assert (torch.backends.cudnn.conv.fp32_precision, matmul.fp32_precision) == ("tf32", "ieee")
     ledger.undo(products)
@@ -172,13 +172,13 @@ def test_cudnns_first_state_stays_or_is_restored_or_the_loss_is_reported(passes:
     code = """
 msctx.state()
 assert follows_generic(), "reading the state wrote a node"
-ledger.undo(ledger.apply({"torch.cuda.matmul.allow_tf32": True}, "one"))
+ledger.undo(ledger.apply({"torch.cuda.matmul.allow_tf32": True}, ledger.Hold("one")))
 assert follows_generic(), "the switch for matmul wrote cuDNN's nodes"
-ledger.undo(ledger.apply({"torch.cudnn.allow_tf32": True}, "one"))
+ledger.undo(ledger.apply({"torch.cudnn.allow_tf32": True}, ledger.Hold("one")))
 assert follows_generic(), "nothing was to be written: it was True already"
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
-    ledger.undo(ledger.apply({"torch.cudnn.allow_tf32": False}, "one"))
+    ledger.undo(ledger.apply({"torch.cudnn.allow_tf32": False}, ledger.Hold("one")))
 (row,) = msctx.explain({"gpu_config": {"conv_allow_tf32": False}}, device="cuda").rows
 honest = told or "no longer reaches cuDNN" in row.reason
 assert follows_generic() or honest, "torch.backends.fp32_precision no longer reaches cuDNN, and nobody said so"

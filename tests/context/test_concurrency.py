@@ -13,7 +13,7 @@ from torch import nn
 
 import msctx
 from msctx.context import ledger
-from msctx.context.holds import HELD
+from msctx.context.ledger import HELD
 from msctx.errors import ScopeError
 from msctx.memory import watched
 

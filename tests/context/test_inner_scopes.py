@@ -9,7 +9,6 @@ from context_helpers import Elsewhere, State, context_module, quiet, threads
 import msctx
 from msctx import plan
 from msctx.context import ledger
-from msctx.context.ledger import rebase
 from msctx.effects import Facts
 from msctx.options import Settings, make_layer
 
@@ -110,13 +109,13 @@ def test_one_of_two_switches_that_share_state_is_changed(exact_state: State, ord
         for changed in TF32:
             for want in (True, False, plan.AS_FOUND):
                 alone = {n: want if n == changed else outer[n] for n in order}
-                hold = ledger.apply({n: v for n, v in alone.items() if v is not plan.AS_FOUND}, "alone")
+                hold = ledger.apply({n: v for n, v in alone.items() if v is not plan.AS_FOUND}, ledger.Hold("alone"))
                 expected = exact_state()
                 ledger.undo(hold)
                 assert exact_state() == before
-                holds = [ledger.apply({n: v}, n) for n, v in outer.items()]
+                holds = [ledger.apply({n: v}, ledger.Hold(n)) for n, v in outer.items()]
                 between = exact_state()
-                holds.append(ledger.apply({changed: want}, "inside"))
+                holds.append(ledger.apply({changed: want}, ledger.Hold("inside")))
                 assert exact_state() == expected, (outer, changed, want)
                 ledger.undo(holds.pop())
                 assert exact_state() == between
@@ -124,6 +123,6 @@ def test_one_of_two_switches_that_share_state_is_changed(exact_state: State, ord
                     ledger.undo(holds.pop())
                 assert exact_state() == before
         base = ledger.Hold("set_context", base=True)
-        rebase(base, outer)
-        rebase(base, {})
+        ledger.apply(outer, base)
+        ledger.apply({}, base)
         assert exact_state() == before, "taken back in the wrong order"

@@ -52,7 +52,7 @@ def test_bind_into_a_spawned_process_carries_set_context(base: None, spawned: Pr
 FORK = """
 import os, signal, sys, threading, torch, msctx
 from msctx.context import ledger
-from msctx.context.holds import LOCK
+from msctx.context.ledger import LOCK
 from msctx.context.base import BASE
 context_module = sys.modules["msctx.context"]
 found = torch.get_num_threads()

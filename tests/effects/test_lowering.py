@@ -103,7 +103,7 @@ def test_it_is_a_convolution_while_an_algorithm_is_asked_for(inductor: None, sai
                         kernels(function, window)
                 else:
                     assert kernels(function, window) == {name}
-            hold = ledger.apply(INDUCTOR, "test")
+            hold = ledger.apply(INDUCTOR, ledger.Hold("test"))
             try:
                 with config.patch(options):  # as torch.compile does with its own
                     assert kernels(function, window) == {name}
@@ -128,7 +128,7 @@ def test_products_are_measured_while_performance_is_asked_for(inductor: None, mo
 
     monkeypatch.setattr(InductorChoices, "get_template_configs", choose)
     for assigned in ({}, AUTOTUNED):
-        hold = ledger.apply(assigned, "test")
+        hold = ledger.apply(assigned, ledger.Hold("test"))
         try:
             with pytest.raises(Exception, match="Taken"):
                 kernels(product, 1)

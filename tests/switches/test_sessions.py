@@ -10,7 +10,7 @@ from msctx.switches.sessions import value
 def test_each_thread_has_values_of_its_own() -> None:
     name = "session.iterations_per_loop"
     elsewhere: list[object] = []
-    hold = ledger.apply({name: 3}, "test")
+    hold = ledger.apply({name: 3}, ledger.Hold("test"))
     try:
         assert value(name) == SWITCHES[name].read() == 3
         thread = threading.Thread(target=lambda: elsewhere.append(value(name)))

@@ -126,7 +126,7 @@ def test_trap_06_a_wrong_precision_only_warns(monkeypatch: pytest.MonkeyPatch, r
     )
     monkeypatch.setattr(ledger, "SWITCHES", {"deaf": deaf})
     with pytest.raises(SwitchError, match="did not take 'hi': it reads 'highest'"):
-        ledger.apply({"deaf": "hi"}, "trap 6")
+        ledger.apply({"deaf": "hi"}, ledger.Hold("trap 6"))
 
 
 def test_trap_07_inductors_flag_is_the_threads_own() -> None:
@@ -236,14 +236,14 @@ def test_trap_11_cublas_reads_its_variable_once(held: Held, monkeypatch: pytest.
             assert f"os.environ['{variable}'] = ':4096:8'" in hold.late[name], "the line to add is not told"
             assert variable not in os.environ
         with pytest.raises(StrictError, match="too late"):
-            ledger.apply(only, "trap 11", strict=True)
+            ledger.apply(only, ledger.Hold("trap 11"), strict=True)
         late.setenv(variable, ":16:8")  # it was in time, and is just as good
         with held(only, strict=True) as hold:
             assert not hold.late
             assert os.environ[variable] == ":16:8"
 
     with pytest.raises(StrictError, match="cannot be put back"):
-        ledger.apply(only, "trap 11", strict=True)
+        ledger.apply(only, ledger.Hold("trap 11"), strict=True)
     assert variable not in os.environ
     with pytest.warns(MsctxWarning, match="stays after this with-block"), held(only):
         pass
