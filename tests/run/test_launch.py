@@ -34,7 +34,8 @@ def main(run, fails="", sleeps=0):
         raise ValueError("it is rank one")
     if rank == 1 and fails == "silently":
         os._exit(7)
-    time.sleep(sleeps)
+    for _ in range(sleeps * 20):  # Python sees a signal that comes just before a sleep begins only at its end
+        time.sleep(0.05)
     dist.all_reduce(total := torch.ones(1) * rank)
     dist.destroy_process_group()
     on, threads = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()

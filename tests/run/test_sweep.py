@@ -218,7 +218,8 @@ def train(number: int = 0):
     part.write_text(f"{os.getpid()} {beside.pid}")
     part.rename("pids")
     try:
-        time.sleep(600)
+        for _ in range(12000):
+            time.sleep(0.05)
     except KeyboardInterrupt:
         beside.kill()
         beside.wait()
