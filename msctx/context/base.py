@@ -105,7 +105,10 @@ def explain(
     if device is None:
         bring()
         free = devices.free_memory() if any(name in SHOW_FREE for name in settings) else 0
-        return plan_of(settings, replace(devices.facts(settings), free_memory=free))
+        plan = plan_of(settings, replace(devices.facts(settings), free_memory=free))
+        from msctx.context import ledger
+
+        return plan.without(ledger.too_late(plan.written))
     if device not in DEVICES:
         raise OptionError([Diagnostic("device", f"{device!r} is not a device", "explain", ", ".join(DEVICES))])
     return plan_of(settings, Facts.only(device))
