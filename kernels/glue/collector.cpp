@@ -2,6 +2,7 @@
 //
 // An operator counts once: operators that it is made of belong to it, and those that only stand for others (linear, matmul) give way to
 // them. Its module is the one whose forward pass runs; in a backward pass, the one in which the node of the graph was made.
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -51,6 +52,7 @@ auto& makers = immortal<ByNode<Maker>>();
 struct Here {
   const char* module = "";
   bool is_inside = false, looks_away = false, is_compiled = false;
+  bool may_call_python = false;  // what is_inside, for a watchdog
   int backward = 0, optimizer = 0;
   int64_t errors = 0;  // that operators have raised
   int standing = 0;    // operators that run and stand for others
@@ -91,6 +93,7 @@ struct Context : Observed {
   std::vector<std::optional<Statistics>> before;  // of the arguments that are written to
   int exceptions = std::uncaught_exceptions();
   int64_t errors = 0;  // that operators had raised before
+  Running around;
   std::vector<Wanted> wanted;
   bool has_failed() const { return std::uncaught_exceptions() > exceptions; }
   void end(const at::RecordFunction&, Here&) override;
@@ -101,6 +104,11 @@ struct Around : Observed {
   const char* node = "";
   Maker maker;
   void end(const at::RecordFunction&, Here&) override;
+};
+// Of an operator that Python calls inside another one, for a watchdog.
+struct Inner : Observed {
+  Running around;
+  void end(const at::RecordFunction&, Here&) override { end_running(around); }
 };
 // Of an operator on wrapped tensors: what was known of the one around it.
 struct Wrapped : Observed {
@@ -118,6 +126,8 @@ at::ArrayRef<c10::IValue> own(const Values& values, size_t count) {
 
 // What Python knows of the place in the program; nullptr: nothing.
 const char* place_here(bool of_module) { return reinterpret_cast<const char*>(call_python(placer, 0, "(i)", int(of_module))); }
+// The frame of Python that calls an operator which may call Python itself: hooks that pack what autograd keeps, and modes.
+long caller_here() { return call_python(placer, 0, "(i)", 2); }
 
 // The user's line that calls the operator, where somebody wants to know; a node that another one makes belongs to the line of that one.
 const char* line_of(const Here& here, const Config& asked) {
@@ -168,7 +178,7 @@ void see(
   for (Wanted& one : wanted)
     for (Seen& tensor : one.*into) {
       tensor.has_statistics &= one.by->statistics != 0, tensor.has_digest &= one.by->digests != 0;
-      if (!one.by->statistics && tensor.unread == unconvertible) tensor.unread.clear();
+      if (!one.by->statistics && !one.by->tensors && tensor.unread == unconvertible) tensor.unread.clear();
     }
 }
 
@@ -231,13 +241,18 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   Here& here = glue::here;
   if (here.looks_away) return nullptr;
   if (fn.scope() != at::RecordScope::FUNCTION) return is_traced() ? nullptr : begin_around(fn);
-  if (here.is_inside) return nullptr;
+  if (here.is_inside) {
+    if (!here.may_call_python) return nullptr;
+    auto inner = std::make_unique<Inner>();
+    inner->around = begin_running({&operator_of(fn), now(), here.module, caller_here()});
+    return inner;
+  }
   update(here.config, here.version);
   const auto asked = here.config;
   if (!asked) return nullptr;
   if (is_traced()) {  // it is none of the program's, and what the mode makes of it is part of it
     auto nothing = std::make_unique<Context>();
-    here.is_inside = true;
+    here.is_inside = true, here.may_call_python = false;
     return nothing;
   }
   const Operator& op = operator_of(fn);
@@ -296,7 +311,9 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
       for (const at::Tensor& t : tensors) at->before.push_back(known_of(t));
     }
   if (a.recent) at->recent = remember(row, given);
-  if (a.running) begin_running(row);
+  here.may_call_python =
+      a.running && (!at::SavedTensorDefaultHooks::get_tls_state().stack.empty() || c10::impl::TorchDispatchModeTLS::any_modes_set());
+  if (a.running) at->around = begin_running({&op, row.began, row.module, here.may_call_python ? caller_here() : 0});
   here.algorithm.clear();
   here.is_inside = true;
   return at;
@@ -370,7 +387,7 @@ void Context::end(const at::RecordFunction& fn, Here& here) {
     ~Outside() { here.is_inside = false; }
   } outside{here};  // operators of what is called here are part of it, too
   if (!config) return;
-  if (config->running) end_running();
+  if (config->running) end_running(around);
   finish(fn, here, *this);
 }
 

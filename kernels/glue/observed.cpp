@@ -195,7 +195,7 @@ void write_npy(const at::Tensor& given, const std::string& path, bool keeps_bits
     case at::kComplexFloat: type = "<c8"; break;
     case at::kComplexDouble: type = "<c16"; break;
     default:
-      if (keeps_bits && t.itemsize() == 1) type = "|u1", t = t.contiguous().view(at::kByte);
+      if (keeps_bits && c10::isFloat8Type(t.scalar_type())) type = "|u1", t = t.contiguous().view(at::kByte);
       else if (keeps_bits && t.itemsize() == 2) type = "<u2", t = t.contiguous().view(at::kUInt16);
       else if (keeps_bits && t.itemsize() == 4) type = "<u4", t = t.contiguous().view(at::kUInt32);
       else if (t.is_complex()) type = "<c8", t = t.to(at::kComplexFloat);

@@ -2,14 +2,18 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/isfinite.h>
+#include <ATen/ops/isinf.h>
 #include <ATen/ops/logical_not.h>
+#include <ATen/ops/logical_or.h>
 #include <ATen/ops/masked_fill.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "glue/observed.h"
+#include "glue/tensors.h"
 
 namespace msctx::glue {
 namespace {
@@ -46,6 +50,7 @@ struct Given {
   int64_t over = 0;  // values that were not finite, in all that was written over
   int kinds = 0;
   bool is_known = true, is_spread = false;  // is_spread: a value may reach other places than its own
+  bool has_weight = false;                  // that holds Inf: nobody means that in a parameter
 };
 
 // Whether it was written over, too; of views that interleave it is not known.
@@ -84,6 +89,7 @@ Given given_to(const Operator& op, const std::vector<c10::IValue>& arguments, co
         found.still.push_back(t);
       }
       found.kinds |= as_given(op, t, kinds);
+      found.has_weight |= (kinds & 2) && t.has_storage() && is_parameter(t);
       found.is_spread |= is_spread(i);
     }
   }
@@ -99,10 +105,30 @@ int kinds_meant(const Operator& op, const std::vector<c10::IValue>& arguments, s
 
 int64_t nonfinite_in(const at::Tensor& t) { return count(statistics_of(t)); }
 
-// Whether a result holds more than it was given: what is not finite where nothing is in the arguments, at the same place. It cannot be
-// told of operators in which a value reaches many places. Of what was written over, only how much it was.
-bool makes_more(const Operator& op, const Given& given, const std::vector<at::Tensor>& results) {
-  if (given.is_spread || !std::ranges::all_of(given.still, is_readable)) return false;
+// Whether a sum or a product holds an infinity where none of the infinite arguments reaches. A sum is computed again, with NaN in place
+// of these; of a product it is known which rows and columns they reach.
+bool makes_infinities(const Operator& op, const std::vector<c10::IValue>& arguments, at::Tensor left) {
+  if (op.is_sum) {
+    torch::jit::Stack stack;
+    for (const c10::IValue& value : arguments)
+      stack.push_back(value.isTensor() ? at::masked_fill(value.toTensor(), at::isinf(value.toTensor()), NAN) : value);
+    c10::Dispatcher::singleton().findSchemaOrThrow(op.name.c_str(), op.overload.c_str()).callBoxed(stack);
+    left = stack.back().toTensor();
+  } else if (op.is_product) {
+    const at::Tensor first = at::isinf(arguments[op.adds_first].toTensor()), second = at::isinf(arguments[op.adds_first + 1].toTensor());
+    const bool is_matrix = second.dim() > 1;
+    left = at::masked_fill(left, at::logical_or(first.any(-1, is_matrix), second.any(is_matrix ? -2 : -1, is_matrix)), 0);
+    if (op.adds_first) left = at::masked_fill(left, at::isinf(arguments[0].toTensor()), 0);
+  }
+  return (op.is_sum || op.is_product) && (kinds_of(left) & ~1) != 0;
+}
+
+// Whether a result holds more than it was given: what is not finite where nothing is in the arguments, at the same place. Where a value
+// reaches many places, that is known of infinities in sums and products only. Of what was written over, only how much it was.
+bool makes_more(
+    const Operator& op, const Given& given, const std::vector<c10::IValue>& arguments, const std::vector<at::Tensor>& results) {
+  if (!std::ranges::all_of(given.still, is_readable)) return false;
+  if (given.is_spread) return results.size() == 1 && is_readable(results[0]) && makes_infinities(op, arguments, results[0]);
   const auto fits = [&](const at::Tensor& left) {
     return std::ranges::all_of(given.still, [&](const at::Tensor& t) { return at::is_expandable_to(t.sizes(), left.sizes()); });
   };
@@ -137,14 +163,15 @@ bool has_overflowed(
   for (size_t i = 0; i < results.size(); i++)
     if (const int found = kinds_of(results[i])) kinds |= found & ~kinds_meant(op, arguments, i);
   if (!kinds) return false;
-  const bool is_passed_on = (wanted & 4) != 0;
+  const bool is_passed_on = (wanted & 4) != 0, makes_nan = (kinds & 1) != 0;
   const Given given = given_to(op, arguments, before);
   if (given.over && op.moves_data) return false;
-  // Inf becomes NaN, and 1/-0 -Inf: what was not finite is passed on. A mask's -Inf, and a number, have made no NaN before.
+  // Inf becomes -Inf or NaN: what was not finite is passed on. Infinities may be meant, in a mask or as a distance, and those of a mask
+  // and a number have made no NaN before.
   if (given.kinds & number_nan) return false;
-  if (given.kinds == number_inf) return (kinds & 1) != 0;
-  if (!given.kinds || (!(given.kinds & number_inf) && makes_more(op, given, results))) return given.is_known || is_passed_on;
-  return (given.kinds & ~number_inf) == 4 ? (kinds & 3) != 0 : is_passed_on;
+  if (given.kinds == number_inf) return makes_nan;
+  if (!given.kinds || (!(given.kinds & number_inf) && makes_more(op, given, arguments, results))) return given.is_known || is_passed_on;
+  return (given.kinds & ~number_inf) == 4 ? makes_nan : is_passed_on && (makes_nan || given.has_weight);
 }
 
 }  // namespace msctx::glue

@@ -30,10 +30,12 @@ constexpr c10::DeviceType types_of_devices[precision_devices] = {at::kCPU, at::k
 std::atomic<int64_t> asked_scaler{-1};  // when whether anybody scales losses was asked last, by times_warned_again
 std::atomic<bool> lowered{false};     // something that will have gradients was computed in float16
 
-// An optimizer steps: what records no graph is not the model's own arithmetic, and not cast. A closure may compute the model.
-thread_local bool steps = false;
+// What is not the model's own arithmetic, and therefore not cast: nothing; what records no graph (an optimizer steps, whose closure may
+// compute the model); or all (parameters are made).
+enum class Paused { nothing, ungraphed, all };
+thread_local Paused paused = Paused::nothing;
 
-bool is_paused() { return steps && !c10::GradMode::is_enabled(); }
+bool is_paused() { return paused == Paused::all || (paused == Paused::ungraphed && !c10::GradMode::is_enabled()); }
 
 // An operator of a device is computed as a whole: its parts are not governed. The exclusion of the key says that to the dispatcher. The levels
 // of torch.func each begin with the keys that the call had before: so it is also noted under what it is computed.
@@ -403,4 +405,4 @@ MSCTX_API const char* msctx_precision_install(int device, const char* const* nam
 }
 
 // Pauses the policies of this thread: a number of Paused.
-MSCTX_API void msctx_precision_pause(int on) { steps = on != 0; }
+MSCTX_API void msctx_precision_pause(int what) { paused = Paused(what); }

@@ -26,6 +26,8 @@ Seen described(const at::Tensor& t, const std::string& argument) {
 void keep(Seen& found, const at::Tensor& t, const Reading& reading, const std::string& file, std::string& problem) try {
   write_npy(t, *reading.folder + "/" + file, reading.keeps_bits);
   found.file = file;
+} catch (const c10::Error&) {
+  found.unread = unconvertible;
 } catch (const std::exception& error) {
   problem = error.what();
 }

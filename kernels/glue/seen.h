@@ -22,7 +22,7 @@ struct Reading {
 };
 
 // Why statistics are not read: torch converts the dtype to no other.
-inline constexpr const char* unconvertible = "unconvertible";
+inline constexpr const char* unconvertible = "PyTorch converts this dtype to no other";
 
 // `what`: input or output. `before`: of the arguments that are written to, in order, where it is too late to read them (see known_of).
 // `problem`: why a file could not be written.

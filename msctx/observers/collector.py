@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import sys
 from collections.abc import Callable, Mapping
 from ctypes import py_object
 from pathlib import Path
@@ -179,10 +180,11 @@ def line_here() -> str:
     return place.line if place is not None and place.line else notices.user_frame()[0]
 
 
-def _place(of_module: int) -> int:
-    """Called by the library in the thread of an operator: the text of the line that calls it, or of its module in compiled code."""
-    if not of_module:
-        return _text(line_here())
+def _place(what: int) -> int:
+    """Called by the library in the thread of an operator: the text of the line that calls it (0), or of its module in compiled code
+    (1), or the identity of the frame that does (2)."""
+    if what != 1:
+        return id(sys._getframe().f_back) if what else _text(line_here())
     root, place = modules.root(), compiled_places.here()
     return _text(".".join(filter(None, (root, place.module)))) if root is not None and place is not None and place.module else 0
 

@@ -17,7 +17,7 @@ from msctx.errors import did_you_mean
 from msctx.memory import watched
 from msctx.native import models
 from msctx.observers import collector, files, modules, scope_names, steps
-from msctx.observers.collector import BITS, Reader, Row, known_operators
+from msctx.observers.collector import BITS, Reader, Row, dtype_of, known_operators
 from msctx.observers.dump_layouts import MindSpore, MsProbe
 from msctx.options.grammars import expression_in
 from msctx.options.observation import Dump
@@ -155,7 +155,16 @@ class DumpReader(Reader):
             row["step"] = self._step
             if row["problem"]:
                 files.guarded(self.settings.option, self._folder, functools.partial(_fail, row["problem"]))
+            for one in (*row["inputs"], *row["outputs"]):
+                if one.get("unread"):
+                    self._tell_unread(row["operator"], one)
         files.guarded(self.settings.option, self._folder, lambda: self._layout.write(rows, self._scratch.path))
+
+    def _tell_unread(self, operator: str, one: Row) -> None:
+        what = (
+            f"{one['argument'] or 'a result'} of {operator}, {dtype_of(one)}[{one['shape']}], is not written ({one['unread']})"
+        )
+        notices.warn(self.settings.option, dtype_of(one) + one["unread"], f"{self.settings.option}: {what}; the dump goes on")
 
     def end_step(self) -> None:
         files.guarded(self.settings.option, self._folder, self._layout.flush)

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from msctx import notices
@@ -78,7 +79,9 @@ def create(path: Path, fill: Callable[[Path], object]) -> None:
     Raises:
         OSError: it cannot be written, or something of this name is there. Nothing is left behind.
     """
-    with _part(path) as part:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent, ignore_cleanup_errors=True) as folder:
+        part = Path(folder, path.name)  # libraries have files of their own on the way
         fill(part)
         if path.exists():
             raise FileExistsError(f"{path} is there already")
@@ -94,17 +97,14 @@ def write(path: Path, data: str | bytes) -> None:
 
 @contextmanager
 def _part(path: Path) -> Iterator[Path]:
-    """An empty file beside *path*, which is gone afterwards unless it was renamed."""
+    """A file beside *path*, which is gone afterwards unless it was renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     try:
-        with part.open("x"):  # reports what is wrong where the library that fills it would not
-            pass
         yield part
     finally:
-        for left in path.parent.glob(f"{part.name}*"):  # libraries have files of their own on the way
-            with suppress(OSError):
-                left.unlink()
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def reserve(wanted: Path) -> Path:

@@ -2,7 +2,8 @@
 
 The time of an operator is counted in the watchdog's own ticks, each of which counts as at most two: while the whole process stands
 still (a machine that was suspended, SIGSTOP, a debugger of another process), the watchdog does so, too. Ticks do not count while a
-debugger of Python's waits for its user or traces a thread.
+debugger of Python's waits for its user or traces a thread, nor while Python runs inside an operator: a hook that packs what autograd
+keeps, or a mode.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ class WatchdogReader(Reader):
             found = {(row["thread"], row["began"]): row for row in core.load().c.msctx_running()}
             if found and _is_debugged():
                 passed = 0.0
-            running = {key: running.get(key, -passed) + passed for key in found}
+            frames = sys._current_frames()
+            is_own = {key: row["caller"] in (0, id(frames.get(row["ident"]))) for key, row in found.items()}
+            del frames
+            running = {key: running.get(key, -passed) + passed if is_own[key] else running.get(key, 0.0) for key in found}
             for key, seconds in running.items():
                 if seconds > self.settings.seconds and not stop.is_set():
                     self._end(found[key])

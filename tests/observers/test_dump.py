@@ -212,6 +212,22 @@ def test_other_dtypes(tmp_path: Path) -> None:
         assert np.array_equal(found, (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy())
 
 
+@pytest.mark.parametrize("data", ["tensor", "stats"])
+@pytest.mark.parametrize("layout", ["mindspore", "msprobe"])
+def test_a_tensor_that_cannot_be_written_is_named_and_the_dump_goes_on(layout: str, data: str, tmp_path: Path) -> None:
+    x = torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    options = {"enable_dump": True, "dump_path": str(tmp_path), "dump_data": data}
+
+    def run() -> None:
+        with msctx.context(dump_format=layout, session=options):
+            x.clone()
+            torch.ones(3).exp()
+
+    with pytest.warns(MsctxWarning, match="a result of aten::clone, float4_e2m1fn_x2.4., is not written .PyTorch converts"):
+        run()
+    assert any("exp" in (path.name if data == "tensor" else path.read_text()) for path in tmp_path.rglob("*") if path.is_file())
+
+
 def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.warns(MsctxWarning, match=r"session.enable_dump: .*file \(Not a directory\).*the program goes on") as found:

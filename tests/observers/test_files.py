@@ -20,3 +20,17 @@ def test_a_name_is_found_in_few_steps_among_many_of_the_same_second(tmp_path: Pa
     looks.clear()
     files.reserve(tmp_path / "p")
     assert len(looks) < 25
+
+
+def test_a_file_is_written_without_a_look_at_the_others_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dump has thousands in one."""
+
+    def fail(*args: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(os, "scandir", fail)
+    monkeypatch.setattr(os, "listdir", fail)
+    files.write(tmp_path / "one", "1")
+    files.append_csv(tmp_path / "two", ["a"], [["b"]])
+    monkeypatch.undo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]

@@ -73,7 +73,7 @@ def test_compiled_code_is_kept_from_entry_to_entry(is_called_outside: bool) -> N
         if is_called_outside:
             compiled(X)
         graphs.add(counters["stats"]["unique_graphs"])
-    assert graphs == {1 + is_called_outside}
+    assert graphs == {1}
     torch._dynamo.reset()
 
 
@@ -175,7 +175,7 @@ def test_copies_have_no_names() -> None:
 
 
 def test_a_module_that_raises_is_left() -> None:
-    """By Ctrl-C, after which torch calls no hook, when the next module is called."""
+    """Also by Ctrl-C, after which torch calls no hook."""
 
     class Raises(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -186,7 +186,6 @@ def test_a_module_that_raises_is_left() -> None:
         reader = listening()
         with pytest.raises(KeyboardInterrupt):
             model(X)
-        nn.Identity()(X)
         X.neg()
         assert ended(reader) == [("neg", "")]
 

@@ -63,7 +63,18 @@ def nested(value: float) -> torch.Tensor:
     return torch.nested.nested_tensor([torch.full((2,), value), torch.full((3,), value)])
 
 
+MIXED = torch.stack([torch.full((4,), INF), torch.full((4,), 3e38)])
+"""A row of infinities that are meant, and one that a sum makes infinite."""
+
 PRODUCED: dict[str, tuple[str, Run]] = {
+    "a sum of another row": ("aten::sum", lambda: MIXED.sum(-1)),
+    "a running sum of another row": ("aten::cumsum", lambda: MIXED.cumsum(-1)),
+    "a product of another row": ("aten::mm", lambda: MIXED @ torch.ones(4, 3)),
+    "a product of another column": ("aten::mm", lambda: torch.ones(3, 4) @ -MIXED.T),
+    "a product with a vector": ("aten::mv", lambda: MIXED @ torch.ones(4)),
+    "a product of another row of a batch": ("aten::bmm", lambda: torch.bmm(MIXED[None], torch.ones(1, 4, 3))),
+    "a product of another row with a sum": ("aten::addmm", lambda: torch.addmm(torch.ones(3), MIXED, torch.ones(4, 3))),
+    "a cast at another place": ("aten::_to_copy", lambda: MIXED.half()),
     "log": ("aten::log", lambda: (-torch.ones(3)).log().sum()),
     "division": ("aten::div", lambda: (torch.ones(3) / torch.zeros(3)).mean()),
     "in place": ("aten::div_", lambda: torch.ones(3).div_(torch.zeros(3)) + 1),
@@ -124,7 +135,42 @@ def test_the_producer_is_named(name: str, tmp_path: Path) -> None:
     )
 
 
+def shortest_paths() -> torch.Tensor:
+    weights = torch.full((4, 4), INF).fill_diagonal_(0)
+    weights[0, 1], weights[1, 2] = 1, 2
+    distances = torch.tensor([0, INF, INF, INF])
+    for _ in range(3):
+        distances = torch.minimum(distances, (distances[:, None] + weights).amin(0))
+    return distances
+
+
+def viterbi() -> torch.Tensor:
+    scores, steps = torch.tensor([0, -INF, -INF]), torch.zeros(3, 3).masked_fill_(torch.ones(3, 3).triu(1).bool(), -INF)
+    for _ in range(3):
+        scores = (scores[:, None] + steps).max(0).values
+    return -scores
+
+
+UPPER = torch.ones(4, 4).triu(1).bool()
 HARMLESS: dict[str, Run] = {
+    "shortest paths": shortest_paths,
+    "the best path": viterbi,
+    "an infinity that is added": lambda: torch.full((3,), INF) + 1,
+    "an infinity that is written": lambda: torch.ones(4, 4).masked_fill(UPPER, INF) * 2,
+    "an infinity in place": lambda: torch.full((3,), INF).add_(1),
+    "an infinite diagonal": lambda: -torch.ones(4, 4).fill_diagonal_(INF),
+    "an infinity that is cast": lambda: torch.ones(3).copy_(torch.full((3,), INF).half().double()),
+    "an infinity that is given": lambda: torch.from_numpy(np.full(3, INF)).topk(2).values.sort(),
+    "an infinity with a gradient": lambda: (
+        (torch.ones(4, 4, requires_grad=True).masked_fill(UPPER, INF) * 2).amin(-1).sum().backward()
+    ),
+    "sums and products of infinities": lambda: [torch.full((3,), INF).sum(), torch.full((2, 3), INF) @ torch.ones(3, 2)],
+    "likelihoods of what is masked": lambda: -torch.ones(4, 4).masked_fill(UPPER, -INF).log_softmax(-1),
+    "a loss of what is masked": lambda: nn.functional.cross_entropy(
+        torch.ones(4, 4).masked_fill(UPPER, -INF), torch.full((4,), 3)
+    ),
+    "a mask with another sign": lambda: [-scores(), scores() * -1, scores().abs_(), scores().square()],
+    "masks of a list": lambda: torch._foreach_neg([scores()]),
     "a mask": lambda: torch.ones(4, 4).masked_fill(torch.ones(4, 4).triu(1).bool(), -INF).softmax(-1),
     "a mask that is added": lambda: (torch.ones(4, 4) + torch.full((4, 4), -INF).triu(1)).softmax(-1),
     "a mask that is added to a product": lambda: product_with(mask(), 1.0).softmax(-1),
@@ -167,6 +213,18 @@ HARMLESS: dict[str, Run] = {
     ),
     "where": lambda: torch.where(torch.ones(3).bool(), torch.ones(3), -INF),
 }
+
+
+DOWNSTREAM: dict[str, Callable[[torch.Tensor], object]] = {
+    "neg": torch.neg, "abs": torch.abs, "mul": lambda x: x * -1, "pow": lambda x: x.pow(2),
+    "nll_loss": lambda x: nn.functional.nll_loss(x[None], torch.tensor([0])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DOWNSTREAM)
+def test_what_follows_an_overflow_is_no_other_one(name: str, tmp_path: Path) -> None:
+    (found,) = overflows(lambda: DOWNSTREAM[name](torch.zeros(4).log()), tmp_path)
+    assert "aten::log" in found
 
 
 @pytest.mark.parametrize("name", HARMLESS)

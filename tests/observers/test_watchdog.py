@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,15 +39,50 @@ def test_it_ends_the_process_with_the_stacks(run_forked: Any) -> None:
     assert "most recent call first" in done.stderr
 
 
+PYTHON_INSIDE = """
+    from torch.utils._python_dispatch import TorchDispatchMode
+    class Slow(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            time.sleep(SECONDS)
+            return function(*args, **(kwargs or {}))
+    def pack(x):
+        time.sleep(SECONDS)
+        return x
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x)
+"""
+
+
+@pytest.mark.parametrize("inside", ["Slow()", "hooks"])
+def test_an_operator_that_python_calls_inside_another_is_watched(inside: str, run_forked: Any, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")  # that nobody writes to
+    done = run_forked(
+        SLEEPS
+        + PYTHON_INSIDE
+        + f"""
+    SECONDS = 0
+    with msctx.context(op_timeout=1), {inside}:
+        torch.from_file({str(tmp_path / "fifo")!r}, shared=False, size=1)
+    """
+    )
+    assert done.returncode == watchdog.EXIT_CODE, done.stderr
+    assert "op_timeout: aten::from_file has run for more than 1 s in thread" in done.stderr
+
+
 @pytest.mark.full
 def test_many_operators_and_what_is_no_operator_take_their_time(run_forked: Any) -> None:
     done = run_forked(
         SLEEPS
+        + PYTHON_INSIDE
         + """
+    SECONDS = 2.5
     with msctx.context(op_timeout=1):
         for _ in range(4):
             sleep(torch.ones(1), 0.5)
         time.sleep(2)
+        with hooks:  # what Python does inside an operator is not the operator's
+            torch.ones(3, requires_grad=True).exp()
+        with Slow():
+            torch.ones(3)
         with msctx.context(op_timeout=0):
             sleep(torch.ones(1), 2.5)
     sleep(torch.ones(1), 2.5)
