@@ -51,7 +51,7 @@ def within(outer: Settings, own: tuple[Layer, ...]) -> Settings:
         return outer
     key = (id(outer), *(layer.key for layer in own))
     if (found := _within.get(key)) is None:
-        found = _within[key] = (outer, Settings(outer.layers + own))
+        found = _within[key] = (outer, Settings(own, outer))
         while len(_within) > KEPT:
             with suppress(KeyError, RuntimeError):  # another thread
                 del _within[next(iter(_within))]
@@ -105,10 +105,7 @@ def explain(
     if device is None:
         bring()
         free = devices.free_memory() if any(name in SHOW_FREE for name in settings) else 0
-        plan = plan_of(settings, replace(devices.facts(settings), free_memory=free))
-        from msctx.context import ledger
-
-        return plan.without(ledger.too_late(plan.written))
+        return plan_of(settings, replace(devices.facts(settings), free_memory=free))
     if device not in DEVICES:
         raise OptionError([Diagnostic("device", f"{device!r} is not a device", "explain", ", ".join(DEVICES))])
     return plan_of(settings, Facts.only(device))

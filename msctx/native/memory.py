@@ -27,10 +27,9 @@ _NO_LIMIT = 1 << 62
 
 
 class Cap(NamedTuple):
-    """A cap that is open: what was asked, by whom, and its number in the library."""
+    """A cap that is open: the bytes and who set it, and its number in the library."""
 
-    asked: int
-    origin: str
+    wanted: list[Any]
     number: int
 
 
@@ -62,24 +61,25 @@ def write_pool(value: int | None) -> None:
 
 def read_caps() -> list[list[Any]]:
     """The caps in force, the outermost first: bytes, and who set it."""
-    return [[cap.asked, cap.origin] for cap in _caps]
+    return [cap.wanted for cap in _caps]
 
 
 def write_caps(value: Sequence[Sequence[Any]]) -> None:
     """Open and close caps until these are in force; those that stay go on counting."""
     with _lock:
-        for place, (cap, (asked, origin)) in enumerate(zip(_caps, value, strict=False)):
-            if (cap.asked, cap.origin) != (asked, origin):  # the base has been changed
-                _library().msctx_cap_set(cap.number, *_limit(asked, origin, _counts(cap.number)["current_bytes"]))
-                _caps[place] = Cap(asked, origin, cap.number)
+        for place, (cap, wanted) in enumerate(zip(_caps, value, strict=False)):
+            if cap.wanted != wanted:  # the base has been changed
+                _library().msctx_cap_set(cap.number, *_limit(wanted, _counts(cap.number)["current_bytes"]))
+                _caps[place] = Cap([*wanted], cap.number)
         while len(_caps) > len(value):
             _library().msctx_cap_close(_caps.pop().number)
-        for asked, origin in value[len(_caps) :]:
-            _caps.append(Cap(asked, origin, int(_library().msctx_cap_set(0, *_limit(asked, origin)))))
+        for wanted in value[len(_caps) :]:
+            _caps.append(Cap([*wanted], int(_library().msctx_cap_set(0, *_limit(wanted)))))
 
 
-def _limit(asked: int, origin: str, counted: int = 0) -> tuple[int, str]:
+def _limit(wanted: Sequence[Any], counted: int = 0) -> tuple[int, str]:
     """The limit of a cap, no more than is free (with idle blocks and what the cap has *counted* already), and its text."""
+    asked, origin = wanted
     most = limits.free_bytes() + _counts(0)["idle_bytes"] + counted
     return min(asked, most), origin if asked <= most else f"{origin}, lowered to what was free"
 
@@ -96,7 +96,7 @@ def statistics() -> dict[str, Any]:
     if core.loaded() is None:
         return dict.fromkeys(COUNTS[1:], 0) | {"caps": []}
     with _lock:
-        caps = [{"asked_bytes": cap.asked, "origin": cap.origin, **_counts(cap.number)} for cap in _caps]
+        caps = [{"asked_bytes": cap.wanted[0], "origin": cap.wanted[1], **_counts(cap.number)} for cap in _caps]
     of_all = _counts(0)
     for one in caps:
         del one["idle_bytes"]

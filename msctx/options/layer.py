@@ -93,15 +93,18 @@ class Settings:
     option yields to another that overrides it (:mod:`msctx.options.rules`). Groups therefore merge key by key.
     """
 
-    def __init__(self, layers: Sequence[Layer] = ()) -> None:
-        self.layers = tuple(layer for layer in layers if layer.settings)
+    def __init__(self, layers: Sequence[Layer] = (), below: Settings | None = None) -> None:
+        own = [layer for layer in layers if layer.settings]
+        self._below = below
+        self.layers: tuple[Layer, ...] = (*(below.layers if below else ()), *own)
         self.plans: dict[Any, Any] = {}
         """Facts about a machine → what these come to there: kept with them, since a plan is pure."""
         self._on: dict[str, _OnDevice] = {}
-        self._highest: dict[str, Setting | None] = {}  # None: only lost ones
-        self.devices = frozenset(s.device for layer in self.layers for s in layer.settings.values() if s.device)
+        self._highest: dict[str, Setting | None] = {**below._highest} if below else {}  # None: only lost ones
+        self.devices = frozenset(s.device for layer in own for s in layer.settings.values() if s.device)
         """Those that some setting names by its group."""
-        for layer in self.layers:
+        self.devices |= below.devices if below else frozenset()
+        for layer in own:
             for lost, _ in layer.lost:
                 self._highest.setdefault(lost.option.name, None)
             self._highest.update(_highest(layer))
@@ -131,7 +134,8 @@ class Settings:
 
     def _at(self, device: str) -> _OnDevice:
         if device not in self._on:
-            self._on[device] = _OnDevice(self.layers, device)
+            below = self._below._on.get(device) if self._below is not None else None
+            self._on[device] = _OnDevice(self.layers, device, below)
         return self._on[device]
 
     def __iter__(self) -> Iterator[str]:
@@ -165,13 +169,21 @@ class Overridden(NamedTuple):
 class _OnDevice:
     """What layers come to on one device."""
 
-    def __init__(self, layers: Sequence[Layer], device: str) -> None:
+    def __init__(self, layers: Sequence[Layer], device: str, below: _OnDevice | None = None) -> None:
+        self.count = len(layers)
         self.laid: dict[str, list[Setting]] = {}  # before options yield by a rule that always holds
         self.rivals: list[Setting] = []  # what of that may take another's place, the innermost first
         self.yielded: list[Overridden] = []
         self.level: dict[str, int] = {}  # name → the layer of the setting in force, from the outermost
-        for level in reversed(range(len(layers))):
+        rest = below.count if below and below.takes(layers[below.count :]) else 0
+        for level in reversed(range(rest, len(layers))):
             self._lay(layers[level], level, device)
+        if below and rest:
+            for name, found in below.laid.items():
+                self.laid.setdefault(name, []).extend(found)
+            self.rivals += below.rivals
+            self.yielded += below.yielded
+            self.level = {**below.level, **self.level}
         beaten = _beaten([found[0] for found in self.laid.values()], device)
         gone = {setting.option.name for setting, _ in beaten}
         self.found = {name: found for name, found in self.laid.items() if name not in gone}
@@ -179,6 +191,13 @@ class _OnDevice:
             *self.yielded,
             *(Overridden(s, by, self.level[by.option.name] > self.level[s.option.name]) for s, by in beaten),
         ]
+
+    def takes(self, more: Sequence[Layer]) -> bool:
+        """Whether these stay as they are under more layers: no option in them takes another's place, or names a file anew."""
+        files = {file for name in self.laid for file in _files(name)}
+        return not any(
+            s.option.name in rules.YIELDING or s.option.name in files for layer in more for s in layer.settings.values()
+        )
 
     def _lay(self, layer: Layer, level: int, device: str) -> None:
         """Lay a layer under those laid already."""
