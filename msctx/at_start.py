@@ -29,10 +29,13 @@ def torch_first() -> None:
 
 def _enter() -> None:
     from msctx.context.base import BASE
-    from msctx.errors import MsctxError
+    from msctx.errors import Diagnostic, MsctxError, OptionError
     from msctx.options import carried
 
     try:
+        if not hasattr(torch := sys.modules["torch"], "_C"):
+            text = f"is {torch.__file__}, which is not PyTorch"
+            raise OptionError([Diagnostic("torch", text, "import", suggestion="rename it, or start the program elsewhere")])
         BASE.start()
         carried.note(os.environ, str(os.getpid()))
     except MsctxError as error:  # a traceback would show torch's import, and a program may catch an ImportError

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import takewhile
 from typing import Annotated
 
 import typer
 
 from msctx.cli import completion
-from msctx.errors import Diagnostic, OptionError
+from msctx.errors import Diagnostic, MsctxError, OptionError
 
 SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 """For typer: what begins with a dash is the command's own."""
@@ -23,13 +24,14 @@ def execute(
             autocompletion=completion.settings,
         ),
     ],
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="First show what each option does here.")] = False,
 ) -> None:
     """Run any command; its Python processes compute under options from their first import of torch on.
 
     That holds for what the command starts, too: torchrun, accelerate, spawned workers, `python -m`. It ends with the command's exit
     code. Python processes that run with -S, or in an environment without msctx, are not reached.
     """
-    from msctx.run.config import is_file, read
+    from msctx.run.config import is_file, prepare_environment, read
 
     own = [*takewhile(lambda word: "=" in word or word.endswith((".yaml", ".yml")), words)]
     command = words[len(own) :][words[len(own) : len(own) + 1] == ["--"] :]
@@ -42,14 +44,17 @@ def execute(
     if len(files) > 1:
         raise OptionError([Diagnostic("exec", f"{files[1]}: there can be one file", "command line")])
     experiment = read(files[0] if files else None, [word for word in own if word not in files])
-    from msctx.run.runner import prepare_environment  # from here on torch is imported
-
-    prepare_environment(experiment)
-    from msctx.context import explain
-    from msctx.context.base import refuse
+    plan = prepare_environment(experiment)
+    from msctx.context.base import explain, refuse
     from msctx.options.layers import flatten
     from msctx.run.execution import execute
 
-    plan = explain(experiment.settings)
-    refuse(plan)
+    try:
+        refuse(plan)
+    except MsctxError:  # PyTorch, whose import would double the start, knows whether that is true
+        refuse(plan := explain(experiment.settings))
+    if verbose:
+        from msctx.cli import render
+
+        render.show(render.console(sys.stderr), render.plan_page(plan))
     raise typer.Exit(execute(command, flatten(experiment.levels), strict=plan.strict))

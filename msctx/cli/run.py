@@ -91,7 +91,7 @@ def run(
     _refuse({"--engine": engine, "--resume": resume}, "needs --sweep")
     if not nproc:
         _refuse(of_nodes, "needs --nproc")
-    from msctx.run.runner import prepare_environment  # from here on torch is imported
+    from msctx.run.config import prepare_environment
 
     prepare_environment(experiment)
     from msctx.context import explain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import wraps
 from html import escape
@@ -13,7 +14,7 @@ from msctx.context import agreement
 from msctx.context.base import BASE, MISSED, explain, make_ready, plan_here, refuse, warn_failing, warn_late, within
 from msctx.context.children import WorkerInit
 from msctx.context.idle import unrun, unwatched
-from msctx.context.scopes import Scope, in_force, settings_in_force, stack
+from msctx.context.scopes import Scope, end_stranded, in_force, settings_in_force, stack
 from msctx.dynamo import call_outside, untraced
 from msctx.effects import NEED_CORE
 from msctx.errors import MsctxWarning, RestoreError, ScopeError, StrictError
@@ -137,6 +138,8 @@ class Context:
 
     @untraced
     def __exit__(self, kind: Any = None, error: Any = None, trace: Any = None) -> None:
+        if sys.is_finalizing():  # a generator that nobody has closed: nothing computes any more
+            return
         begun: list[Scope | None] = []
         try:
             call_outside(_exit, self, error, begun)
@@ -301,6 +304,8 @@ def _enter(context: Context, entered: list[Scope]) -> None:
     if stack.scopes and stack.scopes[-1].leaving:
         with uninterrupted():
             close_late(stack.scopes)
+    if len(BASE.opened) > len(stack.scopes):
+        end_stranded()
     notices.look()
     if not context._was_entered:
         notices.begin_context(context._asking)

@@ -6,6 +6,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+from msctx import notices
 from msctx.context.base import BASE
 from msctx.options import Layer, Settings
 from msctx.plan import Plan
@@ -78,6 +79,12 @@ def settings_in_force() -> Settings:
 def end_stranded() -> None:
     """Those of threads that have ended inside them: nobody will leave them. What they hold is put back by ledger.settle."""
     with BASE.lock:
-        for scope in [scope for scope in [*BASE.opened] if not scope.who.is_alive()]:
+        stranded = [scope for scope in [*BASE.opened] if not scope.who.is_alive()]
+        for scope in stranded:
             scope.end()
             scope.context._watched.close()
+    for scope in stranded:
+        text = (
+            f"the {scope.context.origin} was never left: the thread {scope.who.name} has ended inside it. Its options stay in "
+        )
+        notices.warn("with-block", text, f"{text}force until another context sets them, or reset_context() puts them back")

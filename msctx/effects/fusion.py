@@ -7,19 +7,14 @@ from typing import Any
 
 from msctx.effects import graph_engine
 from msctx.effects.algorithms import POLICY, asked_of, conv_policy, only_records
-from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, as_it_is, effect, honoured, inert, refused
+from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, refused
 from msctx.effects.graph_engine import GRAPHS, ONCE
 from msctx.options.conv_policy import RECORDED, ConvPolicy
 from msctx.options.conv_rules import DIRECTIONS, PRODUCT
 from msctx.options.fusion_passes import TWINS, WITHOUT_A_TWIN, known
-from msctx.options.graph_kernel_flags import BY_NAME, DUMP, DUMPS, FLAGS, GROUP
+from msctx.options.graph_kernel_flags import BY_NAME, FLAGS, GROUP
 
 BY_CANN = "CANN's graph engine fuses by rules of its own, and has none of these flags"
-EXTRAS = (DUMP, "enable_debug_mode", "online_tuning")
-"""Flags that add something to fusion: off, they ask an engine that knows no flags for nothing."""
-AS_TEXT = (
-    f"torchair writes each graph, as the engine gets it, into the folder {DUMPS}: the engine's passes and kernels are its own"
-)
 FROZEN_BY_CANN = "CANN takes the weights for constants (frozen_parameter): their memory must stay where it is"
 LEVEL = "graph_kernel_flags.opt_level"
 AGGRESSIVE = "kernels that share no data are combined, too, which may be slower"
@@ -59,7 +54,7 @@ def asked(want: Want) -> dict[str, Any]:
         "flags": tuple(flags),
         "fusion_switches": tuple(_switches(want)),
         "scope_passes": tuple(scope.value.split(",")) if scope else (),
-        "weights": want.device == "cpu" and _has_algorithm(want, *DIRECTIONS),
+        "weights": _has_algorithm(want, *DIRECTIONS),
         "epilogues": _has_algorithm(want, "fprop"),
         "products": _products(want),
         "frozen": want.in_force(FROZEN) is not None and want.other(FROZEN) and not _hides(want, FROZEN),
@@ -132,20 +127,15 @@ def opt_level(want: Want) -> Outcome:
 @effect(*(f"{GROUP}.{flag.name}" for flag in FLAGS if f"{GROUP}.{flag.name}" != LEVEL))
 def flag(want: Want) -> Outcome:
     row = BY_NAME[want.option.name.removeprefix(f"{GROUP}.")]
-    if want.device == "ascend":
-        if row.name in EXTRAS and not want.value:
-            return NOTHING_ASKED
-        if row.name != DUMP:
-            return refused(row.why_not or BY_CANN)
-    elif why := row.holds.get(want.value.lower() if isinstance(want.value, str) else want.value):
-        return as_it_is(why)
     if why := row.why_not or row.refused.get(want.value):
         return refused(why)
+    if want.device == "ascend":
+        return refused(BY_CANN)
     if _is_off(want):
-        return inert(_not_fused(want)) if want.value else as_it_is(_not_fused(want))
+        return inert(_not_fused(want))
     if _hides(want, want.option.name):
         return inert(KEEP_CONVOLUTIONS.format("max_autotune"))
-    return _compiled(want, differs=AS_TEXT if want.device == "ascend" else "")
+    return _compiled(want)
 
 
 @effect("fusion_switch_file")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,6 @@ import torch
 from msctx.graph import breaks, files, scope_passes
 from msctx.observers import compiled_places
 from msctx.options.graph import Compilation
-from msctx.options.graph_kernel_flags import DUMP, DUMPS
 
 
 class Compiled(BaseException):
@@ -85,9 +83,6 @@ def _torchair(wanted: Compilation) -> Callable[..., Any]:
     torchair = import_module("torchair")
     config = torchair.CompilerConfig()
     config.experimental_config.frozen_parameter = wanted.frozen
-    if dict(wanted.flags).get(DUMP):
-        os.makedirs(DUMPS, exist_ok=True)
-        config.debug.graph_dump.type, config.debug.graph_dump.path = "txt", DUMPS
     made: Callable[..., Any] = torchair.get_npu_backend(compiler_config=config)
     if wanted.frozen:
         made = functools.partial(_with_weights_as_inputs, made)

@@ -17,7 +17,6 @@ from torch.compiler import is_compiling
 
 from msctx.errors import GraphError, text_of
 from msctx.graph import breaks, faults, report, shapes
-from msctx.native import module_calls
 from msctx.notices import warn
 from msctx.options.graph import Compilation
 
@@ -88,8 +87,7 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if wanted not in known:  # each class has its own code: Dynamo keeps and counts what it compiled by code
         name = report.name(kind)
         known[wanted] = Forms(types.FunctionType(_forward.__code__.replace(co_name=name), globals(), name), wanted)
-    with module_calls.entered(module):
-        return _run_shaped(known[wanted], wanted, module, args, kwargs)
+    return _run_shaped(known[wanted], wanted, module, args, kwargs)
 
 
 def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

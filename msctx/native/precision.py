@@ -6,6 +6,7 @@ backward pass and guards compiled code by it; on disk, compiled code is distingu
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -267,10 +268,18 @@ def switch(number: int) -> int:
     return before
 
 
-def pause(on: bool) -> None:
-    """Pause the policies of this thread while an optimizer steps, but for what records a graph; or go on."""
-    library().msctx_precision_pause(on)
-    if not on:  # it has changed the weights
+class Paused(enum.IntEnum):
+    """What is not cast in this thread."""
+
+    NOTHING = 0
+    UNGRAPHED = 1
+    ALL = 2
+
+
+def pause(paused: Paused) -> None:
+    """Pause the policies of this thread while an optimizer steps or parameters are made; ``NOTHING``: go on."""
+    library().msctx_precision_pause(paused)
+    if not paused:  # it has changed the weights
         for policy in here.policies.values():
             policy.thaw()
 

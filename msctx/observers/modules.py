@@ -6,8 +6,7 @@ import itertools
 import threading
 import weakref
 from collections import defaultdict
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msctx import locks
 from msctx.memory import watched
@@ -76,12 +75,20 @@ def module_at(place: int) -> nn.Module | None:
     return None if found is None else found()
 
 
-def _enter(module: nn.Module, leaves: list[module_calls.Leave]) -> None:
+def _call(call: module_calls.Call, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """In compiled code there is none: see compiled_places.py."""
     if (place := _known_as(module)) is None:
-        return
+        return call(module, *args, **kwargs)
+    depth = len(_entered.entries)
+    try:
+        _enter(place)
+        return call(module, *args, **kwargs)
+    finally:
+        _leave(depth)
+
+
+def _enter(place: _Place) -> None:
     library = core.load().c
-    leaves.append(partial(_leave, len(_entered.entries)))
     _entered.entries.append(_Entry(place, next(_numbers), library.msctx_module_here()))
     library.msctx_enter_module(place.module)
 
@@ -114,7 +121,8 @@ def turn(*, on: bool) -> None:
         if on == _on:
             return
         _on = on
-        module_calls.put(_enter, 1) if on else module_calls.take(_enter)
+        module_calls.keep_from_dynamo(_known_as, _enter, _leave, around=_call)
+        module_calls.put(_call, 1) if on else module_calls.take(_call)
     if not on:
         _entered.entries.clear()
         core.load().c.msctx_enter_module(None)

@@ -10,12 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msctx import devices
+from msctx.effects import Facts
 from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, nearest, searching
 from msctx.options import Layer, Settings, all_at, find, make_layer
 from msctx.options.kinds import INVALID, BadValue, IntKind, Kind, TextKind
 from msctx.options.layers import environment_layers, flatten, preset_layer
 from msctx.options.registry import from_text
 from msctx.options.yamlfile import AmbiguousNumber, Document, load, parse
+from msctx.plan import Plan, make
 from msctx.shipped import CONFIGS
 
 
@@ -74,6 +77,15 @@ class Experiment:
     def settings(self) -> Settings:
         """All of them as one layer."""
         return Settings([flatten(self.levels)])
+
+
+def prepare_environment(experiment: Experiment) -> Plan:
+    """Set what libraries read once, before torch is imported; what the user has set himself stays. Returns the likely plan."""
+    plan = make(experiment.settings, Facts(devices=devices.likely()))
+    for switch, value in plan.assignments.items():
+        if switch.startswith("env.") and value is not None:
+            os.environ.setdefault(switch.removeprefix("env."), value)
+    return plan
 
 
 def find_file(name: str) -> Path:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,23 @@ def execute(command: Sequence[str], layer: Layer, *, strict: bool = False) -> in
         except OSError as error:
             raise FileError([Diagnostic("", f"cannot be started: {error.strerror}", command[0])]) from None
         code = _wait(process)
-        if not seen.stat().st_size:
+        if seen.stat().st_size:
+            carried.note(os.environ, str(os.getpid()))  # for a `msctx exec` around this one
+        elif not _is_left(folder):
             text = _UNSEEN.format(" ".join(command))
             if strict:
                 raise StrictError(f"strict=True, and {text}")
             warn("exec", command[0], text)
     return code if code >= 0 else 128 - code
+
+
+def _is_left(folder: str) -> bool:
+    """Whether the command has left a process that still runs, such as a daemon: it may enter the options later."""
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # another user's, or it has just ended
+            if folder.encode() in environment.read_bytes():
+                return True
+    return False
 
 
 _UNSEEN = (

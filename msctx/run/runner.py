@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import sys
 import time
@@ -12,19 +11,17 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from msctx import devices
 from msctx.context import current
 from msctx.context.base import BASE
 from msctx.context.idle import unrun, unwatched
 from msctx.context.scopes import Ran
-from msctx.effects import Facts
 from msctx.errors import Diagnostic, EntryFailed, FileError, RecordError
 from msctx.graph.faults import explained
 from msctx.inspection import diff, environment, state
 from msctx.memory import watched as models
 from msctx.native import choices, precisions, tuning, tuning_file
 from msctx.notices import warn
-from msctx.plan import Plan, make
+from msctx.plan import Plan
 from msctx.run import ranks
 from msctx.run.config import Experiment
 from msctx.run.ending import Terminated, is_terminated, terminable, undisturbed
@@ -80,14 +77,6 @@ def log(**metrics: Any) -> None:
     """:meth:`Run.log` of the run in progress, for scripts; outside a run it does nothing."""
     if (run := active()) is not None:
         run.log(**metrics)
-
-
-def prepare_environment(experiment: Experiment) -> None:
-    """Set what libraries read once, before torch is imported; what the user has set himself stays."""
-    plan = make(experiment.settings, Facts(devices=devices.likely()))
-    for switch, value in plan.assignments.items():
-        if switch.startswith("env.") and value is not None:
-            os.environ.setdefault(switch.removeprefix("env."), value)
 
 
 def run_experiment(

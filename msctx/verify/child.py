@@ -10,7 +10,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from msctx.errors import EntryFailed, MsctxError
-from msctx.run.config import read
+from msctx.run.config import prepare_environment, read
 from msctx.verify.runs import Message, failed
 
 
@@ -30,8 +30,6 @@ def main() -> None:
 def _run(job: Message, send: Callable[[Message], object]) -> Message:
     """The last message."""
     experiment = read(job["file"], job["words"], need_entry=True)
-    from msctx.run.runner import prepare_environment
-
     prepare_environment(experiment)
     from msctx.observers import collector, modules
     from msctx.run import run_experiment

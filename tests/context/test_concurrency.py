@@ -14,7 +14,7 @@ from torch import nn
 import msctx
 from msctx.context import ledger
 from msctx.context.ledger import HELD
-from msctx.errors import ScopeError
+from msctx.errors import MsctxWarning, ScopeError
 from msctx.memory import watched
 
 
@@ -116,13 +116,16 @@ def test_each_thread_has_its_own_default_device() -> None:
     assert read() is None
 
 
+NEVER_LEFT = "was never left: the thread .* has ended inside it"
+
+
 def test_a_scope_that_a_dead_thread_left_open_blocks_nobody(exact_state: State) -> None:
     before = exact_state()
     thread = threading.Thread(target=msctx.context(max_call_depth=77).__enter__)
     thread.start()
     thread.join()
     try:
-        with msctx.context(max_call_depth=99):
+        with pytest.warns(MsctxWarning, match=NEVER_LEFT), msctx.context(max_call_depth=99):
             assert msctx.get_context("max_call_depth") == 99
     finally:
         for hold in {id(h): h for holds in HELD.values() for h in holds}.values():
@@ -138,7 +141,8 @@ def test_a_scope_whose_thread_has_ended_ends_when_all_is_taken_back(options: dic
     thread.start()
     thread.join()
     assert watched.models() == [model]
-    msctx.reset_context()
+    with pytest.warns(MsctxWarning, match=NEVER_LEFT):
+        msctx.reset_context()
     assert watched.models() == []
     with ctx:
         model(torch.ones(1, 1, 1, 1))

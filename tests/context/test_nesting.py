@@ -1,8 +1,11 @@
 """with-blocks: entered, left, nested and entered again, each level restored; left in the wrong order or from elsewhere."""
 
 import asyncio
+import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +33,40 @@ def test_a_context_does_nothing_before_it_is_entered(exact_state: State) -> None
     assert exact_state() == before
     with ctx:
         assert exact_state() != before
+
+
+@pytest.mark.parametrize("options", [{"deterministic": "ON"}, {"max_device_memory": "1GB"}])
+def test_what_an_entry_does_does_not_grow_with_its_depth(options: dict[str, str]) -> None:
+    def calls() -> int:
+        count = 0
+
+        def note(frame: FrameType, event: str, _: object) -> None:
+            nonlocal count
+            count += event == "call"
+
+        context = msctx.context(**options)  # type: ignore[arg-type]
+        sys.setprofile(note)
+        try:
+            stack.enter_context(context)
+        finally:
+            sys.setprofile(None)
+        return count
+
+    with ExitStack() as stack:
+        counts = [calls() for _ in range(60)]
+        assert counts[59] < 1.5 * counts[9], counts
+
+
+def test_a_generator_that_is_open_at_the_end_is_no_error(run_forked: Any) -> None:
+    done = run_forked("""
+        import msctx
+        def inside():
+            with msctx.context(deterministic="ON"):
+                yield
+        one = inside()
+        next(one)
+    """)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_coroutine_may_use_a_with_block() -> None:

@@ -122,6 +122,24 @@ def test_a_command_that_does_not_use_the_options(run: Run, folder: Path) -> None
     assert "the options did nothing: no process of `echo done`" in done.stderr
     strict = run(*OPTIONS, "strict=true", "--", sys.executable, "-S", "-c", "print('done')")
     assert (strict.stdout, strict.returncode) == ("done\n", 7)
+    daemon = "import os, time; os.fork() and os._exit(0); time.sleep(3)"  # it may enter them later
+    left = run(*OPTIONS, "strict=true", "--", sys.executable, "-c", daemon)
+    assert (left.stderr, left.returncode) == ("", 0)
+
+
+def test_the_launcher_imports_no_torch_and_shows_the_plan() -> None:
+    words = ["exec", "-v", *OPTIONS, "--", "true"]
+    command = [sys.executable, "-X", "importtime", "-m", "msctx", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "deterministic = ON  from command line" in done.stderr
+    assert not any(line.endswith(" torch") for line in done.stderr.splitlines())
+
+
+def test_a_file_that_is_called_torch_is_named(run: Run, folder: Path) -> None:
+    (folder / "torch.py").write_text("")
+    done = run(*OPTIONS, "--", sys.executable, "-c", "import torch", cwd=folder)
+    assert f"error: import  torch: is {folder / 'torch.py'}, which is not PyTorch; rename it" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 IMPORTS = "try:\n    import torch\nexcept Exception:\n    pass\nprint('on')"

@@ -18,9 +18,9 @@ import yaml
 import msctx
 from msctx.errors import EntryFailed, RecordError
 from msctx.run import runner
-from msctx.run.config import read
+from msctx.run.config import prepare_environment, read
 from msctx.run.memory import MemoryOfRun
-from msctx.run.runner import prepare_environment, run_experiment
+from msctx.run.runner import run_experiment
 
 ROOT = Path(__file__).parents[2]
 DIGITS = str(ROOT / "configs" / "experiments" / "digits.yaml")

@@ -22,7 +22,12 @@ def alter(path):
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("damage", [truncate, alter, Path.unlink])
+def replace_by_symlink(path):
+    path.rename(path.with_name("other"))
+    path.symlink_to("other")
+
+
+@pytest.mark.parametrize("damage", [truncate, alter, Path.unlink, replace_by_symlink])
 def test_a_damaged_build_is_built_again(sources, forked, damage):
     path = made(sources).path
     for damaged in (path, path.with_suffix(".json")):
