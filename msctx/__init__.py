@@ -82,7 +82,7 @@ def precisions() -> Precisions:
 
 
 def graphs() -> Graphs:
-    """What was compiled in this process under options of graph mode, and by functions of :func:`jit`."""
+    """What was compiled in this process while options were in force, and by functions of :func:`jit`."""
     from msctx.graph import report
 
     return report.of_process()

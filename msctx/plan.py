@@ -42,6 +42,8 @@ class Row:
     """That is as whoever set it, or the winner, meant it: no warning."""
     is_error: bool = False
     """It is refused, and a plan with it cannot be entered."""
+    idle: bool = False
+    """Some entries of its file do nothing, as the reason says."""
 
     def __str__(self) -> str:
         return f"{self.spelling}={self.value!r} on {self.device}: {self.status}" + f": {self.reason}" * bool(self.reason)
@@ -117,6 +119,11 @@ class Plan(Table):
         else on the CPU. What the main device merely has no use for is not failing when another device carries it out.
         """
         return tuple(row for row in self.rows if row.status in FAILING and not row.shadowed and self._counts(row))
+
+    @cached_property
+    def incomplete(self) -> tuple[Row, ...]:
+        """The rows of files of which some entries do nothing where it counts."""
+        return tuple(row for row in self.rows if row.idle and self._counts(row))
 
     @cached_property
     def without_fallback(self) -> frozenset[str]:
@@ -279,6 +286,7 @@ def _row(
         winner=winner,
         shadowed=shadowed,
         is_error=is_error,
+        idle=outcome.idle,
     )
 
 

@@ -85,7 +85,7 @@ def _carried_out(plan: Plan) -> Text:
     text = Text(f"{len(plan.carried_out)} of {len(spellings)} options carried out")
     if left := [s for s in spellings if s not in plan.carried_out]:
         text.append(f"; not: {', '.join(left)}", style="yellow")
-    if plan.strict and plan.failing:
+    if plan.strict and (plan.failing or plan.incomplete):
         text.append("\nstrict=True: entering this would be refused", style="red")
     if plan.missing:
         text.append(f"\npreview only: no {plan.target} here", style="red")

@@ -168,11 +168,11 @@ def _truth(model: Model, phase: str) -> Results:
 
 @contextmanager
 def _mode(module: nn.Module, phase: str, modes: list[tuple[nn.Module, bool]]) -> Iterator[None]:
-    """The mode of a phase, without dropout. A model that trains keeps the *modes* of its parts, such as frozen normalisations."""
+    """The mode of a phase, without dropout. Training keeps the *modes* in which the model was given: of frozen parts, or of all."""
     for part, training in modes:
         part.training = training
-    if phase == "inference" or not module.training:
-        module.train(phase == "training")
+    if phase == "inference":
+        module.eval()
     for part in module.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd | nn.MultiheadAttention | nn.RNNBase):
             part.eval()  # random numbers of another dtype are others

@@ -39,9 +39,7 @@ def context(preset: str | PathLike[str] | None = None, /, **options: Any) -> Con
             train(model, ctx.device)
     """
     origin = f"with-block at {user_frame()[0]}"
-    made = Context(layers_of(with_preset(preset, options), origin), origin)
-    made.is_unused = bool(made.layers)
-    return made
+    return Context(layers_of(with_preset(preset, options), origin), origin)
 
 
 _known: dict[Any, tuple[Layer, ...]] = {}

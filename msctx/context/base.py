@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from os import PathLike
@@ -14,6 +14,7 @@ from msctx import devices, locks
 from msctx import plan as planning
 from msctx.effects import NEED_CORE, SHOW_FREE, THEMES, Facts
 from msctx.errors import DeviceError, Diagnostic, OptionError, ScopeError, StrictError
+from msctx.graph import report
 from msctx.notices import put_off, warn, warn_put_off
 from msctx.options import DEVICES, Layer, Settings
 from msctx.options.layers import environment_layers, flatten, layer_of, with_preset
@@ -69,11 +70,10 @@ def bring() -> None:
     locks.imported(*_NEEDED)
 
 
-def plan_here(settings: Settings, shown: Iterable[str] = ()) -> Plan:
-    """What options come to on this machine; where one of those *shown* is a cap, with the memory that is free now."""
+def plan_here(settings: Settings) -> Plan:
+    """What options come to on this machine."""
     bring()
-    free = devices.free_memory() if any(name in SHOW_FREE for name in shown) else 0
-    return plan_of(settings, replace(devices.facts(settings), free_memory=free))
+    return plan_of(settings, devices.facts(settings))
 
 
 def make_ready(settings: Settings) -> None:
@@ -104,7 +104,9 @@ def explain(
     else:
         settings = Settings([layer_of(with_preset(preset, options), "explain")])
     if device is None:
-        return plan_here(settings, settings)
+        bring()
+        free = devices.free_memory() if any(name in SHOW_FREE for name in settings) else 0
+        return plan_of(settings, replace(devices.facts(settings), free_memory=free))
     if device not in DEVICES:
         raise OptionError([Diagnostic("device", f"{device!r} is not a device", "explain", ", ".join(DEVICES))])
     return plan_of(settings, Facts.only(device))
@@ -119,8 +121,8 @@ def refuse(plan: Plan) -> None:
         raise OptionError(
             [Diagnostic(row.spelling, row.reason, row.origin, suggestion=f"set it, or leave {row.option} out") for row in wrong]
         )
-    if plan.strict and plan.failing:
-        raise StrictError.of([str(row) for row in plan.failing])
+    if plan.strict and (wrong := [*plan.failing, *plan.incomplete]):
+        raise StrictError.of([str(row) for row in wrong])
     if plan.unserved:
         raise StrictError.of([str(row) for row in plan.unserved], 'fallback="error"')
 
@@ -128,10 +130,10 @@ def refuse(plan: Plan) -> None:
 def warn_failing(plan: Plan, own: Sequence[Layer] | None, outer: Plan = NOTHING) -> None:
     """One warning for each option that is not carried out; *own*: only for what these layers set, and what was carried out in the
     *outer* plan and is so no longer."""
-    if not plan.failing:
+    if not (failing := [*plan.failing, *plan.incomplete]):
         return
     spellings = None if own is None else {*outer.carried_out, *(s for layer in own for s in layer.settings)}
-    for row in plan.failing:
+    for row in failing:
         if spellings is None or row.spelling in spellings:
             warn(row.spelling, row.status + row.device + row.reason, str(row))
 
@@ -285,6 +287,7 @@ class Base:
             self.levels, self.plan = levels, plan
             self.layers, self.settings = (merged,) if merged.settings else (), settings
             self.version += 1
+            report.listen(self, bool(merged.settings))
         warn_put_off(waiting)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable
 from functools import wraps
 from html import escape
@@ -53,7 +52,7 @@ def _open(context: Context) -> Scope:
     if not context.layers:  # nothing of its own: nothing to write
         agreement.check(outer)
         return Scope(context, layers, settings, outer, None)
-    plan = plan_here(settings, (name for layer in context.layers for name in layer.settings))
+    plan = plan_here(settings)
     refuse(plan)
     agreement.check(plan)
     warn_failing(plan, context.layers, outer)  # before anything is written: warnings may be errors
@@ -115,11 +114,8 @@ class Context:
     A with-block enters it; so does each call of a function that it decorates. It may be entered again and nested.
     """
 
-    is_unused = False
-    """Whether :func:`context` has made it, with options, and nobody has looked at them since."""
-
     def __init__(self, layers: tuple[Layer, ...] = (), origin: str = "with-block", models: Watched | None = None) -> None:
-        self._layers = layers
+        self.layers = layers
         self.origin = origin
         self._watched = Watched() if models is None else models
         self._tally = Tally(s.value for layer in layers for name in RULES if (s := layer.settings.get(name)) is not None)
@@ -128,20 +124,6 @@ class Context:
         self._counters = self._tally, self._computed, self._compiled
         self._was_entered = False
         self._late: dict[str, str] = {}  # switch → why it could not be written when this was last entered
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        """The options of its own; whoever reads them uses the context."""
-        self.is_unused = False
-        return self._layers
-
-    def __del__(self) -> None:
-        if self.is_unused and not sys.is_finalizing():
-            text = (
-                f"the {self.origin} was never entered, so its options did nothing: put it into a with statement, or decorate a "
-            )
-            text += "function with it; msctx.set_context sets options for the process"
-            warnings.warn(text, MsctxWarning, stacklevel=2)
 
     @untraced
     def __enter__(self) -> Context:
@@ -181,7 +163,6 @@ class Context:
         if isclass(function) or not callable(function):
             raise TypeError(f"msctx.context decorates functions, not {function!r}")
         refuse_lazy(function)
-        self.is_unused = False
 
         @wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
@@ -206,11 +187,9 @@ class Context:
         return scope.settings if scope else Settings(BASE.layers + in_force()[0] + self.layers)
 
     def acting(self) -> Settings:
-        """The settings but for those that are refused, and those of the base that do not act in this thread."""
-        settings, plan = self.settings, self.plan
-        left = {row.spelling for row in plan.rows if row.reason == MISSED} | {
-            r.spelling for r in plan.failing if r.status != "inert"
-        }
+        """The settings but for those of the base that do not act in this thread."""
+        settings = self.settings
+        left = {row.spelling for row in self.plan.rows if row.reason == MISSED} if BASE.missed() else ()
         if not left:
             return settings
         kept = ({name: s for name, s in layer.settings.items() if name not in left} for layer in settings.layers)
@@ -261,7 +240,7 @@ class Context:
     def graphs(self) -> Graphs:
         """What was compiled while this context was open: graph breaks and what to change, recompilations and why, times, caches.
 
-        Under options of graph mode, and by functions of :func:`msctx.jit`.
+        By graph mode, by :func:`msctx.jit` and by the program itself (``torch.compile``).
         """
         return self._compiled.graphs()
 

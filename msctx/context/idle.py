@@ -86,7 +86,7 @@ def _is_in_code(word: str) -> bool:
     """Whether code was compiled under an option; a later entry may run what an earlier one has compiled."""
     from msctx.switches import torch_dynamo
 
-    return any(word in content for content in [*torch_dynamo.compiled]) or not torch_dynamo.is_noting()
+    return any(word in content for content in [*torch_dynamo.compiled])
 
 
 def unrun(plan: Plan, layers: Iterable[Layer]) -> list[str]:

@@ -124,6 +124,8 @@ class Outcome:
     reason: str = ""
     expected: bool = False
     """It is inert as whoever set it meant it: no warning."""
+    idle: bool = False
+    """Some entries of its file do nothing: a warning, and an error under strict."""
 
 
 def honoured(assignments: Mapping[str, Any] | None = None, reason: str = "") -> Outcome:
@@ -136,6 +138,15 @@ def approximated(assignments: Mapping[str, Any], differs: str) -> Outcome:
 
 def inert(reason: str) -> Outcome:
     return Outcome("inert", {}, reason)
+
+
+def by_entry(entries: Mapping[Any, str], outcome: Outcome) -> Outcome:
+    """*outcome* of a file; *entries*: each of it → why it does nothing, or ``""``. Where all do nothing, the file is inert."""
+    idle = dict.fromkeys(filter(None, entries.values()))
+    if not idle:
+        return outcome
+    reason = "; ".join(filter(None, [*idle, outcome.reason]))
+    return inert(reason) if all(entries.values()) else replace(outcome, status="approximated", reason=reason, idle=True)
 
 
 def refused(reason: str) -> Outcome:

@@ -7,11 +7,11 @@ from typing import Any
 
 from msctx.effects import graph_engine
 from msctx.effects.algorithms import POLICY, asked_of, conv_policy, only_records
-from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, refused
+from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, by_entry, effect, honoured, inert, refused
 from msctx.effects.graph_engine import GRAPHS, ONCE
 from msctx.options.conv_policy import RECORDED, ConvPolicy
 from msctx.options.conv_rules import DIRECTIONS, PRODUCT
-from msctx.options.fusion_passes import TWINS, WITHOUT_A_TWIN, known
+from msctx.options.fusion_passes import ALL, TWINS, WITHOUT_A_TWIN
 from msctx.options.graph_kernel_flags import BY_NAME, FLAGS, GROUP
 
 BY_CANN = "CANN's graph engine fuses by rules of its own, and has none of these flags"
@@ -144,11 +144,17 @@ def fusion_switch_file(want: Want) -> Outcome:
         return honoured({"torch.npu.engine_options": graph_engine.engine_options(want)}, f"{GRAPHS}; {ONCE}")
     if _is_off(want):
         return inert(_not_fused(want))
-    names = [(g, n, s) for g, found in want.content["Switch"].items() for n, s in found.items()]
-    differs = [f"{n} is no pass that is known" for _, n, _ in names if not known(n)]
-    differs += [f"{n}: {WITHOUT_A_TWIN[n]}" for _, n, _ in names if n in WITHOUT_A_TWIN]
-    differs += [f"{n}: {KEEP_CONVOLUTIONS.format('it')}" for _, n, s in names if s == "on" and n in TWINS and _hides(want, n)]
-    return _compiled(want, differs="; ".join(differs))
+    entries = {(g, n): _idle_pass(want, n, s) for g, found in want.content["Switch"].items() for n, s in found.items()}
+    return by_entry(entries, _compiled(want))
+
+
+def _idle_pass(want: Want, name: str, state: str) -> str:
+    """Why a pass has no switch here, or ``""``."""
+    if name in WITHOUT_A_TWIN:
+        return f"{name}: {WITHOUT_A_TWIN[name]}"
+    if name not in TWINS and name != ALL:
+        return f"{name} is no pass that is known"
+    return f"{name}: {KEEP_CONVOLUTIONS.format('it')}" if state == "on" and _hides(want, name) else ""
 
 
 @effect("enable_scope_fusion_passes")

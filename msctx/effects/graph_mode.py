@@ -64,6 +64,8 @@ def _compiled(want: Want, more: dict[str, Any] | None = None, reason: str = "") 
 def mode(want: Want) -> Outcome:
     eager = want.value != 0
     found = {"graph.compilation": compilation(want), "graph.modules": not eager, "torch.dynamo.force_eager": eager}
+    if not eager:
+        found["torch.dynamo.skip_nnmodule_hook_guards"] = False
     return honoured(found, BY_TORCHAIR if want.device == "ascend" and not eager else "")
 
 

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from msctx.effects.base import STAYS, Outcome, Want, approximated, effect, honoured, inert, refused
+from msctx.effects.base import STAYS, Outcome, Want, approximated, by_entry, effect, honoured, inert, refused
 from msctx.effects.graph_engine import PINNED
 from msctx.options import operators
 from msctx.options.layer import Setting
-from msctx.options.precision_rules import ACCELERATE, CHOOSABLE, INDEXED, OF_CANN, PRECISION, colour_of, mode_of, text_of
+from msctx.options.precision_rules import ACCELERATE, CHOOSABLE, INDEXED, OF_CANN, colour_of, mode_of, text_of
 
+PRECISION = (
+    "precision_mode",
+    "precision_mode_v2",
+    "modify_mixlist",
+    "customize_dtypes",
+    "op_precision_mode",
+    "op_select_implmode",
+    "optypelist_for_implmode",
+    "enable_reduce_precision",
+    "atc.builtin_impl_mode_ini",
+)
+"""The options that make up a policy."""
 MODES = ("precision_mode", "precision_mode_v2")
 FILES = ("modify_mixlist", "customize_dtypes", "op_precision_mode")
 ALONE = {
@@ -118,14 +130,14 @@ def modify_mixlist(want: Want) -> Outcome:
         return refused(want.facts.native)
     if (mode := want.other("precision_mode_v2")) in HIF8:
         return refused(f"it needs a mode that can be had: precision_mode_v2={mode} is refused")
-    reasons = []
+    entries = {}
     for colour, moves in (want.content or {}).items():
-        for name in moves.get("to-remove", ()):
-            if (ops := operators.resolve(name)) and not any(colour_of(op) == colour for op in ops):
-                reasons.append(f"{name} is not on the {colour}")
-    reasons += _without_operator(n for moves in (want.content or {}).values() for names in moves.values() for n in names)
-    reasons += _shared({n: colour for colour, moves in (want.content or {}).items() for n in moves.get("to-add", ())})
-    return _with(want, reasons)
+        for move, names in moves.items():
+            for name in names:
+                is_absent = move == "to-remove" and not any(colour_of(op) == colour for op in operators.resolve(name) or ())
+                entries[colour, move, name] = _without_operator(name) or f"{name} is not on the {colour}" * is_absent
+    shared = _shared({n: colour for colour, moves in (want.content or {}).items() for n in moves.get("to-add", ())})
+    return by_entry(entries, _with(want, shared))
 
 
 @effect("customize_dtypes")
@@ -133,12 +145,19 @@ def customize_dtypes(want: Want) -> Outcome:
     if want.facts.native:
         return refused(want.facts.native)
     types, names = _sections(want)
-    reasons = [*_without_operator(types), *_by_name(names), *_shared(types)]
-    for name, listed in {**types, **names}.items():
+    reasons = [*_by_name(names), *_shared(types)]
+    entries = {("type", name): _without_operator(name) for name in types} | {("name", name): "" for name in names}
+    for entry, listed in [*zip(entries, [*types.values(), *names.values()], strict=True)]:
         every = [dtype for dtypes in listed.values() for dtype in dtypes]
-        reasons += [f"{name}: {dtype} is left as it is" for dtype in dict.fromkeys(every) if dtype not in FLOATS]
-        reasons += [f"{name}: what follows the eighth dtype is as that one"] if any(len(d) > 8 for d in listed.values()) else []
-    return _with(want, reasons)
+        left = [f"{entry[1]}: {dtype} is left as it is" for dtype in dict.fromkeys(every) if dtype not in FLOATS]
+        if {*every}.isdisjoint(FLOATS):
+            entries[entry] = entries[entry] or "; ".join(left)
+        else:
+            reasons += left
+        reasons += (
+            [f"{entry[1]}: what follows the eighth dtype is as that one"] if any(len(d) > 8 for d in listed.values()) else []
+        )
+    return by_entry(entries, _with(want, reasons))
 
 
 @effect("op_precision_mode")
@@ -146,17 +165,12 @@ def op_precision_mode(want: Want) -> Outcome:
     if want.facts.native:
         return refused(want.facts.native)
     types, names = _sections(want)
-    reasons = [*_without_operator(types), *_by_name(names), *_shared(types)]
-    reasons += [f"{mode}: {ALONE[mode]}" for mode in dict.fromkeys([*types.values(), *names.values()]) if mode in ALONE]
-    for name, mode in types.items():
-        possible = INDEXED if mode == "support_out_of_bound_index" else CHOOSABLE
-        if (ops := operators.resolve(name)) and not set(ops) & set(possible):
-            reasons.append(
-                f"{name} has one implementation only" if possible is CHOOSABLE else f"msctx does not check indices of {name}"
-            )
+    entries = {("type", name): _without_operator(name) or _without_choice(name, mode) for name, mode in types.items()}
+    entries |= {("name", name): f"{name}: {ALONE[mode]}" if mode in ALONE else "" for name, mode in names.items()}
+    reasons = [*_by_name(names), *_shared(types)]
     if "support_out_of_bound_index" in [*types.values(), *names.values()]:
         reasons.append("indices are checked in eager code, for operators that make new tensors; inductor checks its own")
-    return _with(want, reasons)
+    return by_entry(entries, _with(want, reasons))
 
 
 @effect("op_select_implmode", "optypelist_for_implmode", "atc.builtin_impl_mode_ini")
@@ -165,13 +179,11 @@ def implementation(want: Want) -> Outcome:
         return inert("it lists what can be chosen, and chooses nothing")
     if want.facts.native:
         return refused(want.facts.native)
-    types = want.value.split(",") if want.option.name == "optypelist_for_implmode" else ()
-    reasons = [*_without_operator(types), *_with_one_way(types)]
-    if reasons and len(reasons) == len(types):
-        return inert("; ".join(reasons))
+    types = [name.strip() for name in want.value.split(",")] if want.option.name == "optypelist_for_implmode" else []
+    reasons = []
     if want.device == "ascend" and want.value in ("high_performance", "high_performance_for_all"):
         reasons.append(f"in graphs torchair's ge.opSelectImplmode={PINNED['ge.opSelectImplmode']} holds")
-    outcome = _with(want, reasons)
+    outcome = by_entry({name: _without_operator(name) or _without_choice(name) for name in types}, _with(want, reasons))
     if types and BY_TORCH_NPU[want.option.name] in outcome.assignments:
         return replace(outcome, reason="; ".join(filter(None, (outcome.reason, LIST_STAYS))))
     return outcome
@@ -198,13 +210,18 @@ def _sections(want: Want) -> tuple[dict[str, Any], dict[str, Any]]:
     return content.get("ByOpType", {}), content.get("ByNodeName", {})
 
 
-def _without_operator(types: Any) -> list[str]:
-    return [f"torch has no operator of its own for {name}" for name in types if operators.resolve(name.strip()) == ()]
+def _without_operator(name: str) -> str:
+    return f"torch has no operator of its own for {name}" if operators.resolve(name) == () else ""
 
 
-def _with_one_way(types: Iterable[str]) -> list[str]:
-    found = {name.strip(): operators.resolve(name.strip()) for name in types}
-    return [f"{name} has one implementation only" for name, ops in found.items() if ops and not set(ops) & set(CHOOSABLE)]
+def _without_choice(name: str, mode: str = "") -> str:
+    """Why a mode of computing changes nothing about an operator, or ``""``."""
+    if mode in ALONE:
+        return f"{name}: {ALONE[mode]}"
+    ops = {*(operators.resolve(name) or ())}
+    if mode == "support_out_of_bound_index":
+        return f"msctx does not check indices of {name}" if ops.isdisjoint(INDEXED) else ""
+    return f"{name} has one implementation only" if ops.isdisjoint(CHOOSABLE) else ""
 
 
 def _shared(types: Mapping[str, Any]) -> list[str]:

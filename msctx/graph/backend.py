@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -22,13 +23,14 @@ class Compiled(BaseException):
     """Ends a call that was to compile, and not to run. No ``Exception``: programs must not catch it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Backend:
     """A back end of torch.compile."""
 
     wanted: Compilation
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        _note_forwards()
         files.draw(graph)
         made = self._compile(graph, inputs)
         return _stop if self.wanted.only else _stopping(made) if self.wanted.shapes.gears else made
@@ -61,7 +63,7 @@ class Backend:
     def _tracing(self) -> dict[str, Any]:
         """Entries of torch._functorch.config. Where nothing runs, no backward pass will come that has its graph compiled."""
         kept = {} if self.wanted.keeps is None else {"activation_memory_budget": self.wanted.keeps}
-        only = self.wanted.only or _here.only_compiles
+        only = self.wanted.only or here.only_compiles
         return kept | ({"force_non_lazy_backward_lowering": True} if only else {})
 
 
@@ -122,29 +124,68 @@ def _stop(*_: Any) -> Any:
 
 def _stopping(made: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
-        return _stop() if _here.only_compiles else made(*args)
+        return _stop() if here.only_compiles else made(*args)
 
     return run
 
 
 class _Here(threading.local):
     only_compiles = False
+    module: torch.nn.Module | None = None
+    """The outermost that runs."""
 
 
-_here = _Here()
+here = _Here()
 
 
 @contextmanager
 def only_compiling() -> Iterator[None]:
     """Inside, calls of this thread compile, and do not run."""
-    _here.only_compiles = True
+    here.only_compiles = True
     try:
         yield
     finally:
-        _here.only_compiles = False
+        here.only_compiles = False
 
 
 @functools.cache
 def backend(wanted: Compilation) -> Backend:
     """One object for each: Dynamo tells compiled code apart by it."""
     return Backend(wanted)
+
+
+_forwards: list[tuple[weakref.ref[type[torch.nn.Module]], weakref.ref[Callable[..., Any]]]] = []
+"""Classes of modules in compiled code, and their forward then. Dynamo has no guard on it, and none on the absence of global hooks."""
+_hooks: list[int] = []
+
+
+def _global_hooks() -> list[int]:
+    of: Any = torch.nn.modules.module
+    return [
+        *(*of._global_forward_pre_hooks, *of._global_forward_hooks),
+        *(*of._global_backward_pre_hooks, *of._global_backward_hooks),
+    ]
+
+
+def _note_forwards() -> None:
+    global _forwards
+    if here.module is not None:
+        known = {kind: forward for kind, forward in _forwards if kind() is not None}
+        kinds: set[Any] = {type(one) for one in here.module.modules()}
+        _forwards = [
+            *({weakref.ref(kind): weakref.ref(kind.forward) for kind in kinds if kind.forward is kind.forward} | known).items()
+        ]
+
+
+def is_of_before() -> bool:
+    """Whether a class of modules that compiled code contains has another forward now, or all modules have other hooks."""
+    return _hooks != _global_hooks() or any(
+        (kind := ref()) is not None and kind.forward is not forward() for ref, forward in _forwards
+    )
+
+
+def forget() -> None:
+    """Give equal policies other back ends from now on."""
+    global _forwards, _hooks
+    _forwards, _hooks = [], _global_hooks()
+    backend.cache_clear()

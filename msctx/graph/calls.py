@@ -16,7 +16,7 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from msctx.errors import GraphError, text_of
-from msctx.graph import breaks, faults, report, shapes
+from msctx.graph import backend, breaks, faults, report, shapes
 from msctx.notices import warn
 from msctx.options.graph import Compilation
 
@@ -82,12 +82,18 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     frames = sys.modules.get("torch._dynamo.eval_frame")
     if frames is not None and isinstance(module, frames.OptimizedModule):
         return _inside(module._call_impl, *args, **kwargs)
+    if backend.is_of_before():
+        forget()
     wanted, kind = compilation or Compilation(), type(module)
     known = _made.setdefault(kind, {})
     if wanted not in known:  # each class has its own code: Dynamo keeps and counts what it compiled by code
         name = report.name(kind)
         known[wanted] = Forms(types.FunctionType(_forward.__code__.replace(co_name=name), globals(), name), wanted)
-    return _run_shaped(known[wanted], wanted, module, args, kwargs)
+    outer, backend.here.module = backend.here.module, module
+    try:
+        return _run_shaped(known[wanted], wanted, module, args, kwargs)
+    finally:
+        backend.here.module = outer
 
 
 def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -106,9 +112,7 @@ class Forms:
     """
 
     def __init__(self, function: Callable[..., Any], wanted: Compilation) -> None:
-        from msctx.graph.backend import backend
-
-        how: dict[str, Any] = {"backend": backend(wanted), "dynamic": wanted.shapes.dynamic}
+        how: dict[str, Any] = {"backend": backend.backend(wanted), "dynamic": wanted.shapes.dynamic}
         if "recompile_limit" in inspect.signature(torch.compile).parameters:  # torch 2.11: Dynamo's own limit holds
             how["recompile_limit"] = VARIANTS + len(wanted.shapes.gears)
         self.eager = function
@@ -178,8 +182,6 @@ def _eagerly(forms: Forms, transform: str, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _compile_gear(forms: Forms, failed: str, args: list[Any], kwargs: dict[str, Any]) -> None:
-    from msctx.graph import backend
-
     try:
         with backend.only_compiling():
             _ahead(forms, "dynamic_dims", *args, **kwargs)
@@ -225,11 +227,9 @@ def _run(forms: Forms, wanted: Compilation, /, *args: Any, **kwargs: Any) -> Any
 
 def _ahead(forms: Forms, option: str, /, *args: Any, **kwargs: Any) -> None:
     """Compile it, and run nothing."""
-    from msctx.graph.backend import Compiled
-
     try:
         _inside(forms.ahead, *args, **kwargs)
-    except Compiled:
+    except backend.Compiled:
         pass
     except Exception as error:
         if (found := _refusal(forms, error)) is None:
@@ -282,8 +282,10 @@ def put_back(value: Any) -> None:
 
 
 def forget() -> None:
-    """Compile each class of modules anew."""
-    _made.clear()
+    """Compile each class of modules anew: Dynamo distinguishes back ends."""
+    backend.forget()
+    for known in [*_made.values()]:
+        known.update({wanted: Forms(forms.eager, wanted) for wanted, forms in known.items()})
 
 
 def jit(function: F) -> F:

@@ -7,15 +7,17 @@ import logging
 import re
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from msctx import locks
 from msctx.graph.breaks import Break, parse
 from msctx.graph.faults import QUIET, Quiet
 from msctx.native.scope_counter import ScopeCounter
 from msctx.notices import warn
+from msctx.signals import uninterrupted
 from msctx.tables import Row, Rows
 
 if TYPE_CHECKING:
@@ -134,6 +136,8 @@ class _Listener(logging.Handler):
         cache = next((word for word in ("miss", "bypass", "hit") if word in begun.caches), "")
         self.count += 1
         self.rows.append((self.count, _row(key, metrics, begun, cache)))
+        for call in ENDED:
+            call()
 
 
 def _row(key: str, metrics: dict[str, Any], begun: _Begun, cache: str) -> Graph:
@@ -159,7 +163,11 @@ def _row(key: str, metrics: dict[str, Any], begun: _Begun, cache: str) -> Graph:
 
 def _reason(text: str) -> str:
     """Without the line of torch's own that has the guard."""
-    return "other options of graph mode" if "BACKEND_MATCH" in text else re.split(r"  +#|\\n", text)[0].strip()
+    return (
+        "other options of graph mode, another forward of a class of modules, or other global hooks"
+        if "BACKEND_MATCH" in text
+        else re.split(r"  +#|\\n", text)[0].strip()
+    )
 
 
 def _settings() -> str:
@@ -176,6 +184,8 @@ def _settings() -> str:
 
 
 LISTENER = _Listener()
+ENDED: list[Callable[[], None]] = []
+"""What is called in the thread that has compiled something."""
 _classes: dict[str, tuple[weakref.ref[type[nn.Module]], str]] = {}
 """Name of a class of modules in the rows → the class, and where its forward is; as long as there is the class."""
 
@@ -190,16 +200,19 @@ def name(of: type[nn.Module]) -> str:
     return found
 
 
-_reasons: set[str] = set()
-"""What the trace is read for: an open context, or functions of :func:`msctx.jit`, which stay."""
+_listening: set[object] = set()
+"""What the trace is read for: open contexts, options below all of them, or functions of :func:`msctx.jit`, which stay."""
+_lock = locks.plain()
 
 
-def listen(reason: str, on: bool) -> None:
-    (_reasons.add if on else _reasons.discard)(reason)
-    log = logging.getLogger(TRACE)
-    (log.addHandler if _reasons else log.removeHandler)(LISTENER)
-    log = logging.getLogger(Quiet.LOGGER)
-    (log.addFilter if _reasons else log.removeFilter)(QUIET)
+def listen(who: object, on: bool) -> None:
+    if (who in _listening) != on:
+        with uninterrupted(), _lock:
+            (_listening.add if on else _listening.discard)(who)
+            log = logging.getLogger(TRACE)
+            (log.addHandler if _listening else log.removeHandler)(LISTENER)
+            log = logging.getLogger(Quiet.LOGGER)
+            (log.addFilter if _listening else log.removeFilter)(QUIET)
 
 
 class Tally(ScopeCounter):
@@ -215,8 +228,10 @@ class Tally(ScopeCounter):
 
     def _begin(self) -> None:
         self._since = LISTENER.count
+        listen(self, True)
 
     def _end(self) -> list[str]:
+        listen(self, False)
         if LISTENER.count > self._since:
             self._spans.append((self._since, LISTENER.count))
         return []

@@ -131,7 +131,7 @@ def put(name: str, new: Reader | None, *, resumes: bool = False) -> None:
             _counting.pop().__exit__(None, None, None)
         refresh()
         modules.turn(on=bool(_readers))
-        compilations.turn(on=bool(_readers))
+        compilations.LISTENER.turn(bool(_readers))
 
 
 def _of_this_process() -> list[Reader]:

@@ -1,51 +1,47 @@
-"""Tells the library in which threads torch.compile compiles, while it collects: what runs there is no operator of the program."""
+"""Tells the library in which threads torch.compile compiles, while it collects: what runs there is no operator of the program.
+
+PyTorch's callbacks (torch._dynamo.callback) reach only the thread that compiles first, and torch._dynamo.reset() drops them. Its
+structured trace has the phases of each compilation, in the thread that compiles.
+"""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import wraps
-from typing import Any
+import json
+import logging
+import threading
 
-from msctx.imports import when_imported
 from msctx.native import core
+from msctx.observers.structured_trace import LOGGER
 
-_give_up: list[Callable[[], None]] = []
-_found: list[Any] = []
-"""torch's own function, while ours is in its place."""
-
-
-def turn(*, on: bool) -> None:
-    if on and not _give_up:
-        _give_up.append(when_imported("torch._dynamo.callback", _wrap))
-    elif not on and _give_up:
-        _give_up.pop()()
-        if _found:
-            _handler().install_callbacks = _found.pop()
+PHASES = ("entire_frame_compile", "entire_backward_compile")
 
 
-def _handler() -> Any:
-    """torch calls its ``install_callbacks`` around each compilation, of a backward pass, too.
+class _Listener(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.is_wanted = False
+        self._before: dict[int, list[int]] = {}
+        """Thread that compiles → whether the library looked away when each compilation, one inside the other, began."""
 
-    Callbacks of our own would do only until torch._dynamo.reset(), and for the thread that compiles first.
-    """
-    return sys.modules["torch._dynamo.callback"].CompilationCallbackHandler
+    def turn(self, on: bool) -> None:
+        """It stays until the threads that compile have ended that."""
+        assert self.lock is not None
+        with self.lock:
+            self.is_wanted = on
+            (LOGGER.addHandler if on or self._before else LOGGER.removeHandler)(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = getattr(record, "payload", None)
+        if not isinstance(text, str) or '"entire_' not in text or "chromium_event" not in vars(record)["metadata"]:
+            return
+        event, here = json.loads(text), threading.get_ident()
+        if event["name"] in PHASES and event["ph"] == "B":
+            self._before.setdefault(here, []).append(core.load().c.msctx_look_away(1))
+        elif event["name"] in PHASES and here in self._before:
+            core.load().c.msctx_look_away(self._before[here].pop())
+            if not self._before[here]:
+                del self._before[here]
+                self.turn(self.is_wanted)
 
 
-def _wrap() -> None:
-    handler = _handler()
-    install = handler.install_callbacks
-    _found.append(install)
-
-    @contextmanager
-    @wraps(install)
-    def install_callbacks(*args: Any, **kwargs: Any) -> Iterator[None]:
-        before = core.load().c.msctx_look_away(1)
-        try:
-            with install(*args, **kwargs):
-                yield
-        finally:
-            core.load().c.msctx_look_away(before)
-
-    handler.install_callbacks = install_callbacks
+LISTENER = _Listener()

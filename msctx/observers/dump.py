@@ -19,6 +19,7 @@ from msctx.native import models
 from msctx.observers import collector, files, modules, scope_names, steps
 from msctx.observers.collector import BITS, Reader, Row, dtype_of, known_operators
 from msctx.observers.dump_layouts import MindSpore, MsProbe
+from msctx.options import operators
 from msctx.options.grammars import expression_in
 from msctx.options.observation import Dump
 
@@ -231,4 +232,5 @@ def _may_be_operator(layer: str) -> bool:
 def _is_meant(layer: str, names: set[str], kind: str) -> bool:
     if (expression := expression_in(layer)) is not None:
         return any(re.search(expression, name) for name in names)
-    return layer.lower() in kind.lower() or any(fnmatchcase(name, layer) for name in names)
+    is_named = layer.lower() in kind.lower() or kind in (operators.resolve(layer) or ())  # by PyTorch, or as a type of CANN's
+    return is_named or any(fnmatchcase(name, layer) for name in names)

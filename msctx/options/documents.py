@@ -282,6 +282,20 @@ def parse_dtypes(text: str, file: str) -> Parsed:
     return source.parsed(data)
 
 
+def parse_switches(text: str, file: str) -> Parsed:
+    """Read CANN's switches of passes: as JSON, or in its older form, one ``Pass:on`` or ``Pass:off`` to a line."""
+    source = Source(text, file)
+    if source.text.lstrip().startswith("{"):
+        return parse_json(text, file)
+    found: dict[str, str] = {}
+    for line, start in source.lines():
+        name, _, state = line.partition(":")
+        end, at = start + len(line), start + len(name) + 1
+        if source.add(("Switch", "GraphFusion", name.strip()), (start, start + len(name)), (min(at, end - 1), end)):
+            found[name.strip()] = state.strip()
+    return source.parsed({"Switch": {"GraphFusion": found}})
+
+
 def parse_flags(text: str, file: str) -> Parsed:
     """Read ``--name=value --name …``; ``--path=file.json`` reads further flags from a file of texts. A bare flag is ``True``."""
     source = Source(text, file)

@@ -19,7 +19,7 @@ from typing_extensions import Required, TypedDict
 
 from msctx.errors import Diagnostic
 from msctx.options import operators
-from msctx.options.documents import Parsed, dotted, in_order, parse_dtypes, parse_flags, parse_ini, parse_json
+from msctx.options.documents import Parsed, dotted, in_order, parse_dtypes, parse_flags, parse_ini, parse_json, parse_switches
 from msctx.options.grammars import DumpIteration, DumpLayer
 from msctx.options.kinds import BadValue, Bool, IntKind, Kind, TextKind, ValueKind, show
 from msctx.options.operators import OperatorKind
@@ -240,7 +240,7 @@ OP_DEBUG = Format(
     _no_o0_with_oom,
 )
 FUSION_SWITCH = Format(
-    parse_json, _keys({"Switch": _keys(dict.fromkeys(("GraphFusion", "UBFusion"), _named(OnOff)))}, needed=("Switch",))
+    parse_switches, _keys({"Switch": _keys(dict.fromkeys(("GraphFusion", "UBFusion"), _named(OnOff)))}, needed=("Switch",))
 )
 AOE = Format(
     parse_json,

@@ -24,7 +24,3 @@ WITHOUT_A_TWIN = {
 }
 """Pass → why nothing stands for it."""
 SCOPE_PASSES = ("ScopeLayerNormPass", "ScopeClipBoxesPass")
-
-
-def known(name: str) -> bool:
-    return name == ALL or name in TWINS or name in WITHOUT_A_TWIN

@@ -16,7 +16,6 @@ import yaml
 
 from msctx.errors import Diagnostic, FileError, text_of
 from msctx.native import cachedir
-from msctx.options.kinds import Size
 
 
 class Record:
@@ -85,7 +84,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(v) for v in value]
     if isinstance(value, bool | int | type(None)):
-        return int(value) if isinstance(value, Size) else value
+        return value
     if isinstance(value, str):
         return str(value)
     if isinstance(value, float):

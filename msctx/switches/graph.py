@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from msctx.graph import calls, gradients, report
+from msctx.graph import calls, gradients
 from msctx.imports import when_imported
 from msctx.switches.base import Switch
+from msctx.switches.forced import Forced, forced_switch
 
 
 def _read() -> dict[str, Any] | None:
@@ -18,7 +19,6 @@ def _read() -> dict[str, Any] | None:
 
 def _write(wanted: Any) -> None:
     calls.compilation = wanted
-    report.listen("context", wanted is not None)
 
 
 # --- torch.compile's stance: mode=PYNATIVE_MODE -------------------------------------------------------------------------
@@ -72,4 +72,7 @@ SWITCHES = (
     Switch(name="graph.modules", read=calls.are_compiled, write=calls.compile_modules, save=calls.found, load=calls.put_back),
     Switch(name="graph.grad_for_scalar", read=lambda: gradients.for_scalars, write=_for_scalars),
     Switch(name="torch.dynamo.force_eager", read=_is_eager, write=_force_eager, save=_stance, load=_put_stance),
+    forced_switch(
+        "torch.dynamo.skip_nnmodule_hook_guards", Forced("torch._dynamo.config", "skip_nnmodule_hook_guards", lambda: True)
+    ),
 )

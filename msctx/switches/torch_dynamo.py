@@ -6,14 +6,13 @@ would go on inside. Guards look at the dtype of an autocast of every device, als
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from msctx.imports import when_imported
+from msctx.graph import report
 from msctx.switches import paths
 from msctx.switches.base import Switch
 
@@ -24,8 +23,6 @@ _numbers: dict[Content, int] = {}
 """Content → which dtype stands for it. After as many contents as there are dtypes, two share one."""
 compiled: set[Content] = set()
 """The contents under which this process has compiled anything."""
-_waits: list[Callable[[], None]] = []
-_CALLBACK = "torch._dynamo.callback"
 
 
 PATHS = {"debug_dir", "save_graphs_path", *paths.OF_THE_ENGINE, *(f"tuner.{key}" for key in paths.OF_THE_TUNER)}
@@ -64,8 +61,7 @@ def _is_satisfied(words: Iterable[str] | None) -> bool:
 
 def _write(words: Iterable[str] | None) -> None:
     _here.words.write(_texts(words))
-    if (content := _here.content) is not None:
-        _listen()
+    content = _here.content
     if torch.mtia.is_available():  # its autocast means something
         return
     torch.set_autocast_enabled(_DEVICE, content is not None)
@@ -73,28 +69,12 @@ def _write(words: Iterable[str] | None) -> None:
         torch.set_autocast_dtype(_DEVICE, _DTYPES[_numbers.setdefault(content, len(_numbers)) % len(_DTYPES)])
 
 
-def _note(*of_torch: object) -> None:
-    """Dynamo calls it where it begins to compile, in that thread."""
+def _note() -> None:
     if (content := _here.content) is not None:
         compiled.add(content)
 
 
-def _listen() -> None:
-    if _CALLBACK in sys.modules:
-        _register()
-    elif not _waits:
-        _waits.append(when_imported(_CALLBACK, _register))
-
-
-def _register() -> None:
-    if not is_noting():
-        sys.modules[_CALLBACK].callback_handler.register_start_callback(_note)
-
-
-def is_noting() -> bool:
-    """Whether what is compiled is noted; torch._dynamo.reset() ends that until the next content."""
-    found = sys.modules.get(_CALLBACK)
-    return found is None or _note in found.callback_handler.start_callbacks
+report.ENDED.append(_note)
 
 
 def _save() -> tuple[Any, Any, bool]:

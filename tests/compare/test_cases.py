@@ -11,6 +11,7 @@ from comparisons import model_file
 from msctx.compare.cases import error_of, of_layer, of_model
 from msctx.compare.model import load
 from msctx.compare.workload import NetworkLayer, output_of
+from msctx.errors import EntryError
 from msctx.native.choices import ConvProblem
 
 CPU = torch.device("cpu")
@@ -39,6 +40,26 @@ def test_errors() -> None:
     assert error_of([torch.tensor([7.0, 1.0])], [torch.tensor([4.0, 5.0], dtype=torch.float64)], False) == pytest.approx(
         5 / 41**0.5
     )
+
+
+def test_a_model_given_in_eval_mode_stays_so(tmp_path: Path) -> None:
+    module = "torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)).eval()"
+    (tmp_path / "normed.py").write_text(f"import torch\ndef make(): return {module}, torch.randn(2, 3)\n")
+    model = load(f"{tmp_path / 'normed.py'}:make")
+    (training,) = of_model(model, ["training"])
+    with training.scope():
+        training.run()
+        assert not any(part.training for part in model.module.modules())
+        assert error_of(training.results(), training.truth(), training.per_value) < 1e-6
+    assert not model.module[1].running_mean.any()
+
+
+def test_a_model_without_values_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "empty.py").write_text(
+        "import torch\ndef make(): return torch.nn.Linear(3, 4, device='meta'), torch.randn(2, 3)\n"
+    )
+    with pytest.raises(EntryError, match="make': weight is on the meta device, which has no values"):
+        load(f"{tmp_path / 'empty.py'}:make")
 
 
 def test_a_models_phases(tmp_path: Path) -> None:

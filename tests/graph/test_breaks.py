@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -225,3 +227,23 @@ def test_recompilations_have_their_reason() -> None:
         net(image())
     assert [bool(row.recompiled) for row in ctx.graphs()] == [False, True]
     assert "training" in ctx.graphs().recompiled[0].recompiled
+
+
+@pytest.mark.parametrize("options", [{}, {"deterministic": "ON"}, {"enable_compile_cache": True}, {"save_graphs": 1}, None])
+def test_graphs_has_what_the_program_compiles_itself(
+    options: dict[str, Any] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def theirs(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() + 1
+
+    monkeypatch.chdir(tmp_path)
+    before = len(msctx.graphs())
+    if options is None:
+        msctx.set_context(deterministic="ON")
+    try:
+        with msctx.context(**options) if options is not None else nullcontext() as ctx:
+            torch.compile(theirs, backend="eager")(image())
+    finally:
+        msctx.reset_context()
+    (row,) = ctx.graphs() if ctx else [*msctx.graphs()][before:]
+    assert (row.function, row.operators) == ("theirs", 2)

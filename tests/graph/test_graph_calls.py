@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from graph_programs import EAGER_GRAPHS, Net, graphs, image
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.nn.modules.module import register_module_forward_hook
 
 import msctx
 
@@ -67,6 +69,72 @@ def test_hooks_run_and_are_captured() -> None:
         torch.testing.assert_close(net(image()), expected)
     assert len(seen) == 2
     assert graphs() == 1
+
+
+HOOKS: dict[str, Callable[[nn.Module], Any]] = {
+    "forward": lambda module: module.register_forward_hook(lambda module, args, result: result * 2),
+    "forward with kwargs": lambda module: module.register_forward_hook(lambda *given: given[3] * 2, with_kwargs=True),
+    "forward pre": lambda module: module.register_forward_pre_hook(lambda module, args: (args[0] + 1,)),
+    "full backward": lambda module: module.register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 3,)),
+    "full backward pre": lambda module: module.register_full_backward_pre_hook(lambda module, outputs: (outputs[0] * 3,)),
+    "any module": lambda module: register_module_forward_hook(
+        lambda module, args, result: (
+            result * 2 if isinstance(module, Scale) else None
+        )  # torch calls it for aot_eager's own, too
+    ),
+    "forward of the instance": lambda module: Replaced(module, lambda x: type(module).forward(module, x) * 2),
+    "forward of the class": lambda module: Replaced(type(module), lambda self, x: self.weight.sum() * x),
+}
+
+
+class Replaced:
+    def __init__(self, of: Any, forward: Any) -> None:
+        self.of, self.before = of, vars(of).get("forward")
+        of.forward = forward
+
+    def remove(self) -> None:
+        del self.of.forward
+        if self.before:
+            self.of.forward = self.before
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((3,), 2.0))
+        self.inner = nn.Sequential(nn.Identity())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x * self.weight)  # type: ignore[no-any-return]
+
+
+class Inner(Scale):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * self.weight
+
+
+@pytest.mark.parametrize("is_outermost", [True, False])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hooks_and_forwards_that_change_later_are_compiled_with_their_reason(hook: str, is_outermost: bool) -> None:
+    def results() -> list[torch.Tensor | None]:
+        net, found = Scale(), []
+        net.inner = nn.Sequential(inner := Inner())
+        for change in ("none", "added", "removed"):
+            if change == "added":
+                handle = HOOKS[hook](net if is_outermost else inner)
+            elif change == "removed":
+                handle.remove()
+            x = torch.ones(2, 3, requires_grad=True)
+            (y := net(x)).sum().backward()
+            found += [y.detach(), x.grad]
+        return found
+
+    expected = results()
+    assert not torch.equal(expected[3], expected[1])
+    with msctx.context(**EAGER_GRAPHS) as ctx:
+        torch.testing.assert_close(results(), expected)
+    assert all("hooks" in row.recompiled or "forward" in row.recompiled for row in ctx.graphs().recompiled)
+    assert ctx.graphs().recompiled
 
 
 def test_watched_models_are_compiled() -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as fn
 
 import msctx
-from msctx.observers import collector
+from msctx.observers import collector, compilations
 from msctx.observers.collector import Row
 
 
@@ -182,23 +182,39 @@ def test_views_make_no_data(collected: Any) -> None:
 
 
 def test_what_torch_compile_runs_while_it_compiles_is_no_operator(collected: Any) -> None:
-    """Also after torch._dynamo.reset(), which forgets everybody's callbacks."""
+    """Also after torch._dynamo.reset(), which forgets everybody's callbacks, in other threads, and after what cannot be compiled."""
     import torch._dynamo
 
     def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
         torch.ones(3).cos()
+        if len(graph.graph.nodes) > 3:
+            raise ValueError
         return graph.forward
 
-    def runs() -> None:
-        torch._dynamo.reset()
+    def compiles() -> None:
         torch.compile(torch.neg, backend=backend)(torch.ones(2))
 
-    assert [row["operator"] for row in collected(runs)] == ["aten::ones", "aten::neg"]
+    def runs() -> None:
+        compiles()
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
+            torch.compile(lambda x: x.neg().neg(), backend=backend)(torch.ones(2))
+        compiles()
+        torch._dynamo.reset()
+        thread = threading.Thread(target=compiles)
+        thread.start()
+        thread.join()
+
+    before = [*compilations.LOGGER.handlers]
+    assert [row["operator"] for row in collected(runs)] == [
+        "aten::ones",
+        "aten::neg",
+        "aten::ones",
+        *["aten::ones", "aten::neg"] * 2,
+    ]
     torch._dynamo.reset()
-    torch.compile(torch.neg, backend=backend)(torch.ones(2))
-    install = torch._dynamo.callback.CompilationCallbackHandler.install_callbacks
-    assert install.__module__ != "msctx.observers.compilations"
-    torch._dynamo.reset()
+    collector.put("test", None)
+    assert before == compilations.LOGGER.handlers
 
 
 @pytest.mark.full

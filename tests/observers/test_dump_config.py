@@ -53,6 +53,13 @@ def test_mindspores_file(tmp_path: Path) -> None:
     assert len(lines) == 2
 
 
+def test_kernels_by_types_of_mindspore_and_cann(tmp_path: Path) -> None:
+    with msctx.context(dump_config=of_file(tmp_path, dump_mode=1, net_name="Net", kernels=["Conv2D", "MatMul"])):
+        torch.nn.Conv2d(1, 1, 1)(torch.ones(1, 1, 2, 2)).relu()
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    assert kinds(tmp_path / "dumps" / "rank_0" / "Net" / "0") == {"convolution", "mm"}
+
+
 def test_arguments_of_operators_by_mindspores_file(tmp_path: Path) -> None:
     file = Path(of_file(tmp_path, saved_data="statistic"))
     file.write_text(file.read_text().replace('"enable": true', '"enable": true, "save_kernel_args": true'))
