@@ -415,60 +415,49 @@ def test_a_plan_is_never_silent_and_always_the_same(layers: list[dict[str, objec
 
 # --- entries of files -------------------------------------------------------------------------------------------------
 
-MIXED = {"precision_mode": "allow_mix_precision_fp16"}
-ENTRIES = {
-    "fusion_switch_file": (
-        {},
-        '{"Switch": {"GraphFusion": {"MatMulBiasAddFusionPass": "off"}}}',
-        '{"Switch": {"GraphFusion": {"NoSuchPass": "off", "PoolingFusionPass": "on"}}}',
-        '{"Switch": {"GraphFusion": {"MatMulBiasAddFusionPass": "off", "NoSuchPass": "off"}}}',
-        "NoSuchPass is no pass that is known",
+SWITCHES = '{"Switch": {"GraphFusion": {%s}}}'
+ENTRIES = (
+    (
+        ("fusion_switch_file", "NoSuchPass is no pass that is known", SWITCHES % '"MatMulBiasAddFusionPass": "off"'),
+        SWITCHES % '"NoSuchPass": "off", "PoolingFusionPass": "on"',
+        SWITCHES % '"MatMulBiasAddFusionPass": "off", "NoSuchPass": "off"',
     ),
-    "fusion_switch_file in lines": (
-        {},
-        "MatMulBiasAddFusionPass:off",
+    (
+        ("fusion_switch_file", "NoSuchPass is no pass that is known", "MatMulBiasAddFusionPass:off"),
         "NoSuchPass:off\n",
         "ALL:off\n# of CANN\nNoSuchPass : on",
-        "NoSuchPass is no pass that is known",
     ),
-    "op_precision_mode": (
-        {},
-        "[ByOpType]\nSoftmaxV2=high_precision",
+    (
+        ("op_precision_mode", "MatMul: no operator has a second, rougher", "[ByOpType]\nSoftmaxV2=high_precision"),
         "[ByOpType]\nMatMul=super_performance\nConv2D=enable_float_32_execution\n[ByNodeName]\nnet.fc=keep_fp16",
         "[ByOpType]\nSoftmaxV2=high_precision\nMatMul=super_performance",
-        "MatMul: no operator has a second, rougher formula here",
     ),
-    "modify_mixlist": (
-        MIXED,
-        '{"black-list": {"to-remove": ["SoftmaxV2"]}}',
+    (
+        ("modify_mixlist", "Relu is not on the black-list", '{"black-list": {"to-remove": ["SoftmaxV2"]}}'),
         '{"black-list": {"to-remove": ["Relu"]}, "white-list": {"to-add": ["Cast"]}}',
         '{"black-list": {"to-remove": ["SoftmaxV2", "Relu"]}}',
-        "Relu is not on the black-list",
     ),
-    "customize_dtypes": (
-        {},
-        "OpType::MatMul:InputDtype:float16,OutputDtype:float32",
+    (
+        ("customize_dtypes", "int8 is left as it is", "OpType::MatMul:InputDtype:float16,OutputDtype:float32"),
         "OpType::MatMul:InputDtype:int8\nnet.fc::OutputDtype:int8",
         "OpType::MatMul:InputDtype:float16\nOpType::Relu:InputDtype:int8",
-        "int8 is left as it is",
     ),
-}
+)
+"""The option, what is said of an entry that does nothing, and a file that acts; files of which all or some entries do nothing."""
 
 
-@pytest.mark.parametrize("option", ENTRIES)
-def test_entries_that_do_nothing_are_named_warned_about_and_refused_under_strict(option: str, tmp_path: Path) -> None:
-    more, acts, idle, both, named = ENTRIES[option]
-    statuses = {}
-    for text in (acts, idle, both):
-        (file := tmp_path / "file").write_text(text)
-        options = {option.partition(" ")[0]: str(file)} | more
-        (row,) = [row for row in msctx.explain(device="cpu", **options).rows if row.option == option.partition(" ")[0]]
-        statuses[text] = row.status
-        assert (named in row.reason) is (text != acts)
-        if text == acts:
-            continue
-        with pytest.raises(msctx.StrictError, match=row.option), msctx.context(strict=True, **options):
-            pass
-        with pytest.warns(msctx.MsctxWarning, match=row.option), msctx.context(**options):
-            pass
-    assert statuses == {acts: "honoured", idle: "inert", both: "approximated"}
+@pytest.mark.parametrize(("acts", "idle", "both"), ENTRIES, ids=[f"{acts[0]}-{acts[2][:1]}" for acts, *_ in ENTRIES])
+def test_entries_that_do_nothing_are_named_warned_about_and_refused_under_strict(
+    acts: tuple[str, str, str], idle: str, both: str, tmp_path: Path
+) -> None:
+    option, named, text = acts
+    options = {"precision_mode": "allow_mix_precision_fp16", option: str(tmp_path / "file")}
+    for content, status in ((text, "honoured"), (idle, "inert"), (both, "approximated")):
+        (tmp_path / "file").write_text(content)
+        (row,) = [row for row in msctx.explain(device="cpu", **options).rows if row.option == option]
+        assert (row.status, named in row.reason) == (status, status != "honoured")
+        if status != "honoured":
+            with pytest.raises(msctx.StrictError, match=option), msctx.context(strict=True, **options):
+                pass
+            with pytest.warns(msctx.MsctxWarning, match=option), msctx.context(**options):
+                pass

@@ -93,7 +93,7 @@ def _switches(want: Want) -> list[tuple[str, str, str]]:
     return [(g, n, s) for g, names in found.items() for n, s in names.items() if not (s == "on" and _hides(want, n))]
 
 
-def _compiled(want: Want, reason: str = "", differs: str = "", more: dict[str, Any] | None = None) -> Outcome:
+def compiled(want: Want, reason: str = "", differs: str = "", more: dict[str, Any] | None = None) -> Outcome:
     from msctx.effects.graph_mode import ALONE, BY_TORCHAIR, compilation
 
     found = {"graph.compilation": compilation(want)} | (more or {})
@@ -114,14 +114,14 @@ def _not_fused(want: Want) -> str:
 def graph_kernel_flags(want: Want) -> Outcome:
     if want.device == "ascend":
         return honoured(reason="its flags are options of their own")
-    return _compiled(want) if want.value.strip() else NOTHING_ASKED
+    return compiled(want) if want.value.strip() else NOTHING_ASKED
 
 
 @effect(LEVEL)
 def opt_level(want: Want) -> Outcome:
     if want.device == "ascend" and want.value > 1:
-        return _compiled(want, differs=f"as 1: {BY_CANN}")
-    return _compiled(want, AGGRESSIVE if want.value == 3 else "")
+        return compiled(want, differs=f"as 1: {BY_CANN}")
+    return compiled(want, AGGRESSIVE if want.value == 3 else "")
 
 
 @effect(*(f"{GROUP}.{flag.name}" for flag in FLAGS if f"{GROUP}.{flag.name}" != LEVEL))
@@ -135,7 +135,7 @@ def flag(want: Want) -> Outcome:
         return inert(_not_fused(want))
     if _hides(want, want.option.name):
         return inert(KEEP_CONVOLUTIONS.format("max_autotune"))
-    return _compiled(want)
+    return compiled(want)
 
 
 @effect("fusion_switch_file")
@@ -145,7 +145,7 @@ def fusion_switch_file(want: Want) -> Outcome:
     if _is_off(want):
         return inert(_not_fused(want))
     entries = {(g, n): _idle_pass(want, n, s) for g, found in want.content["Switch"].items() for n, s in found.items()}
-    return by_entry(entries, _compiled(want))
+    return by_entry(entries, compiled(want))
 
 
 def _idle_pass(want: Want, name: str, state: str) -> str:
@@ -159,7 +159,7 @@ def _idle_pass(want: Want, name: str, state: str) -> str:
 
 @effect("enable_scope_fusion_passes")
 def enable_scope_fusion_passes(want: Want) -> Outcome:
-    return _compiled(want)
+    return compiled(want)
 
 
 @effect("frozen_variable")
@@ -167,12 +167,12 @@ def frozen_variable(want: Want) -> Outcome:
     if not want.value:
         return NOTHING_ASKED
     if want.device == "ascend":
-        return _compiled(want, FROZEN_BY_CANN)
+        return compiled(want, FROZEN_BY_CANN)
     if _is_off(want):
         return inert(_not_fused(want))
     if _hides(want, FROZEN):
         return refused(KEEP_CONVOLUTIONS.format("constant weights"))
-    return _compiled(
+    return compiled(
         want,
         "where no gradients are computed (torch.no_grad or inference_mode)",
         more={"torch.inductor.freezing": True},  # Dynamo looks at it, too, before a back end is called

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ast import literal_eval
-from typing import Any
 
 from msctx.effects import fusion
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured
+from msctx.effects.fusion import compiled
 from msctx.effects.kernel_tuning import search
 from msctx.options.grammars import gears_of, ranges_of
 from msctx.options.graph import Compilation, Region, Shapes
@@ -52,14 +52,6 @@ def shapes(want: Want) -> Shapes:
     return Shapes(ranges=ranges, dynamic=False if lazy else None if ranges else True)
 
 
-def _compiled(want: Want, more: dict[str, Any] | None = None, reason: str = "") -> Outcome:
-    found = {"graph.compilation": compilation(want)} | (more or {})
-    if want.device == "ascend":
-        reason = "; ".join(filter(None, (reason, BY_TORCHAIR)))
-    alone = "" if want.other("mode") == 0 else ALONE
-    return honoured(found, "; ".join(filter(None, (reason, alone))))
-
-
 @effect("mode")
 def mode(want: Want) -> Outcome:
     eager = want.value != 0
@@ -71,7 +63,7 @@ def mode(want: Want) -> Outcome:
 
 @effect("precompile_only")
 def precompile_only(want: Want) -> Outcome:
-    outcome = _compiled(want)
+    outcome = compiled(want)
     if want.device == "ascend" and want.value:
         return approximated(outcome.assignments, CAPTURED)
     return outcome
@@ -79,7 +71,7 @@ def precompile_only(want: Want) -> Outcome:
 
 @effect("jit_syntax_level")
 def jit_syntax_level(want: Want) -> Outcome:
-    outcome = _compiled(want)
+    outcome = compiled(want)
     if want.device == "ascend" and want.value != STRICT:
         return approximated(outcome.assignments, f"{BY_TORCHAIR}; what it cannot compile is an error then")
     if want.value == 1 and outcome.status == "honoured":
@@ -89,7 +81,7 @@ def jit_syntax_level(want: Want) -> Outcome:
 
 @effect("input_shape", "dynamic_dims", "dynamic_inputs_shape_range")
 def given_shapes(want: Want) -> Outcome:
-    return _compiled(want, reason=OF_MODELS if want.other("mode") == 0 else "")
+    return compiled(want, reason=OF_MODELS if want.other("mode") == 0 else "")
 
 
 @effect(
@@ -100,13 +92,13 @@ def given_shapes(want: Want) -> Outcome:
     "in_out_pair",
     "in_out_pair_flag",
 )
-def compiled(want: Want) -> Outcome:
-    return _compiled(want)
+def others(want: Want) -> Outcome:
+    return compiled(want)
 
 
 @effect("dynamic_node_type")
 def dynamic_node_type(want: Want) -> Outcome:
-    outcome = _compiled(want)
+    outcome = compiled(want)
     if want.value == 0 and outcome.status == "honoured":
         return approximated(
             outcome.assignments, "batches have no names in PyTorch: input_shape applies to tensors in their order"
@@ -138,4 +130,4 @@ def mix_compile_mode(want: Want) -> Outcome:
             {},
             "eager code stays in PyTorch, and so does what torch.compile cannot compile, unless a call asks for fullgraph=True",
         )
-    return _compiled(want)
+    return compiled(want)

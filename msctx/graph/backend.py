@@ -161,10 +161,8 @@ _hooks: list[int] = []
 
 def _global_hooks() -> list[int]:
     of: Any = torch.nn.modules.module
-    return [
-        *(*of._global_forward_pre_hooks, *of._global_forward_hooks),
-        *(*of._global_backward_pre_hooks, *of._global_backward_hooks),
-    ]
+    kinds = of._global_forward_pre_hooks, of._global_forward_hooks, of._global_backward_pre_hooks, of._global_backward_hooks
+    return [number for kind in kinds for number in kind]
 
 
 def _note_forwards() -> None:
@@ -172,9 +170,8 @@ def _note_forwards() -> None:
     if here.module is not None:
         known = {kind: forward for kind, forward in _forwards if kind() is not None}
         kinds: set[Any] = {type(one) for one in here.module.modules()}
-        _forwards = [
-            *({weakref.ref(kind): weakref.ref(kind.forward) for kind in kinds if kind.forward is kind.forward} | known).items()
-        ]
+        found = {weakref.ref(kind): weakref.ref(kind.forward) for kind in kinds if kind.forward is kind.forward}
+        _forwards = [*(found | known).items()]
 
 
 def is_of_before() -> bool:

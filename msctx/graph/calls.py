@@ -108,7 +108,7 @@ class Forms:
         compiled: what is called.
         ahead: the same code, but what cannot be captured is an error, and does not run.
         eager: what it is made of.
-        gears: :func:`_era` when it was compiled for all gears.
+        gears: whether it was compiled for all gears.
     """
 
     def __init__(self, function: Callable[..., Any], wanted: Compilation) -> None:
@@ -116,7 +116,7 @@ class Forms:
         if "recompile_limit" in inspect.signature(torch.compile).parameters:  # torch 2.11: Dynamo's own limit holds
             how["recompile_limit"] = VARIANTS + len(wanted.shapes.gears)
         self.eager = function
-        self.gears: Any = None
+        self.gears = False
         self.compiled = torch.compile(function, fullgraph=wanted.whole, **how)
         self.ahead = torch.compile(function, fullgraph=True, **how)
 
@@ -141,20 +141,15 @@ def _run_shaped(forms: Forms, wanted: Compilation, what: Any, args: tuple[Any, .
         with shapes.marked(wanted.shapes, name, inputs):
             return _call(forms, wanted, *first, *args, **kwargs)
     here = shapes.gear_of(wanted.shapes, name, inputs)
-    if not _is_off(forms) and (forms.gears is None or forms.gears is not _era()):
+    if not forms.gears and not _is_off(forms):
         for gear in range(len(wanted.shapes.gears)):
             if gear != here:
                 zeros = shapes.in_gear(wanted.shapes, gear, name, inputs)
                 other = given | {places[name]: value for name, value in zeros.items()}
                 failed = f"{name} cannot be compiled for {shapes.text(wanted.shapes.gears[gear])}"
                 _compile_gear(forms, failed, [*first, *map(other.get, range(len(args)))], {key: other[key] for key in kwargs})
-        forms.gears = _era()
+        forms.gears = True
     return _call(forms, wanted, *first, *args, **kwargs)
-
-
-def _era() -> Any:
-    """Another object after each torch._dynamo.reset(), which drops all that was compiled: Dynamo's note of the first code since."""
-    return next(iter(torch._dynamo.convert_frame.input_codes.seen), None)
 
 
 def _is_off(forms: Forms) -> bool:

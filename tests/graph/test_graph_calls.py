@@ -60,17 +60,6 @@ def test_inner_pynative_mode_is_eager_and_also_for_what_the_program_compiled() -
     assert graphs() == 2
 
 
-def test_hooks_run_and_are_captured() -> None:
-    net, seen = Net(), []
-    net.conv.register_forward_hook(lambda module, args, result: result + 1)
-    net.register_forward_pre_hook(lambda module, args: seen.append(len(args)))
-    expected = net(image())
-    with msctx.context(**EAGER_GRAPHS):
-        torch.testing.assert_close(net(image()), expected)
-    assert len(seen) == 2
-    assert graphs() == 1
-
-
 HOOKS: dict[str, Callable[[nn.Module], Any]] = {
     "forward": lambda module: module.register_forward_hook(lambda module, args, result: result * 2),
     "forward with kwargs": lambda module: module.register_forward_hook(lambda *given: given[3] * 2, with_kwargs=True),
