@@ -69,17 +69,13 @@ class DumpReader(Reader):
         self._met: set[str] = set()
         """Of the layers, those that something was called, or of which there was a warning."""
         self._missed: set[str] = set()
-        self._scratch = files.Scratch(self.settings.option, self._folder)
+        self._scratch = files.Scratch(self._folder)
         self._needs_files = settings.data != "stats" or settings.has_digests
         self.is_choosy = bool(settings.layers) or settings.marked or settings.layout == "msprobe"
 
     @property
     def _is_wanted(self) -> bool:
-        return (
-            self._scratch.works
-            and self._is_of_rank
-            and (not self._steps or any(part[0] <= self._step <= part[-1] for part in self._steps))
-        )
+        return self._is_of_rank and (not self._steps or any(part[0] <= self._step <= part[-1] for part in self._steps))
 
     @property
     def _is_of_rank(self) -> bool:
@@ -148,7 +144,6 @@ class DumpReader(Reader):
         if span is steps.span():
             self._step += steps.current() - index
         self._moment = -1
-        self._scratch.make()
         atexit.register(self._end)  # of set_context, which nobody leaves
 
     def take(self, rows: list[Row]) -> None:

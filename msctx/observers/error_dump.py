@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ class ErrorReader(Reader):
         self.settings = settings
         self._level = 1 if os.environ.get("NPU_COLLECT_PATH") else settings.level
         self._folder = Path(settings.path).absolute() if settings.path else place(self._level)
-        self._scratch = files.Scratch(self.settings.option, self._folder)
+        self._scratch = files.Scratch(self._folder)
         self._count = 0
 
     @property
@@ -71,8 +70,7 @@ class ErrorReader(Reader):
             for tensor in row["inputs"]:
                 if tensor["file"]:
                     (self._scratch.path / tensor["file"]).unlink(missing_ok=True)
-            with suppress(OSError):  # another thread's may be there
-                self._scratch.path.rmdir()
+            self._scratch.remove_empty()
         text = f"{row['operator']} raised; its inputs and arguments are in {path}: torch.load reads them"
         notices.warn(self.settings.option, path.name, text)
 

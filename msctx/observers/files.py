@@ -38,21 +38,21 @@ def is_one_of_several() -> bool:
 
 
 class Scratch:
-    """A folder of this process alone in *folder*, for what is not whole or not named yet."""
+    """A folder of this process alone in *folder*, for what is not whole or not named yet. The collector makes it."""
 
-    def __init__(self, option: str, folder: Path) -> None:
-        self._option, self._folder = option, folder
-        self.works = True
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
     @property
     def path(self) -> Path:
         return self._folder / f".msctx-{os.getpid()}"
 
-    def make(self) -> None:
-        self.works = guarded(self._option, self._folder, lambda: self.path.mkdir(parents=True, exist_ok=True))
-
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+
+    def remove_empty(self) -> None:
+        with suppress(OSError):  # files of another thread may be there
+            self.path.rmdir()
 
 
 def guarded(option: str, folder: Path, work: Callable[[], object]) -> bool:

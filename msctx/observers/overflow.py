@@ -32,7 +32,7 @@ class OverflowReader(Reader):
         self.settings = settings
         self._folder = Path(settings.path).absolute()
         self._begun = time.strftime("%Y%m%d%H%M%S")
-        self._scratch = files.Scratch(self.settings.option, self._folder)
+        self._scratch = files.Scratch(self._folder)
         self.found: list[Row] = []
 
     @property
@@ -42,10 +42,10 @@ class OverflowReader(Reader):
     @property
     def folder(self) -> Path | None:
         most = min(self.settings.most or MOST, MOST)
-        return self._scratch.path if self._scratch.works and _written[self._folder] < most else None
+        return self._scratch.path if _written[self._folder] < most else None
 
     def begin(self) -> None:
-        self._scratch.make()
+        """The folder comes with the first overflow."""
 
     def pause(self) -> None:
         self._scratch.remove()
@@ -65,6 +65,7 @@ class OverflowReader(Reader):
                 files.guarded(self.settings.option, self._folder, partial(self._write, row))
             collector.refresh()
             notices.warn(self.settings.option, str((self.settings, same)), sentence(row))
+        self._scratch.remove_empty()
 
     def _write(self, row: Row) -> None:
         """As CANN names them: the operator's tensors, and what overflowed."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,3 +36,13 @@ def test_a_file_is_written_without_a_look_at_the_others_in_its_folder(tmp_path: 
     files.append_csv(tmp_path / "two", ["a"], [["b"]])
     monkeypatch.undo()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+
+
+@pytest.mark.parametrize("option", ["enable_dump", "enable_dump_debug"])
+@pytest.mark.parametrize("overflows", [False, True])
+def test_nothing_of_msctx_stays_in_a_program_whose_options_nobody_leaves(option: str, overflows: bool, tmp_path: Path) -> None:
+    program = f"import msctx, torch; msctx.set_context(session={{{option!r}: True, 'dump_path': {str(tmp_path)!r}}})"
+    program += "; torch.ones(2) / torch.zeros(2)" * overflows
+    subprocess.run([sys.executable, "-c", program], check=True, stderr=subprocess.DEVNULL)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    assert overflows == bool([*tmp_path.iterdir()])
