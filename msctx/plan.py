@@ -17,7 +17,7 @@ from msctx.tables import Table
 TARGETS = {"CPU": "cpu", "GPU": "cuda", "Ascend": "ascend"}
 """MindSpore's names of devices → ours."""
 DONE = ("honoured", "approximated")
-FAILING = ("refused", "not_built", "inert")
+FAILING = ("refused", "inert")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Row:
     """One option on one device: what was asked, by whom, and what comes of it.
 
     ``status`` is one of ``honoured``, ``approximated`` (``reason``: what differs), ``inert`` (deprecated, or without a
-    meaning on this device), ``refused`` (cannot be done here) and ``not_built`` (not written yet).
+    meaning on this device), or ``refused`` (cannot be done here).
     """
 
     option: str

@@ -23,7 +23,7 @@ DICTIONARIES: Mapping[str, str] = {
 }
 """The paths of the catalogue that hold options and are none themselves."""
 
-WEAKEST = ("refused", "not_built", "approximated", "honoured", "inert")
+WEAKEST = ("refused", "approximated", "honoured", "inert")
 """What a dictionary comes to: the first of these that one of its keys has."""
 
 
@@ -164,7 +164,7 @@ def failing(option: Option, device: str) -> dict[str, list[Any]]:
         return found
     for value in option.choices or _values(option):
         outcome = _outcome(option, value, device)
-        if outcome is not None and outcome.status in ("refused", "not_built") and not option.names_file:
+        if outcome is not None and outcome.status == "refused" and not option.names_file:
             meant = make_layer({option.name: value}, "reference").settings[option.name].value
             if meant not in found.setdefault(outcome.status, []):
                 found[outcome.status].append(meant)

@@ -184,13 +184,6 @@ def test_the_options_shown_are_those_that_are_declared(update: bool) -> None:
     assert holds(DOCS / "options.md", "options", "\n".join(table) + "\n", update)
     inert = [f"- `{option.name}`: use {option.replaced_by}\n" for option in OPTIONS.values() if option.replaced_by]
     assert holds(DOCS / "options.md", "deprecated", "".join(inert), update)
-    later: dict[str, list[str]] = {}
-    for option in OPTIONS.values():
-        for device in DEVICES:
-            if (found := on_device(option, device)).status == "not_built":
-                later.setdefault(found.reason.partition("requires ")[2], []).append(f"`{option.name}` ({device})")
-    lines = [f"- {reason}: {', '.join(names)}\n" for reason, names in later.items()]
-    assert holds(DOCS / "options.md", "not-built", "".join(lines), update)
 
 
 def test_the_flags_of_graph_kernel_flags_shown_are_those_that_are_declared(update: bool) -> None:

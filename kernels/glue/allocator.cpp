@@ -36,7 +36,7 @@ struct Cap {
   int64_t number, limit, current = 0, peak = 0, allocations = 0, out_of_memory = 0;
   std::string origin{};  // who has set it
 };
-struct Pool {
+struct Kept {
   std::unordered_map<const void*, Block> used;
   std::vector<Idle> idle;      // the last used at the end
   std::vector<void*> retired;  // released but not freed: no other block gets their addresses
@@ -45,99 +45,99 @@ struct Pool {
   std::vector<Cap> caps{{0, INT64_MAX}};  // the first one counts all, for the life of the process
 };
 std::mutex& lock = fork_safe_mutex();
-Pool& pool = immortal<Pool>();  // tensors are released while the process ends, and after
+Kept& kept = immortal<Kept>();  // tensors are released while the process ends, and after
 std::atomic<bool> is_open{false};
 
 // As far as the allocator itself, all functions are called with the lock held.
 Cap* cap_of(int64_t number) {  // nullptr: there is none
-  const auto found = std::ranges::find(pool.caps, number, &Cap::number);
-  return found == pool.caps.end() ? nullptr : &*found;
+  const auto found = std::ranges::find(kept.caps, number, &Cap::number);
+  return found == kept.caps.end() ? nullptr : &*found;
 }
 
 // The longest unused goes first.
 int64_t shrink_to(int64_t bytes) {
-  const int64_t before = pool.idle_bytes;
-  auto end = pool.idle.begin();
-  for (; end != pool.idle.end() && (pool.idle_bytes > bytes || pool.idle.end() - end > most_idle_blocks); ++end) {
-    pool.idle_bytes -= int64_t(end->capacity);
+  const int64_t before = kept.idle_bytes;
+  auto end = kept.idle.begin();
+  for (; end != kept.idle.end() && (kept.idle_bytes > bytes || kept.idle.end() - end > most_idle_blocks); ++end) {
+    kept.idle_bytes -= int64_t(end->capacity);
     std::free(end->data);
   }
-  pool.idle.erase(pool.idle.begin(), end);
-  return before - pool.idle_bytes;
+  kept.idle.erase(kept.idle.begin(), end);
+  return before - kept.idle_bytes;
 }
 
 // How many bytes may be idle when so many more are in use.
 int64_t most_idle(int64_t more = 0) {
-  const int64_t used = pool.caps[0].current + more, highest = std::max(pool.highest, used);
-  return std::max<int64_t>(0, highest * pool.percent / 100 - used);
+  const int64_t used = kept.caps[0].current + more, highest = std::max(kept.highest, used);
+  return std::max<int64_t>(0, highest * kept.percent / 100 - used);
 }
 
 // The smallest idle block that is no more than an eighth too large, and of several the last used.
 void* take_idle(Block& block) {
-  auto best = pool.idle.end();
-  for (auto one = pool.idle.begin(); one != pool.idle.end(); ++one)
+  auto best = kept.idle.end();
+  for (auto one = kept.idle.begin(); one != kept.idle.end(); ++one)
     if (one->capacity >= block.bytes && one->capacity <= block.bytes + block.bytes / 8)
-      if (best == pool.idle.end() || one->capacity <= best->capacity) best = one;
-  if (best == pool.idle.end()) return nullptr;
+      if (best == kept.idle.end() || one->capacity <= best->capacity) best = one;
+  if (best == kept.idle.end()) return nullptr;
   void* const data = best->data;
   block.capacity = best->capacity;
-  pool.idle_bytes -= int64_t(block.capacity);
-  pool.idle.erase(best);
+  kept.idle_bytes -= int64_t(block.capacity);
+  kept.idle.erase(best);
   return data;
 }
 
 void count(const Block& block, int64_t bytes) {
-  for (Cap& cap : pool.caps) {
+  for (Cap& cap : kept.caps) {
     if (block.caps_opened < cap.number) continue;
     cap.current += bytes;
     cap.peak = std::max(cap.peak, cap.current);
     cap.allocations += bytes > 0;
   }
-  pool.highest = std::max(pool.highest, pool.caps[0].current);
+  kept.highest = std::max(kept.highest, kept.caps[0].current);
 }
 
 // nullptr: there is no memory; `why`: the cap that refuses it, or one without a number.
 void* allocate(size_t bytes, bool is_last_try, Cap& why) {
   const std::lock_guard<std::mutex> guard(lock);
   int64_t room = most_idle(int64_t(bytes));
-  for (Cap& cap : pool.caps) {
+  for (Cap& cap : kept.caps) {
     const int64_t left = cap.limit - cap.current;
     room = std::min(room, left - int64_t(bytes));
     if (left >= int64_t(bytes)) continue;
-    pool.caps[0].out_of_memory += is_last_try, cap.out_of_memory += is_last_try;
+    kept.caps[0].out_of_memory += is_last_try, cap.out_of_memory += is_last_try;
     return why = cap, nullptr;
   }
-  Block block{bytes, bytes, pool.caps_opened};
+  Block block{bytes, bytes, kept.caps_opened};
   void* data = take_idle(block);
   shrink_to(room);
-  const auto has_memory = [&] { return data || !posix_memalign(&data, pool.percent ? alignment : page, bytes); };
+  const auto has_memory = [&] { return data || !posix_memalign(&data, kept.percent ? alignment : page, bytes); };
   if (!has_memory() && !(shrink_to(0) && has_memory())) {
-    pool.caps[0].out_of_memory += is_last_try;
+    kept.caps[0].out_of_memory += is_last_try;
     return why = {}, nullptr;
   }
-  pool.used[data] = block;
+  kept.used[data] = block;
   count(block, int64_t(bytes));
   return data;
 }
 
 bool is_ours(const void* data) {
   const std::lock_guard<std::mutex> guard(lock);
-  return pool.used.contains(data);
+  return kept.used.contains(data);
 }
 
 void release(void* data) {
   if (!data) return;
   c10::profiledCPUMemoryReporter().Delete(data);
   const std::lock_guard<std::mutex> guard(lock);
-  const Block block = pool.used.extract(data).mapped();
+  const Block block = kept.used.extract(data).mapped();
   count(block, -int64_t(block.bytes));
-  if (pool.percent == 0) {
+  if (kept.percent == 0) {
     madvise(data, block.capacity / page * page, MADV_DONTNEED);  // whole pages go back to the system at once
-    return pool.retired.push_back(data);
+    return kept.retired.push_back(data);
   }
   if (block.capacity < large) return std::free(data);
-  pool.idle.push_back({block.capacity, data});
-  pool.idle_bytes += int64_t(block.capacity);
+  kept.idle.push_back({block.capacity, data});
+  kept.idle_bytes += int64_t(block.capacity);
   shrink_to(most_idle());
 }
 
@@ -190,7 +190,7 @@ Allocator& ours = immortal<Allocator>();  // storages refer to it for as long as
 
 }  // namespace
 
-// Memory is counted, and blocks are kept (see Pool; 0: none, and no address is used twice). With percent < 0 memory comes from torch's
+// Memory is counted, and blocks are kept (see Kept; 0: none, and no address is used twice). With percent < 0 memory comes from torch's
 // allocator again. "" or why not.
 MSCTX_API const char* msctx_pool_set(int percent) {
   return problem_of([&]() -> std::string {
@@ -199,13 +199,13 @@ MSCTX_API const char* msctx_pool_set(int percent) {
       c10::SetCPUAllocator(&ours, 0);  // a higher priority would keep out those that come later
       if (c10::GetCPUAllocator() != &ours) return "torch keeps an allocator that was set with a higher priority";
     }
-    if (percent < 0) drop_workspaces();  // they are of the pool
+    if (percent < 0) drop_workspaces();  // they are of this allocator
     is_open = percent >= 0;
     const std::lock_guard<std::mutex> guard(lock);
-    pool.idle.reserve(most_idle_blocks + 1);  // to release a block takes no memory
-    pool.percent = percent, pool.highest = pool.caps[0].current;
+    kept.idle.reserve(most_idle_blocks + 1);  // to release a block takes no memory
+    kept.percent = percent, kept.highest = kept.caps[0].current;
     shrink_to(most_idle());
-    for (void* data : std::exchange(pool.retired, {})) std::free(data);
+    for (void* data : std::exchange(kept.retired, {})) std::free(data);
     return "";
   });
 }
@@ -217,27 +217,27 @@ MSCTX_API int64_t msctx_cap_set(int64_t number, int64_t limit, const char* origi
   if (!number) drop_workspaces();  // those that are made from now on count
   const std::lock_guard<std::mutex> guard(lock);
   if (number) return cap_of(number)->origin = origin, cap_of(number)->limit = limit, number;
-  pool.caps.push_back({.number = pool.caps_opened + 1, .limit = limit, .origin = origin});
-  return ++pool.caps_opened;
+  kept.caps.push_back({.number = kept.caps_opened + 1, .limit = limit, .origin = origin});
+  return ++kept.caps_opened;
 } catch (const std::exception&) {
   return 0;
 }
 
 MSCTX_API void msctx_cap_close(int64_t number) {
   const std::lock_guard<std::mutex> guard(lock);
-  std::erase_if(pool.caps, [&](const Cap& cap) { return cap.number == number; });
+  std::erase_if(kept.caps, [&](const Cap& cap) { return cap.number == number; });
 }
 
 // limit, current, peak, allocations, out_of_memory of a cap, or with `number` 0 of all that was counted; and how many bytes are idle.
 MSCTX_API void msctx_cap_counts(int64_t number, int64_t found[6]) {
   const std::lock_guard<std::mutex> guard(lock);
   const Cap* cap = cap_of(number);
-  for (int64_t count : {cap->limit, cap->current, cap->peak, cap->allocations, cap->out_of_memory, pool.idle_bytes}) *found++ = count;
+  for (int64_t count : {cap->limit, cap->current, cap->peak, cap->allocations, cap->out_of_memory, kept.idle_bytes}) *found++ = count;
 }
 
 MSCTX_API void msctx_pool_reset_peak() {
   const std::lock_guard<std::mutex> guard(lock);
-  pool.caps[0].peak = pool.caps[0].current;
+  kept.caps[0].peak = kept.caps[0].current;
 }
 
 MSCTX_API int64_t msctx_pool_empty_cache() {

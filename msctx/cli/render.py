@@ -20,14 +20,13 @@ from msctx.plan import Plan
 
 T = TypeVar("T")
 
-COLOURS = {"honoured": "green", "approximated": "yellow", "inert": "dim", "refused": "red", "not_built": "magenta"}
+COLOURS = {"honoured": "green", "approximated": "yellow", "inert": "dim", "refused": "red"}
 
 
 MEANINGS = {
     "approximated": "it takes effect, with the difference stated",
     "inert": "it has no meaning on this device, or nothing to do here",
     "refused": "it cannot take effect, for the reason stated",
-    "not_built": "msctx checks the option and does not implement it yet",
 }
 """A legend of the statuses that say less than `honoured`."""
 

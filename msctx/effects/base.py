@@ -153,10 +153,6 @@ def refused(reason: str) -> Outcome:
     return Outcome("refused", {}, reason)
 
 
-def not_built(waits_for: str) -> Outcome:
-    return Outcome("not_built", {}, f"not implemented yet: requires {waits_for}")
-
-
 class _AsFound:
     def __repr__(self) -> str:
         return "as found"

@@ -3,7 +3,7 @@
 from typing import Any
 
 from msctx.effects.algorithms import carried_out
-from msctx.effects.base import NOTHING_ASKED, STAYS, Outcome, Want, approximated, effect, not_built, refused
+from msctx.effects.base import NOTHING_ASKED, STAYS, Outcome, Want, approximated, effect, refused
 
 MKL = {"torch.mkl.cbwr": "AUTO,STRICT"}
 """MKL's strict mode: products of matrices keep their bits, and no kernels of msctx's own need run."""
@@ -18,7 +18,7 @@ def thread_invariant(want: Want) -> Outcome:
 @effect("batch_invariant")
 def batch_invariant(want: Want) -> Outcome:
     if want.device == "cuda" and want.value:
-        return not_built("matrix products and convolutions of msctx's own on CUDA")
+        return refused("msctx has no matrix products and convolutions for CUDA")
     return _invariant(want, f"{NEITHER} and what adds over the batch")
 
 

@@ -13,7 +13,7 @@ from msctx.effects.algorithms import (
     only_records,
     unmeasured,
 )
-from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, not_built, refused
+from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, refused
 from msctx.options.conv_rules import PRODUCT, asked_by
 
 PAST_THE_HOOK = (
@@ -80,7 +80,7 @@ def _by_cublas(want: Want) -> Outcome:
     if want.value == "performance":
         return _measured(want)
     if want.value not in (*BY_FLAG, *CHOOSING):
-        return not_built("matrix products of msctx's own on CUDA")
+        return refused("cuBLAS has no such algorithm, and msctx has no matrix products for CUDA")
     outcome = approximated if want.value in ("bf16x9", "tf32") else honoured
     return outcome(flag(want), CHOSEN.get(want.value, ""))
 

@@ -115,7 +115,7 @@ OPTIONS = (
              "steps. The ranks gather digests, a collective. A warning names the first parameter that differs, and the ranks. 0 "
              "compares nothing."),
     extension("strict", Bool, example=True,
-        help="Turns every option that would be refused, is not built yet or is inert (but those of a device that is not here) "
+        help="Turns every option that would be refused or is inert (but those of a device that is not here) "
              "into an error before anything changes, and a switch that other code changed inside the scope into an error at "
              "exit. Without it each is a single warning."),
 )

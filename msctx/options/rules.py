@@ -236,11 +236,6 @@ NEEDS = (
     Needs(When("profiling_options"), (When("profiling_mode", TRUE),), "inert"),
     Needs(When("env_config_path.rdr.mode"), (When("env_config_path.rdr.enable", TRUE),), "inert"),
     Needs(When("env_config_path.rdr.path"), (When("env_config_path.rdr.enable", TRUE),), "inert"),
-    Needs(
-        When("graph_kernel_flags.dump_as_text"),
-        (When("graph_kernel_flags.opt_level", (1, 2, 3)), When("enable_graph_kernel", TRUE)),
-        "inert",
-    ),
     Needs(When("seed_by_rank", TRUE), (When("seed", test=_any),), "inert"),
     Needs(When("check_bprop_values"), (When("check_bprop", TRUE),), "inert"),
     Needs(When("dynamic_graph_execute_mode"), (When("dynamic_input", TRUE),), "inert"),

@@ -208,11 +208,16 @@ class _Source:
 
     def words(self, words: Sequence[str]) -> None:
         """Take over ``key=value`` words."""
+        given: set[str] = set()
         for word in words:
             key, equals, text = word.partition("=")
             if not equals or not key:
                 self.report(word, "is not key=value")
                 continue
+            if key in given:
+                self.report(key, "is given twice")
+                continue
+            given.add(key)
             try:
                 value = _value(key, text)
             except AmbiguousNumber as error:

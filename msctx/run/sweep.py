@@ -68,6 +68,8 @@ def read(words: Sequence[str], flag: str = "--sweep") -> dict[str, list[Any]]:
             else:
                 if not found[key] or None in found[key]:
                     wrong(f"{key}={text} has no values, or an empty one")
+                if len({*map(repr, found[key])}) < len(found[key]):
+                    wrong(f"{key}={text} names a value twice")
     if problems:
         raise OptionError(problems)
     return found

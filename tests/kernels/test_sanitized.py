@@ -52,7 +52,7 @@ def test_threads_use_the_allocator_at_random(sanitizers: str, tmp_path: Path) ->
     folders = [f"-I{KERNEL_SOURCES / name}" for name in ("", "include")] + [f"-isystem{torch_itself / 'include'}"]
     linked = (f"-L{torch_itself / 'lib'}", "-lc10", f"-Wl,-rpath,{torch_itself / 'lib'}")
     flags = ("-O1", "-g1", "-pthread", "-Wall", "-Wextra", "-Werror", *folders)
-    output = program(tmp_path, sanitizers, [HERE / "pool_stress.cpp", *parts], flags, "1500", "4", linked=linked)
+    output = program(tmp_path, sanitizers, [HERE / "allocator_stress.cpp", *parts], flags, "1500", "4", linked=linked)
     refused, broken = map(int, re.findall(r"\d+", output))
     assert refused > 0
     assert broken == 0

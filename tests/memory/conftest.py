@@ -12,7 +12,7 @@ import msctx
 
 
 @pytest.fixture
-def nothing_left_in_the_pool(only_new_objects_are_searched: None) -> Iterator[None]:
+def nothing_left_allocated(only_new_objects_are_searched: None) -> Iterator[None]:
     yield
     for _ in range(100):
         gc.collect()  # which returns at once while another thread collects, pytest-xdist's for instance

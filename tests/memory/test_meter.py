@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 MB = 2**20
 
 
-@pytest.mark.usefixtures("nothing_left_in_the_pool")
+@pytest.mark.usefixtures("nothing_left_allocated")
 def test_a_meter_counts_the_most_at_once_beyond_what_was_there() -> None:
     with msctx.context(memory_optimize_level="O0"):
         before = torch.empty(MB, dtype=torch.uint8)

@@ -80,7 +80,9 @@ def test_every_problem_at_once_with_its_place(write):
         """
     )
     with pytest.raises(OptionError) as caught:
-        read(file, ["novalue", "seed=010", "gpu_config.conv_algo=x", "experiment.x=1"])
+        read(
+            file, ["novalue", "seed=010", "seed_by_rank=True", "seed_by_rank=True", "gpu_config.conv_algo=x", "experiment.x=1"]
+        )
     text = str(caught.value)
     for expected in (
         f"{file}:1:1  contxt: unknown section",
@@ -94,9 +96,10 @@ def test_every_problem_at_once_with_its_place(write):
         f"{file}:10:9  record: is not a dictionary",
         "command line  novalue: is not key=value",
         "command line  seed: 010 is 8 in YAML 1.1 and 10 in YAML 1.2",
+        "command line  seed_by_rank: is given twice",
         "command line  gpu_config.conv_algo: gpu_config has no such key",
         "command line  experiment.x: unknown key",
-        "11 problems; nothing was changed.",
+        "12 problems; nothing was changed.",
     ):
         assert expected in text
 

@@ -85,7 +85,7 @@ def test_a_run_that_meets_its_cap_fails(job: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", ["{}", "{max_device_memory: 1MB, device_target: CPU}"])
-def test_an_accelerators_peaks_are_recorded_with_or_without_the_pool(
+def test_an_accelerators_peaks_are_recorded_whether_host_memory_is_counted_or_not(
     options: str, job: Any, far: Callable[..., str], tmp_path: Path
 ) -> None:
     source = """
@@ -115,7 +115,7 @@ def test_an_accelerators_peaks_are_recorded_with_or_without_the_pool(
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="an accelerator's memory is recorded always")
-def test_without_the_pool_nothing_is_recorded(job: Any, tmp_path: Path) -> None:
+def test_without_counted_memory_nothing_is_recorded(job: Any, tmp_path: Path) -> None:
     result = run_experiment(read(job(NETWORK.format(batches=[16]), "{deterministic: ON}")), str(tmp_path / "run"))
     assert not (tmp_path / "run" / "memory.json").exists()
     assert "peak_memory_bytes" not in result

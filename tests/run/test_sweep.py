@@ -82,6 +82,8 @@ def test_texts_stay_texts(experiment: str, tmp_path: Path, capsys: Any) -> None:
         (["--sweep", "deterministic=ON,OF"], "'OF' is not one of the values"),
         (["--sweep", "determinstic=ON,OFF"], "did you mean deterministic?"),
         (["--sweep", "deterministic"], "is not KEY=VALUE,VALUE"),
+        (["--sweep", "seed=1,2,1"], "seed=1,2,1 names a value twice"),
+        (["seed=1", "--sweep", "seed=2,3"], "seed: is given twice"),
         (["--sweep", "seed=1,2", "--sweep", "seed=3"], "seed is named twice"),
         (["--sweep", "experiment.sed=1,2"], "unknown key"),
         (["--sweep", "runtime_num_threads=01,2"], "write the number without the leading zero"),

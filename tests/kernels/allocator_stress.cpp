@@ -1,6 +1,6 @@
 // Threads allocate and release at random against caps, as tensors and by the raw interface; each block is filled, and looked at before it
 // is released.
-//     pool_stress OPERATIONS THREADS
+//     allocator_stress OPERATIONS THREADS
 #include "glue/allocator.cpp"
 
 #include <cstring>
