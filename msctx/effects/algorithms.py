@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, refused
+from msctx.effects.compilation import apart, by_module
 from msctx.effects.graph_engine import GRAPHS, with_graphs
 from msctx.effects.kernel_tuning import kept_in, measured, recorded_in
 from msctx.effects.precision_mode import HIF8, policy
@@ -179,7 +180,7 @@ def on_fallback(want: Want) -> str:
 
 def carried_out(want: Want) -> dict[str, Any]:
     """In eager code and in what inductor compiles."""
-    return conv_policy(want) | ({} if only_records(want) else INDUCTOR)
+    return conv_policy(want) | ({} if only_records(want) else INDUCTOR) | (apart(want) if by_module(want) else {})
 
 
 def only_records(want: Want) -> bool:

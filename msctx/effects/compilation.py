@@ -10,6 +10,7 @@ from msctx.effects import graph_engine
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert
 from msctx.options import DEVICES
 from msctx.options.ascend import SPEED_UP
+from msctx.options.conv_rules import RULES, rules_of
 from msctx.options.observation import Kernels
 
 IN_GRAPHS = (
@@ -83,8 +84,16 @@ def _apart(want: Want) -> list[str]:
         words += [f"save_graphs={want.other('save_graphs')}", f"save_graphs_path={want.other('save_graphs_path', '.')}"]
     if want.other("debug_level"):
         words.append("debug")
+    if by_module(want):
+        words.append("rules by module")
     found = ((name, want.other(f"{SPEED_UP}.{name}")) for name in IN_GRAPHS)
     return words + [f"{name}={value}" for name, value in found if value is not None]
+
+
+def by_module(want: Want) -> bool:
+    """Whether rules name modules: code that was compiled without such rules reads copies of the weights, which belong to none."""
+    rules = (rule for name in RULES for rule in rules_of(want.other(name) or ""))
+    return any(field == "module" for rule in rules for field, _ in rule.conditions)
 
 
 def _marks(want: Want) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from msctx import locks
@@ -189,8 +190,13 @@ class Tally(ScopeCounter):
 
 def _unmatched(rule: ConvRule) -> str:
     option, what = ("matmul_algo_rules", "product") if rule.is_of_products else ("conv_algo_rules", "convolution")
-    is_of_module = any(field == "module" for field, _ in rule.conditions)
-    hint = "; ctx.watch(model) makes the paths of a model's modules known" if is_of_module and not models.OPEN else ""
+    hint, names = "", [pattern for field, pattern in rule.conditions if field == "module"]
+    if names and not models.OPEN:
+        hint = "; ctx.watch(model) makes the paths of a model's modules known"
+    elif any(fnmatchcase(path, name) for name in names for model in models.open_ones() for path in model.paths):
+        hint = (
+            "; a watched model has this module: it was not called, or by code with copies of its weights (scripted, exported)"
+        )
     return f"{option}: no {what} matched {str(rule).partition(': ')[0]}{hint}"
 
 

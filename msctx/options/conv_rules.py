@@ -91,7 +91,7 @@ FEW_CHANNELS = (("dims", "2"), ("input", "*x[1-4]x*x*"))
 
 def rules_of(text: str) -> tuple[ConvRule, ...]:
     """The rules that a canonical text holds, first to last: the first that matches decides."""
-    pairs = (part.split(": ", 1) for part in text.split("; "))
+    pairs = (part.split(": ", 1) for part in text.split("; ") if part)
     return tuple(_rule(where, algorithms, _ALL) for where, algorithms in pairs)
 
 

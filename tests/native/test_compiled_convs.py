@@ -126,10 +126,13 @@ def test_convolutions_of_one_point_are_no_products_of_eager_code_or_of_code_comp
             assert [(row.direction, row.ran, row.calls) for row in ctx.choices()] == [(*row, 1) for row in rows]
 
 
-def test_rules_by_module_find_the_weights_of_the_model() -> None:
-    """Left to itself, inductor computes with copies of them in channels_last."""
+@pytest.mark.parametrize("is_compiled_before", [False, True])
+def test_rules_by_module_find_the_weights_of_the_model(is_compiled_before: bool) -> None:
+    """Left to itself, inductor computes with copies of them in channels_last: Dynamo compiles such code again."""
     model, x = network(), torch.randn(2, 3, 9, 8)
     call = torch.compile(model)
+    if is_compiled_before:
+        call(x).sum().backward()
     with msctx.context(conv_algo_rules="1: fprop=gemm, wgrad=algo_1", fallback="error") as ctx:
         ctx.watch(call)
         call(x).sum().backward()
