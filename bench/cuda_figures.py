@@ -254,7 +254,7 @@ def figures_of(problem: MeasuredProblem, folder: str) -> list[Figure]:
     """What ``performance`` measures is kept in *folder*, away from the user's own."""
     sets = [problem.inputs(seed) for seed in range(ROUND)]
     truth = exact(problem, sets[0])
-    contenders = [*torchs(problem), *(ours(problem, name) for name in (*VALUES[problem.direction], "normal"))]
+    contenders = [*torchs(problem), *(ours(problem, name) for name in VALUES[problem.direction])]
     contenders.append(ours(problem, "performance", tuning_file=f"{folder}/tuning.json"))
     figures = all_tried(contenders, problem, sets, truth)
     entrants = {one.name: Entrant(one.name, one.scope, repeated(one, problem, sets)) for one in contenders}

@@ -121,7 +121,7 @@ def costs(rows: Rows) -> Lines:
             )
 
 
-NAMES = (AGAIN, BENCHMARK, "normal", "performance")
+NAMES = (AGAIN, BENCHMARK, "performance")
 NOTABLE = 1.05
 """From this ratio on a choice of ``performance`` has a row in the documentation."""
 

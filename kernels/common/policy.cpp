@@ -308,8 +308,12 @@ const ConvRow* Policy::named(const ConvCall& call, Direction direction, Choice& 
 }
 
 // What `normal` takes: the first row of those from which it expects most, if that is anything; where torch's own path is not allowed,
-// the first good one of ours.
+// the first good one of ours. On other devices it is torch's own path.
 const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& choice) const {
+  if (!table_.is_computed_again) {
+    if (choice.reasons.empty()) choice.reasons.push_back("cuDNN's heuristic chooses, in torch's own path");
+    return nullptr;
+  }
   const bool torch_allowed = allows_torch(call);
   const ConvRow *best = nullptr, *good = nullptr, *inexact = nullptr, *resort = nullptr;  // all but the first where torch is not allowed
   std::vector<std::pair<const ConvRow*, std::string>> passed;
@@ -317,7 +321,7 @@ const ConvRow* Policy::guess(const ConvCall& call, Direction direction, Choice& 
     const ConvRow& row = table_.rows[i];
     if (row.direction != direction || choice.asked == row.name || !allows_math(row) || !exists(row, call)) continue;
     std::vector<std::string> why = obstacles(row, call);
-    const bool can = why.empty(), is_good = row.merit(call.problem, op_of(direction, call.transposed)) != Merit::last_resort;
+    const bool can = why.empty(), is_good = merit_of(row, call) != Merit::last_resort;
     if (can && !is_exact(row, call)) {
       why.push_back(too_inexact(row));
       if (!inexact && is_good) inexact = &row;

@@ -96,8 +96,12 @@ std::string Policy::too_inexact(const ConvRow& row) const {
   return "its error bound is above " + option + in_words(allowed_error(row));
 }
 
+Merit merit_of(const ConvRow& row, const ConvCall& call) {
+  return row.merit ? row.merit(call.problem, op_of(row.direction, call.transposed)) : Merit::last_resort;
+}
+
 int rank_of(const ConvRow& row, const ConvCall& call) {
-  const Merit merit = row.merit(call.problem, op_of(row.direction, call.transposed));
+  const Merit merit = merit_of(row, call);
   const bool copied = call.channels_last && !row.algorithm->reads_channels_last;
   switch (merit) {
     case Merit::beats_torch_by_far: return 3;
@@ -121,9 +125,7 @@ std::vector<const ConvRow*> Policy::candidates(const ConvCall& call, Direction d
     // with one thread, or the number of threads would choose the row
     if (is_exact(row, call) && memory_of(*row.algorithm, call.problem, op, 1) <= largest_trial) found.push_back(&row);
   }
-  const auto merit = [&](const ConvRow* row) {
-    return std::pair(rank_of(*row, call), row->merit(call.problem, op_of(direction, call.transposed)));
-  };
+  const auto merit = [&](const ConvRow* row) { return std::pair(rank_of(*row, call), merit_of(*row, call)); };
   std::stable_sort(found.begin(), found.end(), [&](const ConvRow* a, const ConvRow* b) { return merit(a) > merit(b); });
   return found;
 }

@@ -53,8 +53,6 @@ double error(const ConvProblem& p, Op op) {
   return unit * double(planned(p, op, false)->additions) + rounded;
 }
 
-Merit merit(const ConvProblem&, Op) { return Merit::last_resort; }  // nothing is known of their speed beside cuDNN's
-
 bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, void* memory, const Parallel&) {
   const auto plan = planned(p, op, true);
   const int device = call_in_question().device;
@@ -105,7 +103,7 @@ void reasons(const ConvProblem& p, Op op, Reasons& found) {
 std::vector<ConvRow> cuda_depthwise_rows() {
   std::vector<ConvRow> rows;
   for (const Direction direction : {Direction::fprop, Direction::dgrad, Direction::wgrad})
-    rows.push_back({direction, "direct", &depthwise, merit});
+    rows.push_back({direction, "direct", &depthwise, nullptr});
   return rows;
 }
 

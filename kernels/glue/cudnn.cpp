@@ -26,14 +26,6 @@ enum Math { tf32_allowed = 0, tensor_op = 1, fma = 3 };                   // cud
 enum { cross_correlation = 1 };                                           // cudnnConvolutionMode_t
 enum { nchw = 0, nhwc = 1 };                                              // cudnnTensorFormat_t
 
-// cudnnConvolution{Fwd,BwdData,BwdFilter}AlgoPerf_t
-struct Performance {
-  int algorithm, status;
-  float time;
-  size_t memory;
-  int determinism, math, reserved[3];
-};
-
 struct Cudnn {
   Handle (*handle)() = nullptr;
   const char* (*error)(int) = nullptr;
@@ -46,7 +38,6 @@ struct Cudnn {
   int (*set_math)(Descriptor, int) = nullptr;
   // By Op; the descriptors in the order of cuDNN's own parameters.
   int (*workspace[3])(Handle, Descriptor, Descriptor, Descriptor, Descriptor, int, size_t*) = {};
-  int (*heuristic[3])(Handle, Descriptor, Descriptor, Descriptor, Descriptor, int, int*, Performance*) = {};
   int (*forward)(
       Handle, const void* alpha, Descriptor x, const void*, Descriptor w, const void*, Descriptor, int, void*, size_t, const void* beta,
       Descriptor y, void*) = nullptr;
@@ -64,8 +55,6 @@ Cudnn cudnn;
 // One problem and algorithm's arithmetic as descriptors of cuDNN. Those of a thread are kept: to make them takes longer than many a launch.
 struct Described {
   Descriptor x = nullptr, w = nullptr, y = nullptr, convolution = nullptr;
-  std::vector<int> ranking[3];  // by Op: by the heuristic, once it has been asked
-  bool is_ranked[3] = {};
   std::map<std::pair<Op, int>, std::pair<int, size_t>> support;  // status and workspace
 
   void describe(const ConvProblem& p, bool last, bool tf32) {
@@ -130,22 +119,6 @@ struct Described {
     return found->second;
   }
 
-  // The place of an algorithm in what cuDNN's heuristic expects to be fast, from 0 on; -1: it does not name it.
-  int place(Op op, int algorithm) {
-    std::vector<int>& known = ranking[int(op)];
-    if (!std::exchange(is_ranked[int(op)], true)) {
-      Performance found[16];
-      int count = 0;
-      const auto [a, b, c, d] = in_order(op);
-      if (cudnn.heuristic[int(op)](cudnn.handle(), a, b, c, d, 16, &count, found) == success)
-        for (int i = 0; i < count; i++)  // an algorithm may be there twice, with two kinds of arithmetic
-          if (found[i].status == success && std::find(known.begin(), known.end(), found[i].algorithm) == known.end())
-            known.push_back(found[i].algorithm);
-    }
-    const auto at = std::find(known.begin(), known.end(), algorithm);
-    return at == known.end() ? -1 : int(at - known.begin());
-  }
-
  private:
   static int type(const ConvProblem& p) {
     constexpr int types[] = {0, 1, 2, 9};  // cudnnDataType_t: float, double, half, bfloat16
@@ -178,7 +151,7 @@ struct Named {
   int number[3];  // that of each Op; -1: the Op has none of this name
 };
 // By Direction: a transposed convolution's fprop is a backward_data, its dgrad a forward; algorithms of these that the options have no
-// name for in this direction are for normal and performance. `direct` has a number, too (3), but cuDNN never implemented it.
+// name for in this direction are for performance. `direct` has a number, too (3), but cuDNN never implemented it.
 constexpr Named fprop[] = {
     {"implicit_gemm", {0, -1, -1}}, {"implicit_precomp_gemm", {1, -1, -1}}, {"gemm", {2, -1, -1}},
     {"fft", {4, 2, -1}},            {"fft_tiling", {5, 3, -1}},             {"winograd", {6, 4, -1}},
@@ -244,20 +217,6 @@ struct Row {
     const bool is_five = std::any_of(p.window, p.window + p.dims, [](int64_t size) { return size == 5; });
     return is_five && std::string_view(named.name) == "winograd_nonfused" ? 1.3e-2 : 0.0;
   }
-  static Merit merit(const ConvProblem& p, Op op) {
-    const int number = named.number[int(op)];
-    if (number < 0 || is_empty(p)) return Merit::last_resort;
-    // One order for all rows: that of the arithmetic which is allowed. What could run on tensor cores is named by its row that does.
-    const bool allowed = p.dtype == DType::f32 && call_in_question().allows_tf32 && has_tf32(call_in_question().device);
-    if (allowed != tf32 && has_tensor_cores(named.name)) return Merit::last_resort;
-    try {
-      constexpr Merit places[] = {Merit::beats_torch_by_far, Merit::beats_torch, Merit::runner_up};
-      const int place = described(p, allowed).place(op, number);
-      return place >= 0 && place < 3 ? places[place] : Merit::last_resort;
-    } catch (const CudaFailed&) {
-      return Merit::last_resort;
-    }
-  }
   // Throws CudaFailed.
   static bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, void* memory, const Parallel&) {
     const int number = named.number[int(op)];
@@ -296,7 +255,7 @@ struct Row {
       .provider = "cudnn",
   };
   static bool exists(Op op) { return named.number[int(op)] >= 0; }
-  static constexpr ConvRow row{direction, named.name, &algorithm, merit, exists};
+  static constexpr ConvRow row{direction, named.name, &algorithm, nullptr, exists};
 };
 
 struct Rows {
@@ -345,9 +304,6 @@ std::string load_cudnn(const char* library, const char* torch_cuda) {
   get(cudnn.workspace[0], found, "cudnnGetConvolutionForwardWorkspaceSize");
   get(cudnn.workspace[1], found, "cudnnGetConvolutionBackwardDataWorkspaceSize");
   get(cudnn.workspace[2], found, "cudnnGetConvolutionBackwardFilterWorkspaceSize");
-  get(cudnn.heuristic[0], found, "cudnnGetConvolutionForwardAlgorithm_v7");
-  get(cudnn.heuristic[1], found, "cudnnGetConvolutionBackwardDataAlgorithm_v7");
-  get(cudnn.heuristic[2], found, "cudnnGetConvolutionBackwardFilterAlgorithm_v7");
   get(cudnn.forward, found, "cudnnConvolutionForward");
   get(cudnn.backward_data, found, "cudnnConvolutionBackwardData");
   get(cudnn.backward_filter, found, "cudnnConvolutionBackwardFilter");

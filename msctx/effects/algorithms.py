@@ -26,7 +26,7 @@ NAMED = (*ALGORITHMS, "conv_algo_rules")
 BY_NAME = (*NAMED, *PRODUCTS)
 """The options that name algorithms."""
 FOR_SMALL = {"cpu": "normal", "cuda": "performance"}
-"""What convolutions of few channels run: on CUDA what normal takes is often slower than torch's own path."""
+"""What convolutions of few channels run: on CUDA normal is torch's own path."""
 CHOOSING = ("normal", "performance", RECORDED)
 """What chooses among the algorithms and torch's own path; or only records, for later, under the same permissions."""
 OPEN = (*CHOOSING, *INVARIANT)
@@ -110,6 +110,7 @@ NO_BOUND = (
     "no algorithm of msctx with a larger bound is chosen; PyTorch's own path, which normal and performance may choose, "
     "states no bound"
 )
+OWN_PATH = "PyTorch's own path, in which cuDNN's heuristic chooses"
 DIRECT_ON_CUDA = "by a kernel of msctx's own, for depthwise convolutions: cuDNN never implemented it"
 
 
@@ -134,7 +135,7 @@ def conv_policy(want: Want) -> dict[str, Any]:
         texts = (asking.get("conv_algo_rules"), str(ConvRule(FEW_CHANNELS, tuple(left_open))))  # after what is asked for
         asking["conv_algo_rules"] = "; ".join(filter(None, texts))
     asking |= {who: RECORDED for d in _only_recorded(want) if (who := option_of(d)) not in asking}
-    if not asking:
+    if not asking or not asked(want):
         return {}
     if asking.get("batch_invariant"):
         asking["thread_invariant"] = True  # of the same kernels, fewer
@@ -185,7 +186,7 @@ def carried_out(want: Want) -> dict[str, Any]:
 
 def only_records(want: Want) -> bool:
     """Whether nothing is asked of the native core but to record: then all runs as without it."""
-    return {name for _, name in asked(want)} == {RECORDED}
+    return {name for _, name in asked(want)} <= {RECORDED}
 
 
 def _only_recorded(want: Want) -> list[str]:
@@ -214,7 +215,8 @@ def _all_asked(want: Want) -> dict[tuple[str, str], str]:
             found.setdefault((PRODUCT, "normal"), "matmul_allow_tf32")
     if want.device in POLICY and want.other(SMALL):
         found |= {(d, FOR_SMALL[want.device]): SMALL for d in DIRECTIONS if not named[d]}
-    return found | {(d, RECORDED): "aoe_tune_mode=offline" for d in _only_recorded(want)}
+    found |= {(d, RECORDED): "aoe_tune_mode=offline" for d in _only_recorded(want)}
+    return {} if want.device == "cuda" and {name for _, name in found} == {"normal"} else found  # cuDNN's heuristic chooses
 
 
 def rounds_products(want: Want) -> bool:
@@ -241,6 +243,8 @@ def obstacle(want: Want) -> str:
 
 @effect(*ALGORITHMS)
 def algorithm(want: Want) -> Outcome:
+    if want.device == "cuda" and want.value == "normal":
+        return honoured(carried_out(want), OWN_PATH)
     if why := obstacle(want):
         return refused(why)
     if want.device == "cuda" and want.value == "reference":
@@ -248,7 +252,7 @@ def algorithm(want: Want) -> Outcome:
     assignments = carried_out(want)
     if want.value != "performance":
         named = DIRECT_ON_CUDA if want.value == "direct" else HALF_ON_CUDA
-        return honoured(assignments, named if want.device == "cuda" and want.value != "normal" else "")
+        return honoured(assignments, named if want.device == "cuda" else "")
     if why := unmeasured(want):
         return approximated(assignments, f"{why}: {_decides(want)}")
     return honoured(assignments, "each problem that the tuning file does not know is measured when it is first met")
@@ -401,6 +405,8 @@ def detail(want: Want, also: str = "", ability: str = "", of: tuple[str, ...] = 
     if not (mine := asked_of(want, *of)):
         if excluded_here := [who for (d, _), who in _all_asked(want).items() if d in of]:
             return inert(f"no call can run what is asked for: {', '.join(dict.fromkeys(excluded_here))}")
+        if want.device == "cuda" and any(map(want.other, ALGORITHMS)):
+            return inert(f"normal is {OWN_PATH}")
         convolutions = ["conv_fprop_algo and its like", "conv_algo_rules"] if of != (PRODUCT,) and want.device in POLICY else []
         products = {"cpu": [*PRODUCTS, "matmul_allow_tf32"], "ascend": PRODUCTS}.get(want.device, []) if PRODUCT in of else []
         invariant = INVARIANT if want.device in POLICY else ()

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from msctx.effects.algorithms import OPEN, asked_of, carried_out, detail, npu_policy
+from msctx.effects.algorithms import ALGORITHMS, OPEN, asked_of, carried_out, detail, npu_policy
 from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, refused
 from msctx.effects.graph_engine import DIGITS, with_graphs
 from msctx.effects.matmul import EMULATES, FLAG, flag
@@ -96,7 +96,7 @@ def _by_flags(want: Want) -> Outcome:
     if not want.value and want.facts.cublas:
         return refused(EMULATES.format(want.facts.cublas))
     outcome = detail(want, "; or with conv_allow_tf32, matmul_algo or matmul_allow_tf32")
-    convolves = bool(want.in_force("conv_allow_tf32"))
+    convolves = bool(want.in_force("conv_allow_tf32")) or any(want.other(name) == "normal" for name in ALGORITHMS)
     holds_for = ["cuDNN's convolutions"] * convolves
     if want.in_force("matmul_algo") or want.in_force("matmul_allow_tf32"):
         holds_for.append("cuBLAS's products")

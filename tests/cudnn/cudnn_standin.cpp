@@ -24,12 +24,6 @@ struct Filter {
 struct Convolution {
   int dims = 0, pad[8] = {}, stride[8] = {}, dilation[8] = {}, type = 0, groups = 1, math = 0;
 };
-struct Perf {
-  int algorithm, status;
-  float time;
-  size_t memory;
-  int determinism, math, reserved[3];
-};
 
 std::mutex lock;  // of the log: as in cuDNN, threads run at once
 std::string log;
@@ -162,20 +156,6 @@ int query(int op, const Tensor& x, const Filter& w, const Tensor& y, const Convo
   return support(families[op][algorithm], x, w, c);
 }
 
-int rank(int op, const Tensor& x, const Filter& w, const Tensor& y, const Convolution& c, int wanted, int* count, Perf* found) {
-  *count = 0;
-  const bool has_tf32 = c.math == 0;
-  const std::vector<int> forward = has_tf32 ? std::vector<int>{1, 7, 0} : std::vector<int>{7, 1, 2, 0};
-  const std::vector<int> likely = op == 0 ? forward : has_tf32 ? std::vector<int>{1, 1, 5, 0} : std::vector<int>{5, 1, 0};
-  for (const int algorithm : likely) {
-    size_t bytes = 0;
-    const int status = query(op, x, w, y, c, algorithm, &bytes);
-    if (status == bad_param) return bad_param;
-    if (*count < wanted) found[(*count)++] = {algorithm, status, -1.0f, bytes, 0, c.math, {}};
-  }
-  return ok;
-}
-
 int started(int op, const Tensor& x, const Filter& w, const Tensor& y, const Convolution& c, int algorithm, void* memory, size_t bytes) {
   size_t needed = 0;
   if (const int status = query(op, x, w, y, c, algorithm, &needed)) return status;
@@ -256,18 +236,6 @@ API int cudnnGetConvolutionBackwardFilterWorkspaceSize(
     void*, Tensor* x, Tensor* y, Convolution* c, Filter* w, int algorithm, size_t* bytes) {
   return query(2, *x, *w, *y, *c, algorithm, bytes);
 }
-API int cudnnGetConvolutionForwardAlgorithm_v7(void*, Tensor* x, Filter* w, Convolution* c, Tensor* y, int n, int* count, Perf* found) {
-  return rank(0, *x, *w, *y, *c, n, count, found);
-}
-API int cudnnGetConvolutionBackwardDataAlgorithm_v7(
-    void*, Filter* w, Tensor* y, Convolution* c, Tensor* x, int n, int* count, Perf* found) {
-  return rank(1, *x, *w, *y, *c, n, count, found);
-}
-API int cudnnGetConvolutionBackwardFilterAlgorithm_v7(
-    void*, Tensor* x, Tensor* y, Convolution* c, Filter* w, int n, int* count, Perf* found) {
-  return rank(2, *x, *w, *y, *c, n, count, found);
-}
-
 API int cudnnConvolutionForward(
     void*, const void*, Tensor* xd, const void* x, Filter* wd, const void* w, Convolution* c, int algorithm, void* memory, size_t bytes,
     const void*, Tensor* yd, void* y) {

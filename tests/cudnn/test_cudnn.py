@@ -98,7 +98,7 @@ def test_what_is_not_supported_falls_back_as_requested(asking: Run) -> None:
     assert "conv_fprop_algo=winograd cannot compute the convolution of 2x4x7x9 with 6x4x2x2" in warning
     assert "winograd: cuDNN does not support it for this problem on this device" in warning
     (row,) = rows()
-    assert (row.asked, row.ran, row.provider, row.calls) == ("winograd", "implicit_precomp_gemm", "cudnn", 2), row
+    assert (row.asked, row.ran, row.provider, row.calls) == ("winograd", "torch", "torch", 2), row
     ask(conv_fprop_algo="winograd", fallback="error")
     assert "fallback=error: nothing was computed" in refused(lambda: check(x, w))
     ask(conv_fprop_algo="reference", fallback="error")
@@ -131,11 +131,11 @@ def test_torchs_own_flags_hold(asking: Run) -> None:
 
     assert ran() == ["algo_0"]
     torch.backends.cudnn.deterministic = True
-    assert ran() == ["winograd_nonfused"], "what the heuristic puts first"
+    assert ran() == []
     assert "torch's own flags ask for the same bits" in rows()[-1].reasons[0]
     torch.backends.cudnn.deterministic = False
     torch.use_deterministic_algorithms(True)
-    assert ran() == ["winograd_nonfused"]
+    assert ran() == []
     torch.use_deterministic_algorithms(True, warn_only=True)
     assert ran() == ["algo_0"]
     torch.use_deterministic_algorithms(False)
@@ -186,7 +186,7 @@ def test_the_workspace_is_the_devices_memory_and_has_a_limit(asking: Run) -> Non
     ask(conv_fprop_algo="winograd_nonfused", conv_workspace_limit=4096, fallback="silent")
     log(cudnn)
     torch.nn.functional.conv2d(x, w)
-    assert log(cudnn)[0].split()[1] == "implicit_precomp_gemm", "what the heuristic takes beside it"
+    assert not log(cudnn)
     assert "its workspace of 8192 bytes is above conv_workspace_limit=4096" in rows()[-1].reasons[0]
     """)
 
@@ -203,8 +203,7 @@ def test_an_algorithm_without_memory_for_its_workspace_falls_back(asking: Run) -
     log(cudnn)
     found = [torch.nn.functional.conv2d(*given) for _ in range(2)]
     limit(ctypes.c_int64(-1))
-    ran = log(cudnn)
-    assert [line.split()[1] for line in ran] == ["implicit_precomp_gemm"] * 2, (ran, rows())
+    assert not log(cudnn), rows()
     assert torch.allclose(found[0].cpu(), torch.nn.functional.conv2d(x, w), atol=1e-5)
     assert any("fft_tiling: there was no memory for its workspace" in reason for row in rows() for reason in row.reasons), rows()
     ask()

@@ -14,7 +14,6 @@ NAMED = (
     {"fprop": "direct", "dgrad": "algo_0", "wgrad": "algo_3"},
     {"fprop": "fft_tiling", "dgrad": "fft", "wgrad": "fft"},
     {"fprop": "winograd_nonfused", "dgrad": "winograd", "wgrad": "winograd_nonfused"},
-    {"fprop": "normal", "dgrad": "normal", "wgrad": "normal"},
 )
 OPERATORS = [f"conv{kind}{dims}d" for kind in ("", "_transpose") for dims in (1, 2, 3)]
 CHECK = """

@@ -1,4 +1,4 @@
-"""normal and performance on CUDA tensors: cuDNN's heuristic, and what is measured, when, and for how long it is kept."""
+"""normal and performance on CUDA tensors: PyTorch's own path, and what is measured, when, and for how long it is kept."""
 
 from __future__ import annotations
 
@@ -9,33 +9,16 @@ from pathlib import Path
 Run = Callable[[str], str]
 
 
-def test_normal_is_cudnns_heuristic(asking: Run) -> None:
+def test_normal_is_pytorchs_own_path(asking: Run) -> None:
+    """cuDNN's heuristic chooses there: of a direction, and where a named algorithm cannot run."""
     asking("""
-    ask(conv_fprop_algo="normal", conv_dgrad_algo="normal", conv_wgrad_algo="normal", fallback="error")
+    ask(conv_fprop_algo="normal", conv_dgrad_algo="algo_1", conv_wgrad_algo="normal", fallback="error")
     log(cudnn)
     check(torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3))
-    check(torch.randn(2, 4, 7, 9), torch.randn(6, 4, 2, 2), stride=2)
-    assert [line.split()[1] for line in log(cudnn)] == ["winograd_nonfused"] * 3 + ["implicit_precomp_gemm", "algo_1", "algo_1"]
-    """)
-
-
-def test_normal_asks_for_the_arithmetic_that_is_allowed(asking: Run) -> None:
-    """cuDNN's order with TF32 is another one, and no row of the other arithmetic mixes into it."""
-    asking("""
-    every = {f"conv_{direction}_algo": "normal" for direction in ("fprop", "dgrad", "wgrad")}
-    x, w = torch.randn(2, 4, 7, 9), torch.randn(6, 4, 3, 3)
-
-    def ran(**fields):
-        ask(**every, **fields)
-        log(cudnn)
-        compute(*on_far(x, w))
-        return [tuple(line.split()[1:3]) for line in log(cudnn)]
-
-    tf32 = [("implicit_precomp_gemm", "default"), ("algo_1", "default"), ("algo_1", "default")]
-    assert ran(conv_allow_tf32=True) == tf32
-    assert ran(conv_allow_tf32=False) == [("winograd_nonfused", "fma")] * 3
-    torch.backends.cudnn.allow_tf32 = False
-    assert ran(conv_allow_tf32=True) == [("winograd_nonfused", "fma")] * 3
+    assert [line.split()[:2] for line in log(cudnn)] == [["backward_data", "algo_1"]]
+    assert set(own_calls) == {"forward", "backward"}
+    assert [(row.direction, row.ran) for row in rows()] == [("fprop", "torch"), ("dgrad", "algo_1"), ("wgrad", "torch")]
+    assert rows()[0].reasons == ("cuDNN's heuristic chooses, in torch's own path",)
     """)
 
 
@@ -110,11 +93,10 @@ def test_while_a_graph_is_recorded_nothing_is_measured(
     for _ in range(2):
         log(cudnn)
         check(x, w, padding=1)
-        ran = [line.split()[:2] for line in log(cudnn)]
-        assert ran == [[word, "winograd_nonfused"] for word in ("forward", "backward_data", "backward_filter")], ran
-    assert not own_calls, "torch's own path is tried only to be measured"
+        assert not log(cudnn)
+    assert set(own_calls) == {"forward", "backward"}
     assert standin.core.loaded().measurements() == 0
-    assert [(row.ran, row.calls) for row in rows()] == [("winograd_nonfused", 2)] * 3
+    assert [(row.ran, row.calls) for row in rows()] == [("torch", 2)] * 3
     assert all(row.reasons[0].startswith("chosen as by normal: ") for row in rows()), rows()
     recorder.standin_capture(0)
     for _ in range(2):

@@ -58,7 +58,7 @@ struct Decision {
   std::shared_ptr<Choice> choice;  // nullptr: nothing is asked for
   std::vector<bool> held;        // for which rules of the policy: their conditions
   bool fell_back = false;        // the named algorithm did not run
-  bool to_measure = false;       // `performance`, and nobody has measured this problem yet: row is that of `normal`
+  bool to_measure = false;       // `performance`, and too few have measured this problem: row is what they found, or that of `normal`
   std::string message;           // for the warning or the error of a fallback
   bool recorded = false;
   mutable std::atomic<int64_t> warned{0};  // the warning was given, among those of this number: see msctx_warn_again
@@ -142,6 +142,7 @@ class Policy : public PolicyOptions {
 
 // How much `normal` expects of a row for a call: 0, where torch's own path is as good a guess.
 int rank_of(const ConvRow&, const ConvCall&);
+Merit merit_of(const ConvRow&, const ConvCall&);
 
 // A row's name, and its arithmetic where that is not float32's own.
 std::string label_of(const std::string& name, const std::string& math);

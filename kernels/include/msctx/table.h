@@ -26,7 +26,7 @@ struct ConvRow {
   Direction direction;
   const char* name;  // the option's value
   const ConvAlgorithm* algorithm;
-  Merit (*merit)(const ConvProblem&, Op);
+  Merit (*merit)(const ConvProblem&, Op);  // null: nothing is expected
   bool (*exists)(Op) = nullptr;  // null: for all; another Op has none of this name, and does not list it
 };
 
@@ -67,7 +67,7 @@ struct ConvTable {
   const ConvRow* rows;
   int count;
   const Passes* passes = nullptr;  // null: those of avx512
-  bool is_computed_again = true;  // by conv_run, where a result is not finite
+  bool is_computed_again = true;  // by conv_run, where a result is not finite: the CPU's
 };
 
 static inline Op op_of(Direction direction, bool transposed) {
