@@ -12,66 +12,106 @@
 namespace msctx {
 namespace {
 
-constexpr double gain = 1.03;          // what a row must gain over torch's own path
-constexpr double gain_of_few = 1.25;   // the same where there was time for few rounds
-constexpr double sure_gain = 1.2;      // above it the best of many cannot be the best by luck alone
-constexpr double near_gain = 1.15;     // below it more rounds are worth their time
-constexpr int few = 5, enough = 9, most = 61;  // rounds
+constexpr double gain = 1.03;            // what a row must gain over torch's own path
+constexpr double gain_of_few = 1.25;     // the same where there was time for few rounds
+constexpr double gain_without_order = 1.1;  // what a row that adds in no order must gain over those that have one
+constexpr size_t few = 5, enough = 9, most = 61;  // rounds
 constexpr double tiny_time = 0.001, short_time = 0.02, long_time = 0.1;  // seconds: small problems are noisier, and cost nothing
-constexpr double budget = 1.5;         // seconds for our first runs of one problem, for the rounds, and for those that confirm
-constexpr double asking = 0.05;         // seconds after which permission is asked for again: somebody may have interrupted the process
-constexpr double never = 1e30;         // the time of what was not run
+constexpr double budget = 1.5;  // seconds for our first runs of one problem, for the rounds, and for those that confirm
+constexpr double asking = 0.05;  // seconds after which permission is asked for again: somebody may have interrupted the process
+constexpr double never = 1e30;  // the time of what was not run
 
 using Clock = std::chrono::steady_clock;
 double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 struct Contender {
-  const ConvRow* row;         // null: torch's own path
-  std::vector<double> times;  // of each round
+  const ConvRow* row = nullptr;  // null: torch's own path
+  bool in_order = true;
+  std::vector<double> times = {};  // of each round
   double best = never;
   bool in_race = true, fails = false;
 };
 
+struct Verdict {
+  size_t winner = 0;  // 0: torch's own path
+  size_t rival = 0;   // the best of those that add in a fixed order
+  bool is_doubtful = false;  // more rounds might find a winner
+  double gain = 1.0;  // of the winner, in three quarters of the rounds
+  double again = 1.0;  // A/A: how far apart two runs of torch's own path in one round are, in the middle
+};
+
+// `all`: torch's own path, which is the first of each round, the same again, which is the last, and the rows, which ran between. A row
+// wins if three quarters of its rounds gain more than torch's own path differs from itself; of few rounds the worst one counts.
+Verdict verdict(const std::vector<Contender>& all) {
+  const std::vector<double> &first = all[0].times, &last = all[1].times;
+  const size_t rounds = last.size(), low = rounds < few ? 0 : rounds / 4;
+  Verdict found;
+  if (rounds == 0) return found;
+  std::vector<double> values(rounds);
+  for (size_t i = 0; i < rounds; i++) values[i] = std::max(first[i], last[i]) / std::min(first[i], last[i]);
+  std::sort(values.begin(), values.end());
+  found.again = values[rounds < few ? rounds - 1 : rounds / 2];
+  double needed = std::max(rounds < few ? gain_of_few : gain, found.again), ordered = 1.0;
+  for (const bool in_order : {true, false}) {
+    if (!in_order) needed = std::max(needed, gain_without_order * ordered);
+    for (size_t c = 2; c < all.size(); c++) {
+      if (!all[c].in_race || all[c].in_order != in_order || all[c].times.size() != rounds) continue;
+      for (size_t i = 0; i < rounds; i++) values[i] = (first[i] + last[i]) / 2 / all[c].times[i];
+      std::sort(values.begin(), values.end());
+      found.is_doubtful |= values[low] < needed && values[rounds - 1 - low] >= needed;
+      if (in_order && values[low] > ordered) ordered = values[low], found.rival = c;
+      if (values[low] >= std::max(needed, found.gain)) found.winner = c, found.gain = values[low];
+    }
+  }
+  return found;
+}
+
 class Race {
  public:
-  Race(const std::vector<const ConvRow*>& rows, const Run& run, int32_t table) : run_(run), table_(table), contenders_{{nullptr, {}}} {
-    for (const ConvRow* row : rows) contenders_.push_back({row, {}});
+  Race(const std::vector<const ConvRow*>& rows, const Run& run, int32_t table) : run_(run), table_(table), contenders_(2) {
+    for (const ConvRow* row : rows) contenders_.push_back({row, row->algorithm->fixed_order});
   }
 
   // nullopt: torch's own path itself fails, whose error is for the call to raise; or it shall be measured later.
   std::optional<Tuned> result() try {
     if (run_.prepare) prepare();
     warm_up();
-    if (torch().best >= never) return std::nullopt;
-    run_rounds(all_in_race());
-    const Contender* winner = fastest_proven();
-    if (winner && torch().best < sure_gain * winner->best) winner = confirmed(*winner);
-    return tuned(winner ? *winner : torch());
+    std::vector<size_t> runners;
+    for (size_t c = 2; c < contenders_.size(); c++)
+      if (contenders_[c].in_race) runners.push_back(c);
+    Verdict found = after_rounds(runners);
+    // The fastest of several may be so by luck: it has to win once more.
+    if (found.winner && contenders_[found.winner].in_order) found = after_rounds({found.winner});
+    else if (found.winner) found = after_rounds(found.rival ? std::vector{found.winner, found.rival} : std::vector{found.winner});
+    check();
+    if (is_busy()) return std::nullopt;
+    return tuned(found);
   } catch (const Stopped&) {
     return std::nullopt;
   }
 
+  // Others had the processor at more than a quarter of the times that we looked: programs wake up for a moment on any machine.
+  bool is_busy() const { return 4 * busy_ > asked_; }
+
  private:
   struct Stopped {};
-  Contender& torch() { return contenders_.front(); }
-
-  double time(const Contender& c) const {
-    try {
-      return run_.seconds(c.row);
-    } catch (const std::exception&) {  // such as out of memory
-      return never;
-    }
-  }
 
   void check() {
-    if (since(asked_) < asking) return;
-    if (is_put_off(permission(table_))) throw Stopped();
-    asked_ = Clock::now();
+    const Permission said = permission(table_, true);
+    if (is_put_off(said)) throw Stopped();
+    busy_ += said == Permission::busy;
+    if (++asked_ >= 4 && is_busy()) throw Stopped();
+    asked_at_ = Clock::now();
   }
 
   void run(Contender& c) {
-    check();
-    const double seconds = time(c);
+    if (since(asked_at_) >= asking) check();
+    double seconds = never;
+    try {
+      seconds = run_.seconds(c.row);
+    } catch (const std::exception&) {  // such as out of memory
+      if (!c.row) throw Stopped();
+    }
     c.times.push_back(seconds);
     c.best = std::min(c.best, seconds);
     c.in_race = seconds < never;
@@ -80,7 +120,7 @@ class Race {
 
   void prepare() {
     for (Contender& c : contenders_) {
-      check();
+      if (since(asked_at_) >= asking) check();
       try {
         run_.prepare(c.row);
       } catch (const std::exception&) {
@@ -89,18 +129,18 @@ class Race {
     }
   }
 
-  // The likely ones come first. A first run makes primitives, threads and pages, which counts where it takes no time at all.
+  // The likely ones come first. A first run makes primitives, threads and pages, which counts where it takes no time at all. What a single
+  // run would throw out runs again: it may have waited for a core.
   void warm_up() {
     auto start = Clock::now();
     for (Contender& c : contenders_) {
-      c.in_race = !c.fails && (&c == &torch() || since(start) < budget);
+      c.in_race = !c.row || (!c.fails && since(start) < budget);
       if (!c.in_race) continue;
       run(c);
       const double first = c.best;
-      const int more = first < tiny_time ? 3 : first < long_time && (first < short_time || first < 10 * best_) ? 1 : 0;
-      for (int i = 0; i < more && c.in_race; i++) run(c);
-      c.times.clear();
-      if (&c == &torch()) start = Clock::now();  // however long it takes, ours have their time
+      const bool once_more = (first < long_time || first > 2.0 * best_) && (first < short_time || first < 10 * best_);
+      for (int i = first < tiny_time ? 3 : once_more; i > 0 && c.in_race; i--) run(c);
+      if (!c.row) start = Clock::now();  // however long it takes, ours have their time
     }
     drop(2.0);
   }
@@ -111,77 +151,43 @@ class Race {
       if (c.row && c.best > factor * best_) c.in_race = false;
   }
 
-  std::vector<Contender*> all_in_race() {
-    std::vector<Contender*> found;
-    for (Contender& c : contenders_)
-      if (c.in_race) found.push_back(&c);
+  // In turns, so that what the machine does meanwhile meets all of them; ours in another order each time.
+  Verdict after_rounds(std::vector<size_t> runners) {
+    const auto start = Clock::now();
+    for (Contender& c : contenders_) c.times.clear();
+    Verdict found;
+    for (size_t round = 0; round < most && !runners.empty(); round++) {  // there is one at least
+      double cost = 2 * contenders_[0].best;
+      for (const size_t c : runners) cost += contenders_[c].best;
+      if (round && since(start) + cost > budget) break;
+      if (round >= enough && since(start) > short_time && (found.winner || !found.is_doubtful)) break;
+      run(contenders_[0]);
+      for (size_t i = 0; i < runners.size(); i++) run(contenders_[runners[(i + round) % runners.size()]]);
+      run(contenders_[1]);
+      if (round >= 3) drop(1.3);
+      std::erase_if(runners, [&](size_t c) { return !contenders_[c].in_race; });
+      found = verdict(contenders_);
+    }
     return found;
   }
 
-  // In turns, so that what the machine does meanwhile meets all of them; each round begins with another one.
-  void run_rounds(std::vector<Contender*> runners) {
-    const auto start = Clock::now();
-    for (int round = 0; round < most && runners.size() > 1; round++) {  // so there is one of ours
-      double cost = 0;
-      for (const Contender* c : runners) cost += round ? c->best : 0.0;  // there is one at least
-      if (since(start) + cost > budget) break;
-      if (round >= enough && since(start) > short_time && !is_doubtful()) break;
-      for (size_t i = 0; i < runners.size(); i++) run(*runners[(i + size_t(round)) % runners.size()]);
-      if (round >= 3) drop(1.3);
-      std::erase_if(runners, [](const Contender* c) { return !c->in_race; });
-    }
-  }
-
-  bool is_doubtful() {
-    const auto by_best = [](const Contender& a, const Contender& b) { return a.best < b.best; };
-    const Contender& ours = *std::min_element(contenders_.begin() + 1, contenders_.end(), by_best);
-    return torch().best > ours.best / near_gain && (torch().best < ours.best * near_gain || !is_proven(ours));
-  }
-
-  // The fastest run, the middle one of the runs side by side, and two thirds of them must all speak for it.
-  bool is_proven(const Contender& c) {
-    const size_t rounds = std::min(c.times.size(), torch().times.size());
-    if (rounds == 0 || !c.in_race) return false;
-    std::vector<double> ratios;
-    for (size_t i = 0; i < rounds; i++) ratios.push_back(torch().times[i] / c.times[i]);
-    std::sort(ratios.begin(), ratios.end());
-    const double needed = rounds < few ? gain_of_few : gain;
-    return torch().best >= needed * c.best && ratios[rounds / 2] >= needed && ratios[rounds / 3] >= 1.0;
-  }
-
-  Contender* fastest_proven() {
-    Contender* winner = nullptr;
-    for (Contender& c : contenders_)
-      if (c.row && (!winner || c.best < winner->best) && is_proven(c)) winner = &c;
-    return winner;
-  }
-
-  // The fastest of several may be so by luck: it is run against torch's own path once more.
-  const Contender* confirmed(const Contender& candidate) {
-    Contender& again = contenders_[size_t(&candidate - contenders_.data())];
-    for (Contender* c : {&torch(), &again}) {
-      c->times.clear();
-      c->best = never;
-    }
-    run_rounds({&torch(), &again});
-    return is_proven(again) ? &again : nullptr;
-  }
-
-  Tuned tuned(const Contender& winner) const {
-    Tuned found{"torch", "torch", "measured in this process", true, {}};
+  Tuned tuned(const Verdict& found) const {
+    const Contender& winner = contenders_[found.winner];
+    Tuned result{"torch", "torch", "measured in this process", Tuned::here, true, found.again, {{"torch", found.gain}}};
     if (winner.row) {
-      found.name = winner.row->name;
-      found.math = winner.row->algorithm->math;
+      result.name = winner.row->name;
+      result.math = winner.row->algorithm->math;
     }
     for (const Contender& c : contenders_)
-      found.measured.push_back({c.row ? label_of(*c.row) : "torch", c.best < never ? c.best / winner.best : 0.0});
-    return found;
+      if (c.row) result.measured.push_back({label_of(*c.row), c.best < never ? c.best / winner.best : 0.0});
+    return result;
   }
 
   const Run& run_;
   const int32_t table_;
-  Clock::time_point asked_ = Clock::now();
-  std::vector<Contender> contenders_;  // torch's own path first
+  int busy_ = 0, asked_ = 1;  // how often others had the processor, of how often we looked
+  Clock::time_point asked_at_ = Clock::now();
+  std::vector<Contender> contenders_;  // torch's own path first, and again
   double best_ = never;
 };
 
@@ -217,22 +223,31 @@ Decided measured(Policy& policy, const ConvCall& call, const Decided& guessed, D
   const Here guard;
   std::string why;
   const TuningKey key = policy.tuning_key(call, direction), for_next_run{~key.table, key.direction, key.problem, key.permissions};
-  if (!policy.tuned_for(call, direction, threads)) {  // another module may have had the same problem
+  const Tuned* const known = policy.tuned_for(call, direction, threads);
+  if (!known || !known->is_settled) {  // another module may have had the same problem
     if (spent > total_budget)
       return policy.decide_again(call, direction, threads, "this process has spent its " + in_words(total_budget) + " seconds of measuring");
     const Permission said = permission(key.table);
-    if (is_put_off(said)) return guessed;
+    const std::vector<std::string>& told = guessed->choice->reasons;
+    if (is_put_off(said) || (said == Permission::busy && !told.empty() && told.back() == beside_load)) return guessed;
+    if (said == Permission::busy) why = beside_load;
     if (said == Permission::forked) why = "nothing is measured in a forked worker, and the tuning file does not have it";
     if (said == Permission::other_rank) why = "of several processes rank 0 alone measures, and the tuning file did not have it";
     if (said == Permission::for_next_run && tuned(for_next_run, threads, true)) why = kept_for_next_run;
     if (why.empty()) {
       const Spending spending;
-      const auto result = Race(policy.candidates(call, direction), run, key.table).result();
-      if (!result) return guessed;
-      report(key, threads, *result);
-      if (said == Permission::for_next_run) why = kept_for_next_run;
-      learn(why.empty() ? key : for_next_run, threads, *result);
+      Race race(policy.candidates(call, direction), run, key.table);
+      if (const auto result = race.result()) {
+        report(key, threads, *result);
+        if (said == Permission::for_next_run) why = kept_for_next_run;
+        learn(why.empty() ? key : for_next_run, threads, *result);
+      } else if (!race.is_busy()) {
+        return guessed;
+      } else {
+        why = beside_load;
+      }
     }
+    if (why == beside_load && !known) record(key, threads, "beside other load");
   }
   return policy.decide_again(call, direction, threads, why);
 }
@@ -241,3 +256,16 @@ Decided measured(Policy& policy, const ConvCall& call, const Decided& guessed, D
 
 // How long this process has measured.
 MSCTX_API double msctx_measuring_seconds() { return msctx::spent; }
+// The decision of the rounds of a race: `times` has one row of `rounds` numbers for torch's own path, for the same again, and for each other.
+// What is found is written to `gain` and `again`. Returns the place of the winner, 0 for torch.
+MSCTX_API int msctx_verdict(
+    const double* times, int contenders, int rounds, const int32_t* in_order, double* gain, double* again) {
+  std::vector<msctx::Contender> all(static_cast<size_t>(contenders));
+  for (int c = 0; c < contenders; c++) {
+    all[size_t(c)].in_order = in_order[c];
+    all[size_t(c)].times.assign(times + c * rounds, times + (c + 1) * rounds);
+  }
+  const msctx::Verdict found = msctx::verdict(all);
+  *gain = found.gain, *again = found.again;
+  return int(found.winner);
+}

@@ -30,15 +30,24 @@ TuningKey Policy::tuning_key(const ConvCall& call, Direction direction) const {
 const Tuned* Policy::tuned_for(const ConvCall& call, Direction direction, int threads) const {
   if (batch_invariant) return nullptr;  // each batch size has a result of its own
   const TuningKey key = tuning_key(call, direction);
-  return thread_invariant ? tuned_for_any_threads(key, deterministic) : tuned(key, threads, deterministic);
+  return tuned(key, thread_invariant ? any_threads : threads, deterministic);
 }
 
 void Policy::tune(
     const ConvCall& call, Direction direction, int threads, const std::string& why_not_measured, Choice& choice,
     Decision& decision) const {
   const Tuned* known = tuned_for(call, direction, threads);
-  if (known && follows(*known, call, direction, choice, decision)) return;
   std::string why = why_not_measured;
+  if (known && follows(*known, call, direction, choice, decision)) {
+    decision.to_measure = !known->is_settled && (why.empty() || why == beside_load) && !deterministic && !thread_invariant && !forks;
+    if (!known->is_settled && !why.empty()) choice.reasons.push_back(why);
+    return;
+  }
+  if (why == beside_load) {
+    decision.to_measure = true;
+    choice.reasons = {why};
+    return;
+  }
   if (known) why = choice.reasons.front();
   else if (deterministic) why = "nothing is measured under deterministic=ON, and no entry of the tuning file with the same stamp has it";
   else if (batch_invariant) why = "under batch_invariant=True the choice must not depend on the size of the batch";
@@ -70,6 +79,7 @@ bool Policy::follows(
   choice.reasons.push_back(known.source);
   for (const Measured& m : known.measured)
     if (m.label != label) choice.reasons.push_back(comparison(m, label));
+  choice.reasons.push_back(comparison({"torch again, in the same rounds", known.again}, "torch"));
   return true;
 }
 

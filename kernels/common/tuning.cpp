@@ -16,13 +16,13 @@ namespace msctx {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Variant = std::pair<int, bool>;  // number of threads, whether the stamp is exact
+using Variant = std::pair<int, int32_t>;  // number of threads, Tuned::Standing
 std::mutex& lock = fork_safe_mutex();
 struct Tables {
   std::map<TuningKey, std::map<Variant, Tuned>> known;  // never erased from: decisions are made of them without the lock
   std::string fresh;                                  // for Python, as members of a JSON list
   int64_t count = 0;                                  // how many problems were measured
-  std::map<int32_t, Clock::time_point> put_off;       // table → until when nothing is measured
+  std::map<int32_t, std::pair<Clock::time_point, Permission>> put_off;  // table → until when nothing is measured, and why
   std::set<std::pair<TuningKey, int>> recorded;
 };
 Tables& tables = immortal<Tables>();
@@ -39,11 +39,6 @@ std::string members_of(const TuningKey& key, int threads) {
   return json;
 }
 
-const Tuned* at(const std::map<Variant, Tuned>& results, int threads, bool exact) {
-  const auto found = results.find({threads, exact});
-  return found == results.end() ? nullptr : &found->second;
-}
-
 // For Python, under the lock.
 void add(const std::string& json) {
   if (!tables.fresh.empty()) tables.fresh += ',';
@@ -56,26 +51,21 @@ const Tuned* tuned(const TuningKey& key, int threads, bool exact_only) {
   const std::lock_guard<std::mutex> guard(lock);
   const auto found = tables.known.find(key);
   if (found == tables.known.end()) return nullptr;
-  const Tuned* exact = at(found->second, threads, true);
-  return exact || exact_only ? exact : at(found->second, threads, false);
-}
-
-const Tuned* tuned_for_any_threads(const TuningKey& key, bool exact_only) {
-  const std::lock_guard<std::mutex> guard(lock);
-  const auto found = tables.known.find(key);
-  if (found == tables.known.end()) return nullptr;
   const Tuned *exact = nullptr, *other = nullptr;
-  for (const auto& [place, result] : found->second) (place.second ? exact : other) = &result;  // in the order of threads
+  for (const auto& [place, result] : found->second)  // in the order of threads, and of standing
+    if (threads == any_threads || place.first == threads) (place.second ? exact : other) = &result;
   return exact || exact_only ? exact : other;
 }
 
 void learn(const TuningKey& key, int threads, Tuned result) {
   const std::lock_guard<std::mutex> guard(lock);
-  if (tables.known[key].try_emplace({threads, result.exact}, std::move(result)).second) decide_anew();
+  if (tables.known[key].try_emplace({threads, result.standing}, std::move(result)).second) decide_anew();
 }
 
-bool record(const TuningKey& key, int threads) {
-  const std::string json = members_of(key, threads) + "\"ran\":\"\",\"math\":\"\",\"measured\":{}}";
+bool record(const TuningKey& key, int threads, const char* why) {
+  std::string json = members_of(key, threads);
+  member(json, "math", why);
+  json += "\"ran\":\"\",\"again\":1,\"votes\":[],\"measured\":{}}";
   const std::lock_guard<std::mutex> guard(lock);
   if (tables.recorded.size() >= most_recorded) return tables.recorded.contains({key, threads});
   if (tables.recorded.emplace(key, threads).second) add(json);
@@ -86,7 +76,11 @@ void report(const TuningKey& key, int threads, const Tuned& result) {
   std::string json = members_of(key, threads);
   member(json, "ran", result.name);
   member(json, "math", result.math);
-  json += "\"measured\":{";
+  char again[40];
+  std::snprintf(again, sizeof again, "\"again\":%.3f,\"votes\":[", result.again);
+  json += again;
+  quote(json, result.name + ' ' + result.math);
+  json += "],\"measured\":{";
   for (const Measured& m : result.measured) {
     if (json.back() != '{') json += ',';
     quote(json, m.label);
@@ -100,17 +94,17 @@ void report(const TuningKey& key, int threads, const Tuned& result) {
   tables.count++;
 }
 
-Permission permission(int32_t table) {
+Permission permission(int32_t table, bool anew) {
   if (!ask) return Permission::now;
   const auto now = Clock::now();
-  {
+  if (!anew) {
     const std::lock_guard<std::mutex> guard(lock);
     const auto put_off = tables.put_off.find(table);
-    if (put_off != tables.put_off.end() && now < put_off->second) return Permission::later;
+    if (put_off != tables.put_off.end() && now < put_off->second.first) return put_off->second.second;
   }
   const auto said = Permission(call_python(ask, long(Permission::not_this_call), "(i)", int(table)));
   const std::lock_guard<std::mutex> guard(lock);
-  if (said == Permission::later) tables.put_off[table] = now + std::chrono::seconds(1);
+  if (said == Permission::later || said == Permission::busy) tables.put_off[table] = {now + std::chrono::seconds(1), said};
   return said;
 }
 
@@ -124,14 +118,16 @@ struct MeasuredText {
 };
 struct TunedText {
   const char *direction, *problem, *permissions, *name, *math, *source;
-  int32_t threads, exact, count;
+  int32_t threads, exact, settled, count;
+  double again;
   const MeasuredText* measured;
 };
 
 // Entries of a tuning file, for policies that name its table. 0: there was no memory for all of them.
 MSCTX_API int msctx_learn(int32_t table, const TunedText* entries, int count) try {
   for (const TunedText* e = entries; e < entries + count; e++) {
-    Tuned result{e->name, e->math, e->source, e->exact != 0, {}};
+    const auto standing = e->exact ? Tuned::same_stamp : Tuned::other_stamp;
+    Tuned result{e->name, e->math, e->source, standing, e->settled != 0, e->again, {}};
     for (int i = 0; i < e->count; i++) result.measured.push_back({e->measured[i].label, e->measured[i].ratio});
     learn({table, e->direction, e->problem, e->permissions}, e->threads, std::move(result));
   }

@@ -143,21 +143,6 @@ def _native() -> Iterator[Check]:
     else:
         library = core.load()
         yield Check("native core", "ok", f"{library.isa()} of {', '.join(library.isas())}, {made.path}")
-        yield from _tuning()
-
-
-def _tuning() -> Iterator[Check]:
-    from msctx.errors import FileError
-    from msctx.native import tuning, tuning_file
-
-    path = tuning_file.location()
-    try:
-        groups = tuning_file.read(path)
-    except FileError as error:
-        yield Check("tuning file", "missing", "; ".join(map(str, error.problems)), "msctx tune show")
-        return
-    used = sum(len(list(tuning.matching(groups, mine))) for mine in tuning.here().values())
-    yield Check("tuning file", "ok", f"{path}, {sum(map(len, groups.values()))} entries, {used} of them used here")
 
 
 def _switches() -> Iterator[Check]:

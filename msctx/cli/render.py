@@ -208,13 +208,14 @@ def tuning_page(found: Mapping[str, Any]) -> Group:
             None: f"of {group['place']}, which cannot be asked here" * bool(found["stamps_here"]),
         }
         parts += [Text(""), Text(used[group["used"]], style="bold"), pairs_table(group["stamp"], ("stamp", ""))]
-        table = _table("direction", "problem", "threads", "permissions", "ran", "math", "torch takes", "measured")
+        table = _table(
+            "direction", "problem", "threads", "permissions", "ran", "math", "torch takes", "A/A", "agree", "measured"
+        )
         for e in group["entries"]:
-            ratio = e["measured"].get("torch")
-            gain = f"{ratio:.2f}x" if ratio else ""
             ran = e["ran"] or "not measured yet"
-            words = (e["direction"], e["problem"], str(e["threads"]), e["permissions"], ran, e["math"], gain, e["when"])
-            table.add_row(*map(Text, words))
+            figures = (f"{e['measured'].get('torch', 1):.2f}x", f"{e['again']:.2f}x") if e["measured"] else ("", "")
+            words = [e["direction"], e["problem"], str(e["threads"]), e["permissions"], ran, e["math"], *figures]
+            table.add_row(*map(Text, [*words, str(max(map(e["votes"].count, e["votes"]), default="")), e["when"]]))
         parts.append(table)
     return Group(*parts)
 

@@ -7,7 +7,7 @@ import ctypes
 import json
 import os
 from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p, py_object
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from msctx import locks, notices
 from msctx.errors import NativeError, nearest
@@ -16,6 +16,8 @@ from msctx.options.conv_rules import ASKED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from msctx.native.tuning_file import Entry
 
 ISA_VARIABLE = "MSCTX_ISA"
 FALLBACKS = ("warn", "error", "silent")
@@ -122,7 +124,8 @@ class _Measured(Structure):
 class _Tuned(Structure):
     _fields_ = [
         *((name, c_char_p) for name in ("direction", "problem", "permissions", "ran", "math", "source")),
-        *((name, c_int32) for name in ("threads", "exact", "count")),
+        *((name, c_int32) for name in ("threads", "exact", "settled", "count")),
+        ("again", c_double),
         ("measured", POINTER(_Measured)),
     ]
 
@@ -174,20 +177,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_enter_compiled": (c_int, [c_int]),
     "msctx_running": (JSON, []),
 }
-
-
-class Tuned(NamedTuple):
-    """A tuning file's entry for one problem; *exact*: its stamp is wholly that of this process."""
-
-    direction: str
-    problem: str
-    permissions: str
-    threads: int
-    ran: str
-    math: str
-    measured: dict[str, float | None]
-    source: str
-    exact: bool
 
 
 class Core:
@@ -265,16 +254,16 @@ class Core:
         """Whether a kernel of ours may compute it under the policy in force, where its module is not known."""
         return bool(self.c.msctx_may_compute_product(ctypes.byref(product)))
 
-    def learn(self, table: int, entries: Sequence[Tuned]) -> None:
-        """Add the entries of a tuning file to the table of this number; entries that it has already stay."""
-        array = (_Tuned * max(1, len(entries)))()
-        for slot, entry in zip(array, entries, strict=False):
+    def learn(self, table: int, known: Sequence[tuple[Entry, str, bool]]) -> None:
+        """Add what ``tuning.matching`` found to the table of this number; entries that it has already stay."""
+        array = (_Tuned * max(1, len(known)))()
+        for slot, (entry, source, exact) in zip(array, known, strict=False):
             ratios = [_Measured(label.encode(), ratio or 0.0) for label, ratio in entry.measured.items()]
-            for name in ("direction", "problem", "permissions", "ran", "math", "source"):
+            for name in ("direction", "problem", "permissions", "ran", "math"):
                 setattr(slot, name, getattr(entry, name).encode())
-            slot.threads, slot.exact, slot.count = entry.threads, entry.exact, len(ratios)
-            slot.measured = (_Measured * max(1, len(ratios)))(*ratios)
-        self.c.msctx_learn(table, array, len(entries))
+            slot.source, slot.exact, slot.settled, slot.again = source.encode(), exact, entry.is_settled, entry.again
+            slot.threads, slot.count, slot.measured = entry.threads, len(ratios), (_Measured * max(1, len(ratios)))(*ratios)
+        self.c.msctx_learn(table, array, len(known))
 
     def measured(self) -> list[dict[str, Any]]:
         """What was measured, or only recorded (``ran`` is empty), since the last call."""
@@ -283,10 +272,6 @@ class Core:
     def measurements(self) -> int:
         """How many problems this process has measured."""
         return int(self.c.msctx_measurements())
-
-    def measuring_seconds(self) -> float:
-        """How long this process has measured."""
-        return float(self.c.msctx_measuring_seconds())
 
     def ask_before_measuring(self, permission: Callable[[int], int]) -> None:
         """Call *permission* in the thread of a convolution with the number of its table before and while it is measured."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import math
+import os
 import sys
 import time
 from collections.abc import Iterable
@@ -16,12 +17,12 @@ from msctx import locks, notices
 from msctx.errors import FileError
 from msctx.native import build, core, distributed, limits, tuning_file
 from msctx.native.choices import Choice
-from msctx.native.core import Core, Tuned
+from msctx.native.core import Core
 from msctx.native.environment_key import Stamp, stamp
 from msctx.native.tuning_file import IN_WORK_PATH as IN_WORK_PATH
 from msctx.native.tuning_file import Entry, Groups
 
-Permission = IntEnum("Permission", "NOW LATER FOR_NEXT_RUN OTHER_RANK FORKED NOT_THIS_CALL", start=0)
+Permission = IntEnum("Permission", "NOW LATER FOR_NEXT_RUN OTHER_RANK FORKED NOT_THIS_CALL BUSY", start=0)
 """The answer to the library when a problem is about to be measured; as in kernels/include/msctx/tuning.h."""
 SHARE_LEFT = {"cpu": limits.share_left, "cuda": limits.share_left_on_gpu}
 """What is left of the caps on memory, by the kind of device."""
@@ -35,7 +36,6 @@ class _Table:
     def __init__(self, number: int, path: Path, run: int, place: str) -> None:
         self.number, self.path, self.run, self.place = number, path, run, place
         self.read: Any = None  # the state of the file when it was read
-        self.usable = True
 
     def refresh(self, library: Core) -> None:
         """Give the library what the file has got since; what it knows already stays."""
@@ -50,25 +50,20 @@ class _Table:
         known = self._known(library)
         library.learn(self.number, distributed.of_first(known) if self.run else known)
 
-    def _known(self, library: Core) -> list[Tuned]:
-        self.usable = False
+    def _known(self, library: Core) -> list[tuple[Entry, str, bool]]:
         try:
             known = matching(tuning_file.read(self.path), stamp(library, self.place))
         except FileError as error:
             notices.warn("tuning_file", str(error), f"the tuning file is not used: {_text(error)}")
             return []
-        self.usable = True
         return known
 
     def keep(self, library: Core, found: list[Entry]) -> None:
         """Write what was measured; what cannot be written is reported once, and holds for this process."""
-        if not self.usable:
-            return
         try:
             tuning_file.merge(self.path, {stamp(library, self.place): {entry.key: entry for entry in found}})
         except FileError as error:
-            what = "measured" if any(entry.ran for entry in found) else "recorded"
-            notices.warn_or_print("tuning_file", str(error), f"what was {what} is not kept: {_text(error)}")
+            notices.warn_or_print("tuning_file", str(error), f"what was measured or recorded is not kept: {_text(error)}")
 
 
 _lock = locks.reentrant()
@@ -105,9 +100,9 @@ def keep(library: Core) -> None:
 
 
 def used_by(rows: Iterable[Choice]) -> Groups:
-    """The entries for the problems of these choices, from the files that this process has used."""
+    """The entries for the problems of these choices, from the files that this process has used: what ran, as if all agreed on it."""
     library = core.loaded()
-    wanted = {(row.direction, row.line) for row in rows if row.asked == "performance"}
+    wanted = {(row.direction, row.line): (row.ran, row.math) for row in rows if row.asked == "performance"}
     found: Groups = {}
     if library is None or not wanted:
         return found
@@ -115,7 +110,8 @@ def used_by(rows: Iterable[Choice]) -> Groups:
     for path, place in {(one.path, one.place) for one in _tables.values()}:
         with suppress(FileError):  # reported when it was to be used
             for which, entries in tuning_file.read(path).items():
-                mine = {key: entry for key, entry in entries.items() if key[:2] in wanted and entry.ran}
+                used = {key: entry for key, entry in entries.items() if key[:2] in wanted and entry.math}
+                mine = {key: entry if entry.is_settled else entry.agreed_on(*wanted[key[:2]]) for key, entry in used.items()}
                 if mine and not which.differs(stamp(library, place))[0]:
                     found.setdefault(which, {}).update(mine)
     return found
@@ -131,7 +127,7 @@ def here() -> dict[str, Stamp]:
     return {place: stamp(core.load(), place) for place in places}
 
 
-def matching(groups: Groups, here: Stamp) -> list[Tuned]:
+def matching(groups: Groups, here: Stamp) -> list[tuple[Entry, str, bool]]:
     """The results that hold under a stamp, and how they came about; those with that very stamp first."""
     found = []
     for which in sorted(groups, key=lambda s: (s != here, s)):
@@ -139,8 +135,7 @@ def matching(groups: Groups, here: Stamp) -> list[Tuned]:
         for entry in () if hard else groups[which].values():
             other = "".join(f", with {name} {getattr(which, name)}" for name in soft)
             source = f"from the tuning file: measured {entry.when} by {entry.threads} thread{'s' * (entry.threads != 1)}{other}"
-            fields = {name: getattr(entry, name) for name in Tuned._fields if hasattr(entry, name)}
-            found += [Tuned(**fields, source=source, exact=not soft)] if entry.ran else []
+            found += [(entry, source, not soft)] if entry.ran else []
     return found
 
 
@@ -159,6 +154,8 @@ def _permission(library: Core, number: int) -> int:
             return Permission.LATER
         _progress(library)
         rank = distributed.rank()
+        if is_busy() and rank in (None, 0):  # all ranks choose alike
+            return Permission.BUSY if rank is None else Permission.LATER
         return Permission.NOW if rank is None else Permission.FOR_NEXT_RUN if rank == 0 else Permission.OTHER_RANK
     except (OSError, RuntimeError) as error:
         if isinstance(error, TimeoutError):
@@ -174,12 +171,19 @@ _due = 3.0
 def _progress(library: Core) -> None:
     """A first step under ``performance`` may take a minute."""
     global _due
-    if (seconds := library.measuring_seconds()) < _due:
+    if (seconds := library.c.msctx_measuring_seconds()) < _due:
         return
     _due = seconds + 10
     line = f"msctx: performance measures each convolution and matmul on its first call: {library.measurements()} so far"
     with suppress(AttributeError, OSError, ValueError):  # there is no stderr, or nobody reads it
         print(f"{line}, in {seconds:.0f} s of at most 120", file=sys.stderr, flush=True)
+
+
+def is_busy() -> bool:
+    """Whether more threads are runnable than there are cores: what gains meanwhile need not gain later."""
+    with suppress(OSError):  # not Linux
+        return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) > (os.cpu_count() or 1)
+    return False
 
 
 def _is_compiling() -> bool:

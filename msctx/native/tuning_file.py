@@ -7,7 +7,7 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,13 +17,15 @@ from msctx.errors import Diagnostic, FileError, NativeError
 from msctx.native import cachedir
 from msctx.native.environment_key import Stamp
 
-FORMAT = "msctx tuning 1.0"
-IN_CACHE = "tuning/convolutions.json"
+FORMAT = "msctx tuning 2.0"
+IN_CACHE = "tuning/measured.json"
 IN_WORK_PATH = "msctx_tuning.json"
 """What aoe_tune_mode=offline records, and aoe_mode=2 measures: the file in work_path."""
 OTHER = "name another file with tuning_file"
 PATIENCE = 10.0
 """Seconds to wait for another process that writes the same file."""
+ENOUGH = 3
+"""So many processes have to choose alike: until then, each later one measures again."""
 
 
 class Key(NamedTuple):
@@ -39,7 +41,8 @@ class Key(NamedTuple):
 class Entry:
     """What was chosen for a problem: *ran* and *math* as in choices(), each contender's time in units of the winner's, and when.
 
-    *ran* is empty if the problem was only recorded.
+    *again*: how far apart two runs of PyTorch in one round were. *votes*: what each process chose. *ran* is empty if the problem was
+    only recorded, or if other load kept it from being measured, which *math* says.
     """
 
     direction: str
@@ -48,19 +51,34 @@ class Entry:
     permissions: str
     ran: str
     math: str
+    again: float
     measured: dict[str, float | None] = field(hash=False)
+    votes: list[str] = field(hash=False)
     when: str
 
     def __post_init__(self) -> None:
-        texts = self.direction, self.problem, self.permissions, self.ran, self.math, self.when, *self.measured
+        texts = self.direction, self.problem, self.permissions, self.ran, self.math, self.when, *self.measured, *self.votes
         if not all(isinstance(text, str) and text.isprintable() for text in texts) or type(self.threads) is not int:
             raise TypeError("an entry has a field of another type")
-        if not all(ratio is None or 0 < ratio < 1e9 for ratio in self.measured.values()):
+        if not all(ratio is None or 0 < ratio < 1e9 for ratio in (self.again, *self.measured.values())):
             raise TypeError("measured has a number that is no ratio of times")
 
     @property
     def key(self) -> Key:
         return Key(self.direction, self.problem, self.threads, self.permissions)
+
+    @property
+    def is_settled(self) -> bool:
+        return self.votes.count(f"{self.ran} {self.math}") >= ENOUGH
+
+    def agreed_on(self, ran: str, math: str) -> Entry:
+        return replace(self, ran=ran, math=math, votes=[f"{ran} {math}"] * ENOUGH)
+
+    def with_vote(self, new: Entry) -> Entry:
+        """What most processes chose, *new* included; PyTorch's own path, if that is one of several."""
+        votes = [*self.votes, *new.votes]
+        most = max(votes, key=lambda one: (votes.count(one), one == "torch torch"))
+        return self if self.is_settled else replace(new if most in new.votes else self, votes=votes)
 
 
 Groups = dict[Stamp, dict[Key, Entry]]
@@ -101,21 +119,22 @@ def read(path: Path) -> Groups:
 
 
 def merge(path: Path, new: Mapping[Stamp, Mapping[Key, Entry]]) -> None:
-    """Add entries to a file, whoever else writes it meanwhile. A result stays, and replaces what was only recorded.
+    """Add entries to a file, whoever else writes it meanwhile: each result has a vote, and replaces what was only recorded.
 
     Raises:
         FileError: it cannot be read or written, or is no tuning file: then it is left as it is.
     """
     with _locked(path):
         groups = read(path)
-        is_new = False
         for stamp, entries in new.items():
             group = groups.setdefault(stamp, {})
             for key, entry in entries.items():
-                if key not in group or (entry.ran and not group[key].ran):
-                    group[key], is_new = entry, True
-        if is_new:
-            _write(path.resolve(), text_of(groups))
+                old = group.get(key)
+                if old is None or (entry.measured and not old.ran):
+                    group[key] = entry
+                elif entry.ran:
+                    group[key] = old.with_vote(entry)
+        _write(path.resolve(), text_of(groups))
 
 
 def clear(path: Path) -> int:

@@ -17,8 +17,18 @@ from msctx.native.tuning_file import Entry
 from msctx.run.config import read
 from msctx.run.runner import config
 
+FIGURES = {"torch": 1.25, "gemm": 1.0}
 ENTRY = Entry(
-    "fprop", "1x3x8x8 * 4x3x3x3, float32", 2, "strict", "gemm", "strict", {"torch": 1.25, "gemm": 1.0}, "2026-01-02T03:04Z"
+    "fprop",
+    "1x3x8x8 * 4x3x3x3, float32",
+    2,
+    "strict",
+    "gemm",
+    "strict",
+    1.02,
+    FIGURES,
+    ["gemm strict"] * 2,
+    "2026-01-02T03:04Z",
 )
 
 
@@ -50,25 +60,28 @@ def here() -> Stamp:
 
 def test_show_and_clear(tune: Any, own_tuning_file: Path) -> None:
     assert tune("show")[1].startswith(f"{own_tuning_file}: not there yet")
-    recorded = replace(ENTRY, direction="wgrad", ran="", math="", measured={})
-    write(own_tuning_file, here(), ENTRY, recorded)
+    recorded = replace(ENTRY, direction="wgrad", ran="", math="", measured={}, votes=[])
+    write(own_tuning_file, here(), ENTRY, recorded, replace(recorded, direction="dgrad", math="beside other load"))
     write(own_tuning_file, replace(here(), cpu="Processor 9", flags="none of these"), ENTRY, replace(ENTRY, threads=4))
     write(own_tuning_file, replace(here(), compiler="c++ 1"), ENTRY)
     code, out, _ = tune("show")
     assert code == 0
     parts = (
-        "5 entries",
+        "6 entries",
         "used here\n",
         "used here (another compiler)",
         "not used here: another cpu, flags",
         ENTRY.problem,
         "1.25x",
+        "1.02x",
+        " 2 ",
+        "beside other load",
     )
     assert [part for part in (*parts, "not measured yet") if part not in out] == []
     found = json.loads(tune("show", "--json")[1])
     assert (found["file"], found["stamps_here"]) == (str(own_tuning_file), {"cpu": asdict(here())})
-    assert sorted((g["used"], len(g["entries"])) for g in found["groups"]) == [(False, 2), (True, 1), (True, 2)]
-    assert json.loads(tune("clear", "--json")[1]) == {"file": str(own_tuning_file), "removed": 5}
+    assert sorted((g["used"], len(g["entries"])) for g in found["groups"]) == [(False, 2), (True, 1), (True, 3)]
+    assert json.loads(tune("clear", "--json")[1]) == {"file": str(own_tuning_file), "removed": 6}
     assert not own_tuning_file.exists()
     assert "removed" in tune("clear")[1]
 

@@ -8,12 +8,16 @@ from typing import Any
 
 import torch
 
-from msctx.native import core, tuning_file
+from msctx.native import core, tuning, tuning_file
 from msctx.native.environment_key import Stamp, stamp
 from msctx.native.tuning_file import Entry, Groups
 
 USUAL = "strict, fp32-grade"
 """The permissions of a context that sets none."""
+IS_BUSY = tuning.is_busy
+"""The real one, which tests/conftest.py replaces."""
+CALM = "from msctx.native import tuning; tuning.is_busy = lambda: False"
+"""The same in another interpreter."""
 PERFORMANCE = {f"conv_{d}_algo": "performance" for d in ("fprop", "dgrad", "wgrad")}
 
 
@@ -28,14 +32,9 @@ def measurements() -> int:
 
 def entry(problem: str, ran: str = "direct", **more: Any) -> Entry:
     math = "torch" if ran == "torch" else "strict"
-    said = {
-        "direction": "fprop",
-        "threads": torch.get_num_threads(),
-        "permissions": USUAL,
-        "math": math,
-        "when": "2026-01-02T03:04Z",
-    }
-    said |= {"measured": {"torch": 2.0, ran: 1.0, "fft": None}}
+    said = {"direction": "fprop", "threads": torch.get_num_threads(), "permissions": USUAL, "when": "2026-01-02T03:04Z"}
+    said |= {"math": math, "measured": {"torch": 2.0, ran: 1.0, "fft": None}, "again": 1.01}
+    said |= {"votes": [f"{ran} {more.get('math', math)}"] * (3 if ran else 0)}
     return Entry(problem=problem, ran=ran, **(said | more))
 
 

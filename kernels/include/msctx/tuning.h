@@ -17,7 +17,9 @@ struct Measured {
 struct Tuned {
   std::string name, math;  // the row that is to be taken; "torch", "torch": torch's own path
   std::string source;      // where this is from, for choices()
-  bool exact;              // its stamp is in all that of this process
+  enum Standing : int32_t { other_stamp, same_stamp, here } standing;  // whether its stamp is in all that of this process, which measured it
+  bool is_settled;         // else this process measures it again: not enough have agreed
+  double again;            // A/A of torch's own path in the same rounds: how far apart two of its runs were
   std::vector<Measured> measured;
 };
 
@@ -28,13 +30,12 @@ struct TuningKey {
   auto operator<=>(const TuningKey&) const = default;
 };
 
-// The first result that was learned is kept: choices do not change while a process runs. nullptr: there is none.
+// The first result that was learned is kept, one that this process measured before that of a file. nullptr: there is none.
+constexpr int any_threads = 0;  // the largest number that is known
 const Tuned* tuned(const TuningKey&, int threads, bool exact_only);
-// The same for whatever number of threads; the largest one that is known.
-const Tuned* tuned_for_any_threads(const TuningKey&, bool exact_only);
 void learn(const TuningKey&, int threads, Tuned);
-// Records a problem for Python to keep in the file, to be measured in another process. False: there are too many.
-bool record(const TuningKey&, int threads);
+// Records a problem for Python to keep in the file, to be measured in another process, and why. False: there are too many.
+bool record(const TuningKey&, int threads, const char* why = "");
 // A result for Python to keep in the file.
 void report(const TuningKey&, int threads, const Tuned&);
 
@@ -46,10 +47,13 @@ enum class Permission : int32_t {
   other_rank,    // one of the others
   forked,        // a worker that was forked before the library was loaded
   not_this_call,  // code is being compiled or traced in this thread, or what a signal's handler raised is on its way
+  busy,           // more threads are runnable than there are cores
 };
+// Why a problem is not measured for now, and runs torch's own path: what gains beside other load need not gain without.
+inline constexpr const char* beside_load = "not measured: more threads were runnable than there are cores";
 inline bool is_put_off(Permission said) { return said == Permission::later || said == Permission::not_this_call; }
-// `table`: the one that the result is for, by which Python knows the kind of device. `later` is remembered: to ask costs more than a small
-// convolution, and each call of a problem that is not measured yet asks.
-Permission permission(int32_t table);
+// `table`: the one that the result is for, by which Python knows the kind of device. `later` and `busy` are remembered for a second, unless
+// it is asked `anew`: to ask costs more than a small convolution, and each call of a problem that is not measured yet asks.
+Permission permission(int32_t table, bool anew = false);
 
 }  // namespace msctx
