@@ -42,10 +42,15 @@ constexpr const char* only_recorded = "torch";
 
 // The options under which torch's own path is not taken, where they alone ask.
 bool is_invariance(const std::string& asked) { return asked == "thread_invariant" || asked == "batch_invariant"; }
+bool is_heuristic(const std::string& asked) { return asked == "normal" || asked == "performance"; }
 
 std::string option_of(const Choice& choice) {
   if (is_invariance(choice.asked)) return choice.asked;
   return (choice.direction == "matmul" ? "matmul_algo=" : "conv_" + choice.direction + "_algo=") + choice.asked;
+}
+
+std::string failure(const Choice& choice) {
+  return option_of(choice) + (is_invariance(choice.asked) ? " does not hold for the " : " cannot compute the ") + brief(choice);
 }
 
 bool exists(const ConvRow& row, const ConvCall& call) { return !row.exists || row.exists(op_of(row.direction, call.transposed)); }
@@ -53,9 +58,8 @@ bool exists(const ConvRow& row, const ConvCall& call) { return !row.exists || ro
 }  // namespace
 
 std::string in_short(const Choice& choice) {
-  const std::string option = option_of(choice), what = brief(choice), why = sentence(choice.reasons);
   const std::string rest = "). PyTorch computes it instead; choices() lists all such calls";
-  return option + "\n" + option + " cannot compute the " + what + " (" + why + rest;
+  return option_of(choice) + "\n" + failure(choice) + " (" + sentence(choice.reasons) + rest;
 }
 
 std::string label_of(const std::string& name, const std::string& math) {
@@ -361,7 +365,7 @@ void Policy::describe(Choice& choice, const ConvRow* row, const ConvCall& call, 
 
 // Every row of the direction, with all of its reasons.
 std::string Policy::complaint(const Choice& choice, const ConvCall& call, Direction direction) const {
-  std::string words = option_of(choice) + " cannot compute the " + brief(choice) + ":\n";
+  std::string words = failure(choice) + ":\n";
   std::vector<std::pair<std::string, std::string>> lines;  // the last row of a label takes most
   for (int i = 0; i < table_.count; i++) {
     const ConvRow& row = table_.rows[i];
@@ -385,15 +389,14 @@ Decided Policy::refuse(Direction direction, const ConvText& problem, const std::
   auto choice = std::make_unique<Choice>();
   choice->asked = asked_for(direction, held);
   if (choice->asked.empty() || choice->asked == only_recorded) return nullptr;
-  if (direction == Direction::matmul && is_invariance(choice->asked)) return nullptr;  // it promises nothing for these
+  if (thread_invariant && is_heuristic(choice->asked)) choice->asked = invariance();
   choice->direction = name_of(direction);
   choice->problem = problem;
   choice->ran = choice->provider = choice->math = "torch";
   choice->reasons.push_back(reason);
-  const bool fell_back = choice->asked != "normal" && choice->asked != "performance";
   auto decision = std::make_shared<Decision>();
-  decision->fell_back = fell_back;
-  decision->message = option_of(*choice) + " cannot compute the " + brief(*choice) + ": " + reason + "\n";
+  decision->fell_back = !is_heuristic(choice->asked);
+  decision->message = failure(*choice) + ": " + reason + "\n";
   decision->choice = record(std::move(choice));
   const std::string key = "refused " + std::to_string(decision->choice->number);
   if (Decided found = known(key)) return found;

@@ -168,14 +168,6 @@ void count(const UnderPolicy& asked, const Decision& decision, const Ran& ran = 
   msctx::count(decision.choice, {1, ran.weights_kept, ran.weights_prepared}, ran.again, asked.books);
 }
 
-// For calls that are mostly a mistake: torch comes first, whose own error is the better one, and what it takes has fallen back.
-void report_refused(const UnderPolicy& asked, Direction direction, const char* reason) {
-  const Decided decision = asked.policy->refuse(direction, text_of(*asked.call), reason, asked.books);
-  if (decision == nullptr) return;
-  complain(*asked.policy, *decision);
-  count(asked, *decision);
-}
-
 // What a decision comes to. Where cuDNN cannot run an algorithm after all, the call is decided anew without it.
 template <class Ours, class Torch>
 at::Tensor computed(
@@ -208,8 +200,8 @@ at::Tensor forward(
     const int64_t channels = result_shape(*asked.call, Direction::fprop)[1];
     const bool fits = bias->dim() == 1 && bias->scalar_type() == input.scalar_type() && bias->size(0) == channels;
     if (!fits) {
-      at::Tensor result = torch();
-      report_refused(asked, Direction::fprop, "its bias has another type or shape");
+      at::Tensor result = torch();  // whose own error is the better one; what it takes has fallen back
+      refuse(*asked.policy, Direction::fprop, text_of(*asked.call), "its bias has another type or shape", asked.books);
       return result;
     }
   }
@@ -365,8 +357,8 @@ Three convolution_backward(
   if (asked.call && !is_its_gradient()) {
     Three result = torch(output_mask);
     constexpr const char* reason = "its gradient has another type or shape than its result";
-    if (output_mask[0]) report_refused(asked, Direction::dgrad, reason);
-    if (output_mask[1]) report_refused(asked, Direction::wgrad, reason);
+    if (output_mask[0]) refuse(*asked.policy, Direction::dgrad, text_of(*asked.call), reason, asked.books);
+    if (output_mask[1]) refuse(*asked.policy, Direction::wgrad, text_of(*asked.call), reason, asked.books);
     return result;
   }
 

@@ -38,5 +38,7 @@ struct InsideTorch {
 
 // Warns of a fallback, or raises, as the policy asks. Call it before the work, and with no lock held.
 void complain(const Policy&, const Decision&);
+// The same of a call that is not ours to compute, which then counts.
+void refuse(Policy&, Direction, const ConvText&, const std::string& reason, int64_t books);
 
 }  // namespace msctx::glue

@@ -33,7 +33,8 @@ void install() {
   constexpr c10::DispatchKey CPU = c10::DispatchKey::CPU;
   const Silent silent;
   install_convolutions<Place::cpu>(CPU, in_force_at[int(Place::cpu)]);
-  install_routes(Place::cpu, {CPU, c10::DispatchKey::MkldnnCPU, c10::DispatchKey::QuantizedCPU});
+  install_routes(Place::cpu, {CPU, c10::DispatchKey::MkldnnCPU, c10::DispatchKey::QuantizedCPU, c10::DispatchKey::SparseCPU, c10::DispatchKey::SparseCsrCPU,
+                              c10::DispatchKey::AutogradCPU});
   install_products<Place::cpu>(in_force_at[int(Place::cpu)]);
   install_finished();
 }
@@ -51,6 +52,13 @@ void complain(const Policy& policy, const Decision& decision) {
     }
   }
   TORCH_CHECK(false, decision.message, "fallback=", policy.fallback == Fallback::error ? "error" : "warn", ": nothing was computed.");
+}
+
+void refuse(Policy& policy, Direction direction, const ConvText& problem, const std::string& reason, int64_t books) {
+  const Decided decision = policy.refuse(direction, problem, reason, books);
+  if (decision == nullptr) return;
+  complain(policy, *decision);
+  count(decision->choice, {1}, false, books);
 }
 
 }  // namespace msctx::glue

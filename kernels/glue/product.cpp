@@ -9,6 +9,7 @@
 #include <ATen/ops/addmv_ops.h>
 #include <ATen/ops/baddbmm_ops.h>
 #include <ATen/ops/bmm_ops.h>
+#include <ATen/ops/dot_ops.h>
 #include <ATen/ops/gelu_ops.h>
 #include <ATen/ops/matmul_backward_ops.h>
 #include <ATen/ops/matmul_native.h>
@@ -256,6 +257,8 @@ at::Tensor computed(Place place, Kind kind, const Terms& terms, bool in_place = 
   if (!taken.policy) return {};
   Policy& policy = *taken.policy;
   const Product product(place, kind, terms, policy);
+  if (policy.thread_invariant && terms.left.is_complex() && terms.left.numel() && !(kind == Kind::matrices && policy.torch_keeps_products))
+    refuse(policy, matmul, text_of_tensors(terms.left, terms.right, "strided"), "msctx computes no complex products", taken.books);
   if (!product.is_valid() || (in_place && terms.added->sizes() != product.sizes())) return {};
   const ConvCall& call = product.call();
   Decided decision = policy.decide(call, matmul, at::get_num_threads(), taken.books);
@@ -366,6 +369,10 @@ struct Hooked<place, Op, Return(Arguments...)> {
     if (inside_torch > 0 || !asks_for_products(place)) return pass_on(keys, std::forward<Arguments>(arguments)...);
     if constexpr (is_composed<Op>) {
       return composed(arguments...);
+    } else if constexpr (name == "aten::dot") {
+      const at::Tensor left = std::get<0>(std::tie(arguments...)).unsqueeze(0);
+      const at::Tensor result = computed(place, Kind::vector, {left, std::get<1>(std::tie(arguments...))});
+      return result.defined() ? result.squeeze(0) : pass_on(keys, std::forward<Arguments>(arguments)...);
     } else if constexpr (is_written) {
       const Terms terms = terms_of(arguments...);
       at::Tensor& out = written<Arguments...>(std::forward<Arguments>(arguments)...);
@@ -430,6 +437,7 @@ void install_products(InForce& in_force) {
       place, at::_ops::mm, at::_ops::mm_out, at::_ops::addmm, at::_ops::addmm_out, at::_ops::addmm_, at::_ops::bmm, at::_ops::bmm_out,
       at::_ops::baddbmm, at::_ops::baddbmm_out, at::_ops::baddbmm_, at::_ops::mv, at::_ops::mv_out, at::_ops::addmv, at::_ops::addmv_out,
       at::_ops::addmv_, at::_ops::_addmm_activation, at::_ops::_addmm_activation_out>(in_force);
+  if constexpr (place == Place::cpu) install_all<place, at::_ops::dot>(in_force);
   if constexpr (place == Place::ascend)
     install_all<place, at::_ops::matmul, at::_ops::matmul_out, at::_ops::matmul_backward, matmul_double_backward>(in_force);
 }

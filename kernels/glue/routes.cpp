@@ -1,22 +1,32 @@
 #include "glue/routes.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/boxing/KernelFunction.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_conv_depthwise2d_ops.h>
 #include <ATen/ops/_nnpack_spatial_convolution_ops.h>
+#include <ATen/ops/_safe_softmax.h>
 #include <ATen/ops/_slow_conv2d_backward_ops.h>
 #include <ATen/ops/_slow_conv2d_forward_ops.h>
 #include <ATen/ops/conv_depthwise3d_ops.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/mkldnn_convolution_ops.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/slow_conv3d_forward_ops.h>
 #include <ATen/ops/slow_conv_dilated2d_ops.h>
 #include <ATen/ops/slow_conv_dilated3d_ops.h>
 #include <ATen/ops/slow_conv_transpose2d_ops.h>
 #include <ATen/ops/slow_conv_transpose3d_ops.h>
+#include <ATen/ops/stack.h>
+#include <c10/core/InferenceMode.h>
 
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -29,17 +39,105 @@
 namespace msctx::glue {
 namespace {
 
-// Operators that compute matrix products without those that are hooked (see product.cpp).
-constexpr std::string_view products_of_torch[] = {
-    "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
-    "aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward", "aten::mkldnn_linear",
-    "aten::_weight_int8pack_mm", "aten::_weight_int4pack_mm_for_cpu", "aten::_dyn_quant_matmul_4bit", "aten::_scaled_mm",
-    "aten::_int_mm", "aten::fbgemm_linear_fp16_weight", "aten::fbgemm_linear_fp16_weight_fp32_activation",
-    "aten::fbgemm_linear_int8_weight", "aten::fbgemm_linear_int8_weight_fp32_activation"};
+// As float32, whose products are rounded once.
+at::Tensor wide(const at::Tensor& t) { return t.element_size() == 2 ? t.to(at::kFloat) : t; }
+
+// Attention as products, softmax and sums of rows, of batches x heads x positions x values.
+at::Tensor weights_of(
+    const at::Tensor& query, const at::Tensor& key, bool is_causal, const std::optional<at::Tensor>& mask, double scale, at::Tensor* sums) {
+  at::Tensor scores = at::matmul(query, key.transpose(-2, -1)).mul_(scale);
+  if (mask && mask->defined()) scores.add_(*mask);
+  if (is_causal) scores.masked_fill_(at::ones({query.size(-2), key.size(-2)}, query.options().dtype(at::kBool)).triu_(1), -INFINITY);
+  if (sums) *sums = scores.logsumexp(-1).masked_fill_(scores.amax(-1).eq(-INFINITY), 0.0);  // as torch's kernels have it where all is masked
+  return at::_safe_softmax(scores, -1);
+}
+double scale_of(const at::Tensor& query, std::optional<double> scale) { return scale ? *scale : 1.0 / std::sqrt(double(query.size(-1))); }
+// As torch's kernels lay it: with positions before heads.
+at::Tensor laid(const at::Tensor& t, const at::Tensor& as) { return t.to(as.scalar_type()).transpose(1, 2).contiguous().transpose(1, 2); }
+
+std::tuple<at::Tensor, at::Tensor> attention(
+    const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, double dropout, bool is_causal,
+    const std::optional<at::Tensor>& mask, std::optional<double> scale) {
+  TORCH_CHECK(query.dim() == 4 && dropout == 0.0, "attention of 4 axes without dropout only");
+  at::Tensor sums;
+  const at::Tensor weights = weights_of(wide(query), wide(key), is_causal, mask, scale_of(query, scale), &sums);
+  return {at::empty_like(query).copy_(at::matmul(weights, wide(value))), laid(sums, sums)};
+}
+
+// softmax's own gradient depends on the number of threads.
+Three attention_backward(
+    const at::Tensor& grad, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& out,
+    const at::Tensor&, double, bool is_causal, const std::optional<at::Tensor>& mask, std::optional<double> scale) {
+  const at::Tensor q = wide(query), k = wide(key), g = wide(grad.contiguous());
+  const double factor = scale_of(query, scale);
+  const at::Tensor weights = weights_of(q, k, is_causal, mask, factor, nullptr);
+  const at::Tensor of_weights = at::matmul(g, wide(value).transpose(-2, -1)), sums = (g * wide(out.contiguous())).sum(-1, true);
+  const at::Tensor of_scores = (of_weights - sums).mul_(weights).mul_(factor), across = of_scores.transpose(-2, -1);
+  return {laid(at::matmul(of_scores, k), query), laid(at::matmul(across, q), key), laid(at::matmul(weights.transpose(-2, -1), g), value)};
+}
+
+// A layer of an LSTM, step by step. Torch's sigmoid depends on a value's place in its row: it is 0.5 tanh(x / 2) + 0.5 here.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> lstm_layer(
+    const at::Tensor& input, const at::Tensor& of_input, const at::Tensor& of_state, const at::Tensor& bias_of_input,
+    const at::Tensor& bias_of_state, const at::Tensor& hx, const at::Tensor& cx, bool reverse, at::IntArrayRef batch_sizes, int64_t mode,
+    int64_t, int64_t, bool has_biases, bool, bool, bool) {
+  TORCH_CHECK(mode == 2 && batch_sizes.empty() && input.dim() == 3, "an LSTM of one length only");
+  const auto bias = [&](const at::Tensor& t) { return has_biases ? std::optional(wide(t)) : std::nullopt; };
+  const auto sigmoid = [](const at::Tensor& t) { return t.mul(0.5).tanh().mul(0.5).add(0.5); };
+  const at::Tensor rows = at::linear(wide(input).reshape({-1, input.size(2)}), wide(of_input), bias(bias_of_input));
+  std::vector<at::Tensor> steps = rows.view({input.size(0), input.size(1), -1}).unbind(0);
+  const at::Tensor weight = wide(of_state);
+  const auto added = bias(bias_of_state);
+  at::Tensor h = wide(hx), c = wide(cx);
+  for (size_t i = 0; i < steps.size(); i++) {
+    at::Tensor& step = steps[reverse ? steps.size() - 1 - i : i];
+    const auto gates = (step + at::linear(h, weight, added)).chunk(4, 1);
+    c = sigmoid(gates[1]) * c + sigmoid(gates[0]) * gates[2].tanh();
+    step = h = sigmoid(gates[3]) * c.tanh();
+  }
+  const auto type = input.scalar_type();
+  return {at::stack(steps).to(type), h.to(type), c.to(type), at::empty({0}, input.options().dtype(at::kByte))};
+}
+
+template <auto* function>
+const c10::KernelFunction& composed() {
+  using Pointer = c10::CompileTimeFunctionPointer<std::remove_pointer_t<decltype(function)>, function>;
+  static const auto kernel = c10::KernelFunction::makeFromUnboxedFunction(Pointer());
+  return kernel;
+}
+
+constexpr c10::DispatchKeySet dense({c10::DispatchKey::CPU, c10::DispatchKey::MkldnnCPU});
+constexpr c10::DispatchKeySet sparse({c10::DispatchKey::SparseCPU, c10::DispatchKey::SparseCsrCPU});
+constexpr c10::DispatchKeySet differentiated(c10::DispatchKey::AutogradCPU);
+
+// Operators that compute matrix products without those that are hooked (see product.cpp), and at which keys. Under an invariance
+// `composed` makes one of hooked ones; where torch differentiates that, it takes the place of autograd's kernel, too.
+struct OfTorch {
+  std::string_view name;
+  c10::DispatchKeySet keys = dense;
+  const c10::KernelFunction& (*composed)() = nullptr;
+};
+constexpr OfTorch products_of_torch[] = {
+    {"aten::_scaled_dot_product_flash_attention_for_cpu", dense, composed<attention>},
+    {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", dense, composed<attention_backward>},
+    {"aten::mkldnn_rnn_layer", dense | differentiated, composed<lstm_layer>},
+    {"aten::mkldnn_rnn_layer_backward"}, {"aten::mkldnn_linear"}, {"aten::mkldnn_linear_backward"}, {"aten::mkldnn_linear_backward_input"},
+    {"aten::mkldnn_linear_backward_weights"}, {"aten::_weight_int8pack_mm"}, {"aten::_weight_int4pack_mm_for_cpu"},
+    {"aten::_dyn_quant_matmul_4bit"}, {"aten::_scaled_mm"}, {"aten::_scaled_mm_v2"}, {"aten::_int_mm"}, {"aten::quantized_lstm"}, {"aten::quantized_gru"},
+    {"aten::fbgemm_linear_fp16_weight"}, {"aten::fbgemm_linear_fp16_weight_fp32_activation"}, {"aten::fbgemm_linear_int8_weight"},
+    {"aten::fbgemm_linear_int8_weight_fp32_activation"}, {"aten::mm", sparse}, {"aten::addmm", sparse}, {"aten::addmm_", sparse},
+    {"aten::bmm", sparse}, {"aten::mv", sparse}, {"aten::addmv", sparse}, {"aten::addmv_", sparse}, {"aten::hspmm", sparse},
+    {"aten::sspaddmm", sparse}, {"aten::_sparse_sparse_matmul", sparse}, {"aten::sparse_sampled_addmm", sparse},
+    {"aten::_sparse_mm_reduce_impl", sparse}, {"aten::_sparse_mm_reduce_impl_backward", sparse}};
+
+const OfTorch* row_of(std::string_view name) {
+  const auto found = std::ranges::find(products_of_torch, name, &OfTorch::name);
+  return found == std::end(products_of_torch) ? nullptr : found;
+}
 
 bool is_product(const std::string& name) {
-  if (std::find(std::begin(products_of_torch), std::end(products_of_torch), name) != std::end(products_of_torch)) return true;
-  return name.find("aten::") == name.npos && name.find("conv") == name.npos && name.find("linear") != name.npos;
+  const auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
+  return row_of(name) || (!has("aten::") && !has("conv") && (has("linear") || has("_cell_dynamic") || has("int4mm")));
 }
 
 // torch's own convolutions, which its aten::convolution calls, too; of these install_routes takes the ones that it calls often.
@@ -50,7 +148,8 @@ constexpr std::string_view called_by_torch[] = {
 
 bool is_route(const c10::OperatorName& op, c10::DispatchKey key) {
   const auto has = [&](const char* part) { return op.name.find(part) != std::string::npos; };
-  if (is_product(op.name) && has("aten::")) return key == c10::DispatchKey::CPU || key == c10::DispatchKey::MkldnnCPU;
+  if (const OfTorch* row = row_of(op.name)) return row->keys.has(key);
+  if (sparse.has(key) || differentiated.has(key)) return false;
   if (has("aten::")) {
     if (key == c10::DispatchKey::MkldnnCPU) return op.name == "aten::convolution" || op.name == "aten::mkldnn_convolution";
     const bool is_called = std::find(std::begin(called_by_torch), std::end(called_by_torch), op.name) != std::end(called_by_torch);
@@ -59,55 +158,75 @@ bool is_route(const c10::OperatorName& op, c10::DispatchKey key) {
     const bool is_fused = op.name == "aten::cudnn_convolution_relu" || op.name == "aten::cudnn_convolution_add_relu";
     return op.name == "aten::conv_tbc" || (is_fused && op.overload_name.empty());  // their out= calls them
   }
-  if (!has("mkldnn") && !has("mkl::") && !has("quantized::") && !has("onednn::") && !has("prepacked::")) return false;
-  for (const char* part : {"prepack", "reorder", "_stride", "_padding", "_dilation", "_groups", "d_transpose"})
-    if (op.name.find(part, op.name.find("::")) != std::string::npos) return false;  // packing weights, asking for parameters
-  if (has("unpack") && !has("unpacked")) return false;
+  if (!has("mkldnn") && !has("mkl::") && !has("quantized::") && !has("onednn::") && !has("prepacked::") && !has("sparse::")) return false;
+  for (const char* part : {"pack", "reorder", "_stride", "_padding", "_dilation", "_groups", "d_transpose"})
+    if (op.name.find(part, op.name.find("::")) != std::string::npos && !has("packed_weight") && !has("linear_prepacked"))
+      return false;  // packing weights, asking for parameters
   return has("conv") || is_product(op.name);
 }
 
+bool is_sparse(const at::Tensor& t) { return t.defined() && t.layout() != at::kStrided && t.layout() != at::kMkldnn; }
 bool is_asked(Place place) { return inside_torch == 0 && in_force(place); }
+
+bool is_invariant(Place place) {
+  const auto policy = msctx::policy(place).policy;
+  return policy && policy->thread_invariant;
+}
 
 void count_route(Place place, const std::string& name, bool is_backward, const at::Tensor& input, const at::Tensor& weight) {
   const auto [policy, books] = msctx::policy(place);
   if (!policy) return;
   const bool is_quantized = input.defined() && input.is_quantized(), of_products = is_product(name);
+  const bool of_sparse = is_sparse(input) || is_sparse(weight);
   const std::string reason =
-      name + (!is_quantized ? " is an operator of its own" : of_products ? " is not a float product" : " is not a float convolution") +
+      name + (of_sparse ? " of sparse tensors" : "") +
+      (!is_quantized ? " is an operator of its own" : of_products ? " is not a float product" : " is not a float convolution") +
       ": algorithms of msctx do not apply to it";
   for (const Direction direction : {Direction::fprop, Direction::dgrad, Direction::wgrad, Direction::matmul})
     if (of_products ? direction == Direction::matmul : direction != Direction::matmul && is_backward == (direction != Direction::fprop))
-      if (const Decided decision = policy->refuse(direction, text_of_tensors(input, weight, "packed"), reason, books)) {
-        complain(*policy, *decision);
-        count(decision->choice, {1}, false, books);
-      }
+      refuse(*policy, direction, text_of_tensors(input, weight, of_sparse ? "sparse" : "packed"), reason, books);
 }
 
 // The boxed kernel of a route at a key.
 class Route : public c10::OperatorKernel {
  public:
-  Route(Place place, Before before) : place_(place), before_(std::move(before)) {}
+  Route(const c10::OperatorHandle& op, Place place, c10::DispatchKey key)
+      : place_(place), is_differentiated_(differentiated.has(key)), row_(row_of(op.schema().name())),
+        before_(is_differentiated_ ? Before{op.getComputedKernelForDispatchKey(key)} : before(op, key)) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-    if (is_asked(place_)) {
+    bool is_asked_here = is_asked(place_);
+    const bool is_kept = is_asked_here && row_ && is_invariant(place_);
+    if (is_kept && composes()) return row_->composed().callBoxed(op, keys, stack);
+    if (row_ && row_->keys == sparse) is_asked_here = is_kept;  // algorithms are for dense products alone
+    if (is_differentiated_) return void(before_.call(op, keys, stack));
+    if (is_asked_here) {
       std::vector<at::Tensor> found(3);
       for (const auto& argument : torch::jit::last(*stack, op.schema().arguments().size()))
         if (argument.isTensor()) found.insert(found.end() - 3, argument.toTensor());
       const std::string& name = op.schema().name();
       const bool is_backward = name.find("backward") != std::string::npos;  // its gradient comes first
-      count_route(place_, name, is_backward, found[is_backward], found[is_backward + 1]);
+      const bool adds = name.find("add") != std::string::npos;              // and so does what is added
+      count_route(place_, name, is_backward, found[is_backward || adds], found[(is_backward || adds) + 1]);
     }
     const InsideTorch guard;
     if (!before_.call(op, keys, stack)) op.redispatchBoxed(c10::DispatchKeySet(), stack);
   }
 
  private:
-  Place place_;
-  Before before_;
+  // What torch differentiates is composed above autograd, or where nothing can be recorded.
+  bool composes() const {
+    return row_->composed && (is_differentiated_ || !row_->keys.has(c10::DispatchKey::AutogradCPU) || c10::InferenceMode::is_enabled());
+  }
+
+  const Place place_;
+  const bool is_differentiated_;
+  const OfTorch* const row_;
+  const Before before_;
 };
 
 void install_boxed(const c10::OperatorHandle& op, Place place, c10::DispatchKey key) {
-  implement(op, key, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Route>(place, before(op, key))));
+  implement(op, key, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Route>(op, place, key)));
 }
 
 // A route that each convolution takes inside torch, outside every context too: to box its arguments would cost it a microsecond. The

@@ -7,7 +7,7 @@ from msctx.effects.base import NOTHING_ASKED, STAYS, Outcome, Want, approximated
 
 MKL = {"torch.mkl.cbwr": "AUTO,STRICT"}
 """MKL's strict mode: products of matrices keep their bits, and no kernels of msctx's own need run."""
-NEITHER = "attention kernels, sums (products of a vector in compiled code, too), normalisations"
+NEITHER = "sums (products of a vector in compiled code, too), sigmoid, SiLU and GELU, normalisations"
 
 
 @effect("thread_invariant")
@@ -27,12 +27,12 @@ def _invariant(want: Want, nothing_for: str) -> Outcome:
         return NOTHING_ASKED
     if want.facts.native:
         return refused(want.facts.native)
-    assignments: dict[str, Any] = dict(carried_out(want))
-    lacking = ""
+    assignments, lacking = dict[str, Any](carried_out(want)), ""
     if want.option.name == "batch_invariant" and want.other("mode") == 0:
         lacking = f"; nor for other compiled code, since {want.facts.inductor}" if want.facts.inductor else ""
         assignments |= {} if lacking else {"torch.inductor.batch_invariant": True}
     by_mkl = f"those of float32 and float64 run in MKL's strict mode, which {STAYS}"
     how = f"products run msctx's own kernels, since {want.facts.mkl}" if want.facts.mkl else by_mkl
-    differs = f"holds for convolutions and matrix products; {how}; nothing is promised for {nothing_for}{lacking}"
+    what = "convolutions, attention, LSTM and matrix products"
+    differs = f"holds for {what}; {how}; nothing is promised for {nothing_for}{lacking}"
     return approximated(assignments if want.facts.mkl else assignments | MKL, differs)

@@ -238,31 +238,6 @@ def test_what_computes_past_the_hook_is_counted_and_refused() -> None:
     assert not ctx.choices()
 
 
-def packed_products() -> dict[str, Callable[[], object]]:
-    x, w, bias = torch.randn(8, 32), torch.randn(16, 32), torch.randn(16)
-    half = torch.fbgemm_pack_gemm_matrix_fp16(w)
-    int4 = torch.ops.aten._convert_weight_to_int4pack_for_cpu(torch.randint(0, 15, (32, 64), dtype=torch.int32), 1)
-    return {
-        "fbgemm_linear_fp16_weight_fp32_activation": lambda: torch.fbgemm_linear_fp16_weight_fp32_activation(x, half, bias),
-        "fbgemm_linear_fp16_weight": lambda: torch.fbgemm_linear_fp16_weight(x, half, bias),
-        "linear_dynamic_fp16_unpacked_weight": lambda: torch.ops.quantized.linear_dynamic_fp16_unpacked_weight(x, w, bias),
-        "_weight_int8pack_mm": lambda: torch._weight_int8pack_mm(x, torch.ones(16, 32, dtype=torch.int8), torch.ones(16)),
-        "_weight_int4pack_mm_for_cpu": lambda: torch.ops.aten._weight_int4pack_mm_for_cpu(
-            torch.randn(8, 64), int4, 32, torch.randn(2, 32, 2)
-        ),
-        "_int_mm": lambda: torch._int_mm(torch.ones(32, 32, dtype=torch.int8), torch.ones(32, 32, dtype=torch.int8)),
-    }
-
-
-def test_products_of_packed_weights_are_counted_and_refused() -> None:
-    for name, compute in packed_products().items():
-        with msctx.context(matmul_algo="reference", fallback="silent") as ctx:
-            compute()
-        assert any(f"{name} is an operator of its own" in row.reasons[0] for row in ctx.choices()), name
-        with msctx.context(matmul_algo="reference", fallback="error"), pytest.raises(RuntimeError, match="operator of its own"):
-            compute()
-
-
 @pytest.mark.filterwarnings("ignore:.*deprecated")
 def test_products_of_quantised_and_of_frozen_code_are_counted_and_refused() -> None:
     layer, x = torch.nn.Linear(32, 16).eval(), torch.randn(8, 32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -144,3 +145,68 @@ def test_inside_torchs_own_path_they_are_part_of_that() -> None:
             function(x.clone().requires_grad_(), w.requires_grad_(), **options).sum().backward()
         assert sorted((row.direction, row.calls) for row in ctx.choices()) == [("dgrad", 1), ("fprop", 1), ("wgrad", 1)]
         assert not any("operator of its own" in reason for row in ctx.choices() for reason in row.reasons)
+
+
+A, B, ONE = torch.randn(32, 32), torch.randn(32, 32), torch.tensor(1.0)
+
+
+def quantised(module: nn.Module, x: torch.Tensor) -> Callable[[], object]:
+    return lambda: torch.ao.quantization.quantize_dynamic(nn.Sequential(module), {type(module)})(x)
+
+
+PRODUCTS: dict[str, Callable[[], object]] = {
+    "aten::mm": lambda: A.to_sparse() @ B,
+    "aten::mm ": lambda: A @ B.to_sparse_csr(),
+    "aten::addmm": lambda: torch.sparse.mm(A.to_sparse_csc(), B),
+    "aten::addmm ": lambda: torch.addmm(A, A.to_sparse_bsr((4, 4)), B),
+    "aten::mv": lambda: A.to_sparse().mv(B[0]),
+    "aten::bmm": lambda: torch.bmm(A[None].to_sparse(), B[None]),
+    "aten::sparse_sampled_addmm": lambda: torch.sparse.sampled_addmm(A.to_sparse_csr(), A, B),
+    "aten::_sparse_mm_reduce_impl": lambda: torch.sparse.mm(A.to_sparse_csr(), B, "mean"),
+    "no complex products": lambda: A.cfloat() @ B.cfloat(),
+    "aten::_int_mm": lambda: torch._int_mm(A.char(), B.char()),
+    "aten::_scaled_mm": lambda: torch._scaled_mm(A.to(torch.float8_e4m3fn), B.to(torch.float8_e4m3fn).t(), ONE, ONE),
+    "aten::_weight_int8pack_mm": lambda: torch._weight_int8pack_mm(A.bfloat16(), B.char(), B[0].bfloat16()),
+    "aten::_weight_int4pack_mm_for_cpu": lambda: torch._weight_int4pack_mm_for_cpu(
+        A, torch._convert_weight_to_int4pack_for_cpu(torch.ones(32, 32, dtype=torch.int32), 1), 32, torch.ones(1, 32, 2)
+    ),
+    "aten::fbgemm_linear_fp16_weight": lambda: torch.fbgemm_linear_fp16_weight(A, torch.fbgemm_pack_gemm_matrix_fp16(B), B[0]),
+    "quantized::linear_dynamic_fp16_unpacked_weight": lambda: torch.ops.quantized.linear_dynamic_fp16_unpacked_weight(
+        A, B, B[0]
+    ),
+    "aten::mkldnn_linear": lambda: torch._C._nn.mkldnn_linear(A.to_mkldnn(), B.to_mkldnn(), B[0]),
+    "quantized::linear_dynamic": quantised(nn.Linear(32, 4), A),
+    "aten::quantized_lstm": quantised(nn.LSTM(32, 8), A[None]),
+    "aten::quantized_gru": quantised(nn.GRU(32, 8), A[None]),
+    "quantized::quantized_gru_cell_dynamic": quantised(nn.GRUCell(32, 8), A),
+}
+
+
+@pytest.mark.parametrize("operator", PRODUCTS)
+@pytest.mark.filterwarnings("ignore:Sparse|.*quantization|.*deprecated")
+def test_an_invariance_names_the_products_that_it_does_not_cover(operator: str) -> None:
+    call = PRODUCTS[operator]
+    reported = pytest.warns(msctx.MsctxWarning, match="batch_invariant does not hold for the matrix product")
+    with msctx.context(batch_invariant=True, matmul_algo="normal") as ctx, reported:
+        call()
+    assert [(row.asked, row.ran) for row in ctx.choices()] == [("batch_invariant", "torch")]
+    assert operator.strip() in ctx.choices()[0].reasons[0]
+    for more in ({"fallback": "error"}, {"strict": True}):
+        with msctx.context(thread_invariant=True, **more), pytest.raises(RuntimeError, match="thread_invariant does not hold"):
+            call()
+
+
+def test_no_operator_of_products_is_forgotten() -> None:
+    """By their names: all that this PyTorch has for CPU tensors is hooked, or made of what is, or no product."""
+    with msctx.context(thread_invariant=True):
+        torch.mm(A, B)
+    others = "vdot|addr|addbmm|_native_multi_head_attention|sspaddmm"  # made of hooked ones, sums, or an error
+    product = re.compile(
+        r"aten::(\w*(mm|mv|dot|matmul|addr|attention|rnn_layer|d_lstm|d_gru))(_backward|_for_cpu|_v2|_impl)*_?"
+    )
+    for key in ("CPU", "SparseCPU", "SparseCsrCPU", "MkldnnCPU"):
+        for name in torch._C._dispatch_get_registrations_for_dispatch_key(key):
+            found = product.fullmatch(name.partition(".")[0])
+            if found and not re.fullmatch(others, found[1]):
+                (kernel,) = [line for line in torch._C._dispatch_dump_table(name).splitlines() if line.startswith(f"{key}: ")]
+                assert "msctx" in kernel, name
