@@ -17,6 +17,7 @@ from msctx.graph.breaks import Break, parse
 from msctx.graph.faults import QUIET, Quiet
 from msctx.native.scope_counter import ScopeCounter
 from msctx.notices import warn
+from msctx.observers.structured_trace import LOGGER
 from msctx.signals import uninterrupted
 from msctx.tables import Row, Rows
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 KEPT = 4096
-TRACE = "torch.__trace"
-"""torch's logger of its structured trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +208,7 @@ def listen(who: object, on: bool) -> None:
     if (who in _listening) != on:
         with uninterrupted(), _lock:
             (_listening.add if on else _listening.discard)(who)
-            log = logging.getLogger(TRACE)
-            (log.addHandler if _listening else log.removeHandler)(LISTENER)
+            (LOGGER.addHandler if _listening else LOGGER.removeHandler)(LISTENER)
             log = logging.getLogger(Quiet.LOGGER)
             (log.addFilter if _listening else log.removeFilter)(QUIET)
 
