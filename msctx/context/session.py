@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial, wraps
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
-from msctx import locks
 from msctx.context import Bound, Context, layers_of, ledger, modes
 from msctx.context.base import BASE, within
 from msctx.context.blocks import refuse_lazy
@@ -104,7 +104,7 @@ class Session(Context):
         Ran.count += 1
         iterations = value("session.iterations_per_loop") or 1
         with _Turn() as turn:
-            self._places.take(value("session.graph_max_parallel_model_num"), turn)
+            turn.enter_context(self._places.taken(value("session.graph_max_parallel_model_num")))
             _begin_mode(value("session.graph_run_mode"), scope, turn)
             for _ in range(iterations):
                 with _Turn() as phase:
@@ -125,72 +125,39 @@ class Session(Context):
         return {} if self._is_full else {switch: found["policy"] for switch, found in asked.items()}
 
 
-class _Turn:
-    """What a call of run() has begun; it ends with the with-block, the last first."""
-
-    def __init__(self) -> None:
-        self._ends: list[Callable[[], object]] = []
+class _Turn(ExitStack):
+    """What a call of run() has begun; it ends with the with-block, the last first, and Ctrl-C waits meanwhile."""
 
     def begin(self, start: Callable[[], T], end: Callable[[T], object]) -> None:
         """*end* is called with what *start* returns."""
         with uninterrupted():
-            self._ends.append(partial(end, start()))
+            self.callback(end, start())
 
-    def __enter__(self) -> _Turn:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error: Any) -> bool | None:
         with uninterrupted():
-            try:
-                while self._ends:
-                    self._ends.pop()()
-            finally:
-                if self._ends:  # one of them raised
-                    self.__exit__()
+            return super().__exit__(*error)
 
 
 class _Places:
-    """How many threads are inside; a thread that is inside already needs no other place.
-
-    No condition variable: what a signal's handler raises as one of them is entered leaves its lock taken.
-    """
+    """How many threads are inside; a thread that is inside already needs no other place."""
 
     def __init__(self) -> None:
-        self._lock = locks.plain()
-        self._inside: dict[int, int] = {}
-        self._waiting: list[threading.Lock] = []
-        """Each is taken by a thread that waits for it to be released."""
-        self._process = os.getpid()
+        self._changed = threading.Condition()
+        self._inside: Counter[int] = Counter()
 
-    def take(self, most: int | None, turn: _Turn) -> None:
-        taken: list[int] = []
-        while not taken:
-            gate = locks.plain()
-            gate.acquire()
-            turn.begin(partial(self._try, most, taken, gate), self._leave)
-            if not taken:
-                gate.acquire()
-
-    def _try(self, most: int | None, taken: list[int], gate: threading.Lock) -> list[int]:
-        with self._lock:
-            me = threading.get_ident()
-            if self._process != os.getpid():  # the other threads are the parent's
-                self._process, self._inside = os.getpid(), {thread: n for thread, n in self._inside.items() if thread == me}
-            if most is None or me in self._inside or len(self._inside) < most:
-                taken.append(me)
-                self._inside[me] = self._inside.get(me, 0) + 1
-            else:
-                self._waiting.append(gate)
-        return taken
-
-    def _leave(self, taken: list[int]) -> None:
-        with self._lock:
-            while taken:
-                self._inside[me := taken.pop()] -= 1
-                if not self._inside[me]:
-                    del self._inside[me]
-                    while self._waiting:  # all of them: some may have been interrupted
-                        self._waiting.pop().release()
+    @contextmanager
+    def taken(self, most: int | None) -> Iterator[None]:
+        """In this block the thread has a place: it waits for one."""
+        me = threading.get_ident()
+        with self._changed:
+            self._changed.wait_for(lambda: most is None or me in self._inside or len(self._inside) < most)
+            self._inside[me] += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= Counter((me,))
+                self._changed.notify_all()
 
 
 def _models(scope: Scope) -> list[nn.Module]:
@@ -209,17 +176,8 @@ def _begin_mode(mode: str | None, scope: Scope, turn: _Turn) -> None:
     if is_training and torch.is_inference_mode_enabled():
         around.insert(0, partial(torch.inference_mode, False))
     for manager in around:
-        turn.begin(partial(_entered, manager), _left)
-
-
-def _entered(manager: Callable[[], Any]) -> Any:
-    found = manager()
-    found.__enter__()
-    return found
-
-
-def _left(manager: Any) -> None:
-    manager.__exit__(None, None, None)
+        with uninterrupted():
+            turn.enter_context(manager())
 
 
 def _is_over(until: str, ratio: float) -> bool:
