@@ -13,6 +13,7 @@ from typing import Any
 
 from msctx import recorded
 from msctx.errors import Diagnostic, FileError
+from msctx.tables import in_words
 
 LIBRARIES = ("msctx", "torch", "numpy", "pyyaml", "pydantic", "torch-npu", "triton", "scikit-learn")
 
@@ -22,7 +23,6 @@ def state() -> dict[str, Any]:
 
     Reading changes nothing and initialises no device.
     """
-    from msctx.effects.memory import in_words
     from msctx.switches import read_all
 
     found = read_all()

@@ -12,6 +12,7 @@ from msctx.effects import Facts, Outcome, Want, translate
 from msctx.effects.base import NOTHING_ASKED
 from msctx.errors import OptionError
 from msctx.options import DEVICES, OPTIONS, UNSET, Option, Settings, device_of, make_layer, rules
+from msctx.options.kinds import Size
 from msctx.plan import DONE, TARGETS, Plan, Row, make
 from msctx.shipped import CONFIGS
 
@@ -263,9 +264,7 @@ def default_of(option: Option) -> tuple[str, str]:
 
 
 def _written(value: Any) -> str:
-    if type(value) is int and value >= 2**20 and value % 2**30 == 0:
-        return f"{value // 2**30}GB"
-    return value if isinstance(value, str) and value else json.dumps(value)
+    return str(value) if isinstance(value, Size) or (isinstance(value, str) and value) else json.dumps(value)
 
 
 def _default(option: Option) -> str:

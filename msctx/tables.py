@@ -149,12 +149,14 @@ def grid(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Grid:
     return made
 
 
-def size(number: int) -> str:
-    """A number of bytes for people."""
-    for unit, one in (("GB", 2**30), ("MB", 2**20), ("KB", 2**10)):
-        if number >= one:
-            return f"{number / one:.1f} {unit}"
-    return str(number)
+def in_words(size: int) -> str:
+    """In four digits, as kernels/common/process.cpp does."""
+    amount, unit = float(size), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:.4g} {unit}"
 
 
 def plain(table: Grid) -> str:

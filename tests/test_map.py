@@ -160,7 +160,20 @@ LAYERS = (
 RANKS = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 ROOT_RANK = RANKS["inspection"]
 """msctx itself, which imports the context and the inspection."""
-ONLY = {"switches": {"errors", "graph", "imports", "inductor_pass", "native", "memory", "observers", "signals", "torch_config"}}
+ONLY = {
+    "switches": {
+        "errors",
+        "graph",
+        "imports",
+        "inductor_pass",
+        "native",
+        "memory",
+        "observers",
+        "signals",
+        "tables",
+        "torch_config",
+    }
+}
 WITHOUT_TORCH = ("_version", "dynamo", "effects", "errors", "options", "plan", "reference", "schema")
 """What runs before torch is imported, or without it."""
 

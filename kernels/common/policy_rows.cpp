@@ -5,6 +5,7 @@
 
 #include "msctx/api.h"
 #include "msctx/policy.h"
+#include "msctx/process.h"
 
 namespace msctx {
 namespace {
@@ -47,7 +48,7 @@ std::vector<std::string> Policy::obstacles(const ConvRow& row, const ConvCall& c
   if (looks_at_all(row)) bytes = std::max(bytes, safe_->workspace(call.problem, op, 1));
   if (!is_product && workspace_limit >= 0 && bytes > size_t(workspace_limit))
     why.push_back(
-        "its workspace of " + std::to_string(bytes) + " bytes is above conv_workspace_limit=" + std::to_string(workspace_limit));
+        "its workspace of " + in_words(int64_t(bytes)) + " is above conv_workspace_limit=" + in_words(workspace_limit));
   return why;
 }
 

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <new>
 #include <vector>
 
@@ -56,6 +57,16 @@ std::mutex& fork_safe_mutex(bool is_short) {
 
 bool warn(const std::string& kind, const std::string& text) {
   return call_python(warner, 0, "(y)", (kind + "\n" + text).c_str()) != 0;
+}
+
+std::string in_words(int64_t bytes) {
+  double value = double(bytes);
+  const char* unit = "bytes";
+  for (const char* larger : {"KiB", "MiB", "GiB", "TiB", "PiB"})
+    if (value >= 1024) value /= 1024, unit = larger;
+  char text[64];
+  std::snprintf(text, sizeof text, "%.4g %s", value, unit);
+  return text;
 }
 
 void set_warner(PythonFunction wanted) { warner = wanted; }

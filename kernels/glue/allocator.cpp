@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
 #include <cstdlib>
 #include <unordered_map>
 #include <utility>
@@ -143,16 +142,6 @@ void release(void* data) {
 
 c10::Allocator& torchs() { return *c10::GetDefaultCPUAllocator(); }
 void release_anybodys(void* data) { (is_ours(data) ? &release : torchs().raw_deleter())(data); }
-
-std::string in_words(int64_t bytes) {  // as msctx/effects/memory.py does: both report a cap with the same figure
-  double value = double(bytes);
-  const char* unit = "bytes";
-  for (const char* larger : {"KiB", "MiB", "GiB", "TiB", "PiB"})
-    if (value >= 1024) value /= 1024, unit = larger;
-  char text[64];
-  std::snprintf(text, sizeof text, "%.4g %s", value, unit);
-  return text;
-}
 
 std::string message(size_t bytes, const Cap& why) {
   const std::string text = "CPU out of memory: tried to allocate " + in_words(int64_t(bytes)) + ". ";

@@ -27,8 +27,8 @@ constexpr c10::DispatchKey keys_of_devices[precision_devices] = {
     c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA, c10::DispatchKey::AutocastPrivateUse1};
 constexpr c10::DeviceType types_of_devices[precision_devices] = {at::kCPU, at::kCUDA, at::kPrivateUse1};
 
-std::atomic<int64_t> asked_scaler{-1};  // when whether anybody scales losses was asked last, by times_warned_again
-std::atomic<bool> lowered{false};     // something that will have gradients was computed in float16
+std::atomic<bool> lowered{false};       // something that will have gradients was computed in float16
+std::atomic<int64_t> halves[2]{};       // operators of backward passes in float16: that ran, that were traced
 
 // What is not the model's own arithmetic, and therefore not cast: nothing; what records no graph (an optimizer steps, whose closure may
 // compute the model); or all (parameters are made).
@@ -100,6 +100,7 @@ class Governed final : public c10::OperatorKernel {
     const PrecisionPolicy* policy = combination ? combination->policies[size_t(device_)] : nullptr;
     if (!policy || combination->overruled >> device_ & 1) {
       if (!before_.call(op, keys, stack)) op.redispatchBoxed(below, stack);
+      if (policy) count_overruled(*policy, *stack, op);
       return;
     }
     if (is_paused() || whole_under[size_t(device_)] == combination) return op.redispatchBoxed(below, stack);
@@ -347,20 +348,26 @@ class Governed final : public c10::OperatorKernel {
     if (last.isTensor() && last.toTensor().defined() && last.toTensor().requires_grad()) lowered.store(true, std::memory_order_relaxed);
   }
 
+  // A torch.autocast decides; what its kernel computed in shows in the result.
+  void count_overruled(const PrecisionPolicy& policy, const Stack& stack, const c10::OperatorHandle& op) const {
+    const c10::IValue& first = stack[stack.size() - op.schema().returns().size()];
+    if (first.isTensor() && first.toTensor().defined())
+      policy.counts(slot_).overruled[kind_of(first.toTensor().scalar_type())].fetch_add(1, std::memory_order_relaxed);
+  }
+
   // The dtypes of a backward pass are those of its forward pass. Gradients in float16 that nobody scales vanish below 6e-8.
   void notice_backward(const PrecisionPolicy& policy, const Stack& stack, const c10::OperatorHandle& op) const {
     const c10::IValue& first = stack[stack.size() - op.schema().arguments().size()];
     if (!first.isTensor() || !first.toTensor().defined() || !first.toTensor().is_floating_point()) return;
     const at::Tensor& tensor = first.toTensor();
     PrecisionCounts& counts = policy.counts(slot_);
-    if (tensor.layout() == at::kStrided && tensor.key_set().has(c10::DispatchKey::Python))
+    const bool traced = tensor.layout() == at::kStrided && tensor.key_set().has(c10::DispatchKey::Python);
+    if (traced)
       counts.traced.fetch_add(1, std::memory_order_relaxed);
     else
       counts.backward[kind_of(tensor.scalar_type())].fetch_add(1, std::memory_order_relaxed);
-    if (!lowered.load(std::memory_order_relaxed) || asked_scaler.load(std::memory_order_relaxed) == int64_t(times_warned_again)) return;
-    if (tensor.scalar_type() != at::kHalf && !policy.rule(slot_).through) return;
-    asked_scaler.store(int64_t(times_warned_again), std::memory_order_relaxed);
-    TORCH_CHECK(!warn("grad_scaler", ""), "a warning that is an error here: a backward pass in float16 without a scaled loss");
+    if (lowered.load(std::memory_order_relaxed) && (tensor.scalar_type() == at::kHalf || policy.rule(slot_).through))
+      halves[traced].fetch_add(1, std::memory_order_relaxed);
   }
 
   int slot_, device_, dtype_ = -1, index_ = -1, dim_ = -1;
@@ -403,6 +410,9 @@ MSCTX_API const char* msctx_precision_install(int device, const char* const* nam
     return "";
   });
 }
+
+// How many operators of backward passes have computed gradients in float16 (traced: were traced for compiled code).
+MSCTX_API int64_t msctx_precision_halves(int traced) { return halves[traced != 0]; }
 
 // Pauses the policies of this thread: a number of Paused.
 MSCTX_API void msctx_precision_pause(int what) { paused = Paused(what); }

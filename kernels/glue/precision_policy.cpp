@@ -174,8 +174,8 @@ MSCTX_API int msctx_precision_switch(int combination) {
 }
 
 // Of each operator of a policy: calls by dtype (float32, float16, bfloat16, float64, others), casts,
-// calls repeated in float32, traced; calls in backward passes by dtype.
-MSCTX_API void msctx_precision_counts(int policy, int64_t (*counts)[2 * kinds_of_dtype + 3], int operators) try {
+// calls repeated in float32, traced; calls in backward passes, and calls that an autocast inside decided, by dtype.
+MSCTX_API void msctx_precision_counts(int policy, int64_t (*counts)[3 * kinds_of_dtype + 3], int operators) try {
   const PrecisionPolicy& asked = policy_of(policy);
   for (int i = 0; i < operators; i++) {
     if (!asked.counted(i)) continue;
@@ -185,6 +185,7 @@ MSCTX_API void msctx_precision_counts(int policy, int64_t (*counts)[2 * kinds_of
     counts[i][kinds_of_dtype + 1] = c.again.load(std::memory_order_relaxed);
     counts[i][kinds_of_dtype + 2] = c.traced.load(std::memory_order_relaxed);
     for (int k = 0; k < kinds_of_dtype; k++) counts[i][kinds_of_dtype + 3 + k] = c.backward[k].load(std::memory_order_relaxed);
+    for (int k = 0; k < kinds_of_dtype; k++) counts[i][2 * kinds_of_dtype + 3 + k] = c.overruled[k].load(std::memory_order_relaxed);
   }
 } catch (const std::exception&) {  // there is no such policy
 }

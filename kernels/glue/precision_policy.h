@@ -43,8 +43,9 @@ inline int kind_of(c10::ScalarType dtype) {
 }
 
 struct PrecisionCounts {
-  // by the dtype computed in; casts inserted; repeated in float32; traced, for code that runs elsewhere; of backward passes, by dtype
-  std::atomic<int64_t> calls[kinds_of_dtype]{}, casts{0}, again{0}, traced{0}, backward[kinds_of_dtype]{};
+  // by the dtype computed in; casts inserted; repeated in float32; traced, for code that runs elsewhere; of backward passes, and under a
+  // torch.autocast inside, by dtype
+  std::atomic<int64_t> calls[kinds_of_dtype]{}, casts{0}, again{0}, traced{0}, backward[kinds_of_dtype]{}, overruled[kinds_of_dtype]{};
 };
 
 struct PrecisionPolicy {

@@ -21,12 +21,12 @@ from msctx.compare.model import load
 from msctx.compare.result import Cell, Result, Row
 from msctx.compare.summary import INTERRUPTED, result_of
 from msctx.context import Context
-from msctx.effects.precision_mode import PRECISION
 from msctx.errors import MsctxError, MsctxWarning, text_of
 from msctx.inspection import environment
 from msctx.native.children import Children
 from msctx.options import make_layer
 from msctx.options.conv_rules import ASKED, PRODUCT, RULES
+from msctx.options.precision_rules import PRECISION
 from msctx.plan import DONE
 from msctx.run.sweep import run_point, why, words_of
 

@@ -11,13 +11,13 @@ import jinja2
 
 from msctx.compare.result import Result
 from msctx.compare.terminal import kind
-from msctx.tables import size
+from msctx.tables import in_words
 
 
 def page(result: Result) -> str:
     """The whole page. Every text that comes from a model or a file is escaped."""
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    environment.filters.update(number=_number, bytes=lambda count: size(count) if count else "")
+    environment.filters.update(number=_number, bytes=lambda count: in_words(count) if count else "")
     environment.globals.update(kind=kind)
     template = environment.from_string(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
     return template.render(result=result, picture=_picture(result))

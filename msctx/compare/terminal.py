@@ -11,7 +11,7 @@ from rich.text import Text
 
 from msctx.compare.measure import is_faster, margin
 from msctx.compare.result import Cell, Result, Row
-from msctx.tables import size
+from msctx.tables import in_words
 
 MANY = 12
 """Lines of reasons."""
@@ -100,7 +100,7 @@ def _totals(result: Result) -> Table:
         numbers = (
             f"{total.ratio:.2f}",
             f"{total.error:.0e}" if total.error is not None else "",
-            size(total.workspace) if total.workspace else "",
+            in_words(total.workspace) if total.workspace else "",
             str(total.rows),
             str(total.rows_of_torch),
         )

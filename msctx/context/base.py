@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from os import PathLike
@@ -70,10 +70,11 @@ def bring() -> None:
     locks.imported(*_NEEDED)
 
 
-def plan_here(settings: Settings) -> Plan:
-    """What options come to on this machine."""
+def plan_here(settings: Settings, shown: Iterable[str] = ()) -> Plan:
+    """What options come to on this machine; where one of those *shown* is a cap, with the memory that is free now."""
     bring()
-    return plan_of(settings, devices.facts(settings))
+    free = devices.free_memory() if any(name in SHOW_FREE for name in shown) else 0
+    return plan_of(settings, replace(devices.facts(settings), free_memory=free))
 
 
 def make_ready(settings: Settings) -> None:
@@ -104,9 +105,7 @@ def explain(
     else:
         settings = Settings([layer_of(with_preset(preset, options), "explain")])
     if device is None:
-        bring()
-        free = devices.free_memory() if any(name in SHOW_FREE for name in settings) else 0
-        return plan_of(settings, replace(devices.facts(settings), free_memory=free))
+        return plan_here(settings, settings)
     if device not in DEVICES:
         raise OptionError([Diagnostic("device", f"{device!r} is not a device", "explain", ", ".join(DEVICES))])
     return plan_of(settings, Facts.only(device))

@@ -52,7 +52,7 @@ def _open(context: Context) -> Scope:
     if not context.layers:  # nothing of its own: nothing to write
         agreement.check(outer)
         return Scope(context, layers, settings, outer, None)
-    plan = plan_here(settings)
+    plan = plan_here(settings, (name for layer in context.layers for name in layer.settings))
     refuse(plan)
     agreement.check(plan)
     warn_failing(plan, context.layers, outer)  # before anything is written: warnings may be errors
@@ -187,9 +187,11 @@ class Context:
         return scope.settings if scope else Settings(BASE.layers + in_force()[0] + self.layers)
 
     def acting(self) -> Settings:
-        """The settings but for those of the base that do not act in this thread."""
-        settings = self.settings
-        left = {row.spelling for row in self.plan.rows if row.reason == MISSED} if BASE.missed() else ()
+        """The settings but for those that are refused, and those of the base that do not act in this thread."""
+        settings, plan = self.settings, self.plan
+        left = {row.spelling for row in plan.rows if row.reason == MISSED} | {
+            r.spelling for r in plan.failing if r.status != "inert"
+        }
         if not left:
             return settings
         kept = ({name: s for name, s in layer.settings.items() if name not in left} for layer in settings.layers)

@@ -5,7 +5,7 @@ from msctx.effects.base import AS_FOUND, EFFECTS, THEMES, Facts, Outcome, Want, 
 from msctx.effects.kernel_tuning import TUNING
 from msctx.effects.memory import POOL, SHOW_FREE
 from msctx.effects.observers import OBSERVERS
-from msctx.effects.precision_mode import PRECISION
+from msctx.options.precision_rules import PRECISION
 
 NEED_CORE = frozenset(
     (*NATIVE, *PRECISION, *POOL, *TUNING, *OBSERVERS, "matmul_allow_tf32", "experimental_accelerate_train_mode")

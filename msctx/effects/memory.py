@@ -7,6 +7,7 @@ from typing import Any
 
 from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, refused
 from msctx.effects.graph_mode import compilation
+from msctx.tables import in_words
 
 POOL = ("max_device_memory", "env_config_path.sys.mem_reuse", "memory_optimize_level")
 """The options that put the native core's allocator in place of torch's CPU allocator."""
@@ -88,16 +89,6 @@ def arithmetic(caps: list[list[Any]], is_free: int = 0) -> str:
     least = min([size for size, _ in caps] + ([is_free] if free else []))
     parts = [f"{in_words(caps[-1][0])} asked for", *outer, *free]
     return f"{in_words(least)}, the least of {', '.join(parts)}" if len(parts) > 1 else ""
-
-
-def in_words(size: int) -> str:
-    """In four digits; kernels/glue/allocator.cpp writes the same size the same way."""
-    amount, unit = float(size), "bytes"
-    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
-        if amount < 1024:
-            break
-        amount, unit = amount / 1024, larger
-    return f"{amount:.4g} {unit}"
 
 
 @effect("mempool_block_size", "env_config_path.sys.mem_reuse", "memory_optimize_level", "static_memory_policy")

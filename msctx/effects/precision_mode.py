@@ -10,20 +10,8 @@ from msctx.effects.base import STAYS, Outcome, Want, approximated, by_entry, eff
 from msctx.effects.graph_engine import PINNED
 from msctx.options import operators
 from msctx.options.layer import Setting
-from msctx.options.precision_rules import ACCELERATE, CHOOSABLE, INDEXED, OF_CANN, colour_of, mode_of, text_of
+from msctx.options.precision_rules import ACCELERATE, CHOOSABLE, INDEXED, OF_CANN, PRECISION, colour_of, mode_of, text_of
 
-PRECISION = (
-    "precision_mode",
-    "precision_mode_v2",
-    "modify_mixlist",
-    "customize_dtypes",
-    "op_precision_mode",
-    "op_select_implmode",
-    "optypelist_for_implmode",
-    "enable_reduce_precision",
-    "atc.builtin_impl_mode_ini",
-)
-"""The options that make up a policy."""
 MODES = ("precision_mode", "precision_mode_v2")
 FILES = ("modify_mixlist", "customize_dtypes", "op_precision_mode")
 ALONE = {

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from msctx.errors import ScopeError
-from msctx.notices import warn
+from msctx.effects.precision_mode import POLICY
+from msctx.effects.session import LOW_PRECISION
+from msctx.errors import Diagnostic, OptionError, ScopeError
+from msctx.native.scaled_steps import SCALED
 
 if TYPE_CHECKING:
     from msctx.context import Context
@@ -134,16 +136,23 @@ class LossScaling:
         return (args[0], checked), {name: value for name, value in kwargs.items() if name != "closure"}
 
     def _leave_out_overflow(self, optimizer: Optimizer) -> None:
-        if (found := self._found.pop(optimizer, None)) is None:
-            text = "gradients in float16 are not scaled: an optimizer steps without a backward pass of scaling(loss) before it"
-            hint = "under Hugging Face's Trainer, call callback.scaling(loss) in a compute_loss of your own"
-            warn("LossScaling", "", f"{text}; {hint}")
+        if (found := self._found.pop(optimizer, None)) is None:  # no backward pass of scaling(loss): scaled_steps warns
             return
+        SCALED.add(optimizer)
         overflowed = self.scaler.count(found)
         self.scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = found
         self.scaler.update()
         if overflowed:
             optimizer.zero_grad(set_to_none=True)
+
+
+def refuse_beside(ctx: Context, own: str) -> None:
+    """Raise where *own*, a framework's setting, enters an autocast inside a context that decides the precision itself."""
+    deciding = {*POLICY.values(), *LOW_PRECISION.values()}
+    asked = {f"{row.spelling}={row.value}": row.origin for row in ctx.plan.rows if not deciding.isdisjoint(row.assignments)}
+    if asked:
+        text = f"{own} and {', '.join(asked)} both decide in which dtype operators compute, and the former would win"
+        raise OptionError([Diagnostic("", text, next(iter(asked.values())), suggestion="leave one of them out")])
 
 
 def _innermost(optimizer: Any) -> Optimizer:

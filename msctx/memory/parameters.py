@@ -23,7 +23,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from msctx.errors import SwitchError
 from msctx.memory import offload, watched
+from msctx.options.kinds import Size
 from msctx.signals import uninterrupted
+from msctx.tables import in_words
 
 if TYPE_CHECKING:
     from torch import nn
@@ -79,7 +81,7 @@ def placed() -> dict[str, Any]:
         known = {id(parameter): parameter for model in watched.models() for parameter in model.parameters()}
         moved = [parameter for before in list(_moved.values()) if (parameter := before.parameter()) is not None]
         left = [p for number, p in known.items() if _place and number not in _moved and not _is_there(p)]
-        return {"place": _place, "moved": len(moved), "bytes": sum(p.nbytes for p in moved), "left": len(left)}
+        return {"place": _place, "moved": len(moved), "bytes": Size(sum(p.nbytes for p in moved)), "left": len(left)}
 
 
 @contextmanager
@@ -160,7 +162,7 @@ def _put_back(moved: Iterable[_Elsewhere]) -> None:
         _moved.pop(before.number, None)
     if left:
         size = sum(parameter.nbytes for parameter in left)
-        raise SwitchError(f"{len(left)} parameters ({size} bytes) stay in host memory: {errors[0]}") from errors[0]
+        raise SwitchError(f"{len(left)} parameters ({in_words(size)}) stay in host memory: {errors[0]}") from errors[0]
 
 
 def memory_of(like: torch.Tensor, device: torch.device, *, pinned: bool = False) -> torch.Tensor:

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from msctx import locks
+from msctx.options.kinds import Size
 
 COLLECTIVE = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 SPECIAL = {"ScriptModule", "FullyShardedDataParallel", "FSDPModule"}
@@ -40,7 +41,7 @@ def trial(block: nn.Module, forward: Callable[[], Any], tensors: list[torch.Tens
                 forward()
         except _Stop:
             pass
-    return sum(saved.values()), mode.obstacle or (f"it changes {changed[0]}" if changed else "")
+    return Size(sum(saved.values())), mode.obstacle or (f"it changes {changed[0]}" if changed else "")
 
 
 def _eager() -> Any:

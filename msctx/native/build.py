@@ -22,6 +22,7 @@ from msctx.native.artifacts import Artifact
 from msctx.native.build_spec import BuildSpec, Unit, check_platform, isas, machine, spec_of
 from msctx.native.children import Children
 from msctx.native.compiler import Compiled, Compiler
+from msctx.tables import in_words
 
 FULL = 2**26
 """With fewer bytes left, a build that fails may have failed for that: what a compiler had written it has removed by then."""
@@ -195,7 +196,7 @@ def _make(spec: BuildSpec, tool: Compiler, scratch: Path, verbose: bool) -> tupl
 def _failure(spec: BuildSpec, command: tuple[str, ...], made: Compiled, scratch: Path) -> NativeError:
     full, free = "", shutil.disk_usage(scratch).free
     if free < FULL:
-        full = f"{scratch.parent} has {free >> 20} MiB left: make room there, or {cachedir.ELSEWHERE}. "
+        full = f"{scratch.parent} has {in_words(free)} left: make room there, or {cachedir.ELSEWHERE}. "
     shown = "".join(f"\n  {line}" for line in compiler.first_lines(made.log).splitlines())
     log = (cachedir.folder("native") / _file(spec)).with_suffix(".log")
     return NativeError(

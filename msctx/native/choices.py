@@ -13,7 +13,7 @@ from msctx.native import core, models
 from msctx.native.scope_counter import ScopeCounter
 from msctx.options.conv_rules import PRODUCT, ConvRule, rules_of
 from msctx.signals import uninterrupted
-from msctx.tables import Row, Rows, size
+from msctx.tables import Row, Rows, in_words
 
 Shape = tuple[int, ...]
 
@@ -122,7 +122,17 @@ class Choices(Rows[Choice]):
             problem.append("".join(f"\n  {reason}" for reason in row.reasons), "dim")
             counted = [str(row.calls), *([str(row.weights_kept)] if kept else [])]
             error = f"{row.error:.1e}" if row.error else ""
-            return [row.direction, problem, row.asked, row.ran, row.provider, row.math, error, size(row.workspace), *counted]
+            return [
+                row.direction,
+                problem,
+                row.asked,
+                row.ran,
+                row.provider,
+                row.math,
+                error,
+                in_words(row.workspace),
+                *counted,
+            ]
 
         return ["direction", "problem", "asked", "ran", "by", "math", "error", "workspace", "calls", *kept], map(cells, self)
 

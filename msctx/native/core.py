@@ -306,16 +306,10 @@ def _names(asked: dict[str, str | None]) -> Any:
     return (c_char_p * len(ASKED))(*((name.encode() if (name := asked.get(d)) else None) for d in ASKED))
 
 
-WORDED: dict[str, Callable[[], str]] = {}
-"""Kinds of warnings whose text Python finds; ``""``: no warning."""
-
-
 def _warn(message: bytes) -> int:
     """Called by the library in the thread of the convolution; 1: raise there."""
     kind, _, text = message.decode(errors="replace").partition("\n")
     try:
-        if kind in WORDED and not (text := WORDED[kind]()):
-            return 0
         if kind == "fallback":  # one for all convolutions of an algorithm
             notices.warn_first(*text.split("\n", 1))
         else:

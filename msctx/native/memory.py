@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from msctx import locks
 from msctx.errors import SwitchError
 from msctx.native import core, limits
+from msctx.options.kinds import Size
 
 COUNTS = ("limit_bytes", "current_bytes", "peak_bytes", "allocations", "out_of_memory", "idle_bytes")
 """What the library has of a cap, and the idle bytes of all."""
@@ -88,7 +89,7 @@ def _counts(number: int) -> dict[str, int]:
     """Of a cap; 0: of all that was counted in this process."""
     found = (c_int64 * len(COUNTS))()
     _library().msctx_cap_counts(number, found)
-    return dict(zip(COUNTS, found, strict=True))
+    return {name: Size(count) if "bytes" in name else count for name, count in zip(COUNTS, found, strict=True)}
 
 
 def statistics() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 from msctx.dynamo import outside_dynamo, untraced
-from msctx.native import precision
+from msctx.native import precision, scaled_steps
 from msctx.native.installed import Held
 from msctx.native.precision import Paused
 
@@ -65,8 +65,9 @@ def _under_policy(closure: Any) -> Any:
 
 
 @untraced
-def _end_step(*_: Any) -> None:
+def _end_step(optimizer: Any, *_: Any) -> None:
     _in_steps(max(0, _here.steps - 1))
+    scaled_steps.stepped(optimizer)
 
 
 def _paused(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint32
@@ -15,18 +16,21 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from msctx import locks
+from msctx import locks, notices
 from msctx._version import __version__
 from msctx.errors import NativeError
 from msctx.native import cache_tag, core, models
 from msctx.native.models import Model
 from msctx.options import operators
-from msctx.options.precision_rules import ORIGIN, Precision, PrecisionRule, precision_of
+from msctx.options.precision_rules import ACCELERATE, ORIGIN, PRECISION, Precision, PrecisionRule, precision_of
 
 DEVICES = ("cpu", "cuda", "ascend")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
-BACKWARD = "backward "
-COUNTED = (*DTYPES, "other", "casts", "again", "traced", *(f"{BACKWARD}{name}" for name in (*DTYPES, "other")))
+BACKWARD, AUTOCAST = "backward ", "autocast "
+COUNTED = (
+    *(*DTYPES, "other", "casts", "again", "traced"),
+    *(f"{what}{name}" for what in (BACKWARD, AUTOCAST) for name in (*DTYPES, "other")),
+)
 OPS = (*operators.CLASS_OF, *operators.BACKWARD)
 _PLACE = {name: i for i, name in enumerate(OPS)}
 _CODE = {"": 0, ORIGIN: 255} | {name: i + 1 for i, name in enumerate(DTYPES)}
@@ -65,6 +69,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_precision_again": (c_int, [c_int]),
     "msctx_precision_agains": (c_int, []),
     "msctx_precision_pause": (None, [c_int]),
+    "msctx_precision_halves": (c_int64, [c_int]),
     "msctx_precision_counts": (None, [c_int, POINTER(c_int64), c_int]),
 }
 
@@ -123,6 +128,7 @@ class _Here(threading.local):
         self.policies: Policies = {}
         self.around: list[tuple[Policies, _ActsOn]] = []  # the two around the checkpoints that are computed again
         self.acts_on = _ActsOn()
+        self.reported: Policies | None = None  # whose autocast was
         self.noted = -1  # what the tag now shows: see msctx_precision_note_autocast
 
 
@@ -230,7 +236,8 @@ def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None
     Dynamo's guards see, on disk by torch.compiler.config.cache_key_tag: the user's own, with ours.
     """
     c, name_of = library(), words()
-    noted = c.msctx_precision_note_autocast(next((i for i, name in enumerate(DEVICES) if name_of[name] == device), -1))
+    place = next((i for i, name in enumerate(DEVICES) if name_of[name] == device), -1)
+    noted = c.msctx_precision_note_autocast(place)
     while len(here.around) > c.msctx_precision_agains():
         here.policies, here.acts_on = here.around.pop()
     if checkpoint is not None:
@@ -239,6 +246,8 @@ def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None
         here.policies, here.acts_on = checkpoint.policies, _ActsOn(checkpoint.models, models.open_ones())
     if noted == -2:
         raise NativeError(_TOO_MANY)
+    if noted >= 0 <= place and noted >> place & 1:
+        _report_autocast(DEVICES[place])
     if noted == here.noted or not (here.policies or cache_tag.is_put()):
         return
     here.noted = noted
@@ -247,6 +256,35 @@ def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None
         return
     number, overruled = divmod(noted, 1 << len(DEVICES))
     cache_tag.put(f"msctx-precision-{__version__}-{_contents[number]}-{overruled}")
+
+
+def _report_autocast(device: str) -> None:
+    """One that is switched off is how programs exempt what they compute inside it."""
+    import torch
+
+    word = words()[device]
+    policy = here.policies.get(device)
+    if policy is not None and torch.is_autocast_enabled(word) and here.reported is not here.policies:
+        here.reported = here.policies  # whoever traces the code has other filters of warnings each time
+        install(device)  # counts what runs inside it, also where the policy itself casts nothing
+        asked = ", ".join(f"{n}={v}" if isinstance(v, str) else n for n, v in json.loads(policy.text).items())
+        dtype = str(torch.get_autocast_dtype(word)).removeprefix("torch.")
+        warn_in_context(
+            "torch.autocast",
+            f"torch.autocast({word!r}, dtype={dtype}) overrides {asked} for the operators inside it, which precisions() shows with "
+            "why=torch.autocast: remove the autocast (or the framework's mixed precision), or the option",
+        )
+
+
+def warn_in_context(about: str, text: str) -> None:
+    """Warn once in each context that sets an option of the policy."""
+    if notices.warn(about, text, text):
+        note_of_context(about, text)
+
+
+def note_of_context(about: str, text: str) -> None:
+    for option in (*PRECISION, ACCELERATE):
+        notices.note_of_context(option, about, text)
 
 
 def inside(model: Model, match: Callable[[Policy], str | None], policies: Policies) -> int | None:

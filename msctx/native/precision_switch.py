@@ -7,7 +7,6 @@ with it, also where it ended inside a policy.
 from __future__ import annotations
 
 import ctypes
-import gc
 import threading
 import weakref
 from collections import Counter
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from msctx.errors import NativeError
-from msctx.native import autocasts, core, named_modules, pauses, precision
+from msctx.native import autocasts, named_modules, pauses, precision, scaled_steps
 from msctx.native.installed import at_work
 from msctx.native.precision import Policy
 
@@ -108,6 +107,7 @@ def _enter(after: precision.Policies) -> None:
         if before:
             pauses.end()  # a step that raised has not ended its own
         precision.here.policies = after
+        scaled_steps.policies_changed()
 
 
 # --- what is needed ---------------------------------------------------------------------------------------------------
@@ -169,22 +169,3 @@ def _ended(policies: list[Policy]) -> None:
 
 
 _here = _Here()
-
-
-def _unscaled() -> str:
-    """The warning for a backward pass in float16; ``""`` where somebody has a scaler."""
-    import torch
-
-    kinds: list[type[torch.amp.GradScaler]] = [torch.amp.GradScaler]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-    # Not gc.get_objects: a tuple that another thread is just making must have no second reference
-    if any(issubclass(type(found), torch.amp.GradScaler) and found.is_enabled() for found in gc.get_referrers(*kinds)):
-        return ""
-    return (
-        "a backward pass in float16 without a GradScaler: gradients below 6e-8 vanish. Take one from ctx.grad_scaler(), and use "
-        "scaler.scale(loss).backward(), scaler.step(optimizer), scaler.update()"
-    )
-
-
-core.WORDED["grad_scaler"] = _unscaled

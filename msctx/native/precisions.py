@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from msctx.native import named_modules, precision, precision_switch
+from msctx.native import named_modules, precision, precision_switch, scaled_steps
 from msctx.native.scope_counter import ScopeCounter
 from msctx.options.precision_rules import LEAVE, precision_of
 from msctx.signals import uninterrupted
@@ -34,7 +34,8 @@ class Computed(Row):
         casts: how many casts were inserted for all calls of this operator, of whatever dtype; in its first row.
         computed_again: how many of its calls had no kernel for 16 bits and were repeated in float32.
         backward: whether these calls computed gradients, which have the dtypes of their forward pass.
-        why: the option that decided, ``""``: no policy applies to it.
+        why: the option that decided; ``"torch.autocast"``: one inside the block, and *dtype* is that of the result; ``""``: no
+            policy applies to it.
     """
 
     operator: str
@@ -87,7 +88,7 @@ class Tally(ScopeCounter):
     def _end(self) -> list[str]:
         precision_switch.ON_ENTRY.remove(self._note)
         self._made, self._since = self._sum(), {}
-        return []
+        return scaled_steps.left_over()
 
     def _sum(self) -> Counts:
         made = {number: found - self._since[number] for number, found in precision.counts(self._since).items()}
@@ -126,7 +127,9 @@ def _rows(made: Counts) -> Iterator[Computed]:
             name = precision.OPS[place]
             casts, again = counted.pop("casts"), counted.pop("again")
             for dtype, calls in counted.items():
-                if calls and dtype.startswith(precision.BACKWARD):
+                if calls and dtype.startswith(precision.AUTOCAST):
+                    yield Computed(name, module, dtype.removeprefix(precision.AUTOCAST), calls, 0, 0, "torch.autocast")
+                elif calls and dtype.startswith(precision.BACKWARD):
                     yield Computed(name, module, dtype.removeprefix(precision.BACKWARD), calls, 0, 0, "", backward=True)
                 elif calls:
                     why = rules.get(name, LEAVE).why or ("enable_reduce_precision" if again else "")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from msctx.options.conv_rules import ASKED, ConvRule, asked_by, option_of, rules_of
+from msctx.options.kinds import Size
 
 RECORDED = "torch"
 """What a policy that records problems asks for where nothing else is asked for: torch's own path."""
@@ -78,4 +79,6 @@ def plain(value: Any) -> Any:
         return value.as_dict()
     if isinstance(value, tuple):
         return [plain(one) for one in value]
+    if isinstance(value, Size):
+        return int(value)
     return {f.name: plain(getattr(value, f.name)) for f in fields(value)} if is_dataclass(value) else value

@@ -16,6 +16,7 @@ from os import PathLike, fspath
 from typing import Annotated, Any, SupportsFloat, SupportsIndex
 
 from msctx.errors import nearest
+from msctx.tables import in_words
 
 
 class YamlWord(str):
@@ -243,6 +244,21 @@ class ShareKind(Kind):
         return {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
 
 
+class Size(int):
+    """A number of bytes, which prints in words; beside them the number, where they stand for another."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        text = in_words(self)
+        is_exact = "bytes" in text or _bytes_of(*text.split()) == self
+        return text if is_exact else f"{text} ({int(self)} bytes)"
+
+
+def _bytes_of(number: str, unit: str) -> int:
+    return int(float(number) * 1024 ** ("KMGTP".index(unit[0].upper()) + 1))
+
+
 @dataclass(frozen=True)
 class MemoryKind(Kind):
     """An amount of memory within closed limits; the canonical form is a number of bytes.
@@ -254,8 +270,7 @@ class MemoryKind(Kind):
     minimum: int = 1
     maximum: int | None = None
 
-    def parse(self, value: Any) -> int:
-        size: float
+    def parse(self, value: Any) -> Size:
         if isinstance(value, Integral) and not isinstance(value, bool):
             size = value = int(value)
         elif not isinstance(value, str):
@@ -265,16 +280,16 @@ class MemoryKind(Kind):
             raise BadValue(text, allowed=self.allowed, suggestion=_near_size(value))
         else:
             number, unit, plain = match.groups()
-            size = int(plain) if plain else float(number) * 1024 ** ("KMGT".index(unit.upper()) + 1)
+            size = int(plain) if plain else _bytes_of(number, unit)
         if self.minimum and 0 < size < _SMALL and str(value).strip().isdecimal():
             unit = "GB" if size <= 256 else "MB"
-            text = f"{show(value)} is a number of bytes; for that few, write {int(size)}B"
-            raise BadValue(text, allowed=self.allowed, suggestion=f"{int(size)}{unit}")
+            text = f"{show(value)} is a number of bytes; for that few, write {size}B"
+            raise BadValue(text, allowed=self.allowed, suggestion=f"{size}{unit}")
         if size < min(1, self.minimum):
             raise BadValue(f"{show(value)} is {'not more' if self.minimum else 'less'} than zero", allowed=self.allowed)
         if not self.minimum <= size <= (self.maximum or 2**63 - 1):
             raise BadValue(f"{show(value)} is out of range", allowed=self.allowed)
-        return int(size)
+        return Size(size)
 
     def schema(self) -> dict[str, Any]:
         number = {

@@ -9,12 +9,24 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from msctx.options import operators
 from msctx.options.operators import EXACT, MATRIX, MOVING, SENSITIVE, STRICT, VECTOR
 
+PRECISION = (
+    "precision_mode",
+    "precision_mode_v2",
+    "modify_mixlist",
+    "customize_dtypes",
+    "op_precision_mode",
+    "op_select_implmode",
+    "optypelist_for_implmode",
+    "enable_reduce_precision",
+    "atc.builtin_impl_mode_ini",
+)
+"""The options that make up a policy."""
 DTYPES = ("float32", "float16", "bfloat16")
 """What policies govern; float64, complex numbers, integers and 8-bit floats are left as they are."""
 ORIGIN = "origin"
@@ -155,10 +167,11 @@ class Precision:
     retries: int = 0
     frozen: bool = False
 
-    @property
+    @cached_property
     def needs_scaler(self) -> bool:
         """Gradients go through float16."""
-        return self.low == "float16" or any(rule.through == "float16" for rule in self.rules.values())
+        rules = (rule for rules in (self.rules, *self.modules.values()) for rule in rules.values())
+        return self.low == "float16" or any("float16" in (r.through, r.float32, *r.inputs, *r.outputs) for r in rules)
 
     @property
     def is_off(self) -> bool:

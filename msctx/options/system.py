@@ -1,6 +1,6 @@
 """The options of set_context about the device, its memory and the time an operator may take (catalogue: system)."""
 
-from msctx.options.kinds import Choice, Int, Memory, MemoryBetween
+from msctx.options.kinds import Choice, Int, Memory, MemoryBetween, Size
 from msctx.options.option import Option
 
 GB = 2**30
@@ -19,7 +19,7 @@ OPTIONS = (
         }), example="GPU", also=("set_device.device_target",),
         help="The kind of device that work is meant for (Davinci is the old name of Ascend). It gives ctx.device and "
              "decides whose plan decides when an option is honoured on one device and not on another."),
-    Option("max_device_memory", Memory, default=1024 * GB, example="4GB", also=("runtime.set_memory.max_size",),
+    Option("max_device_memory", Memory, default=Size(1024 * GB), example="4GB", also=("runtime.set_memory.max_size",),
         help="The most memory that this process may take on the device through torch's allocator; asking for more raises "
              "torch.OutOfMemoryError. An inner scope cannot loosen the cap of an outer one."),
     Option("variable_memory_max_size", MemoryBetween('a size of at most 31GB, such as "8GB"', maximum=31 * GB), example="8GB",
@@ -27,7 +27,7 @@ OPTIONS = (
         help="Formerly the size of the memory for a model's parameters. MindSpore deprecates it in favour of "
              "max_device_memory, which caps parameters and everything else together; torch has no memory for parameters "
              "alone."),
-    Option("mempool_block_size", MemoryBetween('a size of 1GB or more, such as "2GB"', minimum=GB), default=GB, example="4GB",
+    Option("mempool_block_size", MemoryBetween('a size of 1GB or more, such as "2GB"', minimum=GB), default=Size(GB), example="4GB",
         defaults={"runtime": 2 * GB}, also=("runtime.set_memory.increase_size",),
         help="The step by which the pool of device memory grows: bigger blocks mean fewer requests to the driver and less "
              "fragmentation, but more memory held back. torch's allocators follow it only roughly, since a large tensor "

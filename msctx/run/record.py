@@ -16,6 +16,7 @@ import yaml
 
 from msctx.errors import Diagnostic, FileError, text_of
 from msctx.native import cachedir
+from msctx.options.kinds import Size
 
 
 class Record:
@@ -84,7 +85,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(v) for v in value]
     if isinstance(value, bool | int | type(None)):
-        return value
+        return int(value) if isinstance(value, Size) else value
     if isinstance(value, str):
         return str(value)
     if isinstance(value, float):

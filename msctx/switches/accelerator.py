@@ -13,6 +13,7 @@ from msctx.errors import MsctxWarning, SwitchError
 from msctx.native import distributed
 from msctx.observers import steps
 from msctx.switches.base import Switch
+from msctx.tables import in_words
 
 Module = Callable[[], Any]
 """Returns ``torch.cuda`` or ``torch.npu``; called late, since the second is not there before torch_npu is imported."""
@@ -133,10 +134,10 @@ UNKNOWN = (
 
 
 def too_small(cap: int, device: int, held: int, beside: int) -> str:
-    there = f"{held} bytes are already allocated on device {device}"
+    there = f"{in_words(held)} are already allocated on device {device}"
     if beside:
-        there += f" and {beside} more are its context's and other libraries', together {held + beside}"
-    return f"max_device_memory={cap} bytes: {there}; nothing was changed"
+        there += f" and {in_words(beside)} more are its context's and other libraries', together {in_words(held + beside)}"
+    return f"max_device_memory={in_words(cap)}: {there}; nothing was changed"
 
 
 def synchronize_each_op(name: str, module: Module, available: Callable[[], bool]) -> Switch:

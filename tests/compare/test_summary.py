@@ -100,7 +100,7 @@ def test_on_a_terminal(tmp_path: Path) -> None:
     found = result_of(replace(of, layers=None), rows, {}, "interrupted")
     shown = "\n".join(str(part) if isinstance(part, Text) else plain(part) for part in terminal.parts(found))
     for part in (
-        *("[b]first[/b] fprop x3 (noisy)", "12 (1e-07)", "c7 8.00 ±5% (1e-06)", "5.0 KB", "no memory"),
+        *("[b]first[/b] fprop x3 (noisy)", "12 (1e-07)", "c7 8.00 ±5% (1e-06)", "5 KiB", "no memory"),
         *("partial: interrupted", "all of it, torch's own path too, with seed=1", "c8, 1 row: it cannot"),
         "what to set: nothing, as no choice that is right everywhere is faster than torch beyond the noise",
     ):

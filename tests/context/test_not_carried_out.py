@@ -31,6 +31,11 @@ def test_one_warning_for_each_option_that_is_not_carried_out(options: dict[str, 
                 assert threads() == 1
                 with msctx.context(max_call_depth=50):
                     pass
+                is_inert = "inert" in text
+                (name,) = options
+                assert (msctx.get_context(name) == options[name]) is (name in msctx.get_context()) is is_inert, (
+                    "refused: not in force"
+                )
     assert [w.category for w in told] == [MsctxWarning]
     assert [w.filename for w in told] == [__file__], "the warning does not point at the user's line"
     assert re.search(text, str(told[0].message))

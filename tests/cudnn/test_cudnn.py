@@ -187,7 +187,7 @@ def test_the_workspace_is_the_devices_memory_and_has_a_limit(asking: Run) -> Non
     log(cudnn)
     torch.nn.functional.conv2d(x, w)
     assert not log(cudnn)
-    assert "its workspace of 8192 bytes is above conv_workspace_limit=4096" in rows()[-1].reasons[0]
+    assert "its workspace of 8 KiB is above conv_workspace_limit=4 KiB" in rows()[-1].reasons[0]
     """)
 
 

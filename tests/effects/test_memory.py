@@ -1,5 +1,7 @@
 """Memory: the cap in bytes that each device gets and whose cap it is, and how the options of pools meet in one setting."""
 
+import json
+
 import pytest
 from plans import planned
 
@@ -44,6 +46,21 @@ def test_free_memory_is_the_cap_where_it_is_less(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(devices, "free_memory", lambda: 3 * GB)
     (row,) = msctx.explain({"max_device_memory": "8GB"}).rows
     assert (row.status, row.reason) == ("honoured", "3 GiB, the least of 8 GiB asked for, 3 GiB free now")
+    with msctx.context(max_device_memory="8GB") as ctx:
+        assert ctx.plan.rows[0].reason == row.reason
+        printed = [ctx, ctx.plan, ctx.plan.rows[0], msctx.state()["native.memory_caps"], msctx.memory_stats()["caps"]]
+        assert msctx.get_context("max_device_memory") == 8 * GB
+    assert ["8 GiB" in str(one) and str(8 * GB) not in str(one) for one in printed] == [True] * 5
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [("4GB", "4 GiB"), ("1.5GiB", "1.5 GiB"), (GB + 1, "1 GiB (1073741825 bytes)"), ("5000B", "4.883 KiB")],
+)
+def test_a_size_prints_in_words_that_mean_it_exactly(given: str | int, shown: str) -> None:
+    size = msctx.explain(max_device_memory=given).rows[0].value
+    assert f"{size}" == repr(size) == shown
+    assert json.dumps(size) == json.dumps(size + 0)
 
 
 @pytest.mark.parametrize(("target", "applies"), [(None, False), ("GPU", False), ("CPU", True)])

@@ -73,6 +73,16 @@ def test_steps_that_overflow_are_left_out(tmp_path: Path) -> None:
     assert all(p.isfinite().all() for p in model.parameters())
 
 
+def test_a_trainer_with_a_precision_of_its_own_is_refused(tmp_path: Path) -> None:
+    """Its autocast would win over the option, and the loss be scaled for another dtype."""
+    for mode in ("force_fp32", "allow_mix_precision_fp16"):
+        both = rf"Trainer\(precision='bf16-mixed'\) and precision_mode={mode} both decide"
+        with pytest.raises(msctx.OptionError, match=both), msctx.context(precision_mode=mode) as ctx:
+            fit(Small(), MsctxCallback(ctx), tmp_path, precision="bf16-mixed")
+    with msctx.context(deterministic="ON") as ctx:
+        fit(Small(), MsctxCallback(ctx), tmp_path, precision="bf16-mixed", max_epochs=1)
+
+
 def test_after_an_exception_no_hook_is_left(tmp_path: Path) -> None:
     model = Small(fails=True)
     with pytest.raises(RuntimeError, match="on purpose"), msctx.context(precision_mode="allow_mix_precision_fp16") as ctx:

@@ -99,6 +99,12 @@ def test_a_loss_that_the_trainer_computes_is_reported(tmp_path: Path) -> None:
         assert callback.scaling.scaler.steps == 4
 
 
+def test_a_trainer_with_a_precision_of_its_own_is_refused(tmp_path: Path) -> None:
+    both = "mixed precision bf16 and precision_mode=force_fp32 both decide"
+    with pytest.raises(msctx.OptionError, match=both), msctx.context(precision_mode="force_fp32") as ctx:
+        trainer(model(), MsctxCallback(ctx), tmp_path, bf16=True).train()
+
+
 def test_a_context_that_is_not_open_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(msctx.ScopeError, match="train inside its with-block"):
         trainer(model(), MsctxCallback(msctx.context(deterministic="ON")), tmp_path).train()

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import msctx
-from msctx.effects.memory import in_words
 from msctx.native import memory
+from msctx.tables import in_words
 
 pytestmark = [pytest.mark.usefixtures("exact_state")]
 MB = 2**20

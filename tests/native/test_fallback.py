@@ -10,6 +10,7 @@ from torch.nn import functional as fn
 import msctx
 from msctx.errors import MsctxWarning, StrictError
 from msctx.options import OPTIONS
+from msctx.tables import in_words
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 STRIDED = conv("strided", (2, 3, 9, 9), (4, 3, 3, 3), True, stride=2)
@@ -131,7 +132,7 @@ def test_a_workspace_limit_is_kept(recwarn: pytest.WarningsRecorder) -> None:
         fn.conv2d(X, W)
     (row,) = ctx.choices()
     assert row.ran == "torch"
-    assert row.reasons == (f"gemm: its workspace of {needs} bytes is above conv_workspace_limit={needs - 1}",)
+    assert row.reasons == (f"gemm: its workspace of {in_words(needs)} is above conv_workspace_limit={in_words(needs - 1)}",)
     assert len(warned(recwarn)) == 1
 
 

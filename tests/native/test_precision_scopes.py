@@ -45,6 +45,22 @@ def test_the_innermost_of_policies_and_autocasts_governs():
         assert product() == FP16, "without a dtype it inherits"
 
 
+@pytest.mark.parametrize("mode", ["force_fp32", "must_keep_origin_dtype", "allow_mix_precision_bf16"])
+def test_an_autocast_that_overrides_the_policy_is_reported_once_in_a_context(mode):
+    def run(ctx):
+        with ctx:
+            for autocast in (torch.autocast("cpu", enabled=False), *[torch.autocast("cpu", BF16)] * 2):
+                with autocast:
+                    product()
+
+    for _ in range(2):
+        with pytest.warns(msctx.MsctxWarning) as found:
+            run(ctx := msctx.context(precision_mode=mode))
+        text = f"torch.autocast('cpu', dtype=bfloat16) overrides precision_mode={mode}"
+        assert [str(w.message).partition(" for ")[0] for w in found] == [text]
+        assert ("matmul", "bfloat16", 2, "torch.autocast") in [(r.operator, r.dtype, r.calls, r.why) for r in ctx.precisions()]
+
+
 def state():
     """All that a policy changes in torch; and how many hooks on optimizers there are."""
     autocasts = [(torch.is_autocast_enabled(n), torch.get_autocast_dtype(n)) for n in ("cpu", "cuda", "ipu", "maia")]

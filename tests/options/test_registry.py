@@ -15,6 +15,7 @@ from samples import example
 
 from msctx.errors import Diagnostic, OptionError
 from msctx.options import DEVICES, GROUPS, NAMESPACES, OPTIONS, UNSET, Layer, find, make_layer, option_of
+from msctx.options.kinds import Size
 from msctx.options.registry import FAMILIES, named
 from msctx.options.yamlfile import load
 
@@ -94,7 +95,7 @@ def test_paths_enumerations_and_numbers_of_numpy_are_plain_values() -> None:
     given: list[tuple[str, Any, Any]] = [
         *(("deterministic", OnOff.ON, "ON"), ("dump_layer", OnOff.ON, "ON"), ("deterministic", np.True_, "ON")),
         *(("save_graphs_path", Path("graphs") / "x", str(Path("graphs") / "x")), ("seed", np.int8(7), 7)),
-        *(("max_device_memory", np.int64(2**30), 2**30), ("conv_max_error", np.float32(0.5), 0.5)),
+        *(("max_device_memory", np.int64(2**30), Size(2**30)), ("conv_max_error", np.float32(0.5), 0.5)),
     ]
     for name, value, plain in given:
         found = value_of(name, value)
