@@ -19,6 +19,11 @@ MISTAKES: dict[str, tuple[str, dict[str, str]]] = {
     "a misspelt option": ("explain x.yaml", {"x.yaml": "context:\n  determinstic: ON\n  runtime_threads: 4\n"}),
     "a misspelt value": ("explain conv_fprop_algo=winogard gpu_config.conv_dgrad_algo=algo_2", {}),
     "lower case": ("explain deterministic=on memory_optimize_level=o1", {}),
+    "words of PyTorch and its frameworks": (
+        "explain deterministic=warn precision_mode=bf16-mixed mode=max-autotune threads=4 cudnn_benchmark=1 "
+        "allow_tf32=1 fp16=1 compile=1 precision=16-mixed use_deterministic_algorithms=1 CUDA_VISIBLE_DEVICES=0 jit_config=O1",
+        {},
+    ),
     "text for a number": ("explain x.yaml", {"x.yaml": 'context:\n  runtime_num_threads: "8"\n  op_timeout: 1m\n'}),
     "a number that YAML 1.1 and 1.2 read differently": ("explain x.yaml", {"x.yaml": "context:\n  runtime_num_threads: 010\n"}),
     "memory": ("explain max_device_memory=4OGB mempool_block_size=512MB variable_memory_max_size=40GB", {}),

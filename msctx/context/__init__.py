@@ -39,7 +39,9 @@ def context(preset: str | PathLike[str] | None = None, /, **options: Any) -> Con
             train(model, ctx.device)
     """
     origin = f"with-block at {user_frame()[0]}"
-    return Context(layers_of(with_preset(preset, options), origin), origin)
+    made = Context(layers_of(with_preset(preset, options), origin), origin)
+    made.is_unused = bool(made.layers)
+    return made
 
 
 _known: dict[Any, tuple[Layer, ...]] = {}

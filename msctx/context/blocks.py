@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from functools import wraps
 from html import escape
@@ -114,8 +115,11 @@ class Context:
     A with-block enters it; so does each call of a function that it decorates. It may be entered again and nested.
     """
 
+    is_unused = False
+    """Whether :func:`context` has made it, with options, and nobody has looked at them since."""
+
     def __init__(self, layers: tuple[Layer, ...] = (), origin: str = "with-block", models: Watched | None = None) -> None:
-        self.layers = layers
+        self._layers = layers
         self.origin = origin
         self._watched = Watched() if models is None else models
         self._tally = Tally(s.value for layer in layers for name in RULES if (s := layer.settings.get(name)) is not None)
@@ -124,6 +128,20 @@ class Context:
         self._counters = self._tally, self._computed, self._compiled
         self._was_entered = False
         self._late: dict[str, str] = {}  # switch → why it could not be written when this was last entered
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """The options of its own; whoever reads them uses the context."""
+        self.is_unused = False
+        return self._layers
+
+    def __del__(self) -> None:
+        if self.is_unused and not sys.is_finalizing():
+            text = (
+                f"the {self.origin} was never entered, so its options did nothing: put it into a with statement, or decorate a "
+            )
+            text += "function with it; msctx.set_context sets options for the process"
+            warnings.warn(text, MsctxWarning, stacklevel=2)
 
     @untraced
     def __enter__(self) -> Context:
@@ -163,6 +181,7 @@ class Context:
         if isclass(function) or not callable(function):
             raise TypeError(f"msctx.context decorates functions, not {function!r}")
         refuse_lazy(function)
+        self.is_unused = False
 
         @wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:

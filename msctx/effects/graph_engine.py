@@ -11,7 +11,6 @@ from typing import Any
 
 from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, inert, refused
 from msctx.options import known_to_ge
-from msctx.options.conv_policy import plain
 from msctx.options.registry import named
 
 GRAPHS = "acts on graphs that torchair (torch_npu's compiler) makes"
@@ -72,7 +71,7 @@ def graph_options(want: Want) -> dict[str, str]:
     found = {}
     for name, words in WITH_GRAPHS.items():
         if (setting := want.in_force(name)) is not None:
-            found[setting.option.ge] = words.get(setting.value, str(plain(setting.value)))
+            found[setting.option.ge] = words.get(setting.value, str(setting.value))
     return found | _hf32(want) | _dumps(want) | _raw(want, "session")
 
 
@@ -93,7 +92,7 @@ def _dumps(want: Want) -> dict[str, str]:
 def engine_options(want: Want) -> dict[str, str]:
     """What the engine is initialised with."""
     settings = [setting for name in WITH_ENGINE if (setting := want.in_force(name)) is not None]
-    return {setting.option.ge: str(plain(setting.value)) for setting in settings} | _raw(want, "global")
+    return {setting.option.ge: str(setting.value) for setting in settings} | _raw(want, "global")
 
 
 def tuner(want: Want) -> dict[str, str] | None:

@@ -15,10 +15,10 @@ from msctx.errors import Diagnostic, Mark, Marks, OptionError, nearest, searchin
 from msctx.locks import imported
 from msctx.options import ascend, debug, execution, extensions, gpu, rules, session, system
 from msctx.options.documents import dotted, read_file
-from msctx.options.kinds import BOOL, INVALID, IntKind, ValueKind
+from msctx.options.kinds import BOOL, INVALID, IntKind, ValueKind, show
 from msctx.options.layer import Layer, Setting
 from msctx.options.option import Option
-from msctx.options.unsupported import IGNORED, LATER
+from msctx.options.unsupported import IGNORED, INSTEAD, LATER
 from msctx.options.validation import check
 
 FAMILIES = (system, debug, execution, gpu, ascend, session, extensions)
@@ -76,8 +76,10 @@ def _unknown(spelling: str, where: str = "", mark: Mark | None = None) -> Diagno
         return Diagnostic(
             spelling, f"MindSpore ignores it, and msctx has no such option; {IGNORED[spelling]}", where, mark=mark
         )
+    instead = INSTEAD.get(spelling.lower(), "")
     if later := next((LATER[part] for part in parts if part in LATER), ""):
-        return Diagnostic(spelling, f"{later} has it, and msctx has no such option; leave it out", where, mark=mark)
+        text = f"{later} has it, and msctx has no such option"
+        return Diagnostic(spelling, text, where, suggestion=instead or "leave it out", mark=mark)
     depth = next((i for i in reversed(range(1, len(parts))) if ".".join(parts[:i]) in _DICTIONARIES), 0)
     if depth:
         group, key = ".".join(parts[:depth]), parts[depth]
@@ -85,7 +87,11 @@ def _unknown(spelling: str, where: str = "", mark: Mark | None = None) -> Diagno
         allowed = ", ".join(keys) if len(keys) < 20 else ""
         return Diagnostic(spelling, f"{group} has no such key", where, allowed, _elsewhere(key) or nearest(key, keys), mark)
     rest = spelling.removeprefix("context.")
-    hint = rest if rest != spelling and rest in _SPELLINGS else _with_word(spelling) or nearest(spelling.lower(), _NAMES)
+    hint = (
+        rest
+        if rest != spelling and rest in _SPELLINGS
+        else instead or _with_word(spelling) or nearest(spelling.lower(), _NAMES)
+    )
     return Diagnostic(spelling, "unknown option", where, suggestion=hint or "`msctx options` lists them all", mark=mark)
 
 
@@ -180,11 +186,13 @@ class _Reading:
     def _set(
         self, option: Option, spelling: str, value: Any, mark: Mark | None, inside: Callable[[Any], Any], via: str = ""
     ) -> Setting | None:
+        given = value
         value, wrong = check(option.adapter, value)
         where = self.origin
         if wrong:
             for at, bad, _ in wrong:
-                self.problems.append(Diagnostic(dotted((spelling, *at)), bad.text, where, bad.allowed, bad.hint, inside(at)))
+                hint = INSTEAD.get(f"{option.name}={show(given)}".replace("'", "").lower(), bad.hint)
+                self.problems.append(Diagnostic(dotted((spelling, *at)), bad.text, where, bad.allowed, hint, inside(at)))
             return None
         first = self.settings.get(spelling)
         if first is not None and first.value != value and bool(first.via) == bool(via):

@@ -1,4 +1,4 @@
-"""Words of MindSpore and CANN that msctx has no option for: known for the sake of the message."""
+"""Words of MindSpore, CANN, PyTorch and its frameworks that msctx has no option for: known for the sake of the message."""
 
 _BY_RELEASE = {
     "MindSpore 2.3.1": """
@@ -32,3 +32,49 @@ IGNORED = {
     "enable_sparse": "leave it out",
 }
 """Keys of set_context that MindSpore itself ignores → what to do."""
+
+_BY_HINT = {
+    "the option enable_graph_kernel is False for jit_level O0, and True for O1 and O2": "jit_config jit_level",
+    "deterministic=ON": """
+        use_deterministic_algorithms are_deterministic_algorithms_enabled cudnn_deterministic cudnn.deterministic full_determinism
+        torch.use_deterministic_algorithms
+    """,
+    "deterministic=ON raises where an operator has no deterministic kernel; deterministic_except names those to leave out": """
+        deterministic=warn deterministic=warn_only warn_only deterministic_debug_mode
+    """,
+    "conv_fprop_algo=performance measures algorithms, as do its like for gradients": """
+        benchmark cudnn_benchmark cudnn.benchmark benchmark_limit autotune mode=max-autotune-no-cudagraphs max_autotune
+    """,
+    "mode=GRAPH_MODE compiles, and graph_kernel_flags=--online_tuning=1 measures kernels": "mode=max-autotune",
+    "mode=GRAPH_MODE compiles": """
+        compile torch_compile torch.compile dynamo inductor compile_model jit mode=compile mode=default mode=reduce-overhead
+        mode=jit
+    """,
+    "mode=PYNATIVE_MODE runs eagerly": "eager mode=eager",
+    "precision_mode=allow_mix_precision_bf16": """
+        bf16 bfloat16 amp autocast mixed_precision precision torch_dtype dtype precision_mode=bf16-mixed precision_mode=bf16-true
+        precision=bf16-mixed
+    """,
+    "precision_mode=allow_mix_precision_fp16": "fp16 float16 half precision_mode=16-mixed precision_mode=16 precision=16-mixed",
+    "precision_mode=force_fp32": "fp32 float32 precision_mode=32-true precision_mode=32 full_precision",
+    "set conv_allow_tf32 and matmul_allow_tf32": "enable_tf32 cudnn_allow_tf32 cudnn.allow_tf32 precision_mode=tf32",
+    "set matmul_allow_tf32, or matmul_algo=bf16x3": """
+        float32_matmul_precision set_float32_matmul_precision matmul_precision fp32_precision
+    """,
+    "runtime_num_threads": """
+        threads num_threads set_num_threads n_threads nthreads intra_op_threads intraop_threads omp_num_threads mkl_num_threads
+    """,
+    "inter_op_parallel_num": "num_interop_threads set_num_interop_threads inter_op_threads interop_threads",
+    "set device_id, or CUDA_VISIBLE_DEVICES itself, before the program starts": """
+        cuda_visible_devices visible_devices ascend_rt_visible_devices gpu gpus gpu_id gpu_ids devices local_rank
+    """,
+    "device_target": "accelerator device device_type use_cpu",
+    "max_device_memory": "memory_limit max_memory memory_fraction per_process_memory_fraction gpu_memory_utilization",
+    "memory_optimize_level=O1": "checkpointing gradient_checkpointing activation_checkpointing recompute",
+    "memory_offload=ON": "offload cpu_offload save_on_cpu activation_offloading",
+    "seed": "manual_seed set_seed seed_everything random_seed",
+    "profiling_mode": "profile profiler",
+    "hccl_timeout": "ddp_timeout nccl_timeout timeout",
+}
+INSTEAD = {word: hint for hint, words in _BY_HINT.items() for word in words.split()}
+"""A word of PyTorch or of a framework, or ``option=value``, in lower case → the option that is meant."""

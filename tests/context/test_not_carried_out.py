@@ -1,5 +1,6 @@
 """What is not carried out: one warning for each option and reason, strict, invalid values, what came too late."""
 
+import copy
 import re
 import warnings
 from typing import Any
@@ -125,3 +126,28 @@ def test_one_warning_per_option_and_reason_whatever_the_value() -> None:
         with msctx.context(conv_allow_tf32=False), msctx.context(conv_allow_tf32=True):
             pass
     assert len(told) == 1
+
+
+def entered(ctx: Any) -> None:
+    with ctx:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("use", "count"),
+    [
+        (lambda ctx: None, 1),
+        (lambda ctx: ctx(print), 0),
+        (lambda ctx: ctx.plan, 0),
+        (lambda ctx: ctx.bind(print), 0),
+        (entered, 0),
+    ],
+)
+def test_a_context_that_nobody_enters_or_looks_at_is_reported(use: Any, count: int) -> None:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        use(msctx.context(runtime_num_threads=1))
+        use(msctx.context())
+        copy.deepcopy(kept := msctx.context(runtime_num_threads=1))
+    assert ["was never entered, so its options did nothing" in str(w.message) for w in found] == [True] * count
+    assert kept.layers
