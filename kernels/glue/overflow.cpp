@@ -13,7 +13,6 @@
 #include <cmath>
 
 #include "glue/observed.h"
-#include "glue/tensors.h"
 
 namespace msctx::glue {
 namespace {
@@ -44,13 +43,16 @@ int as_given(const Operator& op, const at::Tensor& t, int kinds) {
   return kinds & 1 ? number_nan : number_inf;
 }
 
+// Nobody means an infinity there.
+bool is_trained(const at::Tensor& t) { return t.is_leaf() && t.requires_grad(); }
+
 // What an operator read: tensors that are there still, and of those that it wrote over what was counted before.
 struct Given {
   std::vector<at::Tensor> still;
   int64_t over = 0;  // values that were not finite, in all that was written over
   int kinds = 0;
   bool is_known = true, is_spread = false;  // is_spread: a value may reach other places than its own
-  bool has_weight = false;                  // that holds Inf: nobody means that in a parameter
+  bool has_weight = false;                  // that holds Inf
 };
 
 // Whether it was written over, too; of views that interleave it is not known.
@@ -89,7 +91,7 @@ Given given_to(const Operator& op, const std::vector<c10::IValue>& arguments, co
         found.still.push_back(t);
       }
       found.kinds |= as_given(op, t, kinds);
-      found.has_weight |= (kinds & 2) && t.has_storage() && is_parameter(t);
+      found.has_weight |= (kinds & 2) && is_trained(t);
       found.is_spread |= is_spread(i);
     }
   }
@@ -160,8 +162,9 @@ bool has_overflowed(
     const std::vector<std::optional<Statistics>>& before, const std::vector<at::Tensor>& results) {
   if (!op.makes_data || op.puts_constants || !(wanted & (op.accumulates ? 2 : 1))) return false;
   int kinds = 0;
+  bool is_trained_to = false;
   for (size_t i = 0; i < results.size(); i++)
-    if (const int found = kinds_of(results[i])) kinds |= found & ~kinds_meant(op, arguments, i);
+    if (const int found = kinds_of(results[i])) kinds |= found & ~kinds_meant(op, arguments, i), is_trained_to |= is_trained(results[i]);
   if (!kinds) return false;
   const bool is_passed_on = (wanted & 4) != 0, makes_nan = (kinds & 1) != 0;
   const Given given = given_to(op, arguments, before);
@@ -171,7 +174,8 @@ bool has_overflowed(
   if (given.kinds & number_nan) return false;
   if (given.kinds == number_inf) return makes_nan;
   if (!given.kinds || (!(given.kinds & number_inf) && makes_more(op, given, arguments, results))) return given.is_known || is_passed_on;
-  return (given.kinds & ~number_inf) == 4 ? makes_nan : is_passed_on && (makes_nan || given.has_weight);
+  if ((given.kinds & ~number_inf) == 4 && makes_nan) return true;
+  return is_passed_on && (makes_nan || given.has_weight || is_trained_to);
 }
 
 }  // namespace msctx::glue

@@ -163,7 +163,7 @@ def debug_dir(want: Want) -> Outcome:
 
 @effect("export_compile_stat")
 def export_compile_stat(want: Want) -> Outcome:
-    found: dict[str, Any] = {"observers.fusions": want.value}
+    found: dict[str, Any] = {"observers.fusions": want.value or None}
     if want.value:
         found["env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG"] = "msctx"
     reasons = [COUNTED] if want.value else []

@@ -15,7 +15,8 @@ from torch import fx
 
 from msctx import notices
 from msctx.observers import files
-from msctx.observers.structured_trace import Slot, name_of
+from msctx.observers.slots import Slot
+from msctx.observers.structured_trace import Handler, name_of
 from msctx.options.observation import GraphFiles
 
 OPTION = "save_graphs"
@@ -34,12 +35,11 @@ _GRAPHS = {
 _SERIAL = re.compile(r".*_(\d{4,})\.(?:ir|dot|py|cpp)")
 
 
-class Writer(logging.Handler):
+class Writer(Handler):
     """Writes graphs while it is a handler of the structured trace; errors become warnings, and the program goes on."""
 
     def __init__(self, settings: GraphFiles) -> None:
-        super().__init__(logging.DEBUG)
-        self.settings = settings
+        super().__init__(settings)
         self._root = Path(settings.path).expanduser().absolute()
         self._counted: Path | None = None
 
@@ -91,8 +91,8 @@ SLOT = Slot(Writer)
 
 def draw(graph: fx.GraphModule) -> None:
     """Draw a graph that graph mode is about to compile."""
-    if SLOT.handler is not None and SLOT.handler.settings.level >= 3:
-        SLOT.handler.draw(graph)
+    if SLOT.on is not None and SLOT.on.settings.level >= 3:
+        SLOT.on.draw(graph)
 
 
 def obstacle(settings: GraphFiles | None) -> str:

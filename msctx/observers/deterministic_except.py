@@ -28,15 +28,12 @@ class ExceptReader(Reader):
     def asked(self) -> Mapping[str, int]:
         return {}
 
-    def end_step(self) -> None:
-        self._tell_unknown()
-
     def begin(self) -> None:
         core.load().c.msctx_deterministic_except(py_object(_decide))
 
     def pause(self) -> None:
         core.load().c.msctx_deterministic_except(py_object())
-        self._tell_unknown()
+        self.end_step()
 
     def is_excepted(self, operator: str, module: str) -> bool:
         """An operator by its name, of all its variants; a module with all that is in it."""
@@ -46,7 +43,7 @@ class ExceptReader(Reader):
         self._unmet.difference_update(found)
         return bool(found)
 
-    def _tell_unknown(self) -> None:
+    def end_step(self) -> None:
         """Warn of names that have not been met and that nothing has: another operator may be one that runs later."""
         paths = (
             {path for model in watched.models() for path, _ in models.paths_of(model)} if self._unmet - _operators else set()

@@ -7,19 +7,19 @@ import io
 import linecache
 import math
 import re
-import time
+import sys
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
-from types import CodeType
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from msctx import notices
-from msctx.observers import files, scope_names
+from msctx.observers import files, modules, scope_names
 from msctx.observers.collector import ASK_AGAIN, Row, dtype_of, kind_of
-from msctx.observers.origins import Origins
 from msctx.options.observation import Dump
 
 if TYPE_CHECKING:
@@ -147,16 +147,41 @@ def _lines(frames: tuple[tuple[CodeType, int], ...]) -> list[str]:
     return [f"File {code.co_filename}, line {line}, in {code.co_name}, \n {text}" for code, line, text in lines if text]
 
 
-def _claimed(place: Path) -> Path:
-    """A folder that nobody has, not even another process: this one, or one with the time in its name."""
-    for number in count():
-        free = place if not number else place.with_name(f"{place.name}.{int(time.time())}{f'.{number - 1}' * (number > 1)}")
-        try:
-            free.mkdir(parents=True)
-            return free
-        except FileExistsError:
-            continue
-    raise AssertionError
+class Origin(NamedTuple):
+    """Where an operator of a step was called: Python's frames, and the calls of modules around it."""
+
+    frames: tuple[tuple[CodeType, int], ...] = ()
+    """With the line of each, the innermost first, without msctx."""
+    modules: tuple[tuple[str, int], ...] = ()
+    """The outermost first: ``path.Class``, and how often it had been called in the step."""
+
+
+class Origins:
+    def __init__(self) -> None:
+        self._met: dict[int, Origin] = {}
+        self._calls: dict[int, tuple[str, int]] = {}
+        self._counts: defaultdict[str, Iterator[int]] = defaultdict(count)
+
+    def meet(self, number: int) -> None:
+        """The operator that will have the row of this number begins here, in this thread."""
+        self._met[number] = Origin(tuple(_frames()), tuple(self._call(*call) for call in modules.around()))
+
+    def _call(self, number: int, name: str) -> tuple[str, int]:
+        if number not in self._calls:
+            self._calls[number] = name, next(self._counts[name])
+        return self._calls[number]
+
+    def of(self, row: Row) -> Origin:
+        """In a backward pass: of the operator of the forward pass that made the node."""
+        return self._met.get(row["maker" if row["direction"] == "backward" else "id"], Origin())
+
+
+def _frames() -> Iterator[tuple[CodeType, int]]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] != "msctx":
+            yield frame.f_code, frame.f_lineno
+        frame = frame.f_back
 
 
 class MsProbe:
@@ -191,7 +216,9 @@ class MsProbe:
 
         for row in rows:
             if self._place is None:
-                self._place = _claimed(self._folder / f"step{row['step']}" / f"rank{files.rank()}")
+                self._place = files.reserve(
+                    self._folder / f"step{row['step']}" / f"rank{files.rank()}", partial(Path.mkdir, parents=True)
+                )
             kind, is_backward = kind_of(row), row["direction"] == "backward"
             direction = "backward" if is_backward else "forward"
             name = f"Aten.{kind}.{self._calls[kind, is_backward]}.{direction}"

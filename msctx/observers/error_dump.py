@@ -48,12 +48,6 @@ class ErrorReader(Reader):
     def folder(self) -> Path | None:
         return self._scratch.path
 
-    def begin(self) -> None:
-        """The folder comes with the first error: most programs have none."""
-
-    def pause(self) -> None:
-        """What is written stays."""
-
     def take(self, rows: list[Row]) -> None:
         for row in rows:
             self._count += 1

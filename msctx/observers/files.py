@@ -9,9 +9,9 @@ import os
 import shutil
 import threading
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -90,44 +90,26 @@ def create(path: Path, fill: Callable[[Path], object]) -> None:
 
 def write(path: Path, data: str | bytes) -> None:
     """A whole file or none; one of ours in its place goes."""
-    with _part(path) as part:
-        part.write_bytes(data.encode() if isinstance(data, str) else data)
-        part.replace(path)
-
-
-@contextmanager
-def _part(path: Path) -> Iterator[Path]:
-    """A file beside *path*, which is gone afterwards unless it was renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     try:
-        yield part
+        part.write_bytes(data.encode() if isinstance(data, str) else data)
+        part.replace(path)
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
 
 
-def reserve(wanted: Path) -> Path:
-    """An empty file of this name, or of the name with the time in it: what is there already stays."""
-    path = wanted
-    while True:
+def reserve(wanted: Path, make: Callable[..., None] = Path.touch) -> Path:
+    """An empty file or folder of this name, or of the name with the time in it: what is there already stays."""
+    path, now = wanted, int(time.time())
+    for more in count():
         try:
-            path.touch(exist_ok=False)
+            make(path, exist_ok=False)
             return path
         except FileExistsError:
-            path = _later(wanted)
-
-
-def _later(wanted: Path) -> Path:
-    """The name with the time in it, or the next one that is free: many files may have been made in this second."""
-    now, many = int(time.time()), 1
-
-    def is_free(more: int) -> bool:
-        return not os.path.lexists(f"{wanted}.{now + more}")
-
-    while not is_free(many):
-        many *= 2
-    return Path(f"{wanted}.{now + bisect_left(range(many), True, key=is_free)}")
+            path = Path(f"{wanted}.{now + more}")
+    raise AssertionError
 
 
 def work_path() -> Path | None:
@@ -143,14 +125,8 @@ def write_json(path: Path, data: Any) -> None:
 def append_csv(path: Path, head: Sequence[str], lines: Sequence[Sequence[object]]) -> None:
     """All lines or none, with the head where the file is new; one with another head stays as it is."""
     first, rest = _csv([head]), _csv(lines)
-    if not path.exists():
-        with _part(path) as part:
-            part.write_bytes(first + rest)
-            with suppress(OSError):  # another process has made it meanwhile, or the file system has no links
-                os.link(part, path)
-                return
-        path.touch()
-    elif path.stat().st_size:
+    path.touch()
+    if path.stat().st_size:
         with path.open("rb") as file:
             if file.readline() != first:
                 path = reserve(path)

@@ -10,7 +10,8 @@ from collections import Counter
 from pathlib import Path
 
 from msctx.observers import files
-from msctx.observers.structured_trace import LOGGER
+from msctx.observers.slots import Slot
+from msctx.observers.structured_trace import Handler
 
 OPTION = "export_compile_stat"
 AT_END, AT_ONCE = 1, 2
@@ -31,12 +32,11 @@ def _counted() -> Counter[str]:
     return found
 
 
-class Recording(logging.Handler):
+class Recording(Handler):
     """Counts what is compiled while a context is open."""
 
     def __init__(self, mode: int) -> None:
-        super().__init__(logging.DEBUG)
-        self.mode = mode
+        super().__init__(mode)
         self._graphs: dict[str, dict[str, dict[str, dict[str, str]]]] = {}
         self._path: Path | None = None
         self._process, self._error = os.getpid(), getattr(sys, "last_value", None)
@@ -45,20 +45,20 @@ class Recording(logging.Handler):
     def begin(self) -> None:
         """For the first time, or again after an inner context."""
         self._seen = _counted()
-        LOGGER.addHandler(self)
+        super().begin()
         atexit.register(self.end)
 
     def end(self) -> None:
         self._count()
-        LOGGER.removeHandler(self)
+        super().end()
         atexit.unregister(self.end)
-        if self.mode == AT_END and sys.exc_info()[1] is None and getattr(sys, "last_value", None) is self._error:
+        if self.settings == AT_END and sys.exc_info()[1] is None and getattr(sys, "last_value", None) is self._error:
             self._write()
 
     def emit(self, record: logging.LogRecord) -> None:
         if "compilation_metrics" in getattr(record, "metadata", {}):
             self._count()
-            if self.mode == AT_ONCE:
+            if self.settings == AT_ONCE:
                 self._write()
 
     def _count(self) -> None:
@@ -80,32 +80,4 @@ class Recording(logging.Handler):
         files.write_json(self._path, self._graphs)
 
 
-_current: Recording | None = None
-
-
-def read() -> int:
-    return 0 if _current is None else _current.mode
-
-
-def write(mode: int) -> None:
-    global _current
-    if _current is not None:
-        LOGGER.removeHandler(_current)
-    _current = Recording(mode) if mode else None
-    if _current is not None:
-        _current.begin()
-
-
-def save() -> Recording | None:
-    return _current
-
-
-def load(recording: Recording | None) -> None:
-    global _current
-    if _current is recording:
-        return
-    if _current is not None:
-        _current.end()
-    _current = recording
-    if recording is not None:
-        recording.begin()
+SLOT = Slot(Recording)

@@ -11,7 +11,8 @@ import threading
 from pathlib import Path
 
 from msctx.observers import files
-from msctx.observers.structured_trace import Slot, name_of
+from msctx.observers.slots import Slot
+from msctx.observers.structured_trace import Handler, name_of
 from msctx.options.observation import Kernels
 
 OPTION = "op_debug_config"
@@ -22,10 +23,9 @@ class _Here(threading.local):
     """The stem of the files of the graph that this thread compiled last."""
 
 
-class Keeper(logging.Handler):
+class Keeper(Handler):
     def __init__(self, settings: Kernels) -> None:
-        super().__init__(logging.DEBUG)
-        self.settings = settings
+        super().__init__(settings)
         root = Path(settings.path).expanduser() if settings.path else files.work_path() or Path()
         self._folder = root.absolute() / "kernel_meta"
         self._here = _Here()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from msctx import locks, notices
 from msctx.observers import files
+from msctx.observers.slots import Slot
 
 _lock = locks.reentrant()
 
@@ -14,13 +15,18 @@ _lock = locks.reentrant()
 class PrintFile:
     """A file that its first record makes."""
 
-    def __init__(self, asked: str) -> None:
-        self.asked = asked
-        """The path that the option names."""
-        self._wanted = Path(asked).expanduser().absolute()
+    def __init__(self, path: str) -> None:
+        self.settings = path
+        self._wanted = Path(path).expanduser().absolute()
         self._made: str | None = None
         if not os.access(self._wanted.parent, os.W_OK):  # report it now
             self.made()
+
+    def begin(self) -> None:
+        """The first record makes the file."""
+
+    def end(self) -> None:
+        """Each record is whole."""
 
     def made(self) -> str:
         """The file that receives the records; ``""``: none can be made."""
@@ -30,7 +36,7 @@ class PrintFile:
                     self._made = str(files.reserve(self._wanted))
                 except OSError as error:
                     self._made = ""
-                    _warn(self.asked, f"cannot be created ({error.strerror}); what Print receives is lost")
+                    _warn(self.settings, f"cannot be created ({error.strerror}); what Print receives is lost")
             return self._made
 
     def append(self, record: bytes) -> None:
@@ -45,22 +51,4 @@ def _warn(path: str, what: str) -> None:
     notices.warn("print_file_path", path, f"print_file_path: {path} {what}")
 
 
-current: PrintFile | None = None
-"""Where printed values go; ``None``: to the screen."""
-
-
-def read() -> str | None:
-    return None if current is None else current.asked
-
-
-def write(path: str | None) -> None:
-    load(None if path is None else PrintFile(path))
-
-
-def save() -> PrintFile | None:
-    return current
-
-
-def load(file: PrintFile | None) -> None:
-    global current
-    current = file
+SLOT = Slot(PrintFile)

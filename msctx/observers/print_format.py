@@ -16,21 +16,11 @@ import torch
 from msctx.errors import Diagnostic, FileError
 
 NAMES = {
-    torch.bool: "Bool",
-    torch.int8: "Int8",
-    torch.int16: "Int16",
-    torch.int32: "Int32",
-    torch.int64: "Int64",
-    torch.uint8: "UInt8",
-    torch.uint16: "UInt16",
-    torch.uint32: "UInt32",
-    torch.uint64: "UInt64",
-    torch.float16: "Float16",
-    torch.float32: "Float32",
-    torch.float64: "Float64",
-    torch.bfloat16: "BFloat16",
-    torch.complex64: "Complex64",
-    torch.complex128: "Complex128",
+    getattr(torch, name.lower()): name
+    for name in (
+        *("Bool", "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64"),
+        *("Float16", "Float32", "Float64", "BFloat16", "Complex64", "Complex128"),
+    )
 }
 """dtype → MindSpore's name of it."""
 _DTYPES = {name.lower(): dtype for dtype, name in NAMES.items()}  # older releases write Uint8

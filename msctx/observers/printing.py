@@ -51,7 +51,7 @@ class Print:
     @property
     def file(self) -> str | None:
         """The file that receives the values now, made if it is not there yet; ``None``: the screen does, or no file can be made."""
-        return print_file.current.made() or None if print_file.current else None
+        return print_file.SLOT.on.made() or None if print_file.SLOT.on else None
 
 
 def _each(values: Any) -> list[Any]:
@@ -91,8 +91,8 @@ def _operator(tensors: list[torch.Tensor], texts: list[str], kinds: str) -> torc
     """
     left, words = iter(tensors), iter(texts)
     values = [next(words) if kind == "s" else _on_cpu(next(left)) for kind in kinds]
-    if print_file.current is not None:
-        print_file.current.append(encode(values))
+    if print_file.SLOT.on is not None:
+        print_file.SLOT.on.append(encode(values))
     elif values:
         print("\n".join(value if isinstance(value, str) else shown(value) for value in values))
     return torch.empty(0)

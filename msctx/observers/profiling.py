@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
+import socket
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,27 +24,30 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from msctx.notices import warn
-from msctx.observers import files, folder, steps
+from msctx.observers import files, steps
 from msctx.observers.module_ranges import ModuleRanges
+from msctx.observers.slots import Slot
 
 MOST_STEPS = 100
 """Memory holds the events of so many steps; with Python's stacks, which are most of a trace, of a fifth. Later ones are left out."""
 ROWS = 100
 """Of the table: the operators that take longest."""
 Options = Mapping[str, Any]
+_OURS = re.compile(r"msctx_.+\.[0-9]{19}\..+")
+"""The names of its files."""
 
 
 class _Recording:
-    """From a write of the switch to the next."""
+    """From a write of the switch to the next; the profile before is written first."""
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
-        self._folder = Path(options["output"]).absolute()  # the program may change its directory
+    def __init__(self, settings: Options) -> None:
+        self.settings = settings
+        self._folder = Path(settings["output"]).absolute()  # the program may change its directory
         self._process, self._thread = os.getpid(), threading.current_thread()
-        self._modules = None if options["modules"] is None else ModuleRanges(classes=options["modules"])
+        self._modules = None if settings["modules"] is None else ModuleRanges(classes=settings["modules"])
         self._counting = steps.counting(self._end_step)
         self._activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
-        self._left = MOST_STEPS // 5 if options["stacks"] else MOST_STEPS
+        self._left = MOST_STEPS // 5 if settings["stacks"] else MOST_STEPS
         self._error = ""
         self._is_on = False
         self._profile: profile | None = None
@@ -58,10 +65,10 @@ class _Recording:
     def _start(self) -> None:
         started = profile(
             activities=self._activities,
-            schedule=schedule(wait=0, warmup=0, active=sys.maxsize) if self.options["steps"] else None,
+            schedule=schedule(wait=0, warmup=0, active=sys.maxsize) if self.settings["steps"] else None,
             on_trace_ready=self._write,
-            record_shapes=self.options["shapes"],
-            with_stack=self.options["stacks"],
+            record_shapes=self.settings["shapes"],
+            with_stack=self.settings["stacks"],
         )
         started.start()
         self._profile = started
@@ -86,7 +93,7 @@ class _Recording:
         if self._left == 0:
             self._call(partial(self._profile.toggle_collection_dynamic, False, self._activities))
             _warn(f"{step + 1} steps are recorded; later ones are left out, since memory holds their events")
-        elif self.options["steps"]:
+        elif self.settings["steps"]:
             self._call(self._profile.step)
 
     def _call(self, change: Callable[[], object]) -> None:
@@ -102,41 +109,42 @@ class _Recording:
             self._error = ""
 
     def _write(self, part: profile) -> None:
-        averages = part.key_averages(group_by_input_shape=self.options["shapes"])
+        averages = part.key_averages(group_by_input_shape=self.settings["shapes"])
         if not any(not event.key.startswith("ProfilerStep") for event in averages):
             return
-        stem = folder.stem()
+        stem = f"msctx_{socket.gethostname()}_{os.getpid()}.{time.time_ns():019d}"  # as TensorBoard wants it
         try:
             files.create(self._folder / f"{stem}.pt.trace.json", lambda path: part.export_chrome_trace(str(path)))
-            if self.options["operators"]:
+            if self.settings["operators"]:
                 table = averages.table(sort_by="self_cpu_time_total", row_limit=ROWS)
                 files.create(self._folder / f"{stem}.operators.txt", lambda path: path.write_text(table, encoding="utf-8"))
-            if limit := self.options["storage_limit"]:
-                folder.keep_within(self._folder, limit * folder.MEGABYTE, stem)
+            if limit := self.settings["storage_limit"]:
+                _keep_within(self._folder, limit << 20, stem)
         except OSError as error:
             self._error = f"the profile cannot be written to {self._folder} ({error})"
+
+
+def _keep_within(folder: Path, limit: int, newest: str) -> None:
+    """Remove the oldest files of observers until all of them have *limit* bytes; those that begin with *newest* stay."""
+    found = []
+    for path in folder.iterdir():
+        with suppress(OSError):  # another process keeps within its limit, too
+            if _OURS.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+                status = path.stat()
+                found.append((status.st_mtime_ns, path.name, status.st_size))
+    total = sum(size for *_, size in found)
+    for _, name, size in sorted(found):
+        if total <= limit:
+            return
+        if not name.startswith(newest):
+            with suppress(OSError):
+                (folder / name).unlink()
+            total -= size
 
 
 def _warn(what: str) -> None:
     warn("profiling_mode", what, f"profiling_mode: {what}")
 
 
-_recording: _Recording | None = None
-
-
-def read() -> dict[str, Any] | None:
-    return None if _recording is None else dict(_recording.options)
-
-
-def write(options: Options | None) -> None:
-    """Record with *options* from now on; the profile before is written first."""
-    global _recording
-    before, _recording = _recording, None
-    if before is not None:
-        before.end()
-    if options is not None:
-        _recording = _Recording(options)
-        _recording.begin()
-
-
-atexit.register(write, None)  # of set_context, which nobody leaves
+SLOT = Slot(_Recording)
+atexit.register(SLOT.write, None)  # of set_context, which nobody leaves

@@ -6,6 +6,7 @@ Every n steps the ranks gather two digests of each parameter: a collective, so a
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from msctx import notices
@@ -13,6 +14,7 @@ from msctx.memory import watched
 from msctx.native import distributed
 from msctx.native.distributed import in_words
 from msctx.observers import steps
+from msctx.observers.slots import Slot
 
 if TYPE_CHECKING:
     import torch
@@ -23,11 +25,21 @@ NO_MODEL = (
 )
 
 
-class Check(steps.Stepper):
-    """*setting*: after how many steps there is one."""
+class Check:
+    """*settings*: after how many steps there is one."""
+
+    def __init__(self, settings: int) -> None:
+        self.settings = settings
+        self._counting = ExitStack()
+
+    def begin(self) -> None:
+        self._counting.enter_context(steps.counting(self._ended))
+
+    def end(self) -> None:
+        self._counting.close()
 
     def _ended(self, step: int) -> None:
-        if (step + 1) % self.setting or distributed.rank() is None:
+        if (step + 1) % self.settings or distributed.rank() is None:
             return
         from torch.nn.parallel import DistributedDataParallel
 
@@ -72,4 +84,4 @@ def _digest(value: torch.Tensor) -> torch.Tensor:
     return torch.stack([bits.sum(dtype=torch.int64), torch.hash_tensor(bits, dim=0).view(torch.int64)]).cpu()
 
 
-SLOT = steps.Slot(Check)
+SLOT = Slot(Check)

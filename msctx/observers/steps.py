@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from msctx import locks
 from msctx.dynamo import outside_dynamo
@@ -135,49 +135,3 @@ def _leads(optimizer: Optimizer) -> bool:
     _count.others.clear()
     _count.leader = weakref.ref(optimizer)
     return True
-
-
-K = TypeVar("K", bound="Stepper")
-
-
-class Stepper:
-    """Acts when a step ends, as long as it is on. *setting*: the value of the option that it is made for."""
-
-    def __init__(self, setting: int) -> None:
-        self.setting = setting
-        self._counting = ExitStack()
-
-    def begin(self) -> None:
-        self._counting.enter_context(counting(self._ended))
-
-    def end(self) -> None:
-        self._counting.close()
-
-    def _ended(self, step: int) -> None:
-        raise NotImplementedError
-
-
-class Slot(Generic[K]):
-    """The one of a kind that is on, as a switch reads, writes and restores it."""
-
-    def __init__(self, kind: Callable[[int], K]) -> None:
-        self._kind, self._lock = kind, locks.plain()
-        self.on: K | None = None
-
-    def read(self) -> int | None:
-        return None if self.on is None else self.on.setting
-
-    def save(self) -> K | None:
-        return self.on
-
-    def load(self, found: K | None) -> None:
-        with self._lock:
-            if self.on is not found:
-                if self.on is not None:
-                    self.on.end()
-                if found is not None:
-                    found.begin()
-                self.on = found
-
-    def write(self, setting: int | None) -> None:
-        self.load(None if setting is None else self._kind(setting))

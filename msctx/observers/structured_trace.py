@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 LOGGER = logging.getLogger("torch.__trace")
@@ -15,25 +14,15 @@ def name_of(record: logging.LogRecord) -> str:
     return str((found.get("artifact") or {}).get("name") or next(iter(found), ""))
 
 
-class Slot:
-    """The handler that a switch has put there; it is made from the settings and keeps them."""
+class Handler(logging.Handler):
+    """Gets what a switch keeps of it."""
 
-    def __init__(self, make: Callable[[Any], Any]) -> None:
-        self._make = make
-        self.handler: Any = None
+    def __init__(self, settings: Any) -> None:
+        super().__init__(logging.DEBUG)
+        self.settings = settings
 
-    def read(self) -> Any:
-        return None if self.handler is None else self.handler.settings
+    def begin(self) -> None:
+        LOGGER.addHandler(self)
 
-    def write(self, settings: Any) -> None:
-        self.load(None if settings is None else self._make(settings))
-
-    def save(self) -> Any:
-        return self.handler
-
-    def load(self, handler: Any) -> None:
-        if self.handler is not None:
-            LOGGER.removeHandler(self.handler)
-        self.handler = handler
-        if handler is not None:
-            LOGGER.addHandler(handler)
+    def end(self) -> None:
+        LOGGER.removeHandler(self)

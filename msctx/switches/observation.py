@@ -56,15 +56,14 @@ def _observer(name: str, place: str, *more: Any) -> Switch:
     )
 
 
-def _slot(name: str, place: str, blocked: Callable[[Any], str] | None = None, unwritten: Any = None) -> Switch:
-    """*place*: what has the functions ``read``, ``write``, ``save`` and ``load``."""
-    dot = "" if place.endswith(":") else "."
+def _slot(name: str, place: str, blocked: Callable[[Any], str] | None = None) -> Switch:
+    """*place*: of a :class:`msctx.observers.slots.Slot`."""
     return Switch(
         name=name,
-        read=reading(f"{place}{dot}read", unwritten),
-        write=writing(f"{place}{dot}write", unwritten),
-        save=reading(f"{place}{dot}save"),
-        load=writing(f"{place}{dot}load"),
+        read=reading(f"{place}.read"),
+        write=writing(f"{place}.write"),
+        save=reading(f"{place}.save"),
+        load=writing(f"{place}.load"),
         blocked=blocked,
     )
 
@@ -84,10 +83,10 @@ SWITCHES = (
     _observer("observers.recorder", "msctx.observers.recorder:RecorderReader", lambda: report.of_process().as_dicts()),
     _observer("observers.watchdog", "msctx.observers.watchdog:WatchdogReader"),
     _observer("observers.deterministic_except", "msctx.observers.deterministic_except:ExceptReader"),
-    _slot("observers.print_file", "msctx.observers.print_file:"),
+    _slot("observers.print_file", "msctx.observers.print_file:SLOT"),
     _slot("observers.replicas", "msctx.observers.replicas:SLOT"),
     _slot("observers.kernels", "msctx.observers.kernels:SLOT"),
-    _slot("observers.fusions", "msctx.observers.fusions:", unwritten=0),
+    _slot("observers.fusions", "msctx.observers.fusions:SLOT"),
     _slot("observers.graph_files", "msctx.graph.files:SLOT", _no_folder),
     Switch(
         name="observers.class_names",

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from msctx.switches.base import Switch, reading, writing
 
-_PROFILING = "msctx.observers.profiling"
-SWITCHES = (Switch(name="torch.profiler", read=reading(f"{_PROFILING}:read"), write=writing(f"{_PROFILING}:write")),)
+_SLOT = "msctx.observers.profiling:SLOT"
+SWITCHES = (Switch(name="torch.profiler", read=reading(f"{_SLOT}.read"), write=writing(f"{_SLOT}.write")),)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -89,17 +88,6 @@ def test_a_digest_is_of_values_and_their_places(collected: Any) -> None:
     assert digest(collected, x) != before
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64])
-def test_statistics_and_digest_together_are_those_alone(dtype: torch.dtype, collected: Any) -> None:
-    x = (torch.randn(2, 3, 40, 700) * 5).to(dtype)
-    for how in ("contiguous", "channels_last", "sliced", "transposed", "expanded"):
-        given, found = laid_out(x, how), []
-        for asked in ({"statistics": 1, "digests": 1}, {"statistics": 1}, {"digests": 1}):
-            rows = collected(functools.partial(torch.isnan, given), inputs=1, **asked)
-            found.append(rows[0]["inputs"][0])
-        assert found[0] == {**found[1], **found[2]}, how
-
-
 def test_a_dtype_without_statistics_has_its_digest_beside_them(collected: Any) -> None:
     x = torch.zeros(8, dtype=torch.uint8).view(torch.bits8)
     (alone,) = collected(lambda: x.clone(), inputs=1, digests=1)
@@ -109,27 +97,6 @@ def test_a_dtype_without_statistics_has_its_digest_beside_them(collected: Any) -
     collector.put("statistics", None)
     assert beside["inputs"] == alone["inputs"]
     assert (alone["inputs"][0]["digest"], other.rows[-1]["inputs"][0]["unread"]) != (None, "")
-
-
-def test_what_several_readers_ask_is_read_together_and_is_what_each_gets_alone(collected: Any) -> None:
-    x = torch.linspace(-3, 5, 41)
-    (alone,) = collected(lambda: x.exp())
-    readers = {
-        "statistics": Listens(inputs=1, statistics=1),
-        "digests": Listens(inputs=1, outputs=1, digests=1),
-        "rows": Listens(outputs=1),
-    }
-    for name, reader in readers.items():
-        collector.put(name, reader)
-    x.exp()
-    for name in readers:
-        collector.put(name, None)
-    (statistics,), (digests,), (rows,) = (reader.rows for reader in readers.values())
-    both, of_result = alone["inputs"][0], digests["outputs"][0]
-    assert {**statistics["inputs"][0], **digests["inputs"][0]} == both
-    assert ("digest" in statistics["inputs"][0], "min" in digests["inputs"][0]) == (False, False)
-    assert (of_result["digest"], statistics["outputs"][0]["shape"], rows["inputs"]) == (alone["outputs"][0]["digest"], "41", [])
-    assert not {"digest", "min"} & {*statistics["outputs"][0], *rows["outputs"][0]}
 
 
 def test_values_depend_on_no_number_of_threads(collected: Any) -> None:

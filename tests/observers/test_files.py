@@ -1,4 +1,4 @@
-"""Names for files that nobody has: in order, and found in few steps."""
+"""Files of observers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,6 @@ import pytest
 from msctx.observers import files
 
 
-def test_a_name_is_found_in_few_steps_among_many_of_the_same_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[str] = []
-    exists = os.path.lexists
-    monkeypatch.setattr(os.path, "lexists", lambda path: (looks.append(path), exists(path))[1])
-    monkeypatch.setattr(files.time, "time", lambda: 1767225600.9)
-    made = [files.reserve(tmp_path / "p") for _ in range(300)]
-    assert [path.name for path in made] == ["p", *(f"p.{1767225600 + more}" for more in range(299))]
-    looks.clear()
-    files.reserve(tmp_path / "p")
-    assert len(looks) < 25
-
-
 def test_a_file_is_written_without_a_look_at_the_others_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dump has thousands in one."""
 
@@ -34,8 +22,9 @@ def test_a_file_is_written_without_a_look_at_the_others_in_its_folder(tmp_path: 
     monkeypatch.setattr(os, "listdir", fail)
     files.write(tmp_path / "one", "1")
     files.append_csv(tmp_path / "two", ["a"], [["b"]])
+    taken = [files.reserve(tmp_path / "two").name for _ in range(2)]
     monkeypatch.undo()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two", *taken]
 
 
 @pytest.mark.parametrize("option", ["enable_dump", "enable_dump_debug"])

@@ -23,7 +23,7 @@ from msctx.observers import profiling, steps
 def _nothing_stays() -> Iterator[None]:
     yield
     assert not torch._C._autograd._profiler_enabled()
-    assert profiling.read() is None
+    assert profiling.SLOT.read() is None
     assert not steps._listeners
 
 

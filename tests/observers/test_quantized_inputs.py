@@ -12,8 +12,7 @@ import pytest
 import torch
 
 import msctx
-from msctx.observers.quantized_inputs import Marking
-from msctx.observers.quantized_operator import quantized_input
+from msctx.observers.quantized_inputs import Marking, quantized_input
 
 
 def f(x: torch.Tensor) -> torch.Tensor:

@@ -102,14 +102,6 @@ def test_the_count_is_the_same_in_every_thread() -> None:
         assert (seen, steps.current()) == ([1], 1)
 
 
-def test_counting_ends_where_the_block_raises() -> None:
-    with pytest.raises(KeyError), steps.counting():
-        raise KeyError
-    optimizer().step()
-    assert steps.current() == 0
-    assert not torch_optimizer._global_optimizer_post_hooks
-
-
 DUMP = {"enable_dump": True}
 OVERFLOW = {"enable_dump": False, "enable_dump_debug": True}
 
