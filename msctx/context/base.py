@@ -105,7 +105,10 @@ def explain(
     else:
         settings = Settings([layer_of(with_preset(preset, options), "explain")])
     if device is None:
-        return plan_here(settings, settings)
+        plan = plan_here(settings, settings)
+        from msctx.context import ledger
+
+        return plan.without(ledger.too_late(plan.written))
     if device not in DEVICES:
         raise OptionError([Diagnostic("device", f"{device!r} is not a device", "explain", ", ".join(DEVICES))])
     return plan_of(settings, Facts.only(device))

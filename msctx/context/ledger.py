@@ -170,15 +170,25 @@ def _is_elsewhere(switch: Switch, wants: Mapping[str, Any], hold: Hold, fresh: C
 def _check_writable(switches: list[Switch], wants: Mapping[str, Any], hold: Hold, strict: bool) -> None:
     """Find what can no longer be written, and (in a scope) what could not be restored, before anything is written."""
     unserved = [s for s in switches if (s.blocked or s.restore == "never") and not s.is_satisfied(wants[s.name])]
-    hold.late.update({s.name: why for s in unserved if s.blocked and (why := s.blocked(wants[s.name]))})
+    hold.late.update(_blocked(unserved, wants))
     never = [s for s in unserved if s.restore == "never" and not hold.base]
     lasting = {s.name: s.lasts or f"it is read only before {s.only_before}" for s in never}
     if strict and (reasons := [*hold.late.values(), *(f"{name} cannot be put back ({why})" for name, why in lasting.items())]):
         raise StrictError.of(reasons)
     for name, why in lasting.items():
         if name not in hold.late:
-            text = f"{name}={wants[name]!r}, once set, stays after this with-block: {why}. "
+            text = f"{name}={wants[name]!r}, if it can still be set, stays after this with-block: {why}. "
             warnings.warn(text + "Set it with set_context or `msctx run` instead.", MsctxWarning, stacklevel=user_frame()[1])
+
+
+def _blocked(switches: Iterable[Switch], wants: Mapping[str, Any]) -> dict[str, str]:
+    return {s.name: why for s in switches if s.blocked and (why := s.blocked(wants[s.name]))}
+
+
+def too_late(wants: Mapping[str, Any]) -> dict[str, str]:
+    """Which switches can be written early only, and no longer take their value: switch → why."""
+    early = (switch for name in wants if (switch := SWITCHES[name]).restore == "never")
+    return _blocked((switch for switch in early if not switch.is_satisfied(wants[switch.name])), wants)
 
 
 def _write(switch: Switch, want: Any, hold: Hold, is_fresh: bool) -> None:

@@ -165,7 +165,20 @@ def _threads_blocked(number: int) -> str:
     return ""
 
 
-# --- what is only observed --------------------------------------------------------------------------------------------
+_ONCE = "the first parallel work between operators, and only once in a process"
+_has_interop_threads = False
+
+
+def _write_interop_threads(number: int) -> None:
+    global _has_interop_threads
+    _has_interop_threads = True  # also where torch refuses: its pool was there before
+    torch.set_num_interop_threads(number)
+
+
+def _interop_threads_late(number: int) -> str:
+    if not _has_interop_threads:
+        return ""
+    return f"torch.num_interop_threads can only be set before {_ONCE}: {torch.get_num_interop_threads()} stays in force"
 
 
 SWITCHES = (
@@ -197,9 +210,10 @@ SWITCHES = (
     Switch(
         name="torch.num_interop_threads",
         read=torch.get_num_interop_threads,
-        write=torch.set_num_interop_threads,
+        write=_write_interop_threads,
         restore="never",
-        only_before="the first parallel work between operators, and only once in a process",
+        only_before=_ONCE,
+        blocked=_interop_threads_late,
     ),
     Switch(
         name="torch.anomaly_mode",

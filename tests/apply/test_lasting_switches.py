@@ -18,7 +18,7 @@ def lasting(library: Globals, monkeypatch: pytest.MonkeyPatch) -> Globals:
 
 
 def test_a_lasting_switch_stays_and_says_so_once(lasting: Globals) -> None:
-    with pytest.warns(MsctxWarning, match="b=2, once set, stays after this with-block") as told:
+    with pytest.warns(MsctxWarning, match="b=2, if it can still be set, stays after this with-block") as told:
         ledger.undo(ledger.apply(NEW, ledger.Hold("one")))
     assert len(told) == 1
     with warnings.catch_warnings():
@@ -96,9 +96,11 @@ def after_a_with_block():
         with msctx.context(inter_op_parallel_num=wanted + 1, runtime_num_threads=1):
             assert torch.get_num_threads() == 1
             assert torch.get_num_interop_threads() == wanted
-    assert any(f"can only be set before the first parallel work between operators, and only once in a process: {wanted} stays" in
-               str(w.message) for w in told), told
+    (told,) = told
+    assert f"operators, and only once in a process: {wanted} stays in" in str(told.message), told
     assert torch.get_num_interop_threads() == wanted
+    (row,) = msctx.explain(inter_op_parallel_num=wanted + 1).rows
+    assert row.status == "refused" and f"{wanted} stays in force" in row.reason, row
 
 def by_set_context():
     warnings.simplefilter("error")

@@ -57,7 +57,7 @@ assert torch_mkl.read() == "OFF" and not torch_mkl.obstacle() and torch_mkl.read
 with pytest.raises(msctx.StrictError, match="torch.mkl.cbwr cannot be put back"), msctx.context(thread_invariant=True, strict=True):
     pass
 assert torch_mkl.read() == "OFF"
-with pytest.warns(msctx.MsctxWarning, match="once set, stays"), msctx.context(thread_invariant=True) as ctx:
+with pytest.warns(msctx.MsctxWarning, match="stays after this with-block"), msctx.context(thread_invariant=True) as ctx:
     assert "run in MKL's strict mode" in ctx.plan.rows[0].reason
     assert torch_mkl.is_strict() and differing() == (0, 0)
 assert torch_mkl.is_strict() and not torch_mkl.obstacle()
