@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Any
 
 from msctx.effects import Facts, Outcome, Want, translate
-from msctx.effects.base import NOTHING_ASKED
 from msctx.errors import OptionError
 from msctx.options import DEVICES, OPTIONS, UNSET, Option, Settings, device_of, make_layer, rules
 from msctx.options.kinds import Size
@@ -146,7 +145,7 @@ def on_device(option: Option, device: str, value: Any = UNSET) -> Outcome:
     found = [o for o in (_outcome(option, v, device) for v in values) if o is not None]
     if not found:
         return Outcome("inert", {}, f"it has no meaning on {device}")
-    asking = [o for o in found if o != NOTHING_ASKED] or found
+    asking = [o for o in found if not (o.status == "honoured" and o.expected)] or found
     best = next((o for o in asking if o.status in DONE), asking[0])
     switches = {switch: v for o in found for switch, v in o.assignments.items()}
     return Outcome(best.status, switches, best.reason)

@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import sys
 from pathlib import Path
+from platform import machine
 
 import pytest
 from hypothesis import assume, given, settings
@@ -228,6 +230,15 @@ def test_every_option_is_reported_as_plain_data(device: str) -> None:
 
 REFUSED = "parallel_speed_up_json_path.enable_begin_end_inline_opt"
 REFUSES = {REFUSED: True}
+HOLD = (
+    *(
+        "--enable_low_precision=False",
+        f"--cpu_arch={machine().upper()}",
+        f"--target_os={sys.platform}",
+        "--enable_csr_fusion=False",
+    ),
+    *("--enable_dynamic_shape_fusion=True", "--enable_cce_lib=False", "--enable_lite_conv_tuning=False"),
+)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +248,6 @@ REFUSES = {REFUSED: True}
         ({"deterministic": "ON"}, DEVICES, []),
         # not carried out on the only device
         ({**REFUSES}, ("cpu",), ["cpu"]),
-        ({"matmul_allow_hf32": True}, ("cpu",), ["cpu"]),
         # the accelerator counts: it carries out what the CPU does not
         ({"matmul_allow_tf32": True}, ("cpu", "cuda"), []),
         ({"max_device_memory": "4GB"}, ("cpu", "cuda"), []),
@@ -251,9 +261,8 @@ REFUSES = {REFUSED: True}
         ({"tuning_file": "t.json"}, DEVICES, ["ascend"]),
         ({"variable_placement": "Device"}, ("cpu",), []),
         # the target counts, whatever else is here
-        ({"matmul_allow_hf32": True, "device_target": "CPU"}, ("cpu", "cuda"), ["cpu"]),
+        ({"event_sync_timeout": 9, "device_target": "CPU"}, ("cpu", "cuda"), ["cpu"]),
         ({"matmul_allow_tf32": True, "device_target": "GPU"}, ("cpu", "cuda"), []),
-        ({"conv_allow_hf32": True, "device_target": "GPU"}, DEVICES, ["cuda"]),
         ({**REFUSES, "device_target": "GPU"}, DEVICES, ["cuda"]),
         # a target that is not here counts too
         ({**REFUSES, "device_target": "GPU"}, ("cpu",), ["cuda"]),
@@ -264,6 +273,14 @@ REFUSES = {REFUSED: True}
         # one that is not here waits for a machine that has it
         ({"gpu_config": {"matmul_allow_tf32": True}, "device_target": "CPU"}, ("cpu",), []),
         ({"cpu_config": {"matmul_allow_tf32": True}}, ("cpu", "cuda"), []),
+        # what holds already, on every machine
+        *(({name: True}, on, []) for name in ("matmul_allow_hf32", "conv_allow_hf32") for on in (("cpu",), DEVICES[:2])),
+        *(({name: -1}, ("cpu",), []) for name in ("stream_sync_timeout", "event_sync_timeout")),
+        ({"parallel_speed_up_json_path.compute_communicate_fusion_level": 0, "input_fusion_size": 0}, ("cpu",), []),
+        ({"conv_allow_tf32": False, "matmul_allow_tf32": False, "disable_format_transform": False}, ("ascend",), []),
+        ({"graph_kernel_flags": f"--opt_level=2 {' '.join(HOLD)}"}, ("cpu",), []),
+        ({"graph_kernel_flags": "--opt_level=0 --enable_parallel_fusion=False --online_tuning=0"}, ("cpu", "cuda"), []),
+        ({"graph_kernel_flags": "--opt_level=1 --dump_as_text=False --enable_debug_mode=0 --online_tuning=0"}, ("ascend",), []),
         # inert alike
         ({"enable_dump": True}, ("cpu",), ["cpu"]),
         ({"device_id": 1}, ("cpu",), ["cpu"]),

@@ -8,7 +8,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar
 
-from msctx.options import DEVICES, Option, Setting, Settings, rules
+from msctx.options import DEVICES, UNSET, Option, Setting, Settings, rules
 
 THEMES = (
     "algorithms",
@@ -123,7 +123,7 @@ class Outcome:
     assignments: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
     expected: bool = False
-    """It is inert as whoever set it meant it: no warning."""
+    """Nothing is to be done: it is inert as whoever set it meant it, without a warning, or honoured since it holds already."""
     idle: bool = False
     """Some entries of its file do nothing: a warning, and an error under strict."""
 
@@ -161,8 +161,13 @@ class _AsFound:
 AS_FOUND = _AsFound()
 """What a scope wants of a switch that the scopes around it, or the base, have set and it has not: what torch had before."""
 
-NOTHING_ASKED = honoured(reason="nothing is asked for")
-"""Of a value that leaves things as they are: it does not show whether the option acts."""
+
+def as_it_is(reason: str) -> Outcome:
+    """Of a value that leaves things as they are: it does not show whether the option acts."""
+    return Outcome("honoured", {}, reason, expected=True)
+
+
+NOTHING_ASKED = as_it_is("nothing is asked for")
 
 STAYS = "stays after a with-block"
 """How a plan describes an assignment that cannot be put back."""
@@ -199,5 +204,7 @@ def translate(want: Want) -> Outcome | None:
     if want.option.replaced_by:
         return inert(f"deprecated and without effect; use {want.option.replaced_by}")
     if want.device not in want.option.devices:
+        if not want.value and want.option.default is not UNSET:  # off
+            return NOTHING_ASKED
         return inert(f"it has no meaning on {want.device}")
     return _load()[want.option.name](want)

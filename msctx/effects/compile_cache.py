@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, effect, honoured, refused
+from msctx.effects.base import NOTHING_ASKED, STAYS, Outcome, Want, approximated, effect, honoured
 from msctx.effects.compilation import LEFT_TO_NPU
 from msctx.effects.graph_engine import with_graphs
 from msctx.options.compile_cache import CompileCache
@@ -15,10 +15,7 @@ OF_NPU = {
     "op_compiler_cache_mode": "torch.npu.op_compiler_cache_mode",
     "op_compiler_cache_dir": "torch.npu.op_compiler_cache_dir",
 }
-LIMITED = (
-    "CANN takes the limits of its kernels from kernel_cache/op_cache.ini in op_compiler_cache_dir, or from ASCEND_MAX_OP_CACHE_SIZE "
-    "and ASCEND_REMAIN_CACHE_SIZE_RATIO"
-)
+LIMITED = f"CANN reads environment variables: {{}}. kernel_cache/op_cache.ini in op_compiler_cache_dir wins; each {STAYS}"
 
 
 def cache(want: Want) -> CompileCache | None:
@@ -88,4 +85,10 @@ def kernels(want: Want) -> Outcome:
 
 @effect("op_compiler_cache_dir.op_cache_ini")
 def op_cache_ini(want: Want) -> Outcome:
-    return refused(LIMITED) if want.device == "ascend" and cache(want) is None else _kept(want)
+    kept = _kept(want)
+    if want.device != "ascend" or not want.content:
+        return kept
+    section = want.content["op_compiler_cache"]
+    limits = {f"ASCEND_{key.upper()}": str(section[key]) for key in ("max_op_cache_size", "remain_cache_size_ratio")}
+    found = {**kept.assignments, **{f"env.{name}": value for name, value in limits.items()}}
+    return approximated(found, LIMITED.format(" and ".join(f"{name}={value}" for name, value in limits.items())))

@@ -7,14 +7,19 @@ from typing import Any
 
 from msctx.effects import graph_engine
 from msctx.effects.algorithms import POLICY, asked_of, conv_policy, only_records
-from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, by_entry, effect, honoured, inert, refused
+from msctx.effects.base import NOTHING_ASKED, Outcome, Want, approximated, as_it_is, by_entry, effect, honoured, inert, refused
 from msctx.effects.graph_engine import GRAPHS, ONCE
 from msctx.options.conv_policy import RECORDED, ConvPolicy
 from msctx.options.conv_rules import DIRECTIONS, PRODUCT
 from msctx.options.fusion_passes import ALL, TWINS, WITHOUT_A_TWIN
-from msctx.options.graph_kernel_flags import BY_NAME, FLAGS, GROUP
+from msctx.options.graph_kernel_flags import BY_NAME, DUMP, DUMPS, FLAGS, GROUP
 
 BY_CANN = "CANN's graph engine fuses by rules of its own, and has none of these flags"
+EXTRAS = (DUMP, "enable_debug_mode", "online_tuning")
+"""Flags that add something to fusion: off, they ask an engine that knows no flags for nothing."""
+AS_TEXT = (
+    f"torchair writes each graph, as the engine gets it, into the folder {DUMPS}: the engine's passes and kernels are its own"
+)
 FROZEN_BY_CANN = "CANN takes the weights for constants (frozen_parameter): their memory must stay where it is"
 LEVEL = "graph_kernel_flags.opt_level"
 AGGRESSIVE = "kernels that share no data are combined, too, which may be slower"
@@ -127,15 +132,20 @@ def opt_level(want: Want) -> Outcome:
 @effect(*(f"{GROUP}.{flag.name}" for flag in FLAGS if f"{GROUP}.{flag.name}" != LEVEL))
 def flag(want: Want) -> Outcome:
     row = BY_NAME[want.option.name.removeprefix(f"{GROUP}.")]
+    if want.device == "ascend":
+        if row.name in EXTRAS and not want.value:
+            return NOTHING_ASKED
+        if row.name != DUMP:
+            return refused(row.why_not or BY_CANN)
+    elif why := row.holds.get(want.value.lower() if isinstance(want.value, str) else want.value):
+        return as_it_is(why)
     if why := row.why_not or row.refused.get(want.value):
         return refused(why)
-    if want.device == "ascend":
-        return refused(BY_CANN)
     if _is_off(want):
-        return inert(_not_fused(want))
+        return inert(_not_fused(want)) if want.value else as_it_is(_not_fused(want))
     if _hides(want, want.option.name):
         return inert(KEEP_CONVOLUTIONS.format("max_autotune"))
-    return compiled(want)
+    return compiled(want, differs=AS_TEXT if want.device == "ascend" else "")
 
 
 @effect("fusion_switch_file")

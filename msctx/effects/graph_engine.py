@@ -225,6 +225,8 @@ def of_a_session(want: Want) -> Outcome:
 def _raw_keys(want: Want, level: str, assignments: dict[str, Any], how: str) -> Outcome:
     if not want.value:
         return NOTHING_ASKED
+    if want.device != "ascend":
+        return inert("ge_options goes to CANN's graph engine, which Ascend alone has")
     left = _sendable(want.value, level)
     lost = [key for key in want.value if key not in left and not known_to_ge(key)]
     unsent = [key for key in want.value if known_to_ge(key) and named(key).name not in SENT]

@@ -24,9 +24,6 @@ IN_GRAPHS = {
     },
 }
 """Memory is reused → what becomes of the buffers in compiled code."""
-LARGEST_SEGMENT = 512
-"""The most MB that torch_npu's documentation allows a segment; the setting is one for all accelerators that are here."""
-
 AGAIN = (
     "a tensor's memory goes back to the driver when it is released, which may give its address to the next one; code that "
     "torch.compile makes inside reuses no buffer"
@@ -161,14 +158,7 @@ def block_size(want: Want) -> int | None:
     block, cap = want.other("mempool_block_size"), tightest(want)
     if block is None:
         return None
-    size: int = max(20, (block if cap is None else min(block, cap // PART_OF_CAP)) // MIB)
-    return min(size, LARGEST_SEGMENT) if is_limited(want) else size
-
-
-def is_limited(want: Want) -> bool:
-    """Whether torch_npu's limit applies: the setting is one for all accelerators of the process."""
-    target = want.settings.get("device_target")
-    return "ascend" in (want.device, *want.facts.devices) or (target is not None and target.value == "Ascend")
+    return max(20, (block if cap is None else min(block, cap // PART_OF_CAP)) // MIB)
 
 
 def allocator(want: Want) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from msctx.effects.algorithms import ALGORITHMS, OPEN, asked_of, carried_out, detail, npu_policy
-from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, refused
+from msctx.effects.base import Outcome, Want, approximated, as_it_is, effect, honoured, inert, refused
 from msctx.effects.graph_engine import DIGITS, with_graphs
 from msctx.effects.matmul import EMULATES, FLAG, flag
 from msctx.options.conv_rules import DIRECTIONS, PRODUCT
@@ -17,7 +17,8 @@ LEAST = {"conv_max_error": 1.05e-3, "matmul_max_error": 384 * 2.0**-24 + 2.0**-1
 TOGETHER = "batch_invariant=True excludes products that round to TF32: they scale the values of a batch together"
 ON_UNIT = "a matrix unit (AMX) computes it, and choices() shows where it ran"
 HF32 = {"matmul_allow_hf32": "torch.npu.matmul.allow_hf32", "conv_allow_hf32": "torch.npu.conv.allow_hf32"}
-NO_HF32 = "it allows what no unit of this device does: only an NPU has HF32. {} allows TF32, which has one bit less of mantissa"
+ONLY_NPU = "no other device than an NPU rounds to HF32"
+NO_HF32 = f"a permission: {ONLY_NPU}. {{}} allows TF32, which has one bit less of mantissa"
 HALF_ALONE = (
     "the matrix unit of this chip has float16 alone, and no HF32: CANN computes float32 products in float16, where precision_mode "
     "and matmul_algo ask for nothing else"
@@ -119,6 +120,4 @@ def allow_hf32(want: Want) -> Outcome:
         if want.option.name == "matmul_allow_hf32" and npu_policy(want):
             return inert("overridden by matmul_algo or its rules, under which float32 products do not round to HF32")
         return honoured(found, DIGITS)
-    if not want.value:
-        return honoured(reason="no other device than an NPU rounds to HF32")
-    return refused(NO_HF32.format(want.option.name.replace("hf32", "tf32")))
+    return as_it_is(NO_HF32.format(want.option.name.replace("hf32", "tf32")) if want.value else ONLY_NPU)

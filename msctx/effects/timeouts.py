@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from msctx.effects.base import STAYS, Outcome, Want, approximated, effect, honoured, refused
+from msctx.effects.base import STAYS, Outcome, Want, approximated, as_it_is, effect, honoured, inert, refused
 
 NO_STREAMS = "a CPU has no streams and no events that anybody waits for; hccl_timeout limits how long collectives wait"
 FIRST_GROUP = "torch_npu gives it to the device when the first process group of HCCL is made, and not before"
 OF_STREAMS = "torch.npu.synchronize() waits for the whole device, which has a limit of its own (ACL_DEVICE_SYNC_TIMEOUT)"
-NO_LIMIT = "CUDA does not limit how long a stream waits for an event; hccl_timeout and op_timeout limit what it waits for"
+NO_LIMIT = (
+    "CUDA does not limit how long a stream waits for an event: the program's wait, synchronize() of torch.cuda.Event, is limited, as "
+    "by event_sync_timeout"
+)
 BY_POLLING = (
     "the driver has no such limit: synchronize() of torch.cuda.Stream, torch.cuda.Event and torch.npu.Event polls instead; "
     "item() and waits inside torch, for a torch.Event and for a whole device have no limit"
@@ -40,28 +43,34 @@ def hccl_timeout(want: Want) -> Outcome:
 @effect("op_wait_timeout")
 def op_wait_timeout(want: Want) -> Outcome:
     if want.device != "ascend":
-        return refused(NO_STREAMS if want.device == "cpu" else NO_LIMIT)
+        return refused(NO_STREAMS) if want.device == "cpu" else _of_events(want)
     return honoured(
         {"env.HCCL_EVENT_TIMEOUT": str(want.value)},
         f"{STAYS}, since torch_npu reads it once: HCCL_EVENT_TIMEOUT; {FIRST_GROUP}",
     )
 
 
-@effect("stream_sync_timeout")
-def stream_sync_timeout(want: Want) -> Outcome:
+@effect("stream_sync_timeout", "event_sync_timeout")
+def sync_timeout(want: Want) -> Outcome:
+    if want.device == "cpu":
+        return as_it_is(NO_STREAMS) if want.value < 0 else refused(NO_STREAMS)
+    if want.option.name == "event_sync_timeout":
+        return _of_events(want)
     if want.device == "ascend":
         return honoured({"env.ACL_STREAM_TIMEOUT": str(want.value)}, OF_STREAMS)
-    return _by_polling(want, "torch.cuda.stream_sync_timeout")
+    return _polled("torch.cuda.stream_sync_timeout", want.value)
 
 
-@effect("event_sync_timeout")
-def event_sync_timeout(want: Want) -> Outcome:
-    return _by_polling(want, "torch.npu.event_sync_timeout" if want.device == "ascend" else "torch.cuda.event_sync_timeout")
+def _of_events(want: Want) -> Outcome:
+    """Of the limits that waiting for events has, on CUDA two, the shorter one holds."""
+    seconds = want.other("op_wait_timeout") if want.device == "cuda" else None
+    limits = {"event_sync_timeout": want.other("event_sync_timeout", -1), "op_wait_timeout": 1000 * (seconds or -1)}
+    least = min((name for name, limit in limits.items() if limit > 0), key=limits.__getitem__, default=want.option.name)
+    if limits[want.option.name] != limits[least]:
+        return inert(f"overridden by {least}={want.other(least)}, which is shorter")
+    switch = "torch.npu.event_sync_timeout" if want.device == "ascend" else "torch.cuda.event_sync_timeout"
+    return _polled(switch, limits[least], NO_LIMIT if want.option.name == "op_wait_timeout" else BY_POLLING)
 
 
-def _by_polling(want: Want, switch: str) -> Outcome:
-    if want.device == "cpu":
-        return refused(NO_STREAMS)
-    if want.value < 0:
-        return honoured({switch: None})
-    return approximated({switch: want.value}, BY_POLLING)
+def _polled(switch: str, milliseconds: int, differs: str = BY_POLLING) -> Outcome:
+    return approximated({switch: milliseconds}, differs) if milliseconds > 0 else honoured({switch: None})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ import torch
 from msctx.graph import breaks, files, scope_passes
 from msctx.observers import compiled_places
 from msctx.options.graph import Compilation
+from msctx.options.graph_kernel_flags import DUMP, DUMPS
 
 
 class Compiled(BaseException):
@@ -85,6 +87,9 @@ def _torchair(wanted: Compilation) -> Callable[..., Any]:
     torchair = import_module("torchair")
     config = torchair.CompilerConfig()
     config.experimental_config.frozen_parameter = wanted.frozen
+    if dict(wanted.flags).get(DUMP):
+        os.makedirs(DUMPS, exist_ok=True)
+        config.debug.graph_dump.type, config.debug.graph_dump.path = "txt", DUMPS
     made: Callable[..., Any] = torchair.get_npu_backend(compiler_config=config)
     if wanted.frozen:
         made = functools.partial(_with_weights_as_inputs, made)

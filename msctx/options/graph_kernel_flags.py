@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import starmap
+from platform import machine
+from types import MappingProxyType
 from typing import Any
 
 from msctx.options.kinds import Bool, Choice, Int, Text, TextList
@@ -15,8 +18,9 @@ FUNCTORCH = "functorch."
 """The prefix of settings of torch._functorch.config; the others are those of torch._inductor.config."""
 PATTERN = "pattern."
 """The prefix of the names of patterns of inductor's pattern matcher: whether each is replaced."""
+DUMP = "dump_as_text"
 DUMPS = "graph_kernel_dump"
-"""The folder of dump_as_text."""
+"""The folder of that flag."""
 
 Names = TextList("names separated by commas")
 Count = Int(0, 2**31 - 1)
@@ -37,6 +41,8 @@ SHARE = Choice({0: "kernels of element-wise operators alone", 1: "also those wit
 NONE = "no counterpart in inductor"
 OTHERS = f"{NONE}; fusion_switch_file switches patterns"
 NO_TARGET = "the code is compiled for the machine that runs it"
+NEVER = {False: "inductor never does"}
+WIDE = "fused kernels compute 16-bit types in float32"
 BATCHES = {name: {"min_fuse_set_size": 2} for name in ("batch_linear", "batch_linear_lhs")}
 
 
@@ -51,6 +57,7 @@ class Flag:
         settings: name of a setting of inductor → its value by that of the flag. Other values of the flag leave the setting alone.
         why_not: why it has no effect, on any device.
         refused: the values without a counterpart, each with the reason.
+        holds: the values that describe what inductor does anyway, each with how; texts in lower case.
         example: a value.
         devices: where it has an effect.
         source: where MindSpore documents it.
@@ -62,6 +69,7 @@ class Flag:
     settings: Mapping[str, Mapping[Any, Any] | Callable[[Any], Any]] = field(default_factory=dict)
     why_not: str = ""
     refused: Mapping[Any, str] = field(default_factory=dict)
+    holds: Mapping[Any, str] = field(default_factory=dict)
     example: Any = True
     devices: tuple[str, ...] = DEVICES
     default: Any = UNSET
@@ -72,8 +80,10 @@ class Flag:
         return Option(f"{GROUP}.{self.name}", self.type, help=self.help, **about)
 
 
-def _refused(name: str, type: Any, help: str, example: Any, why: str = NONE) -> Flag:
-    return Flag(name, type, help, example=example, why_not=why)
+def _refused(
+    name: str, type: Any, help: str, example: Any, why: str = NONE, holds: Mapping[Any, str] = MappingProxyType({})
+) -> Flag:
+    return Flag(name, type, help, example=example, why_not=why, holds=holds)
 
 
 # fmt: off
@@ -87,7 +97,7 @@ FLAGS = (
             "combo_kernels": {3: True}, "aggressive_fusion": {3: True}, "score_fusion_memory_threshold": {3: 0},
             "benchmark_fusion": {3: True}, "pre_grad_fusion_options": {3: BATCHES},
         }),
-    Flag("dump_as_text", Bool, default=False, source="mindspore.set_context",
+    Flag(DUMP, Bool, default=False, source="mindspore.set_context",
         help="Writes each graph before and after the passes, and its kernels before and after fusion, as text into the folder "
              f"{DUMPS}; without fusion there is nothing to write.",
         settings={
@@ -134,7 +144,8 @@ FLAGS = (
         ("composite_op_limit_size", Count, "The largest number of operators in a fused kernel.", 20),
         ("reduce_fuse_depth", Count, "How many operators in a row are fused before a reduction.", 2),
         ("enable_dynamic_shape_fusion", Bool, "Whether graphs with dynamic shapes are fused.", False,
-            f"{NONE}; compile_dynamic_mode=False compiles code for each size"),
+            f"{NONE}; compile_dynamic_mode=False compiles code for each size",
+            {True: "graphs with dynamic shapes are fused like others"}),
         ("enable_expand_ops", Names, "Operators that are also decomposed into simpler ones.", "native_dropout"),
         ("enable_expand_ops_only", Names, "The only operators that are decomposed.", "gelu"),
         ("disable_expand_ops", Names, "Operators that are not decomposed.", "gelu"),
@@ -148,21 +159,22 @@ FLAGS = (
         ("recompute_peak_threshold", Count, "The least bytes kept for the backward pass that it recomputes.", 2**20),
         ("recompute_increment_threshold", Count, "The least bytes that recomputing must save.", 2**16),
         ("enable_low_precision", Bool, "Computes in lower precision inside of fused kernels.", True,
-            "precision_mode sets the dtypes, and fused kernels compute 16-bit types in float32"),
-        ("cpu_arch", Text, "The architecture that code is made for.", "X86_64", NO_TARGET),
+            f"precision_mode sets the dtypes, and {WIDE}", {False: WIDE}),
+        ("cpu_arch", Text, "The architecture that code is made for.", "X86_64", NO_TARGET,
+            {machine().lower(): NO_TARGET}),
         ("cpu_type", Text, "The processor that code is made for.", "skylake-avx512", NO_TARGET),
-        ("target_os", Text, "The system that code is made for.", "linux", NO_TARGET),
+        ("target_os", Text, "The system that code is made for.", "linux", NO_TARGET, {sys.platform: NO_TARGET}),
         ("repository_path", Text, "A file of kernels that AKG has tuned.", "kernels.json",
             f"{NONE}; tuning_file keeps what is tuned here"),
         ("kernel_generator", Text, "What generates kernels: AKG, AKG_MLIR or DVM.", "AKG", "inductor generates all kernels"),
         ("enable_dynamic_batch", Bool, "Compiles for any size of the batch.", True,
             "compile_dynamic_mode, input_shape and dynamic_dims decide which sizes are dynamic"),
-        ("enable_csr_fusion", Bool, "Fuses operators on CSR matrices.", True),
+        ("enable_csr_fusion", Bool, "Fuses operators on CSR matrices.", True, NONE, NEVER),
         ("enable_lite_conv_tuning", Bool, "Tunes convolutions of MindSpore Lite.", True,
-            "it belongs to MindSpore Lite; conv_fprop_algo=performance measures convolutions"),
-        ("enable_allreduce_prologue_fusion", Bool, "Fuses operators into the collective after them.", True),
-        ("enable_allreduce_epilogue_fusion", Bool, "Fuses operators into the collective before them.", True),
-        ("enable_cce_lib", Bool, "Runs operators of CANN's CCE library.", True),
+            "it belongs to MindSpore Lite; conv_fprop_algo=performance measures convolutions", NEVER),
+        ("enable_allreduce_prologue_fusion", Bool, "Fuses operators into the collective after them.", True, NONE, NEVER),
+        ("enable_allreduce_epilogue_fusion", Bool, "Fuses operators into the collective before them.", True, NONE, NEVER),
+        ("enable_cce_lib", Bool, "Runs operators of CANN's CCE library.", True, NONE, NEVER),
         ("enable_cce_lib_ops", Names, "Operators that also run from the CCE library.", "MatMul"),
         ("enable_cce_lib_ops_only", Names, "The only operators of the CCE library.", "MatMul"),
         ("disable_cce_lib_ops", Names, "Operators not from the CCE library.", "MatMul"),

@@ -101,6 +101,7 @@ assert len(tuned) == 3
 
 def test_graph_mode_goes_to_torchair(ascend: Run) -> None:
     ascend("""
+        import contextlib, os, pathlib, tempfile
         model = torch.nn.Linear(4, 4).npu()
         x = torch.ones(2, 4).npu()
         calls()
@@ -114,6 +115,11 @@ def test_graph_mode_goes_to_torchair(ascend: Run) -> None:
             else:
                 raise AssertionError("the recorder compiles nothing")
         assert "AddGraph(ge.jit_compile=0)" in found
+        os.chdir(tempfile.mkdtemp())
+        with msctx.context(mode="GRAPH_MODE", graph_kernel_flags="--opt_level=1 --dump_as_text=1"), contextlib.suppress(TypeError):
+            model(x)
+        assert {path.suffix for path in pathlib.Path("graph_kernel_dump").iterdir()} == {".txt"}
+        calls()
         assert not [call for call in found if "aclnn" in call], "no operator ran by itself"
         with msctx.context(mode="GRAPH_MODE", enable_graph_kernel=False):
             model(x)

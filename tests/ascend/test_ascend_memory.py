@@ -103,9 +103,9 @@ def test_a_cap_below_what_is_held_is_an_error_and_changes_nothing(ascend: Run) -
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"mempool_block_size": "1GB"}, "aclrtMallocAlign32(536870912)"),
+        ({"mempool_block_size": "1GB"}, "aclrtMallocAlign32(1073741824)"),
         ({"memory_optimize_level": "O1"}, "aclrtMallocPhysical(20971520)"),
-        ({"mempool_block_size": "1GB", "static_memory_policy": 3}, "aclrtMallocPhysical(536870912)"),
+        ({"mempool_block_size": "1GB", "static_memory_policy": 3}, "aclrtMallocPhysical(1073741824)"),
         ({"mempool_block_size": "1GB", "max_device_memory": "2GB"}, "aclrtMallocAlign32(268435456)"),
     ],
 )

@@ -84,6 +84,8 @@ def test_run_sets_what_must_precede_the_import_of_torch_npu(ascend_fresh: Run, t
         "op_wait_timeout": 60,
         "deterministic": "ON",
         "env_config_path": {"sys": {"mem_reuse": False}},
+        "op_compiler_cache_mode": "enable",
+        "op_compiler_cache_dir.op_cache_ini": str(machine.ROOT / "configs/files/op_cache.ini"),
     }
     file.write_text(
         f"context: {json.dumps(context)}\nexperiment: {{entry: job.py:look, seed: 0}}\nrecord: {{dir: {tmp_path / 'runs'}}}\n",
@@ -107,6 +109,8 @@ def test_run_sets_what_must_precede_the_import_of_torch_npu(ascend_fresh: Run, t
             "HCCL_DETERMINISTIC": "true",
             "TE_PARALLEL_COMPILER": "1",
             "PYTORCH_NO_NPU_MEMORY_CACHING": "1",
+            "ASCEND_MAX_OP_CACHE_SIZE": "500",
+            "ASCEND_REMAIN_CACHE_SIZE_RATIO": "50",
         }
         assert expected.items() <= found["before"].items(), {name: found["before"].get(name) for name in expected}
         assert found["config"]["dump"] == {"dump_scene": "aic_err_norm_dump"}
