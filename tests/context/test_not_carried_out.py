@@ -19,7 +19,7 @@ FAILING: list[Any] = [
     pytest.param(REFUSED, r"enable_begin_end_inline_opt=.*refused", id="refused-everywhere"),
     pytest.param({"enable_dump": True}, r"enable_dump=True.*inert", id="inert"),
     pytest.param({"memory_offload": "ON"}, r"memory_offload.*refused", id="refused", marks=without_cuda),
-    pytest.param({"matmul_allow_hf32": True}, r"matmul_allow_hf32.*refused", id="flat", marks=without_cuda),
+    pytest.param({"op_wait_timeout": 60}, r"op_wait_timeout.*refused", id="flat", marks=without_cuda),
 ]  # fmt: skip
 
 
