@@ -158,7 +158,8 @@ def block_size(want: Want) -> int | None:
     block, cap = want.other("mempool_block_size"), tightest(want)
     if block is None:
         return None
-    return max(20, (block if cap is None else min(block, cap // PART_OF_CAP)) // MIB)
+    size: int = max(20, (block if cap is None else min(block, cap // PART_OF_CAP)) // MIB)
+    return size
 
 
 def allocator(want: Want) -> dict[str, Any]:
