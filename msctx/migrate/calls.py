@@ -15,8 +15,8 @@ from msctx.migrate.script import Script
 from msctx.options import OPTIONS, find, is_dictionary
 from msctx.options.kinds import ChoiceKind
 
-HOMES = ("context.", "common.seed.", "common.api.", "common.", "device_manager.")
-"""Modules of MindSpore whose functions the top level has too."""
+HOMES = ("common.seed.", "common.api.", "common.", "device_manager.")
+"""Modules of MindSpore whose functions the top level has too, beside ``context``, which many modules import."""
 
 PARAMETERS = {
     "set_device": ("device_target", "device_id"),
@@ -132,7 +132,7 @@ class Reader:
 
     def _function(self, node: ast.expr) -> str:
         """The function of MindSpore that an expression stands for, without the module it is at home in."""
-        function = self.names.mindspore(node)
+        function = f".{self.names.mindspore(node)}".rpartition(".context.")[2].removeprefix(".")
         for home in HOMES:
             function = function.removeprefix(home)
         return function

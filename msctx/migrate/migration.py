@@ -102,6 +102,7 @@ class _Merging:
             around = ", ".join(f"`{words}`, line {line}" for words, line in call.inside)
             notes.append(f"inside {around}: applied unconditionally")
         for given in call.given:
+            given = self._known_flags(given, notes)
             reason = self._why_not(given)
             entry = replace(
                 given, spelling=canonical(given.spelling), reason=reason, rank=rank_of(given.spelling), inside=inside
@@ -140,12 +141,27 @@ class _Merging:
         if reason:
             self.problems.append(Diagnostic(one_line(given.spelling), text, mark=given.mark))
             return reason
+        wrong = self._wrong(given, given.value)
+        self.problems += wrong
+        return wrong[0].text if wrong else ""
+
+    def _wrong(self, given: Entry, value: Any) -> list[Diagnostic]:
+        """What the options say to a value."""
         try:
-            make_layer({given.spelling: given.value}, self.script.file, given.marks or (lambda path: given.mark))
+            make_layer({given.spelling: value}, self.script.file, given.marks or (lambda path: given.mark))
         except OptionError as error:
-            self.problems += (replace(p, path=one_line(p.path)) for p in error.problems)
-            return error.problems[0].text
-        return ""
+            return [replace(problem, path=one_line(problem.path)) for problem in error.problems]
+        return []
+
+    def _known_flags(self, given: Entry, notes: list[str]) -> Entry:
+        """Of graph_kernel_flags, those that msctx has; MindSpore itself ignores flags that it does not know."""
+        flags = given.value.split() if given.spelling == "graph_kernel_flags" and isinstance(given.value, str) else []
+        wrong = {flag: found for flag in flags if (found := self._wrong(given, flag))}
+        if not wrong or len(wrong) == len(flags):
+            return given
+        self.problems += (problem for found in wrong.values() for problem in found)
+        notes += (f"{given.spelling}: {one_line(flag, 60)} is left out: {found[0].text}" for flag, found in wrong.items())
+        return replace(given, value=" ".join(flag for flag in flags if flag not in wrong))
 
     def _merge(self, new: Entry) -> list[str]:
         """Lay an option over what came before; returns what is to be noted of that."""

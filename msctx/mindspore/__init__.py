@@ -6,7 +6,7 @@ MindSpore's names and exceptions; what is set here is msctx's, and shows in ``ms
 
 from typing import Any
 
-from msctx.mindspore import context, device_context, runtime
+from msctx.mindspore import common, context, device_context, runtime
 from msctx.mindspore.absent import OF_TOP as _OF_TOP
 from msctx.mindspore.compiled import jit
 from msctx.mindspore.context import COMPATIBLE, GRAPH_MODE, LAX, PYNATIVE_MODE, STRICT, get_context, set_context
@@ -27,6 +27,7 @@ __all__ = [
     "LAX",
     "PYNATIVE_MODE",
     "STRICT",
+    "common",
     "context",
     "device_context",
     "get_context",

@@ -145,3 +145,16 @@ def test_an_alias_is_followed_and_not_reported(of):
     found = of("put = ms.set_context\nput(mode=0)\n")
     assert found.problems == ()
     assert found.options == {"mode": 0}
+    of_others = (
+        "from mindspore.train.serialization import load_checkpoint, context\nfrom mindspore.dataset import context as c\n"
+    )
+    assert of(f"{of_others}context.set_context(mode=context.GRAPH_MODE)\nc.set_context(max_call_depth=9)\n").options == {
+        "mode": "GRAPH_MODE",
+        "max_call_depth": 9,
+    }
+
+
+def test_an_unknown_flag_leaves_the_others(of):
+    found = of('ms.set_context(graph_kernel_flags="--opt_level=2 --enable_expand_op=MatMul --dump_as_text")\n')
+    assert found.options == {"graph_kernel_flags": "--opt_level=2 --dump_as_text"}
+    assert [problem.path for problem in found.problems] == ["graph_kernel_flags.enable_expand_op"]

@@ -223,7 +223,15 @@ def test_memory_and_streams_of_cuda() -> None:
 
 # --- names --------------------------------------------------------------------------------------------------------------
 
-MODULES = ("context", "runtime", "device_context", "device_context.cpu.op_tuning", "device_context.ascend.op_debug")
+MODULES = (
+    "context",
+    "common",
+    "common.seed",
+    "runtime",
+    "device_context",
+    "device_context.cpu.op_tuning",
+    "device_context.ascend.op_debug",
+)
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -259,6 +267,8 @@ def test_what_is_absent_can_be_imported_and_says_why(use: Callable[[], Any], tex
     with pytest.raises(NotImplementedError, match=text) as caught:
         use()
     assert isinstance(caught.value, MsctxError)
+    with pytest.raises(ImportError, match=r"ms\.communication is not carried out by msctx: .*use torch\.distributed"):
+        import_module("msctx.mindspore.communication.management")
 
 
 def test_functions_of_msctx_that_load_torch() -> None:
