@@ -159,7 +159,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES, *_IN_FILES, *_NEWER})
+    return sorted({*__all__, *_MODULES, *_IN_FILES, *_NEWER})
 
 
 if "MSCTX_PLAN" in os.environ:

@@ -61,6 +61,10 @@ _UNDERSCORES = r"^[-+]?[1-9][0-9]*(_[0-9]*)+$"
 """A number such as 4_000_000: one to msctx, as in YAML 1.1, and text to a reader of YAML 1.2."""
 
 
+RAW = ("ge_options.global", "ge_options.session")
+"""Dictionaries whose keys, CANN's own, may be written out."""
+
+
 def build() -> dict[str, Any]:
     """The schema, as plain data."""
     tree = _tree()
@@ -134,6 +138,9 @@ def _object(tree: dict[str, Any], path: str, definitions: dict[str, Any]) -> dic
             for rest, target in _below(below, f"{path}.{key}" if path else key):
                 dotted.setdefault(target, []).append(f"{key}.{rest}")
     patterns = {_one_of(paths): {"$ref": f"#/definitions/{target}"} for target, paths in dotted.items()}
+    raw = [key for key, below in tree.items() if key and _name(below, key) in RAW]
+    if raw := [*raw, *(path for target in RAW for path in dotted.get(target, ()))]:
+        patterns[_one_of(raw).removesuffix("$") + r"\.ge\..+$"] = {"type": "string"}
     schema = {"type": "object", "additionalProperties": False, "properties": properties}
     return {**schema, "patternProperties": patterns} if patterns else schema
 

@@ -20,3 +20,10 @@ def test_what_is_installed_lies_in_the_package(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(shipped, "PACKAGE", tmp_path)
     (tmp_path / "_kernels").mkdir()
     assert shipped._folder("kernels") == tmp_path / "_kernels"
+
+
+def test_dir_shows_what_is_public() -> None:
+    import msctx
+
+    assert set(msctx.__all__) <= set(dir(msctx))
+    assert not {"import_module", "Any", "os", "TYPE_CHECKING", "annotations"} & set(dir(msctx))

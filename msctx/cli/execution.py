@@ -19,7 +19,7 @@ def execute(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="[FILE.yaml] [KEY=VALUE]... -- COMMAND...",
+            metavar="[FILE.yaml] [PRESET] [KEY=VALUE]... -- COMMAND...",
             help="Options, as `msctx run` takes them, and the command.",
             autocompletion=completion.settings,
         ),
@@ -31,19 +31,17 @@ def execute(
     That holds for what the command starts, too: torchrun, accelerate, spawned workers, `python -m`. It ends with the command's exit
     code. Python processes that run with -S, or in an environment without msctx, are not reached.
     """
-    from msctx.run.config import is_file, prepare_environment, read
+    from msctx.options.layers import presets
+    from msctx.run.config import file_of, prepare_environment, read
 
-    own = [*takewhile(lambda word: "=" in word or word.endswith((".yaml", ".yml")), words)]
+    own = [*takewhile(lambda word: "=" in word or word.endswith((".yaml", ".yml")) or word in presets(), words)]
     command = words[len(own) :][words[len(own) : len(own) + 1] == ["--"] :]
-    files = [word for word in own if is_file(word)]
     if not command:
         text = "there is no command to run"
         raise OptionError(
             [Diagnostic("exec", text, "command line", suggestion="msctx exec deterministic=ON -- python train.py")]
         )
-    if len(files) > 1:
-        raise OptionError([Diagnostic("exec", f"{files[1]}: there can be one file", "command line")])
-    experiment = read(files[0] if files else None, [word for word in own if word not in files])
+    experiment = read(*file_of(own, "exec"))
     plan = prepare_environment(experiment)
     from msctx.context.base import explain, refuse
     from msctx.options.layers import flatten

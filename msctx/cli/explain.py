@@ -11,13 +11,16 @@ import typer
 from msctx.cli import completion, render
 from msctx.cli.output import Json, emit, emit_plan, print_json, print_text
 from msctx.errors import Diagnostic, OptionError
+from msctx.options import Option
 
 
 def explain(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="FILE|KEY=VALUE...", help="A YAML file, options, or a file and options.", autocompletion=completion.settings
+            metavar="FILE|PRESET|KEY=VALUE...",
+            help="A YAML file, a preset, options, or several of these.",
+            autocompletion=completion.settings,
         ),
     ] = None,
     device: Annotated[
@@ -30,14 +33,11 @@ def explain(
 ) -> None:
     """What options would do: value, origin, status, switches, and why an option is refused. Changes nothing."""
     from msctx.context import explain as plan_of
-    from msctx.run.config import is_file, read
+    from msctx.run.config import file_of, read
 
-    files, overrides = [w for w in words or () if is_file(w)], [w for w in words or () if not is_file(w)]
-    if len(files) > 1:
-        raise OptionError([Diagnostic(files[1], "a second file; explain takes one", "command line")])
     if not words and not all_:
         raise OptionError([Diagnostic("", "give a file, options (key=value), or --all", "explain")])
-    experiment = read(files[0] if files else None, overrides)
+    experiment = read(*file_of(words or (), "explain"))
     plan = plan_of(experiment.settings, device)
     if not all_:
         emit_plan(plan, json_)
@@ -52,7 +52,7 @@ def options(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="An option, or a group such as gpu_config, by any of its names.",
+            help="An option, or a group such as gpu_config, by any of its names; or a word to search for.",
             autocompletion=completion.option,
         ),
     ] = None,
@@ -64,7 +64,7 @@ def options(
 ) -> None:
     """The reference: all options in a table, or one with its values, devices, status, interactions and an example."""
     from msctx import reference
-    from msctx.options import OPTIONS, is_dictionary
+    from msctx.options import OPTIONS, find, is_dictionary
     from msctx.options.registry import named
 
     if write_ini is not None:
@@ -72,9 +72,18 @@ def options(
     elif name is None or (is_dictionary(name) and name not in OPTIONS):
         found = reference.listing(reference.members(name) if name else None)
         emit(found, json_, lambda: render.options_table(found))
+    elif find(name) is None and (matches := [o.name for o in OPTIONS.values() if name.lower() in _searched(o)]):
+        found = reference.listing(matches)
+        emit(found, json_, lambda: render.options_table(found))
     else:
         page = reference.describe(named(name))
         emit(page, json_, lambda: render.option_page(page))
+
+
+def _searched(option: Option) -> str:
+    """The names, values and help of an option."""
+    values = [getattr(option.kind, part, "") for part in ("meanings", "aliases")]
+    return f"{option.spellings} {option.choices} {values} {option.help}".lower()
 
 
 def _write_list(option: str, file: str, json_: bool) -> None:

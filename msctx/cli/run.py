@@ -17,7 +17,8 @@ def run(
     file: Annotated[
         str,
         typer.Argument(
-            help="A YAML file, or the name of a shipped experiment (digits).",
+            metavar="FILE|ENTRY",
+            help="A YAML file, the name of a shipped experiment (digits), package.module:function, or a script.",
             autocompletion=completion.experiment,
         ),
     ],
@@ -60,12 +61,13 @@ def run(
 
     With --nproc N, rank 0 reports, each rank has its own record in rank_0, rank_1 …, and ranks.json shows how each ended.
     """
-    from msctx.run.config import read
+    from msctx.run.config import read, subject_of
     from msctx.run.entry import resolve
     from msctx.run.ranks import is_one_of_several, rank
 
     words = overrides or []
-    experiment = read(file, words, need_entry=True)
+    source, of_subject = subject_of(file)
+    experiment = read(source, [*of_subject, *words], need_entry=True)
     of_nodes = {"--nnodes": nnodes != "1", "--rdzv": rdzv}
     _refuse({} if nproc else {"--max-restarts": max_restarts}, "needs --nproc")
     _refuse({} if engine else {"--job": job}, "needs --engine")
@@ -78,7 +80,7 @@ def run(
         values = sweeping.read(sweep)
         grid = sweeping.points(values)
         # a mistake in the last point is reported before the first has run
-        experiments = [read(file, [*words, *sweeping.words_of(point)], need_entry=True) for point in grid]
+        experiments = [read(source, [*of_subject, *words, *sweeping.words_of(point)], need_entry=True) for point in grid]
         if dry_run:
             for one in experiments:
                 resolve(one)

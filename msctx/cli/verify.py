@@ -40,16 +40,15 @@ def verify(
     json_: Json = False,
 ) -> None:
     """Run a training twice, and name the first operator whose inputs agree and whose outputs differ."""
-    from msctx.run.config import read
+    from msctx.run.config import read, subject_of
     from msctx.run.ending import terminable
     from msctx.run.ranks import is_one_of_several
     from msctx.verify.runs import sides
 
     if is_one_of_several():
         raise OptionError([Diagnostic("", "it starts the processes itself: run it without torchrun", "msctx verify")])
-    is_entry = ":" in subject or subject.endswith(".py")
-    words = [f"experiment.entry={subject}"] * is_entry + (overrides or [])
-    file, both = None if is_entry else subject, sides(against or [], words)
+    file, words = subject_of(subject)
+    both = sides(against or [], [*words, *(overrides or [])])
     for side in both:
         read(file, side.words, need_entry=True)  # mistakes are reported before anything runs
     from msctx.verify.verify import verify as compare

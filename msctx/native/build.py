@@ -7,9 +7,10 @@ import os
 import shlex
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -24,6 +25,8 @@ from msctx.native.children import Children
 from msctx.native.compiler import Compiled, Compiler
 from msctx.tables import in_words
 
+EVERY = 30
+"""Seconds between two lines of a build that has no terminal."""
 FULL = 2**26
 """With fewer bytes left, a build that fails may have failed for that: what a compiler had written it has removed by then."""
 
@@ -120,8 +123,10 @@ def _build_of(found: Artifact, began: float | None = None, **more: int) -> Build
 def _obtain(spec: BuildSpec, verbose: bool = False) -> Build:
     began = time.perf_counter()
     counts: dict[str, int] = {}
+    waiting = ExitStack()
 
     def make(scratch: Path) -> tuple[bytes, dict[str, Any]]:
+        waiting.close()  # another one has given up
         data, reused = _make(spec, tool, scratch, verbose)
         counts.update(compiled=len(spec.units) - reused, reused=reused)
         note = {
@@ -136,14 +141,13 @@ def _obtain(spec: BuildSpec, verbose: bool = False) -> Build:
         }
         return data, note
 
-    def waiting() -> None:
-        _print("msctx: another process is building the native core; waiting for it")
-
     file, fits = _file(spec), _fits(spec)
     if (found := artifacts.cached("native", file, fits)) is None:
         tool = compiler.find()
         cachedir.usable()
-        made = artifacts.obtain("native", file, make, fits, waiting)
+        wait = partial(_repeating, lambda: "another process is building the native core; waiting for it")
+        with waiting:
+            made = artifacts.obtain("native", file, make, fits, lambda: waiting.enter_context(wait()))
         assert isinstance(made, Artifact)  # a failure raises
         found = made
         _is_cached.cache_clear()
@@ -214,8 +218,9 @@ def _progress(total: int, verbose: bool) -> Iterator[Callable[[], None]]:
     except (AttributeError, ValueError):  # there is no stderr, or it is closed
         is_terminal = False
     if verbose or not is_terminal:
-        _print(f"msctx: building the native core (once): {total} files")
-        yield lambda: None
+        done: list[None] = []
+        with _repeating(lambda: f"building the native core (once): {f'{len(done)} of ' * bool(done)}{total} files"):
+            yield lambda: done.append(None)
         return
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -224,6 +229,24 @@ def _progress(total: int, verbose: bool) -> Iterator[Callable[[], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("msctx: building the native core (once):", total=total)
         yield lambda: bar.advance(task)
+
+
+@contextmanager
+def _repeating(text: Callable[[], str]) -> Iterator[None]:
+    """Say at once and every half a minute what takes so long."""
+    ended = threading.Event()
+
+    def say() -> None:
+        while not ended.wait(EVERY):
+            _print(f"msctx: {text()}, {time.perf_counter() - began:.0f} s")
+
+    began, thread = time.perf_counter(), threading.Thread(target=say, daemon=True)
+    _print(f"msctx: {text()}")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def _print(line: str) -> None:

@@ -35,6 +35,9 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DEPTH = 200
 _TOO_DEEP = f"nested more than {_DEPTH} levels deep"
 
+_NODES = 200_000
+_TOO_MANY = f"more than {_NODES} values, counted again at each alias"
+
 _DIGITS = 4000
 """Python reads no longer numbers."""
 
@@ -78,6 +81,7 @@ class Document:
         self._values: dict[tuple[Any, ...], yaml.Node] = {}
         self._keys: dict[tuple[Any, ...], yaml.Node] = {}
         self.problems: list[Diagnostic] = []
+        self._left = _NODES
         self.data = {} if node is None else self._build(node, (), set())
         self.problems.sort(key=lambda p: (p.mark.line, p.mark.column) if p.mark else (0, 0))
 
@@ -113,6 +117,9 @@ class Document:
 
     def _build(self, node: yaml.Node, path: tuple[Any, ...], above: set[int]) -> Any:
         self._values[path] = node
+        self._left -= 1
+        if self._left < 0:
+            raise RecursionError(_TOO_MANY)
         if id(node) in above:
             self._problem(path, node, "an alias that contains itself")
             return INVALID

@@ -15,7 +15,7 @@ from msctx.effects import Facts
 from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, nearest, searching
 from msctx.options import Layer, Settings, all_at, find, make_layer
 from msctx.options.kinds import INVALID, BadValue, IntKind, Kind, TextKind
-from msctx.options.layers import environment_layers, flatten, preset_layer
+from msctx.options.layers import environment_layers, flatten, preset_layer, presets
 from msctx.options.registry import from_text
 from msctx.options.yamlfile import AmbiguousNumber, Document, load, parse
 from msctx.plan import Plan, make
@@ -102,8 +102,22 @@ def find_file(name: str) -> Path:
 
 
 def is_file(word: str) -> bool:
-    """Whether a word of the command line names a file rather than a ``key=value``."""
-    return "=" not in word or word.endswith((".yaml", ".yml"))
+    """Whether a word of the command line names a file rather than a ``key=value`` or a preset."""
+    return os.path.exists(word) or ("=" not in word and word not in presets())
+
+
+def file_of(words: Sequence[str], command: str) -> tuple[str | None, list[str]]:
+    """The one file that words of a command line may name, and the other words."""
+    files = [word for word in words if is_file(word)]
+    if len(files) > 1:
+        raise OptionError([Diagnostic(files[1], f"a second file; {command} takes one", "command line")])
+    return next(iter(files), None), [word for word in words if word not in files]
+
+
+def subject_of(subject: str) -> tuple[str | None, list[str]]:
+    """The file of a subject, or the words that name it as the entry: ``package.module:function``, or a file of Python."""
+    is_entry = ":" in subject or subject.endswith(".py")
+    return (None, [f"experiment.entry={subject}"]) if is_entry else (subject, [])
 
 
 def read(file: str | None, overrides: Sequence[str] = (), *, need_entry: bool = False) -> Experiment:
@@ -210,7 +224,7 @@ class _Source:
         """Take over ``key=value`` words."""
         given: set[str] = set()
         for word in words:
-            key, equals, text = word.partition("=")
+            key, equals, text = ("preset=" * (word in presets()) + word).partition("=")
             if not equals or not key:
                 self.report(word, "is not key=value")
                 continue

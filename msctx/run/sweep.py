@@ -155,7 +155,8 @@ class Sweep:
         self, file: str, experiment: Experiment, words: Sequence[str], values: Values, engine: Engine = in_turn
     ) -> None:
         self.grid, self._file, self._words, self._engine, self._experiment = points(values), file, words, engine, experiment
-        content = hashlib.sha256(Path(experiment.file or file).read_bytes()).hexdigest()
+        source = experiment.file or Path(file.partition(":")[0])  # or a module, which Python finds
+        content = hashlib.sha256(source.read_bytes() if source.is_file() else b"").hexdigest()
         asked = plain({key: list(each) for key, each in values.items()})
         self._given = {"file": str(Path(file).absolute()), "content": content, "words": [*words], "sweep": asked}
         self._results: dict[int, dict[str, Any]] = {}

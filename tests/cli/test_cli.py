@@ -66,6 +66,24 @@ def test_explain_a_file_with_options_over_it(msctx):
     assert (code, row["value"], row["origin"]) == (0, "OFF", "command line")
 
 
+def test_a_preset_stands_where_options_do(msctx, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for words in (("reproducible",), ("digits", "reproducible")):
+        rows = json.loads(msctx("explain", *words, "--json")[1])["options"]
+        assert "thread_invariant" in {row["option"] for row in rows if row["origin"] == "preset reproducible"}
+    (tmp_path / "x.yaml").write_text("context: {deterministic: ON}")
+    (row,) = json.loads(msctx("explain", "preset=x.yaml", "--json")[1])["options"]
+    assert (row["option"], row["value"]) == ("deterministic", "ON")
+
+
+def test_run_a_function_by_its_name(msctx, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.py").write_text("def main(x=1): return {'twice': 2 * x}")
+    assert json.loads(msctx("run", "job.py:main", "args.x=4", "--json")[1])["twice"] == 8
+    found = json.loads(msctx("run", "job.py:main", "--sweep", "args.x=4,5", "--out", "sweep", "--json")[1])
+    assert [point["result"]["twice"] for point in found["points"]] == [8, 10]
+
+
 def test_explain_a_target_that_is_absent(msctx):
     code, out, _ = msctx("explain", "device_target=Ascend", "device_id=1")
     assert code == 0
@@ -363,6 +381,11 @@ def test_options_shows_interactions_and_cann_keys(msctx):
     assert "it wins over op_select_implmode" in out
     assert "[ByOpType]" in out, "a sample of the file"
     assert json.loads(msctx("options", "ge.exec.precision_mode", "--json")[1])["name"] == "precision_mode"
+
+
+def test_options_are_found_by_words_of_their_help_and_values(msctx):
+    for word, name in (("denormal", "flush_denormal"), ("Winograd", "conv_fprop_algo"), ("launch", "pynative_synchronize")):
+        assert name in [row["name"] for row in json.loads(msctx("options", word, "--json")[1])]
 
 
 def test_options_of_a_group(msctx):

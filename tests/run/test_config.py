@@ -135,6 +135,8 @@ def test_shipped_experiments_are_found_by_name():
     assert find_file("digits").name == "digits.yaml"
 
 
-@pytest.mark.parametrize(("word", "is_one"), [("a.yaml", True), ("digits", True), ("a=b", False), ("a=b.yaml", True)])
+@pytest.mark.parametrize(
+    ("word", "is_one"), [("a.yaml", True), ("digits", True), ("a=b", False), ("preset=x.yaml", False), ("reproducible", False)]
+)
 def test_files_and_options(word, is_one):
     assert is_file(word) is is_one

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
 
 import pytest
 from builds import GLUE, ISAS, call, edit, leftovers, made
@@ -30,6 +31,16 @@ def test_a_library_is_built_once(cache, sources, watched, forked, capfd):
     assert capfd.readouterr() == ("", "")
     assert native.kernels_library(sources=sources) == first.path
     assert leftovers(cache) == []
+
+
+def test_what_takes_long_is_told_again(monkeypatch, capsys):
+    monkeypatch.setattr(native, "EVERY", 0.05)
+    with native._progress(7, False) as advance:
+        advance()
+        time.sleep(0.3)
+    first, again, *_ = capsys.readouterr().err.splitlines()
+    assert first == "msctx: building the native core (once): 7 files"
+    assert again.startswith("msctx: building the native core (once): 1 of 7 files, ")
 
 
 def test_how_kernels_are_compiled(sources, watched):
