@@ -103,7 +103,7 @@ MISTAKES: dict[str, tuple[str, dict[str, str]]] = {
         "run x.yaml",
         {"x.yaml": "experiment:\n  entry: train.py:trian\n", "train.py": TRAIN},
     ),
-    "an option by a name that is none": ("options conv_algo", {}),
+    "an option by a name that is none": ("options conv_alog", {}),
     "a file that exists already": ("init x.yaml", {"x.yaml": ""}),
 }
 
