@@ -95,4 +95,5 @@ def test_values_that_a_device_does_not_carry_out_are_named_as_they_are_meant() -
     assert [found["conv_allow_hf32", device] for device in DEVICES] == [{}] * 3
     assert found["ac_parallel_enable", "cuda"] == {"refused": ["0"]}, "0 and False are one"
     assert found["ac_parallel_enable", "cpu"] == {}, "there it is refused altogether"
-    assert failing(OPTIONS["matmul_algo"], "cuda")["refused"] == ["bf16x9", "reference"]
+    emulated = ["fp16x3", "int8x6", "bf16x6", "bf16x9", "bf16x3"]
+    assert failing(OPTIONS["matmul_algo"], "cuda")["refused"] == [*emulated, "reference"]
