@@ -65,6 +65,7 @@ NEEDED = {
     "optypelist_for_implmode": {"op_select_implmode": "high_precision"},
     "deterministic": {"mode": 0},
     "local_rank_id": {"local_device_list": "0,1"},
+    "op_compiler_cache_dir.op_cache_ini": {"op_compiler_cache_mode": "enable"},
 }
 """Beside what some options have an effect, or more of it."""
 
