@@ -89,6 +89,9 @@ def op_cache_ini(want: Want) -> Outcome:
     if want.device != "ascend" or not want.content:
         return kept
     section = want.content["op_compiler_cache"]
-    limits = {f"ASCEND_{key.upper()}": str(section[key]) for key in ("max_op_cache_size", "remain_cache_size_ratio")}
-    found = {**kept.assignments, **{f"env.{name}": value for name, value in limits.items()}}
-    return approximated(found, LIMITED.format(" and ".join(f"{name}={value}" for name, value in limits.items())))
+    limits = {
+        "env.ASCEND_MAX_OP_CACHE_SIZE": str(section["max_op_cache_size"]),
+        "env.ASCEND_REMAIN_CACHE_SIZE_RATIO": str(section["remain_cache_size_ratio"]),
+    }
+    shown = " and ".join(f"{name.removeprefix('env.')}={value}" for name, value in limits.items())
+    return approximated({**kept.assignments, **limits}, LIMITED.format(shown))

@@ -118,9 +118,9 @@ SWITCHES = (
         "the first allocation on an NPU",
         blocked=_npu_late("PYTORCH_NO_NPU_MEMORY_CACHING"),
     ),
-    *(
-        _read_once(f"env.{name}", "the first use of an NPU", blocked=_npu_late(name))
-        for name in ("ASCEND_MAX_OP_CACHE_SIZE", "ASCEND_REMAIN_CACHE_SIZE_RATIO")
+    _read_once("env.ASCEND_MAX_OP_CACHE_SIZE", "the first use of an NPU", blocked=_npu_late("ASCEND_MAX_OP_CACHE_SIZE")),
+    _read_once(
+        "env.ASCEND_REMAIN_CACHE_SIZE_RATIO", "the first use of an NPU", blocked=_npu_late("ASCEND_REMAIN_CACHE_SIZE_RATIO")
     ),
     _variable("env.DISABLE_PTXAS_OPT"),  # Triton reads it, and its caches distinguish it, whenever it compiles
     _variable(
