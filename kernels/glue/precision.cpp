@@ -30,12 +30,10 @@ constexpr c10::DeviceType types_of_devices[precision_devices] = {at::kCPU, at::k
 std::atomic<bool> lowered{false};       // something that will have gradients was computed in float16
 std::atomic<int64_t> halves[2]{};       // operators of backward passes in float16: that ran, that were traced
 
-// What is not the model's own arithmetic, and therefore not cast: nothing; what records no graph (an optimizer steps, whose closure may
-// compute the model); or all (parameters are made).
-enum class Paused { nothing, ungraphed, all };
-thread_local Paused paused = Paused::nothing;
+// An optimizer steps: what records no graph is not the model's own arithmetic, and not cast. A closure may compute the model.
+thread_local bool steps = false;
 
-bool is_paused() { return paused == Paused::all || (paused == Paused::ungraphed && !c10::GradMode::is_enabled()); }
+bool is_paused() { return steps && !c10::GradMode::is_enabled(); }
 
 // An operator of a device is computed as a whole: its parts are not governed. The exclusion of the key says that to the dispatcher. The levels
 // of torch.func each begin with the keys that the call had before: so it is also noted under what it is computed.
@@ -414,5 +412,5 @@ MSCTX_API const char* msctx_precision_install(int device, const char* const* nam
 // How many operators of backward passes have computed gradients in float16 (traced: were traced for compiled code).
 MSCTX_API int64_t msctx_precision_halves(int traced) { return halves[traced != 0]; }
 
-// Pauses the policies of this thread: a number of Paused.
-MSCTX_API void msctx_precision_pause(int what) { paused = Paused(what); }
+// Pauses the policies of this thread, or lets them go on.
+MSCTX_API void msctx_precision_pause(int on) { steps = on != 0; }

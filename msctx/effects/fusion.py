@@ -59,7 +59,7 @@ def asked(want: Want) -> dict[str, Any]:
         "flags": tuple(flags),
         "fusion_switches": tuple(_switches(want)),
         "scope_passes": tuple(scope.value.split(",")) if scope else (),
-        "weights": _has_algorithm(want, *DIRECTIONS),
+        "weights": want.device == "cpu" and _has_algorithm(want, *DIRECTIONS),
         "epilogues": _has_algorithm(want, "fprop"),
         "products": _products(want),
         "frozen": want.in_force(FROZEN) is not None and want.other(FROZEN) and not _hides(want, FROZEN),

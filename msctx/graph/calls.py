@@ -17,6 +17,7 @@ from torch.compiler import is_compiling
 
 from msctx.errors import GraphError, text_of
 from msctx.graph import backend, breaks, faults, report, shapes
+from msctx.native import module_calls
 from msctx.notices import warn
 from msctx.options.graph import Compilation
 
@@ -91,7 +92,8 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         known[wanted] = Forms(types.FunctionType(_forward.__code__.replace(co_name=name), globals(), name), wanted)
     outer, backend.here.module = backend.here.module, module
     try:
-        return _run_shaped(known[wanted], wanted, module, args, kwargs)
+        with module_calls.entered(module):
+            return _run_shaped(known[wanted], wanted, module, args, kwargs)
     finally:
         backend.here.module = outer
 

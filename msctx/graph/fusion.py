@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
@@ -52,6 +51,8 @@ class Way:
             found["pattern_matcher"] = any(named.values())
         if wanted.frozen:
             found["freezing"] = True
+        if wanted.weights:
+            found |= weights.SETTINGS
         self.patterns: Callable[[str], bool] | None = None
         if found.get("pattern_matcher", True) and not (by_default and all(named.values())):
             self.patterns = lambda name: named.get(name, by_default or name == "_")  # "_": decompositions, which must happen
@@ -80,23 +81,47 @@ class Way:
 @contextmanager
 def _only(allow: Callable[[str], bool]) -> Iterator[None]:
     """Inductor replaces the patterns of these names alone."""
-    from torch._inductor.pattern_matcher import PatternMatcherPass
-
-    original = PatternMatcherPass.apply
-
-    def apply(passed: PatternMatcherPass, graph: Any) -> int:
-        whole = passed.patterns
-        passed.patterns = defaultdict(list, {key: [e for e in es if allow(_name(e))] for key, es in whole.items()})
-        try:
-            return original(passed, graph)
-        finally:
-            passed.patterns = whole
-
-    PatternMatcherPass.apply = apply  # type: ignore[method-assign,assignment]
+    passes = _passes()
+    found = [one.patterns for one in passes]
+    for one in passes:
+        one.patterns = _Allowed(one.patterns, allow)
     try:
         yield
     finally:
-        PatternMatcherPass.apply = original  # type: ignore[method-assign]
+        for one, whole in zip(passes, found, strict=True):
+            one.patterns = whole
+
+
+class _Allowed(dict[Any, Any]):
+    """The patterns of a pass without those that are not allowed. Inductor adds others when it first compiles: to the whole."""
+
+    def __init__(self, whole: Any, allow: Callable[[str], bool]) -> None:
+        super().__init__(whole)
+        self._whole, self._allow = whole, allow
+
+    def __getitem__(self, key: Any) -> Any:
+        super().__setitem__(key, entries := self._whole[key])
+        return _Entries(entries, self._allow)
+
+
+class _Entries:
+    def __init__(self, entries: list[Any], allow: Callable[[str], bool]) -> None:
+        self.append, self.insert = entries.append, entries.insert
+        self._entries, self._allow = entries, allow
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([one for one in self._entries if self._allow(_name(one))])
+
+
+def _passes() -> list[Any]:
+    """Those of inductor that replace patterns."""
+    from torch._inductor.pattern_matcher import PatternMatcherPass
+
+    found: list[Any] = []
+    for name in ("pre_grad", "joint_graph", "freezing_patterns", "post_grad"):
+        for value in vars(importlib.import_module(f"torch._inductor.fx_passes.{name}")).values():
+            found += value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    return [*{id(one): one for one in found if isinstance(one, PatternMatcherPass)}.values()]
 
 
 def _name(entry: Any) -> str:

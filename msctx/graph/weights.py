@@ -2,65 +2,40 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
-CONVOLUTION = torch.ops.aten.convolution.default
-WEIGHTS = {CONVOLUTION: 1, torch.ops.aten.convolution_backward.default: 2}
+WEIGHTS = {torch.ops.aten.convolution.default: 1, torch.ops.aten.convolution_backward.default: 2}
 """Which argument is the weight."""
+SETTINGS = {"layout_optimization": False}
 
 
 @contextmanager
 def not_copied() -> Iterator[None]:
-    """Inductor copies weights to channels_last in each call: for convolutions, for gradients, and as what a forward pass saves.
+    """Inductor copies weights to the strides of a convolution's input, in each call, and with layout_optimization to channels_last.
 
     A copy belongs to no module, so that no rule for one would hold; and kernels bring a weight into a form of their own. To be
-    entered under Dynamo's lock, as all that torch.compile does.
+    entered under Dynamo's lock, as all that torch.compile does, with SETTINGS.
     """
-    from torch._inductor.graph import GraphLowering
-    from torch._inductor.lowering import lowerings
+    from torch._inductor.lowering import fallback_handler, lowerings
 
     tables: Any = lowerings
-    graphs: Any = GraphLowering
-    before, preferring = (
-        {target: tables[target] for target in WEIGHTS if target in tables},
-        graphs.find_nodes_prefer_channels_last,
-    )
-
-    def preferred(graph: GraphLowering) -> Any:
-        found = preferring(graph)
-        return found - {node.args[1] for node in found if node.target is CONVOLUTION and _is_weight(node.args[1])}
-
-    tables.update({target: functools.partial(_lowered, lowering, WEIGHTS[target]) for target, lowering in before.items()})
-    graphs.find_nodes_prefer_channels_last = preferred
+    before = {target: tables[target] for target in WEIGHTS if target in tables}
+    for target, lowering in before.items():
+        tables[target] = partial(_lowered, WEIGHTS[target], lowering, fallback_handler(target, add_to_fallback_set=False))
     try:
         yield
     finally:
         tables.update(before)
-        graphs.find_nodes_prefer_channels_last = preferring
 
 
-def _is_weight(node: Any) -> bool:
-    return bool(node.op == "placeholder" and node.meta["val"].device.type == "cpu")
+def _lowered(place: int, lowering: Callable[..., Any], as_it_is: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    from torch._inductor.ir import FixedLayout
 
-
-def _lowered(lowering: Callable[..., Any], place: int, *args: Any, **kwargs: Any) -> Any:
-    from torch._inductor.ir import ExternKernel, FixedLayout
-
-    kernels: Any = ExternKernel
-    weight, require = args[place], kernels.__dict__["require_stride_order"]
-    if weight.get_device().type != "cpu" or not isinstance(weight.get_layout(), FixedLayout):  # it is computed
-        return lowering(*args, **kwargs)
-
-    def required(kernel: type, value: Any, *order: Any, **more: Any) -> Any:
-        return value if value is weight else require.__func__(kernel, value, *order, **more)
-
-    kernels.require_stride_order = classmethod(required)
-    try:
-        return lowering(*args, **kwargs)
-    finally:
-        kernels.require_stride_order = require
+    weight = args[place]
+    is_computed = weight.get_device().type != "cpu" or not isinstance(weight.get_layout(), FixedLayout)
+    return (lowering if is_computed else as_it_is)(*args, **kwargs)

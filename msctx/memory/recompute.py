@@ -21,7 +21,6 @@ from torch.utils.checkpoint import checkpoint
 from msctx.memory import offload, watched
 from msctx.memory.meter import Meter, room_under_caps
 from msctx.memory.trial import trial, unchanged
-from msctx.native.models import ByIdentity
 from msctx.notices import warn
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -179,8 +178,8 @@ class _Block:
 
 # --- all watched models -----------------------------------------------------------------------------------------------
 
-_models: ByIdentity[dict[_Block, None]] = ByIdentity()
-_blocks: ByIdentity[_Block] = ByIdentity()
+_models: weakref.WeakKeyDictionary[nn.Module, dict[_Block, None]] = weakref.WeakKeyDictionary()
+_blocks: weakref.WeakKeyDictionary[nn.Module, _Block] = weakref.WeakKeyDictionary()
 _installed: dict[_Block, None] = {}
 _hook: Any = None
 
@@ -224,8 +223,10 @@ def _blocks_of(model: nn.Module) -> dict[_Block, None]:
         if not named:
             warn("memory_optimize_level", type(model).__name__, NO_BLOCKS.format(type(model).__name__))
         start = f"{type(model).__name__}."
-        found = {_blocks.get(block) or _blocks.put(block, _Block(block, start + path)): None for path, block in named.items()}
-        _models.put(model, found)
+        for path, block in named.items():
+            if block not in _blocks:
+                _blocks[block] = _Block(block, start + path)
+        found = _models[model] = {_blocks[block]: None for block in named.values()}
     return found
 
 

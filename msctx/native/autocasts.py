@@ -2,27 +2,26 @@
 
 Where the dtype of an autocast is the policy's own, nothing that the guards of compiled code look at distinguishes the two: torch
 does not guard how deeply autocasts are nested. And a checkpoint keeps nothing of its forward pass but the autocast around it.
-torch.autocast calls torch.set_autocast_enabled with its device, and torch.set_autocast_cache_enabled last, when it is entered and
-when it is left; a checkpoint asks torch.utils.checkpoint._get_autocast_kwargs for what it is to enter again. While a policy is in
-force these names note what is overruled, and let a checkpoint carry its policy along, also to a backward pass that begins after
-the block.
+torch.autocast calls torch.set_autocast_cache_enabled last, when it is entered and when it is left; a checkpoint takes what it will
+enter again from torch.utils.checkpoint._get_autocast_kwargs. While a policy is in force these two note what is overruled, and let a
+checkpoint carry its policy along, also to a backward pass that begins after the block.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from msctx.dynamo import outside_dynamo
+from msctx.dynamo import passed_over
 from msctx.native import named_modules, precision
 from msctx.native.installed import Held, at_work
 
 
 class _Here(threading.local):
-    def __init__(self) -> None:
-        self.device: Any = None  # of the autocast that is being entered or left
-        self.next: precision.Carried | None = None  # the checkpoint that is about to be computed again
+    next: precision.Carried | None = None
+    """The checkpoint that is about to be computed again."""
 
 
 _here = _Here()
@@ -57,23 +56,19 @@ def _install() -> Callable[[], None]:
     import torch
     from torch.utils import checkpoint
 
-    set_enabled, set_cache = torch.set_autocast_enabled, torch.set_autocast_cache_enabled
-    arguments_of = checkpoint._get_autocast_kwargs
-
-    def set_autocast_enabled(*args: Any, **kwargs: Any) -> None:
-        _here.device = args[0] if args else None
-        set_enabled(*args, **kwargs)
+    set_cache, arguments_of = torch.set_autocast_cache_enabled, checkpoint._get_autocast_kwargs
 
     def set_autocast_cache_enabled(*args: Any, **kwargs: Any) -> None:
         set_cache(*args, **kwargs)
-        _note()
+        caller = sys._getframe(1).f_locals.get("self")
+        _note(caller.device if isinstance(caller, torch.autocast) else None)
 
     def _get_autocast_kwargs(*args: Any, **kwargs: Any) -> Any:
         device, cpu = arguments_of(*args, **kwargs)
         return device, _carry(cpu)
 
+    passed_over(set_autocast_cache_enabled, _get_autocast_kwargs)
     ours = (
-        (torch, set_autocast_enabled, set_enabled),
         (torch, set_autocast_cache_enabled, set_cache),
         (checkpoint, _get_autocast_kwargs, arguments_of),
     )
@@ -109,13 +104,10 @@ def _keep(carried: precision.Carried) -> Callable[[], None]:
     return let_go
 
 
-@outside_dynamo
-def _note() -> None:
-    device, _here.device = _here.device, None
+def _note(device: Any) -> None:
     checkpoint, _here.next = _here.next, None
     precision.note_autocast(device, checkpoint)
 
 
-@outside_dynamo
 def _carry(arguments: dict[str, Any]) -> dict[str, Any]:
     return Arguments(arguments) if precision.here.policies else arguments

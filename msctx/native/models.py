@@ -5,15 +5,13 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from msctx import locks
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-T = TypeVar("T")
 
 
 class Model:
@@ -68,30 +66,6 @@ def _place_of(parameter: torch.Tensor | None) -> int:
         return parameter.data_ptr() if parameter is not None else 0
     except (RuntimeError, ValueError):  # no memory of its own; not initialised yet
         return 0
-
-
-class ByIdentity(Generic[T]):
-    """Module → something, as long as the module lives; modules may have no hash, or be equal to others."""
-
-    def __init__(self) -> None:
-        self._all: dict[int, tuple[weakref.ref[nn.Module], T]] = {}
-
-    def get(self, module: nn.Module) -> T | None:
-        found = self._all.get(id(module))
-        return found[1] if found is not None and found[0]() is module else None
-
-    def put(self, module: nn.Module, value: T) -> T:
-        key, everything = id(module), self._all
-
-        def forget(gone: Any) -> None:
-            if (found := everything.get(key)) is not None and found[0] is gone:  # another module may have its place already
-                del everything[key]
-
-        everything[key] = weakref.ref(module, forget), value
-        return value
-
-    def items(self) -> list[tuple[nn.Module, T]]:
-        return [(module, value) for ref, value in [*self._all.values()] if (module := ref()) is not None]
 
 
 _numbers = itertools.count(1)

@@ -1,7 +1,7 @@
-"""Policies inside modules: around the calls of the watched modules that rules name, as long as such a policy is in force somewhere.
+"""Policies inside modules: in the calls of the watched modules that rules name, as long as such a policy is in force somewhere.
 
-They come into force outside compiled code: Dynamo breaks its graph at a named module, whose forward pass is then compiled for itself,
-guarded by the policy inside it.
+They come into force outside compiled code: Dynamo breaks its graph at a named module. If its class is not torch's own, its forward
+pass is compiled for itself, guarded by the policy inside it; torch's own modules run eagerly.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import weakref
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msctx import notices
 from msctx.native import models, module_calls, precision
 from msctx.native.installed import Held, at_work
-from msctx.native.models import ByIdentity, Model
+from msctx.native.models import Model
 from msctx.signals import uninterrupted
 
 if TYPE_CHECKING:
     from torch import nn
 
-_places: ByIdentity[dict[Model, str]] = ByIdentity()
+_places: weakref.WeakKeyDictionary[nn.Module, dict[Model, str]] = weakref.WeakKeyDictionary()
 """A module of watched models → its paths there."""
 _left: dict[frozenset[str], int] = {}
 """Paths of a model → the moment when the last context that watched such a one was left, in the count of memory.watched."""
@@ -51,13 +51,11 @@ def watch(model: Model, module: nn.Module) -> None:
         found = models.paths_of(module)
         model.paths |= {path for path, _ in found}
         inside = {id(one) for _, one in found}
-        for one, places in _places.items():
+        for one, places in [*_places.items()]:
             if model in places and id(one) not in inside:  # it has left the model
                 del places[model]
         for path, one in found:
-            if (known := _places.get(one)) is None:
-                known = _places.put(one, {})
-            if known.get(model) != path:
+            if (known := _places.setdefault(one, {})).get(model) != path:
                 for gone in [other for other in known if other.module() is None and not other.is_open]:
                     del known[gone]
                 known[model] = path
@@ -103,17 +101,12 @@ def _match(path: str, policy: precision.Policy) -> str | None:
 # --- calls of modules -------------------------------------------------------------------------------------------------
 
 
-def _call(call: module_calls.Call, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-    number = _inside(module)
-    if number is None:
-        return call(module, *args, **kwargs)
-    _look_for_export()
-    depth = len(_entered.stack)
-    try:
-        _enter(module, number)
-        return _frame(type(module))(call, module, *args, **kwargs)
-    finally:
-        _leave(depth)
+def _enter(module: nn.Module, leaves: list[module_calls.Leave]) -> None:
+    if (number := _inside(module)) is not None:
+        _look_for_export()
+        leaves.append(partial(_leave, len(_entered.stack)))
+        with uninterrupted():
+            _entered.stack.append(_Entry(_unwrapped(module), number))
 
 
 def _look_for_export() -> None:
@@ -131,28 +124,15 @@ _LOST = (
     "torch.export leaves out the precision rules for single modules: what is exported computes otherwise than the model does here;"
     " use rules for types of operators, or a mode, instead"
 )
-_frames: weakref.WeakKeyDictionary[type[nn.Module], Callable[..., Any]] = weakref.WeakKeyDictionary()
 
 
-def _frame(kind: type[nn.Module]) -> Callable[..., Any]:
-    """Dynamo passes over the forward passes of torch's own modules, where they are called from eager code: it compiles this instead,
-    which each class has for itself, as it has its forward pass."""
-    if (found := _frames.get(kind)) is not None:
-        return found
-
-    def run(call: module_calls.Call, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        return call(module, *args, **kwargs)
-
-    run.__code__ = run.__code__.replace(co_name=kind.__name__)
-    _frames[kind] = run
-    return run
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """Of torch.compile's wrapper: what it wraps. What a scripted one has is without get()."""
+    return module._modules["_orig_mod"] if "_orig_mod" in module._modules else module  # type: ignore[return-value]  # noqa: SIM401
 
 
 def _paths(module: nn.Module) -> dict[Model, str]:
-    found = _places.get(module)
-    if found is None and "_orig_mod" in module._modules:  # torch.compile's wrapper; a scripted one's have no get()
-        found = _places.get(module._modules["_orig_mod"])  # type: ignore[arg-type]
-    return found or {}
+    return _places.get(_unwrapped(module)) or {}
 
 
 def _inside(module: nn.Module, policies: precision.Policies | None = None) -> int | None:
@@ -165,11 +145,6 @@ def _inside(module: nn.Module, policies: precision.Policies | None = None) -> in
                 if number is not None:
                     return number
     return None
-
-
-def _enter(module: nn.Module, number: int) -> None:
-    with uninterrupted():
-        _entered.stack.append(_Entry(module, number))
 
 
 def _leave(depth: int) -> None:
@@ -185,6 +160,7 @@ def _leave(depth: int) -> None:
 
 def number_of(policies: precision.Policies) -> int:
     """What these policies come to here: inside the module whose forward pass is running, if their rules name one."""
+    module_calls.drop_ended()
     entry = _entered.stack[-1] if _entered.stack else None
     number = _inside(entry.module, policies) if entry is not None else None
     if number is not None:
@@ -193,24 +169,24 @@ def number_of(policies: precision.Policies) -> int:
 
 
 def _is_named(module: nn.Module) -> bool:
+    """Which is not the one that is compiled as a whole, inside its rules."""
     policies = [policy for policy in precision.here.policies.values() if policy.modules]
-    return (
-        any(_match(path, policy) is not None for path in _paths(module).values() for policy in policies) if policies else False
-    )
+    if not policies or (_entered.stack and _entered.stack[-1].module is module):
+        return False
+    return any(_match(path, policy) is not None for path in _paths(module).values() for policy in policies)
 
 
 def _install() -> Callable[[], None]:
     from torch.backends import mha
 
-    module_calls.keep_from_dynamo(_inside, _look_for_export, _enter, _frame, _leave, around=_call)
     module_calls.keep_out(_is_named)
-    module_calls.put(_call, 0)
+    module_calls.put(_enter, 0)
     had_fast_path = mha.get_fastpath_enabled()
     mha.set_fastpath_enabled(False)  # in which encoders and attention compute without calling their modules
 
     def remove() -> None:
         module_calls.keep_out(None)
-        module_calls.take(_call)
+        module_calls.take(_enter)
         mha.set_fastpath_enabled(mha.get_fastpath_enabled() or had_fast_path)
 
     return remove

@@ -6,7 +6,6 @@ backward pass and guards compiled code by it; on disk, compiled code is distingu
 
 from __future__ import annotations
 
-import enum
 import hashlib
 import json
 import threading
@@ -306,18 +305,10 @@ def switch(number: int) -> int:
     return before
 
 
-class Paused(enum.IntEnum):
-    """What is not cast in this thread."""
-
-    NOTHING = 0
-    UNGRAPHED = 1
-    ALL = 2
-
-
-def pause(paused: Paused) -> None:
-    """Pause the policies of this thread while an optimizer steps or parameters are made; ``NOTHING``: go on."""
-    library().msctx_precision_pause(paused)
-    if not paused:  # it has changed the weights
+def pause(on: bool) -> None:
+    """Pause the policies of this thread while an optimizer steps, but for what records a graph; or go on."""
+    library().msctx_precision_pause(on)
+    if not on:  # it has changed the weights
         for policy in here.policies.values():
             policy.thaw()
 

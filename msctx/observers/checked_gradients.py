@@ -1,7 +1,8 @@
 """check_bprop: the gradients of a hand-written backward are compared with its inputs, before torch casts and sums them.
 
 Each call of a ``torch.autograd.Function`` (operators with ``register_autograd`` are such Functions) makes a node. A node that is made
-while the option is on gets its own ``apply``. Hooks on the node would run after torch has cast and summed the gradients.
+while the option is on gets its own ``apply``. Hooks on the node would run after torch has cast and summed the gradients. Torch has no
+hook for the call: ``Function.apply`` is replaced.
 """
 
 from __future__ import annotations
@@ -15,34 +16,30 @@ from functools import partial
 from typing import Any, NoReturn
 
 import torch
+from torch.autograd import Function
 from torch.autograd.function import BackwardCFunction, _is_setup_context_defined
+from torch.compiler import is_dynamo_compiling
 
-from msctx import locks
 from msctx.errors import GradientDtypeError, GradientError
+from msctx.native.installed import Held
+
+BEFORE: list[Callable[..., None]] = []
+"""Called before a Function of the program, with it, what calls it, and its arguments, in threads where the option is on."""
 
 
-class Patch:
-    """A method that is replaced in its class while some thread wants it; the threads that want it ask :meth:`is_on`."""
+class Check:
+    """Whether an option is on in this thread."""
 
-    def __init__(self, owner: type, name: str, replacement: Any) -> None:
-        self._owner, self._name, self._replacement = owner, name, replacement
-        self._lock, self._here, self._count = locks.plain(), threading.local(), 0
-        self.found: Any = None
-        """What the class itself had; ``None``: it inherited the method."""
+    def __init__(self) -> None:
+        self._here = threading.local()
 
     def is_on(self) -> bool:
         return getattr(self._here, "on", False)
 
     def turn(self, on: bool) -> None:
-        with self._lock:
-            self._count += on - self.is_on()
-            self._here.on = on
-            is_there = vars(self._owner).get(self._name) is self._replacement
-            if self._count and not is_there:
-                self.found = vars(self._owner).get(self._name)
-                setattr(self._owner, self._name, self._replacement)
-            elif is_there and not self._count:
-                delattr(self._owner, self._name) if self.found is None else setattr(self._owner, self._name, self.found)
+        if on != self.is_on():
+            _installed.want(1) if on else _installed.release(1)
+        self._here.on = on
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -54,13 +51,38 @@ class Patch:
             self._here.on = before
 
 
-def _made(node: Any) -> None:
-    if NODES.is_on() and is_users(node._forward_cls):
-        me = weakref.ref(node)  # the node itself would keep its graph alive
-        node.apply, node.apply_boxed = partial(_apply, me, "apply"), partial(_apply, me, "apply_boxed")
+NODES = Check()
 
 
-NODES = Patch(BackwardCFunction, "__init__", _made)
+def _install() -> Callable[[], None]:
+    found = vars(Function)["apply"]
+
+    def called(function: Any, *args: Any, **kwargs: Any) -> Any:
+        call = found.__get__(None, function)
+        if is_dynamo_compiling() or not (NODES.is_on() and is_users(function)):
+            return call(*args, **kwargs)
+        for before in BEFORE:
+            before(function, call, args, kwargs)
+        made = call(*args, **kwargs)
+        for value in made if isinstance(made, tuple) else (made,):
+            node: Any = getattr(value, "grad_fn", None)
+            of = node._forward_cls if isinstance(node, BackwardCFunction) else None  # type: ignore[attr-defined]
+            if of is not None and (of is function or of.__module__ == _TRANSFORMS):  # torch.func makes another of it
+                me = weakref.ref(node)  # the node itself would keep its graph alive
+                node.apply, node.apply_boxed = partial(_apply, me, "apply"), partial(_apply, me, "apply_boxed")
+        return made
+
+    ours: Any = classmethod(called)
+    Function.apply = ours  # type: ignore[method-assign]
+
+    def remove() -> None:
+        if vars(Function)["apply"] is ours:  # else somebody has wrapped it since
+            Function.apply = found  # type: ignore[method-assign]
+
+    return remove
+
+
+_installed = Held(_install)
 
 
 def _apply(node: Callable[[], Any], name: str, *gradients: Any) -> Any:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from torch import _C
-from torch.compiler import is_compiling
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.profiler import record_function
 
-from msctx.native.module_calls import keep_from_dynamo
+from msctx.native import module_calls
 from msctx.observers import scope_names
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 class _Here(threading.local):
     def __init__(self) -> None:
-        self.open: list[tuple[nn.Module, record_function | None]] = []
+        self.open: list[record_function | None] = []
         self.names: dict[nn.Module, str] = {}
 
 
@@ -29,40 +28,29 @@ class ModuleRanges:
     def __init__(self, *, classes: bool) -> None:
         self._classes = classes
         self._here = _Here()
-        self._handles: list[Any] = []
 
     def begin(self) -> None:
-        keep_from_dynamo(ModuleRanges._enter, ModuleRanges._leave)
-        first, last = register_module_forward_pre_hook, register_module_forward_hook
-        self._handles = [first(self._enter), last(self._leave, always_call=True)]
+        module_calls.put(self._enter, 2)
 
     def end(self) -> None:
-        while self._handles:
-            self._handles.pop().remove()
+        module_calls.take(self._enter)
 
-    def _enter(self, module: nn.Module, args: Any) -> None:
-        if is_compiling():
-            return
-        found = None
+    def _enter(self, module: nn.Module, leaves: list[module_calls.Leave]) -> None:
+        here, found = self._here, None
         if _C._autograd._profiler_enabled():
-            if not self._here.open:
-                self._here.names = scope_names.in_model(module, classes=self._classes)
-            name = self._here.names.get(module, type(module).__name__)
-            if all(
-                name != one.name for _, one in self._here.open[-1:] if one
-            ):  # else it is torch.compile's wrapper of the same
+            if not here.open:
+                here.names = scope_names.in_model(module, classes=self._classes)
+            name = here.names.get(module, type(module).__name__)
+            if all(name != one.name for one in here.open[-1:] if one):  # else it is torch.compile's wrapper of the same
                 found = record_function(name)
-                found.__enter__()
-        self._here.open.append((module, found))
+        leaves.append(partial(self._leave, len(here.open)))
+        here.open.append(found)
+        if found is not None:
+            found.__enter__()
 
-    def _leave(self, module: nn.Module, args: Any, result: Any) -> None:
-        if is_compiling() or all(one is not module for one, _ in self._here.open):
-            return
-        while self._here.open:  # a module inside may have been left without its hooks
-            one, found = self._here.open.pop()
-            if found is not None:
+    def _leave(self, depth: int) -> None:
+        while len(self._here.open) > depth:
+            if (found := self._here.open.pop()) is not None:
                 found.__exit__(None, None, None)
-            if one is module:
-                break
         if not self._here.open:
             self._here.names = {}

@@ -6,7 +6,8 @@ import itertools
 import threading
 import weakref
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from msctx import locks
 from msctx.memory import watched
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 _lock = locks.reentrant()
 _on = False
-_known: models.ByIdentity[_Place] = models.ByIdentity()
+_known: weakref.WeakKeyDictionary[nn.Module, _Place] = weakref.WeakKeyDictionary()
 _looked = -1
 """When the models were looked at: the first call of a module does that, not the entry of a context."""
 
@@ -75,20 +76,12 @@ def module_at(place: int) -> nn.Module | None:
     return None if found is None else found()
 
 
-def _call(call: module_calls.Call, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+def _enter(module: nn.Module, leaves: list[module_calls.Leave]) -> None:
     """In compiled code there is none: see compiled_places.py."""
     if (place := _known_as(module)) is None:
-        return call(module, *args, **kwargs)
-    depth = len(_entered.entries)
-    try:
-        _enter(place)
-        return call(module, *args, **kwargs)
-    finally:
-        _leave(depth)
-
-
-def _enter(place: _Place) -> None:
+        return
     library = core.load().c
+    leaves.append(partial(_leave, len(_entered.entries)))
     _entered.entries.append(_Entry(place, next(_numbers), library.msctx_module_here()))
     library.msctx_enter_module(place.module)
 
@@ -121,15 +114,14 @@ def turn(*, on: bool) -> None:
         if on == _on:
             return
         _on = on
-        module_calls.keep_from_dynamo(_known_as, _enter, _leave, around=_call)
-        module_calls.put(_call, 1) if on else module_calls.take(_call)
+        module_calls.put(_enter, 1) if on else module_calls.take(_enter)
     if not on:
         _entered.entries.clear()
         core.load().c.msctx_enter_module(None)
 
 
 _names_all = False
-_unwatched: models.ByIdentity[None] = models.ByIdentity()
+_unwatched: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def name_unwatched() -> None:
@@ -149,7 +141,7 @@ def _known_as(module: nn.Module) -> _Place | None:
     if not _names_all or not _on:
         return None
     with _lock:
-        _unwatched.put(module, None)
+        _unwatched.add(module)
         _name(module, _looked)
     return _known.get(module)
 
@@ -158,7 +150,7 @@ def _look() -> None:
     global _looked
     moment, found = watched.moment(), watched.models()
     with _lock:
-        for model in (*found, *(one for one, _ in _unwatched.items())):
+        for model in (*found, *_unwatched):
             _name(model, moment)
         _looked = moment
 
@@ -169,5 +161,5 @@ def _name(model: nn.Module, moment: int) -> None:
         if place is not None and place.looked == moment and (place.path or not path):  # in another model, too
             continue
         if place is None or place.path != path:
-            place = _known.put(module, _Place(path, module))
+            place = _known[module] = _Place(path, module)
         place.looked = moment

@@ -6,24 +6,25 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd import Function, gradcheck
+from torch.autograd import gradcheck
 from torch.autograd.gradcheck import GradcheckError
 
 from msctx import notices
 from msctx.errors import GradientError, named
-from msctx.observers.checked_gradients import NODES, Patch, Source, is_users
+from msctx.observers.checked_gradients import BEFORE, NODES, Check, Source
+
+VALUES = Check()
 
 
-def _apply(function: Any, *args: Any, **kwargs: Any) -> Any:
-    call = VALUES.found.__get__(None, function)
+def _before(function: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Before the call: it may change its inputs."""
     is_differentiated = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in args)
     is_plain = not torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
-    if VALUES.is_on() and NODES.is_on() and is_users(function) and is_differentiated and is_plain:
-        _compare(Source(function), call, args, kwargs)  # before the call: it may change its inputs
-    return call(*args, **kwargs)
+    if VALUES.is_on() and is_differentiated and is_plain:
+        _compare(Source(function), call, args, kwargs)
 
 
-VALUES = Patch(Function, "apply", classmethod(_apply))
+BEFORE.append(_before)
 
 
 def _compare(source: Source, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

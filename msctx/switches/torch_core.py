@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import _C
-from torch.nn.modules import module as nn_module
-from torch.utils.hooks import RemovableHandle
 
-from msctx.native import core
+from msctx.native import core, module_calls
 from msctx.switches import denormals
 from msctx.switches.base import Switch
 
@@ -54,65 +50,21 @@ def _read_default_device() -> str | None:
 
 
 class _CallDepth:
-    """Counts nested ``nn.Module`` calls per thread through torch's global hooks, while a limit is set."""
-
     limit: int | None = None
-    handles: tuple[RemovableHandle, ...] = ()
 
     @classmethod
     def write(cls, limit: int | None) -> None:
-        was_on, cls.limit = cls.limit is not None, limit
-        if limit is None:
-            for handle in cls.handles:
-                handle.remove()
-        elif not cls.handles:
-            cls.handles = (
-                nn_module.register_module_forward_pre_hook(_enter_module),
-                nn_module.register_module_forward_hook(_leave_module, always_call=True),
-            )
-        elif not was_on:  # under the same numbers, which guard compiled code: others would have it compiled anew
-            for handle, hook in zip(cls.handles, (_enter_module, _leave_module), strict=True):
-                hooks: Any = handle.hooks_dict_ref()
-                hooks[handle.id] = hook
-                for always_called in handle.extra_dict_ref:
-                    always_called()[handle.id] = True
+        cls.limit = limit
+        module_calls.put(_enter_module, 3) if limit is not None else module_calls.take(_enter_module)
 
 
-class _Calls(threading.local):
-    def __init__(self) -> None:
-        self.open: list[int] = []  # the frames (their ids: a frame would keep its tensors) of the calls, outermost first
-
-
-_calls = _Calls()
-
-
-def _enter_module(module: Any, inputs: Any) -> None:
-    if torch.compiler.is_compiling():
-        return
-    frame = sys._getframe(1)
-    while _calls.open and not _is_above(_calls.open[-1], frame):
-        _calls.open.pop()  # torch runs no hook for a call that KeyboardInterrupt or SystemExit ended
-    _calls.open.append(id(frame))
-    if _CallDepth.limit is not None and len(_calls.open) > _CallDepth.limit:
+def _enter_module(module: Any, leaves: Any) -> None:
+    leaves.append(bool)  # so that it counts
+    if _CallDepth.limit is not None and module_calls.depth() > _CallDepth.limit:
         raise RuntimeError(
             f"Exceed function call depth limit {_CallDepth.limit} in {type(module).__name__}.forward "
             "(max_call_depth of the msctx context counts nested module calls)"
         )
-
-
-def _is_above(outer: int, frame: FrameType) -> bool:
-    """Whether the call of frame *outer* is still running, with *frame* called from it; a few steps, as a rule."""
-    above = frame.f_back
-    while above is not None:
-        if id(above) == outer and above.f_code is frame.f_code:
-            return True
-        above = above.f_back
-    return False
-
-
-def _leave_module(module: Any, inputs: Any, output: Any) -> None:
-    if not torch.compiler.is_compiling() and _calls.open:
-        _calls.open.pop()
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------

@@ -5,14 +5,17 @@ The program continues with its own eager results, so errors do not add up from c
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.compiler import is_dynamo_compiling
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
 from msctx import notices
@@ -25,32 +28,49 @@ from msctx.verify.rows import differing, ran
 @contextmanager
 def compared(send: Callable[[dict[str, Any]], object]) -> Iterator[None]:
     """Inside, this process runs eagerly, and *send* gets each comparison."""
-    module_calls.put(around := _Comparison(send).around, 2)
+    comparison = _Comparison(send)
+    handles = (
+        register_module_forward_pre_hook(comparison.begin),
+        register_module_forward_hook(comparison.end, with_kwargs=True, always_call=True),
+    )
+    warnings.filterwarnings("ignore", module_calls.WARNS)
     with torch.compiler.set_stance("force_eager"), steps.counting(lambda step: send({"does": "ends the step"})):
         yield
-    module_calls.take(around)
+    for handle in handles:
+        handle.remove()
 
 
 class _Comparison:
     def __init__(self, send: Callable[[dict[str, Any]], object]) -> None:
         self._send = send
         self._twins: WeakKeyDictionary[nn.Module, tuple[nn.Module, Callable[..., Any]]] = WeakKeyDictionary()
-        self._is_inside = False
+        self._around: nn.Module | None = None
         self._met: list[tuple[nn.Module, Any]] | None = None
 
-    def around(self, call: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        if self._is_inside or torch._C._get_tracing_state() or torch._C._are_functorch_transforms_active():
-            given = _copies((args, kwargs)) if self._met is not None else None
-            made = call(module, *args, **kwargs)
-            if self._met is not None:
-                self._met.append((module, given))
-            return made
-        self._is_inside = True
-        try:
-            self._send({"does": "a call", **self._compared(module, (args, kwargs))})
-            return call(module, *args, **kwargs)
-        finally:
-            self._is_inside = False
+    def begin(self, module: nn.Module, args: Any) -> None:
+        if (
+            is_dynamo_compiling()
+            or self._around
+            or torch._C._get_tracing_state()
+            or torch._C._are_functorch_transforms_active()
+        ):
+            return
+        self._around = module
+        with suppress(Exception):  # a copy made after the call might fail at tensors that the call has left in the module
+            self._twin(module)
+
+    def end(self, module: nn.Module, args: Any, *more: Any) -> None:
+        """*more*: keyword arguments and results; after an exception there are no keyword arguments."""
+        if is_dynamo_compiling():
+            return
+        if self._met is not None:
+            self._met.append((module, _copies((args, more[0]))))
+        elif self._around is module:
+            try:
+                if len(more) > 1:
+                    self._send({"does": "a call", **self._compared(module, (args, more[0]))})
+            finally:
+                self._around = None
 
     def _compared(self, module: nn.Module, given: Any) -> dict[str, Any]:
         name = type(module).__name__

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from ranks import two_ranks
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -19,55 +19,61 @@ from msctx.native import module_calls
 X = torch.ones(2, 4)
 
 
+HOOKS = nn.modules.module._global_forward_pre_hooks, nn.modules.module._global_forward_hooks
+
+
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    found = nn.Module.__call__, nn.Module._wrapped_call_impl, nn.Module._wrapped_call_impl.__code__
     torch._dynamo.reset()
     counters.clear()
     yield
     torch._dynamo.reset()
-    assert found == (nn.Module.__call__, nn.Module._wrapped_call_impl, nn.Module._wrapped_call_impl.__code__)
+    assert HOOKS == ({}, {})
 
 
-@pytest.fixture
-def seen() -> list[str]:
-    return []
+class Noting:
+    def __init__(self, name: str, seen: list[str]) -> None:
+        self.name, self.seen = name, seen
+
+    def enter(self, module: nn.Module, leaves: list[module_calls.Leave]) -> None:
+        leaves.append(lambda: self.seen.append(f"{self.name} leaves"))
+        self.seen.append(f"{self.name} enters")
 
 
-@pytest.fixture
-def noting(seen: list[str]) -> Callable[[str], module_calls.Around]:
-    def made(name: str) -> module_calls.Around:
-        def around(call: module_calls.Call, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            seen.append(name)
-            return call(module, *args, **kwargs)
-
-        return around
-
-    return made
-
-
-def test_they_come_and_go_in_any_order(noting: Any, seen: list[str]) -> None:
-    first, second, outer = noting("first"), noting("second"), noting("outer")
+def test_they_come_and_go_in_any_order() -> None:
+    seen: list[str] = []
+    first, second, outer = (Noting(name, seen).enter for name in ("first", "second", "outer"))
     module = nn.ReLU()
-    for around, place in ((outer, 2), (first, 0), (second, 1)):
-        module_calls.put(around, place)
+    for enter, place in ((outer, 2), (first, 0), (second, 1)):
+        module_calls.put(enter, place)
     module(X)
-    assert seen == ["outer", "second", "first"]
-    seen.clear()
+    assert seen == ["outer enters", "second enters", "first enters", "first leaves", "second leaves", "outer leaves"]
     module_calls.take(outer)
     module_calls.take(first)
-    module(X)
-    assert seen == ["second"]
-    kept = nn.Module._wrapped_call_impl, module.__call__
+    seen.clear()
+    with pytest.raises(TypeError):
+        module(X, X)
+    assert seen == ["second enters", "second leaves"]
     module_calls.take(second)
-    for call in (module, partial(kept[0], module), kept[1]):
-        call(X)
-    assert seen == ["second"]
-    module_calls.put(first, 0)
-    for call in (module, partial(kept[0], module), kept[1]):
-        call(X)
-    assert seen == ["second", *["first"] * 3], "whoever has kept a call comes to ours"
-    module_calls.take(first)
+    module(X)
+    assert len(seen) == 2
+
+
+class Ends(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+
+def test_a_call_that_ctrl_c_ended_is_left_at_the_next() -> None:
+    seen: list[str] = []
+    module_calls.put(enter := Noting("it", seen).enter, 0)
+    with suppress(KeyboardInterrupt):
+        nn.Sequential(Ends())(X)
+    assert seen == ["it enters"] * 2
+    nn.ReLU()(X)
+    assert seen[2:4] == ["it leaves"] * 2
+    module_calls.take(enter)
+    assert module_calls.depth() == 0
 
 
 def rules(tmp_path: Path, name: str, result: str = "bfloat16") -> dict[str, str]:
@@ -127,7 +133,69 @@ def test_a_module_that_is_named_after_it_was_compiled_is_compiled_anew(tmp_path:
             graphs.append(counters["stats"]["unique_graphs"])
     assert graphs[0] == graphs[1] == 1
     assert graphs[2] == graphs[3] > 1
-    assert {"traced", "bfloat16"} <= {row.dtype for row in ctx.precisions() if row.module == "0"}, "compiled for itself"
+    assert {row.dtype for row in ctx.precisions() if row.module == "0"} == {"bfloat16"}, "torch's own class runs eagerly"
+
+
+@pytest.mark.parametrize("kind", ["scripted", "graph mode", "hooks"])
+def test_where_a_rule_acts(kind: str, tmp_path: Path) -> None:
+    model: nn.Module = nn.Sequential(nn.Linear(4, 4))
+    options = rules(tmp_path, "0")
+    seen = []
+    if kind == "scripted":
+        model[0] = torch.jit.script(model[0])  # type: ignore[index]
+    elif kind == "graph mode":  # compiled as a whole, inside the rule for it
+        model = Affine()
+        options = rules(tmp_path, "*") | {"mode": "GRAPH_MODE", "jit_syntax_level": "STRICT"}
+    else:
+        model[0].register_forward_pre_hook(lambda *_: seen.append((X @ X.t()).dtype))  # type: ignore[index]
+        model[0].register_forward_hook(lambda *_: seen.append((X @ X.t()).dtype))  # type: ignore[index]
+    with msctx.context(**options).watch(model):
+        assert acts(model)
+        assert acts(model)
+        assert module_calls.depth() == 0
+    assert not acts(model)
+    if kind == "hooks":
+        assert seen[:4] == [torch.bfloat16, torch.float32] * 2
+
+
+class Affine(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.inside.weight
+
+
+RANKS = """
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.seen = nn.Linear(4, 4), []
+
+    def forward(self, x):
+        self.seen.append(self.fc(x).dtype)
+        return checkpoint(self.fc, x, use_reentrant=False).float()
+
+def test(rank):
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), Block())
+    parallel = DistributedDataParallel(model)
+    with msctx.context(customize_dtypes="names.cfg").watch(model):
+        parallel(torch.ones(2, 4) * (rank + 1)).sum().backward()
+    assert [block.seen for block in model] == [[torch.bfloat16], [torch.float32]], [block.seen for block in model]
+    total = model[0].fc.weight.grad.clone()
+    dist.all_reduce(total)
+    assert torch.equal(total, model[0].fc.weight.grad * 2)
+"""
+
+
+def test_two_ranks(tmp_path: Path) -> None:
+    (tmp_path / "names.cfg").write_text("0.fc::InputDtype:bfloat16,bfloat16,OutputDtype:bfloat16\n")
+    two_ranks(tmp_path, RANKS)
 
 
 def test_an_encoder_calls_the_modules_that_rules_name(tmp_path: Path) -> None:
