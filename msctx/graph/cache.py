@@ -1,16 +1,18 @@
 """The folder of torch's caches of compiled code: compile_cache_path/rank_<number>, or op_compiler_cache_dir/kernel_cache.
 
 It has a folder for each processor, system and version, since machines that share a disk cannot run each other's code. torch loads
-code from there, so msctx only uses a folder that belongs to the user and that nobody else can write.
+code from there, so msctx only uses a folder in which all belongs to the user, and drops what is damaged.
 """
 
 from __future__ import annotations
 
 import atexit
+import base64
 import hashlib
 import os
 import platform
 import shutil
+import struct
 import sys
 import tempfile
 import time
@@ -19,6 +21,8 @@ from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from msctx._version import __version__
 from msctx.errors import NativeError
@@ -91,7 +95,11 @@ class Cache:
             NativeError: it cannot be used.
         """
         if not self.wanted.off:
-            self.folder = cachedir.checked(cachedir.checked(self.root, DO) / stamp(), DO)
+            self.folder = cachedir.made(cachedir.made(self.root, DO) / stamp(), DO)
+            if self.folder not in _sifted:
+                with cachedir.naming(self.folder, DO):
+                    _sift(self.folder)
+                _sifted.add(self.folder)
             self.keep_within()
 
     def renew(self) -> None:
@@ -124,6 +132,34 @@ class Cache:
 
 
 _renewed: set[Path] = set()
+_sifted: set[Path] = set()
+"""Folders that this process has looked through: since then only the user could write there."""
+
+
+def _sift(folder: Path) -> None:
+    """Refuse what another user has put there; remove damaged code, which torch would load again in each process."""
+    for at, inner, names in os.walk(folder):
+        for path in (Path(at, name) for name in [*inner, *names]):
+            with suppress(FileNotFoundError, Timeout):  # another process removes it, or compiles it
+                if not cachedir.is_trusted(path.lstat()):
+                    raise cachedir.refused(folder, f"holds {path.relative_to(folder)} of another user", DO)
+                if path.suffix in (".py", ".so") and not _is_whole(path):
+                    key = path.name.partition(".")[0]
+                    (folder / "locks").mkdir(exist_ok=True)
+                    with FileLock(folder / "locks" / f"{key}.lock", timeout=0):  # torch's
+                        for part in [path, *path.parent.glob(f"{key}.main.*")]:
+                            shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a module of torch's has the hash that it is named after, and a library all of its sections."""
+    if not path.is_file():
+        return False
+    data = path.read_bytes()
+    if path.suffix == ".py":
+        return path.stem == f"c{base64.b32encode(hashlib.sha256(data.strip()).digest())[:51].decode().lower()}"
+    (start,), (size, count) = struct.unpack_from("<Q", data.ljust(64), 40), struct.unpack_from("<HH", data.ljust(64), 58)
+    return data.startswith(b"\x7fELF") and start + size * count <= len(data)
 
 
 def obstacle(wanted: CompileCache | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -110,6 +111,39 @@ def test_torch_moves_it_to_another_folder_as_one_file(run: Run) -> None:
     assert run(f"{load}\n{code.format('b')}")["fxgraph_cache_hit"] == 1
 
 
+def a_folder_instead(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.full
+def test_what_is_damaged_is_compiled_again(run: Run, tmp_path: Path) -> None:
+    code = "compiles(enable_compile_cache=True, compile_cache_path='kept')"
+    run(code)
+    folder = folder_in(tmp_path / "kept")
+    libraries, modules, graphs = "*/*.main.so", "[!d]?/*.py", "*/*/*/*"
+    kinds: list[tuple[str, Callable[[Path], object]]] = [
+        (libraries, lambda path: os.truncate(path, path.stat().st_size // 2)),
+        (libraries, lambda path: os.truncate(path, 0)),
+        (libraries, a_folder_instead),
+        (modules, lambda path: path.write_text("def (")),
+        (modules, lambda path: os.truncate(path, 0)),
+        (modules, a_folder_instead),
+        (graphs, lambda path: os.truncate(path, path.stat().st_size // 2)),
+        (graphs, lambda path: os.truncate(path, 0)),
+        (graphs, a_folder_instead),
+    ]
+    for pattern, damage in kinds:
+        damaged = [path for path in folder.glob(pattern) if path.is_file()]
+        assert damaged, pattern
+        for path in damaged:
+            damage(path)
+        run(code)
+        whole = [path for path in folder.rglob("*") if path.suffix in (".py", ".so")]
+        assert [path.suffix for path in whole if not cache._is_whole(path)] == []
+        assert {path.suffix for path in whole} == {".py", ".so"}
+
+
 # --- the cache of kernels ---------------------------------------------------------------------------------------------
 
 
@@ -209,12 +243,27 @@ def open_to_all(folder: Path) -> None:
 
 
 def a_file(folder: Path) -> None:
-    folder.rmdir()
+    shutil.rmtree(folder)
     folder.touch()
 
 
+def planted(folder: Path) -> None:
+    (folder / "fxgraph").mkdir()
+    os.chown(folder / "fxgraph", 65534, 65534)
+    cache._sifted.clear()  # a process looks through a folder once: afterwards nobody else can write there
+
+
 @pytest.mark.parametrize(
-    ("spoil", "why"), [(open_to_all, "can be written by its group and everybody"), (a_file, "is not a folder")]
+    ("spoil", "why"),
+    [
+        (open_to_all, "can be written by others, so code from there might be somebody else's and is not loaded; delete it, or"),
+        (a_file, "is not a folder"),
+        pytest.param(
+            planted,
+            "holds fxgraph of another user, so code from there might be somebody else's and is not loaded; delete it, or",
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away"),
+        ),
+    ],
 )
 def test_a_folder_that_cannot_be_trusted_or_made_is_not_used(
     spoil: Callable[[Path], None], why: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
