@@ -60,12 +60,3 @@ def outside_dynamo(function: Callable[P, R]) -> Callable[P, R]:
         return (outside or function)(*args, **kwargs)
 
     return call
-
-
-def passed_over(*functions: Any) -> None:
-    """Where eager code calls them beside compiled code, Dynamo compiles neither them nor what they call."""
-    from torch._C._dynamo import eval_frame as dynamo
-
-    skip = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.SKIP)
-    for function in functions:
-        dynamo.set_code_exec_strategy(function.__code__, skip)

@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from msctx.dynamo import passed_over
 from msctx.native import named_modules, precision
 from msctx.native.installed import Held, at_work
+from msctx.native.module_calls import passed_over
 
 
 class _Here(threading.local):

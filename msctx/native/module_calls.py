@@ -18,7 +18,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from msctx import locks
-from msctx.dynamo import passed_over
 from msctx.native.installed import Held
 
 if TYPE_CHECKING:
@@ -27,6 +26,15 @@ if TYPE_CHECKING:
 Leave = Callable[[], object]
 Enter = Callable[["nn.Module", list[Leave]], object]
 """Called with a module, and the list to which it first appends what undoes it."""
+
+
+def passed_over(*functions: Any) -> None:
+    """Where eager code calls them beside compiled code, Dynamo compiles neither them nor what they call."""
+    from torch._C._dynamo import eval_frame as dynamo
+
+    skip = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.SKIP)
+    for function in functions:
+        dynamo.set_code_exec_strategy(function.__code__, skip)
 
 
 class _Here(threading.local):

@@ -167,7 +167,7 @@ def test_a_process_that_has_said_why_it_could_not_enter_them(
         ([], 2, "Missing argument"),
         (["determinstic=ON", "--", "true"], 2, "did you mean deterministic?"),
         (["deterministic=ON", "--", "/no/such/command"], 3, "/no/such/command  cannot be started: No such file"),
-        (["a.yaml", "b.yaml", "--", "true"], 2, "b.yaml: there can be one file"),
+        (["a.yaml", "b.yaml", "--", "true"], 2, "b.yaml: a second file; exec takes one"),
         (["device_target=Ascend", "--", "true"], 6, "Ascend"),
     ],
 )
