@@ -72,8 +72,8 @@ bool lacks_kernel(const c10::Error& error) {
 // One operator at one device's key.
 class Governed final : public c10::OperatorKernel {
  public:
-  Governed(const c10::OperatorHandle& op, int slot, int device, bool keeps, Before before)
-      : slot_(slot), device_(device), keeps_(keeps), before_(std::move(before)) {
+  Governed(const c10::OperatorHandle& op, int slot, int device, bool is_matrix, Before before)
+      : slot_(slot), device_(device), is_matrix_(is_matrix), before_(std::move(before)) {
     const auto& arguments = op.schema().arguments();
     int tensors = 0;
     const bool quantizes = op.schema().name().rfind("aten::quantize", 0) == 0;  // the dtype is that of integers
@@ -114,7 +114,8 @@ class Governed final : public c10::OperatorKernel {
   struct Found {
     c10::ScalarType widest = at::kByte, inputs = at::kByte, computed = at::kByte;  // as given: of all; without weights; of what operators made
     bool any = false, mixed = false;
-    bool is_left = false;  // one of float64, or that is sparse or of oneDNN's layout: these are computed as they are
+    c10::ScalarType sparse = at::kByte;  // of the sparse factors: their product is computed in it
+    bool is_left = false;  // one of float64 or of oneDNN's layout, or a sparse one of integers: these are computed as they are
     bool has_double = false;
     bool traced = false;  // a stand-in that has no values: code is being compiled
   };
@@ -162,14 +163,15 @@ class Governed final : public c10::OperatorKernel {
     Found found;
     const auto widen = [](c10::ScalarType& known, c10::ScalarType dtype) { known = known == at::kByte || known == dtype ? dtype : at::kFloat; };
     each(stack, base, [&](const at::Tensor& tensor, int position) {
-      const bool jagged = tensor.layout() == at::kJagged;
+      const bool jagged = tensor.layout() == at::kJagged, sparse = !jagged && tensor.layout() != at::kStrided;
       found.traced |= !jagged && tensor.key_set().has(c10::DispatchKey::Python);
       found.has_double |= tensor.scalar_type() == at::kDouble && !tensor.unsafeGetTensorImpl()->is_wrapped_number() && tensor.dim() > 0;
-      found.is_left |= found.has_double || (tensor.layout() != at::kStrided && !jagged);
+      found.is_left |= found.has_double || tensor.layout() == at::kMkldnn || (sparse && !is_eligible(tensor));
       if (!is_eligible(tensor)) return at::Tensor();
       const c10::ScalarType dtype = tensor.scalar_type();
       found.mixed |= found.any && dtype != found.widest;
       widen(found.widest, dtype);
+      if (sparse) widen(found.sparse, dtype);
       if (!is_weight(position)) {
         widen(found.inputs, dtype);
         if (!is_parameter(tensor)) widen(found.computed, dtype);
@@ -185,20 +187,21 @@ class Governed final : public c10::OperatorKernel {
     const size_t base = stack->size() - op.schema().arguments().size();
     const Found found = look(*stack, base);
     if (rule.checks_index && !found.traced) check_index(op, *stack, base);
-    const bool has_own = has_own_dtype(*stack, base), casts = found.any && !found.is_left && !has_own;
+    const bool has_own = has_own_dtype(*stack, base), of_sparse = found.sparse != at::kByte;
     int64_t inserted = 0;
     c10::ScalarType computed = found.has_double ? at::kDouble : found.widest;
     const bool is_ruled = rule.through || rule.to[0] || rule.to[1] || rule.to[2] || rule.output || any(rule.inputs) || any(rule.outputs) || (rule.widest && found.mixed);
+    const bool casts = found.any && !found.is_left && !has_own && is_ruled && (!of_sparse || (found.mixed && is_matrix_));
     std::optional<AsWhole> guard;
-    if ((casts && is_ruled) || rule.whole || has_own) guard.emplace(device_);
-    if (casts && is_ruled) {
+    if (casts || rule.whole || has_own) guard.emplace(device_);
+    if (casts) {
       bool is_first = true;
       each(*stack, base, [&](const at::Tensor& tensor, int position) {
         if (!is_eligible(tensor)) return at::Tensor();
         const c10::ScalarType to = target(rule, tensor.scalar_type(), position, found);
         if (is_first) computed = to;
         is_first = false;
-        if (rule.through && tensor.scalar_type() != dtype_of(rule.through)) {
+        if (rule.through && !of_sparse && tensor.scalar_type() != dtype_of(rule.through)) {
           inserted += 2;
           return cast(cast(tensor, dtype_of(rule.through)), to);
         }
@@ -215,9 +218,9 @@ class Governed final : public c10::OperatorKernel {
       op.callBoxed(stack);
     else
       op.redispatchBoxed(below, stack);  // what it is made of is governed too
-    if (casts && is_ruled) {
-      inserted += finish(rule, stack, stack->size() - op.schema().returns().size(), found.widest);
-      if ((computed == at::kHalf || rule.through) && c10::GradMode::is_enabled()) remember_lowered(*stack, op);
+    if (casts) {
+      if (!of_sparse) inserted += finish(rule, stack, stack->size() - op.schema().returns().size(), found.widest);
+      if ((computed == at::kHalf || (rule.through && !of_sparse)) && c10::GradMode::is_enabled()) remember_lowered(*stack, op);
     }
     if (!found.any && !found.has_double) return;
     if (found.traced) {
@@ -232,7 +235,7 @@ class Governed final : public c10::OperatorKernel {
 
   // Whether this is a weight, in a call that does not record its cast. Only of operators whose results are new memory.
   bool is_kept(const at::Tensor& tensor, int position, const Found& found) const {
-    if (!keeps_ || found.traced || at::tracer::impl::is_dispatch_enabled() || c10::impl::TorchDispatchModeTLS::any_modes_set()) return false;
+    if (!is_matrix_ || found.traced || at::tracer::impl::is_dispatch_enabled() || c10::impl::TorchDispatchModeTLS::any_modes_set()) return false;
     if (c10::GradMode::is_enabled() && tensor.requires_grad()) return false;
     return is_weight(position) && !tensor._fw_grad(0).defined();
   }
@@ -241,6 +244,7 @@ class Governed final : public c10::OperatorKernel {
   bool has_own_dtype(const Stack& stack, size_t base) const { return dtype_ >= 0 && !stack[base + size_t(dtype_)].isNone(); }
 
   c10::ScalarType target(const PrecisionRule& rule, c10::ScalarType dtype, int position, const Found& found) const {
+    if (found.sparse != at::kByte) return found.sparse;
     if (const uint8_t listed = rule.inputs[std::min(position, most_listed - 1)]) return dtype_of(listed);
     if (rule.widest == 2) return found.computed != at::kByte ? found.computed : found.inputs != at::kByte ? found.inputs : found.widest;
     if (rule.widest) return found.widest;
@@ -286,7 +290,7 @@ class Governed final : public c10::OperatorKernel {
       else
         op.redispatchBoxed(below, stack);
     };
-    if (!found.any || found.is_left || !is_16_bit(found.widest)) return run();
+    if (!found.any || found.is_left || found.sparse != at::kByte || !is_16_bit(found.widest)) return run();
     Stack given(stack->begin() + std::ptrdiff_t(base), stack->end());
     std::atomic<bool>& lacks = lacks_[found.widest == at::kHalf];
     if (!lacks.load(std::memory_order_relaxed)) {
@@ -369,7 +373,7 @@ class Governed final : public c10::OperatorKernel {
   }
 
   int slot_, device_, dtype_ = -1, index_ = -1, dim_ = -1;
-  bool keeps_, has_statistics_ = false;
+  bool is_matrix_, has_statistics_ = false;
   std::vector<int> inputs_, weights_;  // places of arguments; places of weights among those that are tensors
   Before before_;
   std::atomic<bool> lacks_[2]{}, warned_[2]{};  // for bfloat16, for float16
@@ -389,9 +393,9 @@ bool is_functional(const c10::FunctionSchema& schema) {
 using namespace msctx;
 using namespace msctx::glue;
 
-// Registers the operators of these names, in this order, at a device's autocast key: all overloads that make new tensors. `keeps`: those
-// of whose frozen weights casts may be kept. "" or what went wrong.
-MSCTX_API const char* msctx_precision_install(int device, const char* const* names, const uint8_t* keeps, int count) {
+// Registers the operators of these names, in this order, at a device's autocast key: all overloads that make new tensors. `matrix`: those
+// that multiply matrices: casts of their frozen weights may be kept, and they take the dtype of a sparse factor. "" or what went wrong.
+MSCTX_API const char* msctx_precision_install(int device, const char* const* names, const uint8_t* matrix, int count) {
   return problem_of([&] {
     const Silent silent;
     const c10::DispatchKey key = keys_of_devices[device];
@@ -402,7 +406,7 @@ MSCTX_API const char* msctx_precision_install(int device, const char* const* nam
       if (slot == slots.end()) continue;
       const auto op = c10::Dispatcher::singleton().findSchema(name);
       if (!op || !is_functional(op->schema())) continue;
-      auto kernel = std::make_unique<Governed>(*op, slot->second, device, keeps[slot->second] != 0, before(*op, key));
+      auto kernel = std::make_unique<Governed>(*op, slot->second, device, matrix[slot->second] != 0, before(*op, key));
       implement(*op, key, torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)));
     }
     return "";

@@ -156,8 +156,8 @@ def install(device: str) -> None:
         if device in _installed:
             return
         names = (c_char_p * len(OPS))(*(name.encode() for name in OPS))
-        keeps = (c_uint8 * len(OPS))(*(operators.CLASS_OF.get(name) == "matrix" for name in OPS))
-        if problem := library().msctx_precision_install(DEVICES.index(device), names, keeps, len(OPS)):
+        matrix = (c_uint8 * len(OPS))(*(operators.CLASS_OF.get(name) == "matrix" for name in OPS))
+        if problem := library().msctx_precision_install(DEVICES.index(device), names, matrix, len(OPS)):
             raise NativeError(f"precision policies could not be registered with PyTorch's dispatcher: {problem}")
         _installed.add(device)
 

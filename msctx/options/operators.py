@@ -28,6 +28,7 @@ MATRIX = _words("""
     bilinear einsum tensordot inner dot vdot chain_matmul linalg_multi_dot linalg_vecdot _addmm_activation lstm gru rnn_tanh rnn_relu
     lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell _thnn_fused_lstm_cell _thnn_fused_gru_cell scaled_dot_product_attention
     _scaled_dot_product_flash_attention _native_multi_head_attention _transformer_encoder_layer_fwd
+    _sparse_mm _sparse_addmm _sparse_sparse_matmul sparse_sampled_addmm smm hspmm sspaddmm
 """)
 """What computes products of matrices: the cube unit of an Ascend, tensor cores, AMX."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from recorded import each_mode
@@ -80,8 +82,71 @@ def test_losses(mode):
         assert value.dtype == (torch.float16 if mode == "force_fp16" else torch.float32)
 
 
-def test_sparse_operands_are_computed_as_they_are():
-    x = torch.eye(4).to_sparse()
-    with msctx.context(precision_mode="allow_mix_precision_bf16"):
-        assert torch.sparse.mm(x, torch.ones(4, 4)).dtype == torch.float32
-        assert (x @ torch.ones(4, 4)).dtype == torch.float32
+LAYOUTS = {
+    "COO": torch.Tensor.to_sparse,
+    "CSR": torch.Tensor.to_sparse_csr,
+    "CSC": torch.Tensor.to_sparse_csc,
+    "BSR": lambda t: t.to_sparse_bsr((2, 2)),
+    "BSC": lambda t: t.to_sparse_bsc((2, 2)),
+}
+SPARSE_PRODUCTS = {  # of a sparse factor, a layer's output and a bias, with the layouts that PyTorch's CPU kernels take
+    "sparse.mm": (lambda s, y, b: torch.sparse.mm(s, y), "COO CSR CSC BSR"),
+    "sparse.mm, sparse second": (lambda s, y, b: torch.sparse.mm(y, s), "COO CSR CSC BSC"),
+    "sparse.mm, mean": (lambda s, y, b: torch.sparse.mm(s, y, "mean"), "CSR"),
+    "@": (lambda s, y, b: s @ y, "COO CSR CSC BSR"),
+    "@, sparse second": (lambda s, y, b: y @ s, "COO CSR CSC BSC"),
+    "@ of three dimensions": (lambda s, y, b: torch.stack([y, y]) @ s, "COO CSR CSC BSC"),
+    "mv": (lambda s, y, b: torch.mv(s, y[0]), "COO CSR CSC BSR"),
+    "addmv": (lambda s, y, b: torch.addmv(b, s, y[0]), "CSR CSC BSR"),
+    "addmm": (lambda s, y, b: torch.addmm(y, s, y), "COO CSR CSC BSR"),
+    "addmm, sparse second": (lambda s, y, b: torch.addmm(y, y, s), "CSR CSC BSC"),
+    "sparse.addmm": (lambda s, y, b: torch.sparse.addmm(y, s, y), "COO CSR CSC BSR"),
+    "linear": (lambda s, y, b: nn.functional.linear(y, s), "COO CSR CSC BSR"),
+    "linear with a bias": (lambda s, y, b: nn.functional.linear(y, s, b), "CSR CSC BSR"),
+    "bmm": (lambda s, y, b: torch.bmm(torch.stack([s, s]), torch.stack([y, y])), "COO"),
+    "sampled_addmm": (lambda s, y, b: torch.sparse.sampled_addmm(s, y, y), "CSR"),
+    "hspmm": (lambda s, y, b: torch.hspmm(s, y), "COO"),
+    "both sparse": (lambda s, y, b: torch.sparse.mm(s, y.to_sparse()), "COO"),
+}
+
+
+def product_of(call, s, y, bias, gradients):
+    """The dense result, and the gradients of both factors that are wanted."""
+    s, y = (t.detach().requires_grad_(wanted) for t, wanted in zip((s, y), gradients, strict=True))
+    result = call(s, y, bias)
+    result = result if result.layout == torch.strided else result.to_dense()
+    if any(gradients):
+        result.double().square().sum().backward()
+    return [result.detach(), s.grad, y.grad]
+
+
+@pytest.mark.filterwarnings("ignore:.*beta state", "ignore:.*gradients from float16")
+@pytest.mark.parametrize("mode", ["allow_mix_precision_bf16", "allow_mix_precision_fp16", "force_fp16"])
+@pytest.mark.parametrize("name", SPARSE_PRODUCTS)
+def test_sparse_products_take_the_dtype_of_the_sparse_factor(name, mode):
+    """A layer's output is cast to it: the product and the gradients are those of the same factors in float64."""
+    call, layouts = SPARSE_PRODUCTS[name]
+    torch.manual_seed(0)
+    values, x, layer, bias = torch.randn(6, 6).tril(-1), torch.randn(6, 6), nn.Linear(6, 6), torch.randn(6)
+    compared = set()
+    for layout, *gradients in product(LAYOUTS, [False, True], [False, True]):
+        s, s64 = LAYOUTS[layout](values), LAYOUTS[layout](values.double())
+        try:
+            product_of(call, s, x, bias, gradients)
+        except RuntimeError:
+            continue  # PyTorch has no such product, or no such gradient
+        with msctx.context(precision_mode=mode):
+            y = layer(x)
+            found = product_of(call, s, y, bias, gradients)
+        right = product_of(call, s64, y.double(), bias.double(), gradients)
+        assert y.dtype == (torch.bfloat16 if mode.endswith("bf16") else torch.float16)
+        assert found[0].dtype == torch.float32
+        assert [None if t is None else t.dtype for t in found[1:]] == [
+            dtype if wanted else None for dtype, wanted in zip((torch.float32, y.dtype), gradients, strict=True)
+        ]
+        for one, other, bound in zip(found, right, (1e-5, 1e-5, 1e-2), strict=True):
+            if one is not None:
+                one, other = (t.to_dense() if t.layout != torch.strided else t for t in (one, other))
+                assert (one - other).abs().max() <= bound * other.abs().max()
+        compared.add(layout)
+    assert compared >= set(layouts.split())
