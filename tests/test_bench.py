@@ -144,7 +144,7 @@ def test_the_report_on_a_gpu_tries_itself_on_a_cpu(tmp_path: Path, native_core: 
     assert environment["torch"] == torch.__version__
     assert all(is_whole(row) for row in parts["figures"]["rows"])
     names = [figure["name"] for figure in parts["figures"]["rows"][0]["figures"]]
-    assert {"torch", "torch again", "torch, benchmark", "gemm", "winograd", "normal", "performance"} <= set(names)
+    assert {"torch", "torch again", "torch, benchmark", "gemm", "winograd", "performance"} <= set(names)
     assert "--- figures, " in done.stdout
 
 

@@ -311,29 +311,42 @@ class Names:
         return next((use for use in self._uses[name] if not self._only_reads(use, holds_others)), None)
 
     def _only_reads(self, use: ast.Name, holds_others: bool) -> bool:
-        """Whether a use of its name leaves a list or dictionary as it is, and those that it holds."""
+        """Whether a list or dictionary, and those that it holds, are the same after a use of its name."""
         self._spend()
+        is_item = False  # of a dictionary that holds no other: then nothing can happen to it
+        is_copied = not holds_others  # what takes the items out leaves nothing behind by which they can be changed
         for outer, field, part in self.script.around(use):
             match outer, field:
-                case ast.Subscript(ctx=ast.Load()), "value":
-                    if not holds_others:  # nothing can happen to an item
+                case ast.Subscript(), "value":
+                    if not isinstance(outer.ctx, ast.Load):
+                        return False
+                    is_item = not holds_others
+                case ast.Dict(), _:
+                    if is_copied and any(k is None and v is part for k, v in zip(outer.keys, outer.values, strict=True)):
                         return True
-                case ast.Attribute(attr=method), _:
-                    return not holds_others and method in _READING_METHODS
-                case ast.Dict(keys=keys, values=values), _:  # {**name}
-                    if not holds_others and any(k is None and v is use for k, v in zip(keys, values, strict=True)):
-                        return True
-                case ast.keyword(arg=argument, value=value), _:  # f(**name)
-                    if argument is None and value is use and not holds_others:
-                        return True
+                    is_copied = False
+                case ((ast.keyword() | ast.List() | ast.Tuple()), _):
+                    is_copied = is_copied and getattr(outer, "arg", "") is None
                 case ast.Call(), _:
-                    return self._is_reader(outer) or (not holds_others and _is_mutable(outer) and part is use)
-                case ((ast.Compare() | ast.FormattedValue() | ast.If() | ast.BinOp(op=ast.Mult() | ast.Sub())), _):
+                    if self._is_reader(outer) or is_item:
+                        return True
+                    is_unpacked = isinstance(part, ast.keyword) and part.arg is None
+                    if not _is_mutable(outer):
+                        return is_unpacked and is_copied
+                    if is_copied:  # dict(name)
+                        return True
+                case ast.Attribute(), _:
+                    return is_copied and outer.attr in _READING_METHODS
+                case ((ast.Compare() | ast.FormattedValue() | ast.If()), _):
                     return True
+                case ((ast.BinOp(op=ast.Add() | ast.BitOr()) | ast.For() | ast.comprehension()), _):
+                    return is_copied or is_item
                 case ast.BinOp(), _:
-                    return not holds_others
+                    return True
+                case ast.Assign(targets=[ast.Name(id=name)]), _ if part is not use:  # what holds it has a name too
+                    return is_item or self._changing(name, True) is None
                 case _:
-                    return False
+                    return is_item
         return True
 
     def _is_reader(self, call: ast.Call) -> bool:
