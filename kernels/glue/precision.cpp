@@ -171,7 +171,8 @@ class Governed final : public c10::OperatorKernel {
       const c10::ScalarType dtype = tensor.scalar_type();
       found.mixed |= found.any && dtype != found.widest;
       widen(found.widest, dtype);
-      if (sparse) widen(found.sparse, dtype);
+      // the CPU's products of compressed layouts have no kernels for 16 bits
+      if (sparse) widen(found.sparse, device_ == 0 && tensor.layout() != at::kSparse ? at::kFloat : dtype);
       if (!is_weight(position)) {
         widen(found.inputs, dtype);
         if (!is_parameter(tensor)) widen(found.computed, dtype);
@@ -191,7 +192,8 @@ class Governed final : public c10::OperatorKernel {
     int64_t inserted = 0;
     c10::ScalarType computed = found.has_double ? at::kDouble : found.widest;
     const bool is_ruled = rule.through || rule.to[0] || rule.to[1] || rule.to[2] || rule.output || any(rule.inputs) || any(rule.outputs) || (rule.widest && found.mixed);
-    const bool casts = found.any && !found.is_left && !has_own && is_ruled && (!of_sparse || (found.mixed && is_matrix_));
+    const bool is_governed = !of_sparse || (is_matrix_ && (found.mixed || found.sparse != found.widest));
+    const bool casts = found.any && !found.is_left && !has_own && is_ruled && is_governed;
     std::optional<AsWhole> guard;
     if (casts || rule.whole || has_own) guard.emplace(device_);
     if (casts) {

@@ -106,6 +106,7 @@ SPARSE_PRODUCTS = {  # of a sparse factor, a layer's output and a bias, with the
     "bmm": (lambda s, y, b: torch.bmm(torch.stack([s, s]), torch.stack([y, y])), "COO"),
     "sampled_addmm": (lambda s, y, b: torch.sparse.sampled_addmm(s, y, y), "CSR"),
     "hspmm": (lambda s, y, b: torch.hspmm(s, y), "COO"),
+    "an output made sparse": (lambda s, y, b: torch.sparse.mm(y.to_sparse_csr(), s.to_dense()), "COO CSR CSC BSR BSC"),
     "both sparse": (lambda s, y, b: torch.sparse.mm(s, y.to_sparse()), "COO"),
 }
 
