@@ -167,7 +167,7 @@ def as_it_is(reason: str) -> Outcome:
     return Outcome("honoured", {}, reason, expected=True)
 
 
-NOTHING_ASKED = as_it_is("nothing is asked for")
+NOTHING_ASKED = as_it_is("nothing is requested")
 
 STAYS = "stays after a with-block"
 """How a plan describes an assignment that cannot be put back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 from msctx.effects.base import Outcome, Want, approximated, effect, honoured, inert, refused
@@ -80,11 +81,11 @@ def max_device_memory(want: Want) -> Outcome | None:
 
 
 def arithmetic(caps: list[list[Any]], is_free: int = 0) -> str:
-    """How much there is: the least of what is asked, of what outer scopes ask, and of what is free (0: not known)."""
-    outer = [f"{in_words(size)} of {origin}" for size, origin in caps[:-1]]
+    """How much there is: the least of what is requested, of the tightest outer scope, and of what is free (0: not known)."""
+    outer = [f"{in_words(size)} of {origin}" for size, origin in [min(caps[:-1], key=itemgetter(0))]] if caps[1:] else []
     free = [f"{in_words(is_free)} free now"] if is_free else []
     least = min([size for size, _ in caps] + ([is_free] if free else []))
-    parts = [f"{in_words(caps[-1][0])} asked for", *outer, *free]
+    parts = [f"{in_words(caps[-1][0])} requested", *outer, *free]
     return f"{in_words(least)}, the least of {', '.join(parts)}" if len(parts) > 1 else ""
 
 

@@ -28,7 +28,7 @@ OPTIONS = (
              "max_device_memory, which caps parameters and everything else together; torch has no memory for parameters "
              "alone."),
     Option("mempool_block_size", MemoryBetween('a size of 1GB or more, such as "2GB"', minimum=GB), default=Size(GB), example="4GB",
-        defaults={"runtime": 2 * GB}, also=("runtime.set_memory.increase_size",),
+        defaults={"runtime": Size(2 * GB)}, also=("runtime.set_memory.increase_size",),
         help="The step by which the pool of device memory grows: bigger blocks mean fewer requests to the driver and less "
              "fragmentation, but more memory held back. torch's allocators follow it only roughly, since a large tensor "
              "still gets a segment of its own. It has no effect on a CPU."),
