@@ -18,6 +18,10 @@ def test_an_option_is_shown_beside_those_that_it_needs(name: str) -> None:
     assert {on_device(OPTIONS[name], device).status for device in DEVICES} == {"approximated"}
 
 
+def test_sizes_are_in_words() -> None:
+    assert describe(OPTIONS["mempool_block_size"])["defaults_in_words"] == {"runtime": "2 GiB"}
+
+
 def test_what_is_set_shows_in_its_rows() -> None:
     options = {"deterministic": "ON", "gpu_config": {"conv_allow_tf32": False}, "graph_kernel_flags": "--opt_level=1"}
     rows = {row["path"]: row for row in catalogue("cuda", Settings([make_layer(options, "mine")]))}

@@ -41,15 +41,16 @@ def test_nested_caps_on_a_cpu_all_count() -> None:
     assert not planned({"max_device_memory": "4GB"}).rows[0].reason
 
 
-def test_free_memory_is_the_cap_where_it_is_less(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("cap", "size", "words"), [("8GB", 8 * GB, "8 GiB"), ("100TB", 102400 * GB, "100 TiB")])
+def test_free_memory_is_the_cap_where_it_is_less(monkeypatch: pytest.MonkeyPatch, cap: str, size: int, words: str) -> None:
     monkeypatch.setattr(devices, "here", lambda: ("cpu",))
     monkeypatch.setattr(devices, "free_memory", lambda: 3 * GB)
-    (row,) = msctx.explain({"max_device_memory": "8GB"}).rows
-    assert (row.status, row.reason) == ("honoured", "3 GiB, the least of 8 GiB requested, 3 GiB free now")
-    with msctx.context(max_device_memory="8GB") as ctx:
+    (row,) = msctx.explain({"max_device_memory": cap}).rows
+    assert (row.status, row.reason) == ("honoured", f"3 GiB, the least of {words} requested, 3 GiB free now")
+    with msctx.context(max_device_memory=cap) as ctx:
         assert ctx.plan.rows[0].reason == row.reason
         printed = [ctx, ctx.plan, ctx.plan.rows[0], msctx.state()["native.memory_caps"], msctx.memory_stats()["caps"]]
-        assert msctx.get_context("max_device_memory") == 8 * GB
+        assert msctx.get_context("max_device_memory") == size
     assert ["8 GiB" in str(one) and str(8 * GB) not in str(one) for one in printed] == [True] * 5
 
 

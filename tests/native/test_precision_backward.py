@@ -45,7 +45,6 @@ def by_name(tmp_path):
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("where", ["inside", "after", "in another"])
 @pytest.mark.parametrize("mode", [None, *each_mode.args[1]])
-@pytest.mark.filterwarnings("ignore:.*without a GradScaler")
 def test_a_checkpoint_carries_its_policy(mode, where, reentrant, by_name):
     """Also to a backward pass that begins after the block, or in a block with another policy."""
     torch.manual_seed(0)
@@ -98,7 +97,6 @@ class AmpProduct(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.filterwarnings("ignore:.*without a GradScaler")
 def test_the_backward_pass_of_ones_own_function_is_governed(mode):
     for function, autocast in product((Product, AmpProduct), (False, True)):
         a, b = (torch.randn(4, 4, requires_grad=True) for _ in range(2))

@@ -15,7 +15,7 @@ from msctx.options.operators import CLASS_OF
 from msctx.options.precision_rules import DTYPES, LEAVE, MODES, precision_of, text_of
 
 BF16, FP32 = torch.bfloat16, torch.float32
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:.*without a GradScaler")]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CALLS = {
     "mm": lambda x: torch.mm(x, x.flip(0)),
@@ -170,7 +170,6 @@ without_float16_unit = pytest.mark.skipif("amx_fp16" in Path("/proc/cpuinfo").re
 @pytest.mark.parametrize("where", ["inside", "after"])
 @pytest.mark.parametrize("groups", [1, 2, 8])
 @pytest.mark.parametrize("by", ["mode", "type"])
-@pytest.mark.filterwarnings("ignore:.*without a GradScaler")
 def test_convolutions_in_float16_are_computed_in_float32(by, groups, where, tmp_path):
     """And rounded once: to the bits of that, which oneDNN's sums in another order do not have; also after the block."""
     torch.manual_seed(0)

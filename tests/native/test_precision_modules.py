@@ -12,7 +12,7 @@ from torch import nn
 import msctx
 from msctx.options.precision_rules import precision_of, text_of
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore:.*without a GradScaler")]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Attention(nn.Module):

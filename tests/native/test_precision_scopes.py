@@ -150,7 +150,6 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.filterwarnings("ignore:.*without a GradScaler")
 def test_optimizers_compute_as_without_a_policy(name):
     torch.manual_seed(0)
     parameters = [[torch.randn(4, 4).requires_grad_(), torch.randn(4).requires_grad_()]]
