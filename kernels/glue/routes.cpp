@@ -52,6 +52,13 @@ at::Tensor weights_of(
   return at::_safe_softmax(scores, -1);
 }
 double scale_of(const at::Tensor& query, std::optional<double> scale) { return scale ? *scale : 1.0 / std::sqrt(double(query.size(-1))); }
+// Heads of keys and values, each as often as there are heads of queries for it; and the sum of a gradient over these.
+at::Tensor repeated(const at::Tensor& t, const at::Tensor& query) {
+  return t.size(1) == query.size(1) ? wide(t) : wide(t).repeat_interleave(query.size(1) / t.size(1), 1);
+}
+at::Tensor summed(const at::Tensor& grad, const at::Tensor& t) {
+  return t.size(1) == grad.size(1) ? grad : grad.unflatten(1, {t.size(1), -1}).sum(2);
+}
 // As torch's kernels lay it: with positions before heads.
 at::Tensor laid(const at::Tensor& t, const at::Tensor& as) { return t.to(as.scalar_type()).transpose(1, 2).contiguous().transpose(1, 2); }
 
@@ -60,20 +67,21 @@ std::tuple<at::Tensor, at::Tensor> attention(
     const std::optional<at::Tensor>& mask, std::optional<double> scale) {
   TORCH_CHECK(query.dim() == 4 && dropout == 0.0, "attention of 4 axes without dropout only");
   at::Tensor sums;
-  const at::Tensor weights = weights_of(wide(query), wide(key), is_causal, mask, scale_of(query, scale), &sums);
-  return {at::empty_like(query).copy_(at::matmul(weights, wide(value))), laid(sums, sums)};
+  const at::Tensor weights = weights_of(wide(query), repeated(key, query), is_causal, mask, scale_of(query, scale), &sums);
+  return {at::empty_like(query).copy_(at::matmul(weights, repeated(value, query))), laid(sums, sums)};
 }
 
 // softmax's own gradient depends on the number of threads.
 Three attention_backward(
     const at::Tensor& grad, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const at::Tensor& out,
     const at::Tensor&, double, bool is_causal, const std::optional<at::Tensor>& mask, std::optional<double> scale) {
-  const at::Tensor q = wide(query), k = wide(key), g = wide(grad.contiguous());
+  const at::Tensor q = wide(query), k = repeated(key, query), g = wide(grad.contiguous());
   const double factor = scale_of(query, scale);
   const at::Tensor weights = weights_of(q, k, is_causal, mask, factor, nullptr);
-  const at::Tensor of_weights = at::matmul(g, wide(value).transpose(-2, -1)), sums = (g * wide(out.contiguous())).sum(-1, true);
+  const at::Tensor of_weights = at::matmul(g, repeated(value, query).transpose(-2, -1)), sums = (g * wide(out.contiguous())).sum(-1, true);
   const at::Tensor of_scores = (of_weights - sums).mul_(weights).mul_(factor), across = of_scores.transpose(-2, -1);
-  return {laid(at::matmul(of_scores, k), query), laid(at::matmul(across, q), key), laid(at::matmul(weights.transpose(-2, -1), g), value)};
+  const at::Tensor of_keys = summed(at::matmul(across, q), key), of_values = summed(at::matmul(weights.transpose(-2, -1), g), value);
+  return {laid(at::matmul(of_scores, k), query), laid(of_keys, key), laid(of_values, value)};
 }
 
 // A layer of an LSTM, step by step. Torch's sigmoid depends on a value's place in its row: it is 0.5 tanh(x / 2) + 0.5 here.

@@ -41,6 +41,9 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "masked attention": lambda x: fn.scaled_dot_product_attention(
         *x.view(-1, 1, 7, 10).split((4, 4, 2), -1), attn_mask=weight(x.dtype, 7, 7), scale=0.3
     ),
+    "grouped attention": lambda x: fn.scaled_dot_product_attention(
+        x.view(-1, 2, 7, 5), *[x.view(-1, 2, 7, 5)[:, :1]] * 2, enable_gqa=True
+    ),
     "LSTM": lambda x: recurrent("LSTM", 9, x),
     "GRU": lambda x: recurrent("GRU", 32, x),
     "convolution": lambda x: fn.conv2d(x.view(-1, 2, 5, 7), weight(x.dtype, 5, 2, 3, 3), padding=1),
@@ -85,7 +88,8 @@ def test_gradients_have_the_same_bits_for_any_number_of_threads(name: str) -> No
         assert all(map(torch.equal, found[0], other))
 
 
-def test_lstm_and_attention_are_as_exact_as_torchs_and_laid_alike() -> None:
+@pytest.mark.parametrize("heads", [(3, 3), (4, 2)], ids=["", "grouped"])
+def test_lstm_and_attention_are_as_exact_as_torchs_and_laid_alike(heads: tuple[int, int]) -> None:
     """Values, states and all gradients; a mask that leaves a row nothing; and a backward pass after the block."""
     lstm = torch.nn.LSTM(10, 9, 2, bidirectional=True)
     mask = torch.rand(7, 5) > 0.3
@@ -94,10 +98,11 @@ def test_lstm_and_attention_are_as_exact_as_torchs_and_laid_alike() -> None:
     def both(dtype: torch.dtype, context: msctx.context | None = None) -> list[Tensor]:
         torch.manual_seed(1)
         lstm.to(dtype)
-        x, q, k, v = (torch.randn(2, 3, *size).to(dtype).requires_grad_() for size in ((10,), (7, 8), (5, 8), (5, 8)))
+        sizes = ((3, 10), (heads[0], 7, 8), (heads[1], 5, 8), (heads[1], 5, 8))
+        x, q, k, v = (torch.randn(2, *size).to(dtype).requires_grad_() for size in sizes)
         with context or msctx.context():
             y, (h, c) = lstm(x)
-            out = fn.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            out = fn.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
             loss = (y.square().sum() + h.sum() + c.sum()).double() + out.square().sum()
         return [y, h, c, out, *torch.autograd.grad(loss, [x, q, k, v, *lstm.parameters()])]
 
