@@ -180,10 +180,26 @@ def _progress(library: Core) -> None:
 
 
 def is_busy() -> bool:
-    """Whether more threads are runnable than there are cores: what gains meanwhile need not gain later."""
+    """Whether other processes take cores from those that PyTorch's threads use: what gains meanwhile need not gain later.
+
+    Threads of this process that wait for the next parallel region are runnable, too, and do not count. What wakes up for a moment
+    does not count, either.
+    """
     with suppress(OSError):  # not Linux
-        return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0]) > (os.cpu_count() or 1)
+        if not _others_take_cores():
+            return False
+        time.sleep(0.002)
+        return _others_take_cores()
     return False
+
+
+def _others_take_cores() -> bool:
+    import torch
+
+    own = sum(task.read_text().rpartition(")")[2].split()[0] == "R" for task in Path("/proc/self/task").glob("*/stat"))
+    runnable = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
+    cores = os.cpu_count() or 1
+    return runnable - own + min(torch.get_num_threads(), cores) > cores
 
 
 def _is_compiling() -> bool:
