@@ -16,21 +16,6 @@ from msctx.cli import main
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def msctx(capsys, monkeypatch):
-    """Run a command in this process; returns (exit code, stdout, stderr)."""
-    monkeypatch.setenv("COLUMNS", "160")
-
-    def msctx(*argv: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            main(list(argv))
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return int(end.value.code or 0), out, err
-
-    return msctx
-
-
 REFUSED = "parallel_speed_up_json_path.enable_begin_end_inline_opt=true"
 """An option that is refused."""
 
@@ -407,45 +392,6 @@ def test_schema_is_the_shipped_one(msctx):
     assert out == (ROOT / "configs" / "schema.json").read_text(encoding="utf-8")
 
 
-# --- migrate ----------------------------------------------------------------------------------------------------------
-
-SCRIPT = ROOT / "tests" / "data" / "migrate" / "resnet.py"
-
-
-def test_migrate_shows_yaml_block_and_statuses(msctx):
-    code, out, err = msctx("migrate", str(SCRIPT), "--device", "cuda")
-    assert code == 0
-    for expected in ('deterministic: "ON"  # resnet.py:49', "with msctx.context(", "torch.cudnn.deterministic = True"):
-        assert expected in out
-    assert "note: " in err
-    assert "device_target: args.device_target is known only when the script runs" in err
-
-
-def test_migrate_prints_a_form_alone(msctx, tmp_path):
-    code, out, _ = msctx("migrate", str(SCRIPT), "--as", "yaml")
-    (tmp_path / "x.yaml").write_text(out)
-    assert msctx("explain", str(tmp_path / "x.yaml"))[0] == code == 0
-    _, out, _ = msctx("migrate", str(SCRIPT), "--as", "block")
-    compile(out, "block", "exec")
-    code, _, err = msctx("migrate", str(SCRIPT), "--as", "toml")
-    assert (code, "yaml, block" in err) == (2, True)
-
-
-def test_migrate_for_programs(msctx):
-    code, out, _ = msctx("migrate", str(SCRIPT), "--json")
-    found = json.loads(out)
-    assert (code, found["options"]["seed"]) == (0, 1)
-    assert {row["option"] for row in found["plan"]["options"]} >= {"seed", "deterministic"}
-
-
-def test_migrate_of_a_script_that_sets_nothing(msctx, tmp_path):
-    (tmp_path / "x.py").write_text("print(1)\n")
-    code, _, err = msctx("migrate", str(tmp_path / "x.py"))
-    assert code == 1
-    assert "no call that sets MindSpore's context was found" in err
-    assert msctx("migrate", str(tmp_path / "none.py"))[0] == 3
-
-
 def test_wrong_usage_is_reported_as_json_too(msctx):
     code, out, err = msctx("explain", "--bogus", "--json")
     assert code == 2
@@ -501,17 +447,6 @@ def test_explain_reports_that_strict_would_refuse(msctx):
 
 
 @pytest.mark.full
-def test_a_terminal_of_few_letters(tmp_path):
-    found = subprocess.run(
-        [sys.executable, "-m", "msctx", "migrate", str(SCRIPT)],
-        capture_output=True,
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
-        check=False,
-    )
-    assert found.returncode == 0
-    assert b"\\u2026" in found.stdout
-
-
 def test_explain_all_shows_what_is_in_force(msctx):
     words = ("runtime_num_threads=1", "device_context.cpu.op_tuning.threads_num=2", "use_off_line=false", "device_target=CPU")
     _, out, _ = msctx("explain", "--all", "--device", "cpu", "--json", *words)
