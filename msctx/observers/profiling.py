@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,9 @@ class _Recording:
         self._call(self._start)
 
     def _start(self) -> None:
+        with suppress(ImportError):
+            # PyTorch 2.13 imports it in a recording, and may keep the name of its code as bytes of freed memory.
+            import_module("torch.profiler._cupti_monitor")
         started = profile(
             activities=self._activities,
             schedule=schedule(wait=0, warmup=0, active=sys.maxsize) if self.settings["steps"] else None,

@@ -111,7 +111,7 @@ def test_a_context_that_is_not_open_is_an_error(tmp_path: Path) -> None:
 
 
 DDP = """
-import json, os, torch, transformers, msctx
+import json, os, sys, torch, transformers, msctx
 from msctx.integrations.transformers import MsctxCallback
 
 folder, rank = os.path.dirname(__file__), os.environ["RANK"]
@@ -130,7 +130,7 @@ out |= dict(steps=callback.scaling.scaler.steps, after=torch.are_deterministic_a
 out |= dict(size=arguments.world_size)
 with open(os.path.join(folder, rank), "w") as file:
     json.dump(out, file)
-torch.distributed.destroy_process_group()
+torch.distributed.barrier()
 """
 
 
