@@ -17,9 +17,9 @@ test: .venv/test
 	$(PYTEST) -m "not full" tests
 
 # With the libraries that msctx integrates with, and the rest: what is large (all of PyTorch's own samples, every bound, sanitizers,
-# sweeps over every line).
+# sweeps over every line). Hundreds of processes start and are ended in it: a test that fails runs once more, and the summary names it.
 test-all: .venv/integrations test
-	$(PYTEST) -m full tests
+	$(PYTEST) --reruns 1 -raR -m full tests
 
 lint: .venv/dev
 	$(BIN)/ruff check .
