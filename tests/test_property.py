@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ from msctx.effects import Facts
 from msctx.errors import MsctxWarning
 from msctx.options import Layer
 from msctx.options.compile_cache import CompileCache
-from msctx.options.conv_policy import FLAGS, ConvPolicy
+from msctx.options.conv_policy import ConvPolicy
 from msctx.options.graph import Compilation, Shapes
 from msctx.options.observation import DeterministicExcept, Dump, ErrorDump, GraphFiles, Kernels, Overflow, Recorder, Watchdog
 from msctx.switches import SWITCHES, Switch
@@ -213,7 +214,7 @@ POLICIES = st.builds(
     conv_max_error=st.sampled_from([None, 1e-6, 0.5]),
     fallback=st.sampled_from(["warn", "error", "silent"]),
     work_path=st.sampled_from([None, PRINTS.name]),
-    **{flag: st.booleans() for flag in FLAGS},
+    **{field.name: st.booleans() for field in fields(ConvPolicy) if field.type == "bool"},
 )
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "torch.num_threads": st.integers(1, 4),

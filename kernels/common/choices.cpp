@@ -179,10 +179,10 @@ std::string Book::rows() const {
 
 using msctx::Book;
 
-// Books; nullptr: that of the process, and where one is to be made: there was no memory.
-MSCTX_API Book* msctx_book_new(const msctx::RuleText* rule, int rules) try {
+// Books; nullptr: that of the process, and where one is to be made: there was no memory. `rules`: JSON, a list of ConvRule.
+MSCTX_API Book* msctx_book_new(const char* rules) try {
   std::vector<std::shared_ptr<msctx::Conditions>> found;
-  for (int i = 0; i < rules; i++) found.push_back(msctx::Conditions::of(rule[i]));
+  for (const auto& [_, rule] : msctx::Json::of(rules).members) found.push_back(msctx::Conditions::of(rule));
   return new Book(std::move(found));
 } catch (const std::exception&) {
   return nullptr;

@@ -1,7 +1,8 @@
-// JSON for Python to read.
 #include "msctx/json.h"
 
+#include <charconv>
 #include <cstdio>
+#include <stdexcept>
 
 namespace msctx {
 
@@ -34,6 +35,84 @@ void number(std::string& json, const char* name, int64_t value) {
 
 void flag(std::string& json, const char* name, bool is_on) {
   json += std::string("\"") + name + "\":" + (is_on ? "true," : "false,");
+}
+
+namespace {
+
+struct JsonReader {
+  std::string_view rest;
+
+  char take() {
+    if (rest.empty()) throw std::invalid_argument("the JSON ends too early");
+    const char c = rest.front();
+    rest.remove_prefix(1);
+    return c;
+  }
+  bool has(char c) {
+    while (rest.starts_with(' ')) rest.remove_prefix(1);
+    const bool is_next = rest.starts_with(c);
+    rest.remove_prefix(is_next);
+    return is_next;
+  }
+  void expect(char c) {
+    if (!has(c)) throw std::invalid_argument(std::string("the JSON lacks ") + c);
+  }
+
+  char escaped() {
+    const char c = take();
+    if (c != 'u') return c == 'n' ? '\n' : c == 't' ? '\t' : c == 'r' ? '\r' : c == 'b' ? '\b' : c == 'f' ? '\f' : c;
+    int code = 0;  // of a control character: all others stand as they are
+    for (int i = 0; i < 4; i++) {
+      const char digit = take();
+      code = 16 * code + (digit <= '9' ? digit - '0' : (digit | 32) - 'a' + 10);
+    }
+    return char(code);
+  }
+  std::string quoted() {
+    std::string text;
+    expect('"');
+    for (char c; (c = take()) != '"';) text += c == '\\' ? escaped() : c;
+    return text;
+  }
+  Json value() {
+    Json found;
+    if (const bool is_object = has('{'); is_object || has('[')) {
+      for (const char end = is_object ? '}' : ']'; !has(end); has(',')) {
+        const std::string name = is_object ? quoted() : "";
+        if (is_object) expect(':');
+        found.members.emplace_back(name, value());
+      }
+    } else if (rest.starts_with('"')) {
+      found.text = quoted();
+    } else {
+      while (!rest.empty() && std::string_view(",]} ").find(rest.front()) == std::string_view::npos) found.text += take();
+      if (found.text.empty()) throw std::invalid_argument("the JSON lacks a value");
+      if (found.text == "null") found.text.clear();
+    }
+    return found;
+  }
+};
+
+}  // namespace
+
+Json Json::of(const char* text) { return JsonReader{text}.value(); }
+
+const Json& Json::operator[](std::string_view name) const {
+  static const Json null;
+  for (const auto& [known, value] : members)
+    if (known == name) return value;
+  return null;
+}
+
+int64_t Json::integer(int64_t if_null) const {
+  std::from_chars(text.data(), text.data() + text.size(), if_null);
+  return if_null;
+}
+
+double Json::number() const {
+  double found = 0;
+  std::from_chars(text.data(), text.data() + text.size(), found);
+  return found;
 }
 
 }  // namespace msctx

@@ -2,7 +2,6 @@
 #include "msctx/policy.h"
 
 #include <algorithm>
-#include <cstring>
 #include <list>
 
 #include "msctx/api.h"
@@ -15,8 +14,6 @@ std::string key_of(const ConvCall& call, Direction direction, int threads) {
   std::string key(reinterpret_cast<const char*>(&call), sizeof call);
   return key.append(reinterpret_cast<const char*>(&threads), sizeof threads) += char(direction);
 }
-
-std::string text(const char* value) { return value ? value : ""; }
 
 std::string sentence(const std::vector<std::string>& parts) {
   std::string joined;
@@ -44,9 +41,9 @@ constexpr const char* only_recorded = "torch";
 bool is_invariance(const std::string& asked) { return asked == "thread_invariant" || asked == "batch_invariant"; }
 bool is_heuristic(const std::string& asked) { return asked == "normal" || asked == "performance"; }
 
+std::string option_of(const std::string& direction) { return direction == "matmul" ? "matmul_algo" : "conv_" + direction + "_algo"; }
 std::string option_of(const Choice& choice) {
-  if (is_invariance(choice.asked)) return choice.asked;
-  return (choice.direction == "matmul" ? "matmul_algo=" : "conv_" + choice.direction + "_algo=") + choice.asked;
+  return is_invariance(choice.asked) ? choice.asked : option_of(choice.direction) + '=' + choice.asked;
 }
 
 std::string failure(const Choice& choice) {
@@ -85,31 +82,6 @@ struct Policies {
 };
 Policies& policies = immortal<Policies>();
 
-// All on which decisions depend beside the call.
-std::string text_of(const PolicyText& t, const ConvTable& table) {
-  std::string text;
-  const auto number = [&](const auto& value) { text.append(reinterpret_cast<const char*>(&value), sizeof value); };
-  const auto word = [&](const char* value) {
-    text += value ? '=' : '-';
-    if (value) text.append(value, std::strlen(value) + 1);
-  };
-  number(t.options);  // its padding is zero: ctypes made it
-  number(t.rules);
-  number(int32_t(forks > 0));
-  number(&table);
-  for (const char* asked : t.asked) word(asked);
-  for (int i = 0; i < t.rules; i++) {
-    const RuleText& rule = t.rule[i];
-    number(rule.conditions);
-    for (int j = 0; j < rule.conditions; j++) {
-      word(rule.condition[j].field);
-      word(rule.condition[j].pattern);
-    }
-    for (const char* asked : rule.asked) word(asked);
-  }
-  return text;
-}
-
 }  // namespace
 
 void decide_anew() { changes++; }
@@ -120,8 +92,9 @@ Taken policy(Place place) {
   return {policies.in_force[int(place)], books};
 }
 
-void set_policy(Place place, const PolicyText* wanted, const ConvTable& table) {
-  const std::string text = wanted ? text_of(*wanted, table) : "";
+void set_policy(Place place, const char* wanted, const ConvTable& table) {
+  // all on which decisions depend beside the call
+  const std::string text = wanted ? std::string(table.isa) + (forks ? " forked " : " ") + wanted : "";
   decltype(policies.known) gone;  // freed without the lock
   std::shared_ptr<Policy> next;
   const std::lock_guard<std::mutex> guard(policy_lock);
@@ -133,7 +106,7 @@ void set_policy(Place place, const PolicyText* wanted, const ConvTable& table) {
     }
     const auto found = std::find_if(policies.known.begin(), policies.known.end(), is_it);
     if (found == policies.known.end())
-      policies.known.emplace_front(text, std::make_shared<Policy>(*wanted, table));
+      policies.known.emplace_front(text, std::make_shared<Policy>(wanted, table));
     else
       policies.known.splice(policies.known.begin(), policies.known, found);
     if (policies.known.size() > most_policies) gone.splice(gone.end(), policies.known, std::prev(policies.known.end()));
@@ -145,15 +118,14 @@ void set_policy(Place place, const PolicyText* wanted, const ConvTable& table) {
   policies.in_force[int(place)].swap(next);
 }
 
-Policy::Policy(const PolicyText& t, const ConvTable& table)
-    : PolicyOptions(t.options),
-      table_(table),
-      safe_(table.is_computed_again ? algorithm_named(table, safe_algorithm) : nullptr) {
-  for (int d = 0; d < directions; d++) asked_[d] = text(t.asked[d]);
-  for (int i = 0; i < t.rules; i++) {
-    Rule rule{Conditions::of(t.rule[i]), {}};
-    for (int d = 0; d < directions; d++) rule.asked[d] = text(t.rule[i].asked[d]);
-    rules_.push_back(std::move(rule));
+Policy::Policy(const char* json, const ConvTable& table)
+    : PolicyOptions{Json::of(json)}, table_(table), safe_(table.is_computed_again ? algorithm_named(table, safe_algorithm) : nullptr) {
+  for (int d = 0; d < directions; d++) asked_[d] = given[option_of(name_of(Direction(d)))].text;
+  for (const auto& [_, rule] : given["rules"].members) {
+    Rule& made = rules_.emplace_back(Rule{Conditions::of(rule), {}});
+    for (const auto& [_, pair] : rule["asked"].members)
+      for (int d = 0; d < directions; d++)
+        if (pair.at(0).text == name_of(Direction(d))) made.asked[d] = pair.at(1).text;
   }
 }
 

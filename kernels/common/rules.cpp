@@ -22,11 +22,11 @@ void raise_to(std::atomic<int64_t>& to, int64_t value) {
 
 }  // namespace
 
-std::shared_ptr<Conditions> Conditions::of(const RuleText& rule) {
+std::shared_ptr<Conditions> Conditions::of(const Json& rule) {
   auto made = std::make_shared<Conditions>();
   std::string text;
-  for (int i = 0; i < rule.conditions; i++) {
-    const auto& [field, pattern] = made->all_.emplace_back(rule.condition[i].field, rule.condition[i].pattern);
+  for (const auto& [_, condition] : rule["conditions"].members) {
+    const auto& [field, pattern] = made->all_.emplace_back(condition.at(0).text, condition.at(1).text);
     text += field + '=' + pattern + '\n';
   }
   const std::lock_guard<std::mutex> guard(lock);

@@ -51,7 +51,7 @@ int msctx_row(const char* isa, int index, MsctxRow* row) {
   const ConvRow& found = table->rows[index];
   const ConvAlgorithm& a = *found.algorithm;
   *row = {found.name, a.name, a.math, int32_t(found.direction), a.fixed_order, a.same_on_every_isa, a.reads_channels_last,
-          a.finishes};
+          a.finishes, a.prepared_size != nullptr};
   return 1;
 }
 

@@ -112,24 +112,13 @@ Permission permission(int32_t table, bool anew) {
 
 using namespace msctx;
 
-struct MeasuredText {
-  const char* label;
-  double ratio;
-};
-struct TunedText {
-  const char *direction, *problem, *permissions, *name, *math, *source;
-  int32_t threads, exact, settled, count;
-  double again;
-  const MeasuredText* measured;
-};
-
-// Entries of a tuning file, for policies that name its table. 0: there was no memory for all of them.
-MSCTX_API int msctx_learn(int32_t table, const TunedText* entries, int count) try {
-  for (const TunedText* e = entries; e < entries + count; e++) {
-    const auto standing = e->exact ? Tuned::same_stamp : Tuned::other_stamp;
-    Tuned result{e->name, e->math, e->source, standing, e->settled != 0, e->again, {}};
-    for (int i = 0; i < e->count; i++) result.measured.push_back({e->measured[i].label, e->measured[i].ratio});
-    learn({table, e->direction, e->problem, e->permissions}, e->threads, std::move(result));
+// Entries of a tuning file as JSON (see Core.learn), for policies that name its table. 0: there was no memory for all of them.
+MSCTX_API int msctx_learn(int32_t table, const char* entries) try {
+  for (const auto& [_, e] : Json::of(entries).members) {
+    const auto standing = e["exact"].is_on() ? Tuned::same_stamp : Tuned::other_stamp;
+    Tuned result{e["ran"].text, e["math"].text, e["source"].text, standing, e["settled"].is_on(), e["again"].number(), {}};
+    for (const auto& [label, ratio] : e["measured"].members) result.measured.push_back({label, ratio.number()});
+    learn({table, e["direction"].text, e["problem"].text, e["permissions"].text}, int(e["threads"].integer()), std::move(result));
   }
   return 1;
 } catch (const std::exception&) {

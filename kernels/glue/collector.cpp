@@ -153,20 +153,20 @@ Reading of_reader(const Reader& by, bool has_files) {
 
 Reading of_rows(const Reader& by) {
   Reading found = of_reader(by, by.tensors != 0);
-  found.statistics = by.statistics != 0;
-  found.digests = by.digests != 0;
+  found.statistics = by.statistics;
+  found.digests = by.digests;
   found.keeps_bits = (by.tensors & 2) != 0;
   return found;
 }
 
 // For all who want it; what several ask of the same tensors, without files of them, is read in one pass.
 void see(
-    std::vector<Wanted>& wanted, const std::vector<c10::IValue>& values, const Row& row, const char* what, int32_t Asked::*asks,
+    std::vector<Wanted>& wanted, const std::vector<c10::IValue>& values, const Row& row, const char* what, bool Reader::*asks,
     std::vector<Seen> Wanted::*into) {
   const Unseen unseen;
   Reading together;
   for (const Wanted& one : wanted)
-    if (one.by->*asks && !one.by->tensors) together.statistics |= one.by->statistics != 0, together.digests |= one.by->digests != 0;
+    if (one.by->*asks && !one.by->tensors) together.statistics |= one.by->statistics, together.digests |= one.by->digests;
   const std::vector<Seen>* known = nullptr;
   for (Wanted& one : wanted) {
     const bool is_asked = one.by->*asks, shares = is_asked && !one.by->tensors;
@@ -177,7 +177,7 @@ void see(
   }
   for (Wanted& one : wanted)
     for (Seen& tensor : one.*into) {
-      tensor.has_statistics &= one.by->statistics != 0, tensor.has_digest &= one.by->digests != 0;
+      tensor.has_statistics &= one.by->statistics, tensor.has_digest &= one.by->digests;
       if (!one.by->statistics && !one.by->tensors && tensor.unread == unconvertible) tensor.unread.clear();
     }
 }
@@ -301,7 +301,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   for (const Reader& one : a.readers)
     if ((one.inputs || one.outputs) && op.makes_data && is_chosen(one, row)) at->wanted.push_back({&one});
   if (!at->wanted.empty() || a.overflow || a.errors) at->arguments = given.vec();
-  if (!at->wanted.empty()) see(at->wanted, at->arguments, row, "input", &Asked::inputs, &Wanted::inputs);
+  if (!at->wanted.empty()) see(at->wanted, at->arguments, row, "input", &Reader::inputs, &Wanted::inputs);
   if (a.overflow && op.makes_data)
     for (size_t i = 0; i < op.is_written.size() && i < at->arguments.size(); i++) {
       if (!op.is_written[i]) continue;
@@ -355,7 +355,7 @@ void finish(const at::RecordFunction& fn, const Here& here, Context& at) {
     found.attributes = attributes_of(at.arguments, op);
     hand_over(one, std::move(found), 1);
   }
-  see(at.wanted, results, row, "output", &Asked::outputs, &Wanted::outputs);
+  see(at.wanted, results, row, "output", &Reader::outputs, &Wanted::outputs);
   for (Wanted& one : at.wanted) {
     Row found = row;
     found.inputs = std::move(one.inputs);
@@ -410,17 +410,19 @@ const char* module_here() { return here.module; }
 using namespace msctx;
 using namespace msctx::glue;
 
-// What each reader asks for from now on; none of them: nothing is collected. 0: there was no memory for it.
-MSCTX_API int msctx_collect(const Asked* asked, int count, PythonFunction on_rows, PythonFunction choose, PythonFunction place) try {
-  const auto wanted = count ? std::make_shared<Config>(asked, count) : nullptr;
+// What each reader asks for from now on, as JSON; an empty list: nothing is collected. 0: there was no memory for it.
+MSCTX_API int msctx_collect(const char* readers, PythonFunction on_rows, PythonFunction choose, PythonFunction place) try {
+  const Json given = Json::of(readers);
+  const bool is_on = !given.members.empty();
+  const auto wanted = is_on ? std::make_shared<Config>(given) : nullptr;
   const std::lock_guard<std::mutex> guard(lock);
   set_readers(wanted, on_rows, choose);
   placer = place;
-  on_choice = count ? note_algorithm : nullptr;
-  if (count && callback == at::INVALID_CALLBACK_HANDLE) {
+  on_choice = is_on ? note_algorithm : nullptr;
+  if (is_on && callback == at::INVALID_CALLBACK_HANDLE) {
     callback = at::addGlobalCallback(at::RecordFunctionCallback(begin, end).needsInputs(true).needsOutputs(true).scopes(
         {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION, at::RecordScope::USER_SCOPE}));
-  } else if (!count && callback != at::INVALID_CALLBACK_HANDLE) {
+  } else if (!is_on && callback != at::INVALID_CALLBACK_HANDLE) {
     at::removeCallback(callback);
     callback = at::INVALID_CALLBACK_HANDLE;
   }

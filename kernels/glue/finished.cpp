@@ -225,19 +225,17 @@ void install_finished() {
 
 using namespace msctx;
 
-// A float32 product of compiled code, and what follows it, as plain numbers.
-struct MsctxProduct {
-  int64_t rows, depth, columns;
-  int32_t left_transposed, right_transposed, activation, has_scale, has_shift, has_other, adds_last;
-};
-// Whether a row of ours may compute it under the policy in force: see Policy::may_compute.
-MSCTX_API int msctx_may_compute_product(const MsctxProduct* product) try {
-  const MsctxProduct& p = *product;
+// Whether a row of ours may compute a float32 product of compiled code, and what follows it, under the policy in force: see
+// Policy::may_compute. `product`: JSON (msctx/graph/epilogues.py).
+MSCTX_API int msctx_may_compute_product(const char* product) try {
+  const Json p = Json::of(product);
   const Taken taken = policy(Place::cpu);
   if (!taken.policy || !asks_for_products(Place::cpu)) return 0;
-  ConvCall call = glue::call_of_product({p.rows, p.depth, p.columns}, p.left_transposed, p.right_transposed, DType::f32, *taken.policy);
-  call.activation = p.activation, call.adds_last = p.adds_last;
-  call.has_scale = p.has_scale, call.has_shift = p.has_shift, call.has_other = p.has_other;
+  ConvCall call = glue::call_of_product(
+      {p["rows"].integer(), p["depth"].integer(), p["columns"].integer()}, p["left_transposed"].is_on(), p["right_transposed"].is_on(),
+      DType::f32, *taken.policy);
+  call.activation = int32_t(p["activation"].integer()), call.adds_last = p["adds_last"].is_on();
+  call.has_scale = p["has_scale"].is_on(), call.has_shift = p["has_shift"].is_on(), call.has_other = p["has_other"].is_on();
   return taken.policy->may_compute(call, Direction::matmul, at::get_num_threads());
 } catch (const std::exception&) {
   return 0;

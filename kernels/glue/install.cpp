@@ -115,13 +115,13 @@ MSCTX_API int msctx_torch_threads() { return at::get_num_threads(); }
 // Python has forgotten which warnings were given.
 MSCTX_API void msctx_warn_again() { times_warned_again++; }
 
-// 0: there was no memory for it.
-MSCTX_API int msctx_set_policy(int place, const PolicyText* text) try {
+// `json`: a ConvPolicy of Python's; nullptr: none. 0: there was no memory for it.
+MSCTX_API int msctx_set_policy(int place, const char* json) try {
   const ConvTable& table = Place(place) == Place::cpu ? table_in_use() : Place(place) == Place::cuda ? glue::cuda_table() : glue::npu_table();
-  set_policy(Place(place), text, table);
+  set_policy(Place(place), json, table);
   if (Place(place) == Place::cpu) {
     glue::drop_kept_weights();
-    if (!text) glue::trim_scratch();
+    if (!json) glue::trim_scratch();
   }
   return 1;
 } catch (const std::exception&) {

@@ -81,20 +81,35 @@ int number_for(const Combination& combination, int wanted) {
 
 }  // namespace
 
-PrecisionPolicy::PrecisionPolicy(const PrecisionRule* given, int count, int operators, int retries_, uint8_t low_, bool frozen_)
-    : retries(retries_),
-      low(low_ ? std::optional(dtype_of(low_)) : std::nullopt),
-      frozen(frozen_),
-      place(size_t(operators)),
-      made(new std::atomic<PrecisionCounts*>[size_t(operators)] {}) {
+uint8_t code_of(const Json& dtype) {
+  if (dtype.text == "origin") return origin;
+  for (size_t i = 0; i < dtypes.size(); i++)
+    if (dtype.text == names_of_dtypes[i]) return uint8_t(i + 1);
+  return 0;
+}
+
+PrecisionRule::PrecisionRule(const Json& given)
+    : to{code_of(given["float32"]), code_of(given["float16"]), code_of(given["bfloat16"])},
+      output(code_of(given["output"])),
+      widest(given["follows"].is_on() ? 2 : given["widest"].is_on()),
+      through(code_of(given["through"])),
+      checks_index(given["checks_index"].is_on()),
+      whole(given["whole"].is_on()) {
+  for (const auto& [name, codes] : {std::pair("inputs", inputs), std::pair("outputs", outputs)})
+    if (const auto& listed = given[name].members; !listed.empty())  // what is not listed follows the last one that is: a bias the weight
+      for (size_t i = 0; i < most_listed; i++) codes[i] = code_of(listed[std::min(i, listed.size() - 1)].second);
+}
+
+PrecisionPolicy::PrecisionPolicy(const Json& given)
+    : retries(given["retries"].integer()),
+      low(code_of(given["low"]) ? std::optional(dtype_of(code_of(given["low"]))) : std::nullopt),
+      frozen(given["frozen"].is_on()),
+      place(size_t(given["operators"].integer())),
+      made(new std::atomic<PrecisionCounts*>[place.size()] {}) {
   const auto half = uint8_t(1 + kind_of(at::kHalf));
-  for (int i = 0; i < count; i++) {
-    PrecisionRule rule = given[i];
-    rule.op = 0;
-    const auto known = std::find(distinct.begin(), distinct.end(), rule);
-    place.at(size_t(given[i].op)) = uint16_t(known - distinct.begin());
-    if (known != distinct.end()) continue;
-    distinct.push_back(rule);
+  for (const auto& [_, one] : given["rules"].members) {
+    const PrecisionRule& rule = distinct.emplace_back(one);
+    for (const auto& [_, op] : one["operators"].members) place.at(size_t(op.integer())) = uint16_t(distinct.size() - 1);
     lowers_to_half |= std::count(std::begin(rule.to), std::end(rule.to), half) || std::count(rule.inputs, rule.inputs + most_listed, half);
   }
 }
@@ -139,10 +154,11 @@ int overruled_number(const Combination& combination, int overruled) {
 using namespace msctx;
 using namespace msctx::glue;
 
-// A new policy's number, or -1: there was no memory.
-MSCTX_API int msctx_precision_policy(const PrecisionRule* rules, int count, int operators, int retries, int low, int frozen) try {
+// A new policy's number, or -1: there was no memory. `json`: see policy_of in msctx/native/precision.py.
+MSCTX_API int msctx_precision_policy(const char* json) try {
+  const Json given = Json::of(json);
   const std::lock_guard<std::mutex> guard(lock);
-  registry.policies.emplace_back(rules, count, operators, retries, uint8_t(low), frozen != 0);
+  registry.policies.emplace_back(given);
   return int(registry.policies.size()) - 1;
 } catch (const std::exception&) {
   return -1;

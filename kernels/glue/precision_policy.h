@@ -12,27 +12,31 @@
 
 #include "glue/kept_casts.h"
 #include "msctx/api.h"
+#include "msctx/json.h"
 
 namespace msctx::glue {
 
 constexpr int precision_devices = 3;  // CPU, CUDA, Ascend
 constexpr int most_listed = 8;        // inputs or outputs whose dtypes a rule can name
 
-// From Python: what a policy asks of one operator. A dtype is 0 (as it is) or a place in `dtypes`, from 1 on.
-struct PrecisionRule {
-  int32_t op;
-  uint8_t to[3];          // what float32, float16 and bfloat16 become
-  uint8_t output;         // 0: as computed; origin: the inputs' own, the widest of them; else a dtype
-  uint8_t widest;         // inputs of several dtypes become the widest: 1: of them all, 2: of those that operators have computed
-  uint8_t through;        // inputs are rounded to this dtype before the cast of `to`
-  uint8_t checks_index;   // indices are checked before they are used
-  uint8_t whole;          // it holds for all that the operator is made of, also where nothing is cast
-  uint8_t inputs[most_listed], outputs[most_listed];  // dtypes by position, over `to` and `output`
-  bool operator==(const PrecisionRule&) const = default;
-};
 constexpr uint8_t origin = 255;
+// The code of a dtype of Python's: 0 (as it is), a place in `dtypes` from 1 on, or `origin`.
+uint8_t code_of(const Json& dtype);
+
+// What a policy asks of operators: a PrecisionRule of Python's (msctx/options/precision_rules.py); without one, nothing.
+struct PrecisionRule {
+  explicit PrecisionRule(const Json& = {});
+  uint8_t to[3];       // what float32, float16 and bfloat16 become
+  uint8_t output;      // 0: as computed; origin: the inputs' own, the widest of them; else a dtype
+  uint8_t widest;      // inputs of several dtypes become the widest: 1: of them all, 2: of those that operators have computed
+  uint8_t through;     // inputs are rounded to this dtype before the cast of `to`
+  bool checks_index;   // indices are checked before they are used
+  bool whole;          // it holds for all that the operator is made of, also where nothing is cast
+  uint8_t inputs[most_listed]{}, outputs[most_listed]{};  // dtypes by position, over `to` and `output`
+};
 
 constexpr std::array<c10::ScalarType, 4> dtypes{at::kFloat, at::kHalf, at::kBFloat16, at::kDouble};
+constexpr const char* names_of_dtypes[] = {"float32", "float16", "bfloat16", "float64"};
 inline c10::ScalarType dtype_of(uint8_t place) { return dtypes[place - 1]; }
 // 0 for float32, 1 for float16, 2 for bfloat16, 3 for float64, 4 for all others.
 constexpr int kinds_of_dtype = 5;
@@ -49,11 +53,11 @@ struct PrecisionCounts {
 };
 
 struct PrecisionPolicy {
-  PrecisionPolicy(const PrecisionRule* rules, int count, int operators, int retries, uint8_t low, bool frozen);
+  explicit PrecisionPolicy(const Json&);
   const PrecisionRule& rule(int op) const { return distinct[place[size_t(op)]]; }
   PrecisionCounts& counts(int op) const;                                             // made when it is first asked for
   const PrecisionCounts* counted(int op) const { return made[size_t(op)].load(std::memory_order_acquire); }  // nullptr: nothing yet
-  int retries;                       // 1: what has no kernel for 16 bits is computed in float32, with a warning; 2: without one
+  int64_t retries;                     // 1: what has no kernel for 16 bits is computed in float32, with a warning; 2: without one
   std::optional<c10::ScalarType> low;  // that its mode lowers to
   bool frozen;                         // weights do not change while it is in force
   bool lowers_to_half = false;
@@ -61,7 +65,7 @@ struct PrecisionPolicy {
 
  private:
   // There may be thousands of policies, of few rules each: all zero is the first, which leaves an operator alone.
-  std::vector<PrecisionRule> distinct{1};
+  std::vector<PrecisionRule> distinct{PrecisionRule()};
   std::vector<uint16_t> place;  // by operator
   std::unique_ptr<std::atomic<PrecisionCounts*>[]> made;
 };

@@ -40,9 +40,11 @@ State& state() {
 
 }  // namespace
 
-Config::Config(const Asked* asked, int count) : readers(asked, asked + count) {
-  for (const Reader& one : readers)
-    overflow |= one.overflow, errors |= one.errors, recent |= one.recent, running |= one.running, lines |= one.lines;
+Config::Config(const Json& given) {
+  for (const auto& [_, reader] : given.members) {
+    const Reader& one = readers.emplace_back(Reader{reader});
+    overflow |= one.overflow != 0, errors |= one.errors, recent |= one.recent, running |= one.running, lines |= one.lines;
+  }
 }
 
 void set_readers(std::shared_ptr<const Config> given, PythonFunction take, PythonFunction choose) {

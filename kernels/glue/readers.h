@@ -8,34 +8,36 @@
 #include <vector>
 
 #include "glue/rows.h"
+#include "msctx/json.h"
 #include "msctx/python.h"
 
 namespace msctx::glue {
 
-// What one reader asks for; Python has the same structure (native/core.py).
-struct Asked {
-  int64_t reader;                // whose queue the rows go to: a number that no other reader has had, above 0
-  const char* folder;            // of its files ("": none of an overflow are written)
-  int32_t inputs, outputs;       // rows of what goes in, of what comes out
-  int32_t statistics, digests;   // of these tensors
-  int32_t tensors;               // these tensors as files; with 2 in it, of dtypes that NumPy does not have the bits
-  int32_t overflow;              // 1: of operators that compute, 2: of those that accumulate into memory; 4: what was not finite before, too
-  int32_t errors;                // what goes into an operator that raises, as files
-  int32_t recent;                // the last operators, in memory
-  int32_t running;               // what runs now in each thread
-  int32_t attributes;            // the arguments that are no tensors
-  int32_t lines;                 // of the program, of the nodes that are made
-  int32_t chooses;               // among operators, of which it wants rows
-};
-struct Reader : Asked {
-  std::string files;  // its folder
-  explicit Reader(const Asked& asked) : Asked(asked), files(asked.folder) { folder = nullptr; }
+// What one reader asks for: each member reads its field of Python's (msctx/observers/collector.py).
+struct Reader {
+  Json given;
+  int64_t reader = given["reader"].integer();    // whose queue the rows go to: a number that no other reader has had, above 0
+  std::string files = given["folder"].text;      // its folder (empty: no files of an overflow are written)
+  bool inputs = wants("inputs"), outputs = wants("outputs");           // rows of what goes in, of what comes out
+  bool statistics = wants("statistics"), digests = wants("digests");   // of these tensors
+  int64_t tensors = given["tensors"].integer();  // these tensors as files; with 2 in it, of dtypes that NumPy does not have the bits
+  // 1: of operators that compute, 2: of those that accumulate into memory; 4: what was not finite before, too
+  int overflow = int(given["overflow"].integer());
+  bool errors = wants("errors");          // what goes into an operator that raises, as files
+  bool recent = wants("recent");          // the last operators, in memory
+  bool running = wants("running");        // what runs now in each thread
+  bool attributes = wants("attributes");  // the arguments that are no tensors
+  bool lines = wants("lines");            // of the program, of the nodes that are made
+  bool chooses = wants("chooses");        // among operators, of which it wants rows
+
+ private:
+  bool wants(const char* name) const { return given[name].integer() != 0; }
 };
 struct Config {
   std::vector<Reader> readers;
-  int32_t overflow = 0, errors = 0, recent = 0, running = 0, lines = 0;  // that any of them asks for
+  bool overflow = false, errors = false, recent = false, running = false, lines = false;  // that any of them asks for
 
-  Config(const Asked* asked, int count);
+  explicit Config(const Json& readers);
 };
 
 // They ask from now on, in place of those before; nullptr: nobody does. Python's functions take rows, and choose operators.

@@ -11,7 +11,7 @@ from msctx.effects.compilation import apart, by_module
 from msctx.effects.graph_engine import GRAPHS, with_graphs
 from msctx.effects.kernel_tuning import kept_in, measured, recorded_in
 from msctx.effects.precision_mode import HIF8, policy
-from msctx.options.conv_policy import RECORDED, ConvPolicy
+from msctx.options.conv_policy import RECORDED, ConvPolicy, able
 from msctx.options.conv_rules import ASKED, DIRECTIONS, FEW_CHANNELS, PRODUCT, ConvRule, asked_by, option_of, rules_of
 
 ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
@@ -33,45 +33,6 @@ OPEN = (*CHOOSING, *INVARIANT)
 """What chooses among the algorithms, each of which has some of the abilities below."""
 SAME_BITS = {"deterministic": "ON", **dict.fromkeys(INVARIANT, True)}
 """The options under which nothing adds in an order of its own."""
-UNORDERED = {("dgrad", "algo_0"), ("wgrad", "algo_0"), ("wgrad", "algo_3")}
-
-
-def _rows(fprop: str = "", dgrad: str = "", wgrad: str = "", matmul: str = "") -> frozenset[tuple[str, str]]:
-    names = zip(ASKED, (fprop, dgrad, wgrad, matmul), strict=True)
-    return frozenset((direction, name) for direction, each in names for name in each.split())
-
-
-ROUNDING = ("tf32", "bf16x3")
-PARTS = ("fp16x3", "int8x6", "bf16x9", "bf16x6", *ROUNDING)
-"""What computes products from parts of the values; some round them."""
-OF_PARTS = " ".join(PARTS)
-TRANSFORMS = "winograd winograd_nonfused fft fft_tiling"
-ABILITIES = {
-    "keep a form of the weights": (
-        _rows(f"direct {TRANSFORMS}", f"algo_1 {TRANSFORMS}"),
-        _rows("implicit_gemm implicit_precomp_gemm", matmul=OF_PARTS),
-    ),
-    "take a workspace": (
-        _rows(
-            f"gemm implicit_precomp_gemm direct {TRANSFORMS}",
-            f"algo_1 {TRANSFORMS}",
-            "algo_1 algo_3 winograd_nonfused fft fft_tiling",
-        ),
-        _rows("implicit_gemm", matmul=OF_PARTS),
-    ),
-    "compute products from parts": (
-        _rows(),
-        _rows(
-            "implicit_gemm implicit_precomp_gemm winograd winograd_nonfused",
-            "algo_1 winograd winograd_nonfused",
-            "algo_1",
-            OF_PARTS,
-        ),
-    ),
-    "round to TF32": (_rows(), _rows("implicit_gemm implicit_precomp_gemm", "algo_1", "algo_1", " ".join(ROUNDING))),
-}
-"""Ability → the CPU's algorithms that have it for some problems: on every processor, and those that add to them on a matrix unit.
-tests/kernels compares them with the rows themselves."""
 INDUCTOR = {
     "torch.inductor.freezing": False,
     "torch.inductor.cpp_wrapper": False,
@@ -231,9 +192,8 @@ def asked_of(want: Want, *directions: str) -> dict[tuple[str, str], str]:
 
 def _are_able(want: Want, ability: str, who: Collection[tuple[str, str]]) -> bool:
     """Whether an algorithm that is asked for has an ability on the CPU; what runs where one falls back is not asked for."""
-    everywhere, on_matrix_unit = ABILITIES[ability]
-    able = everywhere if want.facts.matrix_unit else everywhere | on_matrix_unit
-    return any(found in able or found[1] in OPEN for found in who)
+    found = able(ability, on_matrix_unit=not want.facts.matrix_unit)
+    return any(each in found or each[1] in OPEN for each in who)
 
 
 def obstacle(want: Want) -> str:
@@ -280,7 +240,7 @@ def conv_algo_rules(want: Want) -> Outcome:
             )
         else:
             assignments |= OWN_FORMATS
-    unordered = [f"{d}={name}" for d, name in asked_by({}, want.value) if (d, name) in UNORDERED]
+    unordered = [f"{d}={name}" for d, name in asked_by({}, want.value) if (d, name) in able("add in no fixed order")]
     wanted = SAME_BITS if want.device == "cpu" else {"deterministic": "ON"}
     if unordered and (asking := [option for option, value in wanted.items() if want.other(option) == value]):
         differs = f"{', '.join(unordered)} adds in no fixed order and falls back under {' and '.join(asking)}"
@@ -319,13 +279,14 @@ def excluded(want: Want, product: str) -> str:
     """Why no product may be computed in a way; ``""``: it may."""
     if want.device == "ascend":
         return _excluded_on_npu(want, product)
-    if product in PARTS and want.device == "cpu" and want.facts.matrix_unit:
+    of_parts, rounds = ((PRODUCT, product) in able(ability) for ability in ("compute products from parts", "round to TF32"))
+    if of_parts and want.device == "cpu" and want.facts.matrix_unit:
         return want.facts.matrix_unit
-    if product in PARTS and want.other("allow_fp32_emulation") is False:
+    if of_parts and want.other("allow_fp32_emulation") is False:
         return NO_PARTS
-    if product in ROUNDING and want.other("matmul_allow_tf32") is False:
+    if rounds and want.other("matmul_allow_tf32") is False:
         return "it rounds, and matmul_allow_tf32=False asks for products that do not"
-    if product in PARTS and want.other("batch_invariant"):
+    if of_parts and want.other("batch_invariant"):
         return (
             "the values of other rows decide how it computes one, and batch_invariant=True asks for the same bits in any batch"
         )

@@ -226,19 +226,19 @@ def _may_compute(product: fx.Node, e: Epilogue) -> bool:
     left, right = (_value(factor) for factor in _factors(product))
     rows, depth = _hints(left.shape)
     lying = [_hints(factor.stride()) for factor in (left, right)]
-    asked = core.Product(
-        rows=rows,
-        depth=depth,
-        columns=_channels(product),
-        left_transposed=lying[0][0] == 1 != lying[0][1],
-        right_transposed=lying[1][0] == 1 != lying[1][1],
-        activation=ACTIVATIONS.index(e.activation),
-        has_scale=e.scale != 1,
-        has_shift=e.shift != 0,
-        has_other=e.other is not None,
-        adds_last=e.adds_last,
-    )
-    return core.load().may_compute_product(asked)
+    asked = {
+        "rows": rows,
+        "depth": depth,
+        "columns": _channels(product),
+        "left_transposed": lying[0][0] == 1 != lying[0][1],
+        "right_transposed": lying[1][0] == 1 != lying[1][1],
+        "activation": ACTIVATIONS.index(e.activation),
+        "has_scale": e.scale != 1,
+        "has_shift": e.shift != 0,
+        "has_other": e.other is not None,
+        "adds_last": e.adds_last,
+    }
+    return bool(core.load().c.msctx_may_compute_product(core.json_of(asked)))
 
 
 def _all_that_follows(graph: fx.Graph, node: fx.Node, e: Epilogue) -> fx.Node:

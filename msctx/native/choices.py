@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -173,8 +173,7 @@ class Tally(ScopeCounter):
 
     def begin_in(self, library: core.Core) -> None:
         if self._book is None:
-            rules = self._parsed()
-            self._book = library.c.msctx_book_new(core.rules_of(rules), len(rules))
+            self._book = library.c.msctx_book_new(core.json_of([asdict(rule) for rule in self._parsed()]))
             weakref.finalize(self, library.c.msctx_book_delete, self._book).atexit = False
         library.c.msctx_book_open(self._book)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
@@ -44,7 +45,7 @@ class InForce:
                 number = tuning.table(library, policy.tuning_file, self.place) if policy.measures else 0
                 records = os.path.join(policy.work_path, tuning.IN_WORK_PATH) if policy.work_path is not None else None
                 recording = tuning.table(library, records, self.place, only_records=True) if records else 0
-                library.set_policy(self.place, _as_asked(policy, number, recording))
+                library.set_policy(self.place, _json(policy, number, recording))
             elif (loaded := core.loaded()) is not None:
                 loaded.set_policy(self.place, None)
             self.policy = policy
@@ -53,5 +54,13 @@ class InForce:
 
 
 _lock = locks.plain()
-_as_asked: Callable[[ConvPolicy, int, int], Any] = lru_cache(maxsize=64)(core.policy_of)
+
+
+@lru_cache(maxsize=64)
+def _json(policy: ConvPolicy, tuning: int, recording: int) -> str:
+    """The policy as PolicyOptions reads it (kernels/include/msctx/policy.h): with its rules, and the numbers of tables for paths."""
+    tables = {"tuning_file": tuning, "work_path": recording}
+    return core.json_of({**asdict(policy), **tables, "rules": [asdict(rule) for rule in policy.rules]})
+
+
 PLACES = {place: InForce(place) for place in core.PLACES}

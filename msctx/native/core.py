@@ -6,13 +6,11 @@ import atexit
 import ctypes
 import json
 import os
-from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p, py_object
+from ctypes import c_char_p, c_double, c_int, c_int32, c_int64, c_void_p, py_object
 from typing import TYPE_CHECKING, Any
 
 from msctx import locks, notices
 from msctx.errors import NativeError, nearest
-from msctx.options.conv_policy import FLAGS, ConvPolicy
-from msctx.options.conv_rules import ASKED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from msctx.native.tuning_file import Entry
 
 ISA_VARIABLE = "MSCTX_ISA"
-FALLBACKS = ("warn", "error", "silent")
 PLACES = ("cpu", "cuda", "ascend")
 """The kinds of devices that have a policy of their own."""
 CUDA = ("libcudnn.so.9", "libtorch_cuda.so", "CUDA")
@@ -33,11 +30,16 @@ _free.argtypes = [c_void_p]
 
 
 class STR(c_char_p):
-    """An argument of type ``str``."""
+    """An argument of type ``str``, or ``None``."""
 
     @classmethod
-    def from_param(cls, value: str) -> Any:
-        return value.encode()
+    def from_param(cls, value: str | None) -> Any:
+        return value if value is None else value.encode()
+
+
+def json_of(value: Any) -> str:
+    """Plain data as the library reads it (kernels/common/json.cpp)."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _enough(found: int | None, *_: Any) -> int:
@@ -74,62 +76,6 @@ def declared(library: Any, signatures: Mapping[str, tuple[Any, list[Any]]]) -> A
     return library
 
 
-class _Condition(Structure):
-    _fields_ = [("field", c_char_p), ("pattern", c_char_p)]
-
-
-class _Rule(Structure):
-    _fields_ = [("conditions", c_int32), ("condition", POINTER(_Condition)), ("asked", c_char_p * len(ASKED))]
-
-
-class _Options(Structure):
-    _fields_ = [
-        ("workspace_limit", c_int64),
-        ("max_error", c_double),
-        ("matmul_max_error", c_double),
-        ("fallback", c_int32),
-        ("tuning", c_int32),
-        ("recording", c_int32),
-        *((flag, c_int32) for flag in FLAGS),
-    ]
-
-
-class _Policy(Structure):
-    _fields_ = [("options", _Options), ("asked", c_char_p * len(ASKED)), ("rules", c_int32), ("rule", POINTER(_Rule))]
-
-
-COLLECTED = ("inputs", "outputs", "statistics", "digests", "tensors", "overflow", "errors", "recent", "running",
-             "attributes", "lines", "chooses")  # fmt: skip
-"""What a reader can ask the collector of operators for."""
-
-
-class Asked(Structure):
-    _fields_ = [("reader", c_int64), ("folder", c_char_p), *((name, c_int32) for name in COLLECTED)]
-
-
-class Product(Structure):
-    """A float32 product of compiled code, and what follows it."""
-
-    _fields_ = [
-        *((name, c_int64) for name in ("rows", "depth", "columns")),
-        *((name, c_int32) for name in ("left_transposed", "right_transposed", "activation")),
-        *((name, c_int32) for name in ("has_scale", "has_shift", "has_other", "adds_last")),
-    ]
-
-
-class _Measured(Structure):
-    _fields_ = [("label", c_char_p), ("ratio", c_double)]
-
-
-class _Tuned(Structure):
-    _fields_ = [
-        *((name, c_char_p) for name in ("direction", "problem", "permissions", "ran", "math", "source")),
-        *((name, c_int32) for name in ("threads", "exact", "settled", "count")),
-        ("again", c_double),
-        ("measured", POINTER(_Measured)),
-    ]
-
-
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_isa": (TEXT, [c_int]),
     "msctx_isa_in_use": (TEXT, []),
@@ -143,15 +89,15 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_hook_problem": (TEXT, [c_int]),
     "msctx_threads_seen": (c_int, []),
     "msctx_torch_threads": (c_int, []),
-    "msctx_set_policy": (DONE, [c_int, POINTER(_Policy)]),
-    "msctx_may_compute_product": (c_int, [POINTER(Product)]),
-    "msctx_book_new": (HANDLE, [POINTER(_Rule), c_int]),
+    "msctx_set_policy": (DONE, [c_int, STR]),
+    "msctx_may_compute_product": (c_int, [STR]),
+    "msctx_book_new": (HANDLE, [STR]),
     "msctx_book_delete": (None, [c_void_p]),
     "msctx_book_open": (DONE, [c_void_p]),
     "msctx_book_close": (DONE, [c_void_p]),
     "msctx_book_rows": (JSON, [c_void_p]),
     "msctx_book_unmatched": (c_int, [c_void_p, c_int]),
-    "msctx_learn": (DONE, [c_int32, POINTER(_Tuned), c_int]),
+    "msctx_learn": (DONE, [c_int32, STR]),
     "msctx_measured": (JSON, []),
     "msctx_measurements": (c_int64, []),
     "msctx_measuring_seconds": (c_double, []),
@@ -161,7 +107,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_watch_model": (DONE, [c_int64, c_int]),
     "msctx_look_for_weights": (None, [py_object]),
     "msctx_watch_looks": (None, []),
-    "msctx_collect": (DONE, [POINTER(Asked), c_int, py_object, py_object, py_object]),
+    "msctx_collect": (DONE, [STR, py_object, py_object, py_object]),
     "msctx_deterministic_except": (DONE, [py_object]),
     "msctx_deterministic": (c_int, []),
     "msctx_set_deterministic": (None, [c_int]),
@@ -246,24 +192,18 @@ class Core:
         """``""`` while products of an NPU's tensors are hooked, or may yet be."""
         return self.hook_problem("ascend") if self._has_npu else ""
 
-    def set_policy(self, place: str, policy: Any) -> None:
-        """Put what :func:`policy_of` returned in force; ``None``: no policy."""
-        self.c.msctx_set_policy(PLACES.index(place), None if policy is None else ctypes.byref(policy))
-
-    def may_compute_product(self, product: Product) -> bool:
-        """Whether a kernel of ours may compute it under the policy in force, where its module is not known."""
-        return bool(self.c.msctx_may_compute_product(ctypes.byref(product)))
+    def set_policy(self, place: str, policy: str | None) -> None:
+        """Put a policy in force, a text of JSON; ``None``: no policy."""
+        self.c.msctx_set_policy(PLACES.index(place), policy)
 
     def learn(self, table: int, known: Sequence[tuple[Entry, str, bool]]) -> None:
         """Add what ``tuning.matching`` found to the table of this number; entries that it has already stay."""
-        array = (_Tuned * max(1, len(known)))()
-        for slot, (entry, source, exact) in zip(array, known, strict=False):
-            ratios = [_Measured(label.encode(), ratio or 0.0) for label, ratio in entry.measured.items()]
-            for name in ("direction", "problem", "permissions", "ran", "math"):
-                setattr(slot, name, getattr(entry, name).encode())
-            slot.source, slot.exact, slot.settled, slot.again = source.encode(), exact, entry.is_settled, entry.again
-            slot.threads, slot.count, slot.measured = entry.threads, len(ratios), (_Measured * max(1, len(ratios)))(*ratios)
-        self.c.msctx_learn(table, array, len(known))
+        wanted = ("direction", "problem", "permissions", "threads", "ran", "math", "again", "measured")
+        entries = [
+            {name: getattr(entry, name) for name in wanted} | {"source": source, "exact": exact, "settled": entry.is_settled}
+            for entry, source, exact in known
+        ]
+        self.c.msctx_learn(table, json_of(entries))
 
     def measured(self) -> list[dict[str, Any]]:
         """What was measured, or only recorded (``ran`` is empty), since the last call."""
@@ -277,33 +217,6 @@ class Core:
         """Call *permission* in the thread of a convolution with the number of its table before and while it is measured."""
         self._permission = permission  # kept: the library calls it as long as the process lives
         self.c.msctx_ask_before_measuring(permission)
-
-
-def policy_of(policy: ConvPolicy, tuning: int, recording: int) -> Any:
-    """A policy as the library reads it, with the numbers of its tables: of tuning results, and of problems for later."""
-    options = _Options(
-        workspace_limit=-1 if policy.conv_workspace_limit is None else policy.conv_workspace_limit,
-        max_error=policy.conv_max_error or 0.0,
-        matmul_max_error=policy.matmul_max_error or 0.0,
-        fallback=FALLBACKS.index(policy.fallback),
-        tuning=tuning,
-        recording=recording,
-        **{flag: getattr(policy, flag) for flag in FLAGS},
-    )
-    return _Policy(options=options, asked=_names(policy.algorithms), rules=len(policy.rules), rule=rules_of(policy.rules))
-
-
-def rules_of(rules: tuple[Any, ...]) -> Any:
-    found = (_Rule * max(1, len(rules)))()
-    for slot, rule in zip(found, rules, strict=False):
-        conditions = [_Condition(field.encode(), pattern.encode()) for field, pattern in rule.conditions]
-        slot.conditions, slot.condition = len(conditions), (_Condition * len(conditions))(*conditions)
-        slot.asked = _names(dict(rule.asked))
-    return found
-
-
-def _names(asked: dict[str, str | None]) -> Any:
-    return (c_char_p * len(ASKED))(*((name.encode() if (name := asked.get(d)) else None) for d in ASKED))
 
 
 def _warn(message: bytes) -> int:

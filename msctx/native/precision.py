@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint32
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from msctx.errors import NativeError
 from msctx.native import cache_tag, core, models
 from msctx.native.models import Model
 from msctx.options import operators
-from msctx.options.precision_rules import ACCELERATE, ORIGIN, PRECISION, Precision, PrecisionRule, precision_of
+from msctx.options.precision_rules import ACCELERATE, PRECISION, Precision, PrecisionRule, precision_of
 
 DEVICES = ("cpu", "cuda", "ascend")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -32,22 +32,6 @@ COUNTED = (
 )
 OPS = (*operators.CLASS_OF, *operators.BACKWARD)
 _PLACE = {name: i for i, name in enumerate(OPS)}
-_CODE = {"": 0, ORIGIN: 255} | {name: i + 1 for i, name in enumerate(DTYPES)}
-_LISTED = 8
-
-
-class _Rule(Structure):
-    _fields_ = [
-        ("op", c_int32),
-        ("to", c_uint8 * 3),
-        ("output", c_uint8),
-        ("widest", c_uint8),
-        ("through", c_uint8),
-        ("checks_index", c_uint8),
-        ("whole", c_uint8),
-        ("inputs", c_uint8 * _LISTED),
-        ("outputs", c_uint8 * _LISTED),
-    ]
 
 
 class Known(Structure):
@@ -56,7 +40,7 @@ class Known(Structure):
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_precision_install": (core.TEXT, [c_int, POINTER(c_char_p), POINTER(c_uint8), c_int]),
-    "msctx_precision_policy": (c_int, [POINTER(_Rule), c_int, c_int, c_int, c_int, c_int]),
+    "msctx_precision_policy": (c_int, [core.STR]),
     "msctx_precision_thaw": (None, [c_int]),
     "msctx_precision_combination": (c_int, [POINTER(c_int32), c_uint32]),
     "msctx_precision_here": (None, [c_int, POINTER(Known)]),
@@ -162,22 +146,17 @@ def install(device: str) -> None:
         _installed.add(device)
 
 
-def _listed(dtypes: Sequence[str]) -> list[int]:
-    """Codes by position; what is not listed follows the last one that is: a bias the weight."""
-    codes = [_CODE.get(dtype, 0) for dtype in dtypes[:_LISTED]]
-    return codes + [codes[-1] if codes else 0] * (_LISTED - len(codes))
-
-
 def _send(rules: Mapping[str, PrecisionRule], precision: Precision) -> int:
-    array = (_Rule * max(1, len(rules)))()
-    for slot, (op, rule) in zip(array, rules.items(), strict=False):
-        slot.op = _PLACE[op]
-        slot.to[:] = [_CODE[rule.float32], _CODE[rule.float16], _CODE[rule.bfloat16]]
-        slot.output, slot.widest, slot.through = _CODE[rule.output], 2 if rule.follows else rule.widest, _CODE[rule.through]
-        slot.checks_index, slot.whole = rule.checks_index, rule.whole
-        slot.inputs[:], slot.outputs[:] = _listed(rule.inputs), _listed(rule.outputs)
-    how = (precision.retries, _CODE[precision.low], precision.frozen)
-    number = int(library().msctx_precision_policy(array, len(rules), len(OPS), *how))
+    """Send a policy as PrecisionPolicy reads it (kernels/glue/precision_policy.h); returns its number."""
+    equal: dict[PrecisionRule, list[int]] = {}
+    for op, rule in rules.items():
+        equal.setdefault(replace(rule, why=""), []).append(_PLACE[op])
+    policy = {
+        "rules": [{**asdict(rule), "operators": places} for rule, places in equal.items()],
+        "operators": len(OPS),
+        **{name: getattr(precision, name) for name in ("retries", "low", "frozen")},
+    }
+    number = int(library().msctx_precision_policy(core.json_of(policy)))
     if number < 0:
         raise NativeError("the native core could not take the precision policy: there is no memory left")
     return number

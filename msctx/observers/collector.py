@@ -63,7 +63,7 @@ class Reader:
 
     @property
     def asked(self) -> Mapping[str, int]:
-        """What it asks for now: fields of :data:`msctx.native.core.COLLECTED`."""
+        """What it asks for now: the names of ``Reader`` (kernels/glue/readers.h)."""
         raise NotImplementedError
 
     @property
@@ -152,15 +152,14 @@ def refresh() -> None:
     """Tell the library what each reader wants; a reader calls it when it wants something else."""
     library = core.load()
     readers = _of_this_process()
-    wanted = (core.Asked * len(readers))(*map(_asked, readers))
     library.c.msctx_collect_step(steps.current())
     functions = [py_object(one) for one in (_take, _choose, _place)] if readers else [py_object()] * 3
-    library.c.msctx_collect(wanted, len(readers), *functions)
+    library.c.msctx_collect(core.json_of([*map(_asked, readers)]), *functions)
 
 
-def _asked(one: Reader) -> core.Asked:
+def _asked(one: Reader) -> dict[str, Any]:
     flags = {"lines": int(one.wants_lines), "chooses": int(one.is_choosy)}
-    return core.Asked(reader=one.number, folder=str(one.folder or "").encode(), **flags, **one.asked)
+    return {"reader": one.number, "folder": str(one.folder or ""), **flags, **one.asked}
 
 
 def _choose(reader: int, operator: str, module: str, number: int, place: int) -> int:

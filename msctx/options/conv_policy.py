@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
 from typing import Any
 
 from msctx.options.conv_rules import ASKED, ConvRule, asked_by, option_of, rules_of
 from msctx.options.kinds import Size
+from msctx.shipped import KERNEL_SOURCES
 
 RECORDED = "torch"
 """What a policy that records problems asks for where nothing else is asked for: torch's own path."""
@@ -14,10 +17,7 @@ RECORDED = "torch"
 
 @dataclass(frozen=True)
 class ConvPolicy:
-    """Each field has the name and the values of its option.
-
-    A field of type ``bool`` has its place in ``PolicyOptions`` (kernels/include/msctx/policy.h), in the same order.
-    """
+    """Each field has the name and the values of its option; ``PolicyOptions`` in kernels/include/msctx/policy.h reads it by name."""
 
     conv_fprop_algo: str | None = None
     conv_dgrad_algo: str | None = None
@@ -70,7 +70,15 @@ class ConvPolicy:
         return " ".join(f"{name}={value}" for name, value in self.as_dict().items())
 
 
-FLAGS = tuple(f.name for f in fields(ConvPolicy) if f.type == "bool")
+@cache
+def able(ability: str, *, on_matrix_unit: bool = True) -> frozenset[tuple[str, ...]]:
+    """(direction, algorithm) of those on a CPU that have an ability for some problems; with *on_matrix_unit*, on one with AMX.
+
+    A plan needs no compiler, so it cannot ask the built library: tests/kernels/test_dispatch.py writes the file from that.
+    """
+    rows = json.loads((KERNEL_SOURCES / "abilities.json").read_bytes())[ability]
+    names = [*rows["everywhere"], *(rows["on a matrix unit"] if on_matrix_unit else ())]
+    return frozenset(tuple(name.split()) for name in names)
 
 
 def plain(value: Any) -> Any:

@@ -73,10 +73,14 @@ class Epilogue:
     adds_last: bool = False
 
 
+FLAGS = ("fixed_order", "same_on_every_isa", "reads_channels_last", "finishes", "keeps_weights")
+"""Of a row."""
+
+
 class _Row(Structure):
     _fields_ = [
         *((name, c_char_p) for name in ("name", "algorithm", "math")),
-        *((name, c_int32) for name in ("direction", "fixed_order", "same_on_every_isa", "reads_channels_last", "finishes")),
+        *((name, c_int32) for name in ("direction", *FLAGS)),
     ]
 
 
@@ -96,6 +100,7 @@ class Row:
     same_on_every_isa: bool
     reads_channels_last: bool
     finishes: bool
+    keeps_weights: bool
 
     @property
     def op(self) -> int:
@@ -177,10 +182,7 @@ class Kernels:
         found = _Row()
         while self._c.msctx_row(isa.encode(), len(rows), byref(found)):
             texts = found.name.decode(), found.algorithm.decode(), found.math.decode()
-            flags = (
-                bool(getattr(found, name)) for name in ("fixed_order", "same_on_every_isa", "reads_channels_last", "finishes")
-            )
-            rows.append(Row((isa,), *texts, found.direction, *flags))
+            rows.append(Row((isa,), *texts, found.direction, *(bool(getattr(found, name)) for name in FLAGS)))
         return rows
 
     def row(self, direction: int, name: str) -> Row:

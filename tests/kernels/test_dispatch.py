@@ -1,6 +1,7 @@
 """The table and the instruction sets: what there is, which is best, what is refused."""
 
-import re
+import json
+import os
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -10,9 +11,10 @@ from cases import CASES, DEPTHWISE, case
 from checks import takes
 
 from kernels import DIRECTIONS, ROWS, Kernels
-from msctx.effects.algorithms import ABILITIES
 from msctx.native.build_spec import isas
+from msctx.shipped import KERNEL_SOURCES
 
+ABILITIES = KERNEL_SOURCES / "abilities.json"
 BEST_FIRST = ("amx_fp16", "amx", "avx512", "avx2", "generic")
 
 
@@ -46,29 +48,29 @@ def test_only_sums_by_atomic_additions_have_no_order(kernels: Kernels) -> None:
     assert kernels.row(0, "reference").math == "float64"
 
 
-KEEP_WEIGHTS = {
-    name
-    for path in (Path(__file__).resolve().parents[2] / "kernels" / "cpu").rglob("*.cpp")
-    for name, fields in re.findall(r"\bconv_(\w+) = ({.*?\n};|by<)", path.read_text("utf-8"), re.DOTALL)
-    if fields == "by<" or ".prepared_size" in fields
-}
-"""From the source: the library tells how much memory a row takes, kept weights included."""
-
-
 def test_the_plan_knows_what_the_rows_can(kernels: Kernels) -> None:
+    """``UPDATE_GOLDEN=1`` writes the file anew, where a matrix unit is there or emulated."""
     if not any(isa.startswith("amx") for isa in (*kernels.isas, *kernels.emulated)):
         pytest.skip("the rows of a matrix unit are not here")
     able = {
-        "keep a form of the weights": lambda row: row.algorithm in KEEP_WEIGHTS and DIRECTIONS[row.direction] != "wgrad",
-        "take a workspace": lambda row: any(takes(row, c) and kernels.workspace(row, c) for c in (*CASES, *DEPTHWISE)),
+        "add in no fixed order": lambda row: not row.fixed_order,
         "compute products from parts": lambda row: row.math in ("fp32-grade", "tf32"),
+        "keep a form of the weights": lambda row: row.keeps_weights and DIRECTIONS[row.direction] != "wgrad",
         "round to TF32": lambda row: row.math == "tf32",
+        "take a workspace": lambda row: any(takes(row, c) and kernels.workspace(row, c) for c in (*CASES, *DEPTHWISE)),
     }
-    for ability, known in ABILITIES.items():
-        rows = {str(row): row for isa in (*kernels.isas, *kernels.emulated) for row in kernels.table(isa)}.values()
-        found = {(DIRECTIONS[row.direction], row.name, "tiles" in row.algorithm) for row in rows if able[ability](row)}
-        everywhere = {(d, name) for d, name, on_tiles in found if not on_tiles}
-        assert known == (everywhere, {(d, name) for d, name, _ in found} - everywhere), ability
+    rows = {str(row): row for isa in (*kernels.isas, *kernels.emulated) for row in kernels.table(isa)}.values()
+    abilities = {}
+    for ability, has_it in able.items():
+        found = [(f"{DIRECTIONS[row.direction]} {row.name}", "tiles" in row.algorithm) for row in rows if has_it(row)]
+        everywhere = {name for name, on_tiles in found if not on_tiles}
+        abilities[ability] = {
+            "everywhere": sorted(everywhere),
+            "on a matrix unit": sorted({name for name, _ in found} - everywhere),
+        }
+    if os.environ.get("UPDATE_GOLDEN"):
+        ABILITIES.write_text(json.dumps(abilities, indent=2) + "\n", "utf-8")
+    assert json.loads(ABILITIES.read_text("utf-8")) == abilities
 
 
 def test_there_are_no_more_rows(kernels: Kernels) -> None:

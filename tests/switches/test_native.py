@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import fields
 
 import pytest
 import torch
 
 from msctx.native import core, precision
-from msctx.options.conv_policy import FLAGS, ConvPolicy
+from msctx.options.conv_policy import ConvPolicy
+from msctx.options.conv_rules import ASKED, RULES, option_of
+from msctx.shipped import KERNEL_SOURCES
 from msctx.switches import SWITCHES
 
 CPU, CUDA, ASCEND = (SWITCHES[f"native.convolution.{place}"] for place in core.PLACES)
@@ -33,14 +37,11 @@ def test_policies_bring_the_library_of_their_place() -> None:
     assert (CPU.prepare, CUDA.prepare, ASCEND.prepare) == (core.load, core.load_with_cuda, core.load_with_npu)
 
 
-def test_the_library_reads_each_flag_where_it_is_written() -> None:
-    """The structure's fields are those of the dataclass; each moves what the library decides by it in tests/native."""
-    sizes = [getattr(core._Options, flag) for flag in FLAGS]
-    assert [place.offset for place in sizes] == [sizes[0].offset + 4 * i for i in range(len(FLAGS))]
-    for flag in FLAGS:
-        default = getattr(ConvPolicy(), flag)
-        made = core.policy_of(ConvPolicy(**{flag: not default}), 0, 0).options
-        assert {f: bool(getattr(made, f)) for f in FLAGS} == {f: getattr(ConvPolicy(), f) ^ (f == flag) for f in FLAGS}
+def test_the_library_reads_each_field_by_its_name() -> None:
+    """Each moves what the library decides by it in tests/native."""
+    read = {*re.findall(r'given\["(\w+)"\]', (KERNEL_SOURCES / "include" / "msctx" / "policy.h").read_text("utf-8"))}
+    algorithms = {*map(option_of, ASKED), *RULES}
+    assert {f.name for f in fields(ConvPolicy)} - algorithms == read
 
 
 def test_reading_and_writing_nothing_loads_nothing(passes: Callable[..., str]) -> None:

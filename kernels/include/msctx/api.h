@@ -52,7 +52,7 @@ MSCTX_API int msctx_use_isa(const char* name);  // 0: not on this processor
 // One row of an instruction set's table, for tests and tools: calls without torch.
 struct MsctxRow {
   const char *name, *algorithm, *math;
-  int32_t direction, fixed_order, same_on_every_isa, reads_channels_last, finishes;
+  int32_t direction, fixed_order, same_on_every_isa, reads_channels_last, finishes, keeps_weights;
 };
 MSCTX_API int msctx_row(const char* isa, int index, MsctxRow* row);  // 0: there are no more
 // Up to 8 reasons why the row cannot take the problem; returns how many.

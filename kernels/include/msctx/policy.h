@@ -18,29 +18,27 @@ enum class Place : int32_t { cpu, cuda, ascend };
 constexpr int places = 3;
 
 enum class Fallback : int32_t { warn, error, silent };
+inline Fallback fallback_of(const std::string& name) {
+  return name == "error" ? Fallback::error : name == "silent" ? Fallback::silent : Fallback::warn;
+}
 
-// What a policy holds beside algorithms. The flags are those of ConvPolicy (msctx/options/conv_policy.py), in its order.
+// What holds for all calls. Each member reads its field of Python's ConvPolicy (msctx/options/conv_policy.py) by that name.
 struct PolicyOptions {
-  int64_t workspace_limit;  // bytes; negative: none
-  double max_error, matmul_max_error;  // that a row may have for `normal` and `performance`; 0: see largest_error
-  Fallback fallback;
-  int32_t tuning;  // the table of tuning results that `performance` looks into
-  int32_t recording;  // the table that problems are recorded in, to be measured later; 0: none
-  int32_t deterministic;
-  int32_t thread_invariant;
-  int32_t batch_invariant;  // thread_invariant is then set, too
-  int32_t torch_keeps_products;  // the bits of torch's own matrix products depend on neither
-  int32_t allow_tf32, matmul_allow_tf32;
-  int32_t allow_fp32_emulation;
-  int32_t frozen_weights;  // a weight is looked at once while this policy is in force
-};
-
-// From Python. A null name is one that nobody asked for.
-struct PolicyText {
-  PolicyOptions options;
-  const char* asked[directions];
-  int32_t rules;
-  const RuleText* rule;
+  Json given;
+  int64_t workspace_limit = given["conv_workspace_limit"].integer(-1);  // bytes; negative: none
+  // that a row may have for `normal` and `performance`; 0: see largest_error
+  double max_error = given["conv_max_error"].number(), matmul_max_error = given["matmul_max_error"].number();
+  Fallback fallback = fallback_of(given["fallback"].text);
+  // Python replaces the two paths by the numbers of their tables: that of the tuning results which `performance` looks into, and that in
+  // which problems are recorded, to be measured later; 0: none.
+  int32_t tuning = int32_t(given["tuning_file"].integer()), recording = int32_t(given["work_path"].integer());
+  bool deterministic = given["deterministic"].is_on();
+  bool thread_invariant = given["thread_invariant"].is_on();
+  bool batch_invariant = given["batch_invariant"].is_on();            // thread_invariant is then set, too
+  bool torch_keeps_products = given["torch_keeps_products"].is_on();  // the bits of torch's own matrix products depend on neither
+  bool allow_tf32 = given["conv_allow_tf32"].is_on(), matmul_allow_tf32 = given["matmul_allow_tf32"].is_on();
+  bool allow_fp32_emulation = given["allow_fp32_emulation"].is_on();
+  bool frozen_weights = given["frozen_weights"].is_on();  // a weight is looked at once while this policy is in force
 };
 
 // `normal` and `performance` take only rows whose bound is at most this, where no other is given.
@@ -67,7 +65,7 @@ using Decided = std::shared_ptr<const Decision>;  // nullptr: nothing is asked f
 
 class Policy : public PolicyOptions {
  public:
-  Policy(const PolicyText&, const ConvTable&);
+  Policy(const char* json, const ConvTable&);
 
   // `threads` are those that torch would use; `books` as in count.
   Decided decide(const ConvCall&, Direction, int threads, int64_t books);
@@ -99,7 +97,7 @@ class Policy : public PolicyOptions {
  private:
   struct Rule {
     std::shared_ptr<Conditions> conditions;
-    std::string asked[directions];
+    std::string asked[directions];  // empty: the rule leaves that open
     bool is_for(Direction) const;
   };
   std::vector<bool> holding(const ConvText&, Direction) const;
@@ -160,7 +158,7 @@ struct Taken {
   int64_t books;
 };
 Taken policy(Place);
-void set_policy(Place, const PolicyText*, const ConvTable&);  // nullptr: none
+void set_policy(Place, const char* json, const ConvTable&);  // nullptr: none
 // Something has changed on which decisions depend, or one was made by what holds for now: policies that come into force decide anew.
 void decide_anew();
 

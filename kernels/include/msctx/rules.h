@@ -8,23 +8,15 @@
 #include <vector>
 
 #include "msctx/call.h"
+#include "msctx/json.h"
 
 namespace msctx {
-
-// From Python. A null name is one that nobody asked for.
-struct CondText {
-  const char *field, *pattern;
-};
-struct RuleText {
-  int32_t conditions;
-  const CondText* condition;
-  const char* asked[directions];
-};
 
 // Where a rule holds. The same conditions are one object: policies note in it what books ask of it.
 class Conditions {
  public:
-  static std::shared_ptr<Conditions> of(const RuleText&);
+  // `rule`: a ConvRule of Python's (msctx/options/conv_rules.py).
+  static std::shared_ptr<Conditions> of(const Json& rule);
 
   // `any_module`: or may, for a call whose module is not known yet.
   bool hold_for(const ConvText&, bool any_module = false) const;
