@@ -8,18 +8,13 @@ from typing import TYPE_CHECKING
 
 from msctx import locks
 from msctx.native import models as models_
-from msctx.native import named_modules, watching
+from msctx.native import watching
 from msctx.native.models import Model
 
 if TYPE_CHECKING:
     from torch import nn
 
 lock = locks.reentrant()
-_times = 0
-"""How often a model has begun or ceased to be acted on."""
-_last_end = 0
-"""The last of these times at which one ceased to be."""
-
 Listener = Callable[["nn.Module"], None]
 _begins: list[Listener] = []
 _ends: list[Listener] = []
@@ -38,12 +33,11 @@ class Watched:
 
         if not isinstance(model, nn.Module):
             raise TypeError(f"watch() takes a torch.nn.Module, not {type(model).__name__}")
-        if "_orig_mod" in model._modules:  # of torch.compile's wrapper; a scripted model's have no get()
-            model = model._modules["_orig_mod"]  # type: ignore[assignment]
+        model = models_.unwrapped(model)
         with lock:
             found = models_.record(model)
             if not found.is_as_it_was(model):
-                named_modules.watch(found, model)
+                models_.name(found, model)
                 watching.watch(found, model)
             if found in self._models:
                 return
@@ -85,14 +79,9 @@ class Watched:
 
 def _count(model: Model) -> bool:
     """One more open context watches a model; whether it is the first."""
-    global _times
-    models_.OPEN[model] += 1
-    if models_.OPEN[model] > 1:
-        return False
-    _times += 1
-    watching.turn(model, on=True)
-    named_modules.turn(model, on=True, moment=_times)
-    return True
+    if is_first := models_.begin(model):
+        watching.turn(model, on=True)
+    return is_first
 
 
 def _tell(begun: Iterable[nn.Module | None]) -> None:
@@ -103,18 +92,11 @@ def _tell(begun: Iterable[nn.Module | None]) -> None:
 
 
 def _end(model: Model) -> None:
-    global _times, _last_end
-    models_.OPEN[model] -= 1
-    if models_.OPEN[model]:
-        return
-    del models_.OPEN[model]
-    _times += 1
-    _last_end = _times
-    watching.turn(model, on=False)
-    named_modules.turn(model, on=False, moment=_times)
-    if (module := model.module()) is not None:
-        for listener in _ends:
-            listener(module)
+    if models_.end(model):
+        watching.turn(model, on=False)
+        if (module := model.module()) is not None:
+            for listener in _ends:
+                listener(module)
 
 
 OF_PROCESS = Watched(is_open=True)
@@ -140,23 +122,18 @@ def now() -> int:
     """A moment, for :func:`any_since`."""
     with lock:
         _forget_the_gone()
-        return _times
-
-
-def moment() -> int:
-    """As :func:`now`, where models that have gone do not matter: without a lock."""
-    return _times
+        return models_.now()
 
 
 def any_since(moment: int) -> bool:
     """Whether any model was acted on at some time since then, or could be."""
-    return _times > moment or bool(models_.OPEN)
+    return models_.now() > moment or bool(models_.OPEN)
 
 
 def since(moment: int) -> list[nn.Module] | None:
     """Those that were acted on at some time since then; ``None``: some of them are gone."""
     found = models()
-    return found if _last_end <= moment and len(found) == len(models_.OPEN) else None
+    return found if models_.last_end() <= moment and len(found) == len(models_.OPEN) else None
 
 
 def listen(begin: Listener, end: Listener | None = None) -> None:

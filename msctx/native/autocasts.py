@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from msctx.native import named_modules, precision
+from msctx.native import module_rules, precision
 from msctx.native.installed import Held, at_work
 from msctx.native.module_calls import passed_over
 
@@ -93,12 +93,12 @@ def _keep(carried: precision.Carried) -> Callable[[], None]:
     """A checkpoint that may be computed again needs what its policies need, also after the block. Returns what releases them."""
     named = sum(bool(policy.modules) for policy in carried.policies.values())
     with at_work.lock:
-        named_modules.want(named)
+        module_rules.want(named)
         want(1)
     at_work.tidy()
 
     def let_go() -> None:
-        named_modules.release(named)
+        module_rules.release(named)
         release(1)
 
     return let_go

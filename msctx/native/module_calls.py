@@ -1,8 +1,8 @@
 """The tracker of modules: who wants to know when a module is called, by one pair of torch's global hooks, while somebody does.
 
-No module is changed, nor is a copy, a pickle or a trace of one, and it costs the same for any number of them: about 2 µs a call, and
-nothing while nobody wants to know. Dynamo traces the hooks to nothing: in compiled code nobody knows of a call. Where somebody must,
-Dynamo leaves the call to eager code: see :func:`keep_out`.
+No module is changed, nor is a copy, a pickle or a trace of one. It costs nothing while nobody wants to know, and the same for any
+number of modules (see docs/limits.md). In compiled code nobody knows of a call: Dynamo traces the hooks to nothing. Where somebody
+must know, Dynamo leaves the call to eager code: see :func:`keep_out`.
 """
 
 from __future__ import annotations
@@ -18,63 +18,81 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from msctx import locks
+from msctx.native import models
 from msctx.native.installed import Held
 
 if TYPE_CHECKING:
     from torch import nn
 
-Leave = Callable[[], object]
-Enter = Callable[["nn.Module", list[Leave]], object]
-"""Called with a module, and the list to which it first appends what undoes it."""
+
+class Call:
+    """A call of a module that runs.
+
+    Attributes:
+        frame: the id of the frame that runs it, which itself would keep its tensors.
+        place: where its module is in watched models, if it is.
+        leaves: what leaves it, the outermost first.
+    """
+
+    __slots__ = ("frame", "leaves", "place")
+
+    def __init__(self, frame: int, place: models.Place | None) -> None:
+        self.frame, self.place = frame, place
+        self.leaves: list[Callable[[], object]] = []
+
+
+Enter = Callable[["nn.Module", Call], object]
+"""Called with a module; it first appends what undoes it to the call's ``leaves``, which may be called twice."""
 
 
 def passed_over(*functions: Any) -> None:
     """Where eager code calls them beside compiled code, Dynamo compiles neither them nor what they call."""
     from torch._C._dynamo import eval_frame as dynamo
 
-    skip = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.SKIP)
+    skip = dynamo._FrameAction.SKIP
     for function in functions:
-        dynamo.set_code_exec_strategy(function.__code__, skip)
+        dynamo.set_code_exec_strategy(function.__code__, dynamo._FrameExecStrategy(skip, skip))
 
 
 class _Here(threading.local):
     def __init__(self) -> None:
-        self.calls: list[list[Any]] = []
-        """Those that run and that somebody will leave, the outermost first: the id of the frame, which itself would keep its tensors,
-        and what leaves it."""
+        self.calls: list[Call] = []
 
 
 _here = _Here()
 _lock = locks.plain()
-_places: dict[Enter, int] = {}
+_clients: dict[Enter, tuple[int, bool]] = {}
 _enters: tuple[Enter, ...] = ()
+"""The outermost first."""
+_has_all = False
+"""Whether somebody wants to know of modules that no watched model has."""
 WARNS = r"Using `torch.compile\(module\)` when there are global hooks"
 """Torch's warning that a compiled module and its wrapper are two calls, which all that is called here knows."""
 _FILTER = ("ignore", re.compile(WARNS), UserWarning, None, 0)
 
 
-def put(enter: Enter, place: int) -> None:
-    """*place*: 0 is the innermost."""
+def put(enter: Enter, order: int, *, all_modules: bool) -> None:
+    """Call *enter* with each module that is called, or with those of watched models; *order*: 0 is the innermost."""
     with _lock:
-        _places[enter] = place
+        _clients[enter] = order, all_modules
         _renew()
-        _installed.hold(True)
 
 
 def take(enter: Enter) -> None:
     with _lock:
-        _places.pop(enter, None)  # an interruption may have come in between
+        _clients.pop(enter, None)  # an interruption may have come in between
         _renew()
-        _installed.hold(bool(_places))
 
 
 def _renew() -> None:
-    global _enters
-    _enters = tuple(sorted(_places, key=_places.__getitem__, reverse=True))
+    global _enters, _has_all
+    _enters = tuple(sorted(_clients, key=lambda enter: -_clients[enter][0]))
+    _has_all = any(all_modules for _, all_modules in _clients.values())
+    _installed.hold(bool(_clients))
 
 
 @cache
-def _hooks() -> tuple[Callable[..., None], Callable[..., None], tuple[Any, Any]]:
+def _hooks() -> tuple[tuple[Any, Callable[..., None]], ...]:
     """Always the same, under the same numbers: by both compiled code is guarded."""
     from torch.compiler import is_dynamo_compiling
     from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -89,25 +107,23 @@ def _hooks() -> tuple[Callable[..., None], Callable[..., None], tuple[Any, Any]]
 
     def after(module: nn.Module, args: Any, result: Any) -> None:
         if not is_dynamo_compiling() and _here.calls:
-            _end(sys._getframe(1))
+            caller: Any = sys._getframe(1)  # after an exception ``_call_impl`` itself calls the hooks
+            _end(caller if caller.f_code.co_name == "_call_impl" else caller.f_back)
 
     passed_over(before, after)
-    handles = register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)
-    return before, after, handles
+    return (register_module_forward_pre_hook(before), before), (register_module_forward_hook(after, always_call=True), after)
 
 
 def _install() -> Callable[[], None]:
-    before, after, handles = _hooks()
-    for handle, hook in zip(handles, (before, after), strict=True):
-        hooks: Any = handle.hooks_dict_ref()
-        hooks[handle.id] = hook
+    for handle, hook in _hooks():
+        handle.hooks_dict_ref()[handle.id] = hook
         for others in handle.extra_dict_ref:
             others()[handle.id] = True
     filters: Any = warnings.filters  # not filterwarnings(), after which all that has been said once is said again
     filters.insert(0, _FILTER)
 
     def remove() -> None:
-        for handle in handles:
+        for handle, _ in _hooks():
             handle.remove()
         with suppress(ValueError):
             filters.remove(_FILTER)
@@ -126,20 +142,20 @@ def _begin(module: nn.Module, frame: FrameType) -> None:
     calls = _here.calls
     if calls:
         drop_ended(frame)
-    leaves: list[Leave] = []
-    calls.append(call := [0, leaves])  # first: where Ctrl-C ends this, the next call undoes it
+    if (place := models.place_of(module)) is None and not _has_all:
+        return
+    call = Call(id(frame), place)
+    calls.append(call)  # first: where Ctrl-C ends this, the next call undoes it
     for enter in _enters:
-        enter(module, leaves)
-    if leaves:
-        call[0] = id(frame)
-    else:
+        enter(module, call)
+    if not call.leaves:
         calls.pop()
 
 
 def _end(frame: FrameType) -> None:
-    around = frame.f_back  # after an exception ``_call_impl`` itself calls the hooks
-    for depth, call in enumerate(_here.calls):
-        if call[0] in (id(frame), id(around)):
+    calls, number = _here.calls, id(frame)
+    for depth in reversed(range(len(calls))):
+        if calls[depth].frame == number:
             _leave(depth)
             return
 
@@ -147,26 +163,26 @@ def _end(frame: FrameType) -> None:
 def _leave(depth: int) -> None:
     calls = _here.calls
     while len(calls) > depth:
-        for leave in reversed(calls.pop()[1]):
+        for leave in reversed(calls[-1].leaves):  # again, if Ctrl-C ends one
             leave()
+        calls.pop()
 
 
 def drop_ended(frame: FrameType | None = None) -> None:
     """Leave the calls that Ctrl-C or SystemExit has ended, for which torch runs no hook. *frame* is of a call that begins."""
-    while _here.calls and not _runs(_here.calls[-1][0], (frame or sys._getframe()).f_back):
-        _leave(len(_here.calls) - 1)
+    calls, inside = _here.calls, frame or sys._getframe()
+    while calls:
+        number, around = calls[-1].frame, inside.f_back
+        while around is not None:  # found in a few steps, as a rule
+            if id(around) == number:
+                return
+            around = around.f_back
+        _leave(len(calls) - 1)
 
 
-def _runs(number: int, frame: FrameType | None) -> bool:
-    """Whether a frame has called this one; it is found in a few steps, as a rule."""
-    while frame is not None and id(frame) != number:
-        frame = frame.f_back
-    return frame is not None
-
-
-def depth() -> int:
-    """How many calls of modules run in this thread that somebody will leave."""
-    return len(_here.calls)
+def running() -> list[Call]:
+    """The calls of modules that run in this thread and that somebody will leave, the outermost first."""
+    return _here.calls
 
 
 @contextmanager

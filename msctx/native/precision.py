@@ -203,8 +203,13 @@ class Carried(NamedTuple):
     models: frozenset[Model]
 
 
+def number_here() -> int:
+    """The number of the combination that is in force in this thread."""
+    return int(library().msctx_precision_number())
+
+
 def carried() -> Carried:
-    return Carried(int(library().msctx_precision_number()), dict(here.policies), here.acts_on.models())
+    return Carried(number_here(), dict(here.policies), here.acts_on.models())
 
 
 def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from msctx.errors import NativeError
-from msctx.native import autocasts, named_modules, pauses, precision, scaled_steps
+from msctx.native import autocasts, module_rules, pauses, precision, scaled_steps
 from msctx.native.installed import at_work
 from msctx.native.precision import Policy
 
@@ -96,7 +96,7 @@ def _enter(after: precision.Policies) -> None:
         policy.thaw()
     _want(after.values())
     try:
-        number = named_modules.number_of(after)
+        number = module_rules.number_of(after)
     except NativeError:
         before, after = after, before
         raise
@@ -138,7 +138,7 @@ def _want(policies: Iterable[Policy]) -> None:
         for note in list(ON_ENTRY):
             note(number)
     _here.policies += found
-    named_modules.want(sum(bool(policy.modules) for policy in found))
+    module_rules.want(sum(bool(policy.modules) for policy in found))
     pauses.installed.want(len(found))
     autocasts.want(len(found))
 
@@ -152,7 +152,7 @@ def _release_here(policies: Iterable[Policy]) -> None:
 
 
 def _release(found: list[Policy]) -> None:
-    named_modules.release(sum(bool(policy.modules) for policy in found))
+    module_rules.release(sum(bool(policy.modules) for policy in found))
     pauses.installed.release(len(found))
     autocasts.release(len(found))
     numbers.subtract(number for policy in found for number in policy.numbers)

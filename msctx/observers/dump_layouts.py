@@ -18,6 +18,7 @@ from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from msctx import notices
+from msctx.native.module_calls import Call
 from msctx.observers import files, modules, scope_names
 from msctx.observers.collector import ASK_AGAIN, Row, dtype_of, kind_of
 from msctx.options.observation import Dump
@@ -159,17 +160,17 @@ class Origin(NamedTuple):
 class Origins:
     def __init__(self) -> None:
         self._met: dict[int, Origin] = {}
-        self._calls: dict[int, tuple[str, int]] = {}
+        self._calls: dict[Call, tuple[str, int]] = {}
         self._counts: defaultdict[str, Iterator[int]] = defaultdict(count)
 
     def meet(self, number: int) -> None:
         """The operator that will have the row of this number begins here, in this thread."""
         self._met[number] = Origin(tuple(_frames()), tuple(self._call(*call) for call in modules.around()))
 
-    def _call(self, number: int, name: str) -> tuple[str, int]:
-        if number not in self._calls:
-            self._calls[number] = name, next(self._counts[name])
-        return self._calls[number]
+    def _call(self, call: Call, name: str) -> tuple[str, int]:
+        if call not in self._calls:
+            self._calls[call] = name, next(self._counts[name])
+        return self._calls[call]
 
     def of(self, row: Row) -> Origin:
         """In a backward pass: of the operator of the forward pass that made the node."""

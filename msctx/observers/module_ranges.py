@@ -30,12 +30,12 @@ class ModuleRanges:
         self._here = _Here()
 
     def begin(self) -> None:
-        module_calls.put(self._enter, 2)
+        module_calls.put(self._enter, 2, all_modules=True)
 
     def end(self) -> None:
         module_calls.take(self._enter)
 
-    def _enter(self, module: nn.Module, leaves: list[module_calls.Leave]) -> None:
+    def _enter(self, module: nn.Module, call: module_calls.Call) -> None:
         here, found = self._here, None
         if _C._autograd._profiler_enabled():
             if not here.open:
@@ -43,7 +43,7 @@ class ModuleRanges:
             name = here.names.get(module, type(module).__name__)
             if all(name != one.name for one in here.open[-1:] if one):  # else it is torch.compile's wrapper of the same
                 found = record_function(name)
-        leaves.append(partial(self._leave, len(here.open)))
+        call.leaves.append(partial(self._leave, len(here.open)))
         here.open.append(found)
         if found is not None:
             found.__enter__()

@@ -6,12 +6,10 @@ Whether with classes is a matter of each thread, as in MindSpore.
 from __future__ import annotations
 
 import threading
-import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from msctx.native.models import paths_of
+from msctx.native import models
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,10 +31,6 @@ def write(classes: bool) -> None:
     _here.classes = classes
 
 
-_modules: defaultdict[str, weakref.WeakSet[nn.Module]] = defaultdict(weakref.WeakSet)
-"""Path → the modules that have it in their models."""
-
-
 _ROOT = " (root)"
 
 
@@ -45,15 +39,14 @@ def of_root(name: str) -> str:
     return f"{name}{_ROOT}"
 
 
-def meet(path: str, module: nn.Module) -> None:
-    """Remember a module, by its path in its model."""
-    _modules[path].add(module)
-
-
 def _class_at(path: str) -> str:
-    """ "": nobody is known there, modules of several classes are, or a container that is never called."""
-    found = {class_of(module) for module in [*_modules.get(path, ())]}
-    return found.pop() if len(found) == 1 else ""
+    """ "": no watched model has a module there, models have modules of several classes, or a container that is never called."""
+    alive = models.alive()
+    for found in ([model for known, model in alive if known.is_open], [model for _, model in alive]):
+        classes = {class_of(module) for model in found if (module := models.module_at(model, path)) is not None}
+        if classes:
+            return classes.pop() if len(classes) == 1 else ""
+    return ""
 
 
 def class_of(module: nn.Module) -> str:
@@ -69,7 +62,7 @@ def parts(path: str) -> list[str]:
 
 def in_model(model: nn.Module, *, classes: bool) -> dict[nn.Module, str]:
     """Each module → ``Default/net-Net/fc-Linear``."""
-    paths = {module: path.removesuffix("_orig_mod").removesuffix(".") for path, module in paths_of(model)}
+    paths = {module: path.removesuffix("_orig_mod").removesuffix(".") for path, module in models.paths_of(model)}
     by_path = {path: class_of(module) for module, path in paths.items()}
     name = by_path.__getitem__ if classes else _no_class
     return {module: "/".join(["Default", *_named(path, name)]) for module, path in paths.items()}

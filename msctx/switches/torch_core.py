@@ -55,12 +55,15 @@ class _CallDepth:
     @classmethod
     def write(cls, limit: int | None) -> None:
         cls.limit = limit
-        module_calls.put(_enter_module, 3) if limit is not None else module_calls.take(_enter_module)
+        if limit is None:
+            module_calls.take(_enter_module)
+        else:
+            module_calls.put(_enter_module, 3, all_modules=True)
 
 
-def _enter_module(module: Any, leaves: Any) -> None:
-    leaves.append(bool)  # so that it counts
-    if _CallDepth.limit is not None and module_calls.depth() > _CallDepth.limit:
+def _enter_module(module: Any, call: module_calls.Call) -> None:
+    call.leaves.append(bool)  # so that it counts
+    if _CallDepth.limit is not None and len(module_calls.running()) > _CallDepth.limit:
         raise RuntimeError(
             f"Exceed function call depth limit {_CallDepth.limit} in {type(module).__name__}.forward "
             "(max_call_depth of the msctx context counts nested module calls)"

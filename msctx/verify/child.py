@@ -39,8 +39,8 @@ def _run(job: Message, send: Callable[[Message], object]) -> Message:
     task, folder = job["task"], job["folder"]
     with compiled.compared(send) if "compiled" in task else nullcontext():
         if "compiled" not in task:
-            collector.put("verify", DetailReader(send, **task, folder=Path(folder).parent) if task else DigestReader(send))
             modules.name_unwatched()
+            collector.put("verify", DetailReader(send, **task, folder=Path(folder).parent) if task else DigestReader(send))
         try:
             run_experiment(experiment, folder)
             last: Message = {"does": "ends"}

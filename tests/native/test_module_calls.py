@@ -35,8 +35,8 @@ class Noting:
     def __init__(self, name: str, seen: list[str]) -> None:
         self.name, self.seen = name, seen
 
-    def enter(self, module: nn.Module, leaves: list[module_calls.Leave]) -> None:
-        leaves.append(lambda: self.seen.append(f"{self.name} leaves"))
+    def enter(self, module: nn.Module, call: module_calls.Call) -> None:
+        call.leaves.append(lambda: self.seen.append(f"{self.name} leaves"))
         self.seen.append(f"{self.name} enters")
 
 
@@ -45,7 +45,7 @@ def test_they_come_and_go_in_any_order() -> None:
     first, second, outer = (Noting(name, seen).enter for name in ("first", "second", "outer"))
     module = nn.ReLU()
     for enter, place in ((outer, 2), (first, 0), (second, 1)):
-        module_calls.put(enter, place)
+        module_calls.put(enter, place, all_modules=True)
     module(X)
     assert seen == ["outer enters", "second enters", "first enters", "first leaves", "second leaves", "outer leaves"]
     module_calls.take(outer)
@@ -66,14 +66,14 @@ class Ends(nn.Module):
 
 def test_a_call_that_ctrl_c_ended_is_left_at_the_next() -> None:
     seen: list[str] = []
-    module_calls.put(enter := Noting("it", seen).enter, 0)
+    module_calls.put(enter := Noting("it", seen).enter, 0, all_modules=True)
     with suppress(KeyboardInterrupt):
         nn.Sequential(Ends())(X)
     assert seen == ["it enters"] * 2
     nn.ReLU()(X)
     assert seen[2:4] == ["it leaves"] * 2
     module_calls.take(enter)
-    assert module_calls.depth() == 0
+    assert not module_calls.running()
 
 
 def rules(tmp_path: Path, name: str, result: str = "bfloat16") -> dict[str, str]:
@@ -152,7 +152,7 @@ def test_where_a_rule_acts(kind: str, tmp_path: Path) -> None:
     with msctx.context(**options).watch(model):
         assert acts(model)
         assert acts(model)
-        assert module_calls.depth() == 0
+        assert not module_calls.running()
     assert not acts(model)
     if kind == "hooks":
         assert seen[:4] == [torch.bfloat16, torch.float32] * 2

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import msctx
-from msctx.native import models, named_modules
+from msctx.native import models, module_rules
 
 X = torch.ones(2, 4)
 FP16, FP32 = torch.float16, torch.float32
@@ -73,14 +73,14 @@ class Seen(nn.Module):
 
 
 def test_no_entry_looks_at_the_modules(monkeypatch, customs):
-    """Nor does a context that watches the model again: it costs the same for any number of modules."""
+    """Nor does a context that watches the model again: the first call of a module does, for each entry."""
     model, ctx, looks = nn.Sequential(*(nn.ReLU() for _ in range(100))), msctx.context(**customs), []
     ctx.watch(model)
     with ctx:  # where it loads the core, that looks once
         pass
     monkeypatch.setattr(models, "paths_of", lambda *args, found=models.paths_of: (looks.append("all"), found(*args))[1])
     monkeypatch.setattr(
-        named_modules, "_inside", lambda *args, found=named_modules._inside: (looks.append("one"), found(*args))[1]
+        module_rules, "_inside", lambda *args, found=module_rules._inside: (looks.append("one"), found(*args))[1]
     )
     for _ in range(3):
         with ctx, msctx.context().watch(model):
@@ -88,7 +88,8 @@ def test_no_entry_looks_at_the_modules(monkeypatch, customs):
     assert looks == ["all"] * 3, "of watch()"
     with ctx:
         model[0](X)
-    assert looks[3:] == ["one"]
+        model[1](X)
+    assert looks[3:] == ["all", "one", "one"]
 
 
 # --- whose modules ----------------------------------------------------------------------------------------------------
@@ -265,7 +266,7 @@ def test_a_module_that_is_left_by_what_it_raised(tmp_path, raised):
         assert after.seen == [FP32]
     with pytest.raises(type(raised)), ctx:
         inside(raised)
-    assert not named_modules._entered.stack, "it ends with the context"
+    assert not module_rules._entered.stack, "it ends with the context"
     after(X)
     assert after.seen == [FP32] * 2
 
