@@ -36,10 +36,10 @@ def execute(
 
     own = [*takewhile(lambda word: "=" in word or word.endswith((".yaml", ".yml")) or word in presets(), words)]
     command = words[len(own) :][words[len(own) : len(own) + 1] == ["--"] :]
-    if not command:
-        text = "there is no command to run"
+    if not command or command[0].startswith("-"):
+        text = f"{command[0]} is no command; flags stand before the options" if command else "there is no command to run"
         raise OptionError(
-            [Diagnostic("exec", text, "command line", suggestion="msctx exec deterministic=ON -- python train.py")]
+            [Diagnostic("exec", text, "command line", suggestion="msctx exec -v deterministic=ON -- python train.py")]
         )
     experiment = read(*file_of(own, "exec"))
     plan = prepare_environment(experiment)

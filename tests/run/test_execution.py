@@ -164,6 +164,7 @@ def test_a_process_that_has_said_why_it_could_not_enter_them(
     ("words", "code", "expected"),
     [
         (["deterministic=ON"], 2, "there is no command to run"),
+        (["deterministic=ON", "-v", "--", "true"], 2, "-v is no command; flags stand before the options"),
         ([], 2, "Missing argument"),
         (["determinstic=ON", "--", "true"], 2, "did you mean deterministic?"),
         (["deterministic=ON", "--", "/no/such/command"], 3, "/no/such/command  cannot be started: No such file"),
