@@ -15,9 +15,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from msctx.errors import Diagnostic, FileError, OptionError, nearest, searching
 from msctx.native.choices import ConvProblem
+from msctx.options.documents import Document
 from msctx.options.kinds import BadValue, Bool, ChoiceKind, Int, Kind, show
 from msctx.options.validation import Misfit, checked
-from msctx.options.yamlfile import Document, load
+from msctx.options.yamlfile import load
 from msctx.shipped import CONFIGS
 
 Shape = tuple[int, ...]

@@ -19,7 +19,7 @@ from typing_extensions import Required, TypedDict
 
 from msctx.errors import Diagnostic
 from msctx.options import operators
-from msctx.options.documents import Parsed, dotted, in_order, parse_dtypes, parse_flags, parse_ini, parse_json, parse_switches
+from msctx.options.documents import Document, dotted, parse_dtypes, parse_flags, parse_ini, parse_json, parse_switches
 from msctx.options.grammars import DumpIteration, DumpLayer
 from msctx.options.kinds import BadValue, Bool, IntKind, Kind, TextKind, ValueKind, show
 from msctx.options.operators import OperatorKind
@@ -33,27 +33,25 @@ class Format:
     *rule* is what a type cannot express: how parts of a document go together. It is asked where all parts are right.
     """
 
-    read: Callable[[str, str], Parsed]
+    read: Callable[[str, str], Document]
     kind: Any
     rule: Callable[[Any], Iterator[Wrong]] | None = None
     is_file: bool = True
 
-    def parse(self, text: str, file: str) -> Parsed:
+    def parse(self, text: str, file: str) -> Document:
         """Read the content; never raises for what is in it. *file* is how places name it."""
-        parsed = self.read(text, file)
-        if parsed.problems and not parsed.data:  # not even its form is right
-            return parsed
-        data, wrong = check(adapter(self.kind), parsed.data)
-        if self.rule and not (wrong or parsed.problems):
+        found = self.read(text, file)
+        if found.problems and not found.data:  # not even its form is right
+            return found
+        data, wrong = check(adapter(self.kind), found.data)
+        if self.rule and not (wrong or found.problems):
             wrong = list(self.rule(data))
-        problems = [*parsed.problems, *(_problem(one, parsed) for one in wrong)]
-        return Parsed({} if data is None else data, parsed.mark, in_order(problems))
-
-
-def _problem(wrong: Wrong, parsed: Parsed) -> Diagnostic:
-    bad, mark = wrong.bad, parsed.mark((*wrong.path, "") if wrong.at_key else wrong.path)
-    hint = json.dumps(bad.suggestion) if isinstance(bad.suggestion, bool) else str(bad.suggestion)
-    return Diagnostic(dotted(wrong.path), bad.text, allowed=bad.allowed, suggestion=hint, mark=mark)
+        found.data = {} if data is None else data
+        for path, bad, at_key in wrong:
+            hint = json.dumps(bad.suggestion) if isinstance(bad.suggestion, bool) else str(bad.suggestion)
+            mark = found.mark((*path, "") if at_key else path)
+            found.problems.append(Diagnostic(dotted(path), bad.text, "", bad.allowed, hint, mark))
+        return found.in_order()
 
 
 def _keys(fields: Mapping[str, Any], needed: Sequence[str] = ()) -> Any:

@@ -7,13 +7,13 @@ a leading zero means one thing in YAML 1.1 and another in 1.2, so it is a proble
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from pathlib import Path
+from os import PathLike
 from typing import Any
 
 import yaml
 
-from msctx.errors import Diagnostic, FileError, Mark
+from msctx.errors import Diagnostic, FileError
+from msctx.options.documents import Document, Path, read_file
 from msctx.options.kinds import INVALID, YamlWord
 
 _WORDS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
@@ -23,21 +23,13 @@ _LEADING_ZERO = re.compile(r"[-+]?0[0-9_]+$")
 _HEX_OCT = re.compile(r"0x[0-9a-fA-F]+$|0o[0-7]+$")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
 _SPECIAL = {".inf": "inf", "+.inf": "inf", "-.inf": "-inf", ".nan": "nan"}
-
-
 _TAGS = {"map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value"}
-
-
 _RESOLVER = yaml.SafeLoader("")
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's, where PyYAML was built with it: some ten times as fast."""
 
 _DEPTH = 200
-_TOO_DEEP = f"nested more than {_DEPTH} levels deep"
-
 _NODES = 200_000
-_TOO_MANY = f"more than {_NODES} values, counted again at each alias"
-
 _DIGITS = 4000
 """Python reads no longer numbers."""
 
@@ -73,104 +65,62 @@ def scalar(text: str) -> Any:
     return text
 
 
-class Document:
-    """A YAML file as plain data, with the place of everything in it."""
+class _Builder:
+    """Makes plain data of the nodes of a document, and notes their places."""
 
-    def __init__(self, file: str, text: str, node: yaml.Node | None) -> None:
-        self.file, self._lines = file, text.splitlines()
-        self._values: dict[tuple[Any, ...], yaml.Node] = {}
-        self._keys: dict[tuple[Any, ...], yaml.Node] = {}
-        self.problems: list[Diagnostic] = []
-        self._left = _NODES
-        self.data = {} if node is None else self._build(node, (), set())
-        self.problems.sort(key=lambda p: (p.mark.line, p.mark.column) if p.mark else (0, 0))
+    def __init__(self, document: Document) -> None:
+        self.document, self.left = document, _NODES
 
-    def mark(self, path: tuple[Any, ...]) -> Mark | None:
-        """The place of the value at *path*; with ``""`` appended, of its key; else of the nearest thing around it."""
-        wants_key = path[-1:] == ("",)
-        path = path[:-1] if wants_key else path
-        node = self._keys.get(path) if wants_key else self._values.get(path)
-        while node is None and path:
-            path = path[:-1]
-            node = self._values.get(path)
-        return None if node is None else self._mark(node)
+    def problem(self, path: Path, node: yaml.Node, text: str) -> Any:
+        self.document.report(path, _span(node), text)
+        return INVALID
 
-    def under(self, *prefix: Any) -> Callable[[tuple[Any, ...]], Mark | None]:
-        """:meth:`mark` for paths below *prefix*; paths may hold dotted keys that the file nests."""
-
-        def mark(path: tuple[Any, ...]) -> Mark | None:
-            whole = (*prefix, *path)
-            if whole in self._values or whole[-1:] == ("",):
-                return self.mark(whole)
-            return self.mark((*prefix, *(part for key in path for part in str(key).split("."))))
-
-        return mark
-
-    def _mark(self, node: yaml.Node) -> Mark:
-        start, end = node.start_mark, node.end_mark
-        width = end.column - start.column if end.line == start.line else 1
-        text = self._lines[start.line] if start.line < len(self._lines) else ""
-        return Mark(self.file, start.line + 1, start.column + 1, text, max(1, width))
-
-    def _problem(self, path: tuple[Any, ...], node: yaml.Node, text: str) -> None:
-        self.problems.append(Diagnostic(".".join(map(str, path)), text, mark=self._mark(node)))
-
-    def _build(self, node: yaml.Node, path: tuple[Any, ...], above: set[int]) -> Any:
-        self._values[path] = node
-        self._left -= 1
-        if self._left < 0:
-            raise RecursionError(_TOO_MANY)
+    def value(self, node: yaml.Node, path: Path = (), above: frozenset[int] = frozenset()) -> Any:
+        self.document.values[path] = _span(node)
+        self.left -= 1
+        if self.left < 0:
+            raise RecursionError(f"more than {_NODES} values, counted again at each alias")
         if id(node) in above:
-            self._problem(path, node, "an alias that contains itself")
-            return INVALID
-        tag = node.tag.removeprefix("tag:yaml.org,2002:")
-        if tag not in _TAGS:
-            self._problem(path, node, f"the tag {node.tag} is not understood here")
-            return INVALID
-        if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node, path)
-        above = above | {id(node)}
+            return self.problem(path, node, "an alias that contains itself")
+        if node.tag.removeprefix("tag:yaml.org,2002:") not in _TAGS:
+            return self.problem(path, node, f"the tag {node.tag} is not understood here")
+        if isinstance(node, yaml.MappingNode):
+            return self.mapping(node, path, above | {id(node)})
         if isinstance(node, yaml.SequenceNode):
-            return [self._build(child, (*path, i), above) for i, child in enumerate(node.value)]
-        return self._mapping(node, path, above)
-
-    def _scalar(self, node: yaml.ScalarNode, path: tuple[Any, ...]) -> Any:
-        if node.style or (node.tag.endswith(":str") and _is_tagged(node)):
+            return [self.value(child, (*path, i), above | {id(node)}) for i, child in enumerate(node.value)]
+        if not isinstance(node, yaml.ScalarNode) or node.style or (node.tag.endswith(":str") and _is_tagged(node)):
             return node.value
         try:
             return scalar(node.value)
         except AmbiguousNumber as error:
-            self._problem(path, node, str(error))
-            return INVALID
+            return self.problem(path, node, str(error))
 
-    def _mapping(self, node: yaml.Node, path: tuple[Any, ...], above: set[int]) -> dict[Any, Any]:
+    def mapping(self, node: yaml.Node, path: Path, above: frozenset[int]) -> dict[Any, Any]:
         pairs: dict[Any, tuple[yaml.Node, yaml.Node]] = {}
-        for key_node, value_node in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                self._problem(path, key_node, "a key must be a plain word")
-            elif key_node.value in pairs:
-                first = pairs[key_node.value][0].start_mark.line + 1
-                self._problem((*path, key_node.value), key_node, f"is given twice; first on line {first}")
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                self.problem(path, key, "a key must be a plain word")
+            elif key.value in pairs:
+                first = pairs[key.value][0].start_mark.line + 1
+                self.problem((*path, key.value), key, f"is given twice; first on line {first}")
             else:
-                pairs[key_node.value] = key_node, value_node
-        merged = self._merged(pairs.pop("<<")[1], path, above) if "<<" in pairs else {}
-        self._values[path] = node
-        data = {}
-        for key, (key_node, value_node) in pairs.items():  # after what is merged: their places count
-            self._keys[(*path, key)] = key_node
-            data[key] = self._build(value_node, (*path, key), above)
-        return {**merged, **data}
+                pairs[key.value] = key, value
+        data: dict[Any, Any] = {}
+        _, merged = pairs.pop("<<", (None, None))
+        for source in reversed(merged.value) if isinstance(merged, yaml.SequenceNode) else filter(None, [merged]):
+            if not isinstance(source, yaml.MappingNode):
+                self.problem((*path, "<<"), source, "only dictionaries can be merged")
+            elif isinstance(part := self.value(source, path, above), dict):  # of several the first wins
+                data |= part
+        self.document.values[path] = _span(node)
+        for name, (key, value) in pairs.items():  # after what is merged: their places count
+            self.document.keys[(*path, name)] = _span(key)
+            data[name] = self.value(value, (*path, name), above)
+        return data
 
-    def _merged(self, node: yaml.Node, path: tuple[Any, ...], above: set[int]) -> dict[Any, Any]:
-        """What ``<<`` brings in: a dictionary or a list of them, the first of which wins."""
-        merged: dict[Any, Any] = {}
-        for source in reversed(node.value) if isinstance(node, yaml.SequenceNode) else [node]:
-            if isinstance(source, yaml.MappingNode):
-                part = self._build(source, path, above)
-                merged.update(part if isinstance(part, dict) else {})
-            else:
-                self._problem((*path, "<<"), source, "only dictionaries can be merged")
-        return merged
+
+def _span(node: yaml.Node) -> tuple[int, int]:
+    return node.start_mark.index, node.end_mark.index
 
 
 def _is_tagged(node: yaml.ScalarNode) -> bool:
@@ -179,21 +129,16 @@ def _is_tagged(node: yaml.ScalarNode) -> bool:
 
 
 def _composed(text: str) -> yaml.Node | None:
-    """The tree of a document. Its depth is checked first: a parser in C has no recursion limit of its own."""
+    """The tree of a document. Its depth is checked first: libyaml has no limit of recursion."""
     depth = 0
     try:
         for event in yaml.parse(text, Loader=_LOADER):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > _DEPTH:
-                raise RecursionError(_TOO_DEEP)
+                raise RecursionError
         return yaml.compose(text, Loader=_LOADER)
     except (yaml.YAMLError, UnicodeError):
-        try:
-            return yaml.compose(text, Loader=yaml.SafeLoader)  # its errors say more, and show the place
-        except RecursionError:  # PyYAML 6.0.4 has a limit of its own in C
-            raise RecursionError(_TOO_DEEP) from None
-        except ValueError:
-            raise yaml.YAMLError("an escape (\\U…) has a number that no character has") from None
+        return yaml.compose(text, Loader=yaml.SafeLoader)  # its errors say more, and show the place
 
 
 def parse(text: str, file: str, *, collect: bool = False) -> Document:
@@ -203,33 +148,30 @@ def parse(text: str, file: str, *, collect: bool = False) -> Document:
         collect: leave what else is wrong with its form (a key that is given twice, a number that could mean two) in
             ``problems``, for the caller to report together with its own; else that raises too.
     """
+    document, mark = Document(text, file), None
     try:
-        document = Document(file, text, _composed(text))
+        if (node := _composed(document.text)) is not None:
+            document.data = _Builder(document).value(node)
     except yaml.MarkedYAMLError as error:
-        place = error.problem_mark or error.context_mark
-        lines = text.splitlines()
-        mark = None
-        if place is not None:
-            line = lines[place.line] if place.line < len(lines) else ""
-            mark = Mark(file, place.line + 1, place.column + 1, line)
-        what = "; ".join(part for part in (error.context, error.problem) if part)
-        raise FileError([Diagnostic("", f"this is not YAML: {what}", where=file, mark=mark)]) from None
+        if place := error.problem_mark or error.context_mark:
+            mark = document.place((place.index, place.index + 1))
+        what = f"this is not YAML: {'; '.join(filter(None, (error.context, error.problem)))}"
     except yaml.YAMLError as error:
-        raise FileError([Diagnostic("", f"this is not YAML: {str(error).splitlines()[0]}", where=file)]) from None
+        what = f"this is not YAML: {str(error).splitlines()[0]}"
     except RecursionError as error:
-        raise FileError([Diagnostic("", str(error), where=file)]) from None
-    if document.problems and not collect:
-        raise FileError(document.problems)
-    return document
+        what = str(error) if document.values else f"nested more than {_DEPTH} levels deep"
+    except ValueError:
+        what = "this is not YAML: an escape (\\U…) has a number that no character has"
+    else:
+        if document.problems and not collect:
+            raise FileError(document.in_order().problems)
+        return document.in_order()
+    raise FileError([Diagnostic("", what, where=file, mark=mark)]) from None
 
 
-def load(path: str | Path, *, collect: bool = False) -> Document:
+def load(path: str | PathLike[str], *, collect: bool = False) -> Document:
     """Read a YAML file; raises :class:`FileError` when it is missing, unreadable or not YAML."""
-    try:
-        with Path(path).open(encoding="utf-8-sig") as file:  # a pipe is read as well
-            text = file.read()
-    except UnicodeDecodeError as error:
-        raise FileError([Diagnostic("", f"not UTF-8 text (byte {error.start})", where=str(path))]) from None
-    except (OSError, ValueError) as error:  # ValueError: a path that no system takes
-        raise FileError([Diagnostic("", f"cannot be read: {getattr(error, 'strerror', error)}", where=str(path))]) from None
+    text, why_not = read_file(path, pipes=True)
+    if why_not:
+        raise FileError([Diagnostic("", f"cannot be read: {why_not}", where=str(path))])
     return parse(text, str(path), collect=collect)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from msctx.errors import Mark
 from msctx.options import OPTIONS, formats
-from msctx.options.documents import Parsed, parse_dtypes, parse_flags, parse_ini, parse_json
+from msctx.options.documents import Document, parse_dtypes, parse_flags, parse_ini, parse_json
 from msctx.options.formats import Format
 
 FORMATS: dict[str, Format] = {o.content: getattr(formats, o.content) for o in OPTIONS.values() if o.content}
@@ -52,13 +52,13 @@ NEAR = st.lists(WORDS | st.text(max_size=8)).map("\n".join) | st.dictionaries(
 ).map(json.dumps)
 
 
-def only(parsed: Parsed) -> tuple[str, str]:
+def only(parsed: Document) -> tuple[str, str]:
     """The place and the text of the one problem."""
     (problem,) = parsed.problems
     return str(problem.mark), problem.text
 
 
-def at(parsed: Parsed, *path: str | int) -> str:
+def at(parsed: Document, *path: str | int) -> str:
     """The place of a value, or with "" of a key, and what stands there."""
     mark = parsed.mark(path)
     assert mark is not None

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from msctx.errors import FileError
 from msctx.options import make_layer
+from msctx.options.documents import Document
 from msctx.options.kinds import YamlWord
-from msctx.options.yamlfile import Document, load, parse
+from msctx.options.yamlfile import load, parse
 
 
 @pytest.mark.parametrize("word", ["on", "ON", "On", "off", "OFF", "yes", "No"])
