@@ -46,14 +46,14 @@ bool has_amx() {  // bf16, tiles, int8; and AVX-512's conversions to bfloat16
 bool has_amx_fp16() { return has_amx() && has_bit(1, 0, 21); }
 
 // The rows of the matrix unit, then those of AVX-512 for all that they cannot take.
-template <const ConvTable& (*tiles)(), const ConvTable& (*others)() = avx512::table>
+template <const ConvTable& (*tiles)()>
 const ConvTable& with_others() {
   static const auto* rows = [] {
     auto* all = new std::vector<ConvRow>(tiles().rows, tiles().rows + tiles().count);
-    all->insert(all->end(), others().rows, others().rows + others().count);
+    all->insert(all->end(), avx512::table().rows, avx512::table().rows + avx512::table().count);
     return all;
   }();
-  static const ConvTable table{tiles().isa, rows->data(), int(rows->size()), others().passes};
+  static const ConvTable table{tiles().isa, rows->data(), int(rows->size()), avx512::table().passes};
   return table;
 }
 
@@ -63,12 +63,9 @@ const Isa isas[] = {
     {avx512::table, has_avx512},
     {avx2::table, has_avx2},
     {generic::table, always},
-#if MSCTX_WITH_EMULATED == 512
+#ifdef MSCTX_WITH_EMULATED
     {with_others<amx_fp16_emulated::table>, has_avx512},
     {with_others<amx_emulated::table>, has_avx512},
-#elif MSCTX_WITH_EMULATED == 2  // vectors in software, too
-    {with_others<amx_fp16_emulated::table, avx2::table>, has_avx2},
-    {with_others<amx_emulated::table, avx2::table>, has_avx2},
 #endif
 };
 #else

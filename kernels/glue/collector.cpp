@@ -24,10 +24,8 @@
 #include "glue/observed.h"
 #include "glue/overflow.h"
 #include "glue/readers.h"
-#include "glue/recent.h"
-#include "glue/rows.h"
 #include "glue/running.h"
-#include "glue/seen.h"
+#include "glue/rows.h"
 #include "msctx/api.h"
 #include "msctx/choices.h"
 #include "msctx/json.h"
@@ -180,12 +178,6 @@ void see(
       tensor.has_statistics &= one.by->statistics, tensor.has_digest &= one.by->digests;
       if (!one.by->statistics && !one.by->tensors && tensor.unread == unconvertible) tensor.unread.clear();
     }
-}
-
-Reading of_overflow(const Reader& by) {
-  Reading found = of_reader(by, !by.files.empty());
-  found.of_any_layout = true;
-  return found;
 }
 
 Reading of_error(const Reader& by) {
@@ -350,8 +342,8 @@ void finish(const at::RecordFunction& fn, const Here& here, Context& at) {
   for (const Reader& one : at.config->readers) {
     if (!one.overflow || !has_overflowed(at, one.overflow, results)) continue;
     Row found = row;
-    found.inputs = seen(at.arguments, row, "input", of_overflow(one), found.problem, &at.before);
-    found.outputs = seen(results, row, "output", of_overflow(one), found.problem);
+    found.inputs = seen(at.arguments, row, "input", of_reader(one, !one.files.empty()), found.problem, &at.before);
+    found.outputs = seen(results, row, "output", of_reader(one, !one.files.empty()), found.problem);
     found.attributes = attributes_of(at.arguments, op);
     hand_over(one, std::move(found), 1);
   }

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "glue/cuda.h"
-#include "glue/cuda_driver.h"
+#include "glue/cuda_depthwise.h"
 
 namespace msctx::glue {
 namespace {

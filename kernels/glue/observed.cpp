@@ -1,8 +1,6 @@
 #include "glue/observed.h"
 
 #include <ATen/Functions.h>
-#include <ATen/NestedTensorImpl.h>
-#include <ATen/SparseCsrTensorUtils.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -97,22 +95,6 @@ const char* why_unreadable(const at::Tensor& t) {
   return is_whole ? nullptr : "without memory";
 }
 
-at::Tensor values_of(const at::Tensor& t) {
-  at::Tensor found = t;
-  if (!t.defined() || is_wrapped(t)) return {};
-  if (t.is_nested()) {
-    const auto* nested = at::native::get_nested_tensor_impl(t);
-    found = at::native::nested_tensor_impl_is_contiguous(nested) ? nested->get_buffer() : at::Tensor();
-  } else if (t.layout() == at::kSparse) {
-    found = t._values();
-  } else if (at::sparse_csr::is_sparse_compressed(t)) {
-    found = t.values();
-  } else if (t._is_zerotensor()) {
-    found = at::zeros({}, t.options());
-  }
-  return is_readable(found) ? found : at::Tensor();
-}
-
 bool has_nonfinite(const at::Tensor& given) {
   if (!given.is_floating_point() && !given.is_complex()) return false;
   int64_t times;
@@ -154,8 +136,7 @@ static Statistics statistics_of(const at::Tensor& on_host, Fingerprint* print) {
 Statistics statistics_of(const at::Tensor& t) { return statistics_of(on_host(t), nullptr); }
 
 std::optional<Statistics> known_of(const at::Tensor& t) try {
-  const at::Tensor values = values_of(t);
-  return values.defined() ? std::optional(statistics_of(values)) : std::nullopt;
+  return is_readable(t) ? std::optional(statistics_of(t)) : std::nullopt;
 } catch (const std::exception&) {  // of a dtype that torch converts to no other
   return std::nullopt;
 }

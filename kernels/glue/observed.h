@@ -25,13 +25,11 @@ class Unseen {
 // Why it is no plain dense tensor: a subclass, traced, wrapped, without data, of another layout. nullptr: it is one.
 const char* why_unreadable(const at::Tensor&);
 inline bool is_readable(const at::Tensor& t) { return !why_unreadable(t); }
-// What a tensor of any layout stores, as a plain dense one: itself, or a sparse or nested one's values. Undefined: it cannot be read.
-at::Tensor values_of(const at::Tensor&);
 // Whether a subclass or a transform computes one of the tensors by operators of its own.
 bool has_wrapped(at::ArrayRef<c10::IValue>);
 bool has_nonfinite(const at::Tensor&);  // of floating-point and complex ones
 Statistics statistics_of(const at::Tensor&);
-std::optional<Statistics> known_of(const at::Tensor&);  // of its values; nothing where they cannot be read
+std::optional<Statistics> known_of(const at::Tensor&);  // nothing where it cannot be read
 // Of the values in logical order, their dtype and shape: the same for any strides. With `statistics` also those, in one pass over a
 // contiguous tensor; those of others are read as they lie in memory.
 uint64_t digest_of(const at::Tensor&, Statistics* statistics = nullptr);

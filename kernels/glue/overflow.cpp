@@ -28,13 +28,12 @@ int kinds_of_number(const c10::IValue& value) {
   return std::isnan(found) ? number_nan : std::isinf(found) ? number_inf : 0;
 }
 
-// What of a tensor of any layout is not finite.
-int kinds_of(const at::Tensor& t) {
-  const at::Tensor values = values_of(t);
-  return values.defined() && has_nonfinite(values) ? kinds_of(statistics_of(values)) : 0;
-}
+// What of a dense tensor is not finite.
+int kinds_of(const at::Tensor& t) { return is_readable(t) && has_nonfinite(t) ? kinds_of(statistics_of(t)) : 0; }
 
-bool may_hold_nonfinite(const at::Tensor& t) { return (t.is_floating_point() || t.is_complex()) && !values_of(t).defined(); }
+bool may_hold_nonfinite(const at::Tensor& t) {
+  return (t.is_floating_point() || t.is_complex()) && !is_readable(t) && !t._is_zerotensor();
+}
 
 // A tensor without dimensions may stand for a number that is written in the program.
 int as_given(const Operator& op, const at::Tensor& t, int kinds) {

@@ -2,6 +2,9 @@
 #include "glue/precision_policy.h"
 
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/to_ops.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <algorithm>
@@ -20,6 +23,7 @@ constexpr int base = 40, digits = 4, most = base * base * base * base;  // dtype
 constexpr std::array<c10::DeviceType, digits> digit_devices{at::kIPU, at::kMAIA, at::kHPU, at::kXLA};
 
 std::mutex& lock = fork_safe_mutex();
+std::mutex& casts_lock = fork_safe_mutex();  // of all policies
 struct Registry {
   std::deque<PrecisionPolicy> policies;
   std::map<std::pair<int, int>, int> overruled;  // the first number of a combination, what of it is overruled → the number of that
@@ -80,6 +84,40 @@ int number_for(const Combination& combination, int wanted) {
 }
 
 }  // namespace
+
+at::Tensor KeptCasts::get(const at::Tensor& tensor, c10::ScalarType to, int64_t& count) {
+  const void* at = tensor.const_data_ptr();
+  const c10::TensorImpl* key = tensor.unsafeGetTensorImpl();
+  {
+    const std::lock_guard<std::mutex> guard(casts_lock);
+    const auto found = kept_.find(key);
+    if (found != kept_.end() && !found->second.of.expired() && found->second.at == at && found->second.cast.scalar_type() == to &&
+        found->second.cast.sizes() == tensor.sizes() && found->second.cast.strides() == tensor.strides())
+      return found->second.cast;
+  }
+  count++;
+  at::Tensor made;
+  {
+    const c10::InferenceMode ordinary(false);  // it may be used later where graphs are recorded
+    const at::NoGradGuard unrecorded;
+    made = at::_ops::to_dtype::call(tensor.detach(), to, false, false, std::nullopt);
+  }
+  std::vector<at::Tensor> gone;  // freed when the lock is not held
+  const std::lock_guard<std::mutex> guard(casts_lock);
+  for (auto one = kept_.begin(); one != kept_.end();) {
+    const bool is_dead = one->second.of.expired() || one->first == key;
+    if (is_dead) gone.push_back(std::move(one->second.cast));
+    one = is_dead ? kept_.erase(one) : std::next(one);
+  }
+  kept_.insert({key, {decltype(Kept::of)(tensor.getIntrusivePtr()), at, made}});
+  return made;
+}
+
+void KeptCasts::drop() {
+  std::unordered_map<const c10::TensorImpl*, Kept> gone;
+  const std::lock_guard<std::mutex> guard(casts_lock);
+  gone.swap(kept_);
+}
 
 uint8_t code_of(const Json& dtype) {
   if (dtype.text == "origin") return origin;

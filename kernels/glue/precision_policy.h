@@ -1,16 +1,16 @@
 // In which dtype operators compute: policies, numbered combinations of them for the devices, and what is in force in a thread.
 #pragma once
 
-#include <c10/core/ScalarType.h>
+#include <ATen/core/Tensor.h>
 
 #include <array>
 #include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
-#include "glue/kept_casts.h"
 #include "msctx/api.h"
 #include "msctx/json.h"
 
@@ -50,6 +50,22 @@ struct PrecisionCounts {
   // by the dtype computed in; casts inserted; repeated in float32; traced, for code that runs elsewhere; of backward passes, and under a
   // torch.autocast inside, by dtype
   std::atomic<int64_t> calls[kinds_of_dtype]{}, casts{0}, again{0}, traced{0}, backward[kinds_of_dtype]{}, overruled[kinds_of_dtype]{};
+};
+
+// Weights in the dtype that a policy computes in, by tensor, kept from call to call while frozen_weights promises that they do not change.
+class KeptCasts {
+ public:
+  // The tensor in another dtype, outside autograd: only for tensors whose cast is not to be recorded. `made` counts the casts.
+  at::Tensor get(const at::Tensor& tensor, c10::ScalarType to, int64_t& made);
+  void drop();
+
+ private:
+  struct Kept {
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> of;  // no other tensor gets its address as long as this is here
+    const void* at;
+    at::Tensor cast;
+  };
+  std::unordered_map<const c10::TensorImpl*, Kept> kept_;
 };
 
 struct PrecisionPolicy {

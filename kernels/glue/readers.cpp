@@ -7,7 +7,7 @@
 #include <tuple>
 #include <utility>
 
-#include "glue/recent.h"
+#include "glue/running.h"
 #include "msctx/api.h"
 #include "msctx/process.h"
 

@@ -1,7 +1,10 @@
-// What runs now in each thread, for a watchdog.
+// What runs now in each thread, for a watchdog; and the last operators of the process.
 #pragma once
 
+#include <ATen/core/ivalue.h>
+
 #include "glue/operators.h"
+#include "glue/rows.h"
 
 namespace msctx::glue {
 
@@ -15,5 +18,12 @@ struct Running {
 // In this thread. Returns what ran until then: an operator of which Python, or nothing.
 Running begin_running(const Running&);
 void end_running(const Running& before);
+
+struct Recent;
+// One more, which runs.
+Recent* remember(const Row&, at::ArrayRef<c10::IValue> arguments);
+// It has ended.
+void finish(Recent*, const Row&, bool has_failed);
+std::string recent_as_json();
 
 }  // namespace msctx::glue

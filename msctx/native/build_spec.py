@@ -21,11 +21,10 @@ AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512cd", "
 VECTORS = {"generic": (), "avx2": ("-mavx2", "-mfma"), "avx512": AVX512}
 """Instruction sets that all of cpu/*.cpp is compiled for."""
 # GCC 12 takes what its own headers leave undefined on purpose for a mistake
-INTRINSICS = (*AVX512, "-Wno-uninitialized", "-Wno-maybe-uninitialized")
-TILES = dict.fromkeys(("amx", "amx_fp16"), (*INTRINSICS, "-Icpu/amx"))
+TILES = dict.fromkeys(("amx", "amx_fp16"), (*AVX512, "-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Icpu/amx"))
 """Those with a matrix unit: cpu/amx/*.cpp is compiled for them, and what that does not compute is left to avx512."""
-SOFTWARE = ("-O2", "-mavx2", "-mfma", "-mf16c", "-Wno-psabi", "-DMSCTX_EMULATED_VECTORS")
-"""In the place of INTRINSICS where the processor lacks it."""
+EMULATED = {f"{isa}_emulated": (*flags, "-DMSCTX_EMULATED_TILES") for isa, flags in TILES.items()}
+"""Those in software, for tests on a processor with AVX-512: not in the library that is used."""
 FLAGS = ("-std=c++20", "-fPIC", "-pthread", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra")
 SUFFIXES = (".cpp", ".h", ".hpp", ".inc")
 TORCH = "<torch>"
@@ -44,12 +43,6 @@ def _is_x86() -> bool:
     return platform.machine().lower() in ("x86_64", "amd64")
 
 
-def emulated(has_avx512: bool) -> dict[str, tuple[str, ...]]:
-    """TILES with a matrix unit in software, and its vectors where need be: for tests, not in the library that is used."""
-    vectors = INTRINSICS if has_avx512 else SOFTWARE
-    return {f"{isa}_emulated": (*vectors, "-Icpu/amx", "-DMSCTX_EMULATED_TILES") for isa in TILES}
-
-
 def _runtime() -> tuple[str, ...]:
     """The file of libstdc++ in this process; none where torch is built with another."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
@@ -57,7 +50,7 @@ def _runtime() -> tuple[str, ...]:
         return tuple(path for path in [*paths][:1] if Path(path).is_file())
 
 
-def _has_avx512() -> bool:
+def has_avx512() -> bool:
     with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
         flags = next((line.split() for line in file if line.startswith("flags")), [])
     return all(flag.removeprefix("-m") in flags for flag in AVX512)
@@ -132,7 +125,6 @@ def spec_of(product: str, sanitize: str, sources: Path | None) -> BuildSpec:
     import torch
 
     root, with_torch = (sources or KERNEL_SOURCES).resolve(), product != "kernels"
-    is_emulated = product != "library"
     # use-after-scope: what unrolled loops keep in registers would each be watched, which takes minutes to compile
     no_scope = "-fno-sanitize-address-use-after-scope"
     # -g1: the lines that a report names; with the variables, which it does not, compiling takes nearly twice as long
@@ -145,7 +137,8 @@ def spec_of(product: str, sanitize: str, sources: Path | None) -> BuildSpec:
     files = read_sources(root, SUFFIXES)
     if not with_torch:
         files = {name: data for name, data in files.items() if not name.startswith("glue/")}
-    x86, has_avx512 = _is_x86(), _has_avx512()
+    x86 = _is_x86()
+    emulated = EMULATED if product != "library" and has_avx512() else {}
 
     def units(folder: str, *more: str) -> list[Unit]:
         return [Unit(n, (*flags, *more)) for n in files if re.fullmatch(rf"{folder}/[^/]+\.cpp", n)]
@@ -153,11 +146,10 @@ def spec_of(product: str, sanitize: str, sources: Path | None) -> BuildSpec:
     def of_isa(folder: str, isa: str, flags: tuple[str, ...]) -> list[Unit]:
         return units(folder, *flags, f"-DMSCTX_ISA={isa}", f"-Icpu/isa/{isa.removesuffix('_emulated')}")
 
-    tiles = ({**TILES, **(emulated(has_avx512) if is_emulated else {})}) if x86 else {}
+    tiles = {**TILES, **emulated} if x86 else {}
     by_isa = [of_isa("cpu", isa, f) for isa, f in VECTORS.items() if x86 or isa == "generic"]
     by_isa += [of_isa("cpu/amx", isa, f) for isa, f in tiles.items()]
-    with_emulated = (f"-DMSCTX_WITH_EMULATED={512 if has_avx512 else 2}",) if is_emulated else ()
-    once = units("common", *(("-DMSCTX_WITH_X86", *with_emulated) if x86 else ()))
+    once = units("common", *(("-DMSCTX_WITH_X86", *(["-DMSCTX_WITH_EMULATED"] if emulated else ())) if x86 else ()))
     include = ("-isystem", f"{TORCH}/include", "-isystem", f"{TORCH}/include/torch/csrc/api/include")
     glue = units("glue", "-I.", "-fopenmp", "-DNDEBUG", *include)  # torch was built so, and its classes are laid out by it
     # The linker keeps the first copy of an inline function: one for every processor must come before those for newer ones

@@ -1,9 +1,8 @@
-"""The C++ code under sanitizers: every row on small problems on every instruction set, the allocator, the emulated vectors."""
+"""The C++ code under sanitizers: every row on small problems on every instruction set, the allocator."""
 
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from sanitizers import check, program, run_sanitized, runtime_libraries
@@ -12,18 +11,6 @@ from msctx.native import build
 from msctx.shipped import KERNEL_SOURCES
 
 HERE = Path(__file__).parent
-QUADS = np.hstack([np.arange(16).reshape(4, 4), np.arange(16, 32).reshape(4, 4)])
-"""Of two vectors, what lies in the same 16 bytes."""
-RIGHT = {
-    "unpacklo_ps": QUADS[:, [0, 4, 1, 5]],
-    "unpackhi_ps": QUADS[:, [2, 6, 3, 7]],
-    "unpacklo_pd": QUADS[:, [0, 1, 4, 5]],
-    "unpackhi_pd": QUADS[:, [2, 3, 6, 7]],
-    "shuffle_ps": QUADS[:, [1, 3, 6, 4]],
-    "shuffle_f32x4": np.arange(32).reshape(8, 4)[[0, 2, 5, 7]],
-    "permutex2var_ps": np.arange(3, 3 + 7 * 16, 7) % 32,
-    "sizes": np.array([192 + 2 * 3072, 192 + 25 * 3072]),
-}
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +43,3 @@ def test_threads_use_the_allocator_at_random(sanitizers: str, tmp_path: Path) ->
     refused, broken = map(int, re.findall(r"\d+", output))
     assert refused > 0
     assert broken == 0
-
-
-@pytest.mark.full
-def test_every_lane_of_emulated_vectors_is_the_right_one(tmp_path: Path) -> None:
-    """Those that stand in for AVX-512, on every processor."""
-    folders = [f"-I{KERNEL_SOURCES / name}" for name in ("include", "cpu/amx", "cpu/isa/amx")]
-    macros = [f"-D{macro}" for macro in ("MSCTX_EMULATED_VECTORS", "MSCTX_EMULATED_TILES", "MSCTX_ISA=amx_emulated")]
-    # -O0: or the compiler leaves out what is written before an object is made there
-    flags = ("-O0", "-fno-sanitize-recover=undefined", "-Wno-psabi", *macros, *folders)
-    output = program(tmp_path, "address,undefined", [HERE / "software_vectors.cpp"], flags)
-    found = {name: [int(lane) for lane in lanes] for name, *lanes in (line.split() for line in output.splitlines())}
-    assert found == {name: lanes.ravel().tolist() for name, lanes in RIGHT.items()}

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from msctx.native import build
+from msctx.native import build, build_spec
 
 HERE = Path(__file__).parent
-pytestmark = pytest.mark.full
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(not build_spec.has_avx512(), reason="the matrix unit is emulated on AVX-512"),
+]
 PARTS = {
     "amx_fp16_emulated": ("fp16x3", "int8x6", "bf16x9", "bf16x6", "bf16x3", "tf32"),
     "amx_emulated": ("int8x6", "bf16x6", "bf16x3", "tf32"),

@@ -59,10 +59,6 @@ def product_with(given: torch.Tensor, size: float = 300.0) -> torch.Tensor:
     return torch.baddbmm(given, keys, -keys.mT)
 
 
-def nested(value: float) -> torch.Tensor:
-    return torch.nested.nested_tensor([torch.full((2,), value), torch.full((3,), value)])
-
-
 MIXED = torch.stack([torch.full((4,), INF), torch.full((4,), 3e38)])
 """A row of infinities that are meant, and one that a sum makes infinite."""
 
@@ -119,10 +115,6 @@ PRODUCED: dict[str, tuple[str, Run]] = {
             torch.tensor([[1e20], [-1e20]]), None, None, torch.zeros(1), torch.ones(1), True, 0.1, 1e-5
         ),
     ),
-    "sparse": ("aten::mul", lambda: (torch.full((2, 2), 3e38).to_sparse() * 10).to_dense()),
-    "sparse in a product": ("aten::mul", lambda: torch.sparse.mm(torch.full((2, 2), 3e38).to_sparse() * 10, torch.ones(2, 2))),
-    "sparse rows": ("aten::mul", lambda: (torch.full((2, 2), 3e38).to_sparse_csr() * 10) @ torch.ones(2)),
-    "nested": ("aten::mul", lambda: (nested(3e38) * 10).to_padded_tensor(0.0)),
 }
 
 

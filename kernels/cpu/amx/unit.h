@@ -2,7 +2,7 @@
 // Instructions are written out, since compilers know them by options of their own; MSCTX_EMULATED_TILES computes them in software.
 #pragma once
 
-#include "../isa/avx512/intrinsics.h"
+#include <immintrin.h>
 
 #include <cstdint>
 #include <cstring>

@@ -1,15 +1,36 @@
-// What ran, and why: one row for each distinct call, counted. Their number is bounded: what has not been used for longest goes first.
+// Where rules hold. And what ran, and why: one row for each distinct call, counted; what has not been used for longest goes first.
 #pragma once
 
 #include <atomic>
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
-#include "msctx/rules.h"
+#include "msctx/call.h"
+#include "msctx/json.h"
 
 namespace msctx {
+
+// Where a rule holds. The same conditions are one object: policies note in it what books ask of it.
+class Conditions {
+ public:
+  // `rule`: a ConvRule of Python's (msctx/options/conv_rules.py).
+  static std::shared_ptr<Conditions> of(const Json& rule);
+
+  // `any_module`: or may, for a call whose module is not known yet.
+  bool hold_for(const ConvText&, bool any_module = false) const;
+
+  // A call was compared with them; `books` as in count.
+  void note(bool held, int64_t books);
+  // Whether calls that began when this many books had been opened, or more, were compared with them, and they held for none.
+  bool failed_since(int64_t books) const { return compared_ >= books && held_ < books; }
+
+ private:
+  std::vector<std::pair<std::string, std::string>> all_;
+  std::atomic<int64_t> compared_{-1}, held_{-1};  // the largest `books` so far
+};
 
 struct Choice {
   std::string direction, asked, ran, provider, math;

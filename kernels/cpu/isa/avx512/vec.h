@@ -1,7 +1,7 @@
 // Sixteen floats: AVX-512.
 #pragma once
 
-#include "intrinsics.h"
+#include <immintrin.h>
 
 namespace msctx::avx512 {
 
