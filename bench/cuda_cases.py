@@ -88,9 +88,8 @@ def building(device: torch.device) -> list[Case]:
                 "seconds": round(time.perf_counter() - began, 1),
                 "cached": all(report.cached for report in reports),
                 "compiler": reports[0].compiler,
-                "kernels": len(reports),
-                "within_budget": sum(report.is_good for report in reports),
-                "beyond": {r.kernel.name: r.error or ", ".join(r.exceeded) for r in reports if not r.is_good},
+                "modules": len(reports),
+                "failed": {str(report.module): report.error for report in reports if report.error},
             }
         )
 

@@ -53,9 +53,9 @@ def pairs(rows: Rows) -> Lines:
 def builds(rows: Rows) -> Lines:
     for row in rows:
         text = f"{row['what']}: {row['seconds']} s, {'from the cache' if row['cached'] else 'compiled'}, {row['compiler']}"
-        if "kernels" in row:
-            text += f"; {row['within_budget']} of {row['kernels']} within their budgets"
-            text += "".join(f"\n  {name}: {why}" for name, why in row["beyond"].items())
+        if "modules" in row:
+            text += f"; {row['modules'] - len(row['failed'])} of {row['modules']} modules compiled"
+            text += "".join(f"\n  {name}: {why}" for name, why in row["failed"].items())
         yield text
 
 

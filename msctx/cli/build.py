@@ -59,17 +59,13 @@ def _build_core(verbose: bool) -> dict[str, Any]:
 
 
 def _build_cuda(archs: list[str], verbose: bool, json_: bool) -> None:
-    """Compile every kernel of the manifest, print the report, and end with 1 where one failed or exceeds its budget."""
+    """Compile every module of the manifest, print the report, and end with 1 where one failed."""
     from msctx.native.cuda import build
 
-    def show(module: object, arch: str, log: str) -> None:
-        if verbose:
-            print(f"{module} for {arch}\n{log}", file=sys.stderr)
-
-    reports = build.build(archs, done=show)
+    reports = build.build(archs)
     listed = [report.as_dict() for report in reports]
-    emit(listed, json_, lambda: render.kernels_table(listed))
-    if not json_:
-        for error in dict.fromkeys(f"{r.kernel.module}, {r.arch}: {r.error}" for r in reports if r.error):
-            print(error, file=sys.stderr)
-    raise typer.Exit(0 if all(report.is_good for report in reports) else 1)
+    emit(listed, json_, lambda: render.modules_table(listed))
+    for report in reports:
+        if text := report.error or report.log * verbose:
+            print(f"{report.module} for {report.arch}\n{text}", file=sys.stderr)
+    raise typer.Exit(1 if any(report.error for report in reports) else 0)

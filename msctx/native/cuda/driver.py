@@ -1,4 +1,4 @@
-"""The CUDA driver by ctypes: loads a cubin into the context that is current and launches its kernels on a given stream.
+"""The CUDA driver by ctypes: loads a cubin into the context that is current.
 
 PyTorch makes the device's primary context current in each thread that uses a GPU; nothing is created here.
 """
@@ -6,14 +6,13 @@ PyTorch makes the device's primary context current in each thread that uses a GP
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
 from functools import lru_cache
 from typing import Any
 
 from msctx.errors import NativeError
-from msctx.native.cuda.depthwise import Launch
 
 LIBRARY = "libcuda.so.1"
 MAJOR, MINOR = 75, 76
@@ -35,15 +34,6 @@ class Kernels:
         self._module = c_void_p()
         _check(self._driver.cuModuleLoadData(byref(self._module), c_char_p(cubin)), "cuModuleLoadData")
         self._functions: dict[str, c_void_p] = {}
-
-    def launch(self, launch: Launch, pointers: Mapping[str, int], stream: int) -> None:
-        """Put *launch* on *stream* (a CUstream, as torch's ``cuda_stream``); *pointers* are the addresses of its tensors."""
-        values = [*(c_void_p(pointers[name]) for name in launch.tensors), launch.parameters]
-        arguments = (c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        code = self._driver.cuLaunchKernel(
-            self.function(launch.kernel), launch.grid, 1, 1, launch.threads, 1, 1, 0, c_void_p(stream), arguments, None
-        )
-        _check(code, f"{launch.kernel}: cuLaunchKernel")
 
     def function(self, name: str) -> c_void_p:
         """The CUfunction of a kernel."""
@@ -111,7 +101,6 @@ def _driver() -> Any:
     driver.cuThreadExchangeStreamCaptureMode.argtypes = [c_void_p]
     driver.cuModuleLoadData.argtypes = [c_void_p, c_char_p]
     driver.cuModuleGetFunction.argtypes = [c_void_p, c_void_p, c_char_p]
-    driver.cuLaunchKernel.argtypes = [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p]
     driver.cuInit.argtypes = [c_uint]
     _check_with(driver, driver.cuInit(0), "cuInit")
     return driver

@@ -1,4 +1,4 @@
-"""Every kernel of kernels/cuda as data: which module has it, how many threads run it, and what it may take of a processor."""
+"""Every kernel of kernels/cuda as data: which module has it, and how many threads run it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,6 @@ LAYOUTS = ("nchw", "channels_last")
 WINDOWS = ((3, 1), (3, 2), (5, 1), (5, 2), (7, 1))
 """Square windows and strides with kernels of their own; all else, and all of float64, is computed by the general one."""
 THREADS = {"fprop": 128, "dgrad": 128, "wgrad": 128}
-REGISTERS = {
-    "fprop": {0: 72, 3: 64, 5: 96, 7: 168},
-    "dgrad": {0: 72, 3: 80, 5: 128, 7: 112},
-    "wgrad": {0: 136, 3: 80, 5: 128, 7: 176},
-}
-"""Budgets by the extent of the window (0: any). Times threads, a processor's 65536 hold two blocks at the least."""
-AT_ONCE = 8
-"""Taps that are summed over a block's threads at once: ``at_once`` of depthwise_wgrad.cu."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +27,11 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """An ``extern "C"`` symbol of a module. *shared* and *dynamic_shared* are bytes a block, *registers* a thread's; budgets all."""
+    """An ``extern "C"`` symbol of a module, and how many threads a block of it has."""
 
     name: str
     module: Module
     threads: int
-    shared: int
-    registers: int
-    dynamic_shared: int = 0
-    spills: int = 0
 
 
 def name(op: str, dtype: str, layout: str, window: int = 0, stride: int = 0) -> str:
@@ -68,15 +56,15 @@ def _kernels() -> dict[str, Kernel]:
         for dtype, element in DTYPES.items():
             general = ("GENERAL_ONLY",) if dtype == "float64" else ()
             module = Module(f"depthwise_{op}.cu", (f"ELEMENT={element}", *general))
-            shared = AT_ONCE * threads * sum_size(dtype) if op == "wgrad" else 0
             windows = ((0, 0),) if general else ((0, 0), *WINDOWS)
             for layout in LAYOUTS:
                 for window, stride in windows:
                     symbol = name(op, dtype, layout, window, stride)
-                    found.append(Kernel(symbol, module, threads, shared, REGISTERS[op][window]))
+                    found.append(Kernel(symbol, module, threads))
             if op == "wgrad":
-                found.append(Kernel(finish(dtype), module, threads, 0, 48))
+                found.append(Kernel(finish(dtype), module, threads))
     return {kernel.name: kernel for kernel in found}
 
 
 KERNELS = _kernels()
+MODULES = tuple(dict.fromkeys(kernel.module for kernel in KERNELS.values()))

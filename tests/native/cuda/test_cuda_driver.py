@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import CDLL, addressof, c_void_p
 from typing import Any
 
 import pytest
@@ -70,8 +71,13 @@ def run(
     places = {**given, TARGET[op]: torch.full_like(given[TARGET[op]], float("nan"))}
     places["workspace"] = torch.full((workspace(p, op, general),), 0x7F, dtype=torch.uint8, device="cuda")
     for launch in launches(p, op, general):
-        pointers = {name: places[name].data_ptr() for name in launch.tensors}
-        loaded[launch.kernel].launch(launch, pointers, torch.cuda.current_stream().cuda_stream)
+        values = [*(c_void_p(places[name].data_ptr()) for name in launch.tensors), launch.parameters]
+        arguments = (c_void_p * len(values))(*map(addressof, values))
+        stream = c_void_p(torch.cuda.current_stream().cuda_stream)
+        kernel = loaded[launch.kernel].function(launch.kernel)
+        assert not CDLL(driver.LIBRARY).cuLaunchKernel(
+            kernel, launch.grid, 1, 1, launch.threads, 1, 1, 0, stream, arguments, None
+        )
     return places[TARGET[op]]
 
 
