@@ -13,7 +13,7 @@ from torch import nn
 
 import msctx
 from msctx.errors import MsctxWarning
-from msctx.memory import watched
+from msctx.native import watched
 from msctx.run.config import read
 from msctx.run.runner import run_experiment
 from msctx.switches import torch_dynamo

@@ -12,7 +12,7 @@ from msctx.context.blocks import Context, close_late
 from msctx.context.bound import Bound
 from msctx.context.scopes import end_stranded, in_force, stack
 from msctx.dynamo import outside_dynamo
-from msctx.memory.watched import OF_PROCESS
+from msctx.native.watched import OF_PROCESS
 from msctx.notices import user_frame
 from msctx.options import Layer
 from msctx.options.layers import layer_of, with_preset

@@ -20,9 +20,9 @@ from msctx.dynamo import call_outside, untraced
 from msctx.effects import NEED_CORE
 from msctx.errors import MsctxWarning, RestoreError, ScopeError, StrictError
 from msctx.graph import report
-from msctx.memory.watched import Watched
 from msctx.native import precisions
 from msctx.native.choices import Tally
+from msctx.native.watched import Watched
 from msctx.notices import warn
 from msctx.options import Layer, Settings
 from msctx.options.conv_rules import RULES

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msctx.context.base import BASE, explain
 from msctx.context.blocks import Context
 from msctx.context.scopes import Scope, stack
-from msctx.memory.watched import Watched
+from msctx.native.watched import Watched
 from msctx.options import Layer, Settings
 from msctx.signals import uninterrupted
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from msctx.memory import watched
+from msctx.native import watched
 from msctx.options import Layer, option_of
 from msctx.options.ascend import SPEED_UP
 from msctx.plan import Plan, Row

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msctx import locks
 from msctx.errors import ScopeError
-from msctx.native.models import paths_of
+from msctx.native.watched import paths_of
 
 if TYPE_CHECKING:
     from torch import nn

@@ -92,8 +92,7 @@ def _call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         known[wanted] = Forms(types.FunctionType(_forward.__code__.replace(co_name=name), globals(), name), wanted)
     outer, backend.here.module = backend.here.module, module
     try:
-        with module_calls.entered(module):
-            return _run_shaped(known[wanted], wanted, module, args, kwargs)
+        return module_calls.inside(module, functools.partial(_run_shaped, known[wanted], wanted, module, args, kwargs))
     finally:
         backend.here.module = outer
 

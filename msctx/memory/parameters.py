@@ -22,7 +22,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from msctx.errors import SwitchError
-from msctx.memory import offload, watched
+from msctx.memory import offload
+from msctx.native import watched
 from msctx.options.kinds import Size
 from msctx.signals import uninterrupted
 from msctx.tables import in_words

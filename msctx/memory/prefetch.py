@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from msctx.memory import watched
+from msctx.native import watched
 
 _wanted: dict[str, bool | None] = {"forward": None, "backward": None}
 _found: dict[str, WeakKeyDictionary[Any, tuple[list[Any], list[Any]]]] = {way: WeakKeyDictionary() for way in _wanted}

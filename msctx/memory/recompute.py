@@ -18,9 +18,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from msctx.memory import offload, watched
+from msctx.memory import offload
 from msctx.memory.meter import Meter, room_under_caps
 from msctx.memory.trial import trial, unchanged
+from msctx.native import watched
 from msctx.notices import warn
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)

@@ -12,7 +12,7 @@ from torch import distributed as dist
 from torch import nn
 
 from msctx import notices
-from msctx.memory import watched
+from msctx.native import watched
 
 BUNDLE = 4 * 25 * 2**20
 """Bytes from which a bundle of buckets is sent; DDP's buckets have 25 MiB."""

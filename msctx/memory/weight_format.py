@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from msctx.errors import SwitchError
-from msctx.memory import watched
 from msctx.memory.parameters import can_move, memory_of, plainly
+from msctx.native import watched
 
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """Number of axes of a weight → the memory format with channels last."""

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from msctx import locks
-from msctx.native import core, models
+from msctx.native import core, watched
 from msctx.native.scope_counter import ScopeCounter
 from msctx.options.conv_rules import PRODUCT, ConvRule, rules_of
 from msctx.signals import uninterrupted
@@ -200,9 +200,9 @@ class Tally(ScopeCounter):
 def _unmatched(rule: ConvRule) -> str:
     option, what = ("matmul_algo_rules", "product") if rule.is_of_products else ("conv_algo_rules", "convolution")
     hint, names = "", [pattern for field, pattern in rule.conditions if field == "module"]
-    if names and not models.OPEN:
+    if names and not watched.OPEN:
         hint = "; ctx.watch(model) makes the paths of a model's modules known"
-    elif any(fnmatchcase(path, name) for name in names for model in models.open_ones() for path in model.paths):
+    elif any(fnmatchcase(path, name) for name in names for model in watched.open_ones() for path in model.paths):
         hint = (
             "; a watched model has this module: it was not called, or by code with copies of its weights (scripted, exported)"
         )

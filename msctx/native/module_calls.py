@@ -11,18 +11,21 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msctx import locks
-from msctx.native import models
+from msctx.native import watched
 from msctx.native.installed import Held
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+R = TypeVar("R")
 
 
 class Call:
@@ -36,7 +39,7 @@ class Call:
 
     __slots__ = ("frame", "leaves", "place")
 
-    def __init__(self, frame: int, place: models.Place | None) -> None:
+    def __init__(self, frame: int, place: watched.Place | None) -> None:
         self.frame, self.place = frame, place
         self.leaves: list[Callable[[], object]] = []
 
@@ -61,11 +64,9 @@ class _Here(threading.local):
 
 _here = _Here()
 _lock = locks.plain()
-_clients: dict[Enter, tuple[int, bool]] = {}
-_enters: tuple[Enter, ...] = ()
-"""The outermost first."""
+_clients: list[tuple[int, bool, Enter]] = []
+"""The outermost first: its order, whether it wants to know of modules that no watched model has, and what is called."""
 _has_all = False
-"""Whether somebody wants to know of modules that no watched model has."""
 WARNS = r"Using `torch.compile\(module\)` when there are global hooks"
 """Torch's warning that a compiled module and its wrapper are two calls, which all that is called here knows."""
 _FILTER = ("ignore", re.compile(WARNS), UserWarning, None, 0)
@@ -73,22 +74,20 @@ _FILTER = ("ignore", re.compile(WARNS), UserWarning, None, 0)
 
 def put(enter: Enter, order: int, *, all_modules: bool) -> None:
     """Call *enter* with each module that is called, or with those of watched models; *order*: 0 is the innermost."""
-    with _lock:
-        _clients[enter] = order, all_modules
-        _renew()
+    _change(enter, [(order, all_modules, enter)])
 
 
 def take(enter: Enter) -> None:
+    _change(enter, [])
+
+
+def _change(enter: Enter, by: list[tuple[int, bool, Enter]]) -> None:
+    global _clients, _has_all
     with _lock:
-        _clients.pop(enter, None)  # an interruption may have come in between
-        _renew()
-
-
-def _renew() -> None:
-    global _enters, _has_all
-    _enters = tuple(sorted(_clients, key=lambda enter: -_clients[enter][0]))
-    _has_all = any(all_modules for _, all_modules in _clients.values())
-    _installed.hold(bool(_clients))
+        others = [client for client in _clients if client[2] != enter]
+        _clients = sorted(others + by, key=lambda client: -client[0])
+        _has_all = any(all_modules for _, all_modules, _ in _clients)
+        _installed.hold(bool(_clients))
 
 
 @cache
@@ -99,7 +98,7 @@ def _hooks() -> tuple[tuple[Any, Callable[..., None]], ...]:
 
     def before(module: nn.Module, args: Any) -> None:
         if not is_dynamo_compiling():  # is_compiling() holds for all threads while one of them compiles
-            _begin(module, sys._getframe(2))
+            _begin(module, 2)
             return
         from torch._dynamo.comptime import comptime
 
@@ -107,8 +106,7 @@ def _hooks() -> tuple[tuple[Any, Callable[..., None]], ...]:
 
     def after(module: nn.Module, args: Any, result: Any) -> None:
         if not is_dynamo_compiling() and _here.calls:
-            caller: Any = sys._getframe(1)  # after an exception ``_call_impl`` itself calls the hooks
-            _end(caller if caller.f_code.co_name == "_call_impl" else caller.f_back)
+            _end(sys._getframe(1))
 
     passed_over(before, after)
     return (register_module_forward_pre_hook(before), before), (register_module_forward_hook(after, always_call=True), after)
@@ -137,19 +135,27 @@ _installed = Held(_install)
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
-def _begin(module: nn.Module, frame: FrameType) -> None:
-    """*frame*: of ``nn.Module._call_impl``, in which another function calls the hooks."""
+def _begin(module: nn.Module, depth: int) -> None:
+    """*depth*: how far out the function is that runs the module, and its hooks."""
     calls = _here.calls
-    if calls:
-        drop_ended(frame)
-    if (place := models.place_of(module)) is None and not _has_all:
+    if calls and not _is_around(calls[-1].frame):
+        drop_ended(sys._getframe(depth))
+    if (place := watched.place_of(module)) is None and not _has_all:
         return
-    call = Call(id(frame), place)
+    call = Call(id(sys._getframe(depth)), place)
     calls.append(call)  # first: where Ctrl-C ends this, the next call undoes it
-    for enter in _enters:
+    for _, _, enter in _clients:
         enter(module, call)
     if not call.leaves:
         calls.pop()
+
+
+def _is_around(frame: int) -> bool:
+    """Whether this is the ``forward`` of a module that calls another one, as a rule; searching all frames takes longer."""
+    try:
+        return id(sys._getframe(7)) == frame
+    except ValueError:
+        return False
 
 
 def _end(frame: FrameType) -> None:
@@ -158,6 +164,8 @@ def _end(frame: FrameType) -> None:
         if calls[depth].frame == number:
             _leave(depth)
             return
+    if frame.f_code.co_name == "_call_impl":  # after an exception, which has ended the function that ran the module
+        drop_ended(frame)
 
 
 def _leave(depth: int) -> None:
@@ -169,7 +177,7 @@ def _leave(depth: int) -> None:
 
 
 def drop_ended(frame: FrameType | None = None) -> None:
-    """Leave the calls that Ctrl-C or SystemExit has ended, for which torch runs no hook. *frame* is of a call that begins."""
+    """Leave the calls that have ended without torch's hook, by Ctrl-C or SystemExit. *frame* is of a call that begins or ends."""
     calls, inside = _here.calls, frame or sys._getframe()
     while calls:
         number, around = calls[-1].frame, inside.f_back
@@ -185,18 +193,15 @@ def running() -> list[Call]:
     return _here.calls
 
 
-@contextmanager
-def entered(module: nn.Module) -> Iterator[None]:
-    """A call of a module that is compiled as a whole: its hooks are in the compiled code."""
-    if not _enters:
-        yield
-        return
-    frame = sys._getframe()
+def inside(module: nn.Module, run: Callable[[], R]) -> R:
+    """Run what a module is compiled to as a whole: its hooks are in the compiled code."""
+    if not _clients:
+        return run()
     try:
-        _begin(module, frame)
-        yield
+        _begin(module, 1)
+        return run()
     finally:
-        _end(frame)
+        _end(sys._getframe())
 
 
 # --- compiled code ----------------------------------------------------------------------------------------------------

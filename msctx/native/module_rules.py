@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from msctx import notices
-from msctx.native import models, module_calls, precision
+from msctx.native import module_calls, precision, watched
 from msctx.native.installed import Held
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class _Entry(NamedTuple):
     """The call of a named module that runs: what it puts in force, and what was before."""
 
-    place: models.Place
+    place: watched.Place
     policies: precision.Policies
     before: int
     number: int
@@ -69,7 +69,7 @@ _LOST = (
 )
 
 
-def _inside(place: models.Place, policies: precision.Policies) -> int | None:
+def _inside(place: watched.Place, policies: precision.Policies) -> int | None:
     """The number of *policies* inside a module; ``None``: no rule acts on it."""
     for model, path in reversed([*place.paths.items()]):
         for policy in policies.values():
@@ -108,7 +108,7 @@ def _number(policies: precision.Policies, stack: list[_Entry]) -> int:
 def _is_named(module: nn.Module) -> bool:
     """Whether a rule names a module, which is not the one that is compiled as a whole, inside its rules."""
     policies = [policy for policy in precision.here.policies.values() if policy.modules]
-    if not policies or (place := models.place_of(module)) is None or (_entered.stack and _entered.stack[-1].place is place):
+    if not policies or (place := watched.place_of(module)) is None or (_entered.stack and _entered.stack[-1].place is place):
         return False
     return any(_match(path, policy) is not None for path in [*place.paths.values()] for policy in policies)
 

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from msctx import locks, notices
 from msctx._version import __version__
 from msctx.errors import NativeError
-from msctx.native import cache_tag, core, models
-from msctx.native.models import Model
+from msctx.native import cache_tag, core, watched
+from msctx.native.watched import Model
 from msctx.options import operators
 from msctx.options.precision_rules import ACCELERATE, PRECISION, Precision, PrecisionRule, precision_of
 
@@ -103,7 +103,7 @@ class _ActsOn(NamedTuple):
         return model in self.carried or (model.is_open and model not in self.hidden)
 
     def models(self) -> frozenset[Model]:
-        return self.carried | (models.open_ones() - self.hidden)
+        return self.carried | (watched.open_ones() - self.hidden)
 
 
 class _Here(threading.local):
@@ -226,7 +226,7 @@ def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None
     if checkpoint is not None:
         noted = c.msctx_precision_again(checkpoint.number)
         here.around.append((here.policies, here.acts_on))
-        here.policies, here.acts_on = checkpoint.policies, _ActsOn(checkpoint.models, models.open_ones())
+        here.policies, here.acts_on = checkpoint.policies, _ActsOn(checkpoint.models, watched.open_ones())
     if noted == -2:
         raise NativeError(_TOO_MANY)
     if noted >= 0 <= place and noted >> place & 1:

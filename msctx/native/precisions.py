@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from msctx.native import models, precision, precision_switch, scaled_steps
+from msctx.native import precision, precision_switch, scaled_steps, watched
 from msctx.native.scope_counter import ScopeCounter
 from msctx.options.precision_rules import LEAVE, precision_of
 from msctx.signals import uninterrupted
@@ -110,7 +110,7 @@ def unmatched(layers: Iterable[Layer], since: int) -> list[str]:
     for setting in (setting for layer in layers for setting in layer.settings.values()):
         if setting.option.name in ("op_precision_mode", "customize_dtypes"):
             names = (setting.content or {}).get("ByNodeName", ())
-            for name in models.unmatched(names, since):
+            for name in watched.unmatched(names, since):
                 found.append(
                     f"{setting.spelling}: no module is named {name}; ctx.watch(model) makes the names of a model's modules known"
                 )

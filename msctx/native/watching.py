@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from msctx.native import core, models
+from msctx.native import core, watched
 from msctx.native.installed import AtWork
-from msctx.native.models import Model
+from msctx.native.watched import Model
 from msctx.signals import uninterrupted
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def watch(model: Model, module: nn.Module) -> None:
 
 def _forget_models(library: core.Core) -> None:
     """Those that are gone, though modules of theirs live on in others."""
-    alive = {model.number for model, _ in models.alive()} | {model.number for model in models.open_ones()}
+    alive = {model.number for model, _ in watched.alive()} | {model.number for model in watched.open_ones()}
     for key in [key for key in _modules if key[2] not in alive]:
         _, place = _modules.pop(key)
         library.c.msctx_unwatch(place.storage, place.offset, key[1], key[2])
@@ -116,7 +116,7 @@ def turn(model: Model, on: bool) -> None:
 def begin(library: core.Core) -> None:
     """Send a library that is new what was watched before."""
     library.c.msctx_look_for_weights(_look)
-    for model in models.open_ones():
+    for model in watched.open_ones():
         library.c.msctx_watch_model(model.number, True)
     _look_again(library)
 
@@ -135,7 +135,7 @@ def _look(now: int) -> int:
 def _look_again(library: core.Core) -> None:
     with _looking():
         library.c.msctx_watch_looks()
-        changed = [_look_at(library, model.number, module) for model, module in models.alive()]
+        changed = [_look_at(library, model.number, module) for model, module in watched.alive()]
         _Next.enough = 1 if any(changed) else min(2 * _Next.enough, max(1, len(_modules)))
         _Next.misses = 0
 
@@ -145,7 +145,7 @@ def _look_at(library: core.Core, number: int, model: nn.Module) -> bool:
     from torch.nn.parameter import is_lazy
 
     changed = False
-    for path, module in models.paths_of(model):
+    for path, module in watched.paths_of(model):
         weight, is_computed = _weight(module)
         if weight is None or is_lazy(weight) or weight.ndim < 2 or _has_no_storage(weight):
             continue  # torch.func's wrappers are in the place of parameters for a while
@@ -175,4 +175,6 @@ def _has_no_storage(weight: torch.Tensor) -> bool:
         return True
 
 
+watched.CHANGED.append(watch)
+watched.TURNED.append(turn)
 core.when_loaded(begin)

@@ -8,8 +8,7 @@ from fnmatch import fnmatchcase
 
 from msctx import notices
 from msctx.errors import did_you_mean
-from msctx.memory import watched
-from msctx.native import core, models
+from msctx.native import core, watched
 from msctx.observers import collector
 from msctx.observers.collector import Reader, known_operators
 from msctx.options.observation import DeterministicExcept
@@ -46,7 +45,7 @@ class ExceptReader(Reader):
     def end_step(self) -> None:
         """Warn of names that have not been met and that nothing has: another operator may be one that runs later."""
         paths = (
-            {path for model in watched.models() for path, _ in models.paths_of(model)} if self._unmet - _operators else set()
+            {path for model in watched.models() for path, _ in watched.paths_of(model)} if self._unmet - _operators else set()
         )
         left = [pattern for pattern in self._unmet - _operators if not _means_any(pattern, paths)]
         names = {name for operator in known_operators() for name in _names_of(operator)} if left else set()

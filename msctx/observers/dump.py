@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 from msctx import notices
 from msctx.errors import did_you_mean
-from msctx.memory import watched
-from msctx.native import models
-from msctx.observers import collector, files, modules, scope_names, steps
+from msctx.native import watched
+from msctx.observers import collector, files, modules, steps
 from msctx.observers.collector import BITS, Reader, Row, dtype_of, known_operators
 from msctx.observers.dump_layouts import MindSpore, MsProbe
 from msctx.options import operators
@@ -131,12 +130,12 @@ class DumpReader(Reader):
         """At the modules of watched models, and what the model around each is called: by its class, unless a module has that path."""
         if (moment := watched.now()) == self._moment:
             return
-        found = [(model, path, module) for model in watched.models() for path, module in models.paths_of(model)]
+        found = [(model, path, module) for model in watched.models() for path, module in watched.paths_of(model)]
         paths = {path for _, path, _ in found}
         roots: weakref.WeakKeyDictionary[nn.Module, set[str]] = weakref.WeakKeyDictionary()
         for model, _, module in found:
             name = type(model).__name__
-            roots[module] = roots.get(module, set()) | ({name, scope_names.of_root(name)} - paths)
+            roots[module] = roots.get(module, set()) | ({name, modules.of_root(name)} - paths)
         self._roots, self._names, self._moment = roots, paths.union(*roots.values()), moment
 
     def begin(self) -> None:

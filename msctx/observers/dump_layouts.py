@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from msctx import notices
 from msctx.native.module_calls import Call
-from msctx.observers import files, modules, scope_names
+from msctx.observers import files, modules
 from msctx.observers.collector import ASK_AGAIN, Row, dtype_of, kind_of
 from msctx.options.observation import Dump
 
@@ -96,7 +96,7 @@ class MindSpore:
                     parts = (kind, name, 0, 0, row["began"], side, slot, "DefaultFormat.npy")
                     files.move(given, place / ".".join(map(str, parts)))
                 if "min" in tensor and self._settings.data != "tensor":
-                    scope = "_".join((*scope_names.parts(row["module"]), name))
+                    scope = "_".join((*modules.parts(row["module"]), name))
                     self._tables[place].append([kind, scope, 0, 0, row["began"], side, slot, *self._described(tensor)])
         if sum(map(len, self._tables.values())) > MOST:
             self.flush()

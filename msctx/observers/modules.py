@@ -1,32 +1,39 @@
-"""Names the module whose forward pass runs, for the collector: by its path in a watched model, while it collects."""
+"""The names of modules: of the one whose forward pass runs, for the collector; in dumps; and as ranges in profiles.
+
+A path in a watched model (``net.fc``) is written ``Default/net-Net/fc-Linear``, or without classes ``Default/net/fc``.
+"""
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import defaultdict
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.profiler import record_function
 
 from msctx import locks
-from msctx.native import core, models, module_calls
-from msctx.observers import scope_names
+from msctx.native import core, module_calls, watched
 
 if TYPE_CHECKING:
     from torch import nn
 
 _lock = locks.reentrant()
 _on = False
+_library: Any = None
 
 
 class _Shown:
-    """How a module is shown, as long as the same models are watched: *path* is "" for a model itself."""
+    """How a module is shown: *path* is "" for a model itself."""
 
     def __init__(self, path: str, module: nn.Module) -> None:
-        self.moment = -1
         self.path = path
         self.name = f"{path}.{type(module).__name__}"
         with _lock:
-            self.number = _number_of(path or scope_names.of_root(type(module).__name__), module)
+            self.number = _number_of(path or of_root(type(module).__name__), module)
 
 
 _numbers: defaultdict[str, list[int]] = defaultdict(list)
@@ -35,16 +42,15 @@ _modules: dict[int, weakref.ref[nn.Module]] = {}
 
 
 def _number_of(path: str, module: nn.Module) -> int:
-    """The number of a module that is gone is taken again."""
-    numbers = _numbers[path]
-    mine = [number for number in numbers if _modules[number]() is module] or [
-        number for number in numbers if _modules[number]() is None
-    ]
-    if not mine:
-        mine = [core.load().c.msctx_module(path)]
-        numbers += mine
-    _modules[mine[0]] = weakref.ref(module)
-    return mine[0]
+    """A number of this path; that of a module that is gone is taken again."""
+    for number in _numbers[path]:
+        if _modules[number]() in (module, None):
+            break
+    else:
+        number = core.load().c.msctx_module(path)
+        _numbers[path].append(number)
+    _modules[number] = weakref.ref(module)
+    return number
 
 
 def module_at(number: int) -> nn.Module | None:
@@ -57,30 +63,29 @@ def _enter(module: nn.Module, call: module_calls.Call) -> None:
     """In compiled code this is not called: see compiled_places.py."""
     shown = _shown(call.place)
     if shown is None and _names_all:
-        _name(models.unwrapped(module))
-        call.place = models.place_of(module)
+        _unwatched.add(model := watched.record(watched.unwrapped(module)))
+        watched.name(model)
+        call.place = watched.place_of(module)
         shown = _shown(call.place)
     if shown is not None:
-        library = core.load().c
-        call.leaves.append(partial(library.msctx_enter_module, library.msctx_module_here()))  # a node's, in a backward pass
-        library.msctx_enter_module(shown.number)
+        enter = _library.msctx_enter_module
+        call.leaves.append(partial(enter, _library.msctx_module_here()))  # in a backward pass, a node has one
+        enter(shown.number)
 
 
-def _shown(place: models.Place | None) -> _Shown | None:
+def _shown(place: watched.Place | None) -> _Shown | None:
     """How a module is shown: by its first path in an open model that is not the model itself."""
     if place is None:
         return None
+    if place.moment != (moment := watched.moment()):
+        paths = [path for model, path in [*place.paths.items()] if model.is_open or model in _unwatched]
+        module, path = place(), next(filter(None, paths), "")
+        if not paths or module is None:
+            place.shown = None
+        elif place.shown is None or place.shown.path != path:
+            place.shown = _Shown(path, module)
+        place.moment = moment
     shown: _Shown | None = place.shown
-    if shown is not None and shown.moment == models.now():
-        return shown
-    paths = [path for model, path in [*place.paths.items()] if model.is_open or model in _unwatched]
-    module = place()
-    if not paths or module is None:
-        return None
-    path = next(filter(None, paths), "")
-    if shown is None or shown.path != path:
-        shown = place.shown = _Shown(path, module)
-    shown.moment = models.now()
     return shown
 
 
@@ -105,21 +110,21 @@ def around() -> list[tuple[module_calls.Call, str]]:
 
 def turn(*, on: bool) -> None:
     """Whether the collector collects."""
-    global _on
+    global _on, _library
     with _lock:
         if on == _on:
             return
-        _on = on
+        _on, _library = on, core.load().c
         if on:
             module_calls.put(_enter, 1, all_modules=_names_all)
         else:
             module_calls.take(_enter)
     if not on:
-        core.load().c.msctx_enter_module(None)
+        _library.msctx_enter_module(None)
 
 
 _names_all = False
-_unwatched: weakref.WeakSet[models.Model] = weakref.WeakSet()
+_unwatched: weakref.WeakSet[watched.Model] = weakref.WeakSet()
 
 
 def name_unwatched() -> None:
@@ -128,6 +133,116 @@ def name_unwatched() -> None:
     _names_all = True
 
 
-def _name(module: nn.Module) -> None:
-    _unwatched.add(model := models.record(module))
-    models.name(model, module)
+# --- how names are written ----------------------------------------------------------------------------------------------
+
+
+class _Here(threading.local):
+    with_classes: bool = True
+    """Whether names have classes, a matter of each thread as in MindSpore."""
+
+
+_here = _Here()
+
+
+def with_classes() -> bool:
+    """Whether the names of this thread have classes."""
+    return _here.with_classes
+
+
+def write_with_classes(classes: bool) -> None:
+    _here.with_classes = classes
+
+
+_ROOT = " (root)"
+
+
+def of_root(name: str) -> str:
+    """What stands for a model itself, in the place of a path, by the name of its class."""
+    return f"{name}{_ROOT}"
+
+
+@lru_cache(1)
+def _classes(moment: int) -> dict[str, set[str]]:
+    """Path → the classes that watched models have there: those that are acted on, else those of contexts that were left."""
+    found: dict[bool, defaultdict[str, set[str]]] = {is_open: defaultdict(set) for is_open in (False, True)}
+    for model, module in watched.alive():
+        for path, one in watched.paths_of(module):
+            found[model.is_open][path].add(class_of(one))
+    return found[False] | found[True]
+
+
+def _class_at(path: str) -> str:
+    """ "": no watched model has a module there, models have modules of several classes, or a container that is never called."""
+    classes = [*_classes(watched.moment()).get(path, ())]
+    return classes[0] if len(classes) == 1 else ""
+
+
+def class_of(module: nn.Module) -> str:
+    from torch import nn
+
+    return type(module).__name__ if type(module).forward is not nn.Module.forward else ""
+
+
+def parts(path: str) -> list[str]:
+    """``net.fc`` → Default, net-Net, fc-Linear; of a model itself → Default."""
+    return ["Default", *_named("" if path.endswith(_ROOT) else path, _class_at if with_classes() else _no_class)]
+
+
+def in_model(model: nn.Module, *, classes: bool) -> dict[nn.Module, str]:
+    """Each module → ``Default/net-Net/fc-Linear``."""
+    paths = {module: path.removesuffix("_orig_mod").removesuffix(".") for path, module in watched.paths_of(model)}
+    by_path = {path: class_of(module) for module, path in paths.items()}
+    name = by_path.__getitem__ if classes else _no_class
+    return {module: "/".join(["Default", *_named(path, name)]) for module, path in paths.items()}
+
+
+def _named(path: str, class_at: Callable[[str], str]) -> Iterator[str]:
+    keys = [*filter(None, path.split("."))]
+    for end, key in enumerate(keys, 1):
+        kind = class_at(".".join(keys[:end]))
+        yield f"{key}-{kind}" if kind else key
+
+
+def _no_class(path: str) -> str:
+    return ""
+
+
+# --- ranges in profiles -------------------------------------------------------------------------------------------------
+
+
+class _Ranges(threading.local):
+    def __init__(self) -> None:
+        self.open: list[record_function] = []
+        self.names: dict[nn.Module, str] = {}
+
+
+class ModuleRanges:
+    """What compiled code calls has no range: the module that it belongs to has."""
+
+    def __init__(self, *, classes: bool) -> None:
+        self._classes = classes
+        self._here = _Ranges()
+
+    def begin(self) -> None:
+        module_calls.put(self._enter, 2, all_modules=True)
+
+    def end(self) -> None:
+        module_calls.take(self._enter)
+
+    def _enter(self, module: nn.Module, call: module_calls.Call) -> None:
+        here = self._here
+        if not torch.autograd.profiler._is_profiler_enabled:
+            return
+        if not here.open:
+            here.names = in_model(module, classes=self._classes)
+        name = here.names.get(module, type(module).__name__)
+        if not here.open or name != here.open[-1].name:  # else it is torch.compile's wrapper of the same
+            call.leaves.append(partial(self._leave, len(here.open)))
+            here.open.append(record_function(name))
+            here.open[-1].__enter__()
+
+    def _leave(self, depth: int) -> None:
+        while len(self._here.open) > depth:
+            self._here.open.pop().__exit__(None, None, None)
+        if not self._here.open:
+            self._here.names = {}

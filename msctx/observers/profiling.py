@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from msctx.notices import warn
 from msctx.observers import files, steps
-from msctx.observers.module_ranges import ModuleRanges
+from msctx.observers.modules import ModuleRanges
 from msctx.observers.slots import Slot
 
 MOST_STEPS = 100

@@ -10,8 +10,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from msctx import notices
-from msctx.memory import watched
-from msctx.native import distributed
+from msctx.native import distributed, watched
 from msctx.native.distributed import in_words
 from msctx.observers import steps
 from msctx.observers.slots import Slot

@@ -18,8 +18,8 @@ from msctx.context.scopes import Ran
 from msctx.errors import Diagnostic, EntryFailed, FileError, RecordError
 from msctx.graph.faults import explained
 from msctx.inspection import diff, environment, state
-from msctx.memory import watched as models
 from msctx.native import choices, precisions, tuning, tuning_file
+from msctx.native import watched as models
 from msctx.notices import warn
 from msctx.plan import Plan
 from msctx.run import ranks

@@ -90,8 +90,8 @@ SWITCHES = (
     _slot("observers.graph_files", "msctx.graph.files:SLOT", _no_folder),
     Switch(
         name="observers.class_names",
-        read=reading("msctx.observers.scope_names:with_classes", True),
-        write=writing("msctx.observers.scope_names:write", True),
+        read=reading("msctx.observers.modules:with_classes", True),
+        write=writing("msctx.observers.modules:write_with_classes", True),
         scope="thread",
     ),
     _gradients("observers.check_bprop", "msctx.observers.checked_gradients:NODES"),

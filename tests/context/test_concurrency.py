@@ -15,7 +15,7 @@ import msctx
 from msctx.context import ledger
 from msctx.context.ledger import HELD
 from msctx.errors import MsctxWarning, ScopeError
-from msctx.memory import watched
+from msctx.native import watched
 
 
 def test_overlapping_scopes_in_two_threads(exact_state: State) -> None:

@@ -136,7 +136,7 @@ def test_forked_children_enter_contexts_and_keep_what_they_are_born_with(passes:
         child(work)
 
         from concurrent.futures import ThreadPoolExecutor
-        from msctx.memory import watched
+        from msctx.native import watched
 
         model, theirs = torch.nn.Conv2d(1, 1, 1), msctx.context()
         with ThreadPoolExecutor(1) as pool:

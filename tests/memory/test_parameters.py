@@ -21,7 +21,8 @@ SETUP = """
     from contextlib import contextmanager
     from torch import nn
     from torch.nn import functional as F
-    from msctx.memory import offload, parameters, watched
+    from msctx.memory import offload, parameters
+    from msctx.native import watched
 
     @contextmanager
     def placed(place):

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import msctx
-from msctx.native import models, module_rules
+from msctx.native import module_rules, watched
 
 X = torch.ones(2, 4)
 FP16, FP32 = torch.float16, torch.float32
@@ -78,7 +78,7 @@ def test_no_entry_looks_at_the_modules(monkeypatch, customs):
     ctx.watch(model)
     with ctx:  # where it loads the core, that looks once
         pass
-    monkeypatch.setattr(models, "paths_of", lambda *args, found=models.paths_of: (looks.append("all"), found(*args))[1])
+    monkeypatch.setattr(watched, "paths_of", lambda *args, found=watched.paths_of: (looks.append("all"), found(*args))[1])
     monkeypatch.setattr(
         module_rules, "_inside", lambda *args, found=module_rules._inside: (looks.append("one"), found(*args))[1]
     )

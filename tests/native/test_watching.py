@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as fn
 
 import msctx
-from msctx.native import watching
+from msctx.native import watched, watching
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -170,10 +170,10 @@ def test_a_rule_that_matched_nothing_is_an_error_where_nothing_may_be_left_out(
 
 def test_weights_that_are_cast_are_resolved_by_their_shape_where_one_module_has_it() -> None:
     model, alike = Net(), nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3))
-    for watched, paths in ((model, {*PATHS}), (alike, {""})):
+    for one, paths in ((model, {*PATHS}), (alike, {""})):
         with asking("fprop", "gemm") as ctx, torch.autocast("cpu", torch.bfloat16):
-            ctx.watch(watched)
-            watched(X)
+            ctx.watch(one)
+            one(X)
         assert {row.module for row in ctx.choices()} == paths
         assert {row.problem.dtype for row in ctx.choices()} == {"bfloat16"}
     with asking("fprop", "gemm") as ctx:
@@ -216,8 +216,8 @@ def test_rules_hold_inside_a_scope_where_weights_are_exchanged(what: str, kind: 
 
 def test_a_model_is_looked_at_again_only_where_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A context that watches it anew in every step costs little, and still knows what was exchanged between the steps."""
-    model, looks, look = Net(), [], watching.watch
-    monkeypatch.setattr(watching, "watch", lambda *given: (looks.append(given), look(*given)))
+    model, looks = Net(), []
+    monkeypatch.setattr(watched, "CHANGED", [lambda *given: looks.append(given), watching.watch])
 
     def step() -> list[str]:
         with msctx.context(conv_algo_rules={"head": "gemm"}) as ctx:

@@ -200,13 +200,27 @@ def test_a_module_that_raises_is_left() -> None:
         assert ended(reader) == [("neg", "")]
 
 
+# --- how they are written --------------------------------------------------------------------------------------------
+
+
+def test_with_and_without_classes() -> None:
+    model = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(1, 1)]), "fc": nn.Sequential(nn.ReLU())})
+    with msctx.context().watch(model):
+        assert modules.parts("fc.0") == ["Default", "fc-Sequential", "0-ReLU"]
+        assert modules.parts("layers.0") == ["Default", "layers", "0-Linear"], "nobody calls a ModuleList"
+        with msctx.context(reserve_class_name_in_scope=False):
+            assert modules.parts("fc.0") == ["Default", "fc", "0"]
+        assert modules.parts("") == ["Default"]
+        assert modules.parts("unknown") == ["Default", "unknown"]
+
+
 # --- what it costs ----------------------------------------------------------------------------------------------------
 
 
 def test_no_entry_looks_at_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first call of one in it does."""
-    looks, look = [], modules.models.paths_of
-    monkeypatch.setattr(modules.models, "paths_of", lambda model: (looks.append(model), look(model))[1])
+    looks, look = [], modules.watched.paths_of
+    monkeypatch.setattr(modules.watched, "paths_of", lambda model: (looks.append(model), look(model))[1])
     model = net()
     with msctx.context().watch(model):
         looks.clear()

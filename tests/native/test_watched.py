@@ -15,9 +15,8 @@ from torch import nn
 
 import msctx
 from msctx.errors import MsctxWarning
-from msctx.memory import parameters, watched
-from msctx.native import models as registry
-from msctx.native import watching
+from msctx.memory import parameters
+from msctx.native import watched, watching
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -222,13 +221,13 @@ def test_entering_does_not_look_at_the_modules(monkeypatch: pytest.MonkeyPatch) 
         with ctx:
             model(x)
             other(x)
-    assert len(looked) <= 2 * len(registry.alive()), "the other's weight might have become one of the model's"
+    assert len(looked) <= 2 * len(watched.alive()), "the other's weight might have become one of the model's"
     looked.clear()
     model[3].weight.data = torch.randn(3, 3, 3, 3)
     for _ in range(calls_until_a_look()):
         with ctx:
             model(x)
-    assert len(looked) == len(registry.alive()), "once, since a weight was met that nobody had named"
+    assert len(looked) == len(watched.alive()), "once, since a weight was met that nobody had named"
     assert {row.module: row.calls for row in ctx.choices()}["3"] >= 12
 
 
@@ -240,11 +239,11 @@ def test_models_of_the_process_that_die_are_no_longer_open() -> None:
         base.watch(nn.Linear(1, 1))
     gc.collect()
     assert watched.models() == [kept]
-    assert len(registry.OPEN) == len(watched.OF_PROCESS._models) == 1
+    assert len(watched.OPEN) == len(watched.OF_PROCESS._models) == 1
     del kept
     gc.collect()
     assert watched.models() == []
-    assert not registry.OPEN
+    assert not watched.OPEN
 
 
 def test_two_threads_train_two_watched_models() -> None:
