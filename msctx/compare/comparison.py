@@ -28,6 +28,7 @@ from msctx.options import make_layer
 from msctx.options.conv_rules import ASKED, PRODUCT, RULES
 from msctx.options.precision_rules import PRECISION
 from msctx.plan import DONE
+from msctx.run.ending import terminable
 from msctx.run.sweep import run_point, why, words_of
 
 TORCH, AGAIN = "", "\0"
@@ -254,7 +255,7 @@ def _run_experiment(comparison: Comparison, watch: Watch) -> Result:
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in choices}
     partial, late = "", f"--quick ends after {comparison.total or 0:.0f} seconds; leave it out to run the other choices, too"
     deadline = None if comparison.total is None else time.perf_counter() + comparison.total
-    with tempfile.TemporaryDirectory(prefix="msctx-compare-") as folder, Children(Path(folder)) as children:
+    with tempfile.TemporaryDirectory(prefix="msctx-compare-") as folder, Children() as children, terminable():
         try:
             for done, (number, name) in enumerate(runs):
                 watch(done, len(runs), {TORCH: "torch", AGAIN: "torch again"}.get(name, name))

@@ -72,7 +72,7 @@ def find() -> Compiler:
 def run(children: Children, command: Sequence[str], result: Path, *, cwd: Path, scratch: Path) -> Compiled:
     """Run a compiler that is to leave *result*. Its messages are in English; temporary files are in *scratch*, for the user alone."""
     env = {**os.environ, "LC_ALL": "C", "TMPDIR": str(scratch)}
-    done = children.run(command, cwd, scratch, env=env, umask=0o077, stderr=subprocess.STDOUT)
+    done = children.run(command, cwd, env=env, umask=0o077, stderr=subprocess.STDOUT)
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
         why = f"was killed by {name}" + " (is there too little memory?)" * (name == "SIGKILL")

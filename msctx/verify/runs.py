@@ -64,7 +64,7 @@ class Process:
 
         def run() -> None:
             try:
-                done = children.run(command, scratch=folder, pass_fds=(theirs,))
+                done = children.run(command, pass_fds=(theirs,))
                 self._end = f"the process exited with code {done.returncode}\n{done.stderr.strip()}".strip()
             finally:
                 os.close(theirs)
@@ -93,7 +93,7 @@ class Process:
 @contextmanager
 def running(file: str | None, sides: Sequence[Side], task: Message) -> Iterator[list[Process]]:
     """Start a process for each side; none is left when the block is."""
-    with TemporaryDirectory(prefix="msctx-verify-") as folder, ExitStack() as ended, Children(Path(folder)) as children:
+    with TemporaryDirectory(prefix="msctx-verify-") as folder, ExitStack() as ended, Children() as children:
         started = [Process(children, file, side, Path(folder) / str(number), task) for number, side in enumerate(sides)]
         for one in started:
             ended.callback(one.close)

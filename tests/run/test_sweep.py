@@ -251,23 +251,6 @@ def waits(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str],
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        ("run", "train.yaml", "--sweep", "args.number=1,2", "--out", "out"),
-        pytest.param(("compare", "train.yaml", "--axis", "deterministic=ON"), marks=pytest.mark.full),
-    ],
-    ids=["sweep", "compare"],
-)
-def test_whoever_is_killed_takes_the_run_with_it(waits: Any, tmp_path: Path, words: tuple[str, ...]) -> None:
-    process, runs = waits(*words)
-    assert all(map(is_running, runs))
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    until(lambda: not any(map(is_running, runs)))
-    until(lambda: not [*(tmp_path / "tmp").glob("msctx-compare-*")])
-
-
-@pytest.mark.parametrize(
     ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.full), (signal.SIGTERM, -signal.SIGTERM)]
 )
 def test_ctrl_c_and_sigterm_let_the_run_write_its_record(waits: Any, tmp_path: Path, number: int, code: int) -> None:
