@@ -107,7 +107,7 @@ class Settings:
         for layer in own:
             for lost, _ in layer.lost:
                 self._highest.setdefault(lost.option.name, None)
-            self._highest.update(_highest(layer))
+            self._highest |= _highest(layer)
 
     def all(self, name: str, device: str) -> list[Setting]:
         """Every setting of an option that applies to a device, the winning one first."""
@@ -134,8 +134,7 @@ class Settings:
 
     def _at(self, device: str) -> _OnDevice:
         if device not in self._on:
-            below = self._below._on.get(device) if self._below is not None else None
-            self._on[device] = _OnDevice(self.layers, device, below)
+            self._on[device] = _OnDevice(self.layers, device, self._below._on.get(device) if self._below else None)
         return self._on[device]
 
     def __iter__(self) -> Iterator[str]:
@@ -167,67 +166,54 @@ class Overridden(NamedTuple):
 
 
 class _OnDevice:
-    """What layers come to on one device."""
+    """What layers come to on one device; *below* is that of the outer ones, if it is known."""
 
-    def __init__(self, layers: Sequence[Layer], device: str, below: _OnDevice | None = None) -> None:
+    def __init__(self, layers: Sequence[Layer], device: str, below: _OnDevice | None) -> None:
         self.count = len(layers)
         self.laid: dict[str, list[Setting]] = {}  # before options yield by a rule that always holds
-        self.rivals: list[Setting] = []  # what of that may take another's place, the innermost first
         self.yielded: list[Overridden] = []
+        self.rivals: list[Setting] = []  # what of it may take another's place, the innermost first
         self.level: dict[str, int] = {}  # name → the layer of the setting in force, from the outermost
-        rest = below.count if below and below.takes(layers[below.count :]) else 0
-        for level in reversed(range(rest, len(layers))):
-            self._lay(layers[level], level, device)
-        if below and rest:
-            for name, found in below.laid.items():
+        outer = below if below and below.stays_under(layers[below.count :]) else None
+        for number in reversed(range(outer.count if outer else 0, len(layers))):
+            layer = layers[number]
+            self.yielded += [Overridden(s, by, True) for s, by in layer.lost if s.device in (None, device)]
+            here = self._spelled_best(layer, device)
+            lost = {s.spelling: yields for s in here if (yields := _yields(s, here, self.rivals, device))}
+            self.yielded += lost.values()
+            for setting in here:
+                if setting.spelling not in lost:
+                    self.laid.setdefault(setting.option.name, []).append(setting)
+                    self.rivals += [setting] if setting.option.name in rules.YIELDING else []
+                    self.level.setdefault(setting.option.name, number)
+        if outer:
+            for name, found in outer.laid.items():
                 self.laid.setdefault(name, []).extend(found)
-            self.rivals += below.rivals
-            self.yielded += below.yielded
-            self.level = {**below.level, **self.level}
+            self.rivals, self.yielded = self.rivals + outer.rivals, self.yielded + outer.yielded
+            self.level = {**outer.level, **self.level}
         beaten = _beaten([found[0] for found in self.laid.values()], device)
         gone = {setting.option.name for setting, _ in beaten}
         self.found = {name: found for name, found in self.laid.items() if name not in gone}
-        self.overridden = [
-            *self.yielded,
-            *(Overridden(s, by, self.level[by.option.name] > self.level[s.option.name]) for s, by in beaten),
-        ]
+        inner = [Overridden(s, by, self.level[by.option.name] > self.level[s.option.name]) for s, by in beaten]
+        self.overridden = self.yielded + inner
 
-    def takes(self, more: Sequence[Layer]) -> bool:
-        """Whether these stay as they are under more layers: no option in them takes another's place, or names a file anew."""
-        files = {file for name in self.laid for file in _files(name)}
-        return not any(
-            s.option.name in rules.YIELDING or s.option.name in files for layer in more for s in layer.settings.values()
-        )
+    def stays_under(self, more: Sequence[Layer]) -> bool:
+        """Whether no option of more layers takes the place of another, or names a file anew."""
+        names = {setting.option.name for layer in more for setting in layer.settings.values()}
+        return names.isdisjoint(rules.YIELDING) and names.isdisjoint(file for name in self.laid for file in _files(name))
 
-    def _lay(self, layer: Layer, level: int, device: str) -> None:
-        """Lay a layer under those laid already."""
-        mine = sorted((s for s in layer.settings.values() if s.device in (None, device)), key=lambda s: -s.rank)
-        self.yielded += [Overridden(s, by, True) for s, by in layer.lost if s.device in (None, device)]
-        order = {spelling: n for n, spelling in enumerate(layer.settings)}
-        for setting in self._take([s for s in mine if not self._is_named_anew(s)], order, device):
-            self.laid.setdefault(setting.option.name, []).append(setting)
-            self.rivals += [setting] if setting.option.name in rules.YIELDING else []
-            self.level.setdefault(setting.option.name, level)
-
-    def _is_named_anew(self, setting: Setting) -> bool:
-        """Whether the file that a setting is a key of was named anew further in."""
-        return any(_is_part(setting, whole) for name in _files(setting.option.name) for whole in self.laid.get(name, ()))
-
-    def _take(self, mine: Sequence[Setting], order: Mapping[str, int], device: str) -> list[Setting]:
-        """What is in force of one layer, set in an *order*, under those laid already."""
-        here: dict[str, Setting] = {}
-        for setting in mine:
-            if (winner := here.setdefault(setting.option.name, setting)) is not setting:
-                meant = winner.place == setting.place or order[winner.spelling] > order[setting.spelling]
+    def _spelled_best(self, layer: Layer, device: str) -> list[Setting]:
+        """Of each option in a layer the spelling that wins, but for keys of a file that was named anew further in."""
+        found: dict[str, Setting] = {}
+        mine = [s for s in layer.settings.values() if s.device in (None, device)]
+        for setting in sorted(mine, key=lambda s: -s.rank):
+            if any(_is_part(setting, whole) for name in _files(setting.option.name) for whole in self.laid.get(name, ())):
+                continue
+            if (winner := found.setdefault(setting.option.name, setting)) is not setting:
+                meant = winner.place == setting.place or mine.index(winner) > mine.index(setting)
                 grouped = (winner.rank, setting.rank) == (1, 0) and meant
                 self.yielded.append(Overridden(setting, winner, winner.value == setting.value or grouped))
-        taken: list[Setting] = []
-        for setting in here.values():
-            if (lost := _yields(setting, here.values(), self.rivals, device)) is not None:
-                self.yielded.append(lost)
-            else:
-                taken.append(setting)
-        return taken
+        return [*found.values()]
 
 
 def _beaten(settings: Sequence[Setting], device: str) -> list[tuple[Setting, Setting]]:
