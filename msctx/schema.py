@@ -97,7 +97,8 @@ def dump() -> str:
 def _dictionary(group: str, spellings: dict[str, str], groups: Iterable[str]) -> dict[str, Any]:
     """The schema of a dictionary of options; "" is the one around all others."""
     prefix = f"{group}." if group else ""
-    properties, patterns = {}, {}
+    properties: dict[str, Any] = {}
+    patterns: dict[str, Any] = {}
     for name in (*groups, *spellings):
         if name.startswith(prefix):
             rest = name.removeprefix(prefix)

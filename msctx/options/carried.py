@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from msctx.options.registry import OPTIONS
 from msctx.options.validation import check
 
 VARIABLE = "MSCTX_PLAN"
+FIELDS = ("spelling", "value", "origin", "content", "via")
 LONGEST = 120_000
 """Bytes: Linux takes no longer text in one variable."""
 
@@ -26,19 +28,10 @@ def pack(layer: Layer, **more: Any) -> str:
     Raises:
         OptionError: it is too long for a variable of the environment.
     """
-
-    def row(one: Setting) -> dict[str, Any]:
-        value = _absolute(one)
-        return {
-            "option": one.option.name,
-            "spelling": one.spelling,
-            "value": value,
-            "origin": one.origin,
-            "content": one.content,
-            "via": one.via,
-        }
-
-    settings = [row(setting) for setting in layer.settings.values()]
+    settings = [
+        {"option": one.option.name, **{field: getattr(one, field) for field in FIELDS}, "value": _absolute(one)}
+        for one in layer.settings.values()
+    ]
     text = json.dumps({"version": __version__, "settings": settings, **more}, separators=(",", ":"))
     if len(text.encode()) > LONGEST:
         longest = max(settings, key=lambda one: len(json.dumps(one)))["spelling"]
@@ -75,16 +68,15 @@ def read(environment: Mapping[str, str]) -> dict[str, Any]:
 def layer_of(environment: Mapping[str, str]) -> Layer:
     """The options in it, each with the origin that it had."""
     settings = {}
-    for one in read(environment).get("settings", ()):
+    for row in read(environment).get("settings", ()):
         try:
-            option = OPTIONS[one["option"]]
-            value, wrong = check(option.adapter, one["value"])
-            setting = Setting(option, one["spelling"], value, one["origin"], one["content"], one["via"])
+            setting = Setting(OPTIONS[row["option"]], *(row[field] for field in FIELDS))
         except (KeyError, TypeError):
             raise _wrong("is not what `msctx exec` writes") from None
+        value, wrong = check(setting.option.adapter, setting.value)
         if wrong:
             raise _wrong(f"{setting.spelling}: {wrong[0].bad.text}")
-        settings[setting.spelling] = setting
+        settings[setting.spelling] = replace(setting, value=value)
     return Layer(settings)
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from msctx.errors import Diagnostic, Mark, Marks, OptionError, nearest, searching
 from msctx.locks import imported
 from msctx.options import ascend, debug, execution, extensions, gpu, rules, session, system
+from msctx.options.documents import Path as Keys
 from msctx.options.documents import dotted, read_file
 from msctx.options.kinds import BOOL, INVALID, IntKind, ValueKind, show
 from msctx.options.layer import Layer, Setting
@@ -127,136 +127,114 @@ def make_layer(values: Mapping[str, Any], origin: str, marks: Marks | None = Non
     """
     if not values:
         return Layer()
-    reading = _Reading(origin, marks)
-    ge: dict[str, dict[str, Any]] = {}
+    reading = _Reading(origin)
+    marks = marks or all_at(None)
+    written_out: dict[str, dict[str, Any]] = {}
     for path, spelling, value in _flatten(values, ()):
-        if value is INVALID:
-            continue
         level, key = ge_key(spelling)
         if key:
-            ge.setdefault(level, {})[key] = value
-            reading.written_out[level, key] = path
+            written_out.setdefault(level, {})[key] = path, value
         else:
-            reading.add(path, spelling, value)
-    for level, keys in ge.items():
-        reading.add(reading.written_out[level, next(iter(keys))], level, keys)
-    reading.combine()
-    if reading.problems:
-        raise OptionError(reading.problems)
+            reading.add(path, spelling, value, marks)
+    for level, found in written_out.items():
+        places = _places(marks, {key: path for key, (path, _) in found.items()})
+        reading.add((), level, {key: value for key, (_, value) in found.items()}, places)
+    problems = [replace(one, mark=reading.places.get(one.path)) for one in contradictions(reading.settings, origin)]
+    if reading.problems or problems:
+        raise OptionError([*reading.problems, *problems])
     return Layer(reading.settings)
+
+
+def _places(marks: Marks, paths: Mapping[str, Keys]) -> Marks:
+    """Those of a dictionary whose keys stand at these paths; it is where its first key is."""
+    first = next(iter(paths.values()))
+    return lambda at: marks(paths.get(at[0], first) if at else first)
 
 
 class _Reading:
     """What one place sets, as far as it is read, and what is wrong with it."""
 
-    def __init__(self, origin: str, marks: Marks | None) -> None:
-        self.origin, self.marks = origin, marks
+    def __init__(self, origin: str) -> None:
+        self.origin = origin
         self.problems: list[Diagnostic] = []
         self.settings: dict[str, Setting] = {}
         self.places: dict[str, Mark | None] = {}
-        self.written_out: dict[tuple[str, str], tuple[str, ...]] = {}
-        """(level, key) of ge_options that stands there as one dotted name → its path."""
 
-    def add(self, path: tuple[str, ...], spelling: str, value: Any) -> None:
-        """One value under a path of keys as the user wrote it, and as one dotted name."""
-        mark = self.marks(path) if self.marks else None
-        option = _SPELLINGS.get(spelling)
+    def add(
+        self, path: Keys, spelling: str, value: Any, marks: Marks, *, via: str = "", origin: str = "", is_text: bool = False
+    ) -> None:
+        """One value.
+
+        Args:
+            path: where it stands among *marks*.
+            spelling: the same as one dotted name.
+            via: the spelling of the file or text that holds it: then the same option beside that wins.
+            origin: the place that is shown in place of the mark.
+            is_text: everything there is text.
+        """
+        option = _GE.get(path[-1]) if "ge_options." in via else _SPELLINGS.get(spelling)
+        mark = marks(path)
+        if value is INVALID or (via and spelling in self.settings and not self.settings[spelling].via):
+            return
         if option is None:
             if spelling in _DICTIONARIES:
-                self.problems.append(
-                    Diagnostic(spelling, "needs a dictionary of options", self.origin, "{key: value}", mark=mark)
-                )
+                self._problem(spelling, "needs a dictionary of options", mark, "{key: value}")
             else:
-                self.problems.append(_unknown(spelling, self.origin, self.marks((*path, "")) if self.marks else None))
+                self.problems.append(_unknown(spelling, self.origin, marks((*path, ""))))
             return
-        setting = self._set(option, spelling, value, mark, lambda at: self.marks((*path, *at)) if self.marks else None)
-        if setting is None:
-            return
-        if option.is_output and mark is not None:
-            setting = replace(setting, value=str(Path(mark.file).parent / Path(setting.value).expanduser()))
-            self.settings[spelling] = setting
-        if option.is_output and os.path.isdir(os.path.expanduser(setting.value)):
-            text = f"{setting.value!r} is a directory"
-            self.problems.append(Diagnostic(spelling, text, self.origin, "the path of a file", mark=mark))
-        if option.content and setting.value:
-            self._open(setting, mark)
-        if option.name.startswith("ge_options."):
-            self._translate(setting, path)
-
-    def _set(
-        self, option: Option, spelling: str, value: Any, mark: Mark | None, inside: Callable[[Any], Any], via: str = ""
-    ) -> Setting | None:
-        given = value
-        value, wrong = check(option.adapter, value)
-        where = self.origin
+        given = _from_words(option, value) if is_text else value
+        value, wrong = check(option.adapter, given)
+        for at, bad, _ in wrong:
+            hint = INSTEAD.get(f"{option.name}={show(given)}".replace("'", "").lower(), bad.hint)
+            self._problem(dotted((spelling, *at)), bad.text, marks((*path, *at)), bad.allowed, hint)
         if wrong:
-            for at, bad, _ in wrong:
-                hint = INSTEAD.get(f"{option.name}={show(given)}".replace("'", "").lower(), bad.hint)
-                self.problems.append(Diagnostic(dotted((spelling, *at)), bad.text, where, bad.allowed, hint, inside(at)))
-            return None
+            return
         first = self.settings.get(spelling)
         if first is not None and first.value != value and bool(first.via) == bool(via):
-            text = f"{value!r} contradicts {first.value!r}; it is set twice"
-            self.problems.append(Diagnostic(spelling, text, where, mark=mark))
-            return None
+            self._problem(spelling, f"{value!r} contradicts {first.value!r}; it is set twice", mark)
+            return
+        if option.is_output:
+            value = str(Path(mark.file).parent / Path(value).expanduser()) if mark else value
+            if os.path.isdir(os.path.expanduser(value)):
+                self._problem(spelling, f"{value!r} is a directory", mark, "the path of a file")
         self.places[spelling] = mark
-        self.settings[spelling] = Setting(option, spelling, value, str(mark) if mark else where, via=via)
-        return self.settings[spelling]
+        setting = Setting(option, spelling, value, origin or (str(mark) if mark else self.origin), via=via)
+        self.settings[spelling] = setting
+        if option.content and value:
+            self._open(setting, mark)
+        if option.name.startswith("ge_options."):  # its keys that are options here win over these
+            for key, text in value.items():
+                if key in _GE:
+                    self.add((*path, key), f"{spelling}.{key}", text, marks, via=spelling, is_text=True)
+
+    def _problem(self, path: str, text: str, mark: Mark | None, allowed: str = "", hint: str = "") -> None:
+        self.problems.append(Diagnostic(path, text, self.origin, allowed, hint, mark))
 
     def _open(self, setting: Setting, mark: Mark | None) -> None:
         """Read the file that a value names, or the text that it is; its keys may be options themselves."""
-        spelling, value = setting.spelling, setting.value
-        form = setting.option.format
+        spelling, value, form = setting.spelling, setting.value, setting.option.format
         assert form is not None
         text, file = value, f"{setting.origin}: {spelling}"
         if form.is_file:
             # Beside the file, as the entry of an experiment; os.path answers for what cannot be a path, too
             if mark is not None and os.path.exists(beside := Path(mark.file).parent / value):
                 value = str(beside)
-                setting = self.settings[spelling] = replace(setting, value=value)
             (text, why_not), file = read_file(value), value
             if why_not:
-                text = f"{value!r} cannot be read: {why_not}"
-                self.problems.append(Diagnostic(spelling, text, self.origin, mark=mark))
+                self._problem(spelling, f"{value!r} cannot be read: {why_not}", mark)
                 return
-        parsed = form.parse(text, file)
-        for problem in parsed.problems:
+        document = form.parse(text, file)
+        for problem in document.problems:
             path = ".".join(filter(None, (spelling, problem.path)))
             self.problems.append(replace(problem, path=path, where=problem.where or self.origin))
-        if spelling not in _DICTIONARIES:
-            self.settings[spelling] = replace(setting, content=parsed.data)
-            return
-        for keys, inner, found in _flatten(parsed.data, (spelling,)):
-            inside = parsed.mark(keys[1:])
-            option = None if any("." in str(key) for key in keys[1:]) else _SPELLINGS.get(inner)
-            if option is None and inner in _DICTIONARIES:
-                text = "needs a dictionary of options"
-                self.problems.append(Diagnostic(inner, text, self.origin, "{key: value}", mark=inside))
-            elif option is None:
-                self.problems.append(_unknown(inner, self.origin, parsed.mark((*keys[1:], "")) or inside))
-            elif inner not in self.settings or self.settings[inner].via:  # what stands beside the file wins
-                found = _from_words(option, found) if setting.option.content == "GRAPH_KERNEL_FLAGS" else found
-                key = self._set(
-                    option, inner, found, inside, partial(lambda p, at: parsed.mark((*p, *at)), keys[1:]), via=spelling
-                )
-                if key is not None and not form.is_file:
-                    self.settings[inner] = replace(key, origin=setting.origin)
-
-    def _translate(self, setting: Setting, path: tuple[str, ...]) -> None:
-        """CANN's own keys that are options here: ``ge_options`` wins over them."""
-        for key, text in setting.value.items():
-            if (option := _GE.get(key)) is not None:
-                place = self.written_out.get((setting.spelling, key), (*path, key))
-                mark = self.marks(place) if self.marks else None
-                spelling = f"{setting.spelling}.{key}"
-                found = self._set(option, spelling, _from_words(option, text), mark, all_at(mark), via=setting.spelling)
-                if found is not None and option.content:
-                    self._open(found, mark)
-
-    def combine(self) -> None:
-        """What single values do not show: two spellings of one option, and pairs that exclude each other."""
-        for problem in contradictions(self.settings, self.origin):
-            self.problems.append(replace(problem, mark=self.places.get(problem.path)))
+        holds_options = spelling in _DICTIONARIES
+        self.settings[spelling] = replace(setting, value=value, content=None if holds_options else document.data)
+        for (_, *keys), inner, found in _flatten(document.data, (spelling,)) if holds_options else ():
+            if any("." in str(key) for key in keys):
+                self.problems.append(_unknown(inner, self.origin, document.mark((*keys, ""))))
+                continue
+            origin = "" if form.is_file else setting.origin
+            self.add(tuple(keys), inner, found, document.mark, via=spelling, origin=origin, is_text=not form.is_file)
 
 
 def from_text(spelling: str, text: Any, *, bits: bool = False) -> Any:
@@ -277,16 +255,13 @@ _GE_WORDS = {"jit_compile": {"2": "auto", "1": "true", "0": "false"}}
 """Option → what the graph engine calls its values, where those are words of its own."""
 
 
-_TRUTH = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
-
-
 def _from_words(option: Option, text: Any) -> Any:
     """The value of an option where everything is text, as in CANN's own keys and in flags: ``"1"``, ``"true"``, ``"16"``."""
     if not isinstance(text, str):
         return text
     text = _GE_WORDS.get(option.name, {}).get(text, text)
     if isinstance(option.kind, ValueKind) and option.kind.takes_truth and not option.choices:
-        return _TRUTH.get(text.lower(), text)
+        return {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}.get(text.lower(), text)
     is_number = isinstance(option.kind, IntKind) or any(isinstance(choice, int) for choice in option.choices)
     return int(text) if is_number and re.fullmatch(r"-?[0-9]{1,18}", text) else text
 
