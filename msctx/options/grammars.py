@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from ast import literal_eval
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -80,12 +82,10 @@ class PartsKind(TextKind):
         part, separator = self._pattern(_), re.escape(self.separator)
         more = f"{{{self.least - 1},{self.most - 1 if self.most else ''}}}"
         text = {"type": "string", "pattern": f"^{_}{part}{_}({separator}{_}{part}{_}){more}$"}
-        item: dict[str, Any] = {"type": "string", "pattern": f"^{_}{part}{_}({separator}{_}{part}{_})*$"}
-        number = {"minimum": 0 if self.least == 1 else 1, "maximum": 10**18 - 1}
-        if self.numbers:
-            item = {**item, "type": ["string", "integer"], **number}
-        forms: list[dict[str, Any]] = [text, {"type": "array", "items": item, "minItems": 1}]
-        return {"anyOf": [*forms, {"type": "integer", **number}] if self.numbers and self.least == 1 else forms}
+        items = {"type": ["string", "integer"] if self.numbers else "string"}
+        number = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
+        forms = [text, {"type": "array", "items": items, "minItems": 1}]
+        return {"anyOf": [*forms, number] if self.numbers and self.least == 1 else forms}
 
 
 def _ascending(sign: str, strictly: bool) -> Callable[[list[str]], Iterator[Fault]]:
@@ -124,21 +124,13 @@ class LayersKind(TextKind):
 
 
 _EXPRESSION = "name-regex("
-_NAMED = re.compile(r"\S+( \(root\)(/\S+|(?!\S)))?")
+_LAYER = re.compile(r"name-regex\(.*?\)(?!\S)|\S+( \(root\)(/\S+|(?!\S)))?")
 """``Net (root)``, as reports call a model itself, is one name."""
 
 
 def layers_in(text: str) -> list[str]:
-    """The names and expressions of dump_layer. An expression, which may hold blanks, is as short as it can be."""
-    found = []
-    while text := text.strip():
-        ends = [match.end() for match in [_NAMED.match(text)] if match]
-        if expression_in(text) is not None:
-            ends = [match.end() for match in re.finditer(r"\)(?!\S)", text)] or [len(text)]
-        end = next((end for end in ends if not _fault(text[:end])), ends[0])
-        found.append(text[:end])
-        text = text[end:]
-    return found
+    """The names and expressions of dump_layer; an expression may hold blanks, but none after a closing parenthesis."""
+    return [match[0] for match in _LAYER.finditer(text)]
 
 
 def expression_in(layer: str) -> str | None:
@@ -290,34 +282,30 @@ class AccelerateTrainModeKind(TextKind):
         return {"type": "string", "pattern": rf"^{_}fast1?{_}\|{_}(step|loss)({_}\|{_}[0-9]+(\.[0-9]+)?)?{_}$"}
 
 
-_NAME = r"""[^\s'"\\]+"""
-_QUOTED = rf"""('{_NAME}'|"{_NAME}")"""
-_NAMES = rf"\[{_}{_QUOTED}({_},{_}{_QUOTED})*{_},?{_}\]"
-_PAIR = rf"\[{_}{_NAMES}{_},{_}{_NAMES}{_}\]"
-
-
 class InOutPairKind(TextKind):
     """One region of a model, by the names of its first and its last operators: ``[['conv1'], ['relu3']]``.
 
     CANN's own samples write a list of such pairs, of which there may be but one; that is taken too.
     """
 
+    NAME = r"""^[^\s'"\\]+$"""
+
     def parse(self, value: Any) -> str:
-        try:
-            text = str(value) if isinstance(value, str | list) else ""
-        except (ValueError, RecursionError):  # numbers of thousands of digits, nesting without end
-            text = ""
-        if not re.fullmatch(rf"{_}({_PAIR}|\[{_}{_PAIR}{_}\]){_}", text) or not text.isprintable():
+        text = ""
+        with suppress(Exception):  # a value may be anything
+            pair = literal_eval(value.strip()) if isinstance(value, str) else value
+            first, last = pair = pair[0] if len(pair) == 1 else pair
+            if type(pair) is type(first) is type(last) is list and all(re.search(self.NAME, name) for name in first + last):
+                text = str(pair) if first and last else ""
+        if not text or "\\" in text:  # which stands for what cannot be printed
             raise BadValue(f"{show(value)} is not one pair of lists with quoted names", allowed=self.allowed)
-        first, last = re.findall(_NAMES.replace("(", "(?:"), text)
-        return str([[name[1:-1] for name in re.findall(_QUOTED, names)] for names in (first, last)])
+        return text
 
     def schema(self) -> dict[str, Any]:
-        names = {"type": "array", "items": {"type": "string", "pattern": f"^{_NAME}$"}, "minItems": 1}
+        names = {"type": "array", "items": {"type": "string", "pattern": self.NAME}, "minItems": 1}
         pair = {"type": "array", "items": names, "minItems": 2, "maxItems": 2}
-        text = {"type": "string", "pattern": rf"^{_}({_PAIR}|\[{_}{_PAIR}{_}\]){_}$"}
-        lists = {"if": {"type": "array", "maxItems": 1}, "then": {"items": pair}, "else": {"items": names}}
-        return {"anyOf": [text, {"type": "array", "minItems": 1, "maxItems": 2, **lists}]}
+        text = {"type": "string", "pattern": r"^\s*\[.*\]\s*$"}
+        return {"anyOf": [text, pair, {"type": "array", "items": pair, "minItems": 1, "maxItems": 1}]}
 
 
 AccelerateTrainMode = Annotated[
