@@ -42,9 +42,9 @@ AXIS = "an option with a list of values, or a name with sets of options: {plain:
 class SecondsKind(Kind):
     allowed = "seconds, more than 0"
 
-    def parse(self, value: Any) -> float:
+    def read(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 86400:
-            raise BadValue(f"{show(value)} is not a number of seconds", allowed=self.allowed)
+            raise BadValue(f"{show(value)} is not a number of seconds")
         return float(value)
 
 

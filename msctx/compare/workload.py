@@ -92,12 +92,12 @@ class SizesKind(Kind):
     def allowed(self) -> str:
         return "a number, or one for each spatial axis, such as 1x1" if self.single else "sizes such as 1x3x224x224"
 
-    def parse(self, value: Any) -> Shape:
+    def read(self, value: Any) -> Shape:
         sizes = [value] if self.single and type(value) is int else value
         if isinstance(value, str) and re.fullmatch(r"\d+(x\d+)*", value):
             sizes = [int(size) for size in value.split("x")]
         if not isinstance(sizes, list) or not sizes or not all(type(n) is int and n >= (not self.single) for n in sizes):
-            raise BadValue(f"{show(value)} is no size" if self.single else f"{show(value)} is no shape", allowed=self.allowed)
+            raise BadValue(f"{show(value)} is no size" if self.single else f"{show(value)} is no shape")
         return tuple(sizes)
 
 

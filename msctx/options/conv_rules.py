@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,26 +19,11 @@ PRODUCT = "matmul"
 ASKED = (*DIRECTIONS, PRODUCT)
 """What algorithms are asked for, in the order of the native core."""
 PRODUCT_FIELDS = ("module", "input", "weight", "dtype", "layout")
-FIELDS = (
-    "module",
-    "input",
-    "weight",
-    "stride",
-    "padding",
-    "dilation",
-    "output_padding",
-    "groups",
-    "transposed",
-    "dtype",
-    "layout",
-    "dims",
-)
-"""What of a problem a condition can name: the text that choices() shows, and how many axes an image has."""
-
-
 ALONG = ("stride", "padding", "dilation", "output_padding")
-"""Those that choices() shows as one number where it holds along each axis."""
+"""The fields that choices() shows as one number where it holds along each axis."""
 SIZES = ("input", "weight", *ALONG, "groups")
+FIELDS = ("module", *SIZES, "transposed", "dtype", "layout", "dims")
+"""What of a problem a condition can name: the text that choices() shows, and how many axes an image has."""
 _NAMES = """
     float32 float64 float16 bfloat16 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu bool
     uint8 uint16 uint32 uint64 int8 int16 int32 int64 complex32 complex64 complex128 qint8 quint8 qint32
@@ -91,8 +77,12 @@ FEW_CHANNELS = (("dims", "2"), ("input", "*x[1-4]x*x*"))
 
 def rules_of(text: str) -> tuple[ConvRule, ...]:
     """The rules that a canonical text holds, first to last: the first that matches decides."""
-    pairs = (part.split(": ", 1) for part in text.split("; ") if part)
-    return tuple(_rule(where, algorithms, _ALL) for where, algorithms in pairs)
+
+    def pairs(words: Iterable[str]) -> tuple[tuple[str, str], ...]:
+        return tuple((field, value) if sign else ("module", field) for field, sign, value in (w.partition("=") for w in words))
+
+    rules = (part.split(": ", 1) for part in text.split("; ") if part)
+    return tuple(ConvRule(pairs(where.split()), pairs(algorithms.split(", "))) for where, algorithms in rules)
 
 
 def asked_by(named: Mapping[str, str | None], *texts: str | None) -> dict[tuple[str, str], str]:
@@ -118,21 +108,17 @@ class _Of:
     allowed: str
 
 
-_LAYOUTS, _LETTERS = ("channels_first", "channels_last", "strided", "packed"), ("NN", "NT", "TN", "TT", "packed")
-_ALL = _Of(ASKED, FIELDS, (*_LAYOUTS, *_LETTERS), "")
-
-
 CONVOLUTIONS = _Of(
     DIRECTIONS,
     FIELDS,
-    _LAYOUTS,
+    ("channels_first", "channels_last", "strided", "packed"),
     "conditions → algorithms: a module path (layer1.*) or fields of a problem (weight=64x3x7x7 stride=2), each with * and ?, and "
     "for it one algorithm or {fprop: …, dgrad: …, wgrad: …}; as text: 'layer1.*: winograd; weight=64x3x7x7: fprop=gemm'",
 )
 PRODUCTS = _Of(
     (PRODUCT,),
     PRODUCT_FIELDS,
-    _LETTERS,
+    ("NN", "NT", "TN", "TT", "packed"),
     "conditions → an algorithm: a module path (encoder.*) or fields of a problem (input=512x768 layout=NT), each with * and ?; as "
     "text: 'encoder.*: bf16x6; input=*x4096: strict'",
 )
@@ -145,111 +131,96 @@ class RulesKind(TextKind):
         super().__init__(allowed=about.allowed)
         self.about = about
 
-    def parse(self, value: Any) -> str:
+    def read(self, value: Any) -> str:
         if isinstance(value, Mapping):
             pairs = list(value.items())
+        elif (text := super().read(value)).lstrip().startswith("{"):  # as in a file, on a command line
+            pairs = list(_mapping(text).items())
         else:
-            text = super().parse(value)
-            written = _mapping(text, self.allowed) if text.lstrip().startswith("{") else None
-            pairs = (
-                list(written.items()) if written else [_halves(part, self.allowed) for part in text.split(";") if part.strip()]
-            )
+            pairs = [_halves(part) for part in text.split(";") if part.strip()]
         if not pairs:
-            raise BadValue("there are no rules in it", allowed=self.allowed)
-        return "; ".join(str(_rule(where, algorithms, self.about)) for where, algorithms in pairs)
+            raise BadValue("there are no rules in it")
+        return "; ".join(str(ConvRule(self._conditions(where), tuple(self._asked(algorithms)))) for where, algorithms in pairs)
 
     def schema(self) -> dict[str, Any]:
         each = {
-            d: {"description": f"The algorithm of {d} there.", "enum": [*kind.choices, *kind.aliases]}
+            d: {"description": f"The algorithm of {d} there.", "enum": [*_ALGORITHMS[d].choices, *_ALGORITHMS[d].aliases]}
             for d in self.about.directions
-            if (kind := _ALGORITHMS[d])
         }
         names = sorted({name for kind in each.values() for name in kind["enum"]})
         algorithms = {"type": "object", "properties": each, "additionalProperties": False, "minProperties": 1}
         mapping = {"type": "object", "additionalProperties": {"anyOf": [{"enum": names}, algorithms]}, "minProperties": 1}
         return {"anyOf": [{"type": "string", "pattern": r"\S\s*:\s*\S"}, mapping]}
 
+    def _conditions(self, where: Any) -> tuple[tuple[str, str], ...]:
+        if not isinstance(where, str) or not where.strip() or any(sign in where for sign in ":;"):
+            raise BadValue(f"{show(where)} is not a condition")
+        return tuple(self._condition(word) for word in where.split())
 
-def _mapping(text: str, allowed: str) -> dict[Any, Any]:
-    """What is written as in a file, on a command line."""
+    def _condition(self, word: str) -> tuple[str, str]:
+        """Its pattern as choices() shows the value, where it is one."""
+        field, sign, pattern = word.partition("=")
+        if not sign:
+            return "module", word
+        if not field or (field in self.about.fields and not pattern):
+            raise BadValue(f"{show(word)} has no {'pattern' if field else 'field'}: write field=pattern without spaces")
+        if field not in self.about.fields:
+            hint = nearest(field, self.about.fields)
+            raise BadValue(f"{show(field)} is no field of a problem", allowed=", ".join(self.about.fields), suggestion=hint)
+        pattern = pattern.lower() if field == "transposed" else pattern
+        if any(sign in pattern for sign in "*?["):
+            return field, pattern
+        values = self.about.layouts if field == "layout" else VALUES.get(field, (pattern,))
+        if pattern not in values:
+            hint = next((value for value in values if pattern.rpartition(".")[2] == value), nearest(pattern, values))
+            raise BadValue(f"{show(pattern)} is no {field} of a problem", allowed=", ".join(values), suggestion=hint)
+        if field in SIZES and not re.fullmatch(r"\d+(x\d+)*", pattern):
+            allowed = "numbers with x between them, * and ?: 2, 64x3x*"
+            raise BadValue(f"{show(pattern)} is no {field} of a problem", allowed=allowed)
+        along = {*pattern.split("x")}
+        return field, along.pop() if field in ALONG and len(along) == 1 else pattern
+
+    def _asked(self, algorithms: Any) -> list[tuple[str, str]]:
+        """An algorithm for each direction that is named; a name alone is meant for each direction that has it."""
+        kinds = {d: _ALGORITHMS[d] for d in self.about.directions}
+        if isinstance(algorithms, str):
+            words = [word.strip() for word in algorithms.split(",")]
+            if len(words) > 1 or "=" in words[0]:
+                algorithms = dict(word.partition("=")[::2] for word in words)
+            else:
+                name = words[0]
+                algorithms = {d: name for d, kind in kinds.items() if name in (*kind.choices, *kind.aliases)}
+                if not algorithms:
+                    names = list(dict.fromkeys(name for kind in kinds.values() for name in kind.choices))
+                    raise BadValue(
+                        f"{show(name)} is not an algorithm", allowed=", ".join(names), suggestion=nearest(name, names)
+                    )
+        if not isinstance(algorithms, Mapping) or not algorithms:
+            raise BadValue(f"{show(algorithms)} names no algorithms")
+        found = {}
+        for direction, name in algorithms.items():
+            if direction not in kinds:
+                hint = nearest(str(direction), kinds)
+                raise BadValue(f"{show(direction)} is not a direction", allowed=", ".join(kinds), suggestion=hint)
+            try:
+                found[direction] = kinds[direction].parse(name)
+            except BadValue as error:
+                raise BadValue(f"{direction}: {error.text}", allowed=error.allowed, suggestion=error.suggestion) from None
+        return [(direction, found[direction]) for direction in kinds if direction in found]
+
+
+def _mapping(text: str) -> dict[Any, Any]:
     imported("yaml")
     import yaml
 
-    try:
-        found = yaml.safe_load(text)
-    except yaml.YAMLError:
-        found = None
-    if not isinstance(found, dict):
-        raise BadValue(f"{show(text)} is not a mapping", allowed=allowed)
-    return found
+    with suppress(yaml.YAMLError):
+        if isinstance(found := yaml.safe_load(text), dict):
+            return found
+    raise BadValue(f"{show(text)} is not a mapping")
 
 
-def _halves(part: str, allowed: str) -> tuple[str, str]:
+def _halves(part: str) -> tuple[str, str]:
     where, sign, algorithms = part.partition(":")
     if not sign or not where.strip() or not algorithms.strip():
-        raise BadValue(f"{show(part.strip())} is not 'condition: algorithm'", allowed=allowed)
+        raise BadValue(f"{show(part.strip())} is not 'condition: algorithm'")
     return where, algorithms
-
-
-def _rule(where: Any, algorithms: Any, about: _Of) -> ConvRule:
-    if not isinstance(where, str) or not where.strip() or any(sign in where for sign in ":;"):
-        raise BadValue(f"{show(where)} is not a condition", allowed=about.allowed)
-    return ConvRule(tuple(_condition(word, about) for word in where.split()), tuple(_asked(algorithms, about)))
-
-
-def _condition(word: str, about: _Of) -> tuple[str, str]:
-    field, sign, pattern = word.partition("=")
-    if field == "transposed":  # as choices() shows it
-        pattern = pattern.lower()
-    if not sign:
-        return "module", word
-    if not field:
-        raise BadValue(f"{show(word)} has no field: write field=pattern without spaces", allowed=about.allowed)
-    if field not in about.fields:
-        allowed, hint = ", ".join(about.fields), nearest(field, about.fields)
-        raise BadValue(f"{show(field)} is no field of a problem", allowed=allowed, suggestion=hint)
-    if not pattern:
-        raise BadValue(f"{show(word)} has no pattern: write field=pattern without spaces", allowed=about.allowed)
-    return field, _pattern(field, pattern, about)
-
-
-def _pattern(field: str, pattern: str, about: _Of) -> str:
-    """As choices() shows the value, where it is one."""
-    if any(sign in pattern for sign in "*?["):
-        return pattern
-    values = about.layouts if field == "layout" else VALUES.get(field)
-    if values and pattern not in values:
-        hint = next((value for value in values if pattern.rpartition(".")[2] == value), nearest(pattern, values))
-        raise BadValue(f"{show(pattern)} is no {field} of a problem", allowed=", ".join(values), suggestion=hint)
-    if field in SIZES and not re.fullmatch(r"\d+(x\d+)*", pattern):
-        raise BadValue(f"{show(pattern)} is no {field} of a problem", allowed="numbers with x between them, * and ?: 2, 64x3x*")
-    along = {*pattern.split("x")}
-    return along.pop() if field in ALONG and len(along) == 1 else pattern
-
-
-def _asked(algorithms: Any, about: _Of) -> list[tuple[str, str]]:
-    """An algorithm for each direction that is named; a name alone is meant for each direction that has it."""
-    directions = about.directions
-    kinds = {d: _ALGORITHMS[d] for d in directions}
-    if isinstance(algorithms, str):
-        words = [word.strip() for word in algorithms.split(",")]
-        if len(words) == 1 and "=" not in words[0]:
-            found = [(d, kind.parse(words[0])) for d, kind in kinds.items() if words[0] in (*kind.choices, *kind.aliases)]
-            if not found:
-                names = list(dict.fromkeys(name for kind in kinds.values() for name in kind.choices))
-                raise BadValue(
-                    f"{show(words[0])} is not an algorithm", allowed=", ".join(names), suggestion=nearest(words[0], names)
-                )
-            return found
-        algorithms = dict(word.partition("=")[::2] for word in words)
-    if not isinstance(algorithms, Mapping) or not algorithms:
-        raise BadValue(f"{show(algorithms)} names no algorithms", allowed=about.allowed)
-    for direction, name in algorithms.items():
-        if direction not in directions:
-            hint = nearest(str(direction), directions)
-            raise BadValue(f"{show(direction)} is not a direction", allowed=", ".join(directions), suggestion=hint)
-        try:
-            kinds[direction].parse(name)
-        except BadValue as error:
-            raise BadValue(f"{direction}: {error.text}", allowed=error.allowed, suggestion=error.suggestion) from None
-    return [(d, kinds[d].parse(algorithms[d])) for d in directions if d in algorithms]

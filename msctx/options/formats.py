@@ -80,9 +80,9 @@ def _one_of(words: str) -> Any:
 class DigitsKind(IntKind):
     """A whole number in a file that knows nothing but text."""
 
-    def parse(self, value: Any) -> int:
+    def read(self, value: Any) -> int:
         is_number = isinstance(value, str) and re.fullmatch("-?[0-9]{1,18}", value)
-        return super().parse(int(value) if is_number else value)
+        return super().read(int(value) if is_number else value)
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,11 @@ class MegabytesKind(Kind):
 
     allowed: str = '"<n>MB" with n from 200 to 4294967295'
 
-    def parse(self, value: Any) -> str:
+    def read(self, value: Any) -> str:
         if not (isinstance(value, str) and re.fullmatch("[1-9][0-9]{0,17}MB", value)):
-            raise BadValue(f"{show(value)} is not an amount", allowed=self.allowed)
+            raise BadValue(f"{show(value)} is not an amount")
         if not 200 <= int(value.removesuffix("MB")) <= 2**32 - 1:
-            raise BadValue(f"{show(value)} is out of range", allowed=self.allowed)
+            raise BadValue(f"{show(value)} is out of range")
         return value
 
 
@@ -105,12 +105,12 @@ class NameOrTypeKind(Kind):
 
     allowed: str = "the name of an operator, or OpType::Type"
 
-    def parse(self, value: Any) -> str:
+    def read(self, value: Any) -> str:
         before, sign, name = str(value).rpartition("::")
         if not name:
-            raise BadValue(f"{show(value)} names no operator", allowed=self.allowed)
+            raise BadValue(f"{show(value)} names no operator")
         if sign and before.lower() != "optype":
-            raise BadValue(f"{show(value)} has no meaning", allowed=self.allowed, suggestion=f"OpType::{name}")
+            raise BadValue(f"{show(value)} has no meaning", suggestion=f"OpType::{name}")
         return f"OpType::{name}" if sign else name
 
 
@@ -122,10 +122,10 @@ class DumpPathKind(TextKind):
         "a path; it may be empty where $MS_DIAGNOSTIC_DATA_PATH is set, and is $MS_DIAGNOSTIC_DATA_PATH/debug_dump then"
     )
 
-    def parse(self, value: Any) -> str:
+    def read(self, value: Any) -> str:
         if value == "" and (folder := os.environ.get("MS_DIAGNOSTIC_DATA_PATH")):
             value = f"{folder}/debug_dump"
-        return super().parse(value)
+        return super().read(value)
 
 
 @dataclass(frozen=True)
@@ -134,10 +134,10 @@ class FolderNameKind(TextKind):
 
     allowed: str = "the name of a folder, without / and \\, and neither . nor .."
 
-    def parse(self, value: Any) -> str:
-        name = super().parse(value)
+    def read(self, value: Any) -> str:
+        name = super().read(value)
         if name in (".", "..") or "/" in name or "\\" in name:
-            raise BadValue(f"{show(value)} is no name of a folder", allowed=self.allowed)
+            raise BadValue(f"{show(value)} is no name of a folder")
         return name
 
 

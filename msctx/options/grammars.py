@@ -48,17 +48,17 @@ class PartsKind(TextKind):
     words: tuple[str, ...] = ()
     check: Callable[[list[str]], Iterator[Fault]] | None = None
 
-    def parse(self, value: Any) -> str:
+    def read(self, value: Any) -> str:
         if self.numbers and type(value) is int:
             value = [value]
         if not isinstance(value, str | list | tuple):  # TextKind would propose a number as a text of digits
-            raise BadValue(f"{show(value)} is not text", allowed=self.allowed)
-        text = super().parse(value)
+            raise BadValue(f"{show(value)} is not text")
+        text = super().read(value)
         parts = [re.sub(rf"{_}([^\w\s]){_}", r"\1", part.strip()) for part in text.split(self.separator)]
         if self.part.startswith(_LONG):
             parts = [re.sub(r"\b0+(?=[0-9])", "", part) for part in parts]
         for text, hint in self._faults(parts):
-            raise BadValue(text, allowed=self.allowed, suggestion=hint)
+            raise BadValue(text, suggestion=hint)
         return self.separator.join(parts)
 
     def _faults(self, parts: list[str]) -> Iterator[Fault]:
@@ -115,11 +115,11 @@ class LayersKind(TextKind):
     comma_list: bool = True
     separator: str = " "
 
-    def parse(self, value: Any) -> str:
-        text = super().parse(value)
+    def read(self, value: Any) -> str:
+        text = super().read(value)
         for layer in layers_in(text):
             if fault := _fault(layer):
-                raise BadValue(f"{layer} holds no regular expression: {fault}", allowed=self.allowed)
+                raise BadValue(f"{layer} holds no regular expression: {fault}")
         return text
 
 
@@ -154,8 +154,8 @@ def _fault(layer: str) -> str:
 class IterationKind(PartsKind):
     """Steps, or ``all``."""
 
-    def parse(self, value: Any) -> str:
-        return "all" if value == "all" else super().parse(value)
+    def read(self, value: Any) -> str:
+        return "all" if value == "all" else super().read(value)
 
     def schema(self) -> dict[str, Any]:
         return {"anyOf": [{"const": "all"}, super().schema()]}
@@ -265,11 +265,11 @@ class AccelerateTrainModeKind(TextKind):
     RATIOS = {"step": (0.2, 0.9, 0.9), "loss": (1.01, 1.5, 1.05)}
     """What ends the phase → lowest, highest and default ratio."""
 
-    def parse(self, value: Any) -> str:
+    def read(self, value: Any) -> str:
         text = re.sub(r"\s", "", value) if isinstance(value, str) else ""
         match = re.fullmatch(r"(fast1?)\|(step|loss)(?:\|([0-9]{1,18}(?:\.[0-9]{1,18})?))?", text)
         if not match:
-            raise BadValue(f"{show(value)} is no such mode", allowed=self.allowed)
+            raise BadValue(f"{show(value)} is no such mode")
         speed, end, ratio = match.groups()
         low, high, default = self.RATIOS[end]
         if not low <= float(ratio or default) <= high:
@@ -290,7 +290,7 @@ class InOutPairKind(TextKind):
 
     NAME = r"""^[^\s'"\\]+$"""
 
-    def parse(self, value: Any) -> str:
+    def read(self, value: Any) -> str:
         text = ""
         with suppress(Exception):  # a value may be anything
             pair = literal_eval(value.strip()) if isinstance(value, str) else value
@@ -298,7 +298,7 @@ class InOutPairKind(TextKind):
             if type(pair) is type(first) is type(last) is list and all(re.search(self.NAME, name) for name in first + last):
                 text = str(pair) if first and last else ""
         if not text or "\\" in text:  # which stands for what cannot be printed
-            raise BadValue(f"{show(value)} is not one pair of lists with quoted names", allowed=self.allowed)
+            raise BadValue(f"{show(value)} is not one pair of lists with quoted names")
         return text
 
     def schema(self) -> dict[str, Any]:

@@ -69,7 +69,7 @@ INVALID: Any = type("Invalid", (), {"__repr__": lambda self: "(unreadable)"})()
 
 
 class Kind:
-    """A scalar type. Subclasses :meth:`parse` a value and describe themselves."""
+    """A scalar type. Subclasses :meth:`read` a value and describe themselves."""
 
     @property
     def allowed(self) -> str:
@@ -77,7 +77,14 @@ class Kind:
         raise NotImplementedError
 
     def parse(self, value: Any) -> Any:
-        """Return the canonical form of *value*, or raise :class:`BadValue`."""
+        """The canonical form of *value*; else :class:`BadValue`, which says what is allowed."""
+        try:
+            return self.read(value)
+        except BadValue as error:
+            error.allowed = error.allowed or self.allowed
+            raise
+
+    def read(self, value: Any) -> Any:
         raise NotImplementedError
 
     def schema(self) -> dict[str, Any]:
@@ -124,20 +131,17 @@ class ValueKind(Kind):
         """Whether ``True`` and ``False`` are values."""
         return any(value is True for value in (*self.choices, *self.aliases))
 
-    def parse(self, value: Any) -> Any:
+    def read(self, value: Any) -> Any:
         if isinstance(value, str) and type(value) not in (str, YamlWord):
             value = plain(value)
         if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):  # numpy 2's and numpy 1's name
             value = bool(value)
-        for given, choice in [*((c, c) for c in self.choices), *self.others]:
-            if type(given) is type(value) and given == value:  # by type too: 1 == True, and neither is the other here
-                return choice
-        if isinstance(value, YamlWord):
-            try:
-                return self.parse(str(value) if str(value) in self.choices else value.truth)
-            except BadValue:
-                value = str(value)
-        raise BadValue(f"{show(value)} is not one of the values", allowed=self.allowed, suggestion=self._nearest(value))
+        words = [str(value), value.truth] if isinstance(value, YamlWord) else [value]
+        for word in words:
+            for given, choice in [*((c, c) for c in self.choices), *self.others]:
+                if type(given) is type(word) and given == word:  # by type too: 1 == True, and neither is the other here
+                    return choice
+        raise BadValue(f"{show(words[0])} is not one of the values", suggestion=self._nearest(words[0]))
 
     def _nearest(self, value: Any) -> Any:
         """The choice or alias whose spelling is nearest, as a value that can be written; or what to do instead."""
@@ -176,22 +180,21 @@ TEXT_FLAG = ValueKind(("0", "1"), {True: "1", False: "0", "ON": "1", "OFF": "0"}
 
 @dataclass(frozen=True)
 class IntKind(Kind):
-    """A whole number within closed limits; ``None`` means no limit but that of 64 bits."""
+    """A whole number within closed limits; by default those of 64 bits."""
 
-    minimum: int | None = None
-    maximum: int | None = None
+    minimum: int = -(2**63)
+    maximum: int = 2**63 - 1
     zero: bool = True
     """Whether 0 is one of them."""
-    BITS = 63
 
     @property
     def allowed(self) -> str:
-        but = "" if self.zero else ", not 0"
-        if self.maximum is not None:
-            return f"a whole number from {self.minimum} to {self.maximum}{but}"
-        return "a whole number" + f", {self.minimum} or more" * (self.minimum is not None) + but
+        limits = "" if self.minimum == IntKind.minimum else f", {self.minimum} or more"
+        if self.maximum != IntKind.maximum:
+            limits = f" from {self.minimum} to {self.maximum}"
+        return f"a whole number{limits}" + ("" if self.zero else ", not 0")
 
-    def parse(self, value: Any) -> int:
+    def read(self, value: Any) -> int:
         if isinstance(value, Integral) and not isinstance(value, bool):  # numpy's, too
             value = int(value)
         if type(value) is not int:
@@ -205,20 +208,14 @@ class IntKind(Kind):
             elif isinstance(value, SupportsIndex) and not isinstance(value, bool):  # an array of one
                 with suppress(Exception):
                     hint = value.__index__()
-            raise BadValue(f"{show(value)} is not a whole number", allowed=self.allowed, suggestion=hint)
-        low, high = self._limits
-        if not low <= value <= high or (value == 0 and not self.zero):
-            raise BadValue(f"{show(value)} is out of range", allowed=self.allowed)
+            raise BadValue(f"{show(value)} is not a whole number", suggestion=hint)
+        if not self.minimum <= value <= self.maximum or (value == 0 and not self.zero):
+            raise BadValue(f"{show(value)} is out of range")
         return value
 
-    @property
-    def _limits(self) -> tuple[int, int]:
-        low, high = self.minimum, self.maximum
-        return -(2**self.BITS) if low is None else low, 2**self.BITS - 1 if high is None else high
-
     def schema(self) -> dict[str, Any]:
-        low, high = self._limits
-        return {"type": "integer", "minimum": low, "maximum": high} | ({} if self.zero else {"not": {"const": 0}})
+        limits = {"type": "integer", "minimum": self.minimum, "maximum": self.maximum}
+        return limits if self.zero else {**limits, "not": {"const": 0}}
 
 
 @dataclass(frozen=True)
@@ -227,17 +224,17 @@ class ShareKind(Kind):
 
     allowed: str = "a number above 0 and below 1, such as 1e-5"
 
-    def parse(self, value: Any) -> float:
+    def read(self, value: Any) -> float:
         if not isinstance(value, float) and (isinstance(value, (bool, str)) or not isinstance(value, SupportsFloat)):
             is_quoted = isinstance(value, str) and re.fullmatch(r"[0-9.]+(e-?[0-9]+)?", value, re.I)
             hint = "write it without quotes" if is_quoted else ""
-            raise BadValue(f"{show(value)} is not a number", allowed=self.allowed, suggestion=hint)
+            raise BadValue(f"{show(value)} is not a number", suggestion=hint)
         try:
             number = float(value)
         except Exception:  # numpy's arrays, numbers beyond any float
             number = math.nan
         if not 0.0 < number < 1.0:
-            raise BadValue(f"{show(value)} is out of range", allowed=self.allowed)
+            raise BadValue(f"{show(value)} is out of range")
         return number
 
     def schema(self) -> dict[str, Any]:
@@ -270,38 +267,32 @@ class MemoryKind(Kind):
     minimum: int = 1
     maximum: int | None = None
 
-    def parse(self, value: Any) -> Size:
+    def read(self, value: Any) -> Size:
         if isinstance(value, Integral) and not isinstance(value, bool):
             size = value = int(value)
         elif not isinstance(value, str):
-            raise BadValue(f"{show(value)} is not an amount of memory", allowed=self.allowed)
+            raise BadValue(f"{show(value)} is not an amount of memory")
         elif not (match := _SIZE.fullmatch(value.strip())):
             text = f"{show(value)} is not an amount of memory"
-            raise BadValue(text, allowed=self.allowed, suggestion=_near_size(value))
+            raise BadValue(text, suggestion=_near_size(value))
         else:
             number, unit, plain = match.groups()
             size = int(plain) if plain else _bytes_of(number, unit)
         if self.minimum and 0 < size < _SMALL and str(value).strip().isdecimal():
             unit = "GB" if size <= 256 else "MB"
             text = f"{show(value)} is a number of bytes; for that few, write {size}B"
-            raise BadValue(text, allowed=self.allowed, suggestion=f"{size}{unit}")
+            raise BadValue(text, suggestion=f"{size}{unit}")
         if size < min(1, self.minimum):
-            raise BadValue(f"{show(value)} is {'not more' if self.minimum else 'less'} than zero", allowed=self.allowed)
+            raise BadValue(f"{show(value)} is {'not more' if self.minimum else 'less'} than zero")
         if not self.minimum <= size <= (self.maximum or 2**63 - 1):
-            raise BadValue(f"{show(value)} is out of range", allowed=self.allowed)
+            raise BadValue(f"{show(value)} is out of range")
         return Size(size)
 
     def schema(self) -> dict[str, Any]:
-        number = {
-            "type": "integer",
-            "minimum": self.minimum and max(self.minimum, _SMALL),
-            "maximum": self.maximum or 2**63 - 1,
-        }
-        size = r"([0-9]{1,19}(\.[0-9]{1,19})?\s*[KkMmGgTt][Ii]?[Bb]?|[0-9]{1,19}\s*[Bb]?)"
-        some = (
-            "" if self.minimum == 0 else r"(?=[0-9.]*[1-9])(?!0*[0-9]{1,3}\s*$)"
-        )  # 0GB is none, and 4 without a unit a mistake
-        return {"anyOf": [number, {"type": "string", "pattern": rf"^\s*{some}{size}\s*$"}]}
+        low = self.minimum and max(self.minimum, _SMALL)
+        number = {"type": "integer", "minimum": low, "maximum": self.maximum or 2**63 - 1}
+        pattern = r"^\s*[0-9]{1,19}((\.[0-9]{1,19})?\s*[KkMmGgTt][Ii]?[Bb]?|\s*[Bb]?)\s*$"
+        return {"anyOf": [number, {"type": "string", "pattern": pattern}]}
 
 
 _SMALL = 4096
@@ -324,18 +315,18 @@ class TextKind(Kind):
     separator: str = ","
     empty: bool = False
 
-    def parse(self, value: Any) -> str:
+    def read(self, value: Any) -> str:
         if self.comma_list and isinstance(value, list | tuple) and all(type(v) in (str, int) for v in value):
             value = self.separator.join(str(v) for v in value)
         if isinstance(value, PathLike):
             value = fspath(value)
         if not isinstance(value, str):
             hint = str(value) if isinstance(value, int | float) and len(show(value)) < 40 else ""
-            raise BadValue(f"{show(value)} is not text", allowed=self.allowed, suggestion=hint)
+            raise BadValue(f"{show(value)} is not text", suggestion=hint)
         if not value.strip() and not self.empty:
-            raise BadValue("the text is blank" if value else "the text is empty", allowed=self.allowed)
+            raise BadValue("the text is blank" if value else "the text is empty")
         if re.search("[\0\ud800-\udc7f\udd00-\udfff]", value):  # \udc80 … are bytes of a path that is not UTF-8
-            raise BadValue(f"{show(value)} holds a character that neither a file nor a path can hold", allowed=self.allowed)
+            raise BadValue(f"{show(value)} holds a character that neither a file nor a path can hold")
         return plain(value)
 
     def schema(self) -> dict[str, Any]:
@@ -361,7 +352,7 @@ def MemoryBetween(allowed: str, minimum: int = 1, maximum: int | None = None) ->
     return Annotated[int, MemoryKind(allowed, minimum, maximum)]
 
 
-def Int(minimum: int | None = None, maximum: int | None = None, *, zero: bool = True) -> Any:
+def Int(minimum: int = IntKind.minimum, maximum: int = IntKind.maximum, *, zero: bool = True) -> Any:
     return Annotated[int, IntKind(minimum, maximum, zero)]
 
 

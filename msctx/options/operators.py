@@ -238,11 +238,11 @@ class OperatorKind(TextKind):
 
     allowed: str = "PyTorch's name of an operator (mm, conv2d, softmax …) or CANN's type (MatMul, Conv2D, SoftmaxV2 …)"
 
-    def parse(self, value: Any) -> str:
-        name = super().parse(value).strip()
+    def read(self, value: Any) -> str:
+        name = super().read(value).strip()
         if resolve(name) is None:
             near = " or ".join(nearest_names(name))
-            raise BadValue(f"{show(name)} is no operator that policies govern", allowed=self.allowed, suggestion=near)
+            raise BadValue(f"{show(name)} is no operator that policies govern", suggestion=near)
         return name
 
 
@@ -252,9 +252,9 @@ class OperatorsKind(OperatorKind):
 
     comma_list: bool = True
 
-    def parse(self, value: Any) -> str:
+    def read(self, value: Any) -> str:
         one = OperatorKind()
-        return ",".join(one.parse(name) for name in TextKind.parse(self, value).split(","))
+        return ",".join(one.parse(name) for name in TextKind.read(self, value).split(","))
 
 
 Operators = Annotated[str, OperatorsKind()]

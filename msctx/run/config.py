@@ -28,19 +28,19 @@ class _Arguments(Kind):
 
     allowed = "{name: value}"
 
-    def parse(self, value: Any) -> dict[str, Any]:
+    def read(self, value: Any) -> dict[str, Any]:
         if isinstance(value, dict) and all(isinstance(k, str) and k.isidentifier() for k in value):
             return value
-        raise BadValue("is not a dictionary of named arguments", allowed=self.allowed)
+        raise BadValue("is not a dictionary of named arguments")
 
     def schema(self) -> dict[str, Any]:
         return {"type": "object"}
 
 
 class _Name(TextKind):
-    def parse(self, value: Any) -> str:
+    def read(self, value: Any) -> str:
         allowed = "letters, digits, dots, dashes and underscores: it names the folder of the run"
-        name = super().parse(value)
+        name = super().read(value)
         if not re.fullmatch(r"[\w.-]+", name) or not name.strip("."):
             raise BadValue(f"{name!r} cannot be a name", allowed=allowed)
         return name
