@@ -11,19 +11,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft7Validator
-from samples import DATA
 from samples import example as example_of
 
 from msctx import schema
 from msctx.errors import OptionError
-from msctx.options import OPTIONS, UNSET, Option, is_dictionary, make_layer
+from msctx.options import OPTIONS, UNSET, Option, make_layer
 from msctx.options.conv_rules import RulesKind
 from msctx.options.grammars import PartsKind
 from msctx.options.kinds import BOOL, FLAG, ON_OFF, MemoryKind, TextKind, ValueKind, YamlWord
 from msctx.options.layers import presets
 from msctx.options.operators import OperatorsKind
 from msctx.options.yamlfile import load, scalar
-from msctx.run.config import read
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "configs" / "schema.json"
@@ -185,38 +183,6 @@ def test_refuses(data: Any) -> None:
 
 # --- the same as msctx ------------------------------------------------------------------------------------------------
 
-WORDS = (
-    "on",
-    "off",
-    "yes",
-    "no",
-    "On",
-    "OFF",
-    "true",
-    "False",
-    "null",
-    "~",
-    "ON",
-    "1_000",
-    "010",
-    "1.0",
-    "1e1",
-    "0x10",
-    "4GB",
-    "12:30",
-)
-SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-(2**70), 2**70),
-    st.integers(-3, 5),
-    st.floats(allow_nan=False),
-    st.sampled_from(WORDS),
-    st.text(st.characters(codec="utf-8", exclude_categories=["C"]), max_size=6),
-)
-VALUES = st.one_of(SCALARS, st.lists(SCALARS, max_size=3), st.dictionaries(st.text("ab.", max_size=3), SCALARS, max_size=2))
-"""What a file may hold. A plain word such as ``on`` is given as the text that a reader of YAML 1.2 makes of it."""
-
 
 def plain(value: Any) -> Any:
     """What msctx makes of a value that stands without quotes and is text to a reader of YAML 1.2 alone."""
@@ -252,15 +218,6 @@ def beyond_a_schema(option: Option, value: Any) -> str | None:
     if isinstance(kind, TextKind) and isinstance(value, list) and not "".join(map(str, value)).strip():
         return "the text that a list comes to is blank"
     return None
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=60)
-@given(value=VALUES)
-def test_any_value_is_rejected_where_msctx_rejects_it(name: str, value: Any) -> None:
-    assume(not (isinstance(value, dict) and is_dictionary(name)))  # its keys are options: see the other tests
-    check_as_msctx(name, value)
 
 
 def test_it_refuses_what_msctx_refuses_and_nothing_else() -> None:
@@ -303,28 +260,3 @@ def test_it_knows_the_same_names(data: st.DataObject) -> None:
     except OptionError:
         known = False
     assert takes({"context": value}) is known
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "context: {deterministic: on, conv_allow_tf32: Off, jit_compile: yes, save_graphs: no}",
-        "context: {max_call_depth: 10_000, max_device_memory: 4_000_000_000}",
-        "context: {gpu_config: {conv_allow_tf32: false}, cpu_config.matmul_allow_tf32: true}",
-        f"context: {{env_config_path: {DATA / 'env_config.json'}}}",
-        "context:\nexperiment:\nrecord:",
-    ],
-)
-def test_a_file_that_is_taken_fits_as_yaml_1_2_reads_it(text: str, tmp_path: Path) -> None:
-    file = tmp_path / "x.yaml"
-    file.write_text(text, encoding="utf-8")
-    read(str(file))
-    assert takes(_as_yaml_1_2(load(file).data, text))
-
-
-def _as_yaml_1_2(value: Any, text: str) -> Any:
-    """What msctx read, with each number that is written with underscores turned back into text."""
-    if isinstance(value, dict):
-        return {key: _as_yaml_1_2(below, text) for key, below in value.items()}
-    grouped = f"{value:_}" if type(value) is int else ""
-    return grouped if "_" in grouped and grouped in text else value

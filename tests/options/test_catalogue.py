@@ -68,61 +68,6 @@ def test_the_devices_defaults_and_values_are_those_of_the_catalogue() -> None:
             assert not option.choices or found in option.choices, path
 
 
-LIMITS = [
-    ("device_id", [0, 4095], [-1, 4096]),
-    ("max_device_memory", ["0.5GB", "1024GB"], ["0GB", "-1GB"]),
-    ("variable_memory_max_size", ["31GB"], ["31.5GB", "32GB"]),
-    ("mempool_block_size", ["1GB"], ["0.9GB", "1023MB"]),
-    ("op_timeout", [0, 900, 2**32 - 1], [-1, 2**32]),
-    ("save_graphs", [0, 3], [-1, 4]),
-    ("max_call_depth", [1], [0, -1]),
-    ("inter_op_parallel_num", [0, 1], [-1]),
-    ("runtime_num_threads", [0, 1], [-1]),
-    ("graph_kernel_flags.opt_level", [0, 3], [-1, 4]),
-    ("parallel_speed_up_json_path.compute_communicate_fusion_level", [0, 3], [-1, 4]),
-    ("host_scheduling_max_threshold", [0, 1], []),
-    ("session_device_id", [0], [-1]),
-    ("static_memory_policy", [0, 1, 2, 3, 4], [-1, 5]),
-    ("input_fusion_size", [0, 33554432], [-1, 33554433]),
-    ("dynamic_node_type", [0, 1], [2]),
-    ("enable_exception_dump", [0, 2], [3]),
-    ("export_compile_stat", [0, 2], [3]),
-    ("iterations_per_loop", [1], [0]),
-    ("graph_max_parallel_model_num", [1, 2**31 - 1], [0, 2**31]),
-    ("local_rank_id", [0, 7], [-1, 8]),
-    ("hccl_timeout", [0, 2**31 - 1], [-1]),
-    ("op_wait_timeout", [1], [0]),
-    ("op_execute_timeout", [1], [0]),
-    ("stream_sync_timeout", [-1, 1], [-2, 0]),
-    ("event_sync_timeout", [-1, 1], [-2, 0]),
-    ("op_debug_level", [0, 4], [5]),
-]
-
-
-@pytest.mark.parametrize(("name", "inside", "outside"), LIMITS)
-def test_limits_are_those_of_the_catalogue(name: str, inside: list[Any], outside: list[Any]) -> None:
-    for value in inside:
-        canonical(name, value)
-    for value in outside:
-        refusal(name, value)
-
-
-LATER_NAMES = {
-    "recomputation_communication_overlap": "recompute_comm_overlap",
-    "grad_matmul_communication_overlap": "matmul_grad_comm_overlap",
-    "enable_communication_fusion": "enable_task_opt",
-    "grad_computation_allreduce_overlap": "enable_grad_comm_opt",
-    "computation_allgather_overlap": "enable_opt_shard_comm_opt",
-    "computation_communication_fusion_level": "compute_communicate_fusion_level",
-}
-
-
-def test_later_names_of_keys_lead_to_the_same_option() -> None:
-    for later, name in LATER_NAMES.items():
-        for group in ("parallel_speed_up_json_path", "ascend_config.parallel_speed_up_json_path"):
-            assert find(f"{group}.{later}") is OPTIONS[f"parallel_speed_up_json_path.{name}"]
-
-
 # --- every value, in every vocabulary ---------------------------------------------------------------------------------
 
 

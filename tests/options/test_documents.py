@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from msctx.errors import Mark
 from msctx.options import OPTIONS, formats
-from msctx.options.documents import Document, parse_dtypes, parse_flags, parse_ini, parse_json
+from msctx.options.documents import Document, parse_ini, parse_json
 from msctx.options.formats import Format
 
 FORMATS: dict[str, Format] = {o.content: getattr(formats, o.content) for o in OPTIONS.values() if o.content}
@@ -140,23 +140,3 @@ def test_sections_keys_and_values() -> None:
     found = parse_ini("a=1\n[B]\nb=2\n[A]\nc=3", "f", sections=("A", "C")).data
     assert found == {"A": {"a": "1", "c": "3"}, "B": {"b": "2"}, "C": {}}
     assert parse_ini("a=1", "f", flat=True).data == {"a": "1"}
-
-
-def test_every_line_that_is_wrong_is_told() -> None:
-    problems = parse_ini("x=1\n[A]\nfoo\na=1\na=2\n=5\n[B", "f").problems
-    assert [f"{problem.mark} {problem.text}" for problem in problems] == [
-        "f:1:1 stands before the first [section]",
-        "f:3:1 'foo' is not key=value",
-        "f:5:1 is given twice; first on line 4",
-        "f:6:1 '=5' is not key=value",
-        "f:7:1 the heading has no closing ]",
-    ]
-
-
-def test_places_of_dtypes_and_flags() -> None:
-    parsed = parse_flags("--opt_level=20 --dump_as_text", "f")
-    assert at(parsed, "opt_level") == "1:13 20"
-    assert at(parsed, "dump_as_text") == at(parsed, "dump_as_text", "") == "1:16 --dump_as_text"
-    parsed = parse_dtypes("# x\n  net/a::InputDtype: int8,bool ,OutputDtype:int8", "f")
-    assert at(parsed, "ByNodeName", "net/a", "") == "2:3 net/a"
-    assert at(parsed, "ByNodeName", "net/a", "InputDtype", 1) == "2:27 bool"

@@ -32,15 +32,6 @@ def test_inside_a_layer_the_group_wins_on_its_device_alone() -> None:
     assert settings.overridden("cpu") == []
 
 
-def test_without_a_device_the_highest_layer_answers_its_flat_spelling_first() -> None:
-    low = make_layer({"conv_allow_tf32": True}, "low")
-    high = make_layer({"gpu_config": {"conv_allow_tf32": False}}, "high")
-    assert flat(low, high) == {"conv_allow_tf32": (False, "high")}
-    assert flat(high, low) == {"conv_allow_tf32": (True, "low")}
-    both = make_layer({"gpu_config": {"conv_allow_tf32": False}, "conv_allow_tf32": True}, "both")
-    assert flat(both) == {"conv_allow_tf32": (True, "both")}
-
-
 def test_keys_tell_values_and_origins_apart() -> None:
     def key(**options: object) -> object:
         return make_layer(options, "a").key
@@ -122,15 +113,6 @@ def test_a_later_spelling_of_an_option_wins_over_an_earlier_one() -> None:
     assert msctx.get_context("deterministic") == "ON"
 
 
-@pytest.mark.usefixtures("_reset")
-@pytest.mark.parametrize("asked", ["deterministic", "session.deterministic"])
-@pytest.mark.parametrize("given", ["deterministic", "session.deterministic"])
-def test_an_option_has_one_value_under_every_spelling(given: str, asked: str) -> None:
-    msctx.set_context(**{given: "ON"})
-    assert msctx.get_context(asked, origin=True).value == "ON"
-    assert msctx.get_context(asked, origin=True).origin.startswith("set_context")
-
-
 # --- MSCTX_* ----------------------------------------------------------------------------------------------------------
 
 
@@ -155,12 +137,6 @@ def test_variables_are_options() -> None:
         "aoe_mode": "2",
     }
     assert layers["environment"].settings["deterministic"].origin == "environment MSCTX_DETERMINISTIC"
-
-
-@pytest.mark.parametrize("text", ["5", "010", "0|3-5|10", "true", "1e-3", "on"])
-def test_a_variable_of_a_text_option_is_text_as_it_stands(text: str) -> None:
-    """There are no quotes in the environment with which one could say so."""
-    assert values(environment_layers({"MSCTX_DUMP_LAYER": text})["environment"]) == {"dump_layer": text}
 
 
 @pytest.mark.parametrize("name", ["MSCTX_MODE", "MSCTX_SEED", "MSCTX_GPU_CONFIG__CONV_ALLOW_TF32"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from msctx import errors, migrate, mindspore
+from msctx import errors, mindspore
 from msctx.compare import config, workload
 from msctx.errors import MOST, MsctxError, OptionError
 from msctx.options import OPTIONS, Option, make_layer
@@ -95,13 +95,6 @@ READERS: dict[str, Callable[[Path], object]] = {
 def test_many_mistakes_in_every_place(reader: str, searches: list[str], tmp_path: Path) -> None:
     with pytest.raises((MsctxError, ValueError)):
         READERS[reader](tmp_path)
-    assert 0 < len(searches) <= MOST
-
-
-def test_a_script_to_migrate(searches: list[str], tmp_path: Path) -> None:
-    calls = "".join(f"ms.set_context({word}=1)\n" for word in WORDS)
-    (tmp_path / "x.py").write_text(f"import mindspore as ms\n{calls}")
-    assert len(migrate.read(str(tmp_path / "x.py")).problems) == MANY
     assert 0 < len(searches) <= MOST
 
 

@@ -18,57 +18,9 @@ from msctx.options.precision_rules import (
 )
 from msctx.options.rules import PRECISION_MODES, PRECISION_MODES_V2
 
-COMPUTES = {
-    # mode: class: float32, float16, bfloat16 → computed in; results
-    ("force_fp16", "matrix"): ("float16 float16 float16", "float16 float16 float16"),
-    ("force_fp16", "sensitive"): ("float16 float16 float16", "float16 float16 float16"),
-    ("force_fp16", "strict"): ("float16 float16 float16", "float16 float16 float16"),
-    ("force_fp16", "vector"): ("float16 float16 float16", "float16 float16 float16"),
-    ("force_fp32", "matrix"): ("float32 float32 float32", "float32 float32 float32"),
-    ("force_fp32", "sensitive"): ("float32 float32 float32", "float32 float32 float32"),
-    ("force_fp32", "strict"): ("float32 float32 float32", "float32 float32 float32"),
-    ("force_fp32", "vector"): ("float32 float32 float32", "float32 float32 float32"),
-    ("cube_fp16in_fp32out", "matrix"): ("float32 float32 float32", "float32 float32 float32"),
-    ("cube_fp16in_fp32out", "sensitive"): ("float32 float32 float32", "float32 float32 float32"),
-    ("cube_fp16in_fp32out", "strict"): ("float32 float32 float32", "float32 float32 float32"),
-    ("cube_fp16in_fp32out", "vector"): ("float32 float32 float32", "float32 float32 float32"),
-    ("allow_fp32_to_fp16", "matrix"): ("float16 float16 bfloat16", "float32 float16 bfloat16"),
-    ("allow_fp32_to_bf16", "matrix"): ("bfloat16 float16 bfloat16", "float32 float16 bfloat16"),
-    ("allow_mix_precision", "matrix"): ("float16 float16 float16", "float16 float16 float16"),
-    ("allow_mix_precision", "sensitive"): ("float32 float32 float32", "float32 float32 float32"),
-    ("allow_mix_precision_fp16", "matrix"): ("float16 float16 float16", "float16 float16 float16"),
-    ("allow_mix_precision_fp16", "sensitive"): ("float32 float32 float32", "float32 float32 float32"),
-    ("allow_mix_precision_bf16", "matrix"): ("bfloat16 bfloat16 bfloat16", "bfloat16 bfloat16 bfloat16"),
-    ("allow_mix_precision_bf16", "sensitive"): ("float32 float32 float32", "float32 float32 float32"),
-    **{
-        (mode, "quantizing"): ("float32 float32 float32", "float32 float32 float32")
-        for mode in (
-            "force_fp16",
-            "force_fp32",
-            "cube_fp16in_fp32out",
-            "allow_mix_precision",
-            "allow_mix_precision_fp16",
-            "allow_mix_precision_bf16",
-        )
-    },
-}
-"""The documented table, written down a second time; what is not here keeps its dtype."""
-OF_CLASS = {"matrix": "mm", "sensitive": "exp", "strict": "lerp", "vector": "relu", "moving": "gather",
-            "quantizing": "quantize_per_tensor"}  # fmt: skip
-
 
 def rules(**asked):
     return precision_of(text_of(asked)).rules
-
-
-@pytest.mark.parametrize("mode", PRECISION_MODES)
-@pytest.mark.parametrize("kind", operators.CLASSES)
-def test_mode_computes_each_class_as_documented(mode, kind):
-    computed, given = COMPUTES.get((mode, kind), (" ".join(DTYPES), " ".join(DTYPES)))
-    rule = rules(precision_mode=mode).get(OF_CLASS[kind])
-    for dtype, compute, output in zip(DTYPES, computed.split(), given.split(), strict=True):
-        assert (rule.computes_in(dtype) if rule else dtype) == compute
-        assert (rule.gives(dtype) if rule else dtype) == output
 
 
 def test_every_mode_of_either_option_is_known():
