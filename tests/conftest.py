@@ -28,7 +28,6 @@ from torch import _C
 from torch.nn.modules import module as nn_module
 
 import msctx
-from msctx import notices
 from msctx.context import ledger
 from msctx.context.base import BASE
 from msctx.context.ledger import HELD
@@ -157,7 +156,6 @@ def only_new_objects_are_searched() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
     """Fails the test that does not leave the process as it found it."""
-    notices.forget()  # what is reported only once must not couple two tests
     generators = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
     before, limit = snapshot(), sys.getrecursionlimit()
     yield

@@ -1,4 +1,4 @@
-"""Warnings: once under one state of Python's filters, at the user's line, and how many there were beside the first."""
+"""Warnings: at the user's line, once for a text there by default, and after what they must not break off."""
 
 import warnings
 
@@ -9,71 +9,43 @@ from msctx import notices
 from msctx.errors import MsctxWarning
 
 
-def issue(reason: str = "reason") -> None:
-    notices.warn("option", reason, f"option: {reason}")
+def test_python_shows_each_text_once_for_a_line() -> None:
+    with warnings.catch_warnings(record=True) as issued:
+        warnings.simplefilter("default")
+        for text in ("one", "two", "one", "two"):
+            notices.warn(text)
+    assert [(str(w.message), w.filename) for w in issued] == [("one", __file__), ("two", __file__)]
 
 
-def recorded(times: int) -> int:
+def test_those_put_off_come_after_the_block() -> None:
     with warnings.catch_warnings(record=True) as issued:
         warnings.simplefilter("always")
-        for _ in range(times):
-            issue()
-    return len(issued)
+        with notices.put_off():
+            notices.warn("late")
+            assert not issued
+    assert [str(w.message) for w in issued] == ["late"]
 
 
-def test_once_for_each_reason() -> None:
-    with warnings.catch_warnings(record=True) as issued:
-        warnings.simplefilter("always")
-        for reason in ("one", "two", "one", "two"):
-            issue(reason)
-    assert [str(w.message) for w in issued] == ["option: one", "option: two"]
-    assert {w.filename for w in issued} == {__file__}
+def _warn_and_fail() -> None:
+    with notices.put_off():
+        notices.warn("beside")
+        raise ZeroDivisionError
 
 
-def test_filters_that_are_others_have_their_own_warnings() -> None:
-    assert [recorded(3), recorded(3)] == [1, 1]
-    with pytest.warns(MsctxWarning):
-        issue()
-    with warnings.catch_warnings(record=True) as issued:
-        warnings.simplefilter("always")
-        issue()
-        assert recorded(2) == 1
-        issue()
-    assert len(issued) == 1, "the filters from before the inner block are in force again"
-
-
-def test_a_warning_that_is_an_error_is_raised_each_time() -> None:
+def test_one_that_is_an_error_replaces_no_exception(capsys: pytest.CaptureFixture[str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for _ in range(2):
-            with pytest.raises(MsctxWarning):
-                issue()
+        with pytest.raises(MsctxWarning, match="alone"), notices.put_off():
+            notices.warn("alone")
+        with pytest.raises(ZeroDivisionError):
+            _warn_and_fail()
+    assert capsys.readouterr().err == "warning: beside\n"
 
 
-def test_reset_context_lets_each_be_issued_again() -> None:
+def test_a_block_in_a_loop_warns_once() -> None:
     with warnings.catch_warnings(record=True) as issued:
-        warnings.simplefilter("always")
-        for _ in range(2):
-            issue()
-            msctx.reset_context()
-    assert len(issued) == 2
-
-
-def test_what_follows_the_first_is_counted() -> None:
-    with warnings.catch_warnings(record=True) as issued:
-        warnings.simplefilter("always")
-        for number in range(4):
-            notices.warn_first("option", f"problem {number}")
-    assert [str(w.message) for w in issued] == ["problem 0"]
-    assert notices.counted(("another",)) == []
-    assert notices.counted(("option",)) == [("option", 3)]
-    assert notices.counted(("option",)) == []
-
-
-def test_filters_that_are_changed_in_place() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        issue()
-        warnings.simplefilter("error")
-        with pytest.raises(MsctxWarning):
-            issue()
+        warnings.simplefilter("default")
+        for _ in range(3):
+            with msctx.context(deterministic_warn_only=True):
+                pass
+    assert len(issued) == 1

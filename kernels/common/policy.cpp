@@ -56,7 +56,7 @@ bool exists(const ConvRow& row, const ConvCall& call) { return !row.exists || ro
 
 std::string in_short(const Choice& choice) {
   const std::string rest = "). PyTorch computes it instead; choices() lists all such calls";
-  return option_of(choice) + "\n" + failure(choice) + " (" + sentence(choice.reasons) + rest;
+  return failure(choice) + " (" + sentence(choice.reasons) + rest;
 }
 
 std::string label_of(const std::string& name, const std::string& math) {

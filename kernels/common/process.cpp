@@ -11,7 +11,6 @@
 namespace msctx {
 
 int64_t forks = 0;
-std::atomic<int64_t> times_warned_again{1};
 
 namespace {
 
@@ -55,8 +54,8 @@ std::mutex& fork_safe_mutex(bool is_short) {
   return *mutex;
 }
 
-bool warn(const std::string& kind, const std::string& text) {
-  return call_python(warner, 0, "(y)", (kind + "\n" + text).c_str()) != 0;
+bool warn(const std::string& text) {
+  return call_python(warner, 0, "(y)", text.c_str()) != 0;
 }
 
 std::string in_words(int64_t bytes) {

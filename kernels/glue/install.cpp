@@ -44,10 +44,12 @@ void install() {
 void complain(const Policy& policy, const Decision& decision) {
   if (!decision.fell_back || policy.fallback == Fallback::silent) return;
   if (policy.fallback == Fallback::warn) {
-    const int64_t now = times_warned_again.load(std::memory_order_relaxed);
-    if (decision.warned.load(std::memory_order_relaxed) == now) return;
-    if (!warn("fallback", in_short(*decision.choice))) {
-      decision.warned.store(now, std::memory_order_relaxed);
+    const int64_t now = policy.number.load(std::memory_order_relaxed);
+    int of = 0;
+    while (decision.choice->direction != name_of(Direction(of))) of++;
+    if (policy.warned[of].load(std::memory_order_relaxed) == now) return;
+    if (!warn(in_short(*decision.choice))) {
+      policy.warned[of].store(now, std::memory_order_relaxed);
       return;
     }
   }
@@ -113,7 +115,6 @@ MSCTX_API int msctx_threads_seen() {
 MSCTX_API int msctx_torch_threads() { return at::get_num_threads(); }
 
 // Python has forgotten which warnings were given.
-MSCTX_API void msctx_warn_again() { times_warned_again++; }
 
 // `json`: a ConvPolicy of Python's; nullptr: none. 0: there was no memory for it.
 MSCTX_API int msctx_set_policy(int place, const char* json) try {

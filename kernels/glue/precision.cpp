@@ -306,7 +306,7 @@ class Governed final : public c10::OperatorKernel {
     if (policy.retries == 1 && !warned_[found.widest == at::kHalf].exchange(true)) {
       const std::string name = op.schema().name();
       const std::string text = name + " has no kernel for " + c10::toString(found.widest) + " here: it is computed in float32 (enable_reduce_precision)";
-      TORCH_CHECK(!warn("enable_reduce_precision", text), "a warning that is an error here: ", text);
+      TORCH_CHECK(!warn(text), "a warning that is an error here: ", text);
     }
     stack->resize(base);
     stack->insert(stack->end(), given.begin(), given.end());

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
-from msctx import notices
 from msctx.context.base import BASE, KEPT, explain
 from msctx.context.blocks import Context, close_late
 from msctx.context.bound import Bound
 from msctx.context.scopes import end_stranded, in_force, stack
 from msctx.dynamo import outside_dynamo
+from msctx.errors import user_frame
 from msctx.native.watched import OF_PROCESS
-from msctx.notices import user_frame
 from msctx.options import Layer
 from msctx.options.layers import layer_of, with_preset
 from msctx.options.resolve import Origin, look_up
@@ -91,8 +90,6 @@ def reset_context() -> None:
 
     For good: variables of the environment are read once in a process, and not again, nor by what it starts with multiprocessing.
 
-    Every warning is issued again from then on.
-
     Raises:
         ScopeError: a with-block is open, in whichever thread; nothing was changed.
     """
@@ -102,7 +99,6 @@ def reset_context() -> None:
         finally:
             end_stranded()
             BASE.check_closed()
-            notices.forget()
             BASE.reset()
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from msctx import devices, locks
 from msctx import plan as planning
 from msctx.effects import NEED_CORE, SHOW_FREE, THEMES, Facts
-from msctx.errors import DeviceError, Diagnostic, OptionError, ScopeError, StrictError
+from msctx.errors import DeviceError, Diagnostic, MsctxWarning, OptionError, ScopeError, StrictError
 from msctx.graph import report
-from msctx.notices import put_off, warn, warn_put_off
+from msctx.notices import put_off, warn
 from msctx.options import DEVICES, Layer, Settings
 from msctx.options.layers import environment_layers, flatten, layer_of, with_preset
 from msctx.options.registry import exclusive
@@ -137,13 +137,13 @@ def warn_failing(plan: Plan, own: Sequence[Layer] | None, outer: Plan = NOTHING)
     spellings = None if own is None else {*outer.carried_out, *(s for layer in own for s in layer.settings)}
     for row in failing:
         if spellings is None or row.spelling in spellings:
-            warn(row.spelling, row.status + row.device + row.reason, str(row))
+            warn(str(row))
 
 
 def warn_late(hold: Hold) -> None:
     """One warning for each switch that could not be written any more."""
-    for switch, reason in hold.late.items():
-        warn(switch, reason, reason)
+    for reason in hold.late.values():
+        warn(reason)
 
 
 class Base:
@@ -274,23 +274,21 @@ class Base:
             refuse(plan)
         warn_failing(plan, None)  # before anything is written: warnings may be errors
         fresh = {switch for switch, sources in plan.sources.items() if sources & set(just_set)}
-        waiting: list[tuple[str, str, str]] = []
         with uninterrupted():  # values and switches change together
             self.hold.sources = self.plan.sources
-            with put_off(waiting):
-                ledger.settle()
-                ledger.apply(plan.written, self.hold, strict=plan.strict, fresh=fresh)
-            plan = plan.without(self.hold.late)
             try:
+                with put_off():
+                    ledger.settle()
+                    ledger.apply(plan.written, self.hold, strict=plan.strict, fresh=fresh)
+                plan = plan.without(self.hold.late)
                 warn_late(self.hold)
-            except BaseException:  # warnings turned into errors
+            except MsctxWarning:  # warnings turned into errors
                 ledger.apply(self.plan.written, self.hold)
                 raise
             self.levels, self.plan = levels, plan
             self.layers, self.settings = (merged,) if merged.settings else (), settings
             self.version += 1
             report.listen(self, bool(merged.settings))
-        warn_put_off(waiting)
 
 
 BASE = Base()

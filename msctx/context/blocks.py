@@ -83,7 +83,7 @@ def _close(scope: Scope, error: BaseException | None) -> None:
             wrong = [text for text in found if must_match and text.partition(":")[0] in RULES]
             for text in found:
                 if text not in wrong or error is not None:
-                    warn(text.partition(":")[0], text, text)
+                    warn(text)
             if wrong and error is None:
                 asked = "strict=True" if scope.plan.strict else 'fallback="error"'
                 raise StrictError("\n  ".join([f"{asked}, and these rules were not carried out:", *wrong]))
@@ -126,7 +126,6 @@ class Context:
         self._computed = precisions.Tally()
         self._compiled = report.Tally()
         self._counters = self._tally, self._computed, self._compiled
-        self._was_entered = False
         self._late: dict[str, str] = {}  # switch → why it could not be written when this was last entered
 
     @property
@@ -271,12 +270,6 @@ class Context:
 
         return scaler_for(self.plan, self.device.type, options)
 
-    @property
-    def _asking(self) -> set[str]:
-        """The options of its own that may name an algorithm."""
-        own = {setting.option.name for layer in self.layers for setting in layer.settings.values()}
-        return own.union(*(asked for rules, asked in RULES.items() if rules in own))
-
     def _remember(self, scope: Scope) -> list[str]:
         """Keep the counts of a scope that closes; returns what to warn of."""
         count = sum(guest.who.is_alive() for guest in [*scope.visitors])
@@ -284,9 +277,6 @@ class Context:
         rules = [*scope.end()]
         found.extend(rules)
         since = self._watched.since()
-        for asked, more in notices.counted(self._asking):
-            found.append(f"{asked} could not compute {more} more call{'s' * (more > 1)}; choices() lists them, with reasons")
-            notices.note_of_context(asked, found[-1], found[-1])
         found += [] if scope.has_run else unrun(scope.plan, self.layers)
         return [*found, *precisions.unmatched(self.layers, since), *unwatched(scope.plan, self.layers, since)]
 
@@ -327,10 +317,6 @@ def _enter(context: Context, entered: list[Scope]) -> None:
             close_late(stack.scopes)
     if len(BASE.opened) > len(stack.scopes):
         end_stranded()
-    notices.look()
-    if not context._was_entered:
-        notices.begin_context(context._asking)
-        context._was_entered = True
     if not all(NEED_CORE.isdisjoint(layer.settings) for layer in context.layers):
         BASE.start()
         make_ready(within(settings_in_force(), context.layers))
@@ -363,7 +349,7 @@ def _exit(context: Context, error: Any, begun: list[Scope | None]) -> None:
             )
         if inside and isinstance(error, GeneratorExit):  # it has passed none of these
             text = f"the {context.origin} of a generator that was closed stays in force until the {inside[-1].context.origin} is left"
-            warn("with-block", text, text)
+            warn(text)
             return
         for scope in inside:  # an exception has passed by whoever was to leave it
             scope.leaving = True
@@ -380,7 +366,7 @@ def _exit(context: Context, error: Any, begun: list[Scope | None]) -> None:
             _warn_unrestored(unrestored)
         for scope in inside:
             text = f"the {scope.context.origin} was still open when an exception left the {context.origin} around it; both are closed"
-            warn("with-block", text, text)
+            warn(text)
         if why is not None:
             raise why from error
 
@@ -388,5 +374,5 @@ def _exit(context: Context, error: Any, begun: list[Scope | None]) -> None:
 def _warn_unrestored(error: BaseException | None) -> None:
     """The block's own exception goes on; what came of closing the scopes, the last first, is only warned of."""
     while isinstance(error, RestoreError | MsctxWarning):
-        notices.warn_or_print("with-block", str(error), str(error))
+        notices.warn_or_print(str(error))
         error = error.__context__

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -19,8 +18,7 @@ from typing import Any
 
 from msctx import locks, notices
 from msctx.effects.base import AS_FOUND
-from msctx.errors import MsctxError, MsctxWarning, NativeError, RestoreError, ScopeError, StrictError, SwitchError
-from msctx.notices import user_frame
+from msctx.errors import MsctxError, NativeError, RestoreError, ScopeError, StrictError, SwitchError
 from msctx.observers.steps import replacing
 from msctx.switches import SWITCHES, Switch
 
@@ -178,7 +176,7 @@ def _check_writable(switches: list[Switch], wants: Mapping[str, Any], hold: Hold
     for name, why in lasting.items():
         if name not in hold.late:
             text = f"{name}={wants[name]!r}, if it can still be set, stays after this with-block: {why}. "
-            warnings.warn(text + "Set it with set_context or `msctx run` instead.", MsctxWarning, stacklevel=user_frame()[1])
+            notices.warn(text + "Set it with set_context or `msctx run` instead.")
 
 
 def _blocked(switches: Iterable[Switch], wants: Mapping[str, Any]) -> dict[str, str]:
@@ -250,20 +248,16 @@ def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:
     Raises:
         RestoreError: something could not be restored; or, when strict, had been changed by somebody else.
     """
-    waiting: list[tuple[str, str, str]] = []
-    with LOCK, notices.put_off(waiting), replacing():
+    with notices.put_off(), LOCK, replacing():
         hold.closed = True
         foreign = [] if quiet else _changed(hold)
-        steps = _run((r.switch.name, partial(_restore, r, hold)) for r in [*reversed(hold.records.values())])
-    _raise_failed(*steps)
-    if not quiet:
-        notices.warn_put_off(waiting)
+        _raise_failed(*_run((r.switch.name, partial(_restore, r, hold)) for r in [*reversed(hold.records.values())]))
     if foreign:
         text = f"Other code changed inside the {hold.owner} what it had set: part of the block ran without it. "
         text += "\n".join(["The values from before the block are restored:", *(f"  {line}" for line in foreign)])
         if strict:
             raise RestoreError(text)
-        warnings.warn(text, MsctxWarning, stacklevel=user_frame()[1])
+        notices.warn(text)
 
 
 def _changed(hold: Hold) -> list[str]:

@@ -21,9 +21,8 @@ from msctx.context.scopes import Ran, Scope, settings_in_force, stack
 from msctx.dynamo import outside_dynamo
 from msctx.effects.precision_mode import POLICY
 from msctx.effects.session import LOW_PRECISION
-from msctx.errors import Diagnostic, OptionError, ScopeError
+from msctx.errors import Diagnostic, OptionError, ScopeError, user_frame
 from msctx.native.watched import OF_PROCESS
-from msctx.notices import user_frame
 from msctx.options import Layer, make_layer
 from msctx.options.layers import with_preset
 from msctx.options.precision_rules import ACCELERATE

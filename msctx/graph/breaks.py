@@ -79,4 +79,4 @@ def not_compiled(graph: fx.GraphModule, error: Exception) -> None:
     lines = (_LINE.findall(node.stack_trace or "") for node in graph.graph.nodes)
     where = next((":".join(found[-1]) for found in lines if found), "a graph")
     text = f"{where}: the compiler raised {named(error).splitlines()[0]}"
-    warn("mode", text, f"mode=GRAPH_MODE: {text}. This part runs eagerly; jit_syntax_level='STRICT' makes it an error.")
+    warn(f"mode=GRAPH_MODE: {text}. This part runs eagerly; jit_syntax_level='STRICT' makes it an error.")

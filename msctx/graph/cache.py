@@ -74,7 +74,7 @@ def limit_of(root: Path) -> tuple[int, int]:
     parsed = OP_CACHE.parse(text, place)
     if parsed.problems:
         problems = "\n".join(map(str, parsed.problems))
-        warn(INI_OPTION, problems, f"{INI_OPTION}: both limits are ignored:\n{problems}")
+        warn(f"{INI_OPTION}: both limits are ignored:\n{problems}")
         return DEFAULT
     section = parsed.data["op_compiler_cache"]
     return section["max_op_cache_size"], section["remain_cache_size_ratio"]

@@ -173,7 +173,7 @@ def _eagerly(forms: Forms, transform: str, /, *args: Any, **kwargs: Any) -> Any:
         f"code. These calls run eagerly. To compile them, call torch.func.{transform} inside a function of msctx.jit; "
         "jit_syntax_level='STRICT' makes them an error."
     )
-    warn("mode", f"{transform} {name}", text)
+    warn(text)
     return _inside(forms.eager, *args, **kwargs)
 
 
@@ -185,7 +185,7 @@ def _compile_gear(forms: Forms, failed: str, args: list[Any], kwargs: dict[str, 
         if not faults.is_of_capture(error):
             raise
         text = f"dynamic_dims: {failed}: {text_of(faults.of_program(error))}"
-        warn("dynamic_dims", text, text)
+        warn(text)
 
 
 def _call(forms: Forms, wanted: Compilation, /, *args: Any, **kwargs: Any) -> Any:
@@ -203,7 +203,7 @@ def _call(forms: Forms, wanted: Compilation, /, *args: Any, **kwargs: Any) -> An
     result = _inside(forms.eager, *args, **kwargs)
     if wanted.whole:
         raise GraphError.of(found.where, found.reason, found.hints)
-    warn("mode", str(found), f"mode=GRAPH_MODE: {found}. This call runs eagerly; jit_syntax_level='STRICT' makes it an error.")
+    warn(f"mode=GRAPH_MODE: {found}. This call runs eagerly; jit_syntax_level='STRICT' makes it an error.")
     return result
 
 
@@ -231,7 +231,7 @@ def _ahead(forms: Forms, option: str, /, *args: Any, **kwargs: Any) -> None:
         if (found := _refusal(forms, error)) is None:
             raise
         text = f"{option}: {found}. What cannot be captured as a whole is not compiled ahead."
-        warn(option, text, text)
+        warn(text)
 
 
 def _refusal(forms: Forms, error: Exception) -> breaks.Break | None:

@@ -71,7 +71,7 @@ class Writer(Handler):
         try:
             text = FxGraphDrawer(graph, "bootstrap").get_dot_graph().to_string()
         except Exception as error:  # without pydot, or a value that it cannot describe
-            notices.warn(OPTION, str(error), f"{OPTION}: a graph is not drawn: {error}")
+            notices.warn(f"{OPTION}: a graph is not drawn: {error}")
         else:
             self._put("00_bootstrap", "dot", text)
 

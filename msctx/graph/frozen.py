@@ -37,7 +37,7 @@ def frozen(compile: Compile, graph: fx.GraphModule, inputs: Sequence[Any]) -> Ca
             with compile_lock:
                 now = _state(held)
                 if _moved(at, now) - own:  # no other thread has compiled it meanwhile
-                    warn("frozen_variable", "changed", f"frozen_variable: weights have changed. {CHANGED[fixed]}")
+                    warn(f"frozen_variable: weights have changed. {CHANGED[fixed]}")
                     made, at, own = _again(compile, kept, args) if fixed else kept.forward, now, all_buffers
         result = made(*args)
         own = own & _moved(before, _state(held))

@@ -146,7 +146,7 @@ def compiler(wanted: Compilation) -> Callable[..., Any]:
 def _frozen(compile: Compile, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     if not torch.is_grad_enabled():
         return frozen(compile, graph, inputs)
-    warn("frozen_variable", "grad", NOT_FROZEN)
+    warn(NOT_FROZEN)
     return compile(graph, inputs)
 
 

@@ -50,13 +50,13 @@ def _ends(graph: fx.GraphModule, region: Region) -> tuple[int, int] | None:
     if missing:
         near = did_you_mean(missing[0], list(named))
         text = f"in_out_pair: no operator or module is named {', '.join(missing)}{near}; all is compiled"
-        warn("in_out_pair", text, text)
+        warn(text)
         return None
     first = min(place for name in region.first for place in named[name])
     last = max(place for name in region.last for place in named[name])
     if first > last:
         text = f"in_out_pair: {', '.join(region.last)} comes before {', '.join(region.first)}; all is compiled"
-        warn("in_out_pair", text, text)
+        warn(text)
         return None
     return first, last
 

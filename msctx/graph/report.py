@@ -110,7 +110,7 @@ class _Listener(logging.Handler):
         try:
             self._read(record)
         except Exception as error:  # another torch's trace: the program goes on
-            warn("graphs", "trace", f"graphs() is not complete: this torch writes another trace ({error!r})")
+            warn(f"graphs() is not complete: this torch writes another trace ({error!r})")
 
     def _read(self, record: logging.LogRecord) -> None:
         found: dict[str, Any] = getattr(record, "metadata", {})

@@ -222,7 +222,7 @@ def _blocks_of(model: nn.Module) -> dict[_Block, None]:
     if (found := _models.get(model)) is None:
         named = {} if isinstance(model, nn.DataParallel) else blocks(model)  # whose copies would call the original
         if not named:
-            warn("memory_optimize_level", type(model).__name__, NO_BLOCKS.format(type(model).__name__))
+            warn(NO_BLOCKS.format(type(model).__name__))
         start = f"{type(model).__name__}."
         for path, block in named.items():
             if block not in _blocks:

@@ -107,13 +107,13 @@ def _act(model: nn.Module) -> None:
             if parallel not in _reducers:
                 if hook := _hook(parallel):
                     name = type(parallel.module).__name__
-                    notices.warn(option, f"hook {hook} of {name}", KEEPS_ITS_HOOK.format(option, name, hook))
+                    notices.warn(KEEPS_ITS_HOOK.format(option, name, hook))
                     continue
                 _reducers[parallel] = _Reducer(parallel.process_group)
                 parallel.register_comm_hook(_reducers[parallel], reduce)
             _reducers[parallel].is_on = True
     if next(prefetch.modules(model), None) is not None:
-        notices.warn(option, "FSDP", NOT_SHARDED.format(option))
+        notices.warn(NOT_SHARDED.format(option))
 
 
 def _hook(parallel: Any) -> str:

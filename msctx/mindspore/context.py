@@ -115,7 +115,7 @@ def _get(name: str) -> Any:
         raise OptionTypeError(wrong)
     target = state.target()
     if name in KEYS and (reason := _not_here(KEYS[name], target)):
-        warn(f"ms.get_context {name}", target, f"{name}: {reason}")
+        warn(f"{name}: {reason}")
     if (name in KEYS and not KEYS[name].ignored) or name in FLAT:
         return get_value(name)
     if name in KEYS or find(name) is not None:

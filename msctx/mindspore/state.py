@@ -8,10 +8,10 @@ from typing import Any
 
 from msctx.context import current, set_options
 from msctx.context.base import BASE
-from msctx.errors import DeviceError, Diagnostic, MsctxWarning, OptionError, StrictError
+from msctx.errors import DeviceError, Diagnostic, MsctxWarning, OptionError, StrictError, user_frame
 from msctx.mindspore.errors import OptionRuntimeError, OptionTypeError
 from msctx.mindspore.keys import DEVICE, FLAT, GROUPS, KEYS
-from msctx.notices import user_frame, warn
+from msctx.notices import warn
 from msctx.options import UNSET, Setting, find, make_layer
 from msctx.options.kinds import show
 
@@ -82,7 +82,7 @@ def store(options: Mapping[str, Any], what: str) -> None:
         word = next((setting.value for setting in settings if setting.option.name == "device_target"), None) or target()
         if not is_here(word):
             text = "there is no such device here; what is set is planned, and waits for a target that is here"
-            warn("ms.device_target", word, f"device_target={word!r}: {text}")
+            warn(f"device_target={word!r}: {text}")
         set_options(given, what, absent=True)
     BASE.take_back("set_context", {*options} - {*given})
 
@@ -118,7 +118,7 @@ def tell_all(notes: Sequence[str]) -> None:
     if notes and is_strict():
         raise StrictError.of(notes)
     for note in notes:
-        warn(f"ms.{note}", "", note)
+        warn(note)
 
 
 def ignore(text: str) -> None:

@@ -81,7 +81,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_isa_in_use": (TEXT, []),
     "msctx_use_isa": (c_int, [STR]),
     "msctx_install": (TEXT, [py_object]),
-    "msctx_warn_again": (None, []),
     "msctx_leave_python": (None, []),
     "msctx_install_cuda": (TEXT, [STR, STR, STR]),
     "msctx_install_npu": (TEXT, [c_int]),
@@ -141,7 +140,6 @@ class Core:
         if c.msctx_torch_threads() > 1 and c.msctx_threads_seen() < 2:
             raise NativeError("the native core runs on one thread only: it was not built for the OpenMP that torch uses")
         atexit.register(c.msctx_leave_python)
-        notices.FORGOTTEN.append(c.msctx_warn_again)
 
     def _choose_isa(self) -> None:
         wanted = os.environ.get(ISA_VARIABLE)
@@ -221,12 +219,8 @@ class Core:
 
 def _warn(message: bytes) -> int:
     """Called by the library in the thread of the convolution; 1: raise there."""
-    kind, _, text = message.decode(errors="replace").partition("\n")
     try:
-        if kind == "fallback":  # one for all convolutions of an algorithm
-            notices.warn_first(*text.split("\n", 1))
-        else:
-            notices.warn(kind, text, text.rstrip())
+        notices.warn(message.decode(errors="replace"))
     except Warning:  # warnings turned into errors
         return 1
     return 0

@@ -60,7 +60,7 @@ def _look_for_export() -> None:
         from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
         if get_proxy_mode() is not None:
-            notices.warn("torch.export", "rules", _LOST)
+            notices.warn(_LOST)
 
 
 _LOST = (

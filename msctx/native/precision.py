@@ -21,7 +21,7 @@ from msctx.errors import NativeError
 from msctx.native import cache_tag, core, watched
 from msctx.native.watched import Model
 from msctx.options import operators
-from msctx.options.precision_rules import ACCELERATE, PRECISION, Precision, PrecisionRule, precision_of
+from msctx.options.precision_rules import Precision, PrecisionRule, precision_of
 
 DEVICES = ("cpu", "cuda", "ascend")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -252,22 +252,10 @@ def _report_autocast(device: str) -> None:
         install(device)  # counts what runs inside it, also where the policy itself casts nothing
         asked = ", ".join(f"{n}={v}" if isinstance(v, str) else n for n, v in json.loads(policy.text).items())
         dtype = str(torch.get_autocast_dtype(word)).removeprefix("torch.")
-        warn_in_context(
-            "torch.autocast",
+        notices.warn(
             f"torch.autocast({word!r}, dtype={dtype}) overrides {asked} for the operators inside it, which precisions() shows with "
             "why=torch.autocast: remove the autocast (or the framework's mixed precision), or the option",
         )
-
-
-def warn_in_context(about: str, text: str) -> None:
-    """Warn once in each context that sets an option of the policy."""
-    if notices.warn(about, text, text):
-        note_of_context(about, text)
-
-
-def note_of_context(about: str, text: str) -> None:
-    for option in (*PRECISION, ACCELERATE):
-        notices.note_of_context(option, about, text)
 
 
 def inside(model: Model, match: Callable[[Policy], str | None], policies: Policies) -> int | None:

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 from msctx.native import precision
+from msctx.notices import warn
 from msctx.options.precision_rules import precision_of
 
 SCALED: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -25,7 +26,7 @@ class _Here(threading.local):
     """How many operators of backward passes had computed in float16 when the policy in force began, and at the last step."""
 
     begun = stepped = 0
-    is_low = False
+    is_low = has_warned = False
 
 
 _here = _Here()
@@ -40,6 +41,7 @@ def policies_changed() -> None:
     before, _here.is_low = _here.is_low, any(precision_of(p.text).needs_scaler for p in precision.here.policies.values())
     if _here.is_low and not before:
         _here.begun = _here.stepped = _halves()
+        _here.has_warned = False
 
 
 def left_over() -> list[str]:
@@ -47,7 +49,6 @@ def left_over() -> list[str]:
     if not _here.is_low or _halves() <= _here.stepped or _has_scaler():
         return []
     _here.stepped = _halves()
-    precision.note_of_context(TEXT, TEXT)
     return [TEXT]
 
 
@@ -66,8 +67,9 @@ def stepped(optimizer: Any) -> None:
     if _here.is_low:
         _here.stepped = _halves()
         is_from_half = _here.stepped > _here.begun or _halves(traced=True)
-        if is_from_half and optimizer not in SCALED and not _is_in_scaler():
-            precision.warn_in_context(TEXT, TEXT)
+        if is_from_half and optimizer not in SCALED and not _here.has_warned and not _is_in_scaler():
+            warn(TEXT)
+            _here.has_warned = True
     SCALED.discard(optimizer)
 
 

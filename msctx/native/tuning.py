@@ -54,7 +54,7 @@ class _Table:
         try:
             known = matching(tuning_file.read(self.path), stamp(library, self.place))
         except FileError as error:
-            notices.warn("tuning_file", str(error), f"the tuning file is not used: {_text(error)}")
+            notices.warn(f"the tuning file is not used: {_text(error)}")
             return []
         return known
 
@@ -63,7 +63,7 @@ class _Table:
         try:
             tuning_file.merge(self.path, {stamp(library, self.place): {entry.key: entry for entry in found}})
         except FileError as error:
-            notices.warn_or_print("tuning_file", str(error), f"what was measured or recorded is not kept: {_text(error)}")
+            notices.warn_or_print(f"what was measured or recorded is not kept: {_text(error)}")
 
 
 _lock = locks.reentrant()

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from msctx import locks, notices
-from msctx.errors import named
+from msctx.errors import named, user_frame
 from msctx.native import core
 from msctx.observers import compilations, compiled_places, modules, steps
 
@@ -51,6 +51,7 @@ class Reader:
         goes_on: whether a scope with equal settings, entered later, goes on with it.
         is_choosy: whether :meth:`wants` decides about operators.
         counted: the steps that were counted when it was paused; see :func:`steps.span`.
+        failures: of which kinds there was a warning.
         wants_lines: whether rows of a backward pass have the user's ``line`` that called the operator of the forward pass.
     """
 
@@ -59,6 +60,7 @@ class Reader:
     wants_lines: ClassVar[bool] = False
     process = number = 0
     counted: object = None
+    failures: frozenset[type] = frozenset()
     settings: Any
 
     @property
@@ -117,9 +119,7 @@ def put(name: str, new: Reader | None, *, resumes: bool = False) -> None:
                 del _readers[name]
                 before.counted = steps.span()
             if lost := core.load().c.msctx_collect_dropped():
-                notices.warn(
-                    "observers", "lost", f"{lost} operators could not be collected, or waited too long: they are not reported"
-                )
+                notices.warn(f"{lost} operators could not be collected, or waited too long: they are not reported")
         if new is not None:
             new.process, new.number = os.getpid(), next(_numbers)
             _safely(new, new.begin)
@@ -176,7 +176,7 @@ def is_on() -> bool:
 def line_here() -> str:
     """The user's line that calls the operator that runs in this thread: ``train.py:12``."""
     place = compiled_places.here()
-    return place.line if place is not None and place.line else notices.user_frame()[0]
+    return place.line if place is not None and place.line else user_frame()[0]
 
 
 def _place(what: int) -> int:
@@ -213,7 +213,9 @@ def _safely(one: Reader, work: Callable[[], object]) -> None:
         raise
     except Exception as error:
         name = type(one).__name__
-        notices.warn("observers", f"{name} {type(error)}", f"{name} failed ({named(error)}); the program goes on")
+        if type(error) not in one.failures:
+            one.failures |= {type(error)}
+            notices.warn(f"{name} failed ({named(error)}); the program goes on")
     finally:
         core.load().c.msctx_look_away(before)
 

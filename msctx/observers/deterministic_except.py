@@ -54,7 +54,7 @@ class ExceptReader(Reader):
         if unknown := sorted({*left} - _operators):
             near = [f"{name!r}{did_you_mean(name, (*names, *paths))}" for name in unknown]
             text = "\n".join(f"{OPTION}: no operator, and no module of a watched model, is called {one}" for one in near)
-            notices.warn(OPTION, " ".join(unknown), text)
+            notices.warn(text)
 
 
 _operators: set[str] = set()

@@ -66,6 +66,7 @@ class DumpReader(Reader):
         """Module → the names of the models that it is in."""
         self._moment = -1
         self._met: set[str] = set()
+        self._unread: set[str] = set()
         """Of the layers, those that something was called, or of which there was a warning."""
         self._missed: set[str] = set()
         self._scratch = files.Scratch(self._folder)
@@ -159,7 +160,9 @@ class DumpReader(Reader):
         what = (
             f"{one['argument'] or 'a result'} of {operator}, {dtype_of(one)}[{one['shape']}], is not written ({one['unread']})"
         )
-        notices.warn(self.settings.option, dtype_of(one) + one["unread"], f"{self.settings.option}: {what}; the dump goes on")
+        if (kind := dtype_of(one) + one["unread"]) not in self._unread:
+            self._unread.add(kind)
+            notices.warn(f"{self.settings.option}: {what}; the dump goes on")
 
     def end_step(self) -> None:
         files.guarded(self.settings.option, self._folder, self._layout.flush)
@@ -179,8 +182,6 @@ class DumpReader(Reader):
         self._scratch.remove()
         if self.settings.marked and SET_DUMP not in self._met:
             notices.warn(
-                self.settings.option,
-                SET_DUMP,
                 f"dump_mode 2 dumps modules marked by {SET_DUMP} in models passed to ctx.watch(model): none ran",
             )
         if self._is_of_rank:
@@ -204,7 +205,7 @@ class DumpReader(Reader):
         ]
         if texts:
             name = "kernels of dump_config" if self.settings.option == "dump_config" else "dump_layer"
-            notices.warn(name, " ".join(left), "\n".join(f"{name}: {text}" for text in texts))
+            notices.warn("\n".join(f"{name}: {text}" for text in texts))
 
 
 def _fail(text: str) -> None:

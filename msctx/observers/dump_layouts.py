@@ -207,7 +207,7 @@ class MsProbe:
             if self._count == MOST + 1:
                 text = f"one step has more than {MOST:,} operators, and the others are left out of the dump; "
                 text += "a step ends with optimizer.step() or msctx.step()"
-                notices.warn("session.enable_dump", text, f"session.enable_dump: {text}")
+                notices.warn(f"session.enable_dump: {text}")
             return 0
         self._origins.meet(number)
         return 1 | ASK_AGAIN

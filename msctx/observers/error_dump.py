@@ -66,7 +66,7 @@ class ErrorReader(Reader):
                     (self._scratch.path / tensor["file"]).unlink(missing_ok=True)
             self._scratch.remove_empty()
         text = f"{row['operator']} raised; its inputs and arguments are in {path}: torch.load reads them"
-        notices.warn(self.settings.option, path.name, text)
+        notices.warn(text)
 
     def _contents(self, row: Row) -> dict[str, Any]:
         tensors = [self._tensor(one) for one in row["inputs"]]

@@ -62,7 +62,7 @@ def guarded(option: str, folder: Path, work: Callable[[], object]) -> bool:
     except OSError as error:
         reason = error.strerror or str(error)
         text = f"{option}: cannot write to {folder} ({reason}); those files are missing, and the program goes on"
-        notices.warn(option, f"{folder} {reason}", text)
+        notices.warn(text)
         return False
     return True
 

@@ -62,7 +62,7 @@ def _compare(source: Source, call: Callable[..., Any], args: tuple[Any, ...], kw
         source.wrong(GradientError, text, "compare it with the formula", "check_bprop_values")
     except Exception as error:
         text = f"check_bprop_values leaves out {source.name} ({source.place}): it does not run in float64 ({named(error)})"
-        notices.warn("check_bprop_values", text, text)
+        notices.warn(text)
 
 
 def _wide(value: Any) -> Any:

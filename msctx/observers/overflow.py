@@ -64,7 +64,7 @@ class OverflowReader(Reader):
                 _written[self._folder] += 1
                 files.guarded(self.settings.option, self._folder, partial(self._write, row))
             collector.refresh()
-            notices.warn(self.settings.option, str((self.settings, same)), sentence(row))
+            notices.warn(sentence(row))
         self._scratch.remove_empty()
 
     def _write(self, row: Row) -> None:

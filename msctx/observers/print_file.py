@@ -48,7 +48,7 @@ class PrintFile:
 
 
 def _warn(path: str, what: str) -> None:
-    notices.warn("print_file_path", path, f"print_file_path: {path} {what}")
+    notices.warn(f"print_file_path: {path} {what}")
 
 
 SLOT = Slot(PrintFile)

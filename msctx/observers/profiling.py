@@ -147,7 +147,7 @@ def _keep_within(folder: Path, limit: int, newest: str) -> None:
 
 
 def _warn(what: str) -> None:
-    warn("profiling_mode", what, f"profiling_mode: {what}")
+    warn(f"profiling_mode: {what}")
 
 
 SLOT = Slot(_Recording)

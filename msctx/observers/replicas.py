@@ -30,6 +30,7 @@ class Check:
     def __init__(self, settings: int) -> None:
         self.settings = settings
         self._counting = ExitStack()
+        self._told: set[str] = set()
 
     def begin(self) -> None:
         self._counting.enter_context(steps.counting(self._ended))
@@ -45,12 +46,12 @@ class Check:
         modules = {module: path for model in watched.models() for path, module in model.named_modules()}
         models = {module: path for module, path in modules.items() if isinstance(module, DistributedDataParallel)}
         if not models:
-            notices.warn("replica_check", "models", NO_MODEL)
+            notices.warn(NO_MODEL)
         for model, path in models.items():
-            _compare(step, path, model)
+            _compare(step, path, model, self._told)
 
 
-def _compare(step: int, path: str, model: Any) -> None:
+def _compare(step: int, path: str, model: Any, told: set[str]) -> None:
     """The parameters: each rank has its own buffers until the next forward pass."""
     import torch
     from torch import distributed as dist
@@ -62,8 +63,9 @@ def _compare(step: int, path: str, model: Any) -> None:
     digests = torch.stack([one.cpu() for one in everyone])  # rank, parameter, digest
     differing = (digests != digests[0]).any(2).any(0).tolist()
     names = [".".join(filter(None, (path, name))) for name, differs in zip(parameters, differing, strict=True) if differs]
-    if not names:
+    if not names or names[0] in told:
         return
+    told.add(names[0])
     holders: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     first = digests[:, differing.index(True)].tolist()
     for rank, digest in zip(dist.get_process_group_ranks(model.process_group), first, strict=True):
@@ -71,7 +73,7 @@ def _compare(step: int, path: str, model: Any) -> None:
     groups = sorted(holders.values(), key=lambda ranks: (-len(ranks), ranks))
     more = f", and {len(names) - 1} more parameter{'s' * (len(names) > 2)}" if len(names) > 1 else ""
     text = f"replica_check: after step {step}, {names[0]} differs between " + " and ".join(map(in_words, groups)) + more
-    notices.warn("replica_check", names[0], text)
+    notices.warn(text)
 
 
 def _digest(value: torch.Tensor) -> torch.Tensor:

@@ -41,7 +41,7 @@ def execute(command: Sequence[str], layer: Layer, *, strict: bool = False) -> in
             text = _UNSEEN.format(" ".join(command))
             if strict:
                 raise StrictError(f"strict=True, and {text}")
-            warn("exec", command[0], text)
+            warn(text)
     return code if code >= 0 else 128 - code
 
 

@@ -139,7 +139,7 @@ def run_experiment(
         raise RecordError([*unwritten, Diagnostic("", f"the entry ended well: {json.dumps(plain(result))}")])
     layers = experiment.levels.values()
     for text in [*unwatched(plan, layers, begin), *(unrun(plan, layers) if Ran.count == ran_before else [])]:
-        warn("unwatched", text, text)
+        warn(text)
     return result
 
 

@@ -18,8 +18,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
-from msctx import notices
-from msctx.errors import named
+from msctx.errors import named, user_frame
 from msctx.native import module_calls
 from msctx.observers import steps
 from msctx.verify.rows import differing, ran
@@ -77,7 +76,7 @@ class _Comparison:
         try:
             if not (values := self._differing(module, given)):
                 return {"row": ran({"operator": name, "inputs": [], "outputs": []})}
-            found = {"operator": name, "values": values, "source": notices.user_frame()[0]}
+            found = {"operator": name, "values": values, "source": user_frame()[0]}
             return {"finding": found | self._first_inside(module, given)}
         except Exception as error:  # the training goes on
             return {"note": f"{name} was not compared ({named(error).partition(chr(10))[0]})"}

@@ -111,12 +111,10 @@ def test_a_full_disk_leaves_no_part_of_a_dump(here: Path, passes: Callable[..., 
     """There is room for the first tensor alone, or for both but not for the file."""
     passes(f"""
         import os, pathlib, resource, warnings, torch, msctx
-        from msctx import notices
         os.chdir({str(here)!r})
         torch.ones(1).sum().item()
         operands = torch.ones(2, 3), torch.ones(4, 100)
         for limit in (100, 2000):
-            notices.forget()
             with warnings.catch_warnings(record=True) as caught, msctx.context(session={{"enable_exception_dump": 1}}):
                 warnings.simplefilter("always")
                 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))

@@ -48,7 +48,7 @@ constexpr size_t largest_trial = size_t(1) << 30;
 
 std::string in_words(double number);  // the fewest digits that give it back
 
-// The option that named an algorithm which did not run, and on the next line a warning of it.
+// The warning of an algorithm which did not run.
 std::string in_short(const Choice&);
 
 struct Decision {
@@ -59,7 +59,6 @@ struct Decision {
   bool to_measure = false;       // `performance`, and too few have measured this problem: row is what they found, or that of `normal`
   std::string message;           // for the warning or the error of a fallback
   bool recorded = false;
-  mutable std::atomic<int64_t> warned{0};  // the warning was given, among those of this number: see msctx_warn_again
 };
 using Decided = std::shared_ptr<const Decision>;  // nullptr: nothing is asked for in this direction
 
@@ -93,6 +92,7 @@ class Policy : public PolicyOptions {
   int threads_for(const ConvRow&, const ConvProblem&, Op, int threads) const;
 
   std::atomic<int64_t> number{0};  // from 1 on: another one each time that it comes into force
+  mutable std::atomic<int64_t> warned[directions]{};  // by Direction: the number under which a warning was issued
 
  private:
   struct Rule {

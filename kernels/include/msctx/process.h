@@ -44,11 +44,9 @@ const char* problem_of(const Work& work) try {
 }
 
 // Tells Python, in this thread; true: Python wants an error (warnings turned into errors). Not to be called with a lock held.
-bool warn(const std::string& kind, const std::string& text);
+bool warn(const std::string& text);
 void set_warner(PythonFunction);
 // A size for a message, as msctx/tables.py writes it: both report a cap with the same figure.
 std::string in_words(int64_t bytes);
-// How often Python has forgotten which warnings were given.
-extern std::atomic<int64_t> times_warned_again;
 
 }  // namespace msctx
