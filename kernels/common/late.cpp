@@ -50,7 +50,6 @@ bool was_widened(const void* weight) { return widened.has(weight); }
 void notice_late_backward(const void* weight) {
   if (waiting.take(weight))
     warn(
-        "late",
         "a convolution's backward pass runs after the with-block in which its forward ran: torch's own path computes it, as without the "
         "block; call backward() inside the block");
 }

@@ -114,8 +114,6 @@ MSCTX_API int msctx_threads_seen() {
 
 MSCTX_API int msctx_torch_threads() { return at::get_num_threads(); }
 
-// Python has forgotten which warnings were given.
-
 // `json`: a ConvPolicy of Python's; nullptr: none. 0: there was no memory for it.
 MSCTX_API int msctx_set_policy(int place, const char* json) try {
   const ConvTable& table = Place(place) == Place::cpu ? table_in_use() : Place(place) == Place::cuda ? glue::cuda_table() : glue::npu_table();
