@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils import _pytree as pytree
 
 from msctx.errors import EntryError, EntryFailed, Mark, MsctxError
 from msctx.run.config import Experiment
@@ -26,7 +26,7 @@ class Model:
     def forward(self) -> list[torch.Tensor]:
         """The tensors of its result."""
         found = self.module(*self.args, **self.kwargs)
-        tensors = [leaf for leaf in tree_leaves(_opened(found)) if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for leaf in pytree.tree_leaves(_opened(found)) if isinstance(leaf, torch.Tensor)]
         if not tensors:
             raise ValueError(f"its result, of type {type(found).__name__}, holds no tensor")
         return tensors
@@ -47,7 +47,7 @@ class Model:
         def each(value: Any) -> Any:
             return convert(value) if isinstance(value, torch.Tensor) else value
 
-        return replace(self, module=module, args=tree_map(each, self.args), kwargs=tree_map(each, self.kwargs))
+        return replace(self, module=module, args=pytree.tree_map(each, self.args), kwargs=pytree.tree_map(each, self.kwargs))
 
 
 def widest(tensor: torch.Tensor) -> torch.Tensor:
@@ -58,7 +58,7 @@ def _opened(found: Any) -> Any:
     """What is in a result: a model output of transformers, and an object of a class of its own with tensors for attributes."""
     if hasattr(found, "to_tuple"):
         return found.to_tuple()
-    return tree_map(lambda leaf: leaf if isinstance(leaf, torch.Tensor) else getattr(leaf, "__dict__", leaf), found)
+    return pytree.tree_map(lambda leaf: leaf if isinstance(leaf, torch.Tensor) else getattr(leaf, "__dict__", leaf), found)
 
 
 def load(entry: str, file: Path | None = None, mark: Mark | None = None) -> Model:
@@ -82,7 +82,7 @@ def load(entry: str, file: Path | None = None, mark: Mark | None = None) -> Mode
     named = [
         *module.named_parameters(),
         *module.named_buffers(),
-        *((f"input {i}", v) for i, v in enumerate(tree_leaves(given))),
+        *((f"input {i}", v) for i, v in enumerate(pytree.tree_leaves(given))),
     ]
     if empty := next((name for name, value in named if isinstance(value, torch.Tensor) and value.is_meta), ""):
         raise EntryError(

@@ -71,7 +71,7 @@ def _is_passed_over(module: nn.Module) -> bool:
 
 def _is_alone(module: nn.Module) -> bool:
     """Whether nothing else traces or has compiled it, and it is no transform in a data loader's worker."""
-    if torch._C._get_tracing_state() is not None or isinstance(module, torch.jit.ScriptModule | torch.fx.GraphModule):
+    if torch.jit.is_tracing() or isinstance(module, torch.jit.ScriptModule | torch.fx.GraphModule):  # type: ignore[attr-defined]
         return False
     if torch.utils.data.get_worker_info() is not None:
         return False

@@ -18,7 +18,7 @@ import numpy
 import torch
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from msctx.errors import SwitchError
@@ -276,7 +276,7 @@ class _Copies(TorchFunctionMode):
         written = args[:1] if _is_in_place(name) else ()
         device = _device_of(_tensors(written) if written else tensors)
         if device is not None:
-            copied = partial(tree_map_only, torch.Tensor, partial(_copied, device))
+            copied = partial(pytree.tree_map_only, torch.Tensor, partial(_copied, device))
             copies = {key: value if key == "out" else copied(value) for key, value in kwargs.items()}
             return function(*written, *copied(args[len(written) :]), **copies)
         result = function(*args, **kwargs)
@@ -301,7 +301,7 @@ def _device_of(tensors: Iterable[torch.Tensor]) -> torch.device | None:
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
-    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+    return [value for value in pytree.tree_leaves(values) if isinstance(value, torch.Tensor)]
 
 
 def _is_elsewhere(tensor: torch.Tensor) -> bool:

@@ -72,20 +72,12 @@ WARNS = r"Using `torch.compile\(module\)` when there are global hooks"
 _FILTER = ("ignore", re.compile(WARNS), UserWarning, None, 0)
 
 
-def put(enter: Enter, order: int, *, all_modules: bool) -> None:
-    """Call *enter* with each module that is called, or with those of watched models; *order*: 0 is the innermost."""
-    _change(enter, [(order, all_modules, enter)])
-
-
-def take(enter: Enter) -> None:
-    _change(enter, [])
-
-
-def _change(enter: Enter, by: list[tuple[int, bool, Enter]]) -> None:
+def turn(enter: Enter, on: bool, order: int = 0, *, all_modules: bool = True) -> None:
+    """Whether *enter* is called with each module that is called, or with those of watched models; *order*: 0 is the innermost."""
     global _clients, _has_all
     with _lock:
         others = [client for client in _clients if client[2] != enter]
-        _clients = sorted(others + by, key=lambda client: -client[0])
+        _clients = sorted([*others, *[(order, all_modules, enter)] * on], key=lambda client: -client[0])
         _has_all = any(all_modules for _, all_modules, _ in _clients)
         _installed.hold(bool(_clients))
 

@@ -117,13 +117,13 @@ def _install() -> Callable[[], None]:
     from torch.backends import mha
 
     module_calls.keep_out(_is_named)
-    module_calls.put(_enter, 0, all_modules=False)
+    module_calls.turn(_enter, True, all_modules=False)
     had_fast_path = mha.get_fastpath_enabled()
     mha.set_fastpath_enabled(False)  # in which encoders and attention compute without calling their modules
 
     def remove() -> None:
         module_calls.keep_out(None)
-        module_calls.take(_enter)
+        module_calls.turn(_enter, False)
         mha.set_fastpath_enabled(mha.get_fastpath_enabled() or had_fast_path)
 
     return remove

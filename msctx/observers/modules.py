@@ -115,10 +115,7 @@ def turn(*, on: bool) -> None:
         if on == _on:
             return
         _on, _library = on, core.load().c
-        if on:
-            module_calls.put(_enter, 1, all_modules=_names_all)
-        else:
-            module_calls.take(_enter)
+        module_calls.turn(_enter, on, 1, all_modules=_names_all)
     if not on:
         _library.msctx_enter_module(None)
 
@@ -224,10 +221,10 @@ class ModuleRanges:
         self._here = _Ranges()
 
     def begin(self) -> None:
-        module_calls.put(self._enter, 2, all_modules=True)
+        module_calls.turn(self._enter, True, 2)
 
     def end(self) -> None:
-        module_calls.take(self._enter)
+        module_calls.turn(self._enter, False)
 
     def _enter(self, module: nn.Module, call: module_calls.Call) -> None:
         here = self._here

@@ -22,10 +22,13 @@ from msctx.switches.base import Switch
 # While an operator runs that deterministic_except leaves out, in whichever thread, the flag is off, and our library has what it is.
 
 
+_DETERMINISTIC: Any = torch.utils.deterministic
+
+
 def _deterministic() -> tuple[bool, bool]:
     """The mode, and whether it only warns."""
     if (library := core.loaded()) is None:
-        return _C._get_deterministic_algorithms(), _C._get_deterministic_algorithms_warn_only()
+        return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     bits = library.c.msctx_deterministic()
     return bool(bits & 1), bool(bits & 2)
 
@@ -55,10 +58,7 @@ class _CallDepth:
     @classmethod
     def write(cls, limit: int | None) -> None:
         cls.limit = limit
-        if limit is None:
-            module_calls.take(_enter_module)
-        else:
-            module_calls.put(_enter_module, 3, all_modules=True)
+        module_calls.turn(_enter_module, limit is not None, 3)
 
 
 def _enter_module(module: Any, call: module_calls.Call) -> None:
@@ -149,8 +149,8 @@ SWITCHES = (
     ),
     Switch(
         name="torch.deterministic.fill_uninitialized_memory",
-        read=_C._get_deterministic_fill_uninitialized_memory,
-        write=_C._set_deterministic_fill_uninitialized_memory,
+        read=lambda: _DETERMINISTIC.fill_uninitialized_memory,
+        write=lambda on: setattr(_DETERMINISTIC, "fill_uninitialized_memory", on),
     ),
     Switch(name="torch.mkldnn.deterministic", read=_C._get_mkldnn_deterministic, write=_C._set_mkldnn_deterministic),
     Switch(
@@ -204,8 +204,8 @@ SWITCHES = (
         name="torch.autocast.cuda",
         read=lambda: str(torch.get_autocast_dtype("cuda")) if torch.is_autocast_enabled("cuda") else None,
     ),
-    Switch(name="torch.mkldnn.enabled", read=_C._get_mkldnn_enabled),
-    Switch(name="torch.mkldnn.allow_tf32", read=_C._get_onednn_allow_tf32),
+    Switch(name="torch.mkldnn.enabled", read=lambda: torch.backends.mkldnn.enabled),
+    Switch(name="torch.mkldnn.allow_tf32", read=lambda: torch.backends.mkldnn.allow_tf32),
     Switch(name="torch.quantized.engine", read=lambda: torch.backends.quantized.engine),
     Switch(name="torch.cpu_capability", read=torch.backends.cpu.get_cpu_capability),
 )

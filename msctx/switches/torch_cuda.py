@@ -66,7 +66,7 @@ SWITCHES = (
     wait("torch.cuda.event_sync_timeout", lambda: torch.cuda, "Event", is_here),
     Switch(name="torch.cuda.sanitizer", read=_sanitizes, write=_sanitize, available=is_here),
     Switch(name="torch.cuda.context_overhead", read=cuda_context.observed, available=is_here),
-    Switch(name="torch.cudnn.enabled", read=_C._get_cudnn_enabled),
+    Switch(name="torch.cudnn.enabled", read=lambda: torch.backends.cudnn.enabled),
     Switch(name="torch.cudnn.benchmark_limit", read=lambda: torch.backends.cudnn.benchmark_limit),
     Switch(name="torch.cudnn.depthwise_kernel", read=lambda: getattr(torch.backends.cudnn, "depthwise_kernel", None)),
     Switch(
@@ -77,9 +77,9 @@ SWITCHES = (
         name="torch.cuda.matmul.allow_bf16_reduced_precision_reduction",
         read=lambda: list(_C._get_cublas_allow_bf16_reduced_precision_reduction()),
     ),
-    Switch(name="torch.cuda.matmul.allow_fp16_accumulation", read=_C._get_cublas_allow_fp16_accumulation),
-    Switch(name="torch.sdp.flash", read=_C._get_flash_sdp_enabled),
-    Switch(name="torch.sdp.mem_efficient", read=_C._get_mem_efficient_sdp_enabled),
-    Switch(name="torch.sdp.math", read=_C._get_math_sdp_enabled),
-    Switch(name="torch.sdp.cudnn", read=_C._get_cudnn_sdp_enabled),
+    Switch(name="torch.cuda.matmul.allow_fp16_accumulation", read=lambda: torch.backends.cuda.matmul.allow_fp16_accumulation),
+    Switch(name="torch.sdp.flash", read=torch.backends.cuda.flash_sdp_enabled),
+    Switch(name="torch.sdp.mem_efficient", read=torch.backends.cuda.mem_efficient_sdp_enabled),
+    Switch(name="torch.sdp.math", read=torch.backends.cuda.math_sdp_enabled),
+    Switch(name="torch.sdp.cudnn", read=torch.backends.cuda.cudnn_sdp_enabled),
 )

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import _C
 
 from msctx.switches.base import Switch
@@ -82,28 +83,36 @@ _CUDNN = ("cuda", "conv"), ("cuda", "rnn")
 
 
 def _save_matmul() -> tuple[str, Nodes]:
-    return _flag(_C._get_float32_matmul_precision, dict.fromkeys(_MATMUL, "ieee")), _own(*_MATMUL)
+    return _flag(torch.get_float32_matmul_precision, dict.fromkeys(_MATMUL, "ieee")), _own(*_MATMUL)
 
 
 def _load_matmul(state: tuple[str, Nodes]) -> None:
     if state != _save_matmul():
-        _C._set_float32_matmul_precision(state[0])
+        torch.set_float32_matmul_precision(state[0])
         _set_all(state[1])
 
 
 def _write_matmul(allow: bool) -> None:
     onednn, own = _get("mkldnn", "matmul"), _own(("mkldnn", "matmul"))
     flag = ("medium" if onednn == "bf16" else "high") if allow else "highest"
-    _C._set_float32_matmul_precision(flag)  # writes both nodes
+    torch.set_float32_matmul_precision(flag)  # writes both nodes
     if allow or onednn in ("none", "ieee"):
         _set_all(own)
+
+
+def _cublas_allows_tf32() -> bool:
+    return bool(torch.backends.cuda.matmul.allow_tf32)
+
+
+def _cudnn_allows_tf32() -> bool:
+    return torch.backends.cudnn.allow_tf32
 
 
 _PARENT, _SIBLING = ("cuda", "all"), ("cuda", "matmul")
 
 
 def _save_cudnn() -> tuple[bool, Nodes, Nodes]:
-    flag = _flag(_C._get_cudnn_allow_tf32, dict.fromkeys(_CUDNN, "tf32"), otherwise=False)
+    flag = _flag(_cudnn_allows_tf32, dict.fromkeys(_CUDNN, "tf32"), otherwise=False)
     return flag, _own(_PARENT, _SIBLING, *_CUDNN), {node: _get(*node) for node in _CUDNN}
 
 
@@ -132,7 +141,7 @@ def _write_cudnn(allow: bool) -> None:
 
 def _legacy_matmul_precision() -> str:
     try:
-        return _C._get_float32_matmul_precision()
+        return torch.get_float32_matmul_precision()
     except RuntimeError:
         return "mixed"
 
@@ -166,7 +175,7 @@ SWITCHES = (
         save=_save_matmul,
         load=_load_matmul,
         family="torch.fp32_precision",
-        satisfied=lambda allow: _agree((_C._get_cublas_allow_tf32, _C._get_float32_matmul_precision), allow, _MATMUL[0]),
+        satisfied=lambda allow: _agree((_cublas_allows_tf32, torch.get_float32_matmul_precision), allow, _MATMUL[0]),
     ),
     Switch(
         name="torch.cudnn.allow_tf32",
@@ -175,7 +184,7 @@ SWITCHES = (
         save=_save_cudnn,
         load=_load_cudnn,
         family="torch.fp32_precision",
-        satisfied=lambda allow: _agree((_C._get_cudnn_allow_tf32,), allow, *_CUDNN),
+        satisfied=lambda allow: _agree((_cudnn_allows_tf32,), allow, *_CUDNN),
     ),
     Switch(name="torch.float32_matmul_precision", read=_legacy_matmul_precision),
     *(

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils import _pytree as pytree
 
 from msctx.errors import named, user_frame
 from msctx.native import module_calls
@@ -47,12 +47,7 @@ class _Comparison:
         self._met: list[tuple[nn.Module, Any]] | None = None
 
     def begin(self, module: nn.Module, args: Any) -> None:
-        if (
-            is_dynamo_compiling()
-            or self._around
-            or torch._C._get_tracing_state()
-            or torch._C._are_functorch_transforms_active()
-        ):
+        if is_dynamo_compiling() or self._around or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():  # type: ignore[attr-defined]
             return
         self._around = module
         with suppress(Exception):  # a copy made after the call might fail at tensors that the call has left in the module
@@ -112,7 +107,7 @@ class _Comparison:
         self._twin(module)  # the call may have changed buffers
         with torch.compiler.set_stance("default"):
             found = _results(compiled, twin, given)
-        eps = _eps([*twin.parameters(), *eager.values(), *tree_leaves(given)])
+        eps = _eps([*twin.parameters(), *eager.values(), *pytree.tree_leaves(given)])
         for_all = eps ** (1 / 3) * max((_largest(a) for name, a in eager.items() if name.startswith("gradient")), default=0.0)
         limits = {name: for_all if name.startswith("gradient") else eps**0.5 * _largest(a) for name, a in eager.items()}
         texts = {name: differing(a, found[name], limits[name]) for name, a in eager.items()}
@@ -123,10 +118,10 @@ def _results(run: Callable[..., Any], twin: nn.Module, given: Any) -> dict[str, 
     """Floating-point results, and the gradients of a weighted sum of them."""
     args, kwargs = given = _copies(given)
     with torch.random.fork_rng():
-        made = [leaf for leaf in tree_leaves(run(*args, **kwargs)) if _is_inexact(leaf)]
+        made = [leaf for leaf in pytree.tree_leaves(run(*args, **kwargs)) if _is_inexact(leaf)]
         found = {f"output {number}": leaf.detach() for number, leaf in enumerate(made)}
         ends = [leaf for leaf in made if leaf.requires_grad]
-        inputs = [(f"input {number}", leaf) for number, leaf in enumerate(tree_leaves(given)) if _is_inexact(leaf)]
+        inputs = [(f"input {number}", leaf) for number, leaf in enumerate(pytree.tree_leaves(given)) if _is_inexact(leaf)]
         starts = {f"gradient of {name}": leaf for name, leaf in [*twin.named_parameters(), *inputs] if leaf.requires_grad}
         if ends and starts:
             draw = torch.Generator().manual_seed(0)
@@ -137,7 +132,9 @@ def _results(run: Callable[..., Any], twin: nn.Module, given: Any) -> dict[str, 
 
 
 def _copies(given: Any) -> Any:
-    return tree_map(lambda x: x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x, given)
+    return pytree.tree_map(
+        lambda x: x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x, given
+    )
 
 
 def _is_inexact(leaf: Any) -> bool:

@@ -45,16 +45,16 @@ def test_they_come_and_go_in_any_order() -> None:
     first, second, outer = (Noting(name, seen).enter for name in ("first", "second", "outer"))
     module = nn.ReLU()
     for enter, place in ((outer, 2), (first, 0), (second, 1)):
-        module_calls.put(enter, place, all_modules=True)
+        module_calls.turn(enter, True, place)
     module(X)
     assert seen == ["outer enters", "second enters", "first enters", "first leaves", "second leaves", "outer leaves"]
-    module_calls.take(outer)
-    module_calls.take(first)
+    module_calls.turn(outer, False)
+    module_calls.turn(first, False)
     seen.clear()
     with pytest.raises(TypeError):
         module(X, X)
     assert seen == ["second enters", "second leaves"]
-    module_calls.take(second)
+    module_calls.turn(second, False)
     module(X)
     assert len(seen) == 2
 
@@ -66,13 +66,13 @@ class Ends(nn.Module):
 
 def test_a_call_that_ctrl_c_ended_is_left_at_the_next() -> None:
     seen: list[str] = []
-    module_calls.put(enter := Noting("it", seen).enter, 0, all_modules=True)
+    module_calls.turn(enter := Noting("it", seen).enter, True)
     with suppress(KeyboardInterrupt):
         nn.Sequential(Ends())(X)
     assert seen == ["it enters"] * 2
     nn.ReLU()(X)
     assert seen[2:4] == ["it leaves"] * 2
-    module_calls.take(enter)
+    module_calls.turn(enter, False)
     assert not module_calls.running()
 
 
