@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from functools import cache
 from glob import glob
 
-from msctx.effects import INVARIANT, NEED_CORE, Facts
+from msctx.themes import INVARIANT, NEED_CORE, Facts
 
 CUBLAS = "CUBLAS_EMULATE_SINGLE_PRECISION"
 """Read by cuBLAS when it starts: cuBLAS documentation, "Floating point emulation"."""

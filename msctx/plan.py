@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from msctx.effects import AS_FOUND, BY_NAME, Facts, Outcome, Want, translate
-from msctx.options import DEVICES, Layer, Setting, Settings, rules
+from msctx.options import DEVICES, Layer, Setting, Settings
 from msctx.options.conv_policy import plain
 from msctx.tables import Table
+from msctx.themes import AS_FOUND, BY_NAME, Facts, On, Outcome, translate
 
 TARGETS = {"CPU": "cpu", "GPU": "cuda", "Ascend": "ascend"}
 """MindSpore's names of devices → ours."""
@@ -202,7 +202,8 @@ def make(settings: Settings, facts: Facts) -> Plan:
     devices = [d for d in DEVICES if d in facts.devices or d == wanted]
     main = wanted or devices[-1]
     device_id = settings.get("session_device_id", main) or settings.get("device_id", main)
-    rows = [row for device in devices for row in _rows(settings, device, facts)]
+    on: dict[str, On] = {}
+    rows = [row for device in devices for row in _rows(on.get(device) or On(device, settings, facts, on))]
     rows = [*_in_step(rows, main), *_absent(settings, devices)]
     # the device first: what is set for "the current device" must find it
     order = {name: i for i, name in enumerate(dict.fromkeys(["device_target", "device_id", "session_device_id", *settings]))}
@@ -246,34 +247,19 @@ def _target(settings: Settings) -> str | None:
     return target.value if target else None
 
 
-def _rows(settings: Settings, device: str, facts: Facts) -> Iterable[Row]:
-    def acting(name: str) -> Setting | None:
-        """What is in force here; an option that has no meaning on a device is in nobody's way there."""
-        found = settings.get(name, device)
-        return found if found is not None and device in found.option.devices else None
-
-    silent = set()  # those that mean another device: they take nobody's place here
-    for found in settings.on(device).values():
-        setting = found[0]
-        outcome = translate(Want(setting.option, setting.value, device, settings, facts))
-        if outcome is None:
-            silent.add(setting.option.name)
-            continue
-        is_error = False
-        if outcome.status != "inert" and (obstacle := rules.obstacle(setting, acting, device)):
-            is_error = obstacle[0] == "error"
-            outcome = Outcome("refused" if is_error else obstacle[0], {}, obstacle[1])
-        yield _row(setting, device, outcome, shadowed=outcome.expected, is_error=is_error)
-    for setting, winner, expected in settings.overridden(device):
-        if winner.option.name in silent:
-            continue
-        reason = f"overridden by {winner.spelling}={winner.value!r} from {winner.origin}"
-        yield _row(setting, device, Outcome("inert", {}, reason), winner.spelling, shadowed=expected)
+def _rows(on: On) -> Iterable[Row]:
+    outcomes = translate(on)
+    silent = {name for name, outcome in outcomes.items() if outcome is None}  # they mean another device
+    for name, setting in on.found.items():
+        if (outcome := outcomes[name]) is not None:
+            yield _row(setting, on.device, outcome)
+    for setting, winner, expected in on.source.overridden(on.device):
+        if winner.option.name not in silent:
+            reason = f"overridden by {winner.spelling}={winner.value!r} from {winner.origin}"
+            yield _row(setting, on.device, Outcome("inert", {}, reason, quiet=expected), winner.spelling)
 
 
-def _row(
-    setting: Setting, device: str, outcome: Outcome, winner: str = "", *, shadowed: bool = False, is_error: bool = False
-) -> Row:
+def _row(setting: Setting, device: str, outcome: Outcome, winner: str = "") -> Row:
     return Row(
         option=setting.option.name,
         device=device,
@@ -284,8 +270,8 @@ def _row(
         reason=outcome.reason,
         spelling=setting.spelling,
         winner=winner,
-        shadowed=shadowed,
-        is_error=is_error,
+        shadowed=outcome.quiet,
+        is_error=outcome.is_error,
         idle=outcome.idle,
     )
 
@@ -297,4 +283,4 @@ def _absent(settings: Settings, devices: Iterable[str]) -> Iterable[Row]:
         mine = [found[0] for found in settings.on(device).values()] + [o.setting for o in settings.overridden(device)]
         for setting in mine:
             if setting.device == device:
-                yield _row(setting, device, Outcome("inert", {}, f"no {words[device]} device here"), shadowed=True)
+                yield _row(setting, device, Outcome("inert", {}, f"no {words[device]} device here", quiet=True))

@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from msctx.effects import Facts, Outcome, Want, translate
 from msctx.errors import OptionError
 from msctx.options import DEVICES, OPTIONS, UNSET, Option, Settings, device_of, make_layer, rules
 from msctx.options.kinds import Size
 from msctx.plan import DONE, TARGETS, Plan, Row, make
 from msctx.shipped import CONFIGS
+from msctx.themes import Facts, On, Outcome, translate
 
 DICTIONARIES: Mapping[str, str] = {
     "aoe_config": "What aoe_tune_mode tunes, as a dictionary.",
@@ -145,7 +145,7 @@ def on_device(option: Option, device: str, value: Any = UNSET) -> Outcome:
     found = [o for o in (_outcome(option, v, device) for v in values) if o is not None]
     if not found:
         return Outcome("inert", {}, f"it has no meaning on {device}")
-    asking = [o for o in found if not (o.status == "honoured" and o.expected)] or found
+    asking = [o for o in found if not (o.status == "honoured" and o.quiet)] or found
     best = next((o for o in asking if o.status in DONE), asking[0])
     switches = {switch: v for o in found for switch, v in o.assignments.items()}
     return Outcome(best.status, switches, best.reason)
@@ -208,8 +208,7 @@ def _outcome(option: Option, value: Any, device: str) -> Outcome | None:
             layer = make_layer({**more, option.name: value}, "reference")
         except OptionError:
             return None
-        want = Want(option, layer.settings[option.name].value, device, Settings([layer]), Facts.only(device))
-        outcome = translate(want)
+        outcome = translate(On(device, Settings([layer]), Facts.only(device))).get(option.name)
         if found is None or (outcome is not None and outcome.status in DONE and found.status not in DONE):
             found = outcome
     return found

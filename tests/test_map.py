@@ -9,14 +9,14 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
+import pytest
 from samples import values
 
 import msctx
-from msctx.effects import EFFECTS, Facts, Outcome, Want, translate
-from msctx.effects.base import THEMES
 from msctx.options import DEVICES, OPTIONS, Settings, make_layer
 from msctx.options.graph_kernel_flags import FLAGS
 from msctx.switches import SWITCHES
+from msctx.themes import THEMES, Facts, On, translate
 
 TESTS = Path(__file__).resolve().parent
 PACKAGE = TESTS.parent / "msctx"
@@ -28,31 +28,25 @@ def dotted(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def translated(name: str, value: object, device: str, facts: Facts | None = None) -> Outcome | None:
-    settings = Settings([make_layer({name: value}, "test")])
-    setting = settings.get(name)
-    assert setting is not None
-    return translate(Want(setting.option, setting.value, device, settings, facts or Facts.everything()))
+# --- options → themes -------------------------------------------------------------------------------------------------
 
 
-# --- options → effects ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_theme_translates_an_option(device: str) -> None:
+    for option in OPTIONS.values():
+        for value in values(option):
+            on = On(device, Settings([make_layer({option.name: value}, "test")]), Facts.only(device))
+            themes = [theme.__name__ for theme in THEMES if option.name in theme.translate(on)]
+            assert len(themes) == (option.name in on.settings and not option.replaced_by), (option.name, themes)
+            assert option.name in translate(on) or option.name not in on.found
 
 
-def test_every_option_is_in_one_place() -> None:
-    translated("seed", 0, "cpu")  # loads the themes
-    places = Counter([*EFFECTS, *(o.name for o in OPTIONS.values() if o.replaced_by)])
-    assert {name: count for name, count in places.items() if count != 1} == {}
-    assert set(places) == set(OPTIONS)
+def test_every_file_of_themes_is_one() -> None:
+    files = {p.stem for p in (PACKAGE / "themes").glob("*.py")} - {"__init__", "base", "common"}
+    assert files == {theme.__name__.rpartition(".")[2] for theme in THEMES}
 
 
-def test_every_file_of_effects_is_a_theme() -> None:
-    files = {p.stem for p in (PACKAGE / "effects").glob("*.py")} - {"__init__", "base"}
-    assert files == set(THEMES)
-    translated("seed", 0, "cpu")
-    assert {function.__module__.rpartition(".")[2] for function in EFFECTS.values()} == set(THEMES)
-
-
-# --- effects → switches -----------------------------------------------------------------------------------------------
+# --- themes → switches ------------------------------------------------------------------------------------------------
 
 _FILES = [
     import_module(f"msctx.switches.{p.stem}") for p in sorted((PACKAGE / "switches").glob("*.py")) if p.stem != "__init__"
@@ -141,7 +135,7 @@ LAYERS = (
     ("_version", "dynamo", "errors", "imports", "inductor_pass", "locks", "shipped", "tables"),
     ("signals",),
     ("notices", "options", "torch_config"),
-    ("effects", "native", "recorded"),
+    ("themes", "native", "recorded"),
     ("memory",),
     ("observers",),
     ("graph",),
@@ -175,7 +169,7 @@ ONLY = {
         "torch_config",
     }
 }
-WITHOUT_TORCH = ("_version", "dynamo", "effects", "errors", "options", "plan", "reference", "schema")
+WITHOUT_TORCH = ("_version", "dynamo", "errors", "options", "plan", "reference", "schema", "themes")
 """What runs before torch is imported, or without it."""
 
 
@@ -267,9 +261,9 @@ def test_one_grep_finds_the_whole_chain_of_an_option() -> None:
     assigns, where it is translated and where the switch is. Flags are translated where they are declared."""
     flags = {f"graph_kernel_flags.{flag.name}": flag for flag in FLAGS}
     options = {n for n, option in OPTIONS.items() if not option.replaced_by and n not in flags}
-    texts = {place: _text_of(PACKAGE / place) for place in ("options", "effects", "switches")}
-    hidden = [(name, place) for place in ("options", "effects") for name in options if f'"{name}"' not in texts[place]]
-    hidden += [(name, p) for p in ("effects", "switches") for name in all_assignments() if f'"{name}"' not in texts[p]]
+    texts = {place: _text_of(PACKAGE / place) for place in ("options", "themes", "switches")}
+    hidden = [(name, place) for place in ("options", "themes") for name in options if f'"{name}"' not in texts[place]]
+    hidden += [(name, p) for p in ("themes", "switches") for name in all_assignments() if f'"{name}"' not in texts[p]]
     hidden += [(flag.name, "options") for flag in flags.values() if f'"{flag.name}"' not in texts["options"]]
     tests = _text_of(TESTS) + "".join(path.read_text() for path in (TESTS / "data").glob("plans-*.txt"))
     hidden += [(name, "tests") for name in options if not re.search(rf"\b{re.escape(name)}\b", tests)]

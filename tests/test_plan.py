@@ -13,9 +13,9 @@ from samples import DATA, example, values
 
 import msctx
 from msctx import plan
-from msctx.effects import Facts
 from msctx.errors import OptionError
 from msctx.options import DEVICES, GROUPS, OPTIONS, Layer, Settings, make_layer
+from msctx.themes import Facts
 
 STATUSES = {*plan.DONE, *plan.FAILING}
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from samples import values
 
-from msctx.effects import Facts
 from msctx.options import DEVICES, OPTIONS, Settings, make_layer
 from msctx.plan import make
 from msctx.shipped import CONFIGS
+from msctx.themes import Facts
 
 DATA = Path(__file__).parent / "data"
 CASES = [json.loads(line.replace("CONFIGS", f"{CONFIGS}")) for line in (DATA / "plan_cases.jsonl").read_text().splitlines()]

@@ -31,7 +31,6 @@ import msctx
 from msctx import devices
 from msctx.context import Context, ledger
 from msctx.context.ledger import HELD
-from msctx.effects import Facts
 from msctx.errors import MsctxWarning
 from msctx.options import Layer
 from msctx.options.compile_cache import CompileCache
@@ -39,6 +38,7 @@ from msctx.options.conv_policy import ConvPolicy
 from msctx.options.graph import Compilation, Shapes
 from msctx.options.observation import DeterministicExcept, Dump, ErrorDump, GraphFiles, Kernels, Overflow, Recorder, Watchdog
 from msctx.switches import SWITCHES, Switch
+from msctx.themes import Facts
 
 pytestmark = marks
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from msctx.effects import Facts
 from msctx.options import DEVICES, OPTIONS, Settings, device_of, make_layer
 from msctx.plan import DONE, FAILING, make
 from msctx.reference import DICTIONARIES, catalogue, describe, failing, on_device, typical
+from msctx.themes import Facts
 
 
 @pytest.mark.parametrize(

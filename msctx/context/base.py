@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from msctx import devices, locks
 from msctx import plan as planning
-from msctx.effects import NEED_CORE, SHOW_FREE, THEMES, Facts
 from msctx.errors import DeviceError, Diagnostic, OptionError, ScopeError, StrictError
 from msctx.graph import report
 from msctx.notices import put_off, warn
@@ -21,6 +20,7 @@ from msctx.options.layers import environment_layers, flatten, layer_of, with_pre
 from msctx.options.registry import exclusive
 from msctx.plan import Plan
 from msctx.signals import uninterrupted
+from msctx.themes import NEED_CORE, SHOW_FREE, Facts
 
 if TYPE_CHECKING:
     from msctx.context.ledger import Hold
@@ -59,15 +59,9 @@ def within(outer: Settings, own: tuple[Layer, ...]) -> Settings:
     return found[1]
 
 
-_NEEDED = (
-    "msctx.context.ledger",
-    *(f"msctx.effects.{theme}" for theme in THEMES),
-)
-
-
 def bring() -> None:
     """Import what planning and entering need and ``import msctx`` does without."""
-    locks.imported(*_NEEDED)
+    locks.imported("msctx.context.ledger")
 
 
 def plan_here(settings: Settings, shown: Iterable[str] = ()) -> Plan:

@@ -17,7 +17,6 @@ from msctx.context.children import WorkerInit
 from msctx.context.idle import unrun, unwatched
 from msctx.context.scopes import Scope, end_stranded, in_force, settings_in_force, stack
 from msctx.dynamo import call_outside, untraced
-from msctx.effects import NEED_CORE
 from msctx.errors import MsctxWarning, RestoreError, ScopeError, StrictError
 from msctx.graph import report
 from msctx.native import precisions
@@ -29,6 +28,7 @@ from msctx.options.conv_rules import RULES
 from msctx.options.resolve import look_up
 from msctx.plan import Plan
 from msctx.signals import uninterrupted
+from msctx.themes import NEED_CORE
 
 if TYPE_CHECKING:
     import torch

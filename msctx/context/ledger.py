@@ -17,10 +17,10 @@ from functools import partial
 from typing import Any
 
 from msctx import locks, notices
-from msctx.effects.base import AS_FOUND
 from msctx.errors import MsctxError, NativeError, RestoreError, ScopeError, StrictError, SwitchError
 from msctx.observers.steps import replacing
 from msctx.switches import SWITCHES, Switch
+from msctx.themes.base import AS_FOUND
 
 
 @dataclass(slots=True)

@@ -19,8 +19,6 @@ from msctx.context.base import BASE, within
 from msctx.context.blocks import refuse_lazy
 from msctx.context.scopes import Ran, Scope, settings_in_force, stack
 from msctx.dynamo import outside_dynamo
-from msctx.effects.precision_mode import POLICY
-from msctx.effects.session import LOW_PRECISION
 from msctx.errors import Diagnostic, OptionError, ScopeError, user_frame
 from msctx.native.watched import OF_PROCESS
 from msctx.options import Layer, make_layer
@@ -28,6 +26,8 @@ from msctx.options.layers import with_preset
 from msctx.options.precision_rules import ACCELERATE
 from msctx.signals import uninterrupted
 from msctx.switches.sessions import value
+from msctx.themes.precision import POLICY
+from msctx.themes.session import LOW_PRECISION
 
 if TYPE_CHECKING:
     from torch import nn

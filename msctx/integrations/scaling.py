@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from msctx.effects.precision_mode import POLICY
-from msctx.effects.session import LOW_PRECISION
 from msctx.errors import Diagnostic, OptionError, ScopeError
 from msctx.native.scaled_steps import SCALED
+from msctx.themes.precision import POLICY
+from msctx.themes.session import LOW_PRECISION
 
 if TYPE_CHECKING:
     from msctx.context import Context

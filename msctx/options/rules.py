@@ -95,7 +95,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Forbids:
-    """*option* is refused, or without effect, while *other* is in force."""
+    """*option* is refused, or without effect, while *other* is in force; ``off``: as is meant by whoever switched that off."""
 
     option: When
     other: When
@@ -305,8 +305,10 @@ FORBIDS = (
         "under batch_invariant=True no measurement is used: each batch size has one of its own",
     ),
     Forbids(
-        When("op_compiler_cache_dir"), When("op_compiler_cache_mode", ("disable",)), "inert", "op_compiler_cache_mode=disable"
+        When("op_compiler_cache_dir"), When("op_compiler_cache_mode", ("disable",)), "off", "op_compiler_cache_mode=disable"
     ),
+    Forbids(When("compile_cache_path"), When("enable_compile_cache", (False,)), "off", "enable_compile_cache=False"),
+    Forbids(When("profiling_options"), When("profiling_mode", (False,)), "off", "profiling_mode is off"),
     *(
         Forbids(When("op_compiler_cache_dir"), other, "inert", f"{other} ignores the cache")
         for other in (When("op_debug_level"), WITHOUT_LIST)
@@ -377,6 +379,10 @@ def _meet(a: Setting, b: Setting) -> bool:
 def obstacle(setting: Setting, get: Callable[[str], Setting | None], device: str) -> tuple[str, str] | None:
     """What keeps an option from acting on a device beside the others in force: (status, reason), or ``None``."""
     *_, needs, forbids = _involving(setting.option.name)
+    forbidding = [rule for rule in forbids if rule.option.holds(setting) and rule.other.holds(get(rule.other.name))]
+    for rule in forbidding:
+        if rule.status == "off":
+            return rule.status, rule.why
     for need in needs:
         if (
             device in need.devices
@@ -385,10 +391,7 @@ def obstacle(setting: Setting, get: Callable[[str], Setting | None], device: str
         ):
             words = "it has no effect without" if need.status == "inert" else "it needs"
             return need.status, f"{words} {need.others_text}"
-    for rule in forbids:
-        if rule.option.holds(setting) and rule.other.holds(get(rule.other.name)):
-            return rule.status, rule.why
-    return None
+    return (forbidding[0].status, forbidding[0].why) if forbidding else None
 
 
 def sentences(name: str) -> list[str]:
@@ -409,5 +412,5 @@ def sentences(name: str) -> list[str]:
             found.append(f"{n.option} {'has no effect without' if n.status == 'inert' else 'needs'} {n.others_text}{where}")
     for f in FORBIDS:
         if name in (f.option.name, f.other.name):
-            found.append(f"{f.option} is {f.status} with {f.other}: {f.why}")
+            found.append(f"{f.option} is {'inert' if f.status == 'off' else f.status} with {f.other}: {f.why}")
     return found

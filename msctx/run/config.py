@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from msctx import devices
-from msctx.effects import Facts
 from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, nearest, searching
 from msctx.options import Layer, Settings, all_at, find, make_layer
 from msctx.options.documents import Document
@@ -21,6 +20,7 @@ from msctx.options.registry import from_text
 from msctx.options.yamlfile import AmbiguousNumber, load, parse
 from msctx.plan import Plan, make
 from msctx.shipped import CONFIGS
+from msctx.themes import Facts
 
 
 class _Arguments(Kind):

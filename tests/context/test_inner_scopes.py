@@ -9,8 +9,8 @@ from context_helpers import Elsewhere, State, context_module, quiet, threads
 import msctx
 from msctx import plan
 from msctx.context import ledger
-from msctx.effects import Facts
 from msctx.options import Settings, make_layer
+from msctx.themes import Facts
 
 pytestmark = quiet
 OFF: list[Any] = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from msctx.effects.profiling import _recorder
 from msctx.switches import SWITCHES
+from msctx.themes.observe import _recorder
 
 
 def test_it_reads_what_was_written_until_it_is_put_back(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 from typing import Any
 
 from msctx import plan
-from msctx.effects import Facts
 from msctx.options import Settings, make_layer
+from msctx.themes import Facts
 
 Options = dict[str, Any]
 

@@ -1,43 +1,13 @@
-"""What a translation is given and what it returns; the table of all of them."""
+"""What a theme is given, and what it returns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
-from importlib import import_module
+from functools import wraps
 from typing import Any, TypeVar
 
-from msctx.options import DEVICES, UNSET, Option, Setting, Settings, rules
-
-THEMES = (
-    "algorithms",
-    "compilation",
-    "compile_cache",
-    "determinism",
-    "device",
-    "fusion",
-    "graph_engine",
-    "graph_files",
-    "graph_mode",
-    "inputs",
-    "invariance",
-    "kernel_tuning",
-    "matmul",
-    "memory",
-    "observers",
-    "overlap",
-    "placement",
-    "precision_mode",
-    "profiling",
-    "seed",
-    "session",
-    "tf32",
-    "threads",
-    "timeouts",
-    "tracing",
-)
-"""The modules of this package that hold translations."""
+from msctx.options import DEVICES, Setting, Settings, rules
 
 
 @dataclass(frozen=True)
@@ -79,40 +49,63 @@ class Facts:
         return cls(devices=DEVICES)
 
 
-@dataclass(frozen=True)
-class Want:
-    """One option on one device, to be translated."""
+class On:
+    """One device of a plan: what is set on it, resolved once to a plain mapping, and what is known of the machine.
 
-    option: Option
-    value: Any
-    device: str
-    settings: Settings
-    facts: Facts
+    Attributes:
+        found: option → its setting, the winner of all layers and spellings.
+        obstacles: option → its outcome, where a rule between options rules its setting out.
+        settings: what is left: the settings that have a meaning on this device and are in force.
+    """
+
+    def __init__(self, device: str, source: Settings, facts: Facts, others: dict[str, On] | None = None) -> None:
+        self.device, self.source, self.facts = device, source, facts
+        self.found = {name: found[0] for name, found in source.on(device).items()}
+        acting = {name: setting for name, setting in self.found.items() if device in setting.option.devices}
+        self.obstacles = {
+            name: _ruled_out(*obstacle)
+            for name, setting in acting.items()
+            if (obstacle := rules.obstacle(setting, acting.get, device)) is not None
+        }
+        self.settings = {name: setting for name, setting in acting.items() if name not in self.obstacles}
+        self.made: dict[Callable[[On], Any], Any] = {}
+        """The values that several options share (:func:`once`)."""
+        self._others = {} if others is None else others
+        self._others[device] = self
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value in force of an option."""
+        setting = self.settings.get(name)
+        return setting.value if setting is not None else default
+
+    def at(self, device: str) -> On:
+        """Another device of the same plan."""
+        return self._others.get(device) or On(device, self.source, self.facts, self._others)
 
     @property
-    def content(self) -> Any:
-        """What the file holds that the value names, as plain data."""
-        setting = self.settings.get(self.option.name, self.device)
-        return setting.content if setting else None
+    def deciding(self) -> On:
+        """Who decides about a switch that all devices share: what is set for an NPU alone does not."""
+        return self.at("cpu") if self.device == "ascend" and "cpu" in self.facts.devices else self
 
-    def other(self, name: str, default: Any = None) -> Any:
-        """The value in force of another option on this device."""
-        setting = self.settings.get(name, self.device)
-        return setting.value if setting else default
+    def each(self, translations: Mapping[str, Translation]) -> Outcomes:
+        """The outcomes of those options of a theme that are in force."""
+        return {name: translations[name](self, setting) for name, setting in self.settings.items() if name in translations}
 
-    @property
-    def shared(self) -> Want:
-        """For a switch that all devices share: an option that is set for an NPU alone does not decide it."""
-        return replace(self, device="cpu") if self.device == "ascend" and "cpu" in self.facts.devices else self
 
-    def in_force(self, name: str) -> Setting | None:
-        """The setting of an option that has a meaning on this device, unless another one rules it out."""
-        setting = self._acting(name)
-        return None if setting is None or rules.obstacle(setting, self._acting, self.device) else setting
+V = TypeVar("V")
 
-    def _acting(self, name: str) -> Setting | None:
-        found = self.settings.get(name, self.device)
-        return found if found is not None and self.device in found.option.devices else None
+
+def once(function: Callable[[On], V]) -> Callable[[On], V]:
+    """For a value that several options share: it is computed once for each device of a plan."""
+
+    @wraps(function)
+    def kept(on: On) -> V:
+        if function not in on.made:
+            on.made[function] = function(on)
+        found: V = on.made[function]
+        return found
+
+    return kept
 
 
 @dataclass(frozen=True)
@@ -122,10 +115,12 @@ class Outcome:
     status: str
     assignments: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
-    expected: bool = False
+    quiet: bool = False
     """Nothing is to be done: it is inert as whoever set it meant it, without a warning, or honoured since it holds already."""
     idle: bool = False
     """Some entries of its file do nothing: a warning, and an error under strict."""
+    is_error: bool = False
+    """A plan with it cannot be entered."""
 
 
 def honoured(assignments: Mapping[str, Any] | None = None, reason: str = "") -> Outcome:
@@ -153,6 +148,17 @@ def refused(reason: str) -> Outcome:
     return Outcome("refused", {}, reason)
 
 
+def _ruled_out(status: str, reason: str) -> Outcome:
+    """By a rule between options; ``error``: the plan cannot be entered; ``off``: by what is switched off on purpose."""
+    named = {"error": "refused", "off": "inert"}.get(status, status)
+    return Outcome(named, {}, reason, quiet=status == "off", is_error=status == "error")
+
+
+Translation = Callable[[On, Setting], Outcome | None]
+"""An option on a device → its outcome; ``None``: that device does not show it."""
+Outcomes = dict[str, Outcome | None]
+
+
 class _AsFound:
     def __repr__(self) -> str:
         return "as found"
@@ -162,49 +168,10 @@ AS_FOUND = _AsFound()
 """What a scope wants of a switch that the scopes around it, or the base, have set and it has not: what torch had before."""
 
 
-def as_it_is(reason: str) -> Outcome:
+def as_it_is(reason: str = "nothing is requested") -> Outcome:
     """Of a value that leaves things as they are: it does not show whether the option acts."""
-    return Outcome("honoured", {}, reason, expected=True)
+    return Outcome("honoured", {}, reason, quiet=True)
 
-
-NOTHING_ASKED = as_it_is("nothing is requested")
 
 STAYS = "stays after a with-block"
 """How a plan describes an assignment that cannot be put back."""
-
-Effect = Callable[[Want], Outcome | None]
-E = TypeVar("E", bound=Effect)
-EFFECTS: dict[str, Effect] = {}
-"""Option name → its translation."""
-
-
-def effect(*names: str) -> Callable[[E], E]:
-    """Register a translation for the options *names*."""
-
-    def register(function: E) -> E:
-        for name in names:
-            if name in EFFECTS and EFFECTS[name].__module__ != function.__module__:  # its own: its import was interrupted
-                raise AssertionError(f"two translations for {name}")
-            EFFECTS[name] = function
-        return function
-
-    return register
-
-
-@cache
-def _load() -> dict[str, Effect]:
-    """The translations, once all themes are imported."""
-    for theme in THEMES:
-        import_module(f"msctx.effects.{theme}")
-    return EFFECTS
-
-
-def translate(want: Want) -> Outcome | None:
-    """Carry one option over to one device, on paper. ``None``: the option does not apply to this device."""
-    if want.option.replaced_by:
-        return inert(f"deprecated and without effect; use {want.option.replaced_by}")
-    if want.device not in want.option.devices:
-        if not want.value and want.option.default is not UNSET:  # off
-            return NOTHING_ASKED
-        return inert(f"it has no meaning on {want.device}")
-    return _load()[want.option.name](want)

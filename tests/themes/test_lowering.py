@@ -11,8 +11,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from msctx.context import ledger
-from msctx.effects.algorithms import INDUCTOR
-from msctx.effects.matmul import AUTOTUNED
+from msctx.themes.convolution import INDUCTOR
+from msctx.themes.products import AUTOTUNED
 
 SAID: dict[str, tuple[dict[str, Any], set[tuple[str, int]]]] = {
     "nothing": ({}, set()),

@@ -4,11 +4,11 @@ import pytest
 from plans import planned
 from samples import values
 
-from msctx.effects import NEED_CORE
 from msctx.errors import OptionError
 from msctx.options import DEVICES, OPTIONS
 from msctx.plan import Plan
 from msctx.switches import SWITCHES
+from msctx.themes import NEED_CORE
 
 WHY = "there is no compiler"
 BESIDE = (

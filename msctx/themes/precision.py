@@ -1,4 +1,4 @@
-"""precision_mode and its family: in which dtype each operator computes. One policy for a device, to which all of them add."""
+"""In which dtype each operator computes: precision_mode and its family. One policy for a device, to which all of them add."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from msctx.effects.base import STAYS, Outcome, Want, approximated, by_entry, effect, honoured, inert, refused
-from msctx.effects.graph_engine import PINNED
-from msctx.options import operators
-from msctx.options.layer import Setting
+from msctx.options import Setting, operators
 from msctx.options.precision_rules import ACCELERATE, CHOOSABLE, INDEXED, OF_CANN, PRECISION, colour_of, mode_of, text_of
+from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, by_entry, honoured, inert, refused
+from msctx.themes.common import PINNED
 
 MODES = ("precision_mode", "precision_mode_v2")
 FILES = ("modify_mixlist", "customize_dtypes", "op_precision_mode")
@@ -38,21 +37,34 @@ LIST_STAYS = f"torch_npu's list for operators that CANN compiles {STAYS}: CANN h
 POLICY = {"cpu": "native.precision.cpu", "cuda": "native.precision.cuda", "ascend": "native.precision.ascend"}
 
 
-def lowered(want: Want, speed: str) -> str:
+def translate(on: On) -> Outcomes:
+    return on.each(
+        {
+            **dict.fromkeys(("precision_mode", "precision_mode_v2"), _precision_mode),
+            "modify_mixlist": _modify_mixlist,
+            "customize_dtypes": _customize_dtypes,
+            "op_precision_mode": _op_precision_mode,
+            **dict.fromkeys(("op_select_implmode", "optypelist_for_implmode", "atc.builtin_impl_mode_ini"), _implementation),
+            "enable_reduce_precision": _enable_reduce_precision,
+        }
+    )
+
+
+def lowered(on: On, speed: str) -> str:
     """The policy of the phase in which experimental_accelerate_train_mode takes the place of precision_mode."""
-    return str(policy(want, speed)[POLICY[want.device]])
+    return str(policy(on, speed)[POLICY[on.device]])
 
 
-def policy(want: Want, speed: str = "") -> dict[str, Any]:
+def policy(on: On, speed: str = "") -> dict[str, Any]:
     """The assignment that all these options come to together; *speed*: see :func:`lowered`."""
     asked: dict[str, Any] = {}
     for name in PRECISION:
-        if (setting := want.in_force(name)) and setting.value != NO_CHOICE:
+        if (setting := on.settings.get(name)) and setting.value != NO_CHOICE:
             asked[name] = (setting.content or {}) if name in FILES else _meant(setting)
     if speed:
         asked = {name: value for name, value in asked.items() if name not in MODES} | {ACCELERATE: speed}
     by_torch_npu: dict[str, Any] = {}
-    if want.device == "ascend":
+    if on.device == "ascend":
         # of its operators those that CANN compiles for the call; aclnn's read neither of the two: the policy holds for all
         by_torch_npu = {switch: asked[name] for name, switch in BY_TORCH_NPU.items() if _is_torch_npus(asked, name)}
         if by_torch_npu == {BY_TORCH_NPU["op_select_implmode"]: "high_precision"}:
@@ -60,9 +72,9 @@ def policy(want: Want, speed: str = "") -> dict[str, Any]:
         if mode_of(asked) in KEEPING:  # CANN's default for chips without float32 products lowers what the policy leaves alone
             by_torch_npu["torch.npu.precision_mode"] = "must_keep_origin_dtype"
     text = text_of(asked)
-    if text and want.other("frozen_weights"):
+    if text and on.get("frozen_weights"):
         text = text_of(asked | {"frozen_weights": True})
-    return by_torch_npu | ({POLICY[want.device]: text} if text else {})
+    return by_torch_npu | ({POLICY[on.device]: text} if text else {})
 
 
 def _meant(setting: Setting) -> Any:
@@ -80,59 +92,53 @@ def _is_torch_npus(asked: dict[str, Any], name: str) -> bool:
     return name in asked and is_value and all(t.strip() in operators.CANN for t in types.split(",") if t)
 
 
-@effect("precision_mode", "precision_mode_v2")
-def precision_mode(want: Want) -> Outcome:
-    if want.value in HIF8:
+def _precision_mode(on: On, setting: Setting) -> Outcome:
+    if setting.value in HIF8:
         return refused("torch has no dtype HiFloat8")
-    if want.facts.native:
-        return refused(want.facts.native)
-    setting = want.settings.get(want.option.name, want.device)
-    mode = mode_of({want.option.name: want.value if setting is None else _meant(setting)})
+    if on.facts.native:
+        return refused(on.facts.native)
+    mode = mode_of({setting.option.name: _meant(setting)})
     if mode == "cube_fp16in_fp32out":
         differs = "inputs of matrix operators are rounded to float16, their products computed by kernels for float32"
-        return approximated(policy(want), differs)
-    if mode != want.value == "allow_fp32_to_bf16":
-        return honoured(policy(want), "every operator of PyTorch has float32, so that nothing is lowered")
-    if mode == "force_fp16" and want.other("enable_reduce_precision") is not False:
+        return approximated(policy(on), differs)
+    if mode != setting.value == "allow_fp32_to_bf16":
+        return honoured(policy(on), "every operator of PyTorch has float32, so that nothing is lowered")
+    if mode == "force_fp16" and on.get("enable_reduce_precision") is not False:
         differs = "operators that have no kernel for float16 compute in float32; in what torch.compile makes they raise"
-        return approximated(policy(want), differs)
-    if want.device == "ascend" and mode in KEEPING:
-        return _kept(want)
-    return honoured(policy(want))
+        return approximated(policy(on), differs)
+    if on.device == "ascend" and mode in KEEPING:
+        return _kept(on)
+    return honoured(policy(on))
 
 
-def _kept(want: Want) -> Outcome:
+def _kept(on: On) -> Outcome:
     """float32 stays float32, which the matrix unit of older chips does not have."""
-    if want.facts.half_products is None:
-        return honoured(policy(want), KEPT)
-    if not want.facts.half_products:
-        return honoured(policy(want))
-    by_parts = want.in_force("matmul_algo")
-    is_computed = by_parts is not None and by_parts.value == "fp16x3"
-    return approximated(policy(want), OF_CONVOLUTIONS if is_computed else OF_ALL)
+    if on.facts.half_products is None:
+        return honoured(policy(on), KEPT)
+    if not on.facts.half_products:
+        return honoured(policy(on))
+    return approximated(policy(on), OF_CONVOLUTIONS if on.get("matmul_algo") == "fp16x3" else OF_ALL)
 
 
-@effect("modify_mixlist")
-def modify_mixlist(want: Want) -> Outcome:
-    if want.facts.native:
-        return refused(want.facts.native)
-    if (mode := want.other("precision_mode_v2")) in HIF8:
+def _modify_mixlist(on: On, setting: Setting) -> Outcome:
+    if on.facts.native:
+        return refused(on.facts.native)
+    if (mode := on.get("precision_mode_v2")) in HIF8:
         return refused(f"it needs a mode that can be had: precision_mode_v2={mode} is refused")
     entries = {}
-    for colour, moves in (want.content or {}).items():
+    for colour, moves in (setting.content or {}).items():
         for move, names in moves.items():
             for name in names:
                 is_absent = move == "to-remove" and not any(colour_of(op) == colour for op in operators.resolve(name) or ())
                 entries[colour, move, name] = _without_operator(name) or f"{name} is not on the {colour}" * is_absent
-    shared = _shared({n: colour for colour, moves in (want.content or {}).items() for n in moves.get("to-add", ())})
-    return by_entry(entries, _with(want, shared))
+    shared = _shared({n: colour for colour, moves in (setting.content or {}).items() for n in moves.get("to-add", ())})
+    return by_entry(entries, _with(on, shared))
 
 
-@effect("customize_dtypes")
-def customize_dtypes(want: Want) -> Outcome:
-    if want.facts.native:
-        return refused(want.facts.native)
-    types, names = _sections(want)
+def _customize_dtypes(on: On, setting: Setting) -> Outcome:
+    if on.facts.native:
+        return refused(on.facts.native)
+    types, names = _sections(setting)
     reasons = [*_by_name(names), *_shared(types)]
     entries = {("type", name): _without_operator(name) for name in types} | {("name", name): "" for name in names}
     for entry, listed in [*zip(entries, [*types.values(), *names.values()], strict=True)]:
@@ -145,56 +151,53 @@ def customize_dtypes(want: Want) -> Outcome:
         reasons += (
             [f"{entry[1]}: what follows the eighth dtype is as that one"] if any(len(d) > 8 for d in listed.values()) else []
         )
-    return by_entry(entries, _with(want, reasons))
+    return by_entry(entries, _with(on, reasons))
 
 
-@effect("op_precision_mode")
-def op_precision_mode(want: Want) -> Outcome:
-    if want.facts.native:
-        return refused(want.facts.native)
-    types, names = _sections(want)
+def _op_precision_mode(on: On, setting: Setting) -> Outcome:
+    if on.facts.native:
+        return refused(on.facts.native)
+    types, names = _sections(setting)
     entries = {("type", name): _without_operator(name) or _without_choice(name, mode) for name, mode in types.items()}
     entries |= {("name", name): f"{name}: {ALONE[mode]}" if mode in ALONE else "" for name, mode in names.items()}
     reasons = [*_by_name(names), *_shared(types)]
     if "support_out_of_bound_index" in [*types.values(), *names.values()]:
         reasons.append("indices are checked in eager code, for operators that make new tensors; inductor checks its own")
-    return by_entry(entries, _with(want, reasons))
+    return by_entry(entries, _with(on, reasons))
 
 
-@effect("op_select_implmode", "optypelist_for_implmode", "atc.builtin_impl_mode_ini")
-def implementation(want: Want) -> Outcome:
-    if want.value == NO_CHOICE:
+def _implementation(on: On, setting: Setting) -> Outcome:
+    if setting.value == NO_CHOICE:
         return inert("it lists what can be chosen, and chooses nothing")
-    if want.facts.native:
-        return refused(want.facts.native)
-    types = [name.strip() for name in want.value.split(",")] if want.option.name == "optypelist_for_implmode" else []
+    if on.facts.native:
+        return refused(on.facts.native)
+    types = [name.strip() for name in setting.value.split(",")] if setting.option.name == "optypelist_for_implmode" else []
     reasons = []
-    if want.device == "ascend" and want.value in ("high_performance", "high_performance_for_all"):
+    if on.device == "ascend" and setting.value in ("high_performance", "high_performance_for_all"):
         reasons.append(f"in graphs torchair's ge.opSelectImplmode={PINNED['ge.opSelectImplmode']} holds")
-    outcome = by_entry({name: _without_operator(name) or _without_choice(name) for name in types}, _with(want, reasons))
-    if types and BY_TORCH_NPU[want.option.name] in outcome.assignments:
+    outcome = by_entry({name: _without_operator(name) or _without_choice(name) for name in types}, _with(on, reasons))
+    if types and BY_TORCH_NPU[setting.option.name] in outcome.assignments:
         return replace(outcome, reason="; ".join(filter(None, (outcome.reason, LIST_STAYS))))
     return outcome
 
 
-@effect("enable_reduce_precision")
-def enable_reduce_precision(want: Want) -> Outcome:
-    if not want.value:
+def _enable_reduce_precision(on: On, setting: Setting) -> Outcome:
+    if not setting.value:
         return honoured(reason="torch itself raises for a dtype that an operator has no kernel for")
-    if want.facts.native:
-        return refused(want.facts.native)
+    if on.facts.native:
+        return refused(on.facts.native)
     differs = "holds for operators that make new tensors, and for eager code: what torch.compile makes still raises"
-    return approximated(policy(want), differs)
+    return approximated(policy(on), differs)
 
 
-def _with(want: Want, reasons: list[str]) -> Outcome:
+def _with(on: On, reasons: list[str]) -> Outcome:
     """The policy, with the notes on it."""
-    return approximated(policy(want), "; ".join(reasons)) if reasons else honoured(policy(want))
+    return approximated(policy(on), "; ".join(reasons)) if reasons else honoured(policy(on))
 
 
-def _sections(want: Want) -> tuple[dict[str, Any], dict[str, Any]]:
+def _sections(setting: Setting) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a file holds by type and by name; nothing where no file is given."""
-    content = want.content or {}
+    content = setting.content or {}
     return content.get("ByOpType", {}), content.get("ByNodeName", {})
 
 

@@ -1,0 +1,56 @@
+"""HOW each option acts, one file a theme, the devices side by side. Pure: imports no torch."""
+
+from msctx.options import UNSET
+from msctx.options.precision_rules import PRECISION
+from msctx.themes import (
+    ascend,
+    cache,
+    convolution,
+    debug,
+    determinism,
+    device,
+    distributed,
+    fusion,
+    graph,
+    memory,
+    observe,
+    precision,
+    products,
+    session,
+    threads,
+    tuning,
+)
+from msctx.themes.base import AS_FOUND, Facts, On, Outcome, Outcomes, as_it_is, inert
+from msctx.themes.convolution import BY_NAME, INVARIANT, NATIVE
+from msctx.themes.memory import POOL, SHOW_FREE
+from msctx.themes.observe import OBSERVERS
+from msctx.themes.tuning import TUNING
+
+THEMES = (
+    *(device, determinism, threads, memory, convolution, products, precision, tuning, graph, fusion, cache, observe, debug),
+    *(distributed, session, ascend),
+)
+NEED_CORE = frozenset(
+    (*NATIVE, *PRECISION, *POOL, *TUNING, *OBSERVERS, "matmul_allow_tf32", "experimental_accelerate_train_mode")
+)
+"""The options for which the native core may be built and loaded."""
+
+
+def translate(on: On) -> Outcomes:
+    """The outcome of each option that is set for a device."""
+    found: Outcomes = {}
+    for name, setting in on.found.items():
+        option = setting.option
+        if option.replaced_by:
+            found[name] = inert(f"deprecated and without effect; use {option.replaced_by}")
+        elif name in on.obstacles:
+            found[name] = on.obstacles[name]
+        elif on.device not in option.devices:
+            is_off = not setting.value and option.default is not UNSET
+            found[name] = as_it_is() if is_off else inert(f"it has no meaning on {on.device}")
+    for theme in THEMES:
+        found |= theme.translate(on)
+    return found
+
+
+__all__ = ["AS_FOUND", "BY_NAME", "INVARIANT", "NEED_CORE", "SHOW_FREE", "THEMES", "Facts", "On", "Outcome", "translate"]

@@ -1,0 +1,147 @@
+"""CANN's graph engine: ge_options, and the options that are keys of its own. Elsewhere they do what torch has a meaning for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msctx.options import Setting, known_to_ge
+from msctx.options.registry import named
+from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, refused
+from msctx.themes.common import (
+    DUMPS,
+    GRAPHS,
+    ONCE,
+    PINNED,
+    WITH_ENGINE,
+    WITH_GRAPHS,
+    apart,
+    engine_options,
+    sendable,
+    with_graphs,
+)
+from msctx.themes.graph import ALONE, LEVEL, compilation
+
+SENT = {*WITH_GRAPHS, *WITH_ENGINE, *DUMPS, "deterministic", "aoe_mode", "work_path", "aoe_config_file"}
+"""The options whose keys the engine gets, from here or, of the last four, from torchair."""
+
+
+def translate(on: On) -> Outcomes:
+    return on.each(
+        {
+            "jit_compile": _jit_compile,
+            "atomic_clean_policy": _atomic_clean_policy,
+            "host_scheduling_max_threshold": _host_scheduling_max_threshold,
+            "ac_parallel_enable": _ac_parallel_enable,
+            "buffer_optimize": _buffer_optimize,
+            "stream_max_parallel_num": _stream_max_parallel_num,
+            "ge_options.global": _of_the_engine,
+            "ge_options.session": _of_a_session,
+        }
+    )
+
+
+JIT_COMPILE = {"true": True, "false": False}
+"""Values of jit_compile → of torch_npu's switch; it has none for auto."""
+BY_CHIP = "torch_npu's default for this chip applies to eager operators; it has no `auto`"
+BY_SHAPES = "torch.compile compiles for the shapes that come first, and then one kernel for those that change"
+CLEARS_BY_ITSELF = "PyTorch's operators each zero their own memory, just before they add into it"
+ONE_QUEUE = (
+    "PyTorch runs the operators of a graph one after the other, in the order of the graph; a program can use streams itself"
+)
+BESIDE = "the host launches kernels and goes on: its own operators run beside those of the device, on the thread that calls"
+FROM_THE_HOST = "compiled code launches its kernels one by one from the host, whatever its size"
+
+
+def _in_graphs(on: On, more: dict[str, Any] | None = None, differs: str = "") -> Outcome:
+    found = with_graphs(on) | (more or {})
+    return approximated(found, f"{differs}; {GRAPHS}") if differs else honoured(found, GRAPHS)
+
+
+def _jit_compile(on: On, setting: Setting) -> Outcome:
+    if on.device == "ascend":
+        more = {"torch.npu.jit_compile": JIT_COMPILE.get(setting.value), "graph.compilation": compilation(on)}
+        return _in_graphs(on, more, BY_CHIP if setting.value == "auto" else "")
+
+    if setting.value == "auto":
+        return approximated({}, BY_SHAPES)
+    for name in (LEVEL, "enable_graph_kernel") if setting.value == "false" else ("compile_dynamic_mode", "dynamic_input"):
+        if on.get(name) is not None:
+            return inert(f"overridden by {name}={on.get(name)!r}")
+    return honoured({"graph.compilation": compilation(on)}, "" if on.get("mode") == 0 else ALONE)
+
+
+def _atomic_clean_policy(on: On, setting: Setting) -> Outcome:
+    if on.device == "ascend":
+        return _in_graphs(on)
+    if setting.value == 1:
+        return honoured(reason=CLEARS_BY_ITSELF)
+    return refused(f"{CLEARS_BY_ITSELF}; one block of memory for all of them would be held while the whole graph runs")
+
+
+def _host_scheduling_max_threshold(on: On, setting: Setting) -> Outcome:
+    if on.device == "ascend":
+        return _in_graphs(on)
+    if setting.value == 0:
+        return approximated({}, FROM_THE_HOST) if on.device == "cpu" else as_it_is()
+    if on.device == "cpu":
+        return honoured(reason=FROM_THE_HOST)
+    return approximated({}, f"{FROM_THE_HOST}; CUDA graphs that a program asks for itself stay as they are")
+
+
+def _ac_parallel_enable(on: On, setting: Setting) -> Outcome:
+    if on.device == "ascend":
+        return _in_graphs(on)
+    if on.device == "cpu":
+        return refused("the host is the device here: there is nothing beside it") if setting.value == "1" else as_it_is()
+    if setting.value == "0":
+        return refused(BESIDE)
+    return approximated({}, BESIDE)
+
+
+def _buffer_optimize(on: On, setting: Setting) -> Outcome:
+    if on.device == "ascend":
+        return _in_graphs(on)
+    optimizes = setting.value == "l2_optimize"
+    found = {
+        "torch.inductor.allow_buffer_reuse": optimizes,
+        "torch.inductor.inplace_buffers": optimizes,
+        "torch.inductor.reorder_for_locality": optimizes,
+    }
+    found = found | apart(on)
+    if on.get("env_config_path.sys.mem_reuse") is False and optimizes:
+        return inert("overridden by env_config_path.sys.mem_reuse=False, under which no tensor gets memory of another one")
+    return honoured(found, "in code that torch.compile makes")
+
+
+def _stream_max_parallel_num(on: On, setting: Setting) -> Outcome:
+    if on.device == "ascend":
+        return _in_graphs(on)
+    numbers = {int(pair.rpartition(":")[2]) for pair in setting.value.split(",")}
+    return honoured(reason=ONE_QUEUE) if numbers == {1} else refused(ONE_QUEUE)
+
+
+def _of_the_engine(on: On, setting: Setting) -> Outcome:
+    return _raw_keys(on, setting, "global", {"torch.npu.engine_options": engine_options(on)}, ONCE)
+
+
+def _of_a_session(on: On, setting: Setting) -> Outcome:
+    return _raw_keys(on, setting, "session", with_graphs(on), "torchair has one session: they go with each graph")
+
+
+def _raw_keys(on: On, setting: Setting, level: str, assignments: dict[str, Any], how: str) -> Outcome:
+    if not setting.value:
+        return as_it_is()
+    if on.device != "ascend":
+        return inert("ge_options goes to CANN's graph engine, which Ascend alone has")
+    left = sendable(setting.value, level)
+    lost = [key for key in setting.value if key not in left and not known_to_ge(key)]
+    unsent = [key for key in setting.value if known_to_ge(key) and named(key).name not in SENT]
+    pinned = [f"{key}={PINNED[key]}" for key in unsent if PINNED.get(key, setting.value[key]) != setting.value[key]]
+    overwrites = f"torchair overwrites {', '.join(lost)} in the engine; ge_options.session sends keys with each graph"
+    if len(lost) == len(setting.value):
+        return refused(overwrites)
+    reasons = [f"{', '.join(left)}: {GRAPHS}; {how}"] if left else ["its keys are options of their own"]
+    reasons += [f"{', '.join(unsent)}: carried out by msctx, the engine does not get it"] if unsent else []
+    reasons += [f"in graphs torchair's {', '.join(pinned)} holds"] if pinned else []
+    reasons += [overwrites] if lost else []
+    return (approximated if pinned or lost else honoured)(assignments if left else {}, "; ".join(reasons))

@@ -1,0 +1,97 @@
+"""What is kept on disk: MindSpore's cache of graphs, and CANN's of kernels. torch has one for both, torch_npu one of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from msctx.options import Setting
+from msctx.options.compile_cache import CompileCache
+from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, as_it_is, honoured, once
+from msctx.themes.common import LEFT_TO_NPU, with_graphs
+
+OFF = CompileCache(off=True)
+OF_NPU = {
+    "op_compiler_cache_mode": "torch.npu.op_compiler_cache_mode",
+    "op_compiler_cache_dir": "torch.npu.op_compiler_cache_dir",
+}
+LIMITED = f"CANN reads environment variables: {{}}. kernel_cache/op_cache.ini in op_compiler_cache_dir wins; each {STAYS}"
+
+
+def translate(on: On) -> Outcomes:
+    return on.each(
+        {
+            "enable_compile_cache": _graphs,
+            "compile_cache_path": _graphs,
+            "op_compiler_cache_mode": _kernels,
+            "op_compiler_cache_dir": _kernels,
+            "op_compiler_cache_dir.op_cache_ini": _op_cache_ini,
+        }
+    )
+
+
+@once
+def cache(on: On) -> CompileCache | None:
+    """What all options of torch's cache come to together; ``None``: torch's own way."""
+    graphs, mode, folder = (on.get(n) for n in ("enable_compile_cache", "op_compiler_cache_mode", "op_compiler_cache_dir"))
+    if graphs is not None:
+        return _limited(CompileCache(path=on.get("compile_cache_path", ".")), on) if graphs else OFF
+    if on.device == "ascend":
+        return None
+    if mode == "disable":
+        return OFF
+    if mode is None and folder is None:
+        return None
+    return _limited(CompileCache(path=folder or "", kernels=True, renew=mode == "force"), on)
+
+
+def _limited(found: CompileCache, on: On) -> CompileCache:
+    setting = on.settings.get("op_compiler_cache_dir.op_cache_ini")
+    if setting is None or not setting.content:
+        return found
+    section = setting.content["op_compiler_cache"]
+    return replace(found, megabytes=section["max_op_cache_size"], percent=section["remain_cache_size_ratio"])
+
+
+def _has_same_bits(on: On) -> bool:
+    """What earlier runs have learnt about shapes decides which kernels run, on the host too."""
+    return on.get("deterministic") == "ON" or any(on.at("cpu").get(f"{what}_invariant") for what in ("thread", "batch"))
+
+
+def _kept(on: On) -> Outcome:
+    if (found := cache(on)) is None:
+        return as_it_is()
+    assignments: dict[str, Any] = {"torch.compiler.cache": found, "torch.compiler.force_disable_caches": found.off}
+    if found.off:
+        assignments["torch.inductor.cpp_cache_precompile_headers"] = False
+    else:
+        assignments["torch.inductor.fx_graph_cache"] = True
+        assignments["torch.inductor.autotune_local_cache"] = True
+        assignments["torch.functorch.enable_autograd_cache"] = True
+        if not _has_same_bits(on):
+            assignments["torch.compiler.job_id"] = "msctx"
+    return approximated(assignments, LEFT_TO_NPU) if on.device == "ascend" else honoured(assignments)
+
+
+def _graphs(on: On, setting: Setting) -> Outcome:
+    return _kept(on)
+
+
+def _kernels(on: On, setting: Setting) -> Outcome:
+    name = setting.option.name
+    if on.device == "ascend":
+        return honoured({OF_NPU[name]: setting.value} | with_graphs(on))
+    return _kept(on)
+
+
+def _op_cache_ini(on: On, setting: Setting) -> Outcome:
+    kept = _kept(on)
+    if on.device != "ascend" or not setting.content:
+        return kept
+    section = setting.content["op_compiler_cache"]
+    limits = {
+        "env.ASCEND_MAX_OP_CACHE_SIZE": str(section["max_op_cache_size"]),
+        "env.ASCEND_REMAIN_CACHE_SIZE_RATIO": str(section["remain_cache_size_ratio"]),
+    }
+    shown = " and ".join(f"{name.removeprefix('env.')}={value}" for name, value in limits.items())
+    return approximated({**kept.assignments, **limits}, LIMITED.format(shown))

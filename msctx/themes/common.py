@@ -1,0 +1,232 @@
+"""What several themes read: what is tuned, what goes to CANN's graph engine, and what keeps compiled code apart."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from msctx.options import DEVICES, known_to_ge
+from msctx.options.ascend import SPEED_UP
+from msctx.options.conv_rules import RULES, rules_of
+from msctx.options.observation import Kernels
+from msctx.themes.base import On, once
+
+LEFT_TO_NPU = "graphs that torchair compiles are left to torch_npu"
+
+# --- tuning -----------------------------------------------------------------------------------------------------------
+
+HERE = "./"
+"""work_path, where it is not set."""
+SUB_GRAPHS, OPERATORS, OLDER, BUCKETS = "1", "2", "3", "4"
+"""Words of aoe_mode."""
+TUNED = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo", "matmul_algo")
+TYPES = {
+    "Conv2D": ("conv_fprop_algo",),
+    "Conv3D": ("conv_fprop_algo",),
+    "DepthwiseConv2dNative": ("conv_fprop_algo",),
+    "Conv2DBackpropInput": ("conv_dgrad_algo",),
+    "Conv2DBackpropFilter": ("conv_wgrad_algo",),
+    "MatMul": ("matmul_algo",),
+    "MatMulV2": ("matmul_algo",),
+    "BatchMatMul": ("matmul_algo",),
+    "BatchMatMulV2": ("matmul_algo",),
+    "GEMM": ("matmul_algo",),
+}
+"""Type of operator, as aoe_config_file has it → what chooses its algorithm."""
+SEARCH = {
+    SUB_GRAPHS: {"benchmark_fusion": True, "benchmark_epilogue_fusion": True, "combo_kernels": True},
+    OPERATORS: {"max_autotune_pointwise": True, "coordinate_descent_tuning": True},
+}
+"""What is tuned → entries of inductor's configuration."""
+
+
+def job(on: On) -> str:
+    """What is tuned now, in words of aoe_mode; ``""``: nothing."""
+    return str(on.get("aoe_mode") or (job_of_mode(on) if on.get("aoe_tune_mode") == "online" else ""))
+
+
+def job_of_mode(on: On) -> str:
+    return str(on.get("aoe_config.job_type", OPERATORS))
+
+
+def recorded_in(on: On) -> str | None:
+    """The folder in which problems are only recorded; ``None``: they are not."""
+    if on.get("aoe_tune_mode") != "offline" or job_of_mode(on) != OPERATORS:
+        return None
+    return str(on.get("work_path", HERE))
+
+
+def narrowed(on: On) -> dict[str, Any]:
+    """What aoe_config_file holds."""
+    found = on.settings.get("aoe_config_file")
+    return dict(found.content or {}) if found is not None else {}
+
+
+@once
+def measured(on: On) -> dict[str, str]:
+    """The options of algorithms that tuning sets where they are unset."""
+    if job(on) != OPERATORS:
+        return {}
+    only = narrowed(on)
+    names, types = only.get("tune_ops_name", ()), only.get("tune_ops_type", ())
+    if not names and not types:
+        return dict.fromkeys(TUNED, "performance")
+    found = {option: "performance" for kind in types for option in TYPES.get(kind, ())}
+    if names:
+        found |= dict.fromkeys(("conv_algo_rules", "matmul_algo_rules"), "; ".join(f"{name}: performance" for name in names))
+    return found
+
+
+def kept_in(on: On) -> str | None:
+    """The file of measurements in work_path."""
+    path = on.get("work_path")
+    return os.path.join(path, "msctx_tuning.json") if path is not None and job(on) == OPERATORS else None
+
+
+def search(on: On) -> tuple[tuple[str, Any], ...]:
+    """Entries of inductor's configuration."""
+    found = dict(SEARCH.get(job(on), {}))
+    if found and narrowed(on).get("tune_optimization_level") == "O1":
+        found["coordinate_descent_check_all_directions"] = True
+    return tuple(found.items())
+
+
+# --- CANN's graph engine ----------------------------------------------------------------------------------------------
+
+GRAPHS = "acts on graphs that torchair (torch_npu's compiler) makes"
+ONCE = "the engine is initialised with the first of them, and keeps what it got then"
+JIT = {"auto": "2", "true": "1", "false": "0"}
+"""Values of jit_compile → of ge.jit_compile."""
+WITH_GRAPHS = {
+    "jit_compile": JIT,
+    "atomic_clean_policy": {},
+    "host_scheduling_max_threshold": {},
+    "buffer_optimize": {},
+    "stream_max_parallel_num": {},
+    "ac_parallel_enable": {},
+    "input_fusion_size": {},
+    "enable_small_channel": {},
+    "op_debug_level": {},
+    "op_debug_config": {},
+    "debug_dir": {},
+    "op_compiler_cache_mode": {},
+    "op_compiler_cache_dir": {},
+}
+"""The options that go with each graph → the engine's words for their values."""
+WITH_ENGINE = ("fusion_switch_file", "export_compile_stat")
+"""The options that it is initialised with."""
+ALLOW_HF32 = "ge.exec.allow_hf32"
+"""CANN's key for two options, with a digit for each."""
+HF32 = ("conv_allow_hf32", "matmul_allow_hf32")
+DIGITS = (
+    f"{ALLOW_HF32} has a digit for convolutions and one for products; - stands for torch_npu's flag when a graph is compiled"
+)
+DUMPS = ("session.enable_dump", "dump_path", "dump_mode", "dump_step", "dump_layer", "dump_data", "quant_dumpable")
+PINNED = {"ge.opSelectImplmode": "high_precision", "ge.exec.staticMemoryPolicy": "2"}
+"""What torchair initialises the engine with, whatever is set."""
+OVERWRITTEN = (ALLOW_HF32, "ge.deterministicLevel", "ge.exec.deviceId")
+"""What it has of its own for the engine, from torch_npu's flags, whatever a configuration holds."""
+
+
+def sendable(keys: Iterable[str], level: str) -> list[str]:
+    """The keys of ge_options that go to the engine as they are."""
+    return [key for key in keys if not known_to_ge(key) and not (level == "global" and key in OVERWRITTEN)]
+
+
+def _raw(on: On, level: str) -> dict[str, str]:
+    keys = on.get(f"ge_options.{level}", {})
+    return {key: keys[key] for key in sendable(keys, level)}
+
+
+@once
+def graph_options(on: On) -> dict[str, str]:
+    """What goes with each graph; there the engine looks first, before what it was initialised with."""
+    found = {}
+    for name, words in WITH_GRAPHS.items():
+        if (setting := on.settings.get(name)) is not None:
+            found[setting.option.ge] = words.get(setting.value, str(setting.value))
+    if any(name in on.settings for name in HF32):
+        found[ALLOW_HF32] = "".join(str(int(on.get(name))) if name in on.settings else "-" for name in HF32)
+    if on.get("session.enable_dump") and on.get("dump_path"):
+        for name in DUMPS:
+            if (setting := on.settings.get(name)) is not None:
+                found[setting.option.ge] = "1" if setting.value is True else str(setting.value)
+    return found | _raw(on, "session")
+
+
+def engine_options(on: On) -> dict[str, str]:
+    """What the engine is initialised with."""
+    settings = [setting for name in WITH_ENGINE if (setting := on.settings.get(name)) is not None]
+    return {setting.option.ge: str(setting.value) for setting in settings} | _raw(on, "global")
+
+
+def tuner(on: On) -> dict[str, str] | None:
+    """CANN's tuner of graphs, while they are compiled."""
+    if job(on) != OPERATORS:
+        return None
+    return {"mode": OPERATORS, "path": on.get("work_path", HERE), "file": on.get("aoe_config_file", "")}
+
+
+def with_graphs(on: On) -> dict[str, Any]:
+    """The assignment of what goes with each graph, which keeps its code apart."""
+    return {"torch.npu.graph_options": graph_options(on) or None} | apart(on)
+
+
+# --- what keeps code apart ----------------------------------------------------------------------------------------------
+
+IN_GRAPHS = (
+    *("recompute_comm_overlap", "matmul_grad_comm_overlap", "enable_task_opt", "enable_concat_eliminate_opt"),
+    "compute_communicate_fusion_level",
+)
+"""The keys of parallel_speed_up_json_path that act on compiled code."""
+LEVELS = {1: ("dump_cce", "dump_loc"), 2: ("dump_cce", "dump_loc", "ccec_O0", "ccec_g"), 4: ("dump_cce", "dump_loc")}
+"""op_debug_level → the words of op_debug_config for it; 3 keeps binaries, which inductor does by itself."""
+
+
+def debug_words(on: On) -> list[str]:
+    """The words of op_debug_config, those of op_debug_level included."""
+    config = on.settings.get("op_debug_config")
+    words = (config.content or {}).get("op_debug_config", []) if config is not None else []
+    return [*dict.fromkeys([*words, *LEVELS.get(on.get("op_debug_level"), ())])]
+
+
+def kernels(on: On, words: Collection[str]) -> Kernels | None:
+    """The sources of kernels that are saved."""
+    if not {"dump_cce", "dump_loc"} & {*words}:
+        return None
+    return Kernels(path=on.get("debug_dir", ""), locations="dump_loc" in words)
+
+
+def by_module(on: On) -> bool:
+    """Whether rules name modules: code that was compiled without such rules reads copies of the weights, which belong to none."""
+    rules = (rule for name in RULES for rule in rules_of(on.get(name) or ""))
+    return any(field == "module" for rule in rules for field, _ in rule.conditions)
+
+
+def apart(on: On) -> dict[str, Any]:
+    """What distinguishes the code that is compiled under all these options; alike on all devices, which share the switch. Where its
+    paths lead is found out when it is set."""
+    words = [word for device in DEVICES for word in _apart(on.at(device))]
+    if "ascend" in on.facts.devices:  # what keeps code apart that torchair compiles
+        npu = on.at("ascend")
+        words += [f"{key}={value}" for key, value in graph_options(npu).items()]
+        words += [f"tuner.{key}={value}" for key, value in (tuner(npu) or {}).items()]
+    return {"torch.dynamo.apart": tuple(dict.fromkeys(words)) or None}
+
+
+@once
+def _apart(on: On) -> list[str]:
+    words = sorted(debug_words(on))
+    if kernels(on, words):
+        words.append(f"debug_dir={on.get('debug_dir') or '.'}")
+    if on.get("quant_dumpable") == "1":
+        words.append("quant_dumpable")
+    if on.get("save_graphs"):
+        words += [f"save_graphs={on.get('save_graphs')}", f"save_graphs_path={on.get('save_graphs_path', '.')}"]
+    if on.get("debug_level"):
+        words.append("debug")
+    if by_module(on):
+        words.append("rules by module")
+    found = ((name, on.get(f"{SPEED_UP}.{name}")) for name in IN_GRAPHS)
+    return words + [f"{name}={value}" for name, value in found if value is not None]

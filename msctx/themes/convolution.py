@@ -1,0 +1,392 @@
+"""Which algorithm each convolution and matrix product runs, by the policy of the native core; memory formats."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from msctx.options import Setting
+from msctx.options.conv_policy import RECORDED, ConvPolicy, able
+from msctx.options.conv_rules import ASKED, DIRECTIONS, FEW_CHANNELS, PRODUCT, ConvRule, asked_by, option_of, rules_of
+from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, once, refused
+from msctx.themes.common import GRAPHS, apart, by_module, kept_in, measured, recorded_in, with_graphs
+from msctx.themes.precision import HIF8, policy
+
+ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
+INVARIANT = ("thread_invariant", "batch_invariant")
+"""What asks for kernels whose bits do not depend on something, where no algorithm is asked for."""
+PRODUCTS = ("matmul_algo", "matmul_algo_rules")
+SMALL = "enable_small_channel"
+NATIVE = (*ALGORITHMS, "conv_algo_rules", *PRODUCTS, *INVARIANT, SMALL)
+"""The options that ask the native core for something: only for these is it built and loaded."""
+NAMED = (*ALGORITHMS, "conv_algo_rules")
+"""Those of them that name algorithms for cuDNN, too."""
+BY_NAME = (*NAMED, *PRODUCTS)
+"""The options that name algorithms."""
+FOR_SMALL = {"cpu": "normal", "cuda": "performance"}
+"""What convolutions of few channels run: on CUDA normal is torch's own path."""
+CHOOSING = ("normal", "performance", RECORDED)
+"""What chooses among the algorithms and torch's own path; or only records, for later, under the same permissions."""
+OPEN = (*CHOOSING, *INVARIANT)
+"""What chooses among the algorithms, each of which has some of the abilities below."""
+SAME_BITS = {"deterministic": "ON", **dict.fromkeys(INVARIANT, True)}
+"""The options under which nothing adds in an order of its own."""
+INDUCTOR = {
+    "torch.inductor.freezing": False,
+    "torch.inductor.cpp_wrapper": False,
+    "torch.inductor.max_autotune": False,
+    "torch.inductor.max_autotune_gemm": False,
+    "torch.inductor.max_autotune_conv_backends": "ATEN",
+    "torch.inductor.conv_1x1_as_mm": False,
+}
+"""With these, what inductor compiles calls aten::convolution, with the weights of the model. Freezing calls oneDNN by operators of
+its own on a CPU, and folds batch norms into new weights on every device, which no rule finds by their module. Code that is C++ alone
+calls kernels past the dispatcher; max_autotune takes Triton's kernels in place of convolutions, and matrix products in place of those
+with a window of 1x1."""
+OWN_FORMATS = {"torch.inductor.layout_optimization": False}
+"""Inductor then computes with the weights themselves, not with copies of them in channels_last, which belong to no module."""
+HALF_ON_CUDA = "float16 and bfloat16 follow it too, for which MindSpore always takes implicit_precomp_gemm and algo_1"
+ON_CPU_ALONE = "it is computed on the CPU alone: compare with tensors that are moved there"
+NO_PARTS = "it computes products from parts, and allow_fp32_emulation=False asks for products in float32 alone"
+POLICY = {"cpu": "native.convolution.cpu", "cuda": "native.convolution.cuda"}
+CUBE_MATH_TYPE = "torch.npu.matmul.cube_math_type"
+ON_NPU = ("fp16x3", "strict")
+NO_OTHER = f"an NPU has {' and '.join(ON_NPU)} alone"
+HALF_ALONE = "the matrix unit of this chip has float16 alone; fp16x3 has errors like float32's"
+COMPILED = "jit_compile={} has CANN compile products for the call, which adds them up as it likes"
+SMALL_BY_NORMAL = (
+    "they run what normal takes for them: faster where the gradient of the images is wanted and their windows are large and "
+    "strided; the forward pass and weight gradient of usual first layers stay on torch's own path, which nothing of ours beats"
+)
+SMALL_BY_TIME = (
+    "they run what performance takes for them: torch's own path, or the algorithm of cuDNN that is measured to be faster"
+)
+NO_BOUNDS = (
+    "cuDNN and cuBLAS state no bounds of their errors, so nothing can be chosen by one: name an algorithm instead, and measure its "
+    "error with msctx compare"
+)
+NO_BOUND = (
+    "no algorithm of msctx with a larger bound is chosen; PyTorch's own path, which normal and performance may choose, "
+    "states no bound"
+)
+OWN_PATH = "PyTorch's own path, in which cuDNN's heuristic chooses"
+DIRECT_ON_CUDA = "by a kernel of msctx's own, for depthwise convolutions: cuDNN never implemented it"
+
+
+def translate(on: On) -> Outcomes:
+    return on.each(
+        {
+            **dict.fromkeys((*ALGORITHMS,), _algorithm),
+            "conv_algo_rules": _conv_algo_rules,
+            "enable_small_channel": _enable_small_channel,
+            "disable_format_transform": _disable_format_transform,
+            "tuning_file": _tuning_file,
+            "frozen_weights": _frozen_weights,
+            **dict.fromkeys(("conv_max_error", "matmul_max_error"), _max_error),
+            "conv_workspace_limit": _conv_workspace_limit,
+            "fallback": _fallback,
+        }
+    )
+
+
+@once
+def conv_policy(on: On) -> dict[str, Any]:
+    """The assignment that all these options come to together."""
+    if on.device not in POLICY or obstacle(on):
+        return {}
+    options = NATIVE if on.device == "cpu" else (*NAMED, SMALL)
+    asking: dict[str, Any] = {name: value for name, value in measured(on).items() if name in options}
+    asking |= {name: setting.value for name in options if (setting := on.settings.get(name)) and setting.value}
+    if excluded(on, asking.get("matmul_algo", "")):
+        del asking["matmul_algo"]
+    if asking.get("matmul_algo_rules"):
+        rules = [str(rule) for rule in rules_of(asking.pop("matmul_algo_rules")) if not excluded(on, rule.asked[0][1])]
+        asking |= {"matmul_algo_rules": "; ".join(rules)} if rules else {}
+    if rounds_products(on):
+        asking.setdefault("matmul_algo", "normal")
+    if on.device == "cuda":
+        asking = {name: value for name, value in asking.items() if value != "reference"}
+    left_open = [(d, FOR_SMALL[on.device]) for d in DIRECTIONS if f"conv_{d}_algo" not in asking]
+    if asking.pop(SMALL, False) and left_open:
+        texts = (asking.get("conv_algo_rules"), str(ConvRule(FEW_CHANNELS, tuple(left_open))))  # after what is asked for
+        asking["conv_algo_rules"] = "; ".join(filter(None, texts))
+    asking |= {who: RECORDED for d in _only_recorded(on) if (who := option_of(d)) not in asking}
+    if not asking or not asked(on):
+        return {}
+    if asking.get("batch_invariant"):
+        asking["thread_invariant"] = True  # of the same kernels, fewer
+    policy = ConvPolicy(
+        **asking,
+        conv_workspace_limit=on.get("conv_workspace_limit"),
+        conv_max_error=on.get("conv_max_error") if on.device == "cpu" else None,  # cuDNN does not state its errors
+        matmul_max_error=on.get("matmul_max_error") if on.device == "cpu" else None,
+        fallback=on_fallback(on),
+        tuning_file=on.get("tuning_file") or kept_in(on),
+        work_path=recorded_in(on),
+        deterministic=on.get("deterministic") == "ON",
+        torch_keeps_products="thread_invariant" in asking and not on.facts.mkl,
+        matmul_allow_tf32=on.device == "cpu" and on.get("matmul_allow_tf32", False),
+        conv_allow_tf32=on.get("conv_allow_tf32", on.device == "cuda"),  # there torch's own flag has to allow it, too
+        allow_fp32_emulation=on.get("allow_fp32_emulation", True),
+        frozen_weights=on.device == "cpu" and on.get("frozen_weights", False),  # cuDNN keeps no weights
+    )
+    return {POLICY[on.device]: policy}
+
+
+def npu_policy(on: On) -> dict[str, Any]:
+    """The assignments that the options for products come to together on an NPU."""
+    named = asked(on)
+    if not named or on.facts.native or on.facts.npu:
+        return {}
+    option, rules = on.settings.get("matmul_algo"), on.settings.get("matmul_algo_rules")
+    kept = [str(rule) for rule in rules_of(rules.value) if not excluded(on, rule.asked[0][1])] if rules else []
+    policy = ConvPolicy(
+        matmul_algo=option.value if option and not excluded(on, option.value) else None,
+        matmul_algo_rules="; ".join(kept) or None,
+        fallback=on_fallback(on),
+        allow_fp32_emulation=on.get("allow_fp32_emulation", True),
+    )
+    by_halves = {CUBE_MATH_TYPE: "USE_FP16", "torch.npu.jit_compile": False}
+    return {"native.convolution.ascend": policy} | (by_halves if on.facts.half_products else {CUBE_MATH_TYPE: "KEEP_DTYPE"})
+
+
+def on_fallback(on: On) -> str:
+    """What becomes of a call that cannot run what is asked for."""
+    return str(on.get("fallback", "error" if on.get("strict", False) else "warn"))
+
+
+def carried_out(on: On) -> dict[str, Any]:
+    """In eager code and in what inductor compiles."""
+    return conv_policy(on) | ({} if only_records(on) else INDUCTOR) | (apart(on) if by_module(on) else {})
+
+
+def only_records(on: On) -> bool:
+    """Whether nothing is asked of the native core but to record: then all runs as without it."""
+    return {name for _, name in asked(on)} <= {RECORDED}
+
+
+def _only_recorded(on: On) -> list[str]:
+    """The directions whose calls run torch's own path and are recorded, unless a rule says otherwise."""
+    if on.device not in POLICY or recorded_in(on) is None or (on.device == "cpu" and any(map(on.get, INVARIANT))):
+        return []
+    directions = [*DIRECTIONS, *([PRODUCT] if on.device == "cpu" and not rounds_products(on) else [])]
+    return [d for d in directions if not on.get(option_of(d))]
+
+
+def asked(on: On) -> dict[tuple[str, str], str]:
+    """All that the native core is asked for on this device, and may run: (direction, algorithm) → who asks for it."""
+    return {(d, name): who for (d, name), who in _all_asked(on).items() if d != PRODUCT or not excluded(on, name)}
+
+
+@once
+def _all_asked(on: On) -> dict[tuple[str, str], str]:
+    tuned = measured(on) if on.device in POLICY else {}
+    directions = {"cpu": ASKED, "cuda": DIRECTIONS, "ascend": (PRODUCT,)}[on.device]
+    named = {d: on.get(option_of(d)) or tuned.get(option_of(d)) for d in directions}
+    of = {"conv_algo_rules": DIRECTIONS[0], "matmul_algo_rules": PRODUCT}
+    found = asked_by(named, *((on.get(name) or tuned.get(name)) if d in named else None for name, d in of.items()))
+    if on.device == "cpu":  # there are options for what is left open
+        for option in INVARIANT:
+            found |= {(d, option): option for d in ASKED if on.get(option) and not named[d]}
+        if rounds_products(on) and not named[PRODUCT]:
+            found.setdefault((PRODUCT, "normal"), "matmul_allow_tf32")
+    if on.device in POLICY and on.get(SMALL):
+        found |= {(d, FOR_SMALL[on.device]): SMALL for d in DIRECTIONS if not named[d]}
+    found |= {(d, RECORDED): "aoe_tune_mode=offline" for d in _only_recorded(on)}
+    return {} if on.device == "cuda" and {name for _, name in found} == {"normal"} else found  # cuDNN's heuristic chooses
+
+
+def rounds_products(on: On) -> bool:
+    """Whether products may round to TF32 on a CPU that has the unit for it."""
+    return on.device == "cpu" and bool(on.get("matmul_allow_tf32")) and not on.facts.matrix_unit
+
+
+def asked_of(on: On, *directions: str) -> dict[tuple[str, str], str]:
+    """What of :func:`asked` is for these directions."""
+    return {key: who for key, who in asked(on).items() if key[0] in directions}
+
+
+def _are_able(on: On, ability: str, who: Collection[tuple[str, str]]) -> bool:
+    """Whether an algorithm that is asked for has an ability on the CPU; what runs where one falls back is not asked for."""
+    found = able(ability, on_matrix_unit=not on.facts.matrix_unit)
+    return any(each in found or each[1] in OPEN for each in who)
+
+
+def obstacle(on: On) -> str:
+    """Why the native core cannot serve on this device, or ``""``."""
+    return on.facts.native or (on.facts.cudnn if on.device == "cuda" else "")
+
+
+def _algorithm(on: On, setting: Setting) -> Outcome:
+    if on.device == "cuda" and setting.value == "normal":
+        return honoured(carried_out(on), OWN_PATH)
+    if why := obstacle(on):
+        return refused(why)
+    if on.device == "cuda" and setting.value == "reference":
+        return refused(ON_CPU_ALONE)
+    assignments = carried_out(on)
+    if setting.value != "performance":
+        named = DIRECT_ON_CUDA if setting.value == "direct" else HALF_ON_CUDA
+        return honoured(assignments, named if on.device == "cuda" else "")
+    if why := unmeasured(on):
+        return approximated(assignments, f"{why}: {_decides(on)}")
+    return honoured(assignments, "each problem that the tuning file does not know is measured when it is first met")
+
+
+def unmeasured(on: On) -> str:
+    """Why nothing is measured for performance; ``""``: it is."""
+    host = on.at("cpu")  # inductor's settings are those of all devices
+    asking = next((f"{name}={value}" for name, value in SAME_BITS.items() if host.get(name) == value), "")
+    return asking and f"nothing is measured under {asking}"
+
+
+def _decides(on: On) -> str:
+    return "normal decides" if on.get("batch_invariant") else "the tuning file decides what it knows, normal the rest"
+
+
+def _conv_algo_rules(on: On, setting: Setting) -> Outcome:
+    if why := obstacle(on):
+        return refused(why)
+    assignments, moves = carried_out(on), ""
+    if any(field == "module" for rule in rules_of(setting.value) for field, _ in rule.conditions):
+        if on.get("disable_format_transform") is False:
+            moves = (
+                "under disable_format_transform=False, rules by module find no convolution that inductor moves to channels_last"
+            )
+        else:
+            assignments |= OWN_FORMATS
+    unordered = [f"{d}={name}" for d, name in asked_by({}, setting.value) if (d, name) in able("add in no fixed order")]
+    wanted = SAME_BITS if on.device == "cpu" else {"deterministic": "ON"}
+    if unordered and (asking := [option for option, value in wanted.items() if on.get(option) == value]):
+        differs = f"{', '.join(unordered)} adds in no fixed order and falls back under {' and '.join(asking)}"
+        return approximated(assignments, "; ".join(filter(None, (differs, moves))))
+    return approximated(assignments, moves) if moves else honoured(assignments)
+
+
+def _enable_small_channel(on: On, setting: Setting) -> Outcome:
+    if on.device == "ascend":
+        return approximated(with_graphs(on), f"{GRAPHS}; eager operators are not affected")
+    if not setting.value:
+        return as_it_is()
+    if why := obstacle(on):
+        return refused(why)
+    taken = [name for name in ALGORITHMS if on.get(name)]
+    if len(taken) == len(ALGORITHMS):
+        return inert(f"{', '.join(taken)} decide, for these convolutions too")
+    if on.device == "cpu":
+        return approximated(carried_out(on), SMALL_BY_NORMAL)
+    why = unmeasured(on)
+    return approximated(carried_out(on), f"{SMALL_BY_TIME}; {why}: {_decides(on)}" if why else SMALL_BY_TIME)
+
+
+def _disable_format_transform(on: On, setting: Setting) -> Outcome:
+    """Inductor is what moves models between memory formats here; on a CPU, and for half precision on CUDA, it wants channels_last."""
+    differs = (
+        "holds for code that inductor compiles inside, where torch.compile is given no such option of its own; eager torch never "
+        "changes the memory format of a model by itself"
+    )
+    return approximated({"torch.inductor.layout_optimization": not setting.value}, differs)
+
+
+def excluded(on: On, product: str) -> str:
+    """Why no product may be computed in a way; ``""``: it may."""
+    if on.device == "ascend":
+        return _excluded_on_npu(on, product)
+    of_parts, rounds = ((PRODUCT, product) in able(ability) for ability in ("compute products from parts", "round to TF32"))
+    if of_parts and on.device == "cpu" and on.facts.matrix_unit:
+        return on.facts.matrix_unit
+    if of_parts and on.get("allow_fp32_emulation") is False:
+        return NO_PARTS
+    if rounds and on.get("matmul_allow_tf32") is False:
+        return "it rounds, and matmul_allow_tf32=False asks for products that do not"
+    if of_parts and on.get("batch_invariant"):
+        return (
+            "the values of other rows decide how it computes one, and batch_invariant=True asks for the same bits in any batch"
+        )
+    return ""
+
+
+def _excluded_on_npu(on: On, product: str) -> str:
+    if product not in ON_NPU:
+        return NO_OTHER
+    if not on.facts.half_products:
+        return ""
+    if product == "strict":
+        return HALF_ALONE
+    if (jit := on.get("jit_compile", "false")) != "false":
+        return COMPILED.format(jit)
+    return NO_PARTS if on.get("allow_fp32_emulation") is False else ""
+
+
+def _tuning_file(on: On, setting: Setting) -> Outcome:
+    if not any(name == "performance" for _, name in asked(on)):
+        return inert("no algorithm is asked for as performance: nothing else is tuned")
+    if on.get("batch_invariant"):
+        return inert("batch_invariant=True: each batch would have an entry of its own, and so none is used")
+    return detail(on)
+
+
+def _frozen_weights(on: On, setting: Setting) -> Outcome:
+    if not on.facts.native and policy(on) and on.get("precision_mode_v2") not in HIF8:
+        return honoured(reason="part of the precision policy: casts of weights")
+    if on.device == "cuda" and asked(on):
+        return inert("cuDNN keeps no form of a weight; on CUDA it goes with precision_mode and its family")
+    return detail(on, "; or with precision_mode and its family", "keep a form of the weights")
+
+
+def _max_error(on: On, setting: Setting) -> Outcome:
+    directions = (PRODUCT,) if setting.option.name == "matmul_max_error" else DIRECTIONS
+    if on.device == "cuda":
+        return refused(NO_BOUNDS)
+    outcome = detail(on, of=directions)
+    mine = asked_of(on, *directions)
+    named = [who for (_, name), who in mine.items() if name not in OPEN]
+    differs = [NO_BOUND] if _may_choose_torch(on, mine) else []
+    if outcome.status != "honoured" or not (named or differs):
+        return outcome
+    taken = ", ".join(dict.fromkeys(named))
+    if len(named) == len(mine):
+        return inert(f"overridden by {taken}: an algorithm that is named runs whatever its bound")
+    if named:
+        chosen = "normal, performance, thread_invariant and batch_invariant"
+        differs = [f"holds for what {chosen} choose; {taken} runs whatever its bound", *differs]
+    return approximated({}, "; ".join(differs))
+
+
+def _may_choose_torch(on: On, mine: Collection[tuple[str, str]]) -> bool:
+    return any(name in ("normal", "performance") for _, name in mine) and not any(map(on.get, INVARIANT))
+
+
+def _conv_workspace_limit(on: On, setting: Setting) -> Outcome:
+    return detail(on, ability="take a workspace", of=DIRECTIONS)
+
+
+def _fallback(on: On, setting: Setting) -> Outcome:
+    outcome = detail(on)
+    if outcome.status == "honoured" and all(name in CHOOSING for _, name in asked(on)):
+        why = "nothing falls back: normal and performance choose among what can run, and torch's own path is one of that"
+        return replace(inert(why), quiet=True)
+    return outcome
+
+
+def detail(on: On, also: str = "", ability: str = "", of: tuple[str, ...] = ASKED) -> Outcome:
+    """Of an option for how algorithms run; on the CPU, of those with an *ability*."""
+    if not (mine := asked_of(on, *of)):
+        if excluded_here := [who for (d, _), who in _all_asked(on).items() if d in of]:
+            return inert(f"no call can run what is asked for: {', '.join(dict.fromkeys(excluded_here))}")
+        if on.device == "cuda" and any(map(on.get, ALGORITHMS)):
+            return inert(f"normal is {OWN_PATH}")
+        convolutions = ["conv_fprop_algo and its like", "conv_algo_rules"] if of != (PRODUCT,) and on.device in POLICY else []
+        products = {"cpu": [*PRODUCTS, "matmul_allow_tf32"], "ascend": PRODUCTS}.get(on.device, []) if PRODUCT in of else []
+        invariant = INVARIANT if on.device in POLICY else ()
+        asking = ", ".join((*convolutions, *products, *invariant)) + f" and {SMALL}" * bool(convolutions)
+        elsewhere = on.source.devices - {*on.facts.devices}  # groups that wait for a machine with such a device
+        waits = any(on.source.get(name, device) for device in elsewhere for name in NAMED)
+        return replace(inert(f"no algorithm is asked for: it goes with {asking}{also}"), quiet=waits)
+    if why := obstacle(on):
+        return refused(why)
+    if ability and on.device == "cpu" and not _are_able(on, ability, mine):
+        who = ", ".join(dict.fromkeys(mine.values()))
+        return inert("; ".join(filter(None, (f"no algorithm that is asked for can {ability}: {who}", on.facts.matrix_unit))))
+    return honoured(reason="part of the policy for convolutions and matrix products")

@@ -1,0 +1,180 @@
+"""What helps to find faults: debugging of kernels, what was fused, errors that name the line that caused them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msctx.options import DEVICES, Setting
+from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, inert
+from msctx.themes.common import LEFT_TO_NPU, ONCE, apart, debug_words, engine_options, kernels, with_graphs
+
+COUNTED = "torch counts a match where it takes effect; with code that it caches it keeps the sum of some patterns alone"
+WHOLE = "a fused kernel holds several operators: op_debug_list keeps torch's caches on, and narrows nothing"
+BINARIES = "the binaries stay in inductor's cache folder"
+DIFFERS: dict[str, dict[str, str]] = {
+    "oom": {
+        "cpu": "",
+        "cuda": "an index out of bounds ends the CUDA context; CUDA_LAUNCH_BLOCKING=1 names the operator, and compute-sanitizer the "
+        "address",
+        "ascend": "torch_npu checks its own kernels",
+    },
+    "dump_cce": dict.fromkeys(DEVICES, BINARIES),
+    "dump_loc": dict.fromkeys(DEVICES, BINARIES),
+    "ccec_O0": {
+        "cpu": "inductor's -O0 comes with -g",
+        "cuda": "inductor's -O0 comes with -g; of Triton's kernels, those that this process compiles itself are not optimised by "
+        "ptxas",
+        "ascend": "inductor's -O0 comes with -g; kernels of CANN are unchanged",
+    },
+    "check_flag": {
+        "cpu": "check_flag has no meaning on a CPU, whose kernels have no pipelines to synchronise",
+        "cuda": "races between streams are found in eager operators (torch.cuda._sanitizer)",
+        "ascend": "torch_npu has no check_flag for eager operators; CANN's graph engine gets the file",
+    },
+}
+"""Word of op_debug_config → device → what differs."""
+
+
+def translate(on: On) -> Outcomes:
+    return on.each(
+        {
+            "op_debug_config": _op_debug_config,
+            "op_debug_level": _op_debug_level,
+            "debug_dir": _debug_dir,
+            "export_compile_stat": _export_compile_stat,
+            "quant_dumpable": _quant_dumpable,
+            "debug_level": _debug_level,
+            "pynative_synchronize": _pynative_synchronize,
+            "max_call_depth": _max_call_depth,
+        }
+    )
+
+
+def _op_debug_config(on: On, setting: Setting) -> Outcome:
+    words = debug_words(on)
+    if not words:
+        return as_it_is()
+    if on.device == "cpu" and words == ["check_flag"]:
+        return inert(DIFFERS["check_flag"]["cpu"])
+    return _debugged(on, words)
+
+
+def _op_debug_level(on: On, setting: Setting) -> Outcome:
+    on_device: dict[str, Any] = {}
+    if on.device == "ascend":
+        on_device = {"torch.npu.op_debug_level": str(setting.value)} | with_graphs(on)
+    if not (words := debug_words(on)):
+        if setting.value:
+            return approximated(on_device, f"{BINARIES}; CANN keeps its own in debug_dir" if on_device else BINARIES)
+        return honoured(on_device) if on_device else as_it_is()
+    outcome = _debugged(on, words)
+    if on_device:
+        return approximated({**outcome.assignments, **on_device}, f"{BINARIES}; CANN keeps its own in debug_dir")
+    differs = outcome.reason if BINARIES in outcome.reason else "; ".join(filter(None, (outcome.reason, BINARIES)))
+    return approximated(outcome.assignments, differs)
+
+
+def _debugged(on: On, words: list[str]) -> Outcome:
+    config = on.settings.get("op_debug_config")
+    is_listed = config is not None and bool((config.content or {}).get("op_debug_list"))
+    found = {
+        "observers.kernels": kernels(on, words),
+        "torch.inductor.debug_index_asserts": "oom" in words,
+        "torch.inductor.aot_inductor.debug_compile": "ccec_O0" in words,
+        "torch.inductor.aot_inductor.debug_symbols": "ccec_g" in words,
+    } | apart(on)
+    if "oom" in words:
+        found["torch.inductor.assert_indirect_indexing"] = True
+    if "dump_loc" in words:
+        found["torch.inductor.trace.provenance_tracking_level"] = 1
+    if not is_listed and not on.get("enable_compile_cache"):
+        found["torch.inductor.fx_graph_cache"] = False
+    if on.device == "cuda":
+        found["env.DISABLE_PTXAS_OPT"] = "1" if "ccec_O0" in words else None
+        found["torch.cuda.sanitizer"] = "check_flag" in words
+    if on.device == "ascend":
+        found |= with_graphs(on) | ({"torch.npu.op_debug_option": "oom"} if "oom" in words else {})
+    differs = dict.fromkeys(DIFFERS[word][on.device] for word in words if word in DIFFERS)
+    if is_listed:
+        differs[WHOLE] = None
+    text = "; ".join(filter(None, differs))
+    return approximated(found, text) if text else honoured(found)
+
+
+def _debug_dir(on: On, setting: Setting) -> Outcome:
+    saved = kernels(on, debug_words(on))
+    found: dict[str, Any] = {} if saved is None else {"observers.kernels": saved} | apart(on)
+    if on.device == "ascend":
+        found |= {"torch.npu.debug_dir": setting.value} | with_graphs(on)
+    return honoured(found) if found else as_it_is()
+
+
+def _export_compile_stat(on: On, setting: Setting) -> Outcome:
+    found: dict[str, Any] = {"observers.fusions": setting.value or None}
+    if setting.value:
+        found["env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG"] = "msctx"
+    reasons = [COUNTED] if setting.value else []
+    if on.device == "ascend":
+        found["torch.npu.engine_options"] = engine_options(on)
+        reasons.append(f"CANN counts its own in graphs that torchair (torch_npu's compiler) makes; {ONCE}")
+    return honoured(found, "; ".join(reasons))
+
+
+def _quant_dumpable(on: On, setting: Setting) -> Outcome:
+    is_on = setting.value == "1"
+    found = {"torch.inductor.marks_quantized_inputs": is_on} | apart(on)
+    return approximated(found, LEFT_TO_NPU) if on.device == "ascend" and is_on else honoured(found)
+
+
+DEBUG = 10
+"""The level of Python's logging."""
+TRACED = (
+    "of graphs that torchair compiles, what Dynamo and AOTAutograd trace is logged and checked; inductor has no part in them"
+)
+
+
+def _debug_level(on: On, setting: Setting) -> Outcome:
+    if not setting.value:
+        return as_it_is()
+    found = {
+        "torch.dynamo.verbose": True,
+        "torch.functorch.debug_assert": True,
+        "torch.inductor.trace.provenance_tracking_level": 1,
+        "torch.logs.dynamo": DEBUG,
+        "torch.logs.aot": DEBUG,
+        "torch.logs.inductor": DEBUG,
+    } | apart(on)
+    return approximated(found, TRACED) if on.device == "ascend" else honoured(found)
+
+
+FRAMES_PER_CALL = 5
+"""Python frames that one nested module call takes (``_wrapped_call_impl``, ``_call_impl``, ``inner``, ``forward`` …)."""
+
+
+def _pynative_synchronize(on: On, setting: Setting) -> Outcome:
+    """Operators of a CPU are synchronous as it is; anomaly mode lets errors of the backward pass name the forward line.
+
+    Anomaly mode's check for NaN is left off: that would change which programs run. The backward pass runs in the calling
+    thread, since torch's dispatch modes (which synchronise the device after each operator) belong to one thread.
+    """
+    assignments = {
+        "torch.anomaly_mode": setting.value,
+        "torch.autograd.multithreading": not setting.value,
+    }
+    if setting.value:
+        assignments["torch.anomaly_mode.check_nan"] = False
+    device = {
+        "cuda": {"torch.cuda.synchronize_each_op": setting.value},
+        "ascend": {"torch.npu.synchronize_each_op": setting.value},
+    }
+    return honoured(assignments | device.get(on.device, {}))
+
+
+def _max_call_depth(on: On, setting: Setting) -> Outcome:
+    frames = min(1000 + FRAMES_PER_CALL * setting.value, 2**31 - 1)
+    assignments = {"torch.nn.max_call_depth": setting.value, "python.recursion_limit": frames}
+    return approximated(
+        assignments,
+        "nested module calls are counted; plain Python functions only have Python's own limit, and Python 3.12 has a fixed one "
+        "besides, some 230 modules deep",
+    )

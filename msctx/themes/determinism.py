@@ -1,0 +1,138 @@
+"""The same bits: from run to run, for any number of threads, in any batch; and the random numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msctx.options import Setting
+from msctx.options.observation import DeterministicExcept
+from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, refused
+from msctx.themes.convolution import carried_out, conv_policy
+
+CUDA_ON = {"torch.cudnn.benchmark": False, "env.CUBLAS_WORKSPACE_CONFIG": ":4096:8", "env.NCCL_ALGO": "Ring"}
+NPU_ON = {"env.HCCL_DETERMINISTIC": "true", "env.TE_PARALLEL_COMPILER": "1"}
+AS_EAGER = ("torch.inductor.fallback_random", "torch.inductor.emulate_precision_casts")
+"""By these, compiled code draws the random numbers of eager code, and rounds to 16 bits where it does."""
+NOT_FILLED = (
+    "torch_npu leaves new memory of the device as it is: what a program reads before it writes it differs from run to run"
+)
+READ_ONCE = ("CUBLAS_WORKSPACE_CONFIG", "HCCL_DETERMINISTIC", "TE_PARALLEL_COMPILER")
+A_DETAIL = "it is a detail of deterministic=ON, which is not set"
+MKL = {"torch.mkl.cbwr": "AUTO,STRICT"}
+"""MKL's strict mode: products of matrices keep their bits, and no kernels of msctx's own need run."""
+NEITHER = "sums (products of a vector in compiled code, too), sigmoid, SiLU and GELU, normalisations"
+GO_ON = "the generators go on after the block; seed_scope=True puts them back"
+ALONE = "there is no process group and no launcher that numbers processes: this one counts as rank 0"
+
+
+def translate(on: On) -> Outcomes:
+    return on.each(
+        {
+            "deterministic": _deterministic,
+            "deterministic_warn_only": _detail,
+            "fill_uninitialized_memory": _detail,
+            "deterministic_except": _deterministic_except,
+            "thread_invariant": _thread_invariant,
+            "batch_invariant": _batch_invariant,
+            "seed": _seed,
+            "seed_by_rank": _seed_by_rank,
+            "seed_scope": _seed_scope,
+        }
+    )
+
+
+def _deterministic(on: On, setting: Setting) -> Outcome:
+    """ON is the whole recipe; OFF takes back what ON sets, and touches nothing else.
+
+    The recipe follows torchtitan's list. ``fill_uninitialized_memory`` is part of ON: without it a program that reads
+    uninitialised memory gives other bits each time. The variables make cuBLAS, NCCL and HCCL keep their summation order: NCCL's NVLS
+    adds in the switches of NVLink, in an order of their own (nccl#1497); its rings are what Megatron-LM's deterministic mode takes.
+    """
+    is_on = setting.value == "ON"
+    if is_on and on.device == "ascend" and on.facts.cann is not None and on.facts.cann < (8, 5):
+        version = ".".join(map(str, on.facts.cann))
+        return refused(f"under CANN {version} torch_npu switches determinism off again for each operator; CANN 8.5 is needed")
+    torch_wide = {
+        "torch.deterministic": is_on,
+        "torch.deterministic.warn_only": is_on and on.get("deterministic_warn_only", False),
+        "torch.inductor.deterministic": is_on,
+    }
+    if is_on:
+        torch_wide["torch.deterministic.fill_uninitialized_memory"] = on.get("fill_uninitialized_memory", True)
+    if on.get("mode") == 0:
+        torch_wide |= dict.fromkeys(AS_EAGER, is_on)
+    torch_wide |= conv_policy(on)
+    by_device = {
+        "cpu": {"torch.mkldnn.deterministic": is_on},
+        "cuda": {"torch.cudnn.deterministic": is_on} | (CUDA_ON if is_on else {}),
+        "ascend": NPU_ON if is_on else {},
+    }
+    variables = [name for name in READ_ONCE if f"env.{name}" in by_device[on.device]]
+    reason = f"{STAYS}, since libraries read it once: {', '.join(variables)}" if variables else ""
+    if on.device == "ascend" and torch_wide.get("torch.deterministic.fill_uninitialized_memory"):
+        return approximated(torch_wide | by_device[on.device], f"{NOT_FILLED}; {reason}")
+    return honoured(torch_wide | by_device[on.device], reason)
+
+
+def _detail(on: On, setting: Setting) -> Outcome:
+    if on.get("deterministic") != "ON":
+        return inert(A_DETAIL)
+    if on.device == "ascend" and setting.option.name == "fill_uninitialized_memory":
+        return refused(NOT_FILLED) if setting.value else as_it_is()
+    return honoured(reason="part of deterministic=ON")
+
+
+def _deterministic_except(on: On, setting: Setting) -> Outcome:
+    if on.get("deterministic") != "ON":
+        return inert(A_DETAIL)
+    if on.facts.native:
+        return refused(on.facts.native)
+    return approximated(
+        {"observers.deterministic_except": DeterministicExcept(tuple(setting.value.split()))},
+        "torch's flag belongs to the process: what another thread computes at that moment is left out, too; libraries keep what "
+        "deterministic=ON set for them, and compiled code what it was compiled for",
+    )
+
+
+def _thread_invariant(on: On, setting: Setting) -> Outcome:
+    return _invariant(on, setting, f"{NEITHER} and the gradients of biases")
+
+
+def _batch_invariant(on: On, setting: Setting) -> Outcome:
+    if on.device == "cuda" and setting.value:
+        return refused("msctx has no matrix products and convolutions for CUDA")
+    return _invariant(on, setting, f"{NEITHER} and what adds over the batch")
+
+
+def _invariant(on: On, setting: Setting, nothing_for: str) -> Outcome:
+    if not setting.value:
+        return as_it_is()
+    if on.facts.native:
+        return refused(on.facts.native)
+    assignments, lacking = dict[str, Any](carried_out(on)), ""
+    if setting.option.name == "batch_invariant" and on.get("mode") == 0:
+        lacking = f"; nor for other compiled code, since {on.facts.inductor}" if on.facts.inductor else ""
+        assignments |= {} if lacking else {"torch.inductor.batch_invariant": True}
+    by_mkl = f"those of float32 and float64 run in MKL's strict mode, which {STAYS}"
+    how = f"products run msctx's own kernels, since {on.facts.mkl}" if on.facts.mkl else by_mkl
+    what = "convolutions, attention, LSTM and matrix products"
+    differs = f"holds for {what}; {how}; nothing is promised for {nothing_for}{lacking}"
+    return approximated(assignments if on.facts.mkl else assignments | MKL, differs)
+
+
+def _seed(on: On, setting: Setting) -> Outcome:
+    value = {"seed": setting.value, "by_rank": True} if on.get("seed_by_rank") else setting.value
+    if on.get("seed_scope"):
+        return honoured({"rng.saved": True, "rng.seed": value})
+    return honoured({"rng.seed": value}, GO_ON)
+
+
+def _seed_by_rank(on: On, setting: Setting) -> Outcome:
+    """The rank is looked up when the generators are seeded: the plan is the same on all ranks, and in contexts inside."""
+    if not setting.value:
+        return as_it_is()
+    return honoured(reason=ALONE if on.facts.rank is None else f"this is rank {on.facts.rank}")
+
+
+def _seed_scope(on: On, setting: Setting) -> Outcome:
+    return honoured({"rng.saved": True} if setting.value else {})

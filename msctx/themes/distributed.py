@@ -1,0 +1,196 @@
+"""Several ranks: how communication and computation overlap, and how long a process waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msctx.options import Setting
+from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, refused
+from msctx.themes.common import LEFT_TO_NPU, apart
+
+RECOMPUTE, MATMUL = "parallel_speed_up_json_path.recompute_comm_overlap", "parallel_speed_up_json_path.matmul_grad_comm_overlap"
+GRADIENTS, HCOM = "parallel_speed_up_json_path.enable_grad_comm_opt", "hcom_parallel"
+FEWER_MESSAGES = "parallel_speed_up_json_path.enable_task_opt"
+PASSES = ("raise_comms", "sink_waits")
+"""Inductor's passes over a schedule: collectives as early as possible, waiting for them as late."""
+
+ALONE = "without a process group there is no communication"
+DDP = "gradients of DistributedDataParallel models that ctx.watch names"
+FSDP = "FSDP2 modules of models that ctx.watch names, in the order in which they were registered"
+IN_CODE = "collectives in code that torch.compile makes"
+BY_CALLS = (
+    "CANN's kernels for both are operators of their own that a program calls, such as torch_npu.npu_mm_all_reduce_base; torchair "
+    "puts no others in their place"
+)
+AS_ONE = "inductor moves all collectives alike"
+DETERMINISTIC = "under deterministic=ON inductor leaves the order of collectives as it is"
+
+
+def translate(on: On) -> Outcomes:
+    return on.each(
+        {
+            "parallel_speed_up_json_path": _speed_up,
+            **dict.fromkeys((GRADIENTS, HCOM), _gradients),
+            FEWER_MESSAGES: _fewer_messages,
+            **dict.fromkeys((RECOMPUTE, MATMUL), _reordered),
+            "parallel_speed_up_json_path.enable_opt_shard_comm_opt": _gathered_ahead,
+            "parallel_speed_up_json_path.enable_concat_eliminate_opt": _concatenations,
+            "parallel_speed_up_json_path.compute_communicate_fusion_level": _fused,
+            **dict.fromkeys((*UNSAFE,), _unsafe),
+            "hccl_timeout": _hccl_timeout,
+            "op_wait_timeout": _op_wait_timeout,
+            **dict.fromkeys(("stream_sync_timeout", "event_sync_timeout"), _sync_timeout),
+        }
+    )
+
+
+def _compiled(on: On, setting: Setting, found: dict[str, Any], reason: str, differs: str = "") -> Outcome:
+    found |= apart(on)
+    left = LEFT_TO_NPU if on.device == "ascend" and setting.value else ""
+    differs = "; ".join(filter(None, (differs, left)))
+    return approximated(found, f"{reason}; {differs}") if differs else honoured(found, reason)
+
+
+def _speed_up(on: On, setting: Setting) -> Outcome:
+    return honoured(reason="its keys are options of their own") if setting.value else as_it_is()
+
+
+def _gradients(on: On, setting: Setting) -> Outcome:
+    """Both are one notion: where one of them is False, gradients are reduced after the backward pass."""
+    postponing = [name for name in (GRADIENTS, HCOM) if on.get(name) is False]
+    if setting.value and postponing:
+        return inert(f"overridden by {postponing[0]}=False")
+    return honoured({"models.gradients_postponed": bool(postponing)}, f"{DDP}; {ALONE}")
+
+
+def _fewer_messages(on: On, setting: Setting) -> Outcome:
+    which = "all" if setting.value else "none"
+    found = {
+        "models.gradients_bundled": setting.value,
+        "torch.inductor.bucket_all_gathers_fx": which,
+        "torch.inductor.bucket_reduce_scatters_fx": which,
+        "torch.inductor.bucket_all_reduces_fx": which,
+    }
+    return _compiled(on, setting, found, f"{DDP}; {IN_CODE}; {ALONE}")
+
+
+def _reordered(on: On, setting: Setting) -> Outcome:
+    deterministic = on.get("deterministic") == "ON"
+    moves = bool(on.get(RECOMPUTE) or on.get(MATMUL)) and not deterministic
+    found: dict[str, Any] = {
+        "torch.inductor.reorder_for_compute_comm_overlap": moves,
+        "torch.inductor.reorder_for_compute_comm_overlap_passes": [*PASSES] if moves else [],
+    }
+    is_recompute = setting.option.name == RECOMPUTE
+    if setting.value and deterministic:
+        if not is_recompute:
+            return refused(DETERMINISTIC)
+        return approximated({"models.gathered_ahead_backward": True}, f"{FSDP}; {DETERMINISTIC}; {ALONE}")
+    if is_recompute:
+        found["models.gathered_ahead_backward"] = setting.value
+    differs = AS_ONE if setting.value else ""
+    if not setting.value and moves:
+        differs = f"{AS_ONE}: {MATMUL if is_recompute else RECOMPUTE} is on"
+    where = f"{FSDP}; {IN_CODE}" if is_recompute else IN_CODE
+    return _compiled(on, setting, found, f"{where}; {ALONE}", differs)
+
+
+def _gathered_ahead(on: On, setting: Setting) -> Outcome:
+    return honoured({"models.gathered_ahead_forward": setting.value}, f"{FSDP}; {ALONE}")
+
+
+def _concatenations(on: On, setting: Setting) -> Outcome:
+    own = "code that torch.compile makes" + ("" if setting.value else "; patterns that inductor replaces unasked are left on")
+    return _compiled(on, setting, {"torch.inductor.removes_concatenations": setting.value}, own)
+
+
+def _fused(on: On, setting: Setting) -> Outcome:
+    if on.device == "ascend":
+        return refused(BY_CALLS) if setting.value else as_it_is()
+    if setting.value in (1, 2):
+        return refused("inductor fuses products with collectives in both passes or in neither: 3 or 0")
+    found = {"torch.inductor._micro_pipeline_tp": setting.value == 3}
+    needs = "products beside an all-gather or a reduce-scatter over one group, after enable_symm_mem_for_group(its name)"
+    return _compiled(on, setting, found, f"{IN_CODE}; {ALONE}", needs if setting.value else "")
+
+
+UNSAFE = {
+    "is_tailing_optimization": "an update before the last gradients are there would come before what programs do between "
+    "backward() and step(), such as clipping and unscaling. A program that does neither can use "
+    "torch.distributed.optim._apply_optimizer_in_backward",
+    "parallel_speed_up_json_path.enable_begin_end_inline_opt": "torch 2.13 computes wrong gradients where some calls of a "
+    "torch.compiler.nested_compile_region are part of the graph around and others are not. Call the function itself for the first "
+    "and the last micro-batch instead of the region",
+}
+
+
+def _unsafe(on: On, setting: Setting) -> Outcome:
+    """What would change the numbers."""
+    return refused(UNSAFE[setting.option.name]) if setting.value else as_it_is()
+
+
+NO_STREAMS = "a CPU has no streams and no events that anybody waits for; hccl_timeout limits how long collectives wait"
+FIRST_GROUP = "torch_npu gives it to the device when the first process group of HCCL is made, and not before"
+OF_STREAMS = "torch.npu.synchronize() waits for the whole device, which has a limit of its own (ACL_DEVICE_SYNC_TIMEOUT)"
+NO_LIMIT = (
+    "CUDA does not limit how long a stream waits for an event: the program's wait, synchronize() of torch.cuda.Event, is limited, as "
+    "by event_sync_timeout"
+)
+BY_POLLING = (
+    "the driver has no such limit: synchronize() of torch.cuda.Stream, torch.cuda.Event and torch.npu.Event polls instead; "
+    "item() and waits inside torch, for a torch.Event and for a whole device have no limit"
+)
+BY_GLOO = "recv() in an existing gloo group keeps the timeout that the group was created with"
+BY_NCCL = "NCCL's watchdog ends the process and raises nothing. The Flight Recorder and torchfrtrace name the missing rank"
+
+AFTER_HCCL = 30
+"""Seconds, as torch_npu has them between HCCL's limit and that of waits for events."""
+WATCHDOG = (
+    f"torch_npu's watchdog, the timeout of the process group, ends the process {AFTER_HCCL} s later: at the same time, as torch_npu "
+    "warns, HCCL might not log what it waited for. Without any limit (0) torch_npu warns all the same"
+)
+
+
+def _hccl_timeout(on: On, setting: Setting) -> Outcome:
+    """Of the process groups, and of those that are made inside the block; 0 is as long as the back ends can count."""
+    has_hccl = on.device == "ascend" or "ascend" in on.facts.devices
+    limit = setting.value + AFTER_HCCL * (has_hccl and setting.value > 0)
+    assignments: dict[str, Any] = {"torch.distributed.timeout": limit}
+    if on.device == "ascend":
+        assignments["env.HCCL_EXEC_TIMEOUT"] = str(setting.value)
+        return honoured(assignments, f"{STAYS}, since HCCL reads it once: HCCL_EXEC_TIMEOUT; {WATCHDOG}")
+    return approximated(assignments, BY_GLOO if on.device == "cpu" else BY_NCCL)
+
+
+def _op_wait_timeout(on: On, setting: Setting) -> Outcome:
+    if on.device != "ascend":
+        return refused(NO_STREAMS) if on.device == "cpu" else _of_events(on, setting)
+    return honoured(
+        {"env.HCCL_EVENT_TIMEOUT": str(setting.value)},
+        f"{STAYS}, since torch_npu reads it once: HCCL_EVENT_TIMEOUT; {FIRST_GROUP}",
+    )
+
+
+def _sync_timeout(on: On, setting: Setting) -> Outcome:
+    if on.device == "cpu":
+        return as_it_is(NO_STREAMS) if setting.value < 0 else refused(NO_STREAMS)
+    if setting.option.name == "event_sync_timeout":
+        return _of_events(on, setting)
+    if on.device == "ascend":
+        return honoured({"env.ACL_STREAM_TIMEOUT": str(setting.value)}, OF_STREAMS)
+    return _polled("torch.cuda.stream_sync_timeout", setting.value)
+
+
+def _of_events(on: On, setting: Setting) -> Outcome:
+    """Of the limits that waiting for events has, on CUDA two, the shorter one holds."""
+    seconds = on.get("op_wait_timeout") if on.device == "cuda" else None
+    limits = {"event_sync_timeout": on.get("event_sync_timeout", -1), "op_wait_timeout": 1000 * (seconds or -1)}
+    least = min((name for name, limit in limits.items() if limit > 0), key=limits.__getitem__, default=setting.option.name)
+    if limits[setting.option.name] != limits[least]:
+        return inert(f"overridden by {least}={on.get(least)}, which is shorter")
+    switch = "torch.npu.event_sync_timeout" if on.device == "ascend" else "torch.cuda.event_sync_timeout"
+    return _polled(switch, limits[least], NO_LIMIT if setting.option.name == "op_wait_timeout" else BY_POLLING)
+
+
+def _polled(switch: str, milliseconds: int, differs: str = BY_POLLING) -> Outcome:
+    return approximated({switch: milliseconds}, differs) if milliseconds > 0 else honoured({switch: None})

@@ -1,0 +1,112 @@
+"""What is fused in compiled graphs, and how: graph_kernel_flags, and the options of sessions about passes and constants."""
+
+from __future__ import annotations
+
+from msctx.options import Setting
+from msctx.options.fusion_passes import ALL, TWINS, WITHOUT_A_TWIN
+from msctx.options.graph_kernel_flags import BY_NAME, DUMP, DUMPS, FLAGS, GROUP
+from msctx.themes.base import On, Outcome, Outcomes, as_it_is, by_entry, honoured, inert, refused
+from msctx.themes.common import GRAPHS, ONCE, engine_options
+from msctx.themes.graph import FROZEN, LEVEL, compiled, fused, hides, ready_made
+
+BY_CANN = "CANN's graph engine fuses by rules of its own, and has none of these flags"
+EXTRAS = (DUMP, "enable_debug_mode", "online_tuning")
+"""Flags that add something to fusion: off, they ask an engine that knows no flags for nothing."""
+AS_TEXT = (
+    f"torchair writes each graph, as the engine gets it, into the folder {DUMPS}: the engine's passes and kernels are its own"
+)
+FROZEN_BY_CANN = "CANN takes the weights for constants (frozen_parameter): their memory must stay where it is"
+AGGRESSIVE = "kernels that share no data are combined, too, which may be slower"
+KEEP_CONVOLUTIONS = (
+    "an algorithm is asked for, and with {} inductor would compute convolutions and products without it: the algorithm wins"
+)
+
+
+def translate(on: On) -> Outcomes:
+    return on.each(
+        {
+            "graph_kernel_flags": _graph_kernel_flags,
+            LEVEL: _opt_level,
+            **dict.fromkeys((*(f"{GROUP}.{flag.name}" for flag in FLAGS if f"{GROUP}.{flag.name}" != LEVEL),), _flag),
+            "fusion_switch_file": _fusion_switch_file,
+            "enable_scope_fusion_passes": _enable_scope_fusion_passes,
+            "frozen_variable": _frozen_variable,
+        }
+    )
+
+
+def _is_off(on: On) -> bool:
+    return fused(on) is False or (on.device != "ascend" and ready_made(on))
+
+
+def _not_fused(on: On) -> str:
+    name = next((n for n in (LEVEL, "enable_graph_kernel") if on.get(n) is not None), "jit_compile")
+    return f"nothing is fused: {name}={on.get(name)!r}"
+
+
+def _graph_kernel_flags(on: On, setting: Setting) -> Outcome:
+    if on.device == "ascend":
+        return honoured(reason="its flags are options of their own")
+    return compiled(on) if setting.value.strip() else as_it_is()
+
+
+def _opt_level(on: On, setting: Setting) -> Outcome:
+    if on.device == "ascend" and setting.value > 1:
+        return compiled(on, differs=f"as 1: {BY_CANN}")
+    return compiled(on, AGGRESSIVE if setting.value == 3 else "")
+
+
+def _flag(on: On, setting: Setting) -> Outcome:
+    row = BY_NAME[setting.option.name.removeprefix(f"{GROUP}.")]
+    if on.device == "ascend":
+        if row.name in EXTRAS and not setting.value:
+            return as_it_is()
+        if row.name != DUMP:
+            return refused(row.why_not or BY_CANN)
+    elif why := row.holds.get(setting.value.lower() if isinstance(setting.value, str) else setting.value):
+        return as_it_is(why)
+    if why := row.why_not or row.refused.get(setting.value):
+        return refused(why)
+    if _is_off(on):
+        return inert(_not_fused(on)) if setting.value else as_it_is(_not_fused(on))
+    if hides(on, setting.option.name):
+        return inert(KEEP_CONVOLUTIONS.format("max_autotune"))
+    return compiled(on, differs=AS_TEXT if on.device == "ascend" else "")
+
+
+def _fusion_switch_file(on: On, setting: Setting) -> Outcome:
+    if on.device == "ascend":
+        return honoured({"torch.npu.engine_options": engine_options(on)}, f"{GRAPHS}; {ONCE}")
+    if _is_off(on):
+        return inert(_not_fused(on))
+    entries = {(g, n): _idle_pass(on, n, s) for g, found in setting.content["Switch"].items() for n, s in found.items()}
+    return by_entry(entries, compiled(on))
+
+
+def _idle_pass(on: On, name: str, state: str) -> str:
+    """Why a pass has no switch here, or ``""``."""
+    if name in WITHOUT_A_TWIN:
+        return f"{name}: {WITHOUT_A_TWIN[name]}"
+    if name not in TWINS and name != ALL:
+        return f"{name} is no pass that is known"
+    return f"{name}: {KEEP_CONVOLUTIONS.format('it')}" if state == "on" and hides(on, name) else ""
+
+
+def _enable_scope_fusion_passes(on: On, setting: Setting) -> Outcome:
+    return compiled(on)
+
+
+def _frozen_variable(on: On, setting: Setting) -> Outcome:
+    if not setting.value:
+        return as_it_is()
+    if on.device == "ascend":
+        return compiled(on, FROZEN_BY_CANN)
+    if _is_off(on):
+        return inert(_not_fused(on))
+    if hides(on, FROZEN):
+        return refused(KEEP_CONVOLUTIONS.format("constant weights"))
+    return compiled(
+        on,
+        "where no gradients are computed (torch.no_grad or inference_mode)",
+        more={"torch.inductor.freezing": True},  # Dynamo looks at it, too, before a back end is called
+    )

@@ -1,0 +1,261 @@
+"""Graph mode: which code is compiled, and how; the files of its graphs."""
+
+from __future__ import annotations
+
+import os
+from ast import literal_eval
+from typing import Any
+
+from msctx.options import Setting
+from msctx.options.conv_policy import RECORDED, ConvPolicy
+from msctx.options.conv_rules import DIRECTIONS, PRODUCT
+from msctx.options.grammars import gears_of, ranges_of
+from msctx.options.graph import Compilation, Region, Shapes
+from msctx.options.graph_kernel_flags import FLAGS, GROUP
+from msctx.options.observation import GraphFiles
+from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, once
+from msctx.themes.cache import cache
+from msctx.themes.common import apart, search
+from msctx.themes.convolution import POLICY, asked_of, conv_policy, only_records
+
+STRICT, LAX = 0, 2
+BY_TORCHAIR = "graphs of tensors on an NPU are compiled by torchair, when they first run"
+CAPTURED = f"{BY_TORCHAIR}: here never. Code is captured, no graph is compiled ahead, and the call returns None"
+ALONE = "for functions of msctx.jit alone: without mode=GRAPH_MODE modules run eagerly"
+OF_MODELS = "for models with parameters: modules without any, such as losses, accept every shape"
+LEVEL = "graph_kernel_flags.opt_level"
+TUNED, FROZEN, AS_PRODUCT = f"{GROUP}.online_tuning", "frozen_variable", "ConvToFullyConnectionFusionPass"
+
+
+def translate(on: On) -> Outcomes:
+    return on.each(
+        {
+            "mode": _mode,
+            "precompile_only": _precompile_only,
+            "jit_syntax_level": _jit_syntax_level,
+            **dict.fromkeys(("input_shape", "dynamic_dims", "dynamic_inputs_shape_range"), _given_shapes),
+            **dict.fromkeys(
+                (
+                    "enable_graph_kernel",
+                    "compile_dynamic_mode",
+                    "dynamic_input",
+                    "dynamic_graph_execute_mode",
+                    "in_out_pair",
+                    "in_out_pair_flag",
+                ),
+                _others,
+            ),
+            "dynamic_node_type": _dynamic_node_type,
+            "grad_for_scalar": _grad_for_scalar,
+            "support_binary": _support_binary,
+            "mix_compile_mode": _mix_compile_mode,
+            **dict.fromkeys(("save_graphs", "save_graphs_path"), _saving),
+            "reserve_class_name_in_scope": _reserve_class_name_in_scope,
+        }
+    )
+
+
+@once
+def _compilation(on: On) -> Compilation:
+    return Compilation(
+        whole=on.get("jit_syntax_level", LAX) == STRICT or on.get("mix_compile_mode") is False,
+        only=bool(on.get("precompile_only")),
+        keeps={"O0": 1.0, "O1": 0.0}.get(on.get("memory_optimize_level")) if on.get("mode") == 0 else None,
+        shapes=shapes(on),
+        region=region(on),
+        config=search(on),
+        **_fusion(on),
+    )
+
+
+def compilation(on: On) -> Compilation:
+    """What all options of graph mode come to together."""
+    return _compilation(on.deciding)
+
+
+def region(on: On) -> Region | None:
+    if (pair := on.get("in_out_pair")) is None:
+        return None
+    first, last = literal_eval(pair)
+    return Region(tuple(first), tuple(last), bool(on.get("in_out_pair_flag", True)))
+
+
+def shapes(on: On) -> Shapes:
+    if on.get("input_shape") and on.get("dynamic_dims"):
+        gears = gears_of(on.get("input_shape"), on.get("dynamic_dims"))
+        return Shapes(gears=gears, named=on.get("dynamic_node_type") == 1, dynamic=False)
+    if not on.get("dynamic_input"):
+        own_code = False if on.get("jit_compile") == "true" else None
+        return Shapes(dynamic=on.get("compile_dynamic_mode", own_code))
+    ranges = ranges_of(given) if (given := on.get("dynamic_inputs_shape_range")) else ()
+    lazy = on.get("dynamic_graph_execute_mode") == "lazy_recompile"
+    return Shapes(ranges=ranges, dynamic=False if lazy else None if ranges else True)
+
+
+def fused(on: On) -> bool | None:
+    """Whether inductor fuses; None: as torch.compile does unasked."""
+    level, enabled = on.get(LEVEL), on.get("enable_graph_kernel")
+    found: bool | None = enabled if level is None else level > 0
+    return found
+
+
+def ready_made(on: On) -> bool:
+    """Whether graphs run kernels of the libraries, one for each node, but on an NPU, whose engine has the option itself."""
+    return all(on.get(name) is None for name in (LEVEL, "enable_graph_kernel")) and on.get("jit_compile") == "false"
+
+
+def _fusion(on: On) -> dict[str, Any]:
+    """What all options of fusion come to, as fields of :class:`msctx.options.graph.Compilation`."""
+    flags = []
+    for flag in FLAGS:
+        there = on if on.device in flag.devices else on.at(flag.devices[0])  # what compiles is one for all devices
+        s = there.settings.get(f"{GROUP}.{flag.name}") if flag.settings else None
+        if s is not None and s.value not in flag.refused and not hides(on, s.option.name):
+            flags.append((flag.name, s.value))
+    passes = on.get("enable_scope_fusion_passes")
+    return {
+        "fused": fused(on),
+        "ready_made": ready_made(on),
+        "flags": tuple(flags),
+        "fusion_switches": tuple(_switches(on)),
+        "scope_passes": tuple(passes.split(",")) if passes else (),
+        "weights": on.device == "cpu" and _has_algorithm(on, *DIRECTIONS),
+        "epilogues": _has_algorithm(on, "fprop"),
+        "products": _products(on),
+        "frozen": bool(on.get(FROZEN)) and not hides(on, FROZEN),
+    }
+
+
+def _has_algorithm(on: On, *directions: str) -> bool:
+    """Whether convolutions that inductor compiles for the CPU may have one."""
+    names = asked_of(on.at("cpu"), *directions)
+    return fused(on) is not False and any(name != RECORDED for _, name in names)
+
+
+def _products(on: On) -> ConvPolicy | None:
+    """The policy by which linear layers may take what follows them into their call."""
+    on_cpu = on.at("cpu")
+    if fused(on) is False or all(name == RECORDED for _, name in asked_of(on_cpu, PRODUCT)):
+        return None
+    policy: ConvPolicy | None = conv_policy(on_cpu).get(POLICY["cpu"])
+    return policy and policy.of_products()
+
+
+def hides(on: On, name: str) -> bool:
+    """Whether an option would take convolutions away from the algorithm that is asked for, on whichever device."""
+    there = [on.at(device) for device in POLICY]
+    return name in (TUNED, FROZEN, AS_PRODUCT) and any(conv_policy(one) and not only_records(one) for one in there)
+
+
+def _switches(on: On) -> list[tuple[str, str, str]]:
+    setting = on.settings.get("fusion_switch_file")
+    found = setting.content["Switch"] if setting else {}
+    return [(g, n, s) for g, names in found.items() for n, s in names.items() if not (s == "on" and hides(on, n))]
+
+
+def compiled(on: On, reason: str = "", differs: str = "", more: dict[str, Any] | None = None) -> Outcome:
+    """The outcome of an option that acts on compiled code."""
+    found = {"graph.compilation": compilation(on)} | (more or {})
+    if on.device == "ascend":
+        reason = "; ".join(filter(None, (reason, BY_TORCHAIR)))
+    alone = "" if on.get("mode") == 0 else ALONE
+    if differs:
+        return approximated(found, "; ".join(filter(None, (differs, alone))))
+    return honoured(found, "; ".join(filter(None, (reason, alone))))
+
+
+def _mode(on: On, setting: Setting) -> Outcome:
+    eager = setting.value != 0
+    found = {"graph.compilation": compilation(on), "graph.modules": not eager, "torch.dynamo.force_eager": eager}
+    if not eager:
+        found["torch.dynamo.skip_nnmodule_hook_guards"] = False
+    return honoured(found, BY_TORCHAIR if on.device == "ascend" and not eager else "")
+
+
+def _precompile_only(on: On, setting: Setting) -> Outcome:
+    outcome = compiled(on)
+    if on.device == "ascend" and setting.value:
+        return approximated(outcome.assignments, CAPTURED)
+    return outcome
+
+
+def _jit_syntax_level(on: On, setting: Setting) -> Outcome:
+    outcome = compiled(on)
+    if on.device == "ascend" and setting.value != STRICT:
+        return approximated(outcome.assignments, f"{BY_TORCHAIR}; what it cannot compile is an error then")
+    if setting.value == 1 and outcome.status == "honoured":
+        return approximated(outcome.assignments, "COMPATIBLE acts as LAX")
+    return outcome
+
+
+def _given_shapes(on: On, setting: Setting) -> Outcome:
+    return compiled(on, reason=OF_MODELS if on.get("mode") == 0 else "")
+
+
+def _others(on: On, setting: Setting) -> Outcome:
+    return compiled(on)
+
+
+def _dynamic_node_type(on: On, setting: Setting) -> Outcome:
+    outcome = compiled(on)
+    if setting.value == 0 and outcome.status == "honoured":
+        return approximated(
+            outcome.assignments, "batches have no names in PyTorch: input_shape applies to tensors in their order"
+        )
+    return outcome
+
+
+def _grad_for_scalar(on: On, setting: Setting) -> Outcome:
+    return honoured(
+        {"graph.grad_for_scalar": setting.value}, "in the functions that msctx.grad and msctx.value_and_grad return"
+    )
+
+
+def _support_binary(on: On, setting: Setting) -> Outcome:
+    if not setting.value:
+        return as_it_is()
+    return approximated(
+        {},
+        "Dynamo reads bytecode, so that .pyc files need no source and no preparing run; functions of extension modules (.so) run "
+        "eagerly between compiled parts",
+    )
+
+
+def _mix_compile_mode(on: On, setting: Setting) -> Outcome:
+    """PyTorch computes so as it is."""
+    if setting.value and on.get("mode") != 0:
+        return approximated(
+            {},
+            "eager code stays in PyTorch, and so does what torch.compile cannot compile, unless a call asks for fullgraph=True",
+        )
+    return compiled(on)
+
+
+TEXT = "files have PyTorch's text of graphs, not MindSpore's IR"
+NO_STAGES = f"{TEXT}; graphs that torchair compiles are saved as they are captured"
+CACHED = f"{TEXT}; code from a cache leaves the graphs that were recorded with it"
+
+
+def graph_files(on: On) -> GraphFiles | None:
+    level = on.get("save_graphs", 0)
+    return GraphFiles(level, on.get("save_graphs_path", ".")) if level else None
+
+
+def _saving(on: On, setting: Setting) -> Outcome:
+    files = graph_files(on)
+    if files is None:
+        return honoured({"observers.graph_files": None}) if setting.option.name == "save_graphs" else as_it_is()
+    found: dict[str, Any] = {"observers.graph_files": files} | apart(on)
+    kept = cache(on.deciding)
+    is_cached = kept is not None and not kept.off
+    if not is_cached:
+        found["torch.inductor.fx_graph_cache"] = False
+    if files.level >= 3:
+        rank = f"rank_{os.environ['RANK']}" if "RANK" in os.environ else ""
+        folder = os.path.join(os.path.expanduser(files.path), rank)
+        found |= {"torch.inductor.trace.enabled": True, "torch.inductor.trace.debug_dir": folder}
+    return approximated(found, NO_STAGES if on.device == "ascend" else CACHED if is_cached else TEXT)
+
+
+def _reserve_class_name_in_scope(on: On, setting: Setting) -> Outcome:
+    return honoured({"observers.class_names": setting.value})

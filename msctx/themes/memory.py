@@ -1,0 +1,274 @@
+"""Memory: caps in bytes, the allocators, and where activations and parameters of watched models are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+from msctx.options import Setting
+from msctx.tables import in_words
+from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, refused
+from msctx.themes.graph import compilation
+
+POOL = ("max_device_memory", "env_config_path.sys.mem_reuse", "memory_optimize_level")
+"""The options that put the native core's allocator in place of torch's CPU allocator."""
+SHOW_FREE = ("max_device_memory",)
+"""The options for which a plan that is shown reports how much memory is free."""
+DEVICES_ALONE = "it sizes the memory pools of GPU and Ascend. For a cap on the CPU, set max_device_memory"
+NOT_KEPT = "nothing is kept while env_config_path.sys.mem_reuse is false"
+IN_GRAPHS = {
+    True: {"torch.inductor.allow_buffer_reuse": True, "torch.inductor.inplace_buffers": True},
+    False: {
+        "torch.inductor.allow_buffer_reuse": False,
+        "torch.inductor.inplace_buffers": False,
+        "torch.inductor.memory_planning": False,
+    },
+}
+"""Memory is reused → what becomes of the buffers in compiled code."""
+AGAIN = (
+    "a tensor's memory goes back to the driver when it is released, which may give its address to the next one; code that "
+    "torch.compile makes inside reuses no buffer"
+)
+"""What comes of memory that is not reused, on an accelerator: its allocator has no way to hold addresses back."""
+CAP = {
+    "cuda": "counts torch's caching allocator, and what the device's context and other libraries hold according to NVML when the cap "
+    "is set; what these take later is not counted",
+    "ascend": "counts what torch's caching allocator holds; the device context itself is not counted",
+}
+"""Device → what differs of max_device_memory."""
+CACHING: dict[str, dict[bool, dict[str, Any]]] = {
+    "cuda": {True: {"torch.cuda.caching_allocator": True}, False: {"torch.cuda.caching_allocator": False}},
+    "ascend": {True: {"env.PYTORCH_NO_NPU_MEMORY_CACHING": None}, False: {"env.PYTORCH_NO_NPU_MEMORY_CACHING": "1"}},
+}
+"""Device → memory is reused → the assignments."""
+ALLOCATOR = {"cuda": "torch's CUDA allocator", "ascend": "torch_npu's allocator"}
+UNCACHED = "{} keeps and counts nothing while env_config_path.sys.mem_reuse is false"
+PART_OF_CAP = 8
+MIB = 1 << 20
+
+
+def translate(on: On) -> Outcomes:
+    return on.each(
+        {
+            "max_device_memory": _max_device_memory,
+            **dict.fromkeys(
+                ("mempool_block_size", "env_config_path.sys.mem_reuse", "memory_optimize_level", "static_memory_policy"),
+                _pool_policy,
+            ),
+            "memory_offload": _memory_offload,
+            "variable_placement": _variable_placement,
+            "external_weight": _external_weight,
+            "variable_format_optimize": _variable_format_optimize,
+        }
+    )
+
+
+def is_for_host(on: On) -> bool:
+    """Whether an option of device memory means the host's: the CPU is the device.
+
+    Where there is an accelerator, programs keep data sets, not models, in host memory.
+    """
+    return on.facts.devices == ("cpu",) or on.get("device_target") == "CPU"
+
+
+def pool(on: On) -> dict[str, Any]:
+    """The one assignment for all these options: how much is kept, of the peak in percent."""
+    most = 100 if on.get("memory_optimize_level") == "O1" else 150
+    return {"native.memory_pool": most if reuses(on) else 0}
+
+
+def _max_device_memory(on: On, setting: Setting) -> Outcome | None:
+    """The tightest of the caps in force, outer scopes' included, goes to the caching allocator; on a CPU each of them counts."""
+    settings = on.source.all(setting.option.name, on.device)
+    if on.device == "cpu":
+        if not is_for_host(on):
+            return None
+        if on.facts.native:
+            return refused(on.facts.native)
+        caps = [[setting.value, setting.origin] for setting in reversed(settings)]
+        return honoured(pool(on) | {"native.memory_caps": caps}, arithmetic(caps, on.facts.free_memory))
+    if not reuses(on):
+        return refused(UNCACHED.format(ALLOCATOR[on.device]))
+    switch = {"cuda": "torch.cuda.memory_cap", "ascend": "torch.npu.memory_cap"}[on.device]
+    sum_of = arithmetic([[setting.value, setting.origin] for setting in reversed(settings)])
+    return approximated({switch: tightest(on)}, "; ".join(filter(None, (sum_of, CAP[on.device]))))
+
+
+def arithmetic(caps: list[list[Any]], is_free: int = 0) -> str:
+    """How much there is: the least of what is requested, of the tightest outer scope, and of what is free (0: not known)."""
+    outer = [f"{in_words(size)} of {origin}" for size, origin in [min(caps[:-1], key=itemgetter(0))]] if caps[1:] else []
+    free = [f"{in_words(is_free)} free now"] if is_free else []
+    least = min([size for size, _ in caps] + ([is_free] if free else []))
+    parts = [f"{in_words(caps[-1][0])} requested", *outer, *free]
+    return f"{in_words(least)}, the least of {', '.join(parts)}" if len(parts) > 1 else ""
+
+
+def _pool_policy(on: On, setting: Setting) -> Outcome | None:
+    if on.device != "cpu":
+        return on_accelerator(on, setting)
+    if not is_for_host(on):
+        return None
+    if setting.option.name in ("mempool_block_size", "static_memory_policy"):
+        return inert(DEVICES_ALONE)
+    if setting.option.name == "memory_optimize_level" and recomputes_graphs(on):
+        if on.facts.native:
+            return approximated(recomputation(on, setting), f"{GRAPHS}; without msctx's allocator: {on.facts.native}")
+        return honoured(pool(on) | recomputation(on, setting), GRAPHS)
+    if on.facts.native:
+        return refused(on.facts.native)
+    if setting.option.name == "env_config_path.sys.mem_reuse":
+        apart = "no tensor gets an address that another one had; code that torch.compile makes inside reuses no buffer"
+        return honoured(pool(on) | in_graphs(on, setting), "" if setting.value else apart)
+    if setting.option.name == "memory_optimize_level" and setting.value == "O1":
+        return honoured(pool(on) | recomputation(on, setting), RECOMPUTED)
+    if not reuses(on):
+        return refused(NOT_KEPT)
+    return honoured(pool(on) | recomputation(on, setting))
+
+
+def recomputes_graphs(on: On) -> bool:
+    """Whether memory first is asked for in graph mode, where it is up to the compiler what is computed again."""
+    return bool(on.get("memory_optimize_level") == "O1" and on.get("mode") == 0)
+
+
+GRAPHS = (
+    "of compiled code only the inputs are kept for the backward pass (activation_memory_budget=0): the rest is computed again"
+)
+KEPT_BY_TORCHAIR = "graphs that torchair compiles keep what they need for the backward pass: it computes nothing again"
+CACHED = (
+    "one caching allocator for all code of the process: what one graph releases the next one takes. It is counted as it runs, not "
+    "planned from the graphs"
+)
+RECOMPUTED = (
+    "in eager code: blocks of the models that ctx.watch names are computed again in the backward pass, under max_device_memory "
+    "as few as needed"
+)
+
+
+def recomputation(on: On, setting: Setting) -> dict[str, Any]:
+    """O1 switches memory_offload off, an outer scope's too."""
+    yields = setting.value == "O1" and any(
+        found.setting.option.name == "memory_offload" for found in on.source.overridden(on.device)
+    )
+    graphs = {"graph.compilation": compilation(on)} if on.get("mode") == 0 and on.device != "ascend" else {}
+    eager = setting.value == "O1" and not recomputes_graphs(on)
+    return {"models.recompute": eager} | ({"models.saved_on_host": False} if yields else {}) | graphs
+
+
+# --- the allocators of accelerators -----------------------------------------------------------------------------------
+
+
+def reuses(on: On) -> bool:
+    return on.get("env_config_path.sys.mem_reuse") is not False
+
+
+def tightest(on: On) -> int | None:
+    """The least of the caps in force, outer scopes' included."""
+    return min((setting.value for setting in on.source.all("max_device_memory", on.device)), default=None)
+
+
+def block_size(on: On) -> int | None:
+    """The size of a segment in MB. Torch takes no smaller one where a whole one does not fit, so under a cap it is a part of it."""
+    block, cap = on.get("mempool_block_size"), tightest(on)
+    if block is None:
+        return None
+    size: int = max(20, (block if cap is None else min(block, cap // PART_OF_CAP)) // MIB)
+    return size
+
+
+def allocator(on: On) -> dict[str, Any]:
+    """The assignment that all these options come to together; ``None`` in it: the settings are the user's own."""
+    first = on.get("memory_optimize_level") == "O1"
+    expands = first or on.get("static_memory_policy") in (3, 4)
+    block = block_size(on)
+    settings = ({"large_segment_size_mb": block} if block else {}) | ({"expandable_segments": True} if expands else {})
+    return {"torch.accelerator.allocator_settings": settings or None}
+
+
+ON_ACCELERATOR: dict[tuple[str, Any], tuple[Callable[..., Outcome], str]] = {
+    ("memory_optimize_level", "O0"): (honoured, "the allocator as it is, nothing is computed again"),
+    ("memory_optimize_level", "O1"): (honoured, f"{RECOMPUTED}; segments grow where they are"),
+    ("static_memory_policy", 0): (honoured, "each takes what it needs, when it runs"),
+    ("static_memory_policy", 2): (approximated, CACHED),
+    ("static_memory_policy", 3): (honoured, "segments that grow where they are"),
+    ("static_memory_policy", 4): (approximated, f"segments that grow where they are; {CACHED}"),
+}
+"""What is requested → what the caching allocator gives of it."""
+
+
+def in_graphs(on: On, setting: Setting) -> dict[str, Any]:
+    """Of buffers in compiled code: ``buffer_optimize`` may forbid what ``mem_reuse`` allows."""
+    is_left = setting.value and on.get("buffer_optimize") == "off_optimize"
+    return {} if is_left else IN_GRAPHS[setting.value]
+
+
+def on_accelerator(on: On, setting: Setting) -> Outcome:
+    """The same options on a device whose memory torch already pools: they are settings of its allocator."""
+    option, name = setting.option.name, ALLOCATOR[on.device]
+    if option == "env_config_path.sys.mem_reuse":
+        found = CACHING[on.device][setting.value] | in_graphs(on, setting)
+        return honoured(found) if setting.value else approximated(found, AGAIN)
+    found = allocator(on) | (recomputation(on, setting) if option == "memory_optimize_level" else {})
+    if option == "memory_optimize_level" and recomputes_graphs(on):
+        return approximated(found, KEPT_BY_TORCHAIR) if on.device == "ascend" else honoured(found, GRAPHS)
+    if not reuses(on) and setting.value not in ("O0", 0):
+        return refused(UNCACHED.format(name))
+    if option == "mempool_block_size":
+        return approximated(found, f"{name} takes {block_size(on)} MB at a time for requests of 1 to 10 MB")
+    status, reason = ON_ACCELERATOR[option, setting.value]
+    return status(found, reason)
+
+
+PRIVATE = (
+    "torch_npu gives weights such a format when a model is moved to the device, and those of convolutions only where jit_compile has "
+    "operators compiled for the call; weights that are there stay as they are"
+)
+ALWAYS = "what the forward pass saves goes to the host always, also while the device has room for it"
+WATCHED = "parameters of the models that ctx.watch names"
+
+
+def _memory_offload(on: On, setting: Setting) -> Outcome | None:
+    is_on = setting.value == "ON"
+    if on.device != "cpu":
+        switches = {"models.saved_on_host": is_on}
+        return approximated(switches, ALWAYS) if is_on else honoured(switches)
+    if on.facts.devices != ("cpu",):
+        return None
+    if not is_on:
+        return as_it_is()
+    return refused(
+        "what the forward pass saves is in host memory already. memory_optimize_level=O1 computes it again instead, under "
+        "max_device_memory as little as needed"
+    )
+
+
+def placement(on: On) -> dict[str, Any]:
+    """The assignments that both options come to together."""
+    place = "file" if on.get("external_weight") else "host" if on.get("variable_placement") == "Host" else None
+    found: dict[str, Any] = {"models.parameters": place}
+    return found if on.device == "cpu" else found | {"models.copies_of_parameters": place is not None}
+
+
+def _variable_placement(on: On, setting: Setting) -> Outcome:
+    if on.device == "cpu":
+        return honoured(reason="the memory of the device is host memory: the two are one place")
+    if on.get("external_weight"):
+        return inert("overridden by external_weight, which maps the parameters from files, in host memory")
+    copied = ": copied to the device by each operator that needs them" if setting.value == "Host" else ""
+    return honoured(placement(on), f"{WATCHED}{copied}")
+
+
+def _external_weight(on: On, setting: Setting) -> Outcome:
+    how = "mapped from files named by their content; equal ones share memory until one is written to"
+    copied = "" if on.device == "cpu" else ", and copied to the device by each operator that needs them"
+    return honoured(placement(on), f"{WATCHED}: {how}{copied}")
+
+
+def _variable_format_optimize(on: On, setting: Setting) -> Outcome:
+    if on.device == "ascend":
+        return approximated({"torch.npu.allow_internal_format": setting.value}, PRIVATE)
+    if on.get("external_weight"):
+        return inert("overridden by external_weight: its files hold the weights as they are")
+    wanted = "channels_last" if setting.value else "contiguous"
+    return honoured({"models.weight_format": wanted}, "weights of 2-D and 3-D convolutions of the models that ctx.watch names")

@@ -1,0 +1,246 @@
+"""Matrix products: their algorithms on CUDA and an NPU, and whether float32 may be rounded to TF32 or HF32."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from msctx.options import Setting
+from msctx.options.conv_rules import DIRECTIONS, PRODUCT, asked_by
+from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, refused
+from msctx.themes.common import DIGITS, with_graphs
+from msctx.themes.convolution import (
+    ALGORITHMS,
+    CHOOSING,
+    NO_OTHER,
+    ON_CPU_ALONE,
+    ON_NPU,
+    OPEN,
+    asked_of,
+    carried_out,
+    conv_policy,
+    detail,
+    excluded,
+    npu_policy,
+    on_fallback,
+    only_records,
+    unmeasured,
+)
+
+PAST_THE_HOOK = (
+    "holds for mm, addmm, bmm, baddbmm, mv and addmv and what calls them; attention's own kernels and products that inductor "
+    "turns into sums (of a vector, of few columns) run as they do without it"
+)
+LEFT_OUT = "a rule with another one is left out, and what comes after it decides"
+ITS_ORDER = "CANN chooses the order of additions"
+FROM_HALVES = (
+    "three products of float16 parts through torch_npu's kernels that are there (jit_compile=false), for eager mm, addmm, bmm, "
+    "baddbmm, mv, addmv, matmul and what calls them"
+)
+BY_UNIT = "the matrix unit of this chip computes float32 itself: torch_npu's own products, without HF32"
+BY_CHIP = f"on chips of the 910A class {FROM_HALVES}; on later ones torch_npu's own float32, without HF32"
+
+FLAG = "torch.cuda.matmul.allow_tf32"
+BY_FLAG = {"strict": False, "bf16x9": False, "tf32": True}
+"""What cuBLAS computes as it is named → whether it may take TF32 for that."""
+EMULATES = "{} makes cuBLAS compute float32 products from parts: unset it before the program starts"
+EMULATION = (
+    "cuBLAS computes it where CUBLAS_EMULATE_SINGLE_PRECISION=1 is set before the program starts, on GPUs for which it has kernels "
+    "(from compute capability 10.0 on)"
+)
+CHOSEN = {
+    "normal": "cuBLAS chooses the kernel by shape, in the arithmetic that matmul_allow_tf32, or else torch's own flag, allows",
+    "bf16x9": "cuBLAS chooses: on GPUs for which it has no such kernels (before compute capability 10.0) it computes in float32",
+    "tf32": "cuBLAS chooses: it may compute without rounding",
+}
+AUTOTUNED = {"torch.inductor.max_autotune_gemm": True}
+IN_COMPILED_CODE = (
+    "in code that inductor compiles inside, it measures cuBLAS's choice and Triton's kernels for each product; in eager code cuBLAS "
+    "chooses, since torch measures none of its kernels (TunableOp does so on AMD alone)"
+)
+BESIDE_CONVOLUTIONS = (
+    "nothing is measured while an algorithm is asked for convolutions, since inductor would turn some of those into products: "
+    "cuBLAS chooses"
+)
+
+
+def translate(on: On) -> Outcomes:
+    return on.each(
+        {
+            **dict.fromkeys(("matmul_algo", "matmul_algo_rules"), _products),
+            "matmul_allow_tf32": _matmul_allow_tf32,
+            "conv_allow_tf32": _conv_allow_tf32,
+            "allow_fp32_emulation": _allow_fp32_emulation,
+            **dict.fromkeys(("matmul_allow_hf32", "conv_allow_hf32"), _allow_hf32),
+        }
+    )
+
+
+def _products(on: On, setting: Setting) -> Outcome:
+    if on.device == "cuda":
+        return _by_cublas(on, setting)
+    if why := on.facts.native or (on.facts.npu if on.device == "ascend" else ""):
+        return refused(why)
+    named = {PRODUCT: setting.value} if setting.option.name == "matmul_algo" else {}
+    names = {name for _, name in asked_by(named, *([] if named else [setting.value]))}
+    missing = {name: why for name in sorted(names) if (why := excluded(on, name))}
+    reasons = "; ".join([*(f"{name}: {why}" for name, why in missing.items()), *([LEFT_OUT] if missing and not named else [])])
+    if on.device == "ascend" and names.isdisjoint(ON_NPU):
+        return inert(f"{NO_OTHER}: {LEFT_OUT}" if not named else f"{NO_OTHER}: torch_npu's own products run")
+    if names <= {*missing} or (missing and on_fallback(on) == "error"):
+        return refused(reasons.removesuffix(f"; {LEFT_OUT}"))
+    if on.device != "ascend":
+        return approximated(carried_out(on), reasons) if missing else honoured(carried_out(on), PAST_THE_HOOK)
+    if differs := "; ".join(filter(None, (reasons, ITS_ORDER if "strict" in names - {*missing} else ""))):
+        return approximated(npu_policy(on), differs)
+    return honoured(npu_policy(on), {True: FROM_HALVES, False: BY_UNIT, None: BY_CHIP}[on.facts.half_products])
+
+
+def _by_cublas(on: On, setting: Setting) -> Outcome:
+    if why := _refusal(on, setting.value):
+        return refused(why)
+    if setting.value == "performance":
+        return _measured(on)
+    if setting.value not in (*BY_FLAG, *CHOOSING):
+        return refused("cuBLAS has no such algorithm, and msctx has no matrix products for CUDA")
+    outcome = approximated if setting.value in ("bf16x9", "tf32") else honoured
+    return outcome(flag(on), CHOSEN.get(setting.value, ""))
+
+
+def _measured(on: On) -> Outcome:
+    if why := unmeasured(on):
+        return approximated(flag(on), f"{why}: cuBLAS chooses")
+    if conv_policy(on) and not only_records(on):
+        return approximated(flag(on), BESIDE_CONVOLUTIONS)
+    return approximated(flag(on) | AUTOTUNED, IN_COMPILED_CODE)
+
+
+def _refusal(on: On, name: str) -> str:
+    """Why cuBLAS cannot compute as *name* asks; ``""``: it can, or nothing of ours can yet."""
+    if why := excluded(on, name):
+        return why
+    if name == "reference":
+        return ON_CPU_ALONE
+    if name == "strict" and on.facts.cublas:
+        return EMULATES.format(on.facts.cublas)
+    return EMULATION if name == "bf16x9" and not on.facts.cublas else ""
+
+
+def flag(on: On) -> dict[str, bool]:
+    """The assignment that the options for products come to together on CUDA."""
+    algorithm, allowed = on.get("matmul_algo"), on.get("matmul_allow_tf32")
+    if algorithm in BY_FLAG and not _refusal(on, algorithm):
+        return {FLAG: BY_FLAG[algorithm]}
+    if on.get("allow_fp32_emulation") is False and (algorithm or allowed is not None):
+        return {FLAG: False}
+    return {} if allowed is None else {FLAG: allowed}
+
+
+RNNS = (
+    "cuDNN's RNNs follow too: with convolutions alone switched, torch.backends.cudnn.flags() raises in other code; once it was "
+    "written, a torch.backends.fp32_precision set later no longer reaches cuDNN (torch has no setter for that)"
+)
+LEAST = {"conv_max_error": 1.05e-3, "matmul_max_error": 384 * 2.0**-24 + 2.0**-15}
+"""The smallest bound of an algorithm that rounds (kernels/cpu/amx/conv_tiles_gemm.cpp), of convolutions and of products."""
+TOGETHER = "batch_invariant=True excludes products that round to TF32: they scale the values of a batch together"
+ON_UNIT = "a matrix unit (AMX) computes it, and choices() shows where it ran"
+HF32 = {"matmul_allow_hf32": "torch.npu.matmul.allow_hf32", "conv_allow_hf32": "torch.npu.conv.allow_hf32"}
+ONLY_NPU = "no other device than an NPU rounds to HF32"
+NO_HF32 = f"a permission: {ONLY_NPU}. {{}} allows TF32, which has one bit less of mantissa"
+HALF_ALONE = (
+    "the matrix unit of this chip has float16 alone, and no HF32: CANN computes float32 products in float16, where precision_mode "
+    "and matmul_algo ask for nothing else"
+)
+BY_CUDNN = "torch.cudnn.allow_tf32"
+NO_PARTS = "overridden by allow_fp32_emulation=False, which asks for products in float32 alone"
+
+
+def _matmul_allow_tf32(on: On, setting: Setting) -> Outcome:
+    if on.device == "cuda":
+        return _tf32_by_cublas(on, setting)
+    if not setting.value:
+        return honoured(reason="torch's own products do not round to TF32 on a CPU, nor do msctx's")
+    if on.get("allow_fp32_emulation") is False:
+        return inert(NO_PARTS)
+    if on.facts.native or on.facts.matrix_unit:
+        return inert(on.facts.native or f"{on.facts.matrix_unit}, which alone rounds to TF32")
+    outcome = _limited(on, detail(on, ability="round to TF32", of=(PRODUCT,)), "matmul_max_error", LEAST["matmul_max_error"])
+    if outcome.status != "honoured":
+        return outcome
+    return inert(TOGETHER) if on.get("batch_invariant") else honoured(carried_out(on), ON_UNIT)
+
+
+def _tf32_by_cublas(on: On, setting: Setting) -> Outcome:
+    found = flag(on)
+    if setting.value and not found[FLAG]:
+        emulates = on.get("allow_fp32_emulation", True)
+        return inert(f"overridden by matmul_algo={on.get('matmul_algo')}, which takes no TF32" if emulates else NO_PARTS)
+    reason = (
+        "" if setting.value else "after set_float32_matmul_precision('high' or 'medium') oneDNN's products become exact too"
+    )
+    return honoured(found, reason)
+
+
+def _conv_allow_tf32(on: On, setting: Setting) -> Outcome:
+    if on.device == "cuda":
+        if setting.value and on.get("allow_fp32_emulation") is False:
+            return inert(NO_PARTS)
+        return approximated({BY_CUDNN: setting.value}, RNNS)
+    if not asked_of(on, *DIRECTIONS):
+        if setting.value:
+            return inert("no algorithm is asked for, and torch's own convolutions do not round to TF32 on a CPU")
+        return honoured(reason="torch's own convolutions do not round to TF32 on a CPU")
+    outcome = detail(on, of=DIRECTIONS)
+    if not setting.value or outcome.status != "honoured":
+        return outcome
+    if on.get("allow_fp32_emulation") is False:
+        return inert(NO_PARTS)
+    if on.facts.matrix_unit:
+        return inert(f"{on.facts.matrix_unit}, which alone rounds to TF32")
+    outcome = _limited(on, detail(on, ability="round to TF32", of=DIRECTIONS), "conv_max_error", LEAST["conv_max_error"])
+    return replace(outcome, reason=f"{outcome.reason}; {ON_UNIT}") if outcome.status == "honoured" else outcome
+
+
+def _limited(on: On, outcome: Outcome, option: str, least: float) -> Outcome:
+    """The same where the bound of an error leaves something that rounds: what is named has no bound."""
+    of = (PRODUCT,) if option == "matmul_max_error" else DIRECTIONS
+    is_open = all(name in OPEN for _, name in asked_of(on, *of))
+    if outcome.status == "honoured" and is_open and (on.get(option) or 1.0) < least:
+        return inert(f"{option}={on.get(option)} is below every bound of what rounds to TF32 ({least:.0e})")
+    return outcome
+
+
+def _allow_fp32_emulation(on: On, setting: Setting) -> Outcome:
+    if on.device == "cuda":
+        return _by_flags(on, setting)
+    anywhere = On(on.device, on.source, replace(on.facts, matrix_unit=""))  # what is forbidden, no processor does
+    return detail(anywhere, ability="compute products from parts")
+
+
+def _by_flags(on: On, setting: Setting) -> Outcome:
+    """allow_fp32_emulation on CUDA: cuBLAS, and cuDNN where torch calls it, follow torch's own flags."""
+    if not setting.value and on.facts.cublas:
+        return refused(EMULATES.format(on.facts.cublas))
+    outcome = detail(on, "; or with conv_allow_tf32, matmul_algo or matmul_allow_tf32")
+    convolves = bool(on.settings.get("conv_allow_tf32")) or any(on.get(name) == "normal" for name in ALGORITHMS)
+    holds_for = ["cuDNN's convolutions"] * convolves
+    if on.settings.get("matmul_algo") or on.settings.get("matmul_allow_tf32"):
+        holds_for.append("cuBLAS's products")
+    without = outcome.reason if outcome.status == "refused" else ""
+    if not setting.value and (convolves or outcome.status == "honoured"):
+        reasons = (without, "torch's own path takes no TF32", RNNS)
+        return approximated({BY_CUDNN: False} | flag(on), "; ".join(filter(None, reasons)))
+    if not holds_for or outcome.status == "honoured":
+        return outcome
+    given = {} if setting.value else flag(on)
+    return approximated(given, without) if without else honoured(given, f"holds for {' and '.join(holds_for)}")
+
+
+def _allow_hf32(on: On, setting: Setting) -> Outcome:
+    if on.device == "ascend":
+        found = {HF32[setting.option.name]: setting.value} | with_graphs(on)
+        if on.facts.half_products:
+            return refused(HALF_ALONE) if setting.value else honoured(found, f"{HALF_ALONE}; {DIGITS}")
+        if setting.option.name == "matmul_allow_hf32" and npu_policy(on):
+            return inert("overridden by matmul_algo or its rules, under which float32 products do not round to HF32")
+        return honoured(found, DIGITS)
+    return as_it_is(NO_HF32.format(setting.option.name.replace("hf32", "tf32")) if setting.value else ONLY_NPU)
