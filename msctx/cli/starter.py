@@ -15,9 +15,9 @@ import typer
 from msctx.cli.output import Json, emit, unwritten, write_new
 from msctx.errors import Diagnostic, FileError
 from msctx.options import OPTIONS
+from msctx.options.documents import scalar
 from msctx.options.layers import presets
 from msctx.options.precision_rules import BY_DEFAULT, CHOOSABLE
-from msctx.options.yamlfile import scalar
 from msctx.schema import dump
 from msctx.shipped import CONFIGS
 

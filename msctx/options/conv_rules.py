@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from msctx.errors import nearest
-from msctx.locks import imported
 from msctx.options import gpu
 from msctx.options.kinds import BadValue, ChoiceKind, TextKind, show
 
@@ -210,7 +209,6 @@ class RulesKind(TextKind):
 
 
 def _mapping(text: str) -> dict[Any, Any]:
-    imported("yaml")
     import yaml
 
     with suppress(yaml.YAMLError):

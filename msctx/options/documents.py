@@ -15,7 +15,7 @@ from pathlib import Path as File
 from typing import Any
 
 from msctx.errors import LONGEST_LINE, Diagnostic, Mark
-from msctx.options.kinds import show
+from msctx.options.kinds import YamlWord, show
 
 Path = tuple[Any, ...]
 Span = tuple[int, int]
@@ -132,6 +132,52 @@ class Document:
         """With its problems as a reader meets them."""
         self.problems.sort(key=lambda p: (p.mark.line, p.mark.column) if p.mark else (0, 0))
         return self
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+_WORDS = {"": None, "~": None} | {
+    form(word): value
+    for word, value in (("null", None), ("true", True), ("false", False))
+    for form in (str, str.title, str.upper)
+}
+_NUMBER = re.compile(
+    r"(?P<whole>[-+]?(?:0|[1-9][0-9_]*))|(?P<leading_zero>[-+]?0[0-9_]+)|(?P<based>0x[0-9a-fA-F]+|0o[0-7]+)|"
+    r"(?P<broken>[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?)|(?P<special>(?i:[-+]?\.inf|\.nan))"
+)
+_DIGITS = 4000
+"""Python reads no longer numbers."""
+
+
+class AmbiguousNumber(ValueError):
+    """A number that YAML 1.1 and 1.2 read differently, or that Python does not read."""
+
+
+def scalar(text: str) -> Any:
+    """The value of a plain (unquoted) scalar of YAML 1.2; also how ``key=value`` on a command line is read."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if text.lower() in YamlWord.TRUTH:
+        return YamlWord(text)
+    number = _NUMBER.fullmatch(text)
+    kind = number.lastgroup if number else ""
+    if kind in ("whole", "based") and len(text) > _DIGITS:
+        raise AmbiguousNumber("a number of thousands of digits; quote it if it is meant as text")
+    match kind:
+        case "leading_zero":
+            sign, digits = text[: text[0] == "-"], text.lstrip("+-").replace("_", "").lstrip("0") or "0"
+            octal = f" {sign}{int(digits, 8)} in YAML 1.1 and" if re.fullmatch("[0-7]+", digits) else ""
+            advice = "write the number without the leading zero, or quote it"
+            raise AmbiguousNumber(f"{text} is{octal} {sign}{digits} in YAML 1.2; {advice}")
+        case "whole":
+            return int(text.replace("_", ""))
+        case "based":
+            return int(text, 0)
+        case "broken":
+            return float(text)
+        case "special":
+            return float(text.replace(".", ""))
+    return text
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from msctx.errors import Diagnostic, FileError, Marks, OptionError, nearest, searching
-from msctx.locks import imported
 from msctx.options import carried
+from msctx.options.documents import AmbiguousNumber
 from msctx.options.layer import Layer, Setting
+from msctx.options.option import Option
 from msctx.options.registry import OPTIONS, contradictions, find, from_text, ge_key, ge_name, is_dictionary, make_layer
 from msctx.shipped import CONFIGS
 
@@ -75,17 +76,15 @@ def layer_of(options: Mapping[str, Any], origin: str, marks: Marks | None = None
 
 def preset_layer(preset: Any, origin: str, marks: Marks | None = None) -> Layer:
     """The options of a preset, by name or by the path of a YAML file of your own."""
-    imported("msctx.options.yamlfile")
     from msctx.options.yamlfile import load
 
     known = presets()
     preset = fspath(preset) if isinstance(preset, PathLike) else preset
     mark = marks(("preset",)) if marks else None
     if not isinstance(preset, str) or (preset not in known and not preset.endswith((".yaml", ".yml"))):
-        names = ", ".join(known)
-        hint = repr(near) if isinstance(preset, str) and (near := nearest(preset, known)) else ""
-        text = f"{preset!r} is not a preset"
-        raise OptionError([Diagnostic("preset", text, origin, f"{names}, or the path of a YAML file", hint, mark)])
+        near = nearest(preset, known) if isinstance(preset, str) else ""
+        allowed, hint = f"{', '.join(known)}, or the path of a YAML file", repr(near) if near else ""
+        raise OptionError([Diagnostic("preset", f"{preset!r} is not a preset", origin, allowed, hint, mark)])
     document = load(known.get(preset, preset))
     if not isinstance(document.data, dict) or "context" not in document.data:
         text = f"{preset} has no `context:` section; put its options below such a line"
@@ -105,34 +104,27 @@ def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
 
     Under them lies what MSCTX_PLAN carries.
     """
-    names = [n for n in environment if n.startswith(PREFIX) and n not in RESERVED]
-    if not names and carried.VARIABLE not in environment:
-        return {}
-    imported("msctx.options.yamlfile")
-    from msctx.options.yamlfile import AmbiguousNumber
-
     problems: list[Diagnostic] = []
     preset = Layer()
     settings: dict[str, Setting] = {}
-    for name in sorted(names):
-        spelling = _spelling(name)
+    for name in sorted(n for n in environment if n.startswith(PREFIX) and n not in RESERVED):
+        spelling, text = _spelling(name), environment[name]
+        option, (level, key) = find(spelling), ge_key(spelling)
         try:
             if spelling == "preset":
-                preset = preset_layer(environment[name], name)
-            elif is_dictionary(spelling) and find(spelling) is None:
+                preset = preset_layer(text, name)
+            elif key:
+                settings |= make_layer({f"{level}.{ge_name(key)}": text}, f"environment {name}").settings
+            elif option is None and is_dictionary(spelling):
                 problems.append(Diagnostic(name, "needs a key", "environment", suggestion=f"write {name}__KEY=VALUE"))
-            elif ge_key(spelling)[1]:
-                level, key = ge_key(spelling)
-                settings.update(make_layer({f"{level}.{ge_name(key)}": environment[name]}, f"environment {name}").settings)
-            elif (option := find(spelling)) is None:
-                near = nearest(spelling, _environment_names())
+            elif option is None:
+                near = nearest(spelling, (known for one in OPTIONS.values() for known in one.spellings))
                 hint = PREFIX + near.upper().replace(".", "__") if near else ""
                 problems.append(Diagnostic(name, "no such option", "environment", suggestion=hint))
-            elif not (environment[name] or option.is_text):
+            elif not (text or option.is_text):
                 problems.append(Diagnostic(name, "is empty", "environment", suggestion="unset it, or give it a value"))
             else:
-                value = _flag(spelling, environment[name])
-                settings.update(make_layer({spelling: value}, f"environment {name}").settings)
+                settings |= make_layer({spelling: _value(option, spelling, text)}, f"environment {name}").settings
         except AmbiguousNumber as error:
             problems.append(Diagnostic(name, str(error), "environment"))
         except (OptionError, FileError) as error:
@@ -154,16 +146,10 @@ def _spelling(variable: str) -> str:
     return variable[len(PREFIX) :].lower().replace("__", ".")
 
 
-def _flag(spelling: str, text: str) -> Any:
+def _value(option: Option, spelling: str, text: str) -> Any:
     """A variable's value; there 1 and 0 are how everybody writes true and false."""
-    imported("msctx.options.yamlfile")
-    from msctx.options.yamlfile import parse
+    if option.kind is None and text[:1] == "{":
+        from msctx.options.yamlfile import parse
 
-    option = find(spelling)
-    if option is not None and option.kind is None and text[:1] == "{":
         return parse(text, "environment").data
     return from_text(spelling, text, bits=True)
-
-
-def _environment_names() -> list[str]:
-    return [spelling for option in OPTIONS.values() for spelling in option.spellings]

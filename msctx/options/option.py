@@ -7,7 +7,6 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from msctx.locks import imported
 from msctx.options.kinds import ChoiceKind, Kind, TextKind
 from msctx.options.validation import adapter
 
@@ -139,7 +138,6 @@ class Option:
         """How the file that the value names, or the text that it is, is read; loaded only when one is."""
         if not self.content:
             return None
-        imported("msctx.options.formats")
         from msctx.options import formats
 
         found: Format = getattr(formats, self.content)

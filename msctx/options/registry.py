@@ -11,10 +11,9 @@ from types import MappingProxyType
 from typing import Any
 
 from msctx.errors import Diagnostic, Mark, Marks, OptionError, nearest, searching
-from msctx.locks import imported
 from msctx.options import ascend, debug, execution, extensions, gpu, rules, session, system
 from msctx.options.documents import Path as Keys
-from msctx.options.documents import dotted, read_file
+from msctx.options.documents import dotted, read_file, scalar
 from msctx.options.kinds import BOOL, INVALID, IntKind, ValueKind, show
 from msctx.options.layer import Layer, Setting
 from msctx.options.option import Option
@@ -242,9 +241,6 @@ def from_text(spelling: str, text: Any, *, bits: bool = False) -> Any:
 
     A word for a text option is that text: there are no quotes that would make ``5`` a text. *bits*: 1 and 0 mean true and false.
     """
-    imported("msctx.options.yamlfile")
-    from msctx.options.yamlfile import scalar
-
     option = find(spelling)
     if not isinstance(text, str) or ge_key(spelling)[1] or (option is not None and option.is_text):
         return text

@@ -6,23 +6,15 @@ a leading zero means one thing in YAML 1.1 and another in 1.2, so it is a proble
 
 from __future__ import annotations
 
-import re
 from os import PathLike
 from typing import Any
 
 import yaml
 
 from msctx.errors import Diagnostic, FileError
-from msctx.options.documents import Document, Path, read_file
-from msctx.options.kinds import INVALID, YamlWord
+from msctx.options.documents import AmbiguousNumber, Document, Path, read_file, scalar
+from msctx.options.kinds import INVALID
 
-_WORDS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-_NULLS = {"", "~", "null", "Null", "NULL"}
-_INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)$")
-_LEADING_ZERO = re.compile(r"[-+]?0[0-9_]+$")
-_HEX_OCT = re.compile(r"0x[0-9a-fA-F]+$|0o[0-7]+$")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$")
-_SPECIAL = {".inf": "inf", "+.inf": "inf", "-.inf": "-inf", ".nan": "nan"}
 _TAGS = {"map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value"}
 _RESOLVER = yaml.SafeLoader("")
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -30,39 +22,6 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _DEPTH = 200
 _NODES = 200_000
-_DIGITS = 4000
-"""Python reads no longer numbers."""
-
-
-class AmbiguousNumber(ValueError):
-    """A number that YAML 1.1 and 1.2 read differently, or that Python does not read."""
-
-
-def scalar(text: str) -> Any:
-    """The value of a plain (unquoted) scalar; also how ``key=value`` on a command line is read."""
-    if text in _NULLS:
-        return None
-    if text in _WORDS:
-        return _WORDS[text]
-    if text.lower() in YamlWord.TRUTH:
-        return YamlWord(text)
-    if _LEADING_ZERO.match(text):
-        sign, digits = text[: text[0] in "+-"].replace("+", ""), text.lstrip("+-").replace("_", "").lstrip("0") or "0"
-        octal = f" {sign}{int(digits, 8)} in YAML 1.1 and" if re.fullmatch("[0-7]+", digits) else ""
-        raise AmbiguousNumber(
-            f"{text} is{octal} {sign}{digits} in YAML 1.2; write the number without the leading zero, or quote it"
-        )
-    if len(text) > _DIGITS and (_INT.match(text) or _HEX_OCT.match(text)):
-        raise AmbiguousNumber("a number of thousands of digits; quote it if it is meant as text")
-    if _INT.match(text):
-        return int(text.replace("_", ""))
-    if _HEX_OCT.match(text):
-        return int(text, 0)
-    if _FLOAT.match(text):
-        return float(text)
-    if text.lower() in _SPECIAL:
-        return float(_SPECIAL[text.lower()])
-    return text
 
 
 class _Builder:

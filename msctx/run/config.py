@@ -13,11 +13,11 @@ from typing import Any
 from msctx import devices
 from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, nearest, searching
 from msctx.options import Layer, Settings, all_at, find, make_layer
-from msctx.options.documents import Document
+from msctx.options.documents import AmbiguousNumber, Document
 from msctx.options.kinds import INVALID, BadValue, IntKind, Kind, TextKind
 from msctx.options.layers import environment_layers, flatten, preset_layer, presets
 from msctx.options.registry import from_text
-from msctx.options.yamlfile import AmbiguousNumber, load, parse
+from msctx.options.yamlfile import load, parse
 from msctx.plan import Plan, make
 from msctx.shipped import CONFIGS
 from msctx.themes import Facts

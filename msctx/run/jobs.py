@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from msctx.errors import Diagnostic, OptionError, text_of
-from msctx.options.yamlfile import scalar
+from msctx.options.documents import scalar
 from msctx.run import sweep
 from msctx.signals import uninterrupted
 

@@ -17,8 +17,9 @@ import yaml
 from msctx.errors import Diagnostic, FileError, OptionError, nearest
 from msctx.native.children import Children
 from msctx.options import OPTIONS, find
+from msctx.options.documents import AmbiguousNumber
 from msctx.options.registry import from_text
-from msctx.options.yamlfile import AmbiguousNumber, parse
+from msctx.options.yamlfile import parse
 from msctx.run.config import Experiment
 from msctx.run.ending import Terminated, terminable, undisturbed
 from msctx.run.record import Record, plain
