@@ -14,8 +14,7 @@ from msctx.dynamo import outside_dynamo
 from msctx.errors import user_frame
 from msctx.native.watched import OF_PROCESS
 from msctx.options import Layer
-from msctx.options.layers import layer_of, with_preset
-from msctx.options.resolve import Origin, look_up
+from msctx.options.layers import Origin, layer_of, look_up, with_preset
 from msctx.signals import uninterrupted
 
 

@@ -25,7 +25,7 @@ from msctx.native.watched import Watched
 from msctx.notices import warn
 from msctx.options import Layer, Settings
 from msctx.options.conv_rules import RULES
-from msctx.options.resolve import look_up
+from msctx.options.layers import look_up
 from msctx.plan import Plan
 from msctx.signals import uninterrupted
 from msctx.themes import NEED_CORE

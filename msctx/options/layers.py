@@ -1,4 +1,4 @@
-"""Where layers come from: keyword arguments with a preset, and the MSCTX_* environment."""
+"""Where layers come from: keyword arguments with a preset, and the MSCTX_* environment; and what a name means in them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from msctx.errors import Diagnostic, FileError, Marks, OptionError, nearest, searching
 from msctx.options import carried
 from msctx.options.documents import AmbiguousNumber
-from msctx.options.layer import Layer, Setting
-from msctx.options.option import Option
-from msctx.options.registry import OPTIONS, contradictions, find, from_text, ge_key, ge_name, is_dictionary, make_layer
+from msctx.options.layer import Layer, Setting, Settings
+from msctx.options.option import UNSET, Option, device_of
+from msctx.options.registry import (
+    OPTIONS,
+    contradictions,
+    find,
+    from_text,
+    ge_key,
+    ge_name,
+    is_dictionary,
+    make_layer,
+    option_of,
+)
 from msctx.shipped import CONFIGS
 
 INHERITED = "with-blocks of the parent process"
@@ -153,3 +163,32 @@ def _value(option: Option, spelling: str, text: str) -> Any:
 
         return parse(text, "environment").data
     return from_text(spelling, text, bits=True)
+
+
+class Origin(NamedTuple):
+    """A value and where it came from (``"default"``: nobody set it)."""
+
+    value: Any
+    origin: str
+
+
+def look_up(name: str, settings: Settings, main: str) -> Origin:
+    """What holds on the device that the name means, else on the main one, else wherever it was set."""
+    option, device = find(name), device_of(name)
+    if option is not None and settings.counts(option.name):
+        found = settings.get(option.name, device or main) or (None if device else settings.get(option.name))
+        if found is not None:
+            return Origin(found.value, found.origin)
+    keys = [k for layer in settings.layers for k, s in layer.settings.items() if k.startswith(f"{name}.") and not s.via]
+    if keys:
+        group: dict[str, Any] = {}
+        for key in sorted(keys, key=len):  # a file before the keys in it
+            inner, parts = group, key[len(name) + 1 :].split(".")
+            while len(parts) > 1 and isinstance(inner.get(parts[0], {}), dict):
+                inner = inner.setdefault(parts.pop(0), {})
+            inner[".".join(parts)] = look_up(key, settings, main).value
+        return Origin(group, "; ".join(dict.fromkeys(look_up(key, settings, main).origin for key in keys)))
+    if option is None and is_dictionary(name):
+        return Origin({}, "default")
+    default = option_of(name).default_at(name)
+    return Origin(None if default is UNSET else default, "default")

@@ -101,12 +101,6 @@ class Option:
     source: str = "mindspore.set_context"
     example: Any = UNSET
 
-    def __reduce__(self) -> Any:
-        """An option pickles as its name."""
-        from msctx.options.registry import option_of
-
-        return option_of, (self.name,)
-
     @property
     def spellings(self) -> tuple[str, ...]:
         """Every dotted path under which the option may be set."""

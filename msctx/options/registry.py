@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,7 @@ _DICTIONARIES = {".".join(parts[:i]) for parts in (s.split(".") for s in _SPELLI
 """Keys that hold a dictionary of options: gpu_config, session, device_context.gpu …"""
 _NAMES = [*_SPELLINGS, *_DICTIONARIES, "preset"]
 _GE = {option.ge: option for option in OPTIONS.values() if option.ge}
+copyreg.pickle(Option, lambda option: (option_of, (option.name,)))
 
 
 def all_at(mark: Mark | None) -> Marks:
@@ -70,37 +72,29 @@ def ge_name(key: str) -> str:
 
 
 def _unknown(spelling: str, where: str = "", mark: Mark | None = None) -> Diagnostic:
-    parts = spelling.split(".")
+    parts, instead = spelling.split("."), INSTEAD.get(spelling.lower(), "")
+    group = next((".".join(parts[:n]) for n in reversed(range(1, len(parts))) if ".".join(parts[:n]) in _DICTIONARIES), "")
+    text, allowed, hint = "unknown option", "", ""
     if spelling in IGNORED:
-        return Diagnostic(
-            spelling, f"MindSpore ignores it, and msctx has no such option; {IGNORED[spelling]}", where, mark=mark
-        )
-    instead = INSTEAD.get(spelling.lower(), "")
-    if later := next((LATER[part] for part in parts if part in LATER), ""):
-        text = f"{later} has it, and msctx has no such option"
-        return Diagnostic(spelling, text, where, suggestion=instead or "leave it out", mark=mark)
-    depth = next((i for i in reversed(range(1, len(parts))) if ".".join(parts[:i]) in _DICTIONARIES), 0)
-    if depth:
-        group, key = ".".join(parts[:depth]), parts[depth]
+        text = f"MindSpore ignores it, and msctx has no such option; {IGNORED[spelling]}"
+    elif later := next((LATER[part] for part in parts if part in LATER), ""):
+        text, hint = f"{later} has it, and msctx has no such option", instead or "leave it out"
+    elif group:
+        key = parts[group.count(".") + 1]
         keys = list(dict.fromkeys(s[len(group) + 1 :].partition(".")[0] for s in _SPELLINGS if s.startswith(f"{group}.")))
-        allowed = ", ".join(keys) if len(keys) < 20 else ""
-        return Diagnostic(spelling, f"{group} has no such key", where, allowed, _elsewhere(key) or nearest(key, keys), mark)
-    rest = spelling.removeprefix("context.")
-    hint = (
-        rest
-        if rest != spelling and rest in _SPELLINGS
-        else instead or _with_word(spelling) or nearest(spelling.lower(), _NAMES)
-    )
-    return Diagnostic(spelling, "unknown option", where, suggestion=hint or "`msctx options` lists them all", mark=mark)
-
-
-_WORDS = {name: f"_{name}_" for name in _NAMES if "." not in name}
+        text, allowed = f"{group} has no such key", ", ".join(keys) if len(keys) < 20 else ""
+        hint = _elsewhere(key) or nearest(key, keys)
+    elif spelling.startswith("context.") and (rest := spelling.removeprefix("context.")) in _SPELLINGS:
+        hint = rest
+    else:
+        near = instead or _with_word(f"_{spelling.lower()}_") or nearest(spelling.lower(), _NAMES)
+        hint = near or "`msctx options` lists them all"
+    return Diagnostic(spelling, text, where, allowed, hint, mark)
 
 
 def _with_word(word: str) -> str:
     """The options whose names have *word* as a part, if they are few."""
-    part = f"_{word.lower()}_"
-    found = sorted(name for name, words in _WORDS.items() if part in words) if word else []
+    found = sorted(name for name in _NAMES if "." not in name and word in f"_{name}_")
     return f"did you mean {' or '.join(found)}?" if 0 < len(found) <= 3 else ""
 
 
