@@ -21,7 +21,7 @@ from msctx.options.documents import scalar
 from msctx.options.grammars import PartsKind
 from msctx.options.kinds import BOOL, FLAG, ON_OFF, MemoryKind, TextKind, ValueKind, YamlWord
 from msctx.options.layers import presets
-from msctx.options.operators import OperatorsKind
+from msctx.options.operators import OPERATORS
 from msctx.options.yamlfile import load
 
 ROOT = Path(__file__).parents[1]
@@ -212,7 +212,7 @@ def beyond_a_schema(option: Option, value: Any) -> str | None:
         return "a pattern knows no limits"
     if isinstance(kind, RulesKind):
         return "a pattern knows no grammar" if isinstance(value, str) else None
-    if isinstance(kind, OperatorsKind):
+    if kind is OPERATORS:
         return "the names of all operators would be most of the schema"
     if isinstance(kind, PartsKind):
         return "parts are compared with each other, and lists of parts are counted" if isinstance(value, str | list) else None

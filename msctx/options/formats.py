@@ -21,8 +21,8 @@ from msctx.errors import Diagnostic
 from msctx.options import operators
 from msctx.options.documents import Document, dotted, parse_dtypes, parse_flags, parse_ini, parse_json, parse_switches
 from msctx.options.grammars import DumpIteration, DumpLayer
-from msctx.options.kinds import BadValue, Bool, IntKind, Kind, TextKind, ValueKind, show
-from msctx.options.operators import OperatorKind
+from msctx.options.kinds import BadValue, Bool, CheckedKind, Int, IntKind, TextKind, ValueKind, show
+from msctx.options.operators import Operator
 from msctx.options.validation import Wrong, adapter, check
 
 
@@ -85,67 +85,46 @@ class DigitsKind(IntKind):
         return super().read(int(value) if is_number else value)
 
 
-@dataclass(frozen=True)
-class MegabytesKind(Kind):
-    """An amount of disk as CANN's profiler has it."""
-
-    allowed: str = '"<n>MB" with n from 200 to 4294967295'
-
-    def read(self, value: Any) -> str:
-        if not (isinstance(value, str) and re.fullmatch("[1-9][0-9]{0,17}MB", value)):
-            raise BadValue(f"{show(value)} is not an amount")
-        if not 200 <= int(value.removesuffix("MB")) <= 2**32 - 1:
-            raise BadValue(f"{show(value)} is out of range")
-        return value
+def _megabytes(text: str) -> str:
+    """As CANN's profiler has an amount of disk."""
+    if not re.fullmatch("[1-9][0-9]{0,17}MB", text):
+        raise BadValue(f"{show(text)} is not an amount")
+    if not 200 <= int(text.removesuffix("MB")) <= 2**32 - 1:
+        raise BadValue(f"{show(text)} is out of range")
+    return text
 
 
-@dataclass(frozen=True)
-class NameOrTypeKind(Kind):
-    """An operator by its name, or all of a type as ``OpType::Type``; CANN's own samples also write ``opType::``."""
-
-    allowed: str = "the name of an operator, or OpType::Type"
-
-    def read(self, value: Any) -> str:
-        before, sign, name = str(value).rpartition("::")
-        if not name:
-            raise BadValue(f"{show(value)} names no operator")
-        if sign and before.lower() != "optype":
-            raise BadValue(f"{show(value)} has no meaning", suggestion=f"OpType::{name}")
-        return f"OpType::{name}" if sign else name
+def _name_or_type(text: str) -> str:
+    """CANN's own samples also write ``opType::``."""
+    before, sign, name = text.rpartition("::")
+    if not name:
+        raise BadValue(f"{show(text)} names no operator")
+    if sign and before.lower() != "optype":
+        raise BadValue(f"{show(text)} has no meaning", suggestion=f"OpType::{name}")
+    return f"OpType::{name}" if sign else name
 
 
-@dataclass(frozen=True)
-class DumpPathKind(TextKind):
+def _dump_path(text: str) -> str:
     """MindSpore's folder for dumps: where the text is empty, the environment names it."""
-
-    allowed: str = (
-        "a path; it may be empty where $MS_DIAGNOSTIC_DATA_PATH is set, and is $MS_DIAGNOSTIC_DATA_PATH/debug_dump then"
-    )
-
-    def read(self, value: Any) -> str:
-        if value == "" and (folder := os.environ.get("MS_DIAGNOSTIC_DATA_PATH")):
-            value = f"{folder}/debug_dump"
-        return super().read(value)
+    folder = os.environ.get("MS_DIAGNOSTIC_DATA_PATH")
+    return TextKind().read(text or (f"{folder}/debug_dump" if folder else ""))
 
 
-@dataclass(frozen=True)
-class FolderNameKind(TextKind):
-    """A name that does not lead out of the folder around it."""
+def _folder_name(text: str) -> str:
+    """It does not lead out of the folder around it."""
+    if text in (".", "..") or "/" in text or "\\" in text:
+        raise BadValue(f"{show(text)} is no name of a folder")
+    return text
 
-    allowed: str = "the name of a folder, without / and \\, and neither . nor .."
 
-    def read(self, value: Any) -> str:
-        name = super().read(value)
-        if name in (".", "..") or "/" in name or "\\" in name:
-            raise BadValue(f"{show(value)} is no name of a folder")
-        return name
+def _checked(allowed: str, check: Callable[[str], str], *, empty: bool = False) -> Any:
+    return Annotated[str, CheckedKind(allowed, check=check, empty=empty)]
 
 
 _SWITCH = ValueKind(("on", "off"), {True: "on", False: "off"})
 OnOff = Annotated[str, _SWITCH]
 Text = Annotated[str, TextKind()]
 AnyName = Annotated[str, TextKind("the name of an operator, or nothing for the first or the last", empty=True)]
-Operator = Annotated[str, OperatorKind()]
 Way = _one_of(
     "high_precision high_performance support_out_of_bound_index enable_float_32_execution enable_hi_float_32_execution "
     "keep_fp16 super_performance"
@@ -226,51 +205,35 @@ CUSTOMIZE_DTYPES = Format(
 MIXLIST = Format(
     partial(parse_json, comments=True), _keys({f"{c}-list": _MOVES for c in ("black", "white", "gray")}), _moved_once
 )
+_DEBUGGED = {
+    "op_debug_config": _each(_one_of("oom dump_cce dump_loc ccec_O0 ccec_g check_flag")),
+    "op_debug_list": _each(_checked("the name of an operator, or OpType::Type", _name_or_type, empty=True)),
+}
 OP_DEBUG = Format(
-    partial(parse_ini, flat=True, lists=("op_debug_config", "op_debug_list")),
-    _keys(
-        {
-            "op_debug_config": _each(_one_of("oom dump_cce dump_loc ccec_O0 ccec_g check_flag")),
-            "op_debug_list": _each(Annotated[str, NameOrTypeKind()]),
-        },
-        needed=("op_debug_config",),
-    ),
-    _no_o0_with_oom,
+    partial(parse_ini, flat=True, lists=tuple(_DEBUGGED)), _keys(_DEBUGGED, needed=("op_debug_config",)), _no_o0_with_oom
 )
-FUSION_SWITCH = Format(
-    parse_switches, _keys({"Switch": _keys(dict.fromkeys(("GraphFusion", "UBFusion"), _named(OnOff)))}, needed=("Switch",))
-)
-AOE = Format(
-    parse_json,
-    _keys(
-        {
-            "tune_ops_name": _each(Annotated[str, TextKind("the name of an operator")]),
-            "tune_ops_type": _each(Annotated[str, TextKind("the type of an operator")]),
-            "tune_optimization_level": _one_of("O1 O2"),
-            "feature": _each(_one_of("deeper_opat nonhomo_split")),
-        }
-    ),
-)
+_PASSES = _keys(dict.fromkeys(("GraphFusion", "UBFusion"), _named(OnOff)))
+FUSION_SWITCH = Format(parse_switches, _keys({"Switch": _PASSES}, needed=("Switch",)))
+_TUNED = {
+    "tune_ops_name": _each(Annotated[str, TextKind("the name of an operator")]),
+    "tune_ops_type": _each(Annotated[str, TextKind("the type of an operator")]),
+    "tune_optimization_level": _one_of("O1 O2"),
+    "feature": _each(_one_of("deeper_opat nonhomo_split")),
+}
+AOE = Format(parse_json, _keys(_TUNED))
 OP_CACHE = Format(  # CANN ignores the file unless both numbers are there
     parse_ini, _keys({"op_compiler_cache": _keys(_CACHE, needed=tuple(_CACHE)[:2])}, needed=("op_compiler_cache",))
 )
-PROFILING = Format(
-    parse_json,
-    _keys(
-        {
-            "output": Annotated[str, TextKind("a path")],
-            "storage_limit": Annotated[str, MegabytesKind()],
-            **dict.fromkeys(("task_trace", "task_time"), Annotated[str, ValueKind(("on", "off", "l0", "l1"), _SWITCH.aliases)]),
-            **dict.fromkeys(("training_trace", "hccl", "aicpu", "msproftx"), OnOff),
-            **dict.fromkeys(("fp_point", "bp_point"), AnyName),
-            "aic_metrics": _one_of(
-                "ArithmeticUtilization PipeUtilization Memory MemoryL0 MemoryUB ResourceConflictRatio L2Cache"
-            ),
-        }
-    ),
-    _tasks_need_training,
-    is_file=False,
-)
+_METRICS = "ArithmeticUtilization PipeUtilization Memory MemoryL0 MemoryUB ResourceConflictRatio L2Cache"
+_PROFILED = {
+    "output": Annotated[str, TextKind("a path")],
+    "storage_limit": _checked('"<n>MB" with n from 200 to 4294967295', _megabytes),
+    **dict.fromkeys(("task_trace", "task_time"), Annotated[str, ValueKind(("on", "off", "l0", "l1"), _SWITCH.aliases)]),
+    **dict.fromkeys(("training_trace", "hccl", "aicpu", "msproftx"), OnOff),
+    **dict.fromkeys(("fp_point", "bp_point"), AnyName),
+    "aic_metrics": _one_of(_METRICS),
+}
+PROFILING = Format(parse_json, _keys(_PROFILED), _tasks_need_training, is_file=False)
 
 
 def _chosen(*numbers: int) -> Any:
@@ -281,37 +244,27 @@ _CATEGORIES = (
     *("max", "min", "avg", "count", "negative zero count", "positive zero count", "nan count", "negative inf count"),
     *("positive inf count", "zero count", "md5", "l2norm"),
 )
-DUMP_CONFIG = Format(
-    parse_json,
-    _keys(
-        {
-            "common_dump_settings": _keys(
-                {
-                    "op_debug_mode": _chosen(0, 3, 4),
-                    "dump_mode": _chosen(0, 1, 2),
-                    "path": Annotated[str, DumpPathKind()],
-                    "net_name": Annotated[str, FolderNameKind()],
-                    "iteration": DumpIteration,
-                    "saved_data": _one_of("tensor statistic full"),
-                    "input_output": _chosen(0, 1, 2),
-                    "kernels": _each(DumpLayer),
-                    "support_device": _each(Annotated[int, IntKind(0)]),
-                    "statistic_category": _each(Annotated[str, ValueKind(_CATEGORIES)]),
-                    "overflow_number": Annotated[int, IntKind(0)],
-                    "initial_iteration": Annotated[int, IntKind(0)],
-                },
-                needed=("path",),
-            ),
-            "e2e_dump_settings": _keys(
-                {
-                    **dict.fromkeys(("enable", "trans_flag", "save_kernel_args"), Bool),
-                    "stat_calc_mode": _one_of("host device"),
-                    "device_stat_precision_mode": _one_of("high low"),
-                    "sample_mode": _chosen(0, 1),
-                    "sample_num": Annotated[int, IntKind(1)],
-                }
-            ),
-        },
-        needed=("common_dump_settings",),
-    ),
-)
+_DUMPED_INTO = "a path; it may be empty where $MS_DIAGNOSTIC_DATA_PATH is set, and is $MS_DIAGNOSTIC_DATA_PATH/debug_dump then"
+_COMMON = {
+    "op_debug_mode": _chosen(0, 3, 4),
+    "dump_mode": _chosen(0, 1, 2),
+    "input_output": _chosen(0, 1, 2),
+    "path": _checked(_DUMPED_INTO, _dump_path, empty=True),
+    "net_name": _checked("the name of a folder, without / and \\, and neither . nor ..", _folder_name),
+    "iteration": DumpIteration,
+    "saved_data": _one_of("tensor statistic full"),
+    "kernels": _each(DumpLayer),
+    "support_device": _each(Int(0)),
+    "statistic_category": _each(Annotated[str, ValueKind(_CATEGORIES)]),
+    "overflow_number": Int(0),
+    "initial_iteration": Int(0),
+}
+_E2E = {
+    **dict.fromkeys(("enable", "trans_flag", "save_kernel_args"), Bool),
+    "stat_calc_mode": _one_of("host device"),
+    "device_stat_precision_mode": _one_of("high low"),
+    "sample_mode": _chosen(0, 1),
+    "sample_num": Int(1),
+}
+_DUMP = {"common_dump_settings": _keys(_COMMON, needed=("path",)), "e2e_dump_settings": _keys(_E2E)}
+DUMP_CONFIG = Format(parse_json, _keys(_DUMP, needed=("common_dump_settings",)))

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from msctx.errors import nearest
 from msctx.options.fusion_passes import SCOPE_PASSES
-from msctx.options.kinds import BadValue, TextKind, show
+from msctx.options.kinds import BadValue, CheckedKind, TextKind, show
 
 _ = r"\s*"
 _NUMBER = "(0|[1-9][0-9]{0,17})"
@@ -107,20 +107,11 @@ _DIM = f"(-1|{_NUMBER}( ~ {_NUMBER})?)"
 _SHAPE = rf"\[ ({_DIM}( , {_DIM})*)? \]"
 
 
-@dataclass(frozen=True)
-class LayersKind(TextKind):
-    """Names of modules and operators, and ``name-regex(…)``, whose expressions are right."""
-
-    allowed: str = "names of operators or modules, or name-regex(...), separated by blanks"
-    comma_list: bool = True
-    separator: str = " "
-
-    def read(self, value: Any) -> str:
-        text = super().read(value)
-        for layer in layers_in(text):
-            if fault := _fault(layer):
-                raise BadValue(f"{layer} holds no regular expression: {fault}")
-        return text
+def _layers(text: str) -> str:
+    for layer in layers_in(text):
+        if fault := _fault(layer):
+            raise BadValue(f"{layer} holds no regular expression: {fault}")
+    return text
 
 
 _EXPRESSION = "name-regex("
@@ -171,7 +162,8 @@ _STEPS: dict[str, Any] = {
     "repeats": True,
     "check": _ascending("-", strictly=True),
 }
-DumpLayer = Annotated[str, LayersKind()]
+_LAYERS = "names of operators or modules, or name-regex(...), separated by blanks"
+DumpLayer = Annotated[str, CheckedKind(_LAYERS, comma_list=True, separator=" ", check=_layers)]
 DumpStep = Annotated[str, PartsKind(_SOME_STEPS, **_STEPS)]
 DumpIteration = Annotated[str, IterationKind(f'"all", or {_SOME_STEPS}', **_STEPS)]
 InputShape = Annotated[

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Integral
@@ -335,6 +336,16 @@ class TextKind(Kind):
             return text
         listed: dict[str, Any] = {"type": "array", "items": {"type": ["string", "integer"]}}
         return {"anyOf": [text, listed if self.empty else {**listed, "minItems": 1}]}
+
+
+@dataclass(frozen=True)
+class CheckedKind(TextKind):
+    """Text of which a function makes the canonical form, or raises :class:`BadValue`."""
+
+    check: Callable[[str], str] = str
+
+    def read(self, value: Any) -> str:
+        return self.check(super().read(value))
 
 
 Bool = Annotated[bool, BOOL]

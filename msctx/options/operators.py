@@ -6,12 +6,11 @@ not, they have its dtype. An operator that is not here is made of others that ar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated
 
 from msctx.errors import nearest_of
-from msctx.options.kinds import BadValue, TextKind, show
+from msctx.options.kinds import BadValue, CheckedKind, TextKind, show
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -232,29 +231,20 @@ def nearest_names(name: str) -> list[str]:
     return [_known()[found] for found in near]
 
 
-@dataclass(frozen=True)
-class OperatorKind(TextKind):
-    """The name of an operator, PyTorch's or CANN's."""
-
-    allowed: str = "PyTorch's name of an operator (mm, conv2d, softmax …) or CANN's type (MatMul, Conv2D, SoftmaxV2 …)"
-
-    def read(self, value: Any) -> str:
-        name = super().read(value).strip()
-        if resolve(name) is None:
-            near = " or ".join(nearest_names(name))
-            raise BadValue(f"{show(name)} is no operator that policies govern", suggestion=near)
-        return name
+def _operator(text: str) -> str:
+    name = text.strip()
+    if resolve(name) is None:
+        near = " or ".join(nearest_names(name))
+        raise BadValue(f"{show(name)} is no operator that policies govern", suggestion=near)
+    return name
 
 
-@dataclass(frozen=True)
-class OperatorsKind(OperatorKind):
-    """Several of them, separated by commas."""
-
-    comma_list: bool = True
-
-    def read(self, value: Any) -> str:
-        one = OperatorKind()
-        return ",".join(one.parse(name) for name in TextKind.read(self, value).split(","))
+def _operators(text: str) -> str:
+    return ",".join(_operator(TextKind().read(name)) for name in text.split(","))
 
 
-Operators = Annotated[str, OperatorsKind()]
+_ALLOWED = "PyTorch's name of an operator (mm, conv2d, softmax …) or CANN's type (MatMul, Conv2D, SoftmaxV2 …)"
+Operator = Annotated[str, CheckedKind(_ALLOWED, check=_operator)]
+OPERATORS = CheckedKind(_ALLOWED, comma_list=True, check=_operators)
+"""Several of them, separated by commas."""
+Operators = Annotated[str, OPERATORS]

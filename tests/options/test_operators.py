@@ -7,7 +7,7 @@ import torch
 
 from msctx.options import operators
 from msctx.options.kinds import BadValue
-from msctx.options.operators import ALIASES, CANN, CLASS_OF, OperatorKind, OperatorsKind
+from msctx.options.operators import ALIASES, CANN, CLASS_OF, OPERATORS
 
 
 def functional(name):
@@ -77,8 +77,8 @@ def test_resolve(given, found):
 
 def test_unknown_operator_is_an_error_with_the_nearest_ones():
     with pytest.raises(BadValue, match="no operator that policies govern") as caught:
-        OperatorKind().parse("Sofmax")
+        OPERATORS.parse("Sofmax")
     assert "SoftmaxV2" in caught.value.suggestion or "softmax" in caught.value.suggestion
-    assert OperatorsKind().parse(["mm", " conv2d"]) == OperatorsKind().parse("mm, conv2d") == "mm,conv2d"
+    assert OPERATORS.parse(["mm", " conv2d"]) == OPERATORS.parse("mm, conv2d") == "mm,conv2d"
     with pytest.raises(BadValue):
-        OperatorsKind().parse("mm,nothing_like_it")
+        OPERATORS.parse("mm,nothing_like_it")
