@@ -258,7 +258,7 @@ def _without_comment(match: re.Match[str]) -> str:
 
 
 def parse_ini(
-    text: str, file: str, *, sections: tuple[str, ...] = (), flat: bool = False, lists: Container[str] = ()
+    text: str, file: str, *, sections: tuple[str, ...] = (), flat: bool = False, lists: Container[str] = (), sign: str = "="
 ) -> Document:
     """Read ``key=value`` lines under ``[section]`` headings, as ``{section: {key: text}}``; # and ; begin comment lines.
 
@@ -279,11 +279,12 @@ def parse_ini(
             document.values.setdefault(path, (start, end))
             document.data.setdefault(path[0], {})
             continue
-        name, sign, value = line.partition("=")
+        name, found, value = line.partition(sign)
         key = name.rstrip()
         inside, span = (*(path or ()), key), (start, start + len(key))
-        if not sign or not key:
-            document.report(path or (), (start, end), f"{show(line)} is not key=value", allowed="key=value, one to a line")
+        if not found or not key:
+            what = f"key{sign}value"
+            document.report(path or (), (start, end), f"{show(line)} is not {what}", allowed=f"{what}, one to a line")
         elif path is None:
             document.report(inside, span, "stands before the first [section]")
         elif document.add(inside, span, (end - len(value.lstrip()), end)):
@@ -326,14 +327,12 @@ def parse_switches(text: str, file: str) -> Document:
     """Read CANN's switches of passes: as JSON, or in its older form, one ``Pass:on`` or ``Pass:off`` to a line."""
     if text.lstrip("\ufeff \t\r\n").startswith("{"):
         return parse_json(text, file)
-    found: dict[str, str] = {}
-    document = Document(text, file, {"Switch": {"GraphFusion": found}})
-    for line, start in document.lines():
-        name, _, state = line.partition(":")
-        end, at = start + len(line), start + len(name) + 1
-        if document.add(("Switch", "GraphFusion", name.strip()), (start, start + len(name)), (min(at, end - 1), end)):
-            found[name.strip()] = state.strip()
-    return document.in_order()
+    document = parse_ini(text, file, sections=("GraphFusion",), sign=":")
+    document.data = {"Switch": document.data}
+    document.keys, document.values = (
+        {("Switch", *path): s for path, s in found.items()} for found in (document.keys, document.values)
+    )
+    return document
 
 
 def parse_flags(text: str, file: str) -> Document:

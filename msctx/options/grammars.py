@@ -166,67 +166,55 @@ _LAYERS = "names of operators or modules, or name-regex(...), separated by blank
 DumpLayer = Annotated[str, CheckedKind(_LAYERS, comma_list=True, separator=" ", check=_layers)]
 DumpStep = Annotated[str, PartsKind(_SOME_STEPS, **_STEPS)]
 DumpIteration = Annotated[str, IterationKind(f'"all", or {_SOME_STEPS}', **_STEPS)]
-InputShape = Annotated[
-    str,
-    PartsKind(
-        "name:d1,d2 for each input, separated by ;: sizes from 1 on, -1 for one of dynamic_dims, 0 alone for a scalar",
-        separator=";",
-        part=rf"[^;\s][^;]* : (0|(-1|{_SIZE})( , (-1|{_SIZE}))*)",
-        what="name:sizes",
-    ),
-]
-DynamicDims = Annotated[
-    str,
-    PartsKind(
-        "2 to 100 gears separated by ;, each with the same number of sizes from 1 on, such as 20,20;40,40",
-        separator=";",
-        part=f"{_SIZE}( , {_SIZE})*",
-        what="a gear of sizes",
-        least=2,
-        most=100,
-        numbers=True,
-        repeats=True,
-        check=_as_many_sizes,
-    ),
-]
-StreamParallel = Annotated[
-    str,
-    PartsKind(
-        "DNN_VM_AICPU:n and AIcoreEngine:n, separated by a comma, with n from 1 on",
-        part=f"(DNN_VM_AICPU|AIcoreEngine) : {_SIZE}",
-        what="an engine with a number",
-        words=("DNN_VM_AICPU", "AIcoreEngine"),
-    ),
-]
-ScopePasses = Annotated[
-    str,
-    PartsKind(
-        f"names of passes separated by commas: {', '.join(SCOPE_PASSES)}",
-        part=f"({'|'.join(SCOPE_PASSES)})",
-        what="a pass",
-        words=SCOPE_PASSES,
-    ),
-]
-DeviceList = Annotated[
-    str,
-    PartsKind(
-        "numbers of devices from 0 on, separated by commas, none twice",
-        part=_LONG,
-        what="the number of a device",
-        numbers=True,
-    ),
-]
-ShapeRange = Annotated[
-    str,
-    PartsKind(
-        "getnext:[…],[…];data:[…] with a size, a range a~b (a not above b) or -1 for each dimension; [] is a scalar",
-        separator=";",
-        part=f"(getnext|data) : {_SHAPE}( , {_SHAPE})*",
-        what="a group of inputs with its shapes",
-        words=("getnext", "data"),
-        check=_ascending("~", strictly=False),
-    ),
-]
+
+
+def _parts(allowed: str, **about: Any) -> Any:
+    return Annotated[str, PartsKind(allowed, **about)]
+
+
+InputShape = _parts(
+    "name:d1,d2 for each input, separated by ;: sizes from 1 on, -1 for one of dynamic_dims, 0 alone for a scalar",
+    separator=";",
+    part=rf"[^;\s][^;]* : (0|(-1|{_SIZE})( , (-1|{_SIZE}))*)",
+    what="name:sizes",
+)
+DynamicDims = _parts(
+    "2 to 100 gears separated by ;, each with the same number of sizes from 1 on, such as 20,20;40,40",
+    separator=";",
+    part=f"{_SIZE}( , {_SIZE})*",
+    what="a gear of sizes",
+    least=2,
+    most=100,
+    numbers=True,
+    repeats=True,
+    check=_as_many_sizes,
+)
+StreamParallel = _parts(
+    "DNN_VM_AICPU:n and AIcoreEngine:n, separated by a comma, with n from 1 on",
+    part=f"(DNN_VM_AICPU|AIcoreEngine) : {_SIZE}",
+    what="an engine with a number",
+    words=("DNN_VM_AICPU", "AIcoreEngine"),
+)
+ScopePasses = _parts(
+    f"names of passes separated by commas: {', '.join(SCOPE_PASSES)}",
+    part=f"({'|'.join(SCOPE_PASSES)})",
+    what="a pass",
+    words=SCOPE_PASSES,
+)
+DeviceList = _parts(
+    "numbers of devices from 0 on, separated by commas, none twice",
+    part=_LONG,
+    what="the number of a device",
+    numbers=True,
+)
+ShapeRange = _parts(
+    "getnext:[…],[…];data:[…] with a size, a range a~b (a not above b) or -1 for each dimension; [] is a scalar",
+    separator=";",
+    part=f"(getnext|data) : {_SHAPE}( , {_SHAPE})*",
+    what="a group of inputs with its shapes",
+    words=("getnext", "data"),
+    check=_ascending("~", strictly=False),
+)
 
 
 def gears_of(input_shape: str, dynamic_dims: str) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from msctx.options.kinds import ChoiceKind, Kind, TextKind
@@ -150,9 +150,4 @@ class Option:
     @property
     def adapter(self) -> Any:
         """The pydantic validator of :attr:`type`, built on first use: building all of them eagerly costs 150 ms."""
-        return _adapter(self)
-
-
-@cache
-def _adapter(option: Option) -> Any:
-    return adapter(option.type)
+        return adapter(self.type)

@@ -119,15 +119,8 @@ OF_CANN = {"force_fp32": "cube_fp16in_fp32out", "allow_fp32_to_bf16": "must_keep
 
 There force_fp32 is an older name, and allow_fp32_to_bf16 lowers what has no kernel for float32: no operator of PyTorch.
 """
-MIXED = ("allow_mix_precision", "allow_mix_precision_fp16", "allow_mix_precision_bf16")
-LOW = {
-    "force_fp16": "float16",
-    "allow_fp32_to_fp16": "float16",
-    "allow_fp32_to_bf16": "bfloat16",
-    "allow_mix_precision": "float16",
-    "allow_mix_precision_fp16": "float16",
-    "allow_mix_precision_bf16": "bfloat16",
-}
+MIXED = tuple(mode for mode in MODES if mode.startswith("allow_mix"))
+LOW = {mode: "bfloat16" if mode.endswith("bf16") else "float16" for mode in MODES if mode.startswith(("allow", "force_fp16"))}
 """The dtype that a mode lowers to."""
 WHITE_TOO = ("prelu",)
 """Beside the matrix operators on the list of those that mixed precision lowers: its weight would else make all else float32."""
@@ -181,9 +174,7 @@ class Precision:
 
 def text_of(asked: Mapping[str, Any]) -> str:
     """The canonical text of options; ``""`` where none of them asks for anything."""
-    is_meant = (
-        mode_of(asked) == "force_fp16"
-    )  # there what has no kernel for float16 is computed in float32, unless that is forbidden
+    is_meant = mode_of(asked) == "force_fp16"  # False: what has no kernel for float16 is an error there
     found = {n: v for n, v in asked.items() if v not in (None, {}) and (v is not False or is_meant)}
     return json.dumps(found, sort_keys=True, separators=(",", ":")) if found else ""
 
@@ -231,17 +222,12 @@ def ops_of(name: str) -> tuple[str, ...]:
 
 
 def _of_mode(mode: str, why: str) -> dict[str, PrecisionRule]:
-    found: dict[str, PrecisionRule] = {}
-    by_class = {kind: replace(rule, why=f"{why}{_rounds(rule)}") for kind, rule in MODES[mode].items()}
-    for op, kind in operators.CLASS_OF.items():
-        kind = "matrix" if mode in MIXED and op in WHITE_TOO else kind
-        if kind in by_class:
-            found[op] = by_class[kind]
-    return found
-
-
-def _rounds(rule: PrecisionRule) -> str:
-    return f" (inputs rounded to {rule.through})" if rule.through else ""
+    by_class = {
+        kind: replace(rule, why=why + (f" (inputs rounded to {rule.through})" if rule.through else ""))
+        for kind, rule in MODES[mode].items()
+    }
+    kinds = {op: "matrix" if mode in MIXED and op in WHITE_TOO else kind for op, kind in operators.CLASS_OF.items()}
+    return {op: by_class[kind] for op, kind in kinds.items() if kind in by_class}
 
 
 def _of_mixlist(lists: Mapping[str, Mapping[str, Iterable[str]]], low: str) -> dict[str, PrecisionRule]:
@@ -274,17 +260,11 @@ def _of_implmode(value: str, types: str | None, rules: Mapping[str, PrecisionRul
 
 
 def _of_way(way: str, ops: Iterable[str], rules: Mapping[str, PrecisionRule], why: str) -> dict[str, PrecisionRule]:
-    return {op: _by_way(way, op, rules.get(op, LEAVE), why) for op in ops if can(way, op)}
+    able = INDEXED if way == "support_out_of_bound_index" else CHOOSABLE
+    return {op: _by_way(way, rules.get(op, LEAVE), why) for op in ops if op in able}
 
 
-def can(way: str, op: str) -> bool:
-    """Whether an operator has this way of computing."""
-    if way == "support_out_of_bound_index":
-        return op in INDEXED
-    return op in CHOOSABLE
-
-
-def _by_way(way: str, op: str, before: PrecisionRule, why: str) -> PrecisionRule:
+def _by_way(way: str, before: PrecisionRule, why: str) -> PrecisionRule:
     """A way of computing on top of what holds without it, which still decides what the results are."""
     match way:
         case "high_precision":  # in float32, rounded once
