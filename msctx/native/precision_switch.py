@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from msctx.errors import NativeError
-from msctx.native import autocasts, module_rules, pauses, precision, scaled_steps
+from msctx.native import autocasts, module_rules, optimizer_steps, precision
 from msctx.native.installed import at_work
 from msctx.native.precision import Policy
 
@@ -105,9 +105,9 @@ def _enter(after: precision.Policies) -> None:
     finally:
         _release_here(before.values())
         if before:
-            pauses.end()  # a step that raised has not ended its own
+            optimizer_steps.end()
         precision.here.policies = after
-        scaled_steps.policies_changed()
+        optimizer_steps.policies_changed()
 
 
 # --- what is needed ---------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def _want(policies: Iterable[Policy]) -> None:
             note(number)
     _here.policies += found
     module_rules.want(sum(bool(policy.modules) for policy in found))
-    pauses.installed.want(len(found))
+    optimizer_steps.installed.want(len(found))
     autocasts.want(len(found))
 
 
@@ -153,7 +153,7 @@ def _release_here(policies: Iterable[Policy]) -> None:
 
 def _release(found: list[Policy]) -> None:
     module_rules.release(sum(bool(policy.modules) for policy in found))
-    pauses.installed.release(len(found))
+    optimizer_steps.installed.release(len(found))
     autocasts.release(len(found))
     numbers.subtract(number for policy in found for number in policy.numbers)
     for number in [number for number, threads in numbers.items() if not threads]:

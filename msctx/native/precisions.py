@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from msctx.native import precision, precision_switch, scaled_steps, watched
+from msctx.native import optimizer_steps, precision, precision_switch, watched
 from msctx.native.scope_counter import ScopeCounter
 from msctx.options.precision_rules import LEAVE, precision_of
 from msctx.signals import uninterrupted
@@ -88,7 +88,7 @@ class Tally(ScopeCounter):
     def _end(self) -> list[str]:
         precision_switch.ON_ENTRY.remove(self._note)
         self._made, self._since = self._sum(), {}
-        return scaled_steps.left_over()
+        return optimizer_steps.left_over()
 
     def _sum(self) -> Counts:
         made = {number: found - self._since[number] for number, found in precision.counts(self._since).items()}
