@@ -135,7 +135,7 @@ _IN_FILES = {
     "Print": "observers.printing",
     "grad": "graph.gradients",
     "jit": "graph.calls",
-    "parse_print": "observers.print_format",
+    "parse_print": "observers.printing",
     "session": "context.session",
     "set_dump": "observers.dump",
     "value_and_grad": "graph.gradients",

@@ -15,8 +15,8 @@ from torch import fx
 
 from msctx import notices
 from msctx.observers import files
+from msctx.observers.compile_trace import Handler, name_of
 from msctx.observers.slots import Slot
-from msctx.observers.structured_trace import Handler, name_of
 from msctx.options.observation import GraphFiles
 
 OPTION = "save_graphs"

@@ -17,7 +17,7 @@ from msctx.graph.breaks import Break, parse
 from msctx.graph.faults import QUIET, Quiet
 from msctx.native.scope_counter import ScopeCounter
 from msctx.notices import warn
-from msctx.observers.structured_trace import LOGGER
+from msctx.observers.compile_trace import LOGGER
 from msctx.signals import uninterrupted
 from msctx.tables import Row, Rows
 

@@ -16,7 +16,7 @@ import torch
 from msctx import locks, notices
 from msctx.errors import named, user_frame
 from msctx.native import core
-from msctx.observers import compilations, compiled_places, modules, steps
+from msctx.observers import compile_trace, compiled_places, modules, steps
 
 Row = dict[str, Any]
 """An operator that ran: ``operator``, ``module``, ``direction``, ``step``, ``inputs``, ``outputs`` and so on; see collector.cpp."""
@@ -131,7 +131,7 @@ def put(name: str, new: Reader | None, *, resumes: bool = False) -> None:
             _counting.pop().__exit__(None, None, None)
         refresh()
         modules.turn(on=bool(_readers))
-        compilations.LISTENER.turn(bool(_readers))
+        compile_trace.LISTENER.turn(bool(_readers))
 
 
 def _of_this_process() -> list[Reader]:

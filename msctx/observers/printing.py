@@ -1,15 +1,39 @@
-"""MindSpore's Print: texts and tensors to the screen, or to the file of ``print_file_path``, by one opaque operator."""
+"""MindSpore's Print: texts and tensors to the screen, or to the file of ``print_file_path``, by one opaque operator.
+
+A file has MindSpore's print format, the messages of mindspore/ccsrc/utils/print.proto: a sequence of messages with one field,
+``value``, that repeats; so the messages of all calls read as one. A value is a text (field 1) or a tensor (field 2): its dims (1),
+the name of its dtype (2) and its bytes (3).
+"""
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch._library.effects import EffectType
 
-from msctx.observers import print_file
-from msctx.observers.print_format import NAMES, encode
+from msctx import locks, notices
+from msctx.errors import Diagnostic, FileError
+from msctx.observers import files
+from msctx.observers.slots import Slot
+
+NAMES = {
+    getattr(torch, name.lower()): name
+    for name in (
+        *("Bool", "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64"),
+        *("Float16", "Float32", "Float64", "BFloat16", "Complex64", "Complex128"),
+    )
+}
+"""dtype → MindSpore's name of it."""
+_DTYPES = {name.lower(): dtype for dtype, name in NAMES.items()}  # older releases write Uint8
+
+_NUMBER, _BYTES = 0, 2
+"""Wire types of protobuf."""
 
 
 class Print:
@@ -51,7 +75,7 @@ class Print:
     @property
     def file(self) -> str | None:
         """The file that receives the values now, made if it is not there yet; ``None``: the screen does, or no file can be made."""
-        return print_file.SLOT.on.made() or None if print_file.SLOT.on else None
+        return SLOT.on.made() or None if SLOT.on else None
 
 
 def _each(values: Any) -> list[Any]:
@@ -91,8 +115,8 @@ def _operator(tensors: list[torch.Tensor], texts: list[str], kinds: str) -> torc
     """
     left, words = iter(tensors), iter(texts)
     values = [next(words) if kind == "s" else _on_cpu(next(left)) for kind in kinds]
-    if print_file.SLOT.on is not None:
-        print_file.SLOT.on.append(encode(values))
+    if SLOT.on is not None:
+        SLOT.on.append(encode(values))
     elif values:
         print("\n".join(value if isinstance(value, str) else shown(value) for value in values))
     return torch.empty(0)
@@ -121,3 +145,178 @@ def shown(tensor: torch.Tensor) -> str:
     text = np.array2string(array, separator=", ", formatter={"float_kind": lambda number: f"{number: .8e}"})
     gap = "\n" if tensor.dim() > 1 else " "
     return f"Tensor(shape={[*tensor.shape]}, dtype={NAMES[tensor.dtype]}, value={gap}{text})"
+
+
+# --- the file -----------------------------------------------------------------------------------------------------------
+
+_lock = locks.reentrant()
+
+
+class PrintFile:
+    """A file that its first record makes."""
+
+    def __init__(self, path: str) -> None:
+        self.settings = path
+        self._wanted = Path(path).expanduser().absolute()
+        self._made: str | None = None
+        if not os.access(self._wanted.parent, os.W_OK):  # report it now
+            self.made()
+
+    def begin(self) -> None:
+        """The first record makes the file."""
+
+    def end(self) -> None:
+        """Each record is whole."""
+
+    def made(self) -> str:
+        """The file that receives the records; ``""``: none can be made."""
+        with _lock:
+            if self._made is None:
+                try:
+                    self._made = str(files.reserve(self._wanted))
+                except OSError as error:
+                    self._made = ""
+                    _warn(self.settings, f"cannot be created ({error.strerror}); what Print receives is lost")
+            return self._made
+
+    def append(self, record: bytes) -> None:
+        if path := self.made():
+            try:
+                files.append(path, lambda end: record)
+            except OSError as error:
+                _warn(path, f"cannot be written ({error.strerror}); some records are missing")
+
+
+def _warn(path: str, what: str) -> None:
+    notices.warn(f"print_file_path: {path} {what}")
+
+
+SLOT = Slot(PrintFile)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def encode(values: Iterable[str | torch.Tensor]) -> bytes:
+    """One message: texts, and tensors that lie in the CPU's memory without gaps."""
+    return b"".join(_field(1, _text(value) if isinstance(value, str) else _message(value)) for value in values)
+
+
+def _text(value: str) -> bytes:
+    return _field(1, value.encode())
+
+
+def _message(value: torch.Tensor) -> bytes:
+    dims = b"".join(_varint(1 << 3 | _NUMBER) + _varint(size) for size in value.shape)
+    content = value.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return _field(2, dims + _field(2, NAMES[value.dtype].encode()) + _field(3, content))
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return _varint(number << 3 | _BYTES) + _varint(len(content)) + content
+
+
+def _varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*found, number))
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def parse_print(path: str | os.PathLike[str]) -> list[str | torch.Tensor]:
+    """Read a file that ``print_file_path`` made, here or in MindSpore.
+
+    Args:
+        path: the file. Read it when its writers are done.
+
+    Returns:
+        All values in the order of the calls: a ``str`` for a text; for a tensor a ``torch.Tensor`` on the CPU with the shape and
+        dtype that it had. A number that MindSpore printed is a tensor without dimensions.
+
+    Raises:
+        FileError: the file is missing, empty, cut off, or not a file of printed values; the message names the value.
+
+    Source: ``mindspore.parse_print``.
+    """
+    name, values = os.fspath(path), list[str | torch.Tensor]()
+    try:
+        data = Path(name).read_bytes()
+        if not data:
+            raise ValueError("the file is empty")
+        for number, content in _fields(data):
+            ((kind, inner), *_) = [*_fields(_bytes(content)), (0, b"")]
+            if number != 1 or kind not in (1, 2):
+                raise ValueError("this is no printed value")
+            values.append(_bytes(inner).decode(errors="replace") if kind == 1 else _read_tensor(_bytes(inner)))
+    except OSError as error:
+        raise _error(name, f"it cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise _error(f"{name}, value {len(values) + 1}", str(error)) from None
+    return values
+
+
+def _error(where: str, text: str) -> FileError:
+    return FileError([Diagnostic("parse_print", text, where, "a file that Print wrote under print_file_path, whole")])
+
+
+def _bytes(content: bytes | int) -> bytes:
+    if isinstance(content, int):
+        raise ValueError("this is no printed value")
+    return content
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
+    """The number and content of each field of a message."""
+    position = 0
+    while position < len(data):
+        tag, position = _read_varint(data, position)
+        number, form = tag >> 3, tag & 7
+        if form not in (_NUMBER, _BYTES) or not number:
+            raise ValueError("this is no printed value")
+        length, position = _read_varint(data, position)
+        if form == _NUMBER:
+            yield number, length
+            continue
+        if position + length > len(data):
+            raise ValueError("the file is cut off, or no printed values")
+        yield number, data[position : position + length]
+        position += length
+
+
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    number = shift = 0
+    while position < len(data) and shift < 64:
+        byte = data[position]
+        number |= (byte & 0x7F) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 0x80:
+            return number, position
+    raise ValueError("the file is cut off, or no printed values")
+
+
+def _read_tensor(message: bytes) -> torch.Tensor:
+    shape, name, content = list[int](), "", b""
+    for number, inner in _fields(message):
+        if number == 1 and isinstance(inner, int):
+            shape.append(inner)
+        elif number == 1:  # packed
+            position, packed = 0, _bytes(inner)
+            while position < len(packed):
+                size, position = _read_varint(packed, position)
+                shape.append(size)
+        elif number == 2:
+            name = _bytes(inner).decode(errors="replace")
+        elif number == 3:
+            content = _bytes(inner)
+    if (dtype := _DTYPES.get(name.lower())) is None:
+        raise ValueError(f"a tensor has the unknown type {name!r}")
+    if shape == [0] and len(content) == dtype.itemsize:  # so MindSpore writes a number
+        shape = []
+    if math.prod(shape) * dtype.itemsize != len(content) or any(size >= 2**63 for size in shape):
+        raise ValueError(f"a tensor of shape {shape} and type {name} has {len(content)} bytes")
+    flat = torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0, dtype=dtype)
+    return flat.reshape(shape)

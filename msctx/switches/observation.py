@@ -83,10 +83,10 @@ SWITCHES = (
     _observer("observers.recorder", "msctx.observers.recorder:RecorderReader", lambda: report.of_process().as_dicts()),
     _observer("observers.watchdog", "msctx.observers.watchdog:WatchdogReader"),
     _observer("observers.deterministic_except", "msctx.observers.deterministic_except:ExceptReader"),
-    _slot("observers.print_file", "msctx.observers.print_file:SLOT"),
+    _slot("observers.print_file", "msctx.observers.printing:SLOT"),
     _slot("observers.replicas", "msctx.observers.replicas:SLOT"),
-    _slot("observers.kernels", "msctx.observers.kernels:SLOT"),
-    _slot("observers.fusions", "msctx.observers.fusions:SLOT"),
+    _slot("observers.kernels", "msctx.observers.compile_trace:KERNELS_SLOT"),
+    _slot("observers.fusions", "msctx.observers.compile_trace:FUSIONS_SLOT"),
     _slot("observers.graph_files", "msctx.graph.files:SLOT", _no_folder),
     Switch(
         name="observers.class_names",
@@ -94,6 +94,6 @@ SWITCHES = (
         write=writing("msctx.observers.modules:write_with_classes", True),
         scope="thread",
     ),
-    _gradients("observers.check_bprop", "msctx.observers.checked_gradients:NODES"),
-    _gradients("observers.check_bprop_values", "msctx.observers.numeric_gradients:VALUES"),
+    _gradients("observers.check_bprop", "msctx.observers.gradients:NODES"),
+    _gradients("observers.check_bprop_values", "msctx.observers.gradients:VALUES"),
 )

@@ -14,7 +14,7 @@ from torch._inductor.utils import run_and_get_code
 
 import msctx
 from msctx.errors import MsctxWarning
-from msctx.observers.structured_trace import LOGGER
+from msctx.observers.compile_trace import LOGGER
 
 NUMBERED = re.compile(r"(?P<stem>\w+)_(?P<serial>\d{4})\.(?P<suffix>\w+)")
 FIRST = ["00_bootstrap", "01_type_inference", "03_auto_monad", "16_validate", "16_validate"]

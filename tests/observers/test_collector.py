@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as fn
 
 import msctx
-from msctx.observers import collector, compilations
+from msctx.observers import collector, compile_trace
 from msctx.observers.collector import Row
 
 
@@ -205,7 +205,7 @@ def test_what_torch_compile_runs_while_it_compiles_is_no_operator(collected: Any
         thread.start()
         thread.join()
 
-    before = [*compilations.LOGGER.handlers]
+    before = [*compile_trace.LOGGER.handlers]
     assert [row["operator"] for row in collected(runs)] == [
         "aten::ones",
         "aten::neg",
@@ -214,7 +214,7 @@ def test_what_torch_compile_runs_while_it_compiles_is_no_operator(collected: Any
     ]
     torch._dynamo.reset()
     collector.put("test", None)
-    assert before == compilations.LOGGER.handlers
+    assert before == compile_trace.LOGGER.handlers
 
 
 @pytest.mark.full

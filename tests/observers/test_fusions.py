@@ -15,8 +15,8 @@ from torch._dynamo.utils import counters
 
 import msctx
 from msctx import MsctxWarning
-from msctx.observers import fusions
-from msctx.observers.structured_trace import LOGGER
+from msctx.observers import compile_trace
+from msctx.observers.compile_trace import LOGGER
 
 RESULT = "fusion_result.json"
 
@@ -30,7 +30,7 @@ def _counted_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     yield
     counters.update(kept)
     assert LOGGER.handlers == before
-    assert fusions.SLOT.read() is None
+    assert compile_trace.FUSIONS_SLOT.read() is None
 
 
 def compiles(**passes: int) -> None:

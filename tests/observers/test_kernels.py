@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import msctx
-from msctx.observers import kernels
-from msctx.observers.structured_trace import LOGGER
+from msctx.observers import compile_trace
+from msctx.observers.compile_trace import LOGGER
 from msctx.options.observation import Kernels
 
 
@@ -23,7 +23,7 @@ def _nobody_listens_afterwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     before = [*LOGGER.handlers]
     yield
     assert [h for h in LOGGER.handlers if h not in before] == []
-    assert kernels.SLOT.read() is None
+    assert compile_trace.KERNELS_SLOT.read() is None
 
 
 def config(folder: Path, *words: str) -> str:
@@ -42,12 +42,12 @@ def kept(folder: Path) -> dict[str, str]:
 
 
 def test_code_and_its_places_are_kept_once(tmp_path: Path) -> None:
-    kernels.SLOT.write(Kernels(str(tmp_path), locations=True))
+    compile_trace.KERNELS_SLOT.write(Kernels(str(tmp_path), locations=True))
     for _ in range(2):
         report("x = 1")
         report('{"kernel:1": []}', artifact={"name": "inductor_provenance_tracking_kernel_stack_traces"})
         report("#include <vector>")
-    kernels.SLOT.load(None)
+    compile_trace.KERNELS_SLOT.load(None)
     report("x = 2")
     found = kept(tmp_path)
     (code,) = (name for name in found if name.endswith(".py"))

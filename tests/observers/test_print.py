@@ -13,7 +13,7 @@ import torch
 
 import msctx
 from msctx.errors import FileError, MsctxWarning
-from msctx.observers.print_format import NAMES, encode
+from msctx.observers.printing import NAMES, encode
 
 PRINT = msctx.Print()
 

@@ -16,15 +16,14 @@ from functools import partial
 from typing import Any, NoReturn
 
 import torch
-from torch.autograd import Function
+from torch.autograd import Function, gradcheck
 from torch.autograd.function import BackwardCFunction, _is_setup_context_defined
+from torch.autograd.gradcheck import GradcheckError
 from torch.compiler import is_dynamo_compiling
 
-from msctx.errors import GradientDtypeError, GradientError
+from msctx import notices
+from msctx.errors import GradientDtypeError, GradientError, named
 from msctx.native.installed import Held
-
-BEFORE: list[Callable[..., None]] = []
-"""Called before a Function of the program, with it, what calls it, and its arguments, in threads where the option is on."""
 
 
 class Check:
@@ -51,7 +50,7 @@ class Check:
             self._here.on = before
 
 
-NODES = Check()
+NODES, VALUES = Check(), Check()
 
 
 def _install() -> Callable[[], None]:
@@ -61,8 +60,7 @@ def _install() -> Callable[[], None]:
         call = found.__get__(None, function)
         if is_dynamo_compiling() or not (NODES.is_on() and is_users(function)):
             return call(*args, **kwargs)
-        for before in BEFORE:
-            before(function, call, args, kwargs)
+        _compare_values(function, call, args, kwargs)
         made = call(*args, **kwargs)
         for value in made if isinstance(made, tuple) else (made,):
             node: Any = getattr(value, "grad_fn", None)
@@ -107,10 +105,10 @@ def _check(node: Any, given: tuple[Any, ...]) -> None:
         if is_needed:
             function, place = next(edges)
             if value is not None:
-                _compare(node, index, value, function, place)
+                _compare_metadata(node, index, value, function, place)
 
 
-def _compare(node: Any, index: int, value: Any, function: Any, place: int) -> None:
+def _compare_metadata(node: Any, index: int, value: Any, function: Any, place: int) -> None:
     """One gradient with the metadata of its input."""
 
     def wrong(kind: type[Exception], text: str, advice: str) -> NoReturn:
@@ -178,3 +176,59 @@ def _parameters(function: Any) -> list[str]:
     parameters = [*inspect.signature(function.forward).parameters.values()]
     own = parameters if _is_setup_context_defined(function.setup_context) else parameters[1:]
     return [p.name for p in own if p.kind is not p.VAR_POSITIONAL]
+
+
+# --- check_bprop_values: the backward of a Function against differences of its forward --------------------------------
+
+
+def _compare_values(function: Any, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Before the call: it may change its inputs."""
+    is_differentiated = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in args)
+    is_plain = not torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
+    if VALUES.is_on() and is_differentiated and is_plain:
+        _differentiate(Source(function), call, args, kwargs)
+
+
+def _differentiate(source: Source, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Along a random direction of each input, so that gradcheck differentiates one number by a few."""
+    draw = torch.Generator().manual_seed(0)
+
+    def direction(like: torch.Tensor) -> torch.Tensor:
+        found = torch.randn(like.shape, dtype=like.dtype, generator=draw)
+        length = found.norm()
+        return found.div_(length).to(like.device)
+
+    wide = [_wide(value) for value in args]
+    moves = {i: direction(wide[i]) for i, x in enumerate(args) if isinstance(x, torch.Tensor) and x.requires_grad}
+    weights: list[torch.Tensor] = []
+
+    def along(*steps: torch.Tensor) -> torch.Tensor:
+        given = [x.clone() if isinstance(x, torch.Tensor) else x for x in wide]
+        for (i, move), step in zip(moves.items(), steps, strict=True):
+            given[i] = wide[i] + step * move
+        torch.manual_seed(0)
+        made = call(*given, **kwargs)
+        results = [
+            y for y in (made if isinstance(made, (tuple, list)) else [made]) if isinstance(y, torch.Tensor) and y.requires_grad
+        ]
+        weights.extend(map(direction, results[len(weights) :]))
+        return torch.stack([(w.conj() * y).real.sum().cpu() for w, y in zip(weights, results, strict=True)]).sum()
+
+    steps = tuple(torch.zeros((), dtype=torch.float64, requires_grad=True) for _ in moves)
+    try:
+        with NODES.paused(), VALUES.paused(), torch.random.fork_rng():
+            gradcheck(along, steps, check_undefined_grad=False)
+    except GradcheckError as error:
+        text = f"returned a gradient that is not that of its forward: {' '.join(str(error).split())}"
+        text += f" (inputs are those that need a gradient: {', '.join(map(source.argument, moves))})"
+        source.wrong(GradientError, text, "compare it with the formula", "check_bprop_values")
+    except Exception as error:
+        text = f"check_bprop_values leaves out {source.name} ({source.place}): it does not run in float64 ({named(error)})"
+        notices.warn(text)
+
+
+def _wide(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    dtype = torch.float64 if value.is_floating_point() else torch.complex128 if value.is_complex() else value.dtype
+    return value.detach().to(dtype)

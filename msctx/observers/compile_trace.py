@@ -1,0 +1,194 @@
+"""PyTorch's structured trace, a logger that gets each graph, each piece of generated code and the end of each compilation; its readers.
+
+``op_debug_config`` dump_cce and dump_loc keep the code that inductor generates, ``export_compile_stat`` counts its fusions.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import logging
+import os
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from msctx.native import core
+from msctx.observers import files
+from msctx.observers.slots import Slot
+from msctx.options.observation import Kernels
+
+LOGGER = logging.getLogger("torch.__trace")
+
+
+def name_of(record: logging.LogRecord) -> str:
+    """The name of an artifact, else the first key of the metadata."""
+    found: dict[str, Any] = getattr(record, "metadata", {})
+    return str((found.get("artifact") or {}).get("name") or next(iter(found), ""))
+
+
+class Handler(logging.Handler):
+    """Gets what a switch keeps of it."""
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__(logging.DEBUG)
+        self.settings = settings
+
+    def begin(self) -> None:
+        LOGGER.addHandler(self)
+
+    def end(self) -> None:
+        LOGGER.removeHandler(self)
+
+
+# --- threads that compile ---------------------------------------------------------------------------------------------
+
+PHASES = ("entire_frame_compile", "entire_backward_compile")
+
+
+class _Listener(logging.Handler):
+    """Tells the library in which threads torch.compile compiles, while it collects: what runs there is no operator of the program.
+
+    PyTorch's callbacks (torch._dynamo.callback) reach only the thread that compiles first, and torch._dynamo.reset() drops them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.is_wanted = False
+        self._before: dict[int, list[int]] = {}
+        """Thread that compiles → whether the library looked away when each compilation, one inside the other, began."""
+
+    def turn(self, on: bool) -> None:
+        """It stays until the threads that compile have ended that."""
+        assert self.lock is not None
+        with self.lock:
+            self.is_wanted = on
+            (LOGGER.addHandler if on or self._before else LOGGER.removeHandler)(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = getattr(record, "payload", None)
+        if not isinstance(text, str) or '"entire_' not in text or "chromium_event" not in vars(record)["metadata"]:
+            return
+        event, here = json.loads(text), threading.get_ident()
+        if event["name"] in PHASES and event["ph"] == "B":
+            self._before.setdefault(here, []).append(core.load().c.msctx_look_away(1))
+        elif event["name"] in PHASES and here in self._before:
+            core.load().c.msctx_look_away(self._before[here].pop())
+            if not self._before[here]:
+                del self._before[here]
+                self.turn(self.is_wanted)
+
+
+LISTENER = _Listener()
+
+
+# --- generated code ---------------------------------------------------------------------------------------------------
+
+KERNELS = "op_debug_config"
+
+
+class _Here(threading.local):
+    graph = ""
+    """The stem of the files of the graph that this thread compiled last."""
+
+
+class Keeper(Handler):
+    """Files in ``kernel_meta``: each is named by its content, and an existing file stays."""
+
+    def __init__(self, settings: Kernels) -> None:
+        super().__init__(settings)
+        root = Path(settings.path).expanduser() if settings.path else files.work_path() or Path()
+        self._folder = root.absolute() / "kernel_meta"
+        self._here = _Here()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        name, text = name_of(record), getattr(record, "payload", None)
+        if not isinstance(text, str):
+            return
+        if name == "inductor_output_code":
+            self._here.graph = f"graph_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+            self._put(f"{self._here.graph}.{'cpp' if text.lstrip().startswith('#include') else 'py'}", text)
+        elif self.settings.locations and name == "inductor_provenance_tracking_kernel_stack_traces":
+            self._put(f"{self._here.graph}_loc.json", text)
+
+    def _put(self, name: str, text: str) -> None:
+        if not (path := self._folder / name).exists():
+            files.guarded(KERNELS, self._folder, lambda: files.write(path, text))
+
+
+KERNELS_SLOT = Slot(Keeper)
+
+
+# --- fusions ----------------------------------------------------------------------------------------------------------
+
+FUSIONS = "export_compile_stat"
+AT_END, AT_ONCE = 1, 2
+_NO_PASS = (
+    *("extern_calls", "flop_count", "pattern_matcher_count", "rescheduled_mem"),
+    *("fxgraph_", "async_compile", "select_algorithm", "cudagraph", "generated_module_", "benchmarking", "triton_", "overlap_"),
+)
+"""The names of inductor's other counters begin so."""
+
+
+def _counted() -> Counter[str]:
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    passes, patterns = counters.get("inductor", {}), counters.get("inductor_pattern_matcher_per_pattern", {})
+    found = Counter({n: c for n, c in passes.items() if not n.startswith(_NO_PASS) and not n.endswith("_nodes")}) + Counter(
+        patterns
+    )
+    found["pattern_matcher"] = passes.get("pattern_matcher_count", 0) - sum(patterns.values())  # a cache has only their sum
+    return found
+
+
+class Recording(Handler):
+    """Counts what is compiled while a context is open, in CANN's ``fusion_result.json``."""
+
+    def __init__(self, mode: int) -> None:
+        super().__init__(mode)
+        self._graphs: dict[str, dict[str, dict[str, dict[str, str]]]] = {}
+        self._path: Path | None = None
+        self._process, self._error = os.getpid(), getattr(sys, "last_value", None)
+        self._seen = _counted()
+
+    def begin(self) -> None:
+        """For the first time, or again after an inner context."""
+        self._seen = _counted()
+        super().begin()
+        atexit.register(self.end)
+
+    def end(self) -> None:
+        self._count()
+        super().end()
+        atexit.unregister(self.end)
+        if self.settings == AT_END and sys.exc_info()[1] is None and getattr(sys, "last_value", None) is self._error:
+            self._write()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "compilation_metrics" in getattr(record, "metadata", {}):
+            self._count()
+            if self.settings == AT_ONCE:
+                self._write()
+
+    def _count(self) -> None:
+        before, self._seen = self._seen, _counted()
+        more = {name: count - before[name] if count >= before[name] else count for name, count in sorted(self._seen.items())}
+        if found := {name: {"effect_times": str(c), "match_times": str(c)} for name, c in more.items() if c > 0}:
+            self._graphs[f"session_and_graph_id_0_{len(self._graphs)}"] = {"graph_fusion": found}
+
+    def _write(self) -> None:
+        if self._graphs and self._process == os.getpid():  # a forked child has its parent's
+            work = files.work_path()
+            folder = Path.cwd() if work is None else work / "FE" / str(os.getpid())
+            files.guarded(FUSIONS, folder, lambda: self._write_to(folder))
+
+    def _write_to(self, folder: Path) -> None:
+        if self._path is None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._path = files.reserve(folder / "fusion_result.json")
+        files.write_json(self._path, self._graphs)
+
+
+FUSIONS_SLOT = Slot(Recording)
