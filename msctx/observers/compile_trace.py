@@ -1,4 +1,4 @@
-"""PyTorch's structured trace, a logger that gets each graph, each piece of generated code and the end of each compilation; its readers.
+"""PyTorch's structured trace: a logger that gets each graph, generated code and the end of each compilation; and its readers.
 
 ``op_debug_config`` dump_cce and dump_loc keep the code that inductor generates, ``export_compile_stat`` counts its fusions.
 """
