@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from msctx import locks
-from msctx.native import core, watched
+from msctx.native import core, watched, watching
 from msctx.native.scope_counter import ScopeCounter
 from msctx.options.conv_rules import PRODUCT, ConvRule, rules_of
 from msctx.signals import uninterrupted
@@ -257,3 +257,8 @@ def _problem(direction: str, texts: dict[str, str]) -> ConvProblem:
 def _numbers(text: str, axes: int = 0) -> Shape:
     found = tuple(int(number) for number in text.split("x") if number)
     return found * axes if len(found) == 1 and axes > 1 else found
+
+
+watched.CHANGED.append(watching.watch)
+watched.TURNED.append(watching.turn)
+core.when_loaded(watching.begin)

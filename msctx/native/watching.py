@@ -173,8 +173,3 @@ def _has_no_storage(weight: torch.Tensor) -> bool:
         return bool(weight.untyped_storage()._cdata == 0)
     except RuntimeError:
         return True
-
-
-watched.CHANGED.append(watch)
-watched.TURNED.append(turn)
-core.when_loaded(begin)
