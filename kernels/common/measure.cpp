@@ -231,7 +231,6 @@ Decided measured(Policy& policy, const ConvCall& call, const Decided& guessed, D
     const std::vector<std::string>& told = guessed->choice->reasons;
     if (is_put_off(said) || (said == Permission::busy && !told.empty() && told.back() == beside_load)) return guessed;
     if (said == Permission::busy) why = beside_load;
-    if (said == Permission::forked) why = "nothing is measured in a forked worker, and the tuning file does not have it";
     if (said == Permission::other_rank) why = "of several processes rank 0 alone measures, and the tuning file did not have it";
     if (said == Permission::for_next_run && tuned(for_next_run, threads, true)) why = kept_for_next_run;
     if (why.empty()) {

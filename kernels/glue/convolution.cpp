@@ -9,7 +9,6 @@
 #include <c10/core/InferenceMode.h>
 
 #include "glue/cuda.h"
-#include "glue/finished.h"
 #include "glue/hook.h"
 #include "glue/precision_policy.h"
 #include "glue/tensors.h"

@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "glue/cuda_depthwise.h"
-#include "glue/cudnn.h"
 #include "glue/hook.h"
 #include "glue/tensors.h"
 #include "msctx/api.h"

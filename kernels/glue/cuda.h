@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "msctx/call.h"
+#include "msctx/table.h"
 
 namespace msctx::glue {
 
@@ -58,5 +59,12 @@ void wait_for_device(int device);
 // Seconds that one of these takes on the device, by its own clock. Short ones are repeated, back to back as in a training: what the
 // host needs to give one out is hidden behind the one before.
 double seconds_on_device(int device, const std::function<void()>& run);
+
+// cuDNN by its legacy interface, in which a convolution's algorithm can be named: the copy that torch has loaded, with torch's handle and
+// so on torch's stream. Finds its functions in a library that is loaded, and torch's handle in another; "" or what is missing.
+std::string load_cudnn(const char* cudnn, const char* torch_cuda);
+
+// Its algorithms.
+std::vector<ConvRow> cudnn_rows();
 
 }  // namespace msctx::glue

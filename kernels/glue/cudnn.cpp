@@ -1,5 +1,5 @@
 // cuDNN's legacy interface (cuDNN 9, cudnn_cnn.h and cudnn_ops.h: deprecated since 9.0, exported and used by torch itself).
-#include "glue/cudnn.h"
+#include "glue/cuda.h"
 
 #include <dlfcn.h>
 
@@ -11,7 +11,6 @@
 #include <unordered_map>
 #include <utility>
 
-#include "glue/cuda.h"
 #include "glue/cuda_depthwise.h"
 
 namespace msctx::glue {

@@ -1,5 +1,5 @@
 // msctx::convolution where torch computes it, and msctx::linear.
-#include "glue/finished.h"
+#include "glue/hook.h"
 
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -10,7 +10,6 @@
 
 #include "glue/kept_weights.h"
 #include "glue/observed.h"
-#include "glue/product.h"
 
 namespace msctx::glue {
 namespace {

@@ -4,13 +4,17 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <c10/core/DispatchKey.h>
 
 #include <array>
+#include <functional>
 #include <optional>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "glue/registered.h"
+#include "glue/tensors.h"
 #include "msctx/policy.h"
 
 namespace msctx::glue {
@@ -40,5 +44,53 @@ struct InsideTorch {
 void complain(const Policy&, const Decision&);
 // The same of a call that is not ours to compute, which then counts.
 void refuse(Policy&, Direction, const ConvText&, const std::string& reason, int64_t books);
+
+// --- products: aten::mm, addmm and their like ------------------------------------------------------------------------
+
+// Registers them at the key of a place's tensors, and has `in_force` watch them.
+template <Place place>
+void install_products(InForce& in_force);
+
+struct ProductSizes {
+  int64_t rows, depth, columns;
+};
+// The call of a product of two matrices on the CPU, whose module is not known.
+ConvCall call_of_product(ProductSizes, bool left_transposed, bool right_transposed, DType, const PolicyOptions&);
+
+// left @ right, of float32, and what finishes it: by a row of ours where the policy in force has one, else by torch and a pass.
+at::Tensor finished_product(const at::Tensor& left, const at::Tensor& right, const Finishing&);
+
+// --- convolutions and products of compiled code with what follows them ------------------------------------------------
+
+// Defines msctx::convolution and msctx::linear. The result of a convolution is channels_last, whatever its input is; that of a product [rows][columns].
+void install_finished();
+
+// What they are given beside the factors; `of` is the operator.
+Finishing finishing_of(
+    const char* of, int64_t channels, const std::optional<at::Tensor>& scale, const std::optional<at::Tensor>& shift,
+    const std::optional<at::Tensor>& other, c10::string_view activation, double low, double high, bool adds_last);
+void describe(ConvCall&, const Finishing&);
+// By a pass over a result in this format.
+void finish(const at::Tensor& result, const Finishing&, at::MemoryFormat);
+
+// The same by torch's own path: oneDNN, with the epilogue as far as it has it, and a weight that is packed once; where torch has no oneDNN,
+// by `convolution` and a pass over its result.
+at::Tensor finished_by_torch(
+    const Policy*, const at::Tensor& input, const at::Tensor& weight, const Geometry&, const Finishing&,
+    const std::function<at::Tensor()>& convolution);
+
+// Registered for the CPU; in convolution.cpp, beside what it shares with the hook.
+at::Tensor finished_convolution(
+    const at::Tensor& input, const at::Tensor& weight, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
+    int64_t groups, const std::optional<at::Tensor>& scale, const std::optional<at::Tensor>& shift, const std::optional<at::Tensor>& other,
+    c10::string_view activation, double low, double high, bool adds_last);
+
+// --- routes: operators that compute convolutions or products without those that are hooked -----------------------------
+
+// Those of a place, at each of its dispatch keys.
+void install_routes(Place, const std::vector<c10::DispatchKey>&);
+
+// The two that torch's own path of each convolution by cuDNN calls as well. `torch_cuda` is the library that has torch's kernels of them.
+void install_cudnn_routes(c10::DispatchKey, const char* torch_cuda);
 
 }  // namespace msctx::glue

@@ -4,14 +4,10 @@
 #include <thread>
 
 #include "glue/cuda.h"
-#include "glue/cudnn.h"
-#include "glue/finished.h"
 #include "glue/hook.h"
 #include "glue/kept_weights.h"
 #include "glue/npu.h"
-#include "glue/product.h"
 #include "glue/registered.h"
-#include "glue/routes.h"
 #include "glue/scratch.h"
 #include "glue/tensors.h"
 

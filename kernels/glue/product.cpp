@@ -1,5 +1,5 @@
 // Matrix products under a policy: a product is a convolution with a window of 1x1, see Direction::matmul.
-#include "glue/product.h"
+#include "glue/hook.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -26,8 +26,6 @@
 #include <string_view>
 #include <utility>
 
-#include "glue/finished.h"
-#include "glue/hook.h"
 #include "glue/npu.h"
 #include "glue/tensors.h"
 #include "msctx/measure.h"

@@ -1,4 +1,4 @@
-#include "glue/routes.h"
+#include "glue/hook.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -33,7 +33,6 @@
 #include <tuple>
 #include <utility>
 
-#include "glue/hook.h"
 #include "glue/tensors.h"
 
 namespace msctx::glue {

@@ -21,7 +21,7 @@ Number: TypeAlias = float | int | fx.Node
 
 
 def fold(graph: fx.GraphModule, convolutions: bool, products: bool, *, training: bool) -> None:
-    """Replace them, on CPU tensors, by calls of the operators that kernels/glue/finished.h has.
+    """Replace them, on CPU tensors, by calls of the operators that kernels/glue/finished.cpp has.
 
     A batch norm or another factor for each channel stays a factor: the weight is the model's own, by which rules find its module and
     the core keeps what it makes of it. The results of convolutions are channels_last then; those of the graph keep their strides.

@@ -1,6 +1,6 @@
-"""What is compiled once and kept: a file named after everything it was made from, with a note that vouches for it.
+"""What is compiled once and kept: a file named after everything it was made from, with a note.
 
-In the cache: ``<kind>/<key>.<suffix>``; ``<kind>/<key>.json``, written last: its checksum, and facts for people; ``tmp/``: locks, and
+In the cache: ``<kind>/<key>.<suffix>``; ``<kind>/<key>.json``, written last: its size, and facts for people; ``tmp/``: locks, and
 folders of work in progress.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 import os
 import secrets
 import shutil
@@ -31,19 +30,22 @@ KEEP_DAYS = 30
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A whole file; *data*: those of a library are not kept; *note*: what its maker recorded; *cached*: it was there before."""
+    """A whole file; *note*: what its maker recorded; *cached*: it was there before."""
 
     path: Path
-    data: bytes
     note: dict[str, Any]
     cached: bool
+
+    @property
+    def data(self) -> bytes:
+        return self.path.read_bytes()
 
 
 Make = Callable[[Path], tuple[bytes | None, dict[str, Any]]]
 """Makes a file in an empty folder of its own; returns the data (``None``: failed) and the note."""
 
 
-def sha256(data: bytes | mmap.mmap) -> str:
+def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
@@ -67,34 +69,22 @@ def cached(kind: str, name: str, fits: Callable[[dict[str, Any]], bool] = bool) 
         if not (path.is_file() and beside.is_file()):
             return None
         try:
-            (data, found), note = _read(path), json.loads(beside.read_bytes())
-            if note["sha256"] != found or not fits(note):
+            note = json.loads(beside.read_bytes())
+            if note["size"] != path.stat().st_size or not fits(note):
                 return None
         except (FileNotFoundError, ValueError, TypeError, KeyError):  # another process tidies up; the note is something else
             return None
     with suppress(OSError):  # what is used stays
         os.utime(beside)
-    return Artifact(path, data, note, True)
-
-
-def _read(path: Path) -> tuple[bytes, str]:
-    """Its data and their hash; of a library, which is loaded by its path, the hash alone.
-
-    Where glibc has once freed as large a block, it keeps all smaller ones of its heap from then on.
-    """
-    with path.open("rb") as file:
-        if path.suffix != ".so":
-            return (data := file.read()), sha256(data)
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            return b"", sha256(mapped)
+    return Artifact(path, note, True)
 
 
 def store(kind: str, name: str, data: bytes, note: dict[str, Any]) -> Artifact:
     path = cachedir.folder(kind) / name
-    note = {"sha256": sha256(data), **note}
+    note = {"size": len(data), **note}
     cachedir.write(path, data)
     cachedir.write(path.with_suffix(".json"), json.dumps(note, indent=2).encode())
-    return Artifact(path, data, note, False)
+    return Artifact(path, note, False)
 
 
 def obtain(

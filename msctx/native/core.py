@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msctx import locks, notices
 from msctx.errors import NativeError, nearest
+from msctx.native import environment_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -228,18 +229,6 @@ def _warn(message: bytes) -> int:
 
 # --- loading ----------------------------------------------------------------------------------------------------------
 
-forked = False
-"""Whether this process was forked, with or without the library in it."""
-
-
-def _after_fork() -> None:
-    global forked
-    forked = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
 _lock = locks.reentrant()
 """Held by the thread that loads."""
 _core: Core | None = None
@@ -359,8 +348,6 @@ def obstacle() -> str:
 
 def matrix_unit_obstacle() -> str:
     """Why the kernels have no matrix unit here, or ``""``: the same before the library is loaded and after."""
-    from msctx.native import environment_key
-
     if isa := os.environ.get(ISA_VARIABLE):
         return "" if isa.startswith("amx") else f"{ISA_VARIABLE}={isa} has no matrix unit (AMX)"
     flags = environment_key.cpu()[1].split()  # none: they are not known

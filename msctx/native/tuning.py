@@ -22,7 +22,7 @@ from msctx.native.environment_key import Stamp, stamp
 from msctx.native.tuning_file import IN_WORK_PATH as IN_WORK_PATH
 from msctx.native.tuning_file import Entry, Groups
 
-Permission = IntEnum("Permission", "NOW LATER FOR_NEXT_RUN OTHER_RANK FORKED NOT_THIS_CALL BUSY", start=0)
+Permission = IntEnum("Permission", "NOW LATER FOR_NEXT_RUN OTHER_RANK NOT_THIS_CALL BUSY", start=0)
 """The answer to the library when a problem is about to be measured; as in kernels/include/msctx/tuning.h."""
 SHARE_LEFT = {"cpu": limits.share_left, "cuda": limits.share_left_on_gpu}
 """What is left of the caps on memory, by the kind of device."""
@@ -146,8 +146,6 @@ def _permission(library: Core, number: int) -> int:
     """
     try:
         keep(library)
-        if core.forked:
-            return Permission.FORKED
         if _is_compiling():
             return Permission.NOT_THIS_CALL
         if _is_near_memory_cap(number):

