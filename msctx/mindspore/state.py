@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msctx.context import current, set_options
 from msctx.context.base import BASE
-from msctx.errors import DeviceError, Diagnostic, MsctxWarning, OptionError, StrictError, user_frame
+from msctx.errors import DeviceError, Diagnostic, OptionError, StrictError, user_frame
 from msctx.mindspore.errors import OptionRuntimeError, OptionTypeError
 from msctx.mindspore.keys import DEVICE, FLAT, GROUPS, KEYS
 from msctx.notices import warn
@@ -98,7 +97,7 @@ def set_one(name: str, value: Any) -> None:
     assert option is not None
     wanted = {"gpu": "GPU", "ascend": "Ascend"}.get(name.split(".")[1] if "." in name else "")
     if wanted and (here := target()) != wanted:
-        ignore(f"{what}: device_target is {here}, and MindSpore takes this with {wanted} alone: the value is ignored")
+        tell_all([f"{what}: device_target is {here}, and MindSpore takes this with {wanted} alone: the value is ignored"])
         return
     group, inner = FLAT.get(option.name.replace("aoe_config.", "aoe_"), ("", ""))
     types = GROUPS[group][inner].types if group else KEYS[option.name].types
@@ -114,18 +113,11 @@ def set_one(name: str, value: Any) -> None:
 
 
 def tell_all(notes: Sequence[str]) -> None:
-    """Warn of what is left out, once each; under ``strict=True`` that is an error."""
+    """Warn of each; under ``strict=True`` that is an error."""
     if notes and is_strict():
         raise StrictError.of(notes)
     for note in notes:
         warn(note)
-
-
-def ignore(text: str) -> None:
-    """Warn at each call, not only at the first; under ``strict=True`` raise."""
-    if is_strict():
-        raise StrictError.of([text])
-    warnings.warn(text, MsctxWarning, stacklevel=user_frame()[1])
 
 
 def is_strict() -> bool:
