@@ -7,6 +7,7 @@ import functools
 import os
 import re
 import weakref
+from collections.abc import Callable
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -66,7 +67,7 @@ class DumpReader(Reader):
         """Module → the names of the models that it is in."""
         self._moment = -1
         self._met: set[str] = set()
-        self._unread: set[str] = set()
+        self._reported: set[str] = set()
         """Of the layers, those that something was called, or of which there was a warning."""
         self._missed: set[str] = set()
         self._scratch = files.Scratch(self._folder)
@@ -150,22 +151,25 @@ class DumpReader(Reader):
         for row in rows:
             row["step"] = self._step
             if row["problem"]:
-                files.guarded(self.settings.option, self._folder, functools.partial(_fail, row["problem"]))
+                self._guarded(functools.partial(_fail, row["problem"]))
             for one in (*row["inputs"], *row["outputs"]):
                 if one.get("unread"):
                     self._tell_unread(row["operator"], one)
-        files.guarded(self.settings.option, self._folder, lambda: self._layout.write(rows, self._scratch.path))
+        self._guarded(lambda: self._layout.write(rows, self._scratch.path))
+
+    def _guarded(self, work: Callable[[], object]) -> None:
+        files.guarded(self.settings.option, self._folder, work, self._reported)
 
     def _tell_unread(self, operator: str, one: Row) -> None:
         what = (
             f"{one['argument'] or 'a result'} of {operator}, {dtype_of(one)}[{one['shape']}], is not written ({one['unread']})"
         )
-        if (kind := dtype_of(one) + one["unread"]) not in self._unread:
-            self._unread.add(kind)
+        if (kind := dtype_of(one) + one["unread"]) not in self._reported:
+            self._reported.add(kind)
             notices.warn(f"{self.settings.option}: {what}; the dump goes on")
 
     def end_step(self) -> None:
-        files.guarded(self.settings.option, self._folder, self._layout.flush)
+        self._guarded(self._layout.flush)
         self._layout.end_step()
         self._step += 1
         self._moment = -1
@@ -178,7 +182,7 @@ class DumpReader(Reader):
     def pause(self) -> None:
         self._left = steps.span(), steps.current()
         atexit.unregister(self._end)
-        files.guarded(self.settings.option, self._folder, self._layout.flush)
+        self._guarded(self._layout.flush)
         self._scratch.remove()
         if self.settings.marked and SET_DUMP not in self._met:
             notices.warn(

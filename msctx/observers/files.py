@@ -55,14 +55,17 @@ class Scratch:
             self.path.rmdir()
 
 
-def guarded(option: str, folder: Path, work: Callable[[], object]) -> bool:
-    """Whether *work* could write; else there is one warning for this folder and reason."""
+def guarded(option: str, folder: Path, work: Callable[[], object], reported: set[str] | None = None) -> bool:
+    """Whether *work* could write; else this warns, unless the text is in *reported* already."""
     try:
         work()
     except OSError as error:
         reason = error.strerror or str(error)
         text = f"{option}: cannot write to {folder} ({reason}); those files are missing, and the program goes on"
-        notices.warn(text)
+        if reported is None or text not in reported:
+            notices.warn(text)
+        if reported is not None:
+            reported.add(text)
         return False
     return True
 

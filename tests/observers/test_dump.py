@@ -232,7 +232,7 @@ def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.warns(MsctxWarning, match=r"session.enable_dump: .*file \(Not a directory\).*the program goes on") as found:
         dumped(tmp_path / "file", model())
-    assert len({str(one.message) for one in found}) == 1
+    assert len(found) == 1
     assert (tmp_path / "file").read_text() == "mine"
 
 
