@@ -72,7 +72,7 @@ def work(part: str, device: str, skip: int, seconds: float) -> None:
             run(lambda row: say({"row": row}))
 
 
-def carried_out(part: str, given: argparse.Namespace, seconds: float, done: Say) -> dict[str, Any]:
+def run_part(part: str, given: argparse.Namespace, seconds: float, done: Say) -> dict[str, Any]:
     """A part's result; *done* is told of it as far as it is, after each case."""
     found = nothing("no time was left")
     until = time.monotonic() + seconds
@@ -129,12 +129,12 @@ def kill(child: subprocess.Popen[str]) -> None:
 
 
 def nothing(note: str) -> dict[str, Any]:
-    """The result of a part that was not carried out."""
+    """The result of a part that did not run."""
     return {"rows": [], "failed": [], "cases": 0, "begun": 0, "note": note, "seconds": 0.0}
 
 
 def report(given: argparse.Namespace) -> dict[str, Any]:
-    """Carry out what is asked for, and show each part as soon as it is there."""
+    """Run the requested parts, and show each result as soon as it exists."""
     import cuda_tables
 
     asked = {part: share for part, share in PARTS.items() if not given.parts or part in given.parts}
@@ -153,7 +153,7 @@ def report(given: argparse.Namespace) -> dict[str, Any]:
             contest.keep(place(given, result), result)
 
         seconds = given.seconds * share / sum(asked.values()) - (started - began)
-        done(carried_out(part, given, seconds, done))
+        done(run_part(part, given, seconds, done))
         cuda_tables.show(part, result["parts"][part])
     return result
 

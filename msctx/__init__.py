@@ -1,4 +1,4 @@
-"""One context for how PyTorch executes: MindSpore's context options, carried out in PyTorch, scoped and restored exactly."""
+"""One context for how PyTorch executes: MindSpore's context options, applied to PyTorch, scoped and restored exactly."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ class DeviceError(MsctxError, RuntimeError):
 
 
 class StrictError(MsctxError, RuntimeError):
-    """``strict=True``, and something asked for would not have been carried out; or ``fallback="error"``, and no convolution could
+    """``strict=True``, and an option would have no effect; or ``fallback="error"``, and no convolution could
     run the algorithm that was named. Nothing was changed."""
 
     exit_code = 7
@@ -214,7 +214,7 @@ class StrictError(MsctxError, RuntimeError):
         lines = "\n".join(f"  {r}" for r in reasons)
         name = asked.partition("=")[0]
         return cls(
-            f"{asked}, and this would not be carried out:\n{lines}\nNothing was changed: take these options out, or {name}."
+            f"{asked}, and these options would have no effect:\n{lines}\nNothing was changed. Remove these options, or {name}."
         )
 
 
@@ -261,4 +261,4 @@ class NativeError(MsctxError, RuntimeError):
 
 
 class MsctxWarning(UserWarning):
-    """An option that is not carried out: one warning per option and reason."""
+    """An option has no effect, or another one than it names."""

@@ -108,14 +108,14 @@ class Plan(Table):
         }
 
     @cached_property
-    def carried_out(self) -> tuple[str, ...]:
-        """The spellings of the options that are carried out where it counts."""
+    def applied(self) -> tuple[str, ...]:
+        """The spellings of the options that take effect where it counts."""
         failing = {row.spelling for row in self.failing}
         return tuple(dict.fromkeys(r.spelling for r in self.rows if r.status in DONE and r.spelling not in failing))
 
     @cached_property
     def failing(self) -> tuple[Row, ...]:
-        """The rows of options that are not carried out where it counts: on the target, else on the accelerator that is here,
+        """The rows of options without effect where it counts: on the target, else on the accelerator that is here,
         else on the CPU. What the main device merely has no use for is not failing when another device carries it out.
         """
         return tuple(row for row in self.rows if row.status in FAILING and not row.shadowed and self._counts(row))

@@ -158,7 +158,7 @@ def is_partial(option: Option, device: str) -> bool:
 
 
 def failing(option: Option, device: str) -> dict[str, list[Any]]:
-    """What a device does not carry out of an option that it does carry out: status → the values."""
+    """The values of an option that a device does not support, though it supports others: status → the values."""
     found: dict[str, list[Any]] = {}
     if on_device(option, device).status not in DONE:
         return found

@@ -42,7 +42,7 @@ def build(module: ModuleType, root: str, function: Callable[[str, Option], Any])
         at: Any = module
         for part in between:
             if not hasattr(at, part):
-                inner = ModuleType(f"{at.__name__}.{part}", f"MindSpore's {root}.{part}, carried out by msctx.")
+                inner = ModuleType(f"{at.__name__}.{part}", f"MindSpore's {root}.{part}, implemented by msctx.")
                 sys.modules[inner.__name__] = inner
                 setattr(at, part, inner)
             at = getattr(at, part)

@@ -162,7 +162,7 @@ def test_the_error_shown_is_what_is_printed(
     assert capsys.readouterr().err == block
 
 
-def carried_out(option: Option) -> bool:
+def takes_effect(option: Option) -> bool:
     return any(on_device(option, device).status in DONE for device in DEVICES)
 
 
@@ -176,7 +176,7 @@ def cell(option: Option, device: str) -> str:
 
 def test_the_options_shown_are_those_that_are_declared(update: bool) -> None:
     table = ["| option | what it does | CPU | NVIDIA | Ascend |", "|---|---|---|---|---|"]
-    shown = [option for option in OPTIONS.values() if carried_out(option) and option.source != FLAGS_SOURCE]
+    shown = [option for option in OPTIONS.values() if takes_effect(option) and option.source != FLAGS_SOURCE]
     for option in sorted(shown, key=lambda o: o.source == "msctx"):
         cells = " | ".join(cell(option, device) for device in DEVICES)
         own = " (msctx)" * (option.source == "msctx")
@@ -220,7 +220,7 @@ def rule_text(rule: PrecisionRule) -> str:
     return "; ".join(cells) or "as given"
 
 
-def test_the_precision_modes_shown_are_those_that_are_carried_out(update: bool) -> None:
+def test_the_precision_modes_shown_are_those_that_are_applied(update: bool) -> None:
     table = ["| `precision_mode` | `_v2` | " + " | ".join(CLASSES) + " |", "|---" * (2 + len(CLASSES)) + "|"]
     for mode, by_class in MODES.items():
         v2 = ", ".join(f"`{name}`" for name, same in V2.items() if same == mode)

@@ -91,7 +91,7 @@ MISTAKES: dict[str, tuple[str, dict[str, str]]] = {
         "run x.yaml device_target=Ascend",
         {"x.yaml": "experiment:\n  entry: train.py:train\n", "train.py": TRAIN},
     ),
-    "strict, and something is not carried out": (
+    "strict, and an option has no effect": (
         "run x.yaml --dry-run",
         {
             "x.yaml": "context:\n  strict: true\n  enable_dump: true\nexperiment:\n  entry: train.py:train\n",

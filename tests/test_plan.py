@@ -115,20 +115,20 @@ def test_the_cpu_is_on_every_machine() -> None:
     assert not msctx.explain({"device_target": "CPU"}, device="cuda").missing
 
 
-def test_what_is_carried_out() -> None:
+def test_what_is_applied() -> None:
     options = {
         "deterministic": "ON",
         "parallel_speed_up_json_path.enable_begin_end_inline_opt": True,
         "conv_fprop_algo": "gemm",
         "gpu_config": {"conv_fprop_algo": "fft"},
     }
-    assert msctx.explain(options, device="cuda").carried_out == ("deterministic", "gpu_config.conv_fprop_algo")
+    assert msctx.explain(options, device="cuda").applied == ("deterministic", "gpu_config.conv_fprop_algo")
 
 
 def test_spellings_that_agree_are_no_fault() -> None:
     found = make({"deterministic": "ON", "session": {"deterministic": 1}})
     assert found.failing == ()
-    assert found.carried_out == ("deterministic",)
+    assert found.applied == ("deterministic",)
 
 
 def test_what_a_higher_level_displaces_is_told() -> None:
@@ -244,17 +244,17 @@ HOLD = (
 @pytest.mark.parametrize(
     ("options", "devices", "failing"),
     [
-        # carried out where it counts
+        # applied where it counts
         ({"deterministic": "ON"}, DEVICES, []),
-        # not carried out on the only device
+        # not applied on the only device
         ({**REFUSES}, ("cpu",), ["cpu"]),
-        # the accelerator counts: it carries out what the CPU does not
+        # the accelerator counts: it applies what the CPU does not
         ({"matmul_allow_tf32": True}, ("cpu", "cuda"), []),
         ({"max_device_memory": "4GB"}, ("cpu", "cuda"), []),
         # once, where it counts
         ({**REFUSES}, ("cpu", "cuda"), ["cuda"]),
         ({**REFUSES}, DEVICES, ["ascend"]),
-        # what the device that counts has no use for, another one carries out
+        # what the device that counts has no use for, another one applies
         ({"matmul_allow_tf32": True}, DEVICES, []),
         ({"conv_fprop_algo": "winograd"}, DEVICES, []),
         # ... or nobody does
@@ -287,9 +287,7 @@ HOLD = (
         ({"device_id": 1}, ("cpu", "cuda"), []),
     ],
 )
-def test_what_is_not_carried_out_where_it_counts(
-    options: dict[str, object], devices: tuple[str, ...], failing: list[str]
-) -> None:
+def test_what_has_no_effect_where_it_counts(options: dict[str, object], devices: tuple[str, ...], failing: list[str]) -> None:
     for more in ({}, {"strict": True}):
         found = make({**options, **more}, devices=devices)
         assert [r.device for r in found.failing] == failing

@@ -54,8 +54,8 @@ def show(console: Console, shown: Any) -> None:
 
 
 def plan_page(plan: Plan) -> tuple[Group, Text]:
-    """A plan, and below it in one line how much of it is carried out."""
-    return plan_table(plan), _carried_out(plan)
+    """A plan, and below it in one line how many of its options are applied."""
+    return plan_table(plan), _applied(plan)
 
 
 def plan_table(plan: Plan) -> Group:
@@ -79,10 +79,10 @@ def plan_table(plan: Plan) -> Group:
     return Group(*lines)
 
 
-def _carried_out(plan: Plan) -> Text:
+def _applied(plan: Plan) -> Text:
     spellings = dict.fromkeys(row.spelling for row in plan.rows)
-    text = Text(f"{len(plan.carried_out)} of {len(spellings)} options carried out")
-    if left := [s for s in spellings if s not in plan.carried_out]:
+    text = Text(f"{len(plan.applied)} of {len(spellings)} options applied")
+    if left := [s for s in spellings if s not in plan.applied]:
         text.append(f"; not: {', '.join(left)}", style="yellow")
     if plan.strict and (plan.failing or plan.incomplete):
         text.append("\nstrict=True: entering this would be refused", style="red")

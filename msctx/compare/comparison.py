@@ -96,7 +96,7 @@ class _Measuring:
         row = Row(name=case.name, direction=case.direction, problem=case.problem, count=case.count)
         try:
             with case.scope(), warnings.catch_warnings():
-                warnings.simplefilter("ignore", MsctxWarning)  # the row has what a choice does not carry out
+                warnings.simplefilter("ignore", MsctxWarning)  # the row names options without effect
                 self._measure(row)
         except (Exception, SystemExit) as error:
             row.reason = f"it cannot run: {_line(error)}"
@@ -139,21 +139,21 @@ class _Measuring:
             cell.status, cell.reason = "no_say", f"none of its options applies to {self._case.direction}"
             return cell
         try:
-            idle, is_all = self._not_carried_out(cell.asked)
+            idle, is_all = self._no_effect(cell.asked)
         except MsctxError as error:  # options that cannot stand together
             idle, is_all = _line(error), True
         if is_all:
             cell.reason = idle
             return cell
         if idle:
-            cell.not_carried_out = idle
+            cell.no_effect = idle
         limit = self._comparison.keys.error_limit or (ROUNDED if {*map(name_of, options)} & {*ROUNDING} else EXACT)
         cell = self._check(cell, options, truth, max(limit, WORSE * (plain.error or 0.0)))
         if not cell.reason and cell.ms > HOPELESS * plain.ms:
             cell.status, cell.reason = "slow", f"not measured: it takes {cell.ms / plain.ms:.0f} times as long as torch"
         return cell
 
-    def _not_carried_out(self, options: Mapping[str, Any]) -> tuple[str, bool]:
+    def _no_effect(self, options: Mapping[str, Any]) -> tuple[str, bool]:
         """What comes of options that have no effect here, and whether that is all of them."""
         plan, settings = self._context(options).plan, list(make_layer(options, "comparison").settings.values())
         reasons = []

@@ -14,7 +14,7 @@ from msctx.run.record import plain
 from msctx.run.sweep import unformulated
 
 Status = Literal["measured", "no_say", "unable", "failed", "slow", "skipped"]
-"""no_say: none of its options applies to the row; unable: it cannot run, or is not carried out; failed: it raised, or its result
+"""no_say: none of its options applies to the row; unable: it cannot run, or has no effect; failed: it raised, or its result
 was wrong; slow: it was stopped after its first runs; skipped: there was no time for it."""
 
 
@@ -39,7 +39,7 @@ class Cell(BaseModel):
     bound: float | None = None
     workspace: int | None = None
     reason: str = ""
-    not_carried_out: str = ""
+    no_effect: str = ""
     """Which of its options have no effect here, and why."""
     metrics: dict[str, Any] = {}
 
@@ -133,7 +133,7 @@ class Result(BaseModel):
 
 COLUMNS = (
     *("name", "direction", "problem", "count", "point", "ran", "ratio", "spread", "ms", "baseline_ms", "error", "bound"),
-    *("workspace", "status", "reason", "not_carried_out"),
+    *("workspace", "status", "reason", "no_effect"),
 )
 
 

@@ -124,11 +124,11 @@ def refuse(plan: Plan) -> None:
 
 
 def warn_failing(plan: Plan, own: Sequence[Layer] | None, outer: Plan = NOTHING) -> None:
-    """One warning for each option that is not carried out; *own*: only for what these layers set, and what was carried out in the
+    """One warning for each option without effect; *own*: only for what these layers set, and what took effect in the
     *outer* plan and is so no longer."""
     if not (failing := [*plan.failing, *plan.incomplete]):
         return
-    spellings = None if own is None else {*outer.carried_out, *(s for layer in own for s in layer.settings)}
+    spellings = None if own is None else {*outer.applied, *(s for layer in own for s in layer.settings)}
     for row in failing:
         if spellings is None or row.spelling in spellings:
             warn(str(row))

@@ -86,7 +86,7 @@ def _close(scope: Scope, error: BaseException | None) -> None:
                     warn(text)
             if wrong and error is None:
                 asked = "strict=True" if scope.plan.strict else 'fallback="error"'
-                raise StrictError("\n  ".join([f"{asked}, and these rules were not carried out:", *wrong]))
+                raise StrictError("\n  ".join([f"{asked}, and these rules had no effect:", *wrong]))
 
 
 def close_late(scopes: list[Scope], error: BaseException | None = None) -> None:

@@ -116,7 +116,7 @@ class _Merging:
         call.notes = tuple(notes)
 
     def _ignored(self, call: Call) -> list[str]:
-        """What MindSpore ignores on the device that the script names, and msctx carries out there."""
+        """What MindSpore ignores on the device that the script names, and msctx applies there."""
         from msctx.mindspore.keys import DEVICE, KEYS
 
         target = self.entries.get("device_target")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from msctx.mindspore.errors import NotCarriedOut
+from msctx.mindspore.errors import NotSupportedError
 
 
 class Absent:
@@ -14,7 +14,7 @@ class Absent:
     def __init__(self, name: str, why: str) -> None:
         self.__module__, _, self.__name__ = name.rpartition(".")
         self.__qualname__ = self.__name__
-        self.__doc__ = f"Not carried out by msctx: {why}."
+        self.__doc__ = f"Not supported by msctx: {why}."
         self._full_name, self._why = name, why
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -26,10 +26,10 @@ class Absent:
         raise self._error(f".{name}")
 
     def __repr__(self) -> str:
-        return f"<{self._full_name}, not carried out by msctx>"
+        return f"<{self._full_name}, not supported by msctx>"
 
-    def _error(self, what: str) -> NotCarriedOut:
-        return NotCarriedOut(f"{self._full_name}{what} is not carried out by msctx: {self._why}. Nothing was changed.")
+    def _error(self, what: str) -> NotSupportedError:
+        return NotSupportedError(f"{self._full_name}{what} is not supported by msctx: {self._why}. Nothing was changed.")
 
 
 class _Operators(Absent):
@@ -95,7 +95,7 @@ class _NoModules:
         if below and not parent:
             known = OF_TOP.get(below.partition(".")[0])
             why = known._why if known else f"{CONTEXT} torch"
-            raise ImportError(f"ms.{below} is not carried out by msctx: {why}", name=name)
+            raise ImportError(f"ms.{below} is not supported by msctx: {why}", name=name)
 
 
 sys.meta_path.append(_NoModules)  # last: it is asked for modules that nobody has

@@ -15,7 +15,7 @@ cpu: Any
 gpu: Any
 ascend: Any
 
-NOT_CARRIED_OUT = {
+NOT_SUPPORTED = {
     "ascend.op_tuning.aclnn_cache": "torch_npu has no such cache that could be set",
     "ascend.op_debug.debug_option": "msctx.set_context(op_debug_config=<file>) is there for checks of memory accesses",
     "ascend.op_debug.aclinit_config": "torch_npu initialises ACL by itself",
@@ -38,7 +38,7 @@ def _ask(module: ModuleType, word: str) -> None:
 
 
 build(sys.modules[__name__], "device_context", partial(setter, store=state.set_one))
-for _name, _why in NOT_CARRIED_OUT.items():
+for _name, _why in NOT_SUPPORTED.items():
     _module, _, _last = f"{__name__}.{_name}".rpartition(".")
     setattr(sys.modules[_module], _last, Absent(f"ms.device_context.{_name}", _why))
 for _kind, _word in (("cpu", "CPU"), ("gpu", "GPU"), ("ascend", "Ascend")):

@@ -17,5 +17,5 @@ class OptionRuntimeError(_ProblemsError, RuntimeError):
     exit_code = 2
 
 
-class NotCarriedOut(MsctxError, NotImplementedError):
+class NotSupportedError(MsctxError, NotImplementedError):
     """A function of MindSpore that msctx knows and has nothing for. Nothing was changed."""

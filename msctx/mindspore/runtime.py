@@ -113,7 +113,7 @@ def memory_stats() -> dict[str, int]:
     }
 
 
-# --- not carried out --------------------------------------------------------------------------------------------------
+# --- not supported --------------------------------------------------------------------------------------------------
 
 _affinity = Absent("ms.runtime.set_cpu_affinity", "os.sched_setaffinity and OMP_PLACES set on which cores threads run")
 

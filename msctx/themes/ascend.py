@@ -141,7 +141,7 @@ def _raw_keys(on: On, setting: Setting, level: str, assignments: dict[str, Any],
     if len(lost) == len(setting.value):
         return refused(overwrites)
     reasons = [f"{', '.join(left)}: {GRAPHS}; {how}"] if left else ["its keys are options of their own"]
-    reasons += [f"{', '.join(unsent)}: carried out by msctx, the engine does not get it"] if unsent else []
+    reasons += [f"{', '.join(unsent)}: msctx applies it; it is not passed to the engine"] if unsent else []
     reasons += [f"in graphs torchair's {', '.join(pinned)} holds"] if pinned else []
     reasons += [overwrites] if lost else []
     return (approximated if pinned or lost else honoured)(assignments if left else {}, "; ".join(reasons))

@@ -156,7 +156,7 @@ def on_fallback(on: On) -> str:
     return str(on.get("fallback", "error" if on.get("strict", False) else "warn"))
 
 
-def carried_out(on: On) -> dict[str, Any]:
+def assignments_of(on: On) -> dict[str, Any]:
     """In eager code and in what inductor compiles."""
     return conv_policy(on) | ({} if only_records(on) else INDUCTOR) | (apart(on) if by_module(on) else {})
 
@@ -220,12 +220,12 @@ def obstacle(on: On) -> str:
 
 def _algorithm(on: On, setting: Setting) -> Outcome:
     if on.device == "cuda" and setting.value == "normal":
-        return honoured(carried_out(on), OWN_PATH)
+        return honoured(assignments_of(on), OWN_PATH)
     if why := obstacle(on):
         return refused(why)
     if on.device == "cuda" and setting.value == "reference":
         return refused(ON_CPU_ALONE)
-    assignments = carried_out(on)
+    assignments = assignments_of(on)
     if setting.value != "performance":
         named = DIRECT_ON_CUDA if setting.value == "direct" else HALF_ON_CUDA
         return honoured(assignments, named if on.device == "cuda" else "")
@@ -248,7 +248,7 @@ def _decides(on: On) -> str:
 def _conv_algo_rules(on: On, setting: Setting) -> Outcome:
     if why := obstacle(on):
         return refused(why)
-    assignments, moves = carried_out(on), ""
+    assignments, moves = assignments_of(on), ""
     if any(field == "module" for rule in rules_of(setting.value) for field, _ in rule.conditions):
         if on.get("disable_format_transform") is False:
             moves = (
@@ -275,9 +275,9 @@ def _enable_small_channel(on: On, setting: Setting) -> Outcome:
     if len(taken) == len(ALGORITHMS):
         return inert(f"{', '.join(taken)} decide, for these convolutions too")
     if on.device == "cpu":
-        return approximated(carried_out(on), SMALL_BY_NORMAL)
+        return approximated(assignments_of(on), SMALL_BY_NORMAL)
     why = unmeasured(on)
-    return approximated(carried_out(on), f"{SMALL_BY_TIME}; {why}: {_decides(on)}" if why else SMALL_BY_TIME)
+    return approximated(assignments_of(on), f"{SMALL_BY_TIME}; {why}: {_decides(on)}" if why else SMALL_BY_TIME)
 
 
 def _disable_format_transform(on: On, setting: Setting) -> Outcome:

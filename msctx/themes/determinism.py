@@ -7,7 +7,7 @@ from typing import Any
 from msctx.options import Setting
 from msctx.options.observation import DeterministicExcept
 from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, refused
-from msctx.themes.convolution import carried_out, conv_policy
+from msctx.themes.convolution import assignments_of, conv_policy
 
 CUDA_ON = {"torch.cudnn.benchmark": False, "env.CUBLAS_WORKSPACE_CONFIG": ":4096:8", "env.NCCL_ALGO": "Ring"}
 NPU_ON = {"env.HCCL_DETERMINISTIC": "true", "env.TE_PARALLEL_COMPILER": "1"}
@@ -109,7 +109,7 @@ def _invariant(on: On, setting: Setting, nothing_for: str) -> Outcome:
         return as_it_is()
     if on.facts.native:
         return refused(on.facts.native)
-    assignments, lacking = dict[str, Any](carried_out(on)), ""
+    assignments, lacking = dict[str, Any](assignments_of(on)), ""
     if setting.option.name == "batch_invariant" and on.get("mode") == 0:
         lacking = f"; nor for other compiled code, since {on.facts.inductor}" if on.facts.inductor else ""
         assignments |= {} if lacking else {"torch.inductor.batch_invariant": True}

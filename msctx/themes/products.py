@@ -16,7 +16,7 @@ from msctx.themes.convolution import (
     ON_NPU,
     OPEN,
     asked_of,
-    carried_out,
+    assignments_of,
     conv_policy,
     detail,
     excluded,
@@ -89,7 +89,7 @@ def _products(on: On, setting: Setting) -> Outcome:
     if names <= {*missing} or (missing and on_fallback(on) == "error"):
         return refused(reasons.removesuffix(f"; {LEFT_OUT}"))
     if on.device != "ascend":
-        return approximated(carried_out(on), reasons) if missing else honoured(carried_out(on), PAST_THE_HOOK)
+        return approximated(assignments_of(on), reasons) if missing else honoured(assignments_of(on), PAST_THE_HOOK)
     if differs := "; ".join(filter(None, (reasons, ITS_ORDER if "strict" in names - {*missing} else ""))):
         return approximated(npu_policy(on), differs)
     return honoured(npu_policy(on), {True: FROM_HALVES, False: BY_UNIT, None: BY_CHIP}[on.facts.half_products])
@@ -166,7 +166,7 @@ def _matmul_allow_tf32(on: On, setting: Setting) -> Outcome:
     outcome = _limited(on, detail(on, ability="round to TF32", of=(PRODUCT,)), "matmul_max_error", LEAST["matmul_max_error"])
     if outcome.status != "honoured":
         return outcome
-    return inert(TOGETHER) if on.get("batch_invariant") else honoured(carried_out(on), ON_UNIT)
+    return inert(TOGETHER) if on.get("batch_invariant") else honoured(assignments_of(on), ON_UNIT)
 
 
 def _tf32_by_cublas(on: On, setting: Setting) -> Outcome:

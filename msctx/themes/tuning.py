@@ -19,7 +19,7 @@ from msctx.themes.common import (
     recorded_in,
     tuner,
 )
-from msctx.themes.convolution import carried_out, obstacle
+from msctx.themes.convolution import assignments_of, obstacle
 from msctx.themes.graph import compilation
 
 TUNING = ("aoe_tune_mode", "aoe_mode")
@@ -69,7 +69,7 @@ def _tuning(on: On, setting: Setting) -> Outcome:
     if measured(on):
         if why := obstacle(on):
             return approximated(found, f"{why}; {SEARCHED} alone")
-        found |= carried_out(on)
+        found |= assignments_of(on)
     if setting.option.name == "aoe_config_file":
         left = [kind for kind in narrowed(on).get("tune_ops_type", ()) if kind not in TYPES]
         left += narrowed(on).get("feature", ())
@@ -94,4 +94,4 @@ def _offline(on: On) -> Outcome:
         return refused(ELSEWHERE if on.device == "cpu" else NOT_RECORDED)
     if why := obstacle(on):
         return refused(why)
-    return honoured(carried_out(on), FOR_LATER.format(PROBLEM[on.device]))
+    return honoured(assignments_of(on), FOR_LATER.format(PROBLEM[on.device]))

@@ -11,7 +11,7 @@ from msctx.reference import on_device
 PAGE = machine.ROOT / "docs/ascend.md"
 
 
-def _carried_out() -> set[str]:
+def _applied() -> set[str]:
     return {option.name for option in OPTIONS.values() if on_device(option, "ascend").status in DONE}
 
 
@@ -32,4 +32,4 @@ def _without_a_case() -> list[str]:
 def test_each_option_has_a_case_or_a_reason() -> None:
     reasons = _without_a_case()
     assert len(reasons) == len(set(reasons))
-    assert _carried_out() - _set_in_cases() == set(reasons)
+    assert _applied() - _set_in_cases() == set(reasons)

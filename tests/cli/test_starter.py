@@ -47,7 +47,7 @@ def test_it_can_be_read_at_a_glance() -> None:
     assert all(LINES[LINES.index(heading) - 1] == "" for heading in headings)
 
 
-def test_it_offers_known_options_that_are_carried_out_somewhere() -> None:
+def test_it_offers_known_options_that_take_effect_somewhere() -> None:
     names = [name for group in starter.GROUPS.values() for name in group]
     assert len(names) == len(set(names))
     assert set(starter.SET) <= set(names)
@@ -70,7 +70,7 @@ def test_it_works_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
     assert "msctx run mine.yaml" in out
     code, out, _ = run(capsys, "explain", "mine.yaml", "--device", "cpu")
     assert code == 0
-    assert "2 of 2 options carried out" in out
+    assert "2 of 2 options applied" in out
     experiment = read("mine.yaml")
     assert (experiment.name, experiment.entry, experiment.record_dir) == ("mine", "train.py:main", "runs")
     code, out, err = run(capsys, "run", "mine.yaml", "args.steps=10", "--out", "out")

@@ -84,7 +84,7 @@ axes:
         assert "products in bfloat16" in found["bf16"].ran
 
 
-def test_options_that_are_not_carried_out_have_no_time(tmp_path: Path) -> None:
+def test_options_without_effect_have_no_time(tmp_path: Path) -> None:
     text = """
 axes:
   way:
@@ -97,7 +97,7 @@ axes:
         assert found["for another device"].reason.startswith("gpu_config.conv_allow_tf32 ")
         assert found["not here"].reason.startswith("stream_max_parallel_num refused: ")
         assert found["in part"].ratio
-        assert found["in part"].not_carried_out.startswith("stream_max_parallel_num refused: ")
+        assert found["in part"].no_effect.startswith("stream_max_parallel_num refused: ")
 
 
 MODELS = """

@@ -1,4 +1,4 @@
-"""Every test begins and ends with nothing set; warnings about what is not carried out are no news here."""
+"""Every test begins and ends with nothing set; warnings about options without effect are no news here."""
 
 import warnings
 from collections.abc import Iterator

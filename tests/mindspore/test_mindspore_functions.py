@@ -14,7 +14,7 @@ import msctx
 import msctx.mindspore as ms
 from msctx import devices
 from msctx.errors import DeviceError, MsctxError, MsctxWarning, OptionError, StrictError
-from msctx.mindspore.errors import NotCarriedOut, OptionRuntimeError, OptionTypeError
+from msctx.mindspore.errors import NotSupportedError, OptionRuntimeError, OptionTypeError
 from msctx.vocabulary import names
 
 HERE = {n: o for n, o in names("runtime").items() if n == "runtime.dispatch_threads_num"}
@@ -185,7 +185,7 @@ def test_launch_blocking_and_affinity() -> None:
     ms.runtime.launch_blocking()
     assert ms.get_context("pynative_synchronize") is True
     ms.runtime.set_cpu_affinity(False)
-    with pytest.raises(NotCarriedOut):
+    with pytest.raises(NotSupportedError):
         ms.runtime.set_cpu_affinity(True, ["0-3"])
 
 
@@ -252,7 +252,7 @@ def test_constants() -> None:
 @pytest.mark.parametrize(
     ("use", "text"),
     [
-        (lambda: ms.set_auto_parallel_context(parallel_mode="x"), r"ms\.set_auto_parallel_context\(\) is not carried out"),
+        (lambda: ms.set_auto_parallel_context(parallel_mode="x"), r"ms\.set_auto_parallel_context\(\) is not supported"),
         (lambda: ms.context.ParallelMode.DATA_PARALLEL, r"torch\.distributed with"),
         (lambda: ms.nn.Cell, r"ms\.nn\.Cell .*MindSpore's context alone.* torch\.nn"),
         (lambda: ms.grad(abs), r"use msctx\.grad, on which grad_for_scalar acts"),
@@ -263,11 +263,11 @@ def test_constants() -> None:
 def test_what_is_absent_can_be_imported_and_says_why(use: Callable[[], Any], text: str) -> None:
     from msctx.mindspore import JitConfig, ParallelMode, Tensor
 
-    assert all(repr(found).endswith(", not carried out by msctx>") for found in (JitConfig, ParallelMode, Tensor))
+    assert all(repr(found).endswith(", not supported by msctx>") for found in (JitConfig, ParallelMode, Tensor))
     with pytest.raises(NotImplementedError, match=text) as caught:
         use()
     assert isinstance(caught.value, MsctxError)
-    with pytest.raises(ImportError, match=r"ms\.communication is not carried out by msctx: .*use torch\.distributed"):
+    with pytest.raises(ImportError, match=r"ms\.communication is not supported by msctx: .*use torch\.distributed"):
         import_module("msctx.mindspore.communication.management")
 
 

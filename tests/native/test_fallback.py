@@ -148,7 +148,7 @@ def test_error_raises_at_entry_where_no_call_can_run_it(passes, tmp_path) -> Non
                         raise SystemExit("entered")
                 except msctx.StrictError as error:
                     first, row, *_ = str(error).splitlines()
-                    assert first.startswith('fallback="error", and this would not be carried out'), error
+                    assert first.startswith('fallback="error", and these options would have no effect'), error
                     assert row.strip().startswith(next(iter(asked))) and "/nonexistent" in row, error
                 assert msctx.state() == before
         with msctx.context(thread_invariant=False, fallback="error"):

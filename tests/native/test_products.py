@@ -152,7 +152,7 @@ def test_others_are_torchs() -> None:
         lambda: torch.mm(sparse.to_sparse_csr(), a),
         lambda: torch.addmm(a, sparse, a),
         lambda: torch.mm(wide.conj(), wide),
-        lambda: torch.mm(wide.conj().imag, a),  # real, but with a negation that is not carried out yet
+        lambda: torch.mm(wide.conj().imag, a),  # real, but with a pending negation
         lambda: torch.mm(a.long(), a.long()),
     ]
     plain = [call() for call in calls]

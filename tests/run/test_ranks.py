@@ -31,7 +31,7 @@ def launched(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
 def test_torchrun_is_one_run(folder: Path) -> None:
     done = launched(folder)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("options carried out") == 1
+    assert done.stdout.count("options applied") == 1
     assert done.stdout.count("completed") == 1
     (made,) = (folder / "runs").iterdir()
     for number in range(2):

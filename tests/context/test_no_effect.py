@@ -1,4 +1,4 @@
-"""What is not carried out: one warning for each option and reason, strict, invalid values, what came too late."""
+"""Options without effect: warnings, strict, invalid values, what came too late."""
 
 import copy
 import re
@@ -24,7 +24,7 @@ FAILING: list[Any] = [
 
 
 @pytest.mark.parametrize(("options", "text"), FAILING)
-def test_one_warning_for_each_option_that_is_not_carried_out(options: dict[str, Any], text: str) -> None:
+def test_one_warning_for_each_option_without_effect(options: dict[str, Any], text: str) -> None:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("default")
         for _ in range(2):
