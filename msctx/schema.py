@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any
 
-from msctx.options import GROUPS, OPTIONS, Option
+from msctx.options import OPTIONS, Option
 from msctx.options.kinds import Kind, YamlWord
 from msctx.options.layers import presets
 from msctx.run.config import COMPARED, SECTIONS
@@ -36,23 +36,8 @@ HELP = {
     "ge_options": "Options of CANN's graph engine, in its own words.",
     "session": "CANN's session options, by their own names.",
     "atc": "Flags of CANN's ATC, by their own names.",
-    "aoe_config": "What aoe_tune_mode tunes.",
-    "device_context": "MindSpore's newer names for options of one device.",
-    "device_context.cpu": "MindSpore's newer names for options of CPU tensors alone.",
-    "device_context.gpu": "MindSpore's newer names for options of CUDA tensors alone.",
-    "device_context.ascend": "MindSpore's newer names for options of Ascend alone.",
-    "runtime": "MindSpore's newer names for options of the runtime.",
-    "set_device": "MindSpore's newer names for the device to use.",
     "preset": "A named set of options to start from, or the path of a YAML file of your own; what stands beside it wins.",
 }
-
-_BEYOND = r"[^\x00-\x7f]"
-"""Editors do not agree with Python on which letters beyond ASCII may stand in a name, so any are let pass."""
-NARROWER: dict[str, dict[str, Any]] = {
-    "name": {"pattern": rf"^\.*([\w-]|{_BEYOND})([\w.-]|{_BEYOND})*$"},
-    "args": {"patternProperties": {rf"^([A-Za-z_]|{_BEYOND})(\w|{_BEYOND})*$": {}}, "additionalProperties": False},
-}
-"""What the keys of a section take beyond their type."""
 
 _WORDS = f"^({'|'.join(''.join(f'[{c}{c.upper()}]' for c in word) for word in YamlWord.TRUTH)})$"
 """``on``, ``yes``, ``off`` and ``no``, text to a reader of YAML 1.2; msctx reads true and false where an option has these values."""
@@ -115,10 +100,7 @@ def _escaped(name: str) -> str:
 
 
 def _section(keys: dict[str, Kind]) -> dict[str, Any]:
-    properties = {
-        key: {"description": HELP[key], **_as_an_editor_reads(kind.schema()), **NARROWER.get(key, {})}
-        for key, kind in keys.items()
-    }
+    properties = {key: {"description": HELP[key], **_as_an_editor_reads(kind.schema())} for key, kind in keys.items()}
     return {"type": ["object", "null"], "additionalProperties": False, "properties": properties}
 
 
@@ -149,6 +131,3 @@ def _as_an_editor_reads(schema: dict[str, Any]) -> dict[str, Any]:
     if any("integer" in form.get("type", ()) for form in forms):
         forms.append({"type": "string", "pattern": _UNDERSCORES})
     return forms[0] if len(forms) == 1 else {"anyOf": forms}
-
-
-assert set(GROUPS) <= set(HELP)

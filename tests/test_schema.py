@@ -171,8 +171,6 @@ def test_what_msctx_takes_fits(tmp_path: Path) -> None:
         {"context": {"in_out_pair": [["a"]]}},
         {"context": {"max_device_memory": "4OGB"}},
         {"experiment": {"args": None}},
-        {"experiment": {"args": {"a-b": 1}}},
-        {"experiment": {"name": "a/b"}},
         {"experiment": {"seed": -1}},
         {"experiment": {"file": "x"}},
     ],
