@@ -47,7 +47,7 @@ def _absolute(setting: Setting) -> Any:
 
 
 def read(environment: Mapping[str, str]) -> dict[str, Any]:
-    """What the variable holds; empty: it is not set.
+    """The content of the variable; empty: it is not set.
 
     Raises:
         OptionError: it is not what :func:`pack` makes, or is of another version of msctx.

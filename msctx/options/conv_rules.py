@@ -16,13 +16,13 @@ DIRECTIONS = ("fprop", "dgrad", "wgrad")
 """Of a convolution."""
 PRODUCT = "matmul"
 ASKED = (*DIRECTIONS, PRODUCT)
-"""What algorithms are asked for, in the order of the native core."""
+"""The directions that have algorithms, in the order of the native core."""
 PRODUCT_FIELDS = ("module", "input", "weight", "dtype", "layout")
 ALONG = ("stride", "padding", "dilation", "output_padding")
 """The fields that choices() shows as one number where it holds along each axis."""
 SIZES = ("input", "weight", *ALONG, "groups")
 FIELDS = ("module", *SIZES, "transposed", "dtype", "layout", "dims")
-"""What of a problem a condition can name: the text that choices() shows, and how many axes an image has."""
+"""The fields of a problem that a condition can name, as choices() shows them; ``dims`` counts the axes of an image."""
 _NAMES = """
     float32 float64 float16 bfloat16 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu bool
     uint8 uint16 uint32 uint64 int8 int16 int32 int64 complex32 complex64 complex128 qint8 quint8 qint32
@@ -85,7 +85,7 @@ def rules_of(text: str) -> tuple[ConvRule, ...]:
 
 
 def asked_by(named: Mapping[str, str | None], *texts: str | None) -> dict[tuple[str, str], str]:
-    """All that options and rules ask for together: (direction, algorithm) → who asks for it, an option first.
+    """(direction, algorithm) → the option, or else the rules, that name it.
 
     Args:
         named: direction → the algorithm that its option names.
@@ -99,7 +99,7 @@ def asked_by(named: Mapping[str, str | None], *texts: str | None) -> dict[tuple[
 
 @dataclass(frozen=True)
 class _Of:
-    """What rules are about."""
+    """The directions and fields of one option of rules."""
 
     directions: tuple[str, ...]
     fields: tuple[str, ...]

@@ -1,7 +1,7 @@
-"""What the files and texts hold that options name: one format each, a reader and a type.
+"""The formats of the files and texts that options name: a reader and a type each.
 
-The keys of some are options of their own (``env_config_path.rdr.mode``); of these only the form is checked here, their values
-where every option's are.
+The keys of some are options of their own (``env_config_path.rdr.mode``); of these only the form is checked here; their values are
+checked like those of any option.
 """
 
 from __future__ import annotations

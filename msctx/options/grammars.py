@@ -1,4 +1,4 @@
-"""The options whose text has a grammar of its own: steps, shapes, engines … as patterns with one check across the parts."""
+"""Options with a grammar (steps, shapes, engines …), as patterns with one check across the parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LONG = f"0*{_NUMBER}"
 _SIZE = "[1-9][0-9]{0,17}"
 
 Fault = tuple[str, str]
-"""What is wrong with parts, and what to write instead, if that is known."""
+"""A problem with parts, and a replacement if one is known."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def expression_in(layer: str) -> str | None:
 
 
 def _fault(layer: str) -> str:
-    """What is wrong with the expression of a layer."""
+    """The problem with the expression of a layer."""
     expression = expression_in(layer)
     if expression is not None and not layer.endswith(")"):
         return "the closing parenthesis is missing"
@@ -243,7 +243,7 @@ class AccelerateTrainModeKind(TextKind):
     """How training in low precision begins and when it ends: ``fast|step|0.9``."""
 
     RATIOS = {"step": (0.2, 0.9, 0.9), "loss": (1.01, 1.5, 1.05)}
-    """What ends the phase → lowest, highest and default ratio."""
+    """The end of the phase → lowest, highest and default ratio."""
 
     def read(self, value: Any) -> str:
         text = re.sub(r"\s", "", value) if isinstance(value, str) else ""

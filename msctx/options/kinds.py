@@ -74,7 +74,7 @@ class Kind:
 
     @property
     def allowed(self) -> str:
-        """What is accepted, for messages and the reference."""
+        """The accepted values, for messages and the reference."""
         raise NotImplementedError
 
     def parse(self, value: Any) -> Any:
@@ -168,7 +168,7 @@ def _spelled(value: Any) -> str:
 
 
 class ChoiceKind(ValueKind):
-    """The values of an option that has a set of its own."""
+    """The values of an option with a dedicated set."""
 
 
 BOOL = ValueKind((True, False))

@@ -21,7 +21,7 @@ class Setting:
     value: Any
     origin: str
     content: Any = None
-    """What the file held that the value names, as plain data."""
+    """The content of the file that the value names, as plain data."""
     via: str = ""
     """The spelling of the setting whose file or text held this one."""
 
@@ -42,7 +42,7 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """What was set in one place: a file, the environment, the command line, ``set_context`` or one with-block."""
+    """The settings of one place: a file, the environment, the command line, ``set_context`` or one with-block."""
 
     settings: Mapping[str, Setting] = field(default_factory=dict)
     lost: tuple[tuple[Setting, Setting], ...] = ()
@@ -82,12 +82,12 @@ def _replaces(newer: Setting, older: Setting, lower: bool) -> bool:
 
 
 def _is_part(part: Setting, whole: Setting) -> bool:
-    """Whether a setting is a key of a file, and another names that file anew."""
+    """Whether a setting is a key of a file that another setting replaces."""
     return part.option.name.startswith(f"{whole.option.name}.") and whole.device in (None, part.device)
 
 
 class Settings:
-    """Layers, low to high, and what they come to on each device; a layer for the base and one for each scope around.
+    """Layers, low to high, and the result on each device; a layer for the base and one for each scope around.
 
     The higher layer wins; inside one layer the spelling of higher rank does (see :func:`msctx.options.option.rank_of`), and an
     option yields to another that overrides it (:mod:`msctx.options.rules`). Groups therefore merge key by key.
@@ -98,7 +98,7 @@ class Settings:
         self._below = below
         self.layers: tuple[Layer, ...] = (*(below.layers if below else ()), *own)
         self.plans: dict[Any, Any] = {}
-        """Facts about a machine → what these come to there: kept with them, since a plan is pure."""
+        """Facts about a machine → the plan there, kept since a plan is pure."""
         self._on: dict[str, _OnDevice] = {}
         self._highest: dict[str, Setting | None] = {**below._highest} if below else {}  # None: only lost ones
         self.devices = frozenset(s.device for layer in own for s in layer.settings.values() if s.device)
@@ -129,7 +129,7 @@ class Settings:
         return self._at(device).overridden
 
     def counts(self, name: str) -> bool:
-        """Whether a setting of an option counts at all: the key of a file that was named anew does not."""
+        """Whether a setting of an option counts: the key of a replaced file does not."""
         return any(name in self.on(d) or any(o.setting.option.name == name for o in self.overridden(d)) for d in DEVICES)
 
     def _at(self, device: str) -> _OnDevice:
@@ -166,7 +166,7 @@ class Overridden(NamedTuple):
 
 
 class _OnDevice:
-    """What layers come to on one device; *below* is that of the outer ones, if it is known."""
+    """The result of layers on one device; *below* is that of the outer ones, if it is known."""
 
     def __init__(self, layers: Sequence[Layer], device: str, below: _OnDevice | None) -> None:
         self.count = len(layers)
@@ -198,12 +198,12 @@ class _OnDevice:
         self.overridden = self.yielded + inner
 
     def stays_under(self, more: Sequence[Layer]) -> bool:
-        """Whether no option of more layers takes the place of another, or names a file anew."""
+        """Whether no option of more layers takes the place of another, or replaces a file."""
         names = {setting.option.name for layer in more for setting in layer.settings.values()}
         return names.isdisjoint(rules.YIELDING) and names.isdisjoint(file for name in self.laid for file in _files(name))
 
     def _spelled_best(self, layer: Layer, device: str) -> list[Setting]:
-        """Of each option in a layer the spelling that wins, but for keys of a file that was named anew further in."""
+        """The winning spelling of each option in a layer, without keys of a file that an inner layer replaces."""
         found: dict[str, Setting] = {}
         mine = [s for s in layer.settings.values() if s.device in (None, device)]
         for setting in sorted(mine, key=lambda s: -s.rank):

@@ -67,7 +67,7 @@ def stacked(layers: Iterable[Layer]) -> Layer:
 
 
 def layer_of(options: Mapping[str, Any], origin: str, marks: Marks | None = None) -> Layer:
-    """What was set in one place: its preset, and over it the rest."""
+    """The settings of one place: its preset, and over it the rest."""
     problems: list[Diagnostic] = []
     layer = Layer()
     rest = {k: v for k, v in options.items() if k != "preset"}
@@ -173,7 +173,7 @@ class Origin(NamedTuple):
 
 
 def look_up(name: str, settings: Settings, main: str) -> Origin:
-    """What holds on the device that the name means, else on the main one, else wherever it was set."""
+    """The value on the device that the name means, else on the main one, else wherever it was set."""
     option, device = find(name), device_of(name)
     if option is not None and settings.counts(option.name):
         found = settings.get(option.name, device or main) or (None if device else settings.get(option.name))

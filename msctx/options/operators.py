@@ -29,7 +29,7 @@ MATRIX = _words("""
     _scaled_dot_product_flash_attention _native_multi_head_attention _transformer_encoder_layer_fwd
     _sparse_mm _sparse_addmm _sparse_sparse_matmul sparse_sampled_addmm smm hspmm sspaddmm
 """)
-"""What computes products of matrices: the cube unit of an Ascend, tensor cores, AMX."""
+"""Matrix multiplications: the cube unit of an Ascend, tensor cores, AMX."""
 
 SENSITIVE = _words("""
     acos asin cosh erfinv exp exp2 expm1 log log10 log2 log1p pow reciprocal rsqrt sinh tan softplus softmax log_softmax
@@ -49,7 +49,7 @@ SENSITIVE = _words("""
     linalg_matrix_exp linalg_matrix_sqrth linalg_matrix_rank linalg_pinv linalg_qr linalg_slogdet linalg_solve linalg_solve_ex
     linalg_solve_triangular linalg_svd linalg_svdvals linalg_tensorinv linalg_tensorsolve
 """)
-"""What loses much in 16 bits, or has no kernel for them: float32 under mixed precision. PyTorch's lists for CUDA and CPU, united."""
+"""Operators that need float32 under mixed precision, by PyTorch's lists for CUDA and CPU."""
 
 STRICT = _words("""
     addcdiv addcmul atan2 cross linalg_cross grid_sampler grid_sampler_2d grid_sampler_3d _grid_sampler_2d_cpu_fallback lerp
@@ -87,7 +87,7 @@ MOVING = _words("""
     masked_scatter masked_select scatter scatter_add scatter_reduce take take_along_dim reflection_pad1d reflection_pad2d
     reflection_pad3d replication_pad1d replication_pad2d replication_pad3d view_as_complex
 """)
-"""What only moves values, or adds them up where they go: it keeps its dtype, the widest where there are several."""
+"""Operators that only move values, or add them up: they keep their dtype, the widest of several."""
 
 BACKWARD = _words("""
     convolution_backward mkldnn_rnn_layer_backward _cudnn_rnn_backward linear_backward _embedding_bag_dense_backward
@@ -197,7 +197,7 @@ QUANTIZING = _words("""
     quantized::conv_transpose3d_dynamic quantized::quantized_lstm_cell_dynamic quantized::quantized_gru_cell_dynamic
     quantized::quantized_rnn_tanh_cell_dynamic quantized::quantized_rnn_relu_cell_dynamic
 """)
-"""What turns floats into integers: it takes float32 alone."""
+"""Quantization, which takes only float32."""
 
 CLASSES = {
     "matrix": MATRIX,

@@ -1,4 +1,4 @@
-"""What one option is: the single place where its name, type, default, devices and help are written down."""
+"""One option: the single place for its name, type, default, devices and help."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Option:
 
     @property
     def kind(self) -> Kind | None:
-        """What checks the value, where it is a single scalar."""
+        """The kind that checks the value, if it is a single scalar."""
         return next((k for k in getattr(self.type, "__metadata__", ()) if isinstance(k, Kind)), None)
 
     @property

@@ -1,4 +1,4 @@
-"""precision_mode and its family: in which dtype each operator computes. One canonical text, and the rules it comes to.
+"""precision_mode and its family: the dtype in which each operator computes, as one canonical text and as rules.
 
 The text is a JSON object of the options that are set and of what the files hold that they name. Lists and tables here are the
 documentation: the table of docs/precision.md is made from them, and so are the tests.
@@ -28,14 +28,14 @@ PRECISION = (
 )
 """The options that make up a policy."""
 DTYPES = ("float32", "float16", "bfloat16")
-"""What policies govern; float64, complex numbers, integers and 8-bit floats are left as they are."""
+"""The dtypes that policies govern; float64, complex numbers, integers and 8-bit floats are left as they are."""
 ORIGIN = "origin"
 """As output: what the inputs had, the widest of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrecisionRule:
-    """What happens to one operator.
+    """The casts of one operator.
 
     Attributes:
         float32, float16, bfloat16: the dtype that inputs of this dtype are cast to; ``""``: they are left.
@@ -46,7 +46,7 @@ class PrecisionRule:
         checks_index: indices are checked before they are used.
         whole: it holds for all that the operator is made of.
         inputs, outputs: dtypes by position, over all else.
-        why: the option that asks for it.
+        why: the option that sets it.
     """
 
     float32: str = ""
@@ -136,7 +136,7 @@ INDEXED = ("gather", "scatter", "scatter_add", "scatter_reduce", "index_select",
            "index_reduce", "take", "take_along_dim", "embedding", "embedding_bag")  # fmt: skip
 """The operators whose indices can be checked."""
 BY_DEFAULT = tuple(name for name in SENSITIVE if not name.startswith("_"))
-"""What op_select_implmode means where no list of types is given; the values ``…_for_all`` mean all that can be chosen."""
+"""The operators of op_select_implmode without a list of types; the values ``…_for_all`` mean all of :data:`CHOOSABLE`."""
 
 
 # --- a policy ---------------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ BY_DEFAULT = tuple(name for name in SENSITIVE if not name.startswith("_"))
 
 @dataclass(frozen=True)
 class Precision:
-    """What a text comes to.
+    """The meaning of a text.
 
     Attributes:
         rules: operator → rule, for those that are not left alone.
@@ -173,7 +173,7 @@ class Precision:
 
 
 def text_of(asked: Mapping[str, Any]) -> str:
-    """The canonical text of options; ``""`` where none of them asks for anything."""
+    """The canonical text of options; ``""`` if none of them sets anything."""
     is_meant = mode_of(asked) == "force_fp16"  # False: what has no kernel for float16 is an error there
     found = {n: v for n, v in asked.items() if v not in (None, {}) and (v is not False or is_meant)}
     return json.dumps(found, sort_keys=True, separators=(",", ":")) if found else ""
@@ -181,7 +181,7 @@ def text_of(asked: Mapping[str, Any]) -> str:
 
 @lru_cache(256)
 def precision_of(text: str) -> Precision:
-    """What a canonical text comes to."""
+    """The rules of a canonical text."""
     asked = json.loads(text)
     mode = mode_of(asked)
     rules: dict[str, PrecisionRule] = {}
@@ -212,7 +212,7 @@ def precision_of(text: str) -> Precision:
 
 
 def mode_of(asked: Mapping[str, Any]) -> str:
-    """The precision_mode that is asked for, in either option's words."""
+    """The requested precision_mode, by any of the options that set it."""
     speed, newer = asked.get(ACCELERATE, ""), asked.get("precision_mode_v2", "")
     return str(asked.get("precision_mode") or V2.get(newer) or SPEEDS.get(speed, ""))
 
@@ -231,7 +231,7 @@ def _of_mode(mode: str, why: str) -> dict[str, PrecisionRule]:
 
 
 def _of_mixlist(lists: Mapping[str, Mapping[str, Iterable[str]]], low: str) -> dict[str, PrecisionRule]:
-    """What leaves a list is gray, unless it joins another."""
+    """An operator that leaves a list is gray, unless it joins another."""
     colours = {"white-list": replace(_all_to(low), whole=True), **COLOURS}
     found: dict[str, PrecisionRule] = {}
     for colour, moves in lists.items():

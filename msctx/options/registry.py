@@ -1,4 +1,4 @@
-"""All options by name and spelling; checks what a user gives and turns it into a layer, or reports every problem at once."""
+"""All options by name and spelling; checks values and turns them into a layer, or reports every problem at once."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _places(marks: Marks, paths: Mapping[str, Keys]) -> Marks:
 
 
 class _Reading:
-    """What one place sets, as far as it is read, and what is wrong with it."""
+    """Collects settings and problems while one place is read."""
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
@@ -242,7 +242,7 @@ def from_text(spelling: str, text: Any, *, bits: bool = False) -> Any:
 
 
 _GE_WORDS = {"jit_compile": {"2": "auto", "1": "true", "0": "false"}}
-"""Option → what the graph engine calls its values, where those are words of its own."""
+"""Option → the graph engine's words for its values."""
 
 
 def _from_words(option: Option, text: Any) -> Any:
@@ -263,7 +263,7 @@ def ge_key(spelling: str) -> tuple[str, str]:
 
 
 def _flatten(values: Mapping[str, Any], prefix: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str, Any]]:
-    """What dictionaries within dictionaries set: path of keys, the same as one dotted name, value."""
+    """The values of dictionaries within dictionaries: path of keys, the same as one dotted name, value."""
     for key, value in values.items():
         path = (*prefix, key)
         spelling = dotted(path)
@@ -274,7 +274,7 @@ def _flatten(values: Mapping[str, Any], prefix: tuple[str, ...]) -> Iterator[tup
 
 
 def contradictions(settings: Mapping[str, Setting], origin: str) -> Iterator[Diagnostic]:
-    """What must not stand at one place (the same device, the same layer): two values for one option, excluded pairs."""
+    """Two values for one option, and excluded pairs, in one layer and for the same device."""
     if len(settings) < 2:
         return
     seen: dict[tuple[str, str | None, int], Setting] = {}

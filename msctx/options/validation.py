@@ -18,7 +18,7 @@ Path = tuple[Any, ...]
 
 
 class Wrong(NamedTuple):
-    """What is wrong at a path of keys: with the value there, or (*at_key*) with its key."""
+    """A problem with the value at a path of keys, or (*at_key*) with its key."""
 
     path: Path
     bad: BadValue

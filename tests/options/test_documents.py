@@ -22,31 +22,10 @@ JSON_VALUES = st.recursive(
 )
 NEAR_JSON = st.text(alphabet="{}[]\",:\\/*#'ntrue0123456789.-+eE \t\r\n\ufeffä\ud800")
 NEAR_LINES = st.text(alphabet="[]=,#;: -\t\r\nab\ufeff")
-WORDS = st.sampled_from(
-    [
-        *(
-            "rdr",
-            "mem_Reuse",
-            "black-list",
-            "to-add",
-            "to-remove",
-            "Switch",
-            "GraphFusion",
-            "ALL",
-            "feature",
-            "task_time",
-            "on",
-        ),
-        *("[ByOpType]", "[op_compiler_cache]", "a=keep_fp16", "op_debug_config=oom,ccec_O0,", "op_debug_list=a::b"),
-        *(
-            "max_op_cache_size=0",
-            "a::InputDtype:int8,OutputDtype:",
-            "OpType::A:x:",
-            "--opt_level=99999999999999999999",
-            "--path=/",
-        ),
-    ]
-)
+TOKENS = """rdr mem_Reuse black-list to-add to-remove Switch GraphFusion ALL feature task_time on [ByOpType] [op_compiler_cache]
+    a=keep_fp16 op_debug_config=oom,ccec_O0, op_debug_list=a::b max_op_cache_size=0 a::InputDtype:int8,OutputDtype: OpType::A:x:
+    --opt_level=99999999999999999999 --path=/"""
+WORDS = st.sampled_from(TOKENS.split())
 NEAR = st.lists(WORDS | st.text(max_size=8)).map("\n".join) | st.dictionaries(
     WORDS, JSON_VALUES | st.dictionaries(WORDS, st.lists(WORDS | JSON_VALUES))
 ).map(json.dumps)
