@@ -10,15 +10,19 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import timeit
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from typing import Any
 
 import contest
 import summary
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 import msctx
 from msctx.options import OPTIONS, make_layer
@@ -42,6 +46,8 @@ IMPORT = """
 import time
 begun = time.perf_counter()
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 loaded = time.perf_counter()
 import msctx
 print(loaded - begun, time.perf_counter() - loaded)
@@ -114,9 +120,37 @@ def products() -> dict[str, float]:
     return {"before": before} | {name: statistics.median(turn[name] for turn in turns) for name in cases}
 
 
+class Empty(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def modules() -> dict[str, float]:
+    """Microseconds of the call of an empty module: the fastest of many short turns, in a chain of ten."""
+    x, net, other = torch.ones(1), nn.Sequential(*(Empty() for _ in range(10))), nn.Sequential(Empty())
+
+    def us(*scopes: Any) -> float:
+        with ExitStack() as stack:
+            for scope in scopes:
+                stack.enter_context(scope)
+            return min(timeit.repeat(lambda: net(x), number=200, repeat=100, timer=time.thread_time)) / 200 / 11 * 1e6
+
+    hooks = register_module_forward_pre_hook, partial(register_module_forward_hook, always_call=True)
+    with tempfile.NamedTemporaryFile("w", suffix=".cfg") as file:
+        file.write("*::InputDtype:bfloat16,bfloat16,OutputDtype:bfloat16\n")
+        file.flush()
+        return {
+            "outside": us(),
+            "hooks": us(*(register(lambda *_: None) for register in hooks)),
+            "no name": us(msctx.context(op_timeout=1000).watch(other)),
+            "named": us(msctx.context(op_timeout=1000).watch(net)),
+            "ruled": us(msctx.context(customize_dtypes=file.name).watch(net)),
+        }
+
+
 def table() -> list[str]:
     torch.set_num_threads(1)
-    mm = products()
+    mm, calls = products(), modules()
     torch_s, msctx_s = of_processes(IMPORT)
     plain, loaded = (of_processes(CONVOLUTION.format(loaded=loaded), 5)[0] * 1e6 for loaded in (False, True))
     seed = min(timeit.repeat(lambda: torch.manual_seed(0), number=100, repeat=5)) * 1e4
@@ -141,6 +175,8 @@ def table() -> list[str]:
         "the same in float32: before and after a mode was first used, under `force_fp32`": ", ".join(
             f"{mm[name]:.1f} µs" for name in ("before", "outside", "policy that leaves it")
         ),
+        "call an empty module: outside, with two empty global hooks of PyTorch, beside an observer without and with its name, "
+        "in a rule for it": ", ".join(f"{took:.1f} µs" for took in calls.values()),
     }
     where = f"Measured on {contest.machine()['cpu']}, Python {platform.python_version()}"
     last = f"{where}; one process, without A/A: orders of magnitude only."

@@ -23,7 +23,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from msctx.errors import SwitchError
 from msctx.memory import offload
-from msctx.native import watched
+from msctx.native import cachedir, watched
 from msctx.options.kinds import Size
 from msctx.signals import uninterrupted
 from msctx.tables import in_words
@@ -206,25 +206,14 @@ def _in_file(parameter: nn.Parameter) -> torch.Tensor:
     path = _weights_folder() / f"weight_{hashlib.sha256(content).hexdigest()}"
     try:
         if not path.exists():
-            _write(path, content)
+            path.parent.mkdir(parents=True, exist_ok=True)  # again, if somebody has removed it
+            cachedir.write(path, content)
         mapped = torch.from_file(str(path), shared=False, size=data.numel(), dtype=data.dtype)
     except OSError as error:
         raise SwitchError(f"external_weight: {path}: {error.strerror or error}") from error
     except RuntimeError as error:  # torch's own error where it cannot map
         raise SwitchError(f"external_weight: {path}: {error}") from error
     return mapped.as_strided(data.shape, data.stride())
-
-
-def _write(path: Path, content: memoryview) -> None:
-    """A file that is there is whole: it has another name until then. Its folder is made anew where somebody has removed it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    try:
-        with part.open("wb") as file:
-            file.write(content)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _weights_folder() -> Path:

@@ -89,7 +89,7 @@ def refused(path: Path, why: str, do: str) -> NativeError:
     return NativeError(f"{path}: {why}, so code from there might be somebody else's and is not loaded; delete it, or {do}")
 
 
-def write(path: Path, data: bytes) -> None:
+def write(path: Path, data: bytes | memoryview) -> None:
     """Write a file whole or not at all, for the user alone whatever the umask is."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
