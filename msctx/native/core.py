@@ -134,7 +134,7 @@ class Core:
         torch.ops.load_library(path)
         self.path = path
         self.c = c = declared(ctypes.CDLL(path), _SIGNATURES)
-        self._has_cuda = self._has_npu = False
+        self._hooked = {"cpu"}
         self._choose_isa()
         if problem := c.msctx_install(_warn):
             raise NativeError(f"the native core could not be registered with PyTorch's dispatcher: {problem}")
@@ -160,16 +160,16 @@ class Core:
         return str(self.c.msctx_isa_in_use())
 
     def hook_problem(self, place: str = "cpu") -> str:
-        """``""`` while PyTorch's dispatcher calls our kernels, else whose it calls."""
+        """``""`` while PyTorch's dispatcher calls our kernels, or may yet, else whose it calls."""
         return str(self.c.msctx_hook_problem(PLACES.index(place)))
 
     def install_cuda(self, cudnn: str, torch_cuda: str, key: str) -> None:
         """Hook convolutions of CUDA tensors, too; once is enough. The arguments are as in :data:`CUDA`."""
-        if self._has_cuda:
+        if "cuda" in self._hooked:
             return
         if problem := self.c.msctx_install_cuda(cudnn, torch_cuda, key):
             raise NativeError(f"cuDNN's algorithms cannot be named here: {problem}")
-        self._has_cuda = True
+        self._hooked.add("cuda")
         from msctx.native.cuda import driver, plans
 
         # without a driver nothing of ours runs there, as its rows show
@@ -177,19 +177,11 @@ class Core:
 
     def install_npu(self, *, has_float32: bool) -> None:
         """Hook matrix products of an NPU's tensors, too; once is enough. *has_float32*: its matrix unit computes float32."""
-        if self._has_npu:
+        if "ascend" in self._hooked:
             return
         if problem := self.c.msctx_install_npu(has_float32):
             raise NativeError(f"matrix products cannot be hooked on this NPU: {problem}")
-        self._has_npu = True
-
-    def cuda_problem(self) -> str:
-        """``""`` while convolutions of CUDA tensors are hooked, or may yet be."""
-        return self.hook_problem("cuda") if self._has_cuda else ""
-
-    def npu_problem(self) -> str:
-        """``""`` while products of an NPU's tensors are hooked, or may yet be."""
-        return self.hook_problem("ascend") if self._has_npu else ""
+        self._hooked.add("ascend")
 
     def set_policy(self, place: str, policy: str | None) -> None:
         """Put a policy in force, a text of JSON; ``None``: no policy."""
@@ -319,12 +311,12 @@ def load_with_npu() -> Core:
 
 def npu_obstacle() -> str:
     """Why products on an NPU cannot be named in this process, or ``""``; cheap."""
-    return _core.npu_problem() if _core is not None else ""
+    return _core.hook_problem("ascend") if _core is not None else ""
 
 
 def cudnn_obstacle() -> str:
     """Why cuDNN's algorithms cannot be named in this process, or ``""``; cheap. Import torch before."""
-    if _core is not None and (problem := _core.cuda_problem()):
+    if _core is not None and (problem := _core.hook_problem("cuda")):
         return problem
     for name in CUDA[:2]:
         try:
