@@ -9,21 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from msctx.errors import Diagnostic, FileError, Marks, OptionError, nearest, searching
-from msctx.options import carried
+from msctx.options import OPTIONS, UNSET, Layer, Option, Setting, Settings, carried, device_of, make_layer, option_of
 from msctx.options.documents import AmbiguousNumber
-from msctx.options.layer import Layer, Setting, Settings
-from msctx.options.option import UNSET, Option, device_of
-from msctx.options.registry import (
-    OPTIONS,
-    contradictions,
-    find,
-    from_text,
-    ge_key,
-    ge_name,
-    is_dictionary,
-    make_layer,
-    option_of,
-)
+from msctx.options.registry import contradictions, find, from_text, ge_key, ge_name, is_dictionary
 from msctx.shipped import CONFIGS
 
 INHERITED = "with-blocks of the parent process"
