@@ -55,11 +55,10 @@ class Held:
         self._lock = locks.plain()
 
     def want(self, count: int) -> None:
-        """So many more holders."""
+        """So many more holders, or fewer."""
         with self._lock:
             self._holders += count
-            if self._holders and self._remove is None:
-                self._remove = self._install()
+            self._follow()
 
     def renew(self) -> None:
         """Install again what is installed."""
@@ -68,22 +67,15 @@ class Held:
                 self._remove()
                 self._remove = self._install()
 
-    def release(self, count: int) -> None:
-        with self._lock:
-            self._holders -= count
-            if not self._holders:
-                self._take_away()
-
     def hold(self, on: bool) -> None:
         """One holder, or none: who was interrupted may ask again."""
         with self._lock:
             self._holders = int(on)
-            if not on:
-                self._take_away()
-            elif self._remove is None:
-                self._remove = self._install()
+            self._follow()
 
-    def _take_away(self) -> None:
-        remove, self._remove = self._remove, None  # first: it may be interrupted, and is installed anew the next time
-        if remove is not None:
+    def _follow(self) -> None:
+        if self._holders and self._remove is None:
+            self._remove = self._install()
+        elif not self._holders and self._remove is not None:
+            remove, self._remove = self._remove, None  # first: it may be interrupted, and is installed again the next time
             remove()

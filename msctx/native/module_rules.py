@@ -129,6 +129,5 @@ def _install() -> Callable[[], None]:
     return remove
 
 
-_around_calls = Held(_install)
-want, release = _around_calls.want, _around_calls.release
-"""So many more policies that have rules for modules are in force in a thread, or in a checkpoint; or fewer."""
+installed = Held(_install)
+"""Wanted by each policy with rules for modules that is in force in a thread, or in a checkpoint."""

@@ -7,16 +7,19 @@ with it, also where it ended inside a policy.
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from msctx.errors import NativeError
-from msctx.native import autocasts, module_rules, optimizer_steps, precision
-from msctx.native.installed import at_work
+from msctx.native import module_rules, optimizer_steps, precision
+from msctx.native.installed import Held, at_work
+from msctx.native.module_calls import passed_over
 from msctx.native.precision import Policy
 
 
@@ -125,8 +128,16 @@ class _Life:
 class _Here(threading.local):
     def __init__(self) -> None:
         self.policies: list[Policy] = []
+        self.next: precision.Carried | None = None  # the checkpoint that is about to be computed again
         self.life = _Life()
         weakref.finalize(self.life, _ended, self.policies).atexit = False
+
+
+def _need(policies: Iterable[Policy], more: int) -> None:
+    """So many more times, or fewer. The caller holds the lock of ``at_work``."""
+    found = [*policies]
+    module_rules.installed.want(more * sum(bool(policy.modules) for policy in found))
+    _autocasts.want(more * len(found))
 
 
 def _want(policies: Iterable[Policy]) -> None:
@@ -138,9 +149,8 @@ def _want(policies: Iterable[Policy]) -> None:
         for note in list(ON_ENTRY):
             note(number)
     _here.policies += found
-    module_rules.want(sum(bool(policy.modules) for policy in found))
+    _need(found, 1)
     optimizer_steps.installed.want(len(found))
-    autocasts.want(len(found))
 
 
 def _release_here(policies: Iterable[Policy]) -> None:
@@ -152,20 +162,97 @@ def _release_here(policies: Iterable[Policy]) -> None:
 
 
 def _release(found: list[Policy]) -> None:
-    module_rules.release(sum(bool(policy.modules) for policy in found))
-    optimizer_steps.installed.release(len(found))
-    autocasts.release(len(found))
+    _need(found, -1)
+    optimizer_steps.installed.want(-len(found))
     numbers.subtract(number for policy in found for number in policy.numbers)
     for number in [number for number, threads in numbers.items() if not threads]:
         del numbers[number]
 
 
 def _ended(policies: list[Policy]) -> None:
-    def forget() -> None:
-        _release(policies)
-
     if policies:
-        at_work.later(forget)
+        at_work.later(partial(_release, policies))
 
 
 _here = _Here()
+
+
+# --- autocasts and checkpoints ----------------------------------------------------------------------------------------
+# Where the dtype of an autocast is the policy's own, nothing that the guards of compiled code look at distinguishes the two: torch
+# does not guard how deeply autocasts are nested. And a checkpoint keeps nothing of its forward pass but the autocast around it.
+# torch.autocast calls torch.set_autocast_cache_enabled last, when it is entered and when it is left; a checkpoint takes what it will
+# enter again from torch.utils.checkpoint._get_autocast_kwargs. While a policy is in force these two note what is overruled, and let a
+# checkpoint carry its policy along, also to a backward pass that begins after the block.
+
+
+class Arguments(dict[str, Any]):
+    """The arguments of the autocast that a checkpoint enters last, with the policies of its forward pass.
+
+    That they are taken, by ``**``, shows that the checkpoint is about to be computed again.
+    """
+
+    _release: Callable[[], None] | None = None  # a signal's handler may raise before there is one
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        super().__init__(arguments)
+        self.carried = precision.carried()
+        with at_work.lock:  # it needs what its policies need, also after the block
+            _need(self.carried.policies.values(), 1)
+            self._release = partial(_need, self.carried.policies.values(), -1)
+        at_work.tidy()
+
+    def __iter__(self) -> Iterator[str]:  # without it ** would not ask for the keys
+        return super().__iter__()
+
+    def keys(self) -> Any:
+        _here.next = self.carried
+        return super().keys()
+
+    def __del__(self) -> None:
+        if self._release is not None:
+            at_work.later(self._release)
+
+
+def _install() -> Callable[[], None]:
+    import torch
+    from torch.utils import checkpoint
+
+    set_cache, arguments_of = torch.set_autocast_cache_enabled, checkpoint._get_autocast_kwargs
+
+    def set_autocast_cache_enabled(*args: Any, **kwargs: Any) -> None:
+        set_cache(*args, **kwargs)
+        caller = sys._getframe(1).f_locals.get("self")
+        _note(caller.device if isinstance(caller, torch.autocast) else None)
+
+    def _get_autocast_kwargs(*args: Any, **kwargs: Any) -> Any:
+        device, cpu = arguments_of(*args, **kwargs)
+        return device, _carry(cpu)
+
+    passed_over(set_autocast_cache_enabled, _get_autocast_kwargs)
+    ours = (
+        (torch, set_autocast_cache_enabled, set_cache),
+        (checkpoint, _get_autocast_kwargs, arguments_of),
+    )
+    for module, function, _ in ours:
+        setattr(module, function.__name__, function)
+    by_jit = torch._C._jit_set_autocast_mode(False)  # TorchScript inserts the casts of torch's own lists into its graphs
+
+    def remove() -> None:
+        torch._C._jit_set_autocast_mode(by_jit)
+        for module, function, found in ours:
+            if getattr(module, function.__name__) is function:  # else somebody has wrapped it since
+                setattr(module, function.__name__, found)
+
+    return remove
+
+
+_autocasts = Held(_install)
+
+
+def _note(device: Any) -> None:
+    checkpoint, _here.next = _here.next, None
+    precision.note_autocast(device, checkpoint)
+
+
+def _carry(arguments: dict[str, Any]) -> dict[str, Any]:
+    return Arguments(arguments) if precision.here.policies else arguments

@@ -37,7 +37,7 @@ class Check:
 
     def turn(self, on: bool) -> None:
         if on != self.is_on():
-            _installed.want(1) if on else _installed.release(1)
+            _installed.want(1 if on else -1)
         self._here.on = on
 
     @contextmanager
