@@ -221,13 +221,30 @@ class StrictError(MsctxError, RuntimeError):
 class ScopeError(MsctxError, RuntimeError):
     """A context was entered or left where that would corrupt another one. Nothing was changed."""
 
+    @classmethod
+    def held(cls, owner: str, switch: str, other: str) -> ScopeError:
+        return cls(
+            f"{owner}: {switch} belongs to the whole process, and the {other} of another thread, which is still open, has set "
+            "it. Enter one context around both threads and carry it over with msctx.current().bind(fn), or close the other "
+            "scope first. Nothing was changed."
+        )
+
 
 class SwitchError(MsctxError, RuntimeError):
     """A switch of torch or of the system did not take a value. Everything already written was put back."""
 
+    @classmethod
+    def refused(cls, switch: str, value: Any, why: str) -> SwitchError:
+        return cls(f"{switch} did not take {value!r}: {why}. Nothing was changed.")
+
 
 class RestoreError(MsctxError, RuntimeError):
     """At exit something could not be put back, or had been changed by somebody else (under ``strict=True``)."""
+
+    @classmethod
+    def changed(cls, owner: str, lines: Sequence[str]) -> RestoreError:
+        text = f"Other code changed inside the {owner} what it had set: part of the block ran without it. "
+        return cls("\n".join([f"{text}The values from before the block are restored:", *lines]))
 
 
 class GraphError(MsctxError, RuntimeError):

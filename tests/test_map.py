@@ -5,8 +5,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import fields
 from functools import cache
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from samples import values
 import msctx
 from msctx.options import DEVICES, OPTIONS, Settings, make_layer
 from msctx.options.graph_kernel_flags import FLAGS
-from msctx.switches import SWITCHES
+from msctx.switches import SWITCHES, Switch, present
 from msctx.themes import THEMES, Facts, On, translate
 
 TESTS = Path(__file__).resolve().parent
@@ -93,16 +95,15 @@ def test_every_assignment_is_a_switch_that_can_be_written_and_every_written_swit
 
 
 def test_every_switch_can_be_read_and_reads_as_plain_data() -> None:
-    for name, switch in SWITCHES.items():
-        assert callable(switch.read), name
-        if switch.available():
-            value = switch.read()
-            assert json.loads(json.dumps(value)) == value, name
+    for switch in present():
+        value = switch.read()
+        assert json.loads(json.dumps(value)) == value, switch.name
 
 
 def test_what_a_switch_reads_it_takes_back() -> None:
-    for name, switch in SWITCHES.items():
-        if switch.write is None or switch.restore != "exact" or not switch.available():
+    for switch in present():
+        name = switch.name
+        if switch.write is None or switch.restore != "exact":
             continue
         before, state = switch.read(), switch.take()
         switch.put_back(state)
@@ -115,18 +116,18 @@ def test_what_a_switch_reads_it_takes_back() -> None:
 
 
 def test_switches_are_declared_soundly() -> None:
-    declared = Counter(switch.name for owner in OWNERS for switch in owner.SWITCHES)
+    rows = [getattr(owner, name, ()) for owner in OWNERS for name in ("SWITCHES", "OF_DEVICE", "OF_CUDA", "OF_ASCEND")]
+    declared = Counter(row.name for row in chain(*rows))
     assert {name: count for name, count in declared.items() if count != 1} == {}, "names are unique"
     assert set(declared) == set(SWITCHES), "every file is listed"
+    assert len(fields(Switch)) <= 9, "what only one row needs lives in that row's functions"
     for name, switch in SWITCHES.items():
         assert name.partition(".")[0] in (
             *("torch", "env", "python", "rng", "native", "models", "observers", "graph", "session"),
         )
         assert switch.scope in ("process", "thread", "inherited")
-        assert switch.restore in ("exact", "closing", "never", "kept")
-        assert (switch.restore == "never") is bool(switch.only_before or switch.lasts), name
-        assert (switch.save is None) or (switch.load is not None), name
-        assert switch.write is not None or (switch.load is None and switch.restore == "exact"), name
+        assert switch.restore in ("exact", "closing", "kept") or switch.lasts.count(" ") > 2, name
+        assert switch.write is not None or (switch.state is None and switch.restore == "exact"), name
 
 
 # --- imports ----------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from msctx.options.compile_cache import CompileCache
 from msctx.options.conv_policy import ConvPolicy
 from msctx.options.graph import Compilation, Shapes
 from msctx.options.observation import DeterministicExcept, Dump, ErrorDump, GraphFiles, Kernels, Overflow, Recorder, Watchdog
-from msctx.switches import SWITCHES, Switch
+from msctx.switches import SWITCHES, Switch, present
 from msctx.themes import Facts
 
 pytestmark = marks
@@ -191,7 +191,7 @@ def test_the_same_holds_with_an_accelerator(one_example: Example, device: str, t
 
     def imagined(name: str) -> Switch:
         real = SWITCHES[name]
-        more = {"scope": real.scope, "restore": real.restore, "family": real.family, "only_before": real.only_before}
+        more = {"scope": real.scope, "restore": real.restore, "family": real.family}
         return Switch(name=name, read=lambda: machine[name], write=lambda value: machine.update({name: value}), **more)
 
     def state() -> dict[str, Any]:
@@ -300,13 +300,13 @@ RESTORABLE = [
     for name, switch in SWITCHES.items()
     if switch.restore in ("exact", "closing")
     and switch.write is not None
-    and switch.available()
+    and switch in present()
     and not name.endswith("memory_cap")
 ]
 
 
 def test_every_restorable_switch_is_drawn() -> None:
-    older = {name for name in ("torch.accelerator.allocator_settings",) if not SWITCHES[name].available()}
+    older = {name for name in ("torch.accelerator.allocator_settings",) if SWITCHES[name] not in present()}
     assert {"torch.deterministic", "torch.cudnn.benchmark", *PRECISION, *VALUES} - older <= set(RESTORABLE)
     booleans = set(RESTORABLE) - set(VALUES)
     assert all(isinstance(SWITCHES[name].read(), bool) for name in booleans), "a switch of another type needs values here"

@@ -146,9 +146,9 @@ def _native() -> Iterator[Check]:
 
 
 def _switches() -> Iterator[Check]:
-    from msctx.switches import SWITCHES
+    from msctx.switches import SWITCHES, present
 
-    available = [s for s in SWITCHES.values() if s.available()]
+    available = present()
     for switch in available:
         switch.read()
     writable = sum(s.write is not None for s in available)

@@ -85,7 +85,7 @@ def set_options(options: Mapping[str, Any], what: str, *, absent: bool = False) 
 @outside_dynamo
 def reset_context() -> None:
     """Take back everything that :func:`set_context`, MSCTX_* and ``msctx exec`` set: what was found before the first of them is
-    restored; so is what with-blocks could not restore, since something raised as they were left, or their threads ended inside them.
+    restored; so is what with-blocks have set whose threads ended inside them.
 
     For good: variables of the environment are read once in a process, and not again, nor by what it starts with multiprocessing.
 

@@ -20,7 +20,7 @@ from msctx.options.layers import environment_layers, flatten, layer_of, with_pre
 from msctx.options.registry import exclusive
 from msctx.plan import Plan
 from msctx.signals import uninterrupted
-from msctx.themes import NEED_CORE, SHOW_FREE, Facts
+from msctx.themes import AS_FOUND, NEED_CORE, SHOW_FREE, Facts
 
 if TYPE_CHECKING:
     from msctx.context.ledger import Hold
@@ -73,10 +73,10 @@ def plan_here(settings: Settings, shown: Iterable[str] = ()) -> Plan:
 
 def make_ready(settings: Settings) -> None:
     """Bring what the switches of a plan need: the native core may be built, which takes its time. Plans report what fails."""
-    from msctx.context import ledger
-
     if not NEED_CORE.isdisjoint(settings):
-        ledger.prepare(plan_here(settings).written)
+        from msctx.switches import native
+
+        native.prepare(plan_here(settings).written)
 
 
 def explain(
@@ -101,8 +101,11 @@ def explain(
     if device is None:
         plan = plan_here(settings, settings)
         from msctx.context import ledger
+        from msctx.switches import SWITCHES
 
-        return plan.without(ledger.too_late(plan.written))
+        early = [s for name in plan.written if (s := SWITCHES[name]).lasts]
+        ledger.check_writable(early, plan.written, seen := ledger.Hold("explain", base=True), strict=False)
+        return plan.without(seen.late)
     if device not in DEVICES:
         raise OptionError([Diagnostic("device", f"{device!r} is not a device", "explain", ", ".join(DEVICES))])
     return plan_of(settings, Facts.only(device))
@@ -269,7 +272,7 @@ class Base:
         warn_failing(plan, None)  # before anything is written: warnings may be errors
         fresh = {switch for switch, sources in plan.sources.items() if sources & set(just_set)}
         with put_off(), uninterrupted():  # values and switches change together
-            self.hold.sources = self.plan.sources
+            self._check_threads(plan.written, fresh)
             ledger.settle()
             ledger.apply(plan.written, self.hold, strict=plan.strict, fresh=fresh)
             plan = plan.without(self.hold.late)
@@ -278,6 +281,24 @@ class Base:
             self.layers, self.settings = (merged,) if merged.settings else (), settings
             self.version += 1
             report.listen(self, bool(merged.settings))
+
+    def _check_threads(self, wants: Mapping[str, Any], fresh: Collection[str]) -> None:
+        """Raise if what another thread has of the base for itself is to change; forget what ended with its thread."""
+        from msctx.context import ledger
+
+        assert self.hold is not None
+        here = threading.current_thread()
+        for name, record in [*self.hold.records.items()]:
+            if record.switch.scope == "process" or record.who is here:
+                continue
+            if not record.who.is_alive():
+                if record.switch.scope == "thread":
+                    ledger.put_back(record.switch, record.found, self.hold)
+            elif (record.switch.scope == "thread" and name in fresh) or wants.get(name, AS_FOUND) != record.want:
+                options = ", ".join(sorted(self.plan.sources.get(name, ()))) or name
+                raise ScopeError(
+                    f"{options} was set by set_context in another thread; change or reset it there. Nothing was changed."
+                )
 
 
 BASE = Base()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from msctx.context.base import BASE, explain
@@ -77,11 +77,10 @@ class _Guest:
             self._end()
 
     def _begin(self) -> None:
-        from msctx.context import ledger
 
         settings = self._scopes[-1].settings if self._scopes else Settings(self._layers)
         plan = self._scopes[-1].plan if self._scopes else explain(settings)
-        self._begun.append(hold := ledger.visit(plan.assignments))
+        self._begun.append(hold := _visit(plan.assignments))
         own = self._scopes[-1].layers if self._scopes else ()
         self._guests.append(guest := Scope(Context(self._layers, "bound function"), own, settings, plan, hold))
         self._visitors.add(guest)
@@ -99,3 +98,23 @@ class _Guest:
             begun, self._begun[:] = [*self._begun], []
             for hold in begun:
                 ledger.undo(hold, quiet=True)
+
+
+def _visit(assignments: Mapping[str, Any]) -> Hold:
+    """Set in this thread what each thread has for itself of a scope that another thread holds."""
+    from msctx.context import ledger
+    from msctx.switches import SWITCHES
+
+    own = {name: want for name, want in assignments.items() if SWITCHES[name].scope == "thread"}
+    hold = ledger.apply(own, ledger.Hold("bound function"))
+    try:
+        with ledger.LOCK:
+            for (name, _), holds in ledger.HELD.items():
+                switch, there = SWITCHES[name], holds[-1].records[name].wrote
+                if switch.scope == "inherited" and switch.read() != there:
+                    hold.records[name] = ledger.Record(switch, switch.take(), there, there)
+                    switch.set(there)
+    except BaseException:
+        ledger.undo(hold, quiet=True)
+        raise
+    return hold

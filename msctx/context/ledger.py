@@ -8,55 +8,41 @@ Callers defer Ctrl-C (:mod:`msctx.signals`), so that nothing comes between a wri
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from msctx import locks, notices
-from msctx.errors import MsctxError, NativeError, RestoreError, ScopeError, StrictError, SwitchError
+from msctx.errors import NativeError, RestoreError, ScopeError, StrictError, SwitchError
 from msctx.observers.steps import replacing
 from msctx.switches import SWITCHES, Switch
+from msctx.switches.base import RESTORED, LateError
 from msctx.themes.base import AS_FOUND
 
 
 @dataclass(slots=True)
 class Record:
-    """One switch, as one scope or the base found and wrote it."""
+    """One switch: the state that a scope found, what it wants (a value, or :data:`AS_FOUND`), and what the switch read after that."""
 
     switch: Switch
     found: Any
-    """The state before the write, which is restored."""
     want: Any
-    """A value, or :data:`AS_FOUND`."""
     wrote: Any = None
-    """What the switch read after the write."""
     who: threading.Thread = field(default_factory=threading.current_thread)
 
 
 @dataclass(slots=True, eq=False)
 class Hold:
-    """What one scope, or the base, has written and will restore."""
+    """What one scope, or the base, has written and will restore. *late*: switch → why it could not be written any more."""
 
     owner: str
-    """Who writes, as messages name it: ``with-block at train.py:12``."""
     base: bool = False
     who: threading.Thread = field(default_factory=threading.current_thread)
-    closed: bool = False
-    """It was left. What it still has could not be restored."""
     records: dict[str, Record] = field(default_factory=dict)
-    sources: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """Switch → the options that set it, for messages."""
     late: dict[str, str] = field(default_factory=dict)
-    """Switch → why it could not be written any more."""
-
-    @property
-    def is_stranded(self) -> bool:
-        """Whether nobody will leave it any more."""
-        return not self.base and (self.closed or not self.who.is_alive())
 
 
 LOCK = locks.reentrant()
@@ -64,294 +50,171 @@ HELD: dict[tuple[str, threading.Thread | None], list[Hold]] = {}
 """Switch, and its thread if each has its own → who holds it, the outermost first."""
 
 
-def _after_fork() -> None:
-    """A forked child was born with what other threads of its parent had set."""
-    for key, holds in [*HELD.items()]:
-        holds[:] = [hold for hold in holds if hold.base or hold.who is threading.current_thread()]
-        if not holds:
-            del HELD[key]
+def _key(switch: Switch, who: threading.Thread) -> tuple[str, threading.Thread | None]:
+    return switch.name, who if switch.scope == "thread" else None
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def holders(switch: Switch, thread: threading.Thread | None = None) -> list[Hold]:
+def holders(switch: Switch) -> list[Hold]:
     """Who holds a switch in this thread, the outermost first."""
-    return HELD.get(_key(switch, thread), [])
+    return HELD.get(_key(switch, threading.current_thread()), [])
 
 
-def _key(switch: Switch, thread: threading.Thread | None = None) -> tuple[str, threading.Thread | None]:
-    return switch.name, (thread or threading.current_thread()) if switch.scope == "thread" else None
-
-
-def prepare(assignments: Mapping[str, Any]) -> None:
-    """Bring what writing *assignments* needs and may take long; may be interrupted. Later plans report what fails."""
-    for name, value in assignments.items():
-        if value and (bring := SWITCHES[name].prepare):
-            with suppress(MsctxError):
-                bring()
-
-
-# --- scopes -----------------------------------------------------------------------------------------------------------
+def _hold(record: Record, hold: Hold) -> None:
+    hold.records[record.switch.name] = record
+    HELD.setdefault(_key(record.switch, record.who), []).append(hold)
 
 
 def apply(wants: Mapping[str, Any], hold: Hold, *, strict: bool = False, fresh: Collection[str] = ()) -> Hold:
     """Make *wants* the whole of what *hold* has: that of a new scope, or the base. On any failure nothing is changed.
 
-    Args:
-        wants: switch → the value to write, in order; or :data:`AS_FOUND` for what an outer scope or the base has set and this scope
-            has not.
-        fresh: switches that were just set: a seed of the base is set again only then.
-
-    Raises:
-        ScopeError: a switch is held by an open scope of another thread.
-        StrictError: strict, and a switch can no longer be written or could not be restored.
-        SwitchError: a switch did not take its value.
+    *wants*: switch → the value to write, in order; or :data:`AS_FOUND` for what only an outer scope or the base has set. *fresh*:
+    switches that were just set: a seed of the base is set again only then.
     """
     with LOCK, replacing():
-        wanted = [name for name, want in wants.items() if want is not AS_FOUND or SWITCHES[name].restore == "exact"]
-        names = [*wanted, *(name for name in reversed(hold.records) if name not in wants)]
-        switches = sorted(
-            (SWITCHES[name] for name in names), key=lambda s: not s.only_before
-        )  # another may come too late for them
-        switches = [s for s in switches if not _is_elsewhere(s, wants, hold, fresh)]
         hold.late.clear()
         hold.who = threading.current_thread()
-        _check_writable([s for s in switches if wants.get(s.name, AS_FOUND) is not AS_FOUND], wants, hold, strict)
-        undone: list[tuple[str, Callable[[], None]]] = []
+        wanted = [s for n, want in wants.items() if (s := SWITCHES[n]).restore == "exact" or want is not AS_FOUND]
+        wanted.sort(key=lambda switch: not switch.lasts)  # another switch may make it too late for them
+        leaving = [SWITCHES[name] for name in reversed(hold.records) if name not in wants]
+        for switch in (*wanted, *leaving):
+            _check_thread(switch, hold)
+        check_writable([s for s in wanted if wants[s.name] is not AS_FOUND], wants, hold, strict)
+        steps: list[tuple[str, Callable[[], None]]] = []
         try:
-            for switch in switches:
-                _finish(switch)
-                record = hold.records.get(switch.name)
-                undone.append((switch.name, partial(_bring_back, switch, switch.take(), record and replace(record), hold)))
+            for switch in (*wanted, *leaving):
+                record, state = hold.records.get(switch.name), switch.take()
+                steps.append((switch.name, partial(put_back, switch, state, hold, record and replace(record), undone=True)))
                 if switch.name in wants and switch.name not in hold.late:
-                    _write(switch, wants[switch.name], hold, switch.name in fresh)
-                elif record is not None:
-                    _raise_failed(*_run([(switch.name, partial(_restore, record, hold))]))
+                    _write(switch, wants[switch.name], state, hold, switch.name in fresh)
+                elif record:
+                    _each([(switch.name, partial(put_back, switch, record.found, hold))])
             if strict and hold.late:
                 raise StrictError.of(sorted(hold.late.values()))
         except BaseException as error:
-            failed, interruption = _run(reversed(undone))
-            if interruption is not None:
-                raise interruption from error
-            if failed:
-                first = str(error).removesuffix(" Nothing was changed.")
-                raise RestoreError("\n  ".join((f"{first} And could not be put back:", *failed))) from error
+            _each(reversed(steps), error)
             raise
-        for record in [r for r in hold.records.values() if r.switch.restore in ("never", "kept") and not hold.base]:
-            _drop(record, hold)
     return hold
 
 
-def _is_elsewhere(switch: Switch, wants: Mapping[str, Any], hold: Hold, fresh: Collection[str]) -> bool:
-    """Whether another thread has the value of the base for itself. Raises if a scope of another thread, or that, is in the way."""
-    holds, record = holders(switch), hold.records.get(switch.name)
-    if holds and holds[-1].who is not threading.current_thread() and not (holds[-1].base or holds[-1].is_stranded):
-        raise ScopeError(
-            f"{hold.owner}: {switch.name} belongs to the whole process, and the {holds[-1].owner} of another thread, which "
-            "is still open, has set it. Enter one context around both threads and carry it over with "
-            "msctx.current().bind(fn), or close the other scope first. Nothing was changed."
-        )
-    if record is None or switch.scope == "process" or record.who is threading.current_thread():
-        return False
-    if not record.who.is_alive():
-        if switch.scope == "thread":
-            _drop(record, hold)
-        return False
-    if (switch.scope == "thread" and switch.name in fresh) or wants.get(switch.name, AS_FOUND) != record.want:
-        options = ", ".join(sorted(hold.sources.get(switch.name, ()))) or switch.name
-        raise ScopeError(f"{options} was set by set_context in another thread; change or reset it there. Nothing was changed.")
-    return True
+def _check_thread(switch: Switch, hold: Hold) -> None:
+    """Raise if an open scope of another thread holds the switch; restore what a thread left that has ended."""
+    if (holds := holders(switch)) and (top := holds[-1]).who is not threading.current_thread() and not top.base:
+        if top.who.is_alive():
+            raise ScopeError.held(hold.owner, switch.name, top.owner)
+        settle()
 
 
-def _check_writable(switches: list[Switch], wants: Mapping[str, Any], hold: Hold, strict: bool) -> None:
+def check_writable(switches: list[Switch], wants: Mapping[str, Any], hold: Hold, strict: bool) -> None:
     """Find what can no longer be written, and (in a scope) what could not be restored, before anything is written."""
-    unserved = [s for s in switches if (s.blocked or s.restore == "never") and not s.is_satisfied(wants[s.name])]
-    hold.late.update(_blocked(unserved, wants))
-    never = [s for s in unserved if s.restore == "never" and not hold.base]
-    lasting = {s.name: s.lasts or f"it is read only before {s.only_before}" for s in never}
-    if strict and (reasons := [*hold.late.values(), *(f"{name} cannot be put back ({why})" for name, why in lasting.items())]):
+    unserved = [s for s in switches if (s.blocked or s.lasts) and not s.is_satisfied(wants[s.name])]
+    hold.late.update({s.name: why for s in unserved if s.blocked and (why := s.blocked(wants[s.name]))})
+    lasting = [s for s in unserved if s.lasts and not hold.base]
+    if strict and (reasons := [*hold.late.values(), *(f"{s.name} cannot be put back ({s.lasts})" for s in lasting)]):
         raise StrictError.of(reasons)
-    for name, why in lasting.items():
-        if name not in hold.late:
-            text = f"{name}={wants[name]!r}, if it can still be set, stays after this with-block: {why}. "
+    for switch in lasting:
+        if switch.name not in hold.late:
+            text = (
+                f"{switch.name}={wants[switch.name]!r}, if it can still be set, stays after this with-block: {switch.lasts}. "
+            )
             notices.warn(text + "Set it with set_context or `msctx run` instead.")
 
 
-def _blocked(switches: Iterable[Switch], wants: Mapping[str, Any]) -> dict[str, str]:
-    return {s.name: why for s in switches if s.blocked and (why := s.blocked(wants[s.name]))}
-
-
-def too_late(wants: Mapping[str, Any]) -> dict[str, str]:
-    """Which switches can be written early only, and no longer take their value: switch → why."""
-    early = (switch for name in wants if (switch := SWITCHES[name]).restore == "never")
-    return _blocked((switch for switch in early if not switch.is_satisfied(wants[switch.name])), wants)
-
-
-def _write(switch: Switch, want: Any, hold: Hold, is_fresh: bool) -> None:
-    """Write one switch for *hold*, and record what was found."""
+def _write(switch: Switch, want: Any, state: Any, hold: Hold, is_fresh: bool) -> None:
+    """Write one switch for *hold*, which finds this *state* unless it has a record of it."""
     holds, record = holders(switch), hold.records.get(switch.name)
     if want is AS_FOUND and not holds:
         return  # what set it out there is not in force in this thread
-    if record is not None and record.want == want and not is_fresh and (switch.restore == "kept" or switch.is_satisfied(want)):
+    is_kept = record is not None and (switch.restore == "kept" or record.who is not threading.current_thread())
+    if record and record.want == want and not is_fresh and (is_kept or switch.is_satisfied(want)):
         return
-    is_changed = bool(holds) and holds[-1].records[switch.name].want != want
-    if record is None:
-        record = hold.records[switch.name] = Record(switch, switch.take(), want)
-        HELD.setdefault(_key(switch, record.who), []).append(hold)
-    record.want = want
-    if is_changed and (want is AS_FOUND or switch.family):
+    goes_back = holds and holds[-1].records[switch.name].want != want and (want is AS_FOUND or switch.family)
+    if record is None and (hold.base or switch.restore in RESTORED):
+        _hold(record := Record(switch, state, want), hold)
+    if record:
+        record.want = want
+    if goes_back:
         _go_back(switch)
-    if want is not AS_FOUND and not switch.is_satisfied(want) and (reason := _set(switch, want)):
-        hold.late[switch.name] = reason
-    record.wrote = switch.read()
+    if want is not AS_FOUND and not switch.is_satisfied(want):
+        try:
+            switch.set(want)
+        except LateError as error:
+            hold.late[switch.name] = str(error)
+        except NativeError:
+            raise
+        except RuntimeError as error:
+            raise SwitchError.refused(switch.name, want, str(error)) from error
+        else:
+            if switch.restore != "kept" and not switch.is_satisfied(want):
+                raise SwitchError.refused(switch.name, want, f"it reads {switch.read()!r}")
+    if record:
+        record.wrote = switch.read()
 
 
 def _go_back(switch: Switch) -> None:
     """Restore what was found first, for a switch and those that share its state; then write again what is wanted of the others."""
-    kin = [
-        SWITCHES[name] for name, _ in HELD if name == switch.name or (switch.family and SWITCHES[name].family == switch.family)
-    ]
-    kin = [other for other in kin if holders(other)]
-    for other in reversed(kin):
-        try:
-            other.put_back(holders(other)[0].records[other.name].found)
-        except Exception as error:
-            raise RestoreError(f"{other.name} could not be put back: {error}") from error
-    for other in kin:
-        want = holders(other)[-1].records[other.name].want
+    kin = [s for name, _ in HELD if (s := SWITCHES[name]) is switch or (s.family and s.family == switch.family)]
+    held = [(other, holds) for other in dict.fromkeys(kin) if (holds := holders(other))]
+    _each((other.name, partial(other.put_back, holds[0].records[other.name].found)) for other, holds in reversed(held))
+    for other, holds in held:
+        want = holds[-1].records[other.name].want
         if other is not switch and want is not AS_FOUND and not other.is_satisfied(want):
-            _set(other, want)
-
-
-def _set(switch: Switch, value: Any) -> str:
-    """Set a switch and read it back; return why it is too late for that, or ``""``."""
-    try:
-        switch.set(value)
-    except NativeError:
-        raise
-    except RuntimeError as error:
-        if switch.only_before:
-            return f"{switch.name} can only be set before {switch.only_before}: {switch.read()!r} stays in force"
-        raise SwitchError(f"{switch.name} did not take {value!r}: {error}. Nothing was changed.") from error
-    if switch.restore != "kept" and not switch.is_satisfied(value):
-        raise SwitchError(f"{switch.name} did not take {value!r}: it reads {switch.read()!r}. Nothing was changed.")
-    return ""
+            other.set(want)
 
 
 def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:
-    """Restore what *hold* found, in reverse order; nothing that is raised keeps the rest from being restored.
-
-    What could not be restored stays in *hold*, for whoever takes the switch next, and for :func:`settle`.
-
-    Raises:
-        RestoreError: something could not be restored; or, when strict, had been changed by somebody else.
-    """
+    """Restore what *hold* found, in reverse order; nothing that is raised keeps the rest from being restored."""
+    foreign: list[str] = []
     with notices.put_off(), LOCK, replacing():
-        hold.closed = True
-        foreign = [] if quiet else _changed(hold)
-        _raise_failed(*_run((r.switch.name, partial(_restore, r, hold)) for r in [*reversed(hold.records.values())]))
+        records = [*reversed(hold.records.values())]
+        for record in () if quiet else records:
+            with suppress(Exception):  # restoring it shows what is wrong
+                if (now := record.switch.read()) != record.wrote:
+                    foreign.append(f"  {record.switch.name}: set {record.wrote!r}, found {now!r} at exit")
+        _each((record.switch.name, partial(put_back, record.switch, record.found, hold)) for record in records)
     if foreign:
-        text = f"Other code changed inside the {hold.owner} what it had set: part of the block ran without it. "
-        text += "\n".join(["The values from before the block are restored:", *(f"  {line}" for line in foreign)])
+        error = RestoreError.changed(hold.owner, foreign)
         if strict:
-            raise RestoreError(text)
-        notices.warn(text)
+            raise error
+        notices.warn(str(error))
 
 
-def _changed(hold: Hold) -> list[str]:
-    """What somebody else has changed of what *hold* wrote."""
-    found: list[str] = []
-    for record in reversed(hold.records.values()):
-        with suppress(Exception):  # restoring it shows what is wrong
-            if (now := record.switch.read()) != record.wrote:
-                found.append(f"{record.switch.name}: set {record.wrote!r}, found {now!r} at exit")
-    return found
-
-
-def _run(steps: Iterable[tuple[str, Callable[[], None]]]) -> tuple[list[str], BaseException | None]:
-    """Run each step, by its switch; returns those that failed, and an interruption, which is to be raised at the end."""
-    failed: list[str] = []
-    interruption: BaseException | None = None
+def _each(steps: Iterable[tuple[str, Callable[[], object]]], cause: BaseException | None = None) -> None:
+    """Run each step, by its switch, and raise at the end what one of them has raised. *cause*: why they run."""
+    failed, interruption = [], None
     for name, step in steps:
         try:
             step()
         except Exception as error:
-            failed.append(f"{name}: {error}")
+            failed.append(f"\n  {name}: {error}")
         except BaseException as error:
             interruption = interruption or error
-    return failed, interruption
-
-
-def _raise_failed(failed: list[str], interruption: BaseException | None) -> None:
     if interruption is not None:
-        raise interruption
+        raise interruption from cause
     if failed:
-        raise RestoreError("could not be put back:\n" + "\n".join(f"  {line}" for line in failed))
+        first = f"{str(cause).removesuffix(' Nothing was changed.')} And " if cause else ""
+        raise RestoreError(f"{first}could not be put back:{''.join(failed)}") from cause
 
 
-def _restore(record: Record, hold: Hold) -> None:
-    """Restore one switch, and hold it no longer."""
-    if record.switch.scope != "thread" or record.who is threading.current_thread():  # else it went with its thread
-        _finish(record.switch, hold)
-        if record.switch.restore in ("exact", "closing"):
-            record.switch.put_back(record.found)
-    _drop(record, hold)
-
-
-def _finish(switch: Switch, below: Hold | None = None) -> None:
-    """Restore what those on top did not, who will not leave any more: their threads have ended, or a restore failed."""
-    while (holds := holders(switch)) and holds[-1] is not below and holds[-1].is_stranded:
-        record = holds[-1].records[switch.name]
-        with suppress(Exception):
-            switch.put_back(record.found)
-        _drop(record, holds[-1])
-
-
-def _drop(record: Record, hold: Hold) -> None:
-    hold.records.pop(record.switch.name, None)
-    if hold in (holds := holders(record.switch, record.who)):  # a visit does not stand there
-        holds.remove(hold)
-    if not holds:
-        HELD.pop(_key(record.switch, record.who), None)
+def put_back(switch: Switch, state: Any, hold: Hold, record: Record | None = None, *, undone: bool = False) -> None:
+    """Restore one switch, of which *hold* has this *record* from then on. *undone*: as if it had not been written."""
+    is_here = switch.scope != "thread"
+    if (now := hold.records.pop(switch.name, None)) is not None:
+        is_here = is_here or now.who is threading.current_thread()  # else it went with its thread
+        if hold in (holds := HELD.get(key := _key(switch, now.who), [])):  # a visit does not stand there
+            holds.remove(hold)
+        if not holds:
+            HELD.pop(key, None)
+    if record is not None:
+        _hold(record, hold)
+    if switch.restore in RESTORED and (is_here or undone):
+        switch.put_back(state)
+    elif undone and switch.lasts:
+        with suppress(Exception):  # nobody was inside, so nobody has read it
+            switch.put_back(state)
 
 
 def settle() -> None:
-    """Restore what nobody will: of scopes whose threads have ended inside them, or that were left and could not restore it."""
-    with LOCK, replacing():
-        holds = {hold: None for holds in HELD.values() for hold in holds if not hold.base}
-        here = [hold for hold in holds if hold.is_stranded or hold.who is threading.current_thread()]
-        for hold in here:
-            hold.closed = True
-        steps = _run((r.switch.name, partial(_restore, r, hold)) for hold in here for r in [*reversed(hold.records.values())])
-    _raise_failed(*steps)
-
-
-def visit(assignments: Mapping[str, Any]) -> Hold:
-    """Set in this thread, for a bound function, what each thread has for itself of a scope that another thread holds."""
-    own = {name: want for name, want in assignments.items() if SWITCHES[name].scope == "thread"}
-    hold = apply(own, Hold("bound function"))
-    try:
-        with LOCK:
-            for (name, _), holds in HELD.items():
-                switch, there = SWITCHES[name], holds[-1].records[name].wrote
-                if switch.scope == "inherited" and switch.read() != there:
-                    hold.records[name] = Record(switch, switch.take(), there, there)
-                    switch.set(there)
-    except BaseException:
-        undo(hold, quiet=True)
-        raise
-    return hold
-
-
-def _bring_back(switch: Switch, state: Any, record: Record | None, hold: Hold) -> None:
-    """Bring a switch, and what *hold* has of it, back to what they were."""
-    with suppress(Exception) if switch.restore == "never" else nullcontext():  # as long as nobody is inside, nobody has read it
-        if switch.restore != "kept":
-            switch.put_back(state)  # first: what cannot be restored stays held
-    if (now := hold.records.get(switch.name)) is not None:
-        _drop(now, hold)
-    if record is not None:
-        hold.records[switch.name] = record
-        HELD.setdefault(_key(switch, record.who), []).append(hold)
+    """Restore what nobody will: of scopes whose threads have ended inside them."""
+    with LOCK:
+        ended = dict.fromkeys(h for holds in HELD.values() for h in holds if not (h.base or h.who.is_alive()))
+        _each((hold.owner, partial(undo, hold, quiet=True)) for hold in ended)

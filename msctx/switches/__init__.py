@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -31,35 +31,41 @@ from msctx.switches import (
 )
 from msctx.switches.base import Switch
 
-_ROWS = (
-    *denormals.SWITCHES,
-    *torch_core.SWITCHES,
-    *torch_inductor.SWITCHES,
-    *torch_compile_debug.SWITCHES,
-    *torch_compiler.SWITCHES,
-    *torch_dynamo.SWITCHES,
-    *torch_mkl.SWITCHES,
-    *torch_precision.SWITCHES,
-    *torch_cuda.SWITCHES,
-    *torch_distributed.SWITCHES,
-    *torch_npu.SWITCHES,
-    *torchair.SWITCHES,
-    *torch_accelerator.SWITCHES,
-    *generators.SWITCHES,
-    *environment.SWITCHES,
-    *native.SWITCHES,
-    *models.SWITCHES,
-    *observation.SWITCHES,
-    *graph.SWITCHES,
-    *sessions.SWITCHES,
-    *torch_profiler.SWITCHES,
+_ROWS: tuple[tuple[Callable[[], bool] | None, tuple[Switch, ...]], ...] = (
+    (None, denormals.SWITCHES),
+    (None, torch_core.SWITCHES),
+    (None, torch_inductor.SWITCHES),
+    (None, torch_compile_debug.SWITCHES),
+    (None, torch_compiler.SWITCHES),
+    (None, torch_dynamo.SWITCHES),
+    (torch_mkl.is_here, torch_mkl.SWITCHES),
+    (None, torch_precision.SWITCHES),
+    (None, torch_cuda.SWITCHES),
+    (torch_cuda.is_here, (*torch_cuda.OF_DEVICE, *native.OF_CUDA)),
+    (torch_distributed.is_here, torch_distributed.SWITCHES),
+    (torch_npu.is_here, (*torch_npu.SWITCHES, *torchair.SWITCHES, *native.OF_ASCEND)),
+    (torch_accelerator.is_here, torch_accelerator.SWITCHES),
+    (None, generators.SWITCHES),
+    (None, environment.SWITCHES),
+    (None, native.SWITCHES),
+    (None, models.SWITCHES),
+    (None, observation.SWITCHES),
+    (None, graph.SWITCHES),
+    (None, sessions.SWITCHES),
+    (None, torch_profiler.SWITCHES),
 )
-SWITCHES: Mapping[str, Switch] = MappingProxyType({switch.name: switch for switch in _ROWS})
+"""Whether the globals exist in this process (``None``: always), and their rows."""
+SWITCHES: Mapping[str, Switch] = MappingProxyType({row.name: row for _, rows in _ROWS for row in rows})
+
+
+def present() -> list[Switch]:
+    """The switches that exist in this process."""
+    return [row for is_here, rows in _ROWS if is_here is None or is_here() for row in rows]
 
 
 def read_all() -> dict[str, Any]:
     """Every switch that exists in this process → its value now."""
-    return {name: switch.read() for name, switch in SWITCHES.items() if switch.available()}
+    return {switch.name: switch.read() for switch in present()}
 
 
-__all__ = ["SWITCHES", "Switch", "read_all"]
+__all__ = ["SWITCHES", "Switch", "present", "read_all"]

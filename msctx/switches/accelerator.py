@@ -19,7 +19,7 @@ Module = Callable[[], Any]
 """Returns ``torch.cuda`` or ``torch.npu``; called late, since the second is not there before torch_npu is imported."""
 
 
-def current_device(name: str, module: Module, available: Callable[[], bool]) -> Switch:
+def current_device(name: str, module: Module) -> Switch:
     """The current device of the thread; ``None`` before the device is initialised (asking would initialise it)."""
 
     def read() -> int | None:
@@ -39,14 +39,10 @@ def current_device(name: str, module: Module, available: Callable[[], bool]) -> 
         # nothing was current before the device was initialised: then torch starts with 0
         write(0 if index is None and module().is_initialized() else index)
 
-    return Switch(
-        name=name, read=read, write=write, load=put_back, scope="thread", blocked=blocked, available=available, save=read
-    )
+    return Switch(name=name, read=read, write=write, state=(read, put_back), scope="thread", blocked=blocked)
 
 
-def memory_cap(
-    name: str, module: Module, available: Callable[[], bool], overhead: Callable[[int], int | None] | None = None
-) -> Switch:
+def memory_cap(name: str, module: Module, overhead: Callable[[int], int | None] | None = None) -> Switch:
     """The most that the process may hold on the current device, in bytes; ``None``: no cap.
 
     The caching allocator gets what *overhead* leaves of it: the bytes that a device holds beside that allocator, as far as they
@@ -120,11 +116,9 @@ def memory_cap(
         name=name,
         read=read,
         write=write,
-        save=save,
-        load=load,
+        state=(save, load),
         satisfied=satisfied,
         blocked=blocked,
-        available=available,
     )
 
 
@@ -140,7 +134,7 @@ def too_small(cap: int, device: int, held: int, beside: int) -> str:
     return f"max_device_memory={in_words(cap)}: {there}; nothing was changed"
 
 
-def synchronize_each_op(name: str, module: Module, available: Callable[[], bool]) -> Switch:
+def synchronize_each_op(name: str, module: Module) -> Switch:
     """Waits for the device after each operator, by a dispatch mode of the thread.
 
     The environment variables that launch synchronously (CUDA_LAUNCH_BLOCKING …) are read once when the device is
@@ -170,7 +164,7 @@ def synchronize_each_op(name: str, module: Module, available: Callable[[], bool]
                 raise SwitchError(f"{name}: another dispatch mode was entered inside the scope and is still active")
             modes.pop().__exit__(None, None, None)
 
-    return Switch(name=name, read=lambda: bool(stack.modes), write=write, scope="thread", available=available)
+    return Switch(name=name, read=lambda: bool(stack.modes), write=write, scope="thread")
 
 
 def _where() -> str:
@@ -178,7 +172,7 @@ def _where() -> str:
     return (f", in step {step}" if step else "") + (f", on rank {rank}" if rank is not None else "")
 
 
-def wait(name: str, module: Module, kind: str, available: Callable[[], bool]) -> Switch:
+def wait(name: str, module: Module, kind: str) -> Switch:
     """The most milliseconds that ``synchronize()`` of the module's class *kind* (Event, Stream) waits; ``None``: for ever.
 
     The class has no deadline of its own: its objects are asked again and again whether they are done.
@@ -205,4 +199,4 @@ def wait(name: str, module: Module, kind: str, available: Callable[[], bool]) ->
         elif found is not None:
             of.synchronize, found, limit = found, None, None
 
-    return Switch(name=name, read=lambda: limit, write=write, available=available)
+    return Switch(name=name, read=lambda: limit, write=write)

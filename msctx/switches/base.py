@@ -9,9 +9,11 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any
 
+RESTORED = ("exact", "closing")
 
-def _always() -> bool:
-    return True
+
+class LateError(Exception):
+    """A write came too late; the text says for what."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,19 +26,13 @@ class Switch:
         write: sets it; ``None`` for a global that is only observed.
         scope: ``"process"``; ``"thread"``: each thread has its own; ``"inherited"``: a thread's own, and new threads start
             with the one written last.
-        restore: ``"exact"``; ``"closing"``: the same, but only when the scope that wrote it closes, not for one inside that has no
-            use for it; ``"never"``: it cannot be undone; ``"kept"``: it is left as written on purpose.
-        only_before: for a switch that takes effect only early: until when.
-        lasts: for one that cannot be undone for another reason: why.
-        family: a name common to switches that share some state, so that what a write leaves depends on what it finds: before one
-            of them is changed, all go back to what was found first.
-        save, load: for a switch whose value does not hold its whole state: take the state, put it back.
+        restore: ``"exact"``; ``"closing"``: only when the scope that wrote it closes, not for an inner scope without the option;
+            ``"kept"``: stays as written on purpose. Any other text: the write cannot be undone, for this reason.
+        family: a name common to switches that share state, so that the result of a write depends on what it finds. Before one of them
+            changes, all return to what was found first.
+        state: functions that take and restore the whole state, for a switch whose value does not hold it.
         satisfied: whether what is in effect already serves a value, so that nothing need be written.
         blocked: why a value cannot be written now (``""``: it can). Raises ``SwitchError`` where writing must not be skipped.
-            ``None``: nothing ever is in the way.
-        available: whether the global exists in this process.
-        prepare: brings what a write needs and may take long (the native core is built); what fails is reported by ``devices.facts()``
-            from then on.
     """
 
     name: str
@@ -44,15 +40,15 @@ class Switch:
     write: Callable[[Any], None] | None = None
     scope: str = "process"
     restore: str = "exact"
-    only_before: str = ""
-    lasts: str = ""
     family: str = ""
-    save: Callable[[], Any] | None = None
-    load: Callable[[Any], None] | None = None
+    state: tuple[Callable[[], Any], Callable[[Any], None]] | None = None
     satisfied: Callable[[Any], bool] | None = None
     blocked: Callable[[Any], str] | None = None
-    available: Callable[[], bool] = _always
-    prepare: Callable[[], object] | None = None
+
+    @property
+    def lasts(self) -> str:
+        """Why a write cannot be undone; ``""``: it can, or stays on purpose."""
+        return "" if self.restore in (*RESTORED, "kept") else self.restore
 
     def is_satisfied(self, value: Any) -> bool:
         return self.satisfied(value) if self.satisfied else self.read() == value
@@ -63,11 +59,11 @@ class Switch:
 
     def take(self) -> Any:
         """The whole state, for :meth:`put_back`."""
-        return (self.save or self.read)()
+        return self.state[0]() if self.state else self.read()
 
     def put_back(self, state: Any) -> None:
-        if self.load is not None:
-            self.load(state)
+        if self.state is not None:
+            self.state[1](state)
         elif self.read() != state:
             self.set(state)
 

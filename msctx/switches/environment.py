@@ -27,7 +27,7 @@ def _variable(switch: str, **more: Any) -> Switch:
 
 
 def _read_once(switch: str, only_before: str, **more: Any) -> Switch:
-    return _variable(switch, restore="never", only_before=only_before, **more)
+    return _variable(switch, restore=f"it is read only before {only_before}", **more)
 
 
 def _cublas_late(value: str) -> str:
@@ -133,7 +133,7 @@ SWITCHES = (
         read=sys.getrecursionlimit,
         write=sys.setrecursionlimit,
         satisfied=lambda needed: sys.getrecursionlimit() >= needed,
-        load=_lower_limit,
+        state=(sys.getrecursionlimit, _lower_limit),
         family="python.recursion_limit",
     ),
 )

@@ -101,4 +101,4 @@ def _enforce_all(module: str) -> None:
 
 
 def forced_switch(name: str, value: Forced) -> Switch:
-    return Switch(name=name, read=value.read, write=value.write, save=value.save, load=value.load, satisfied=value.holds)
+    return Switch(name=name, read=value.read, write=value.write, state=(value.save, value.load), satisfied=value.holds)

@@ -65,13 +65,12 @@ SWITCHES = (
         name="graph.compilation",
         read=_read,
         write=_write,
-        save=lambda: calls.compilation,
-        load=_write,
+        state=(lambda: calls.compilation, _write),
         satisfied=lambda wanted: _read() == (wanted and asdict(wanted)),
     ),
-    Switch(name="graph.modules", read=calls.are_compiled, write=calls.compile_modules, save=calls.found, load=calls.put_back),
+    Switch(name="graph.modules", read=calls.are_compiled, write=calls.compile_modules, state=(calls.found, calls.put_back)),
     Switch(name="graph.grad_for_scalar", read=lambda: gradients.for_scalars, write=_for_scalars),
-    Switch(name="torch.dynamo.force_eager", read=_is_eager, write=_force_eager, save=_stance, load=_put_stance),
+    Switch(name="torch.dynamo.force_eager", read=_is_eager, write=_force_eager, state=(_stance, _put_stance)),
     forced_switch(
         "torch.dynamo.skip_nnmodule_hook_guards", Forced("torch._dynamo.config", "skip_nnmodule_hook_guards", lambda: True)
     ),

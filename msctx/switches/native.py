@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
+from typing import Any
 
+from msctx.errors import MsctxError
 from msctx.native import conv_policy, core, memory, precision_switch
-from msctx.switches import torch_cuda, torch_npu
+from msctx.switches import observation
 from msctx.switches.base import Switch
 
 
@@ -16,11 +20,8 @@ def _convolution(name: str) -> Switch:
         name=name,
         read=here.read,
         write=here.write,
-        save=here.take,
-        load=here.write,
+        state=(here.take, here.write),
         satisfied=here.is_in_force,
-        prepare=here.load,
-        available={"cuda": torch_cuda.is_here, "ascend": torch_npu.is_here}.get(place, lambda: True),
     )
 
 
@@ -30,18 +31,14 @@ def _precision(name: str) -> Switch:
         name=name,
         read=partial(precision_switch.read, device),
         write=partial(precision_switch.write, device),
-        save=partial(precision_switch.save, device),
-        load=partial(precision_switch.load, device),
+        state=(partial(precision_switch.save, device), partial(precision_switch.load, device)),
         scope="thread",
         family=name,
-        prepare=core.load,
     )
 
 
 SWITCHES = (
     _convolution("native.convolution.cpu"),
-    _convolution("native.convolution.cuda"),
-    _convolution("native.convolution.ascend"),
     _precision("native.precision.cpu"),
     _precision("native.precision.cuda"),
     _precision("native.precision.ascend"),
@@ -49,13 +46,26 @@ SWITCHES = (
         name="native.memory_pool",
         read=memory.read_pool,
         write=memory.write_pool,
-        load=memory.write_pool,  # always: while another allocator is in force, there is a pool that does not show
-        prepare=core.load,
+        # always: while another allocator is in force, there is a pool that does not show
+        state=(memory.read_pool, memory.write_pool),
     ),
-    Switch(
-        name="native.memory_caps",
-        read=memory.read_caps,
-        write=memory.write_caps,
-        prepare=core.load,
-    ),
+    Switch(name="native.memory_caps", read=memory.read_caps, write=memory.write_caps),
 )
+OF_CUDA = (_convolution("native.convolution.cuda"),)
+OF_ASCEND = (_convolution("native.convolution.ascend"),)
+
+
+def prepare(assignments: Mapping[str, Any]) -> None:
+    """Load, or build, what writing *assignments* needs; it may be interrupted. Later plans report what fails."""
+    for name, value in assignments.items():
+        with suppress(MsctxError):
+            if value and (load := LOADS.get(name)):
+                load()
+
+
+_NEED_CORE = (*SWITCHES, *(row for row in observation.SWITCHES if row.name in observation.READERS))
+LOADS = {
+    **{row.name: core.load for row in _NEED_CORE},
+    **{f"native.convolution.{p}": at.load for p, at in conv_policy.PLACES.items()},
+}
+"""Switch → what loads the library that it needs."""

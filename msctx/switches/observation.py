@@ -10,11 +10,9 @@ from importlib import import_module
 from typing import Any
 
 from msctx.graph import report
-from msctx.native import core
 from msctx.switches.base import Switch, reading, writing
 
 KEPT = 64
-
 
 _COLLECTOR = "msctx.observers.collector"
 
@@ -49,10 +47,8 @@ def _observer(name: str, place: str, *more: Any) -> Switch:
         name=name,
         read=read,
         write=write,
-        save=save,
-        load=partial(put, resumes=True),
+        state=(save, partial(put, resumes=True)),
         satisfied=lambda wanted: read() == (wanted and asdict(wanted)),
-        prepare=core.load,
     )
 
 
@@ -62,8 +58,7 @@ def _slot(name: str, place: str, blocked: Callable[[Any], str] | None = None) ->
         name=name,
         read=reading(f"{place}.read"),
         write=writing(f"{place}.write"),
-        save=reading(f"{place}.save"),
-        load=writing(f"{place}.load"),
+        state=(reading(f"{place}.save"), writing(f"{place}.load")),
         blocked=blocked,
     )
 
@@ -76,13 +71,17 @@ def _no_folder(wanted: Any) -> str:
     return str(import_module("msctx.graph.files").obstacle(wanted))
 
 
+READERS: dict[str, tuple[Any, ...]] = {
+    "observers.dump": ("msctx.observers.dump:DumpReader",),
+    "observers.overflow": ("msctx.observers.overflow:OverflowReader",),
+    "observers.errors": ("msctx.observers.error_dump:ErrorReader",),
+    "observers.recorder": ("msctx.observers.recorder:RecorderReader", lambda: report.of_process().as_dicts()),
+    "observers.watchdog": ("msctx.observers.watchdog:WatchdogReader",),
+    "observers.deterministic_except": ("msctx.observers.deterministic_except:ExceptReader",),
+}
+"""Switch → the class of the reader, and what it takes beside its settings."""
 SWITCHES = (
-    _observer("observers.dump", "msctx.observers.dump:DumpReader"),
-    _observer("observers.overflow", "msctx.observers.overflow:OverflowReader"),
-    _observer("observers.errors", "msctx.observers.error_dump:ErrorReader"),
-    _observer("observers.recorder", "msctx.observers.recorder:RecorderReader", lambda: report.of_process().as_dicts()),
-    _observer("observers.watchdog", "msctx.observers.watchdog:WatchdogReader"),
-    _observer("observers.deterministic_except", "msctx.observers.deterministic_except:ExceptReader"),
+    *(_observer(name, *reader) for name, reader in READERS.items()),
     _slot("observers.print_file", "msctx.observers.printing:SLOT"),
     _slot("observers.replicas", "msctx.observers.replicas:SLOT"),
     _slot("observers.kernels", "msctx.observers.compile_trace:KERNELS_SLOT"),

@@ -146,10 +146,8 @@ SWITCHES = (
         name="torch.accelerator.allocator_settings",
         read=_read,
         write=_write,
-        save=_save,
-        load=_load,
+        state=(_save, _load),
         satisfied=_is_satisfied,
         blocked=_blocked,
-        available=is_here,
     ),
 )

@@ -12,7 +12,7 @@ from torch import _C
 
 from msctx.native import core, module_calls
 from msctx.switches import denormals
-from msctx.switches.base import Switch
+from msctx.switches.base import LateError, Switch
 
 # --- determinism ------------------------------------------------------------------------------------------------------
 # torch.use_deterministic_algorithms() is not used: it also overwrites inductor's flag, which the user may have set (trap 8),
@@ -127,7 +127,10 @@ _has_interop_threads = False
 def _write_interop_threads(number: int) -> None:
     global _has_interop_threads
     _has_interop_threads = True  # also where torch refuses: its pool was there before
-    torch.set_num_interop_threads(number)
+    try:
+        torch.set_num_interop_threads(number)
+    except RuntimeError:
+        raise LateError(_interop_threads_late(number)) from None
 
 
 def _interop_threads_late(number: int) -> str:
@@ -157,8 +160,7 @@ SWITCHES = (
         name="torch.num_threads",
         read=torch.get_num_threads,
         write=_write_threads,
-        save=_save_threads,
-        load=_load_threads,
+        state=(_save_threads, _load_threads),
         scope="inherited",
         blocked=_threads_blocked,
     ),
@@ -166,8 +168,7 @@ SWITCHES = (
         name="torch.num_interop_threads",
         read=torch.get_num_interop_threads,
         write=_write_interop_threads,
-        restore="never",
-        only_before=_ONCE,
+        restore=f"it is read only before {_ONCE}",
         blocked=_interop_threads_late,
     ),
     Switch(

@@ -51,21 +51,6 @@ def _sanitize(on: bool) -> None:
 SWITCHES = (
     Switch(name="torch.cudnn.deterministic", read=_C._get_cudnn_deterministic, write=_C._set_cudnn_deterministic),
     Switch(name="torch.cudnn.benchmark", read=_C._get_cudnn_benchmark, write=_C._set_cudnn_benchmark),
-    current_device("torch.cuda.current_device", lambda: torch.cuda, is_here),
-    memory_cap("torch.cuda.memory_cap", lambda: torch.cuda, is_here, cuda_context.overhead),
-    # by the functions below torch.cuda's, which does nothing before CUDA is initialised
-    Switch(
-        name="torch.cuda.caching_allocator",
-        read=_keeps,
-        write=_keep,
-        blocked=_has_no_cache,
-        available=is_here,
-    ),
-    synchronize_each_op("torch.cuda.synchronize_each_op", lambda: torch.cuda, is_here),
-    wait("torch.cuda.stream_sync_timeout", lambda: torch.cuda, "Stream", is_here),
-    wait("torch.cuda.event_sync_timeout", lambda: torch.cuda, "Event", is_here),
-    Switch(name="torch.cuda.sanitizer", read=_sanitizes, write=_sanitize, available=is_here),
-    Switch(name="torch.cuda.context_overhead", read=cuda_context.observed, available=is_here),
     Switch(name="torch.cudnn.enabled", read=lambda: torch.backends.cudnn.enabled),
     Switch(name="torch.cudnn.benchmark_limit", read=lambda: torch.backends.cudnn.benchmark_limit),
     Switch(name="torch.cudnn.depthwise_kernel", read=lambda: getattr(torch.backends.cudnn, "depthwise_kernel", None)),
@@ -82,4 +67,15 @@ SWITCHES = (
     Switch(name="torch.sdp.mem_efficient", read=torch.backends.cuda.mem_efficient_sdp_enabled),
     Switch(name="torch.sdp.math", read=torch.backends.cuda.math_sdp_enabled),
     Switch(name="torch.sdp.cudnn", read=torch.backends.cuda.cudnn_sdp_enabled),
+)
+OF_DEVICE = (
+    current_device("torch.cuda.current_device", lambda: torch.cuda),
+    memory_cap("torch.cuda.memory_cap", lambda: torch.cuda, cuda_context.overhead),
+    # by the functions below torch.cuda's, which does nothing before CUDA is initialised
+    Switch(name="torch.cuda.caching_allocator", read=_keeps, write=_keep, blocked=_has_no_cache),
+    synchronize_each_op("torch.cuda.synchronize_each_op", lambda: torch.cuda),
+    wait("torch.cuda.stream_sync_timeout", lambda: torch.cuda, "Stream"),
+    wait("torch.cuda.event_sync_timeout", lambda: torch.cuda, "Event"),
+    Switch(name="torch.cuda.sanitizer", read=_sanitizes, write=_sanitize),
+    Switch(name="torch.cuda.context_overhead", read=cuda_context.observed),
 )

@@ -30,6 +30,10 @@ def _backends() -> list[Any]:
     return [backend for backend in own if hasattr(backend, "_set_default_timeout") and hasattr(backend, "options")]
 
 
+def is_here() -> bool:
+    return hasattr(_c10d(), DEFAULTS[0])
+
+
 def save() -> Found:
     defaults = {name: found for name in DEFAULTS if (found := getattr(_c10d(), name)) is not None}
     return [(backend, backend.options._timeout) for backend in _backends()], defaults
@@ -69,9 +73,7 @@ SWITCHES = (
         name="torch.distributed.timeout",
         read=read,
         write=write,
-        save=save,
-        load=load,
+        state=(save, load),
         satisfied=_is_satisfied,
-        available=lambda: hasattr(_c10d(), DEFAULTS[0]),
     ),
 )

@@ -94,8 +94,7 @@ SWITCHES = (
         read=_read,
         write=_write,
         scope="thread",
-        save=_save,
-        load=_load,
+        state=(_save, _load),
         satisfied=_is_satisfied,
     ),
 )

@@ -150,7 +150,7 @@ _FORCED: dict[str, Callable[[], Any]] = {
 
 def _flag(name: str, variable: str, default: str) -> Switch:
     value = _Flag(name.removeprefix("torch.inductor."), variable, default)
-    return Switch(name=name, read=value.read, write=value.write, save=value.save, load=value.load, family=name)
+    return Switch(name=name, read=value.read, write=value.write, state=(value.save, value.load), family=name)
 
 
 class _Beside(Forced):
@@ -193,7 +193,7 @@ _BESIDE = {
 
 
 def _beside(name: str, value: _Beside) -> Switch:
-    return Switch(name=name, read=value.read, write=value.write, save=value.save, load=value.load, satisfied=value.holds)
+    return Switch(name=name, read=value.read, write=value.write, state=(value.save, value.load), satisfied=value.holds)
 
 
 SWITCHES = (

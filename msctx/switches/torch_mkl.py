@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from msctx.switches.base import Switch
+from msctx.switches.base import LateError, Switch
 
 STRICT = "AUTO,STRICT"
 """The fastest instructions that the processor has, in the strict mode: for any number of threads, and of rows or columns beside."""
@@ -22,6 +22,7 @@ _CODES = {1: "OFF", 2: "AUTO", 3: "COMPATIBLE", 4: "SSE2", 6: "SSSE3", 7: "SSE4_
 _CODES |= {11: "AVX512_MIC", 12: "AVX512", 13: "AVX512_MIC_E1", 14: "AVX512_E1"}
 _IS_STRICT = 0x10000
 _ALL = -1
+_ONCE = "MKL's first computation"
 _TOO_LATE = -8  # MKL_CBWR_ERR_MODE_CHANGE_FAILURE
 
 
@@ -71,6 +72,8 @@ def _set(value: str) -> int:
 
 def _write(value: str) -> None:
     if error := _set(value):
+        if error == _TOO_LATE:
+            raise LateError(f"torch.mkl.cbwr can only be set before {_ONCE}: {read()!r} stays in force")
         raise RuntimeError(f"mkl_cbwr_set returned {error}")
 
 
@@ -101,9 +104,7 @@ SWITCHES = (
         name="torch.mkl.cbwr",
         read=read,
         write=_write,
-        restore="never",
-        only_before="MKL's first computation",
+        restore=f"it is read only before {_ONCE}",
         satisfied=lambda value: is_strict() if value == STRICT else read() == value,
-        available=is_here,
     ),
 )

@@ -85,7 +85,7 @@ def _hf32(name: str, kind: str) -> Switch:
     def write(on: bool) -> None:
         getattr(npu(), kind).allow_hf32 = on
 
-    return Switch(name=name, read=lambda: getattr(npu(), kind).allow_hf32, write=write, available=is_here)
+    return Switch(name=name, read=lambda: getattr(npu(), kind).allow_hf32, write=write)
 
 
 def _c() -> Any:
@@ -114,7 +114,6 @@ def _option(name: str, key: str, unset: Callable[[], str], **more: Any) -> Switc
         read=lambda: effective(_get(key)),
         write=lambda value: _set(key, effective(value)),
         satisfied=lambda value: effective(_get(key)) == effective(value),
-        available=is_here,
         **more,
     )
 
@@ -138,8 +137,7 @@ def _folder(name: str, key: str, unset: Callable[[], str]) -> Switch:
         option,
         write=write,
         satisfied=lambda path: option.is_satisfied(made.get(path) or (path if path is None else place(path))),
-        save=lambda: (dict(made), option.read()),
-        load=load,
+        state=(lambda: (dict(made), option.read()), load),
     )
 
 
@@ -187,10 +185,8 @@ def _list_of_types(name: str, key: str) -> Switch:
         name=name,
         read=lambda: _get(key),
         write=lambda value: None if value is None else _set(key, value),
-        restore="never",
-        lasts=NO_EMPTY_LIST,
+        restore=NO_EMPTY_LIST,
         blocked=blocked,
-        available=is_here,
     )
 
 
@@ -204,10 +200,8 @@ def _checks_of_kernels(name: str, key: str) -> Switch:
         name=name,
         read=lambda: _get(key),
         write=lambda value: None if value is None else _set(key, value),
-        restore="never",
-        lasts="torch_npu cannot switch it off again",
+        restore="torch_npu cannot switch it off again",
         blocked=blocked,
-        available=is_here,
     )
 
 
@@ -384,16 +378,15 @@ def _record_again(found: tuple[Any, Any]) -> None:
 
 
 SWITCHES = (
-    _starting(current_device("torch.npu.current_device", npu, is_here)),
-    _starting(memory_cap("torch.npu.memory_cap", npu, is_here)),
-    synchronize_each_op("torch.npu.synchronize_each_op", npu, is_here),
+    _starting(current_device("torch.npu.current_device", npu)),
+    _starting(memory_cap("torch.npu.memory_cap", npu)),
+    synchronize_each_op("torch.npu.synchronize_each_op", npu),
     _hf32("torch.npu.matmul.allow_hf32", "matmul"),
     _hf32("torch.npu.conv.allow_hf32", "conv"),
     Switch(
         name="torch.npu.matmul.cube_math_type",
         read=_cube_math_type,
         write=_write_cube_math_type,
-        available=is_here,
     ),
     _option(
         "torch.npu.precision_mode",
@@ -412,13 +405,11 @@ SWITCHES = (
         read=_is_jit_compiled,
         write=lambda on: npu().set_compile_mode(jit_compile=_jit(on)),
         satisfied=lambda on: _is_jit_compiled() is _jit(on),
-        available=is_here,
     ),
     Switch(
         name="torch.npu.allow_internal_format",
         read=_allows_internal_format,
         write=lambda on: _set("ALLOW_INTERNAL_FORMAT", "enable" if on else "disable"),
-        available=is_here,
     ),
     _starting(
         Switch(
@@ -426,30 +417,23 @@ SWITCHES = (
             read=_Timeout.read,
             write=_Timeout.write,
             blocked=_too_long,
-            available=is_here,
         )
     ),
-    wait("torch.npu.event_sync_timeout", npu, "Event", is_here),
+    wait("torch.npu.event_sync_timeout", npu, "Event"),
     Switch(
         name="torch.npu.exception_dump",
         read=_exception_dump,
         write=_write_exception_dump,
-        save=lambda: os.environ.get(ACL_INIT),
-        load=_load_exception_dump,
-        restore="never",
-        only_before="the first use of an NPU",
+        state=(lambda: os.environ.get(ACL_INIT), _load_exception_dump),
+        restore="it is read only before the first use of an NPU",
         blocked=_no_exception_dump,
-        available=is_here,
     ),
     Switch(
         name="torch.npu.aoe_folder",
         read=_recorded_in,
         write=_record_in,
-        save=_recorded.save,
-        load=_record_again,
+        state=(_recorded.save, _record_again),
         satisfied=lambda folder: _recorded.placed({"folder": folder}) == _recorded.led,
-        restore="never",
-        lasts="torch_npu cannot switch it off again",
-        available=is_here,
+        restore="torch_npu cannot switch it off again",
     ),
 )

@@ -15,7 +15,7 @@ from typing import Any
 from msctx.imports import when_imported
 from msctx.switches import paths
 from msctx.switches.base import Switch
-from msctx.switches.torch_npu import is_here, npu
+from msctx.switches.torch_npu import npu
 
 CONVERTER = "torchair._ge_concrete_graph.fx2ge_converter"
 ENGINE = "torchair.core._backend"
@@ -45,10 +45,8 @@ class _Kept(paths.Kept):
             name=name,
             read=lambda: self.led and dict(self.led),
             write=self.write,
-            save=self.save,
-            load=self.load,
+            state=(self.save, self.load),
             satisfied=lambda options: self.placed(options) == self.led,
-            available=is_here,
         )
 
 
@@ -161,13 +159,10 @@ SWITCHES = (
         name="torch.npu.engine_options",
         read=_read_engine,
         write=_engine.write,
-        save=_engine.save,
-        load=_engine.load,
+        state=(_engine.save, _engine.load),
         satisfied=_holds,
         blocked=_late,
-        restore="never",
-        only_before="the first graph that torchair compiles",
-        available=is_here,
+        restore="it is read only before the first graph that torchair compiles",
     ),
     _graph.switch("torch.npu.graph_options"),
     _tuner.switch("torch.npu.graph_tuner"),

@@ -13,7 +13,7 @@ from msctx.errors import MsctxWarning, StrictError
 @pytest.fixture
 def lasting(library: Globals, monkeypatch: pytest.MonkeyPatch) -> Globals:
     """The switch b stays as it is written."""
-    change_one(monkeypatch, "b", restore="never", only_before="the flood")
+    change_one(monkeypatch, "b", restore="it is read only before the flood")
     return library
 
 

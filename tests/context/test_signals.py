@@ -25,7 +25,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
         signal.raise_signal(signal.SIGINT)
         torch.set_num_threads(value)
 
-    switch = dataclasses.replace(ledger.SWITCHES["torch.num_threads"], write=write, save=torch.get_num_threads, load=write)
+    switch = dataclasses.replace(ledger.SWITCHES["torch.num_threads"], write=write, state=(torch.get_num_threads, write))
     monkeypatch.setattr(ledger, "SWITCHES", {**ledger.SWITCHES, "torch.num_threads": switch})
 
 
@@ -43,7 +43,7 @@ def test_ctrl_c_while_a_context_is_left(monkeypatch: pytest.MonkeyPatch, exact_s
         signal.raise_signal(signal.SIGINT)
         torch.set_num_threads(value)
 
-    switch = dataclasses.replace(ledger.SWITCHES["torch.num_threads"], save=torch.get_num_threads, load=load)
+    switch = dataclasses.replace(ledger.SWITCHES["torch.num_threads"], state=(torch.get_num_threads, load))
     monkeypatch.setattr(ledger, "SWITCHES", {**ledger.SWITCHES, "torch.num_threads": switch})
     with pytest.raises(KeyboardInterrupt), msctx.context(**OPTIONS):
         pass

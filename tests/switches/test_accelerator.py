@@ -64,7 +64,7 @@ def module():
 
 
 def test_the_cap_is_of_the_current_device_alone(module):
-    switch = memory_cap("cap", lambda: module, lambda: True)
+    switch = memory_cap("cap", lambda: module)
     assert switch.read() is None
     state = switch.take()
     switch.set(4 * GB)
@@ -77,7 +77,7 @@ def test_the_cap_is_of_the_current_device_alone(module):
 
 
 def test_a_cap_that_is_exceeded_already_is_an_error(module):
-    switch = memory_cap("cap", lambda: module, lambda: True)
+    switch = memory_cap("cap", lambda: module)
     module.held = 5 * GB
     assert switch.blocked(6 * GB) == ""
     with pytest.raises(SwitchError, match="5 GiB are already allocated on device 0; nothing was changed"):
@@ -108,7 +108,7 @@ class Cuda(Module):
 def capped():
     """A device module whose context is counted, and the switch of its cap."""
     module = Cuda()
-    return module, memory_cap("cap", lambda: module, lambda: True, module.overhead)
+    return module, memory_cap("cap", lambda: module, module.overhead)
 
 
 @pytest.mark.parametrize("cap", [4 * GB - 1, 600 * 2**20])
@@ -138,13 +138,13 @@ def test_a_cap_that_the_context_fills_is_an_error(capped):
 
 def test_reading_initialises_nothing(module):
     module.initialized = False
-    assert memory_cap("cap", lambda: module, lambda: True).read() is None
-    assert current_device("device", lambda: module, lambda: True).read() is None
+    assert memory_cap("cap", lambda: module).read() is None
+    assert current_device("device", lambda: module).read() is None
     assert not module.initialized
 
 
 def test_the_current_device(module):
-    switch = current_device("device", lambda: module, lambda: True)
+    switch = current_device("device", lambda: module)
     state = switch.take()
     switch.set(1)
     assert switch.read() == 1
@@ -155,7 +155,7 @@ def test_the_current_device(module):
 
 
 def test_each_operator_waits(module):
-    switch = synchronize_each_op("sync", lambda: module, lambda: True)
+    switch = synchronize_each_op("sync", lambda: module)
     x = torch.ones(3, requires_grad=True)
     switch.set(True)
     try:
@@ -173,7 +173,7 @@ def test_each_operator_waits(module):
 def test_a_mode_left_inside_is_told(module):
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    switch = synchronize_each_op("sync", lambda: module, lambda: True)
+    switch = synchronize_each_op("sync", lambda: module)
     switch.set(True)
     other = TorchDispatchMode()
     other.__enter__()
@@ -202,7 +202,7 @@ class Waited:
 def test_waits_end_in_time_and_the_class_is_as_it_was(module, monkeypatch):
     module.Event = type("Event", (Waited,), {"synchronize": Waited.synchronize})
     found = module.Event.synchronize
-    switch = wait("torch.cuda.event_sync_timeout", lambda: module, "Event", lambda: True)
+    switch = wait("torch.cuda.event_sync_timeout", lambda: module, "Event")
     before = switch.take()
     switch.set(30)
     outer = switch.take()

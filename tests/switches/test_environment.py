@@ -35,7 +35,8 @@ def test_a_variable_is_set_and_unset(name, monkeypatch):
 @pytest.mark.parametrize("name", VARIABLES)
 def test_a_variable_says_until_when_it_is_read(name):
     reads_again = name in READ_AGAIN
-    assert (SWITCHES[name].restore, bool(SWITCHES[name].only_before)) == (("exact", False) if reads_again else ("never", True))
+    assert (SWITCHES[name].restore == "exact") is reads_again
+    assert SWITCHES[name].lasts.startswith("it is read only before") is not reads_again
 
 
 @pytest.mark.parametrize(("value", "served"), [(":4096:8", True), (":16:8", True), (":0:0", False), (None, False)])

@@ -14,6 +14,7 @@ from msctx.options.conv_policy import ConvPolicy
 from msctx.options.conv_rules import ASKED, RULES, option_of
 from msctx.shipped import KERNEL_SOURCES
 from msctx.switches import SWITCHES
+from msctx.switches.native import LOADS
 
 CPU, CUDA, ASCEND = (SWITCHES[f"native.convolution.{place}"] for place in core.PLACES)
 
@@ -34,7 +35,7 @@ def test_a_policy_is_written_and_put_back_whole() -> None:
 
 
 def test_policies_bring_the_library_of_their_place() -> None:
-    assert (CPU.prepare, CUDA.prepare, ASCEND.prepare) == (core.load, core.load_with_cuda, core.load_with_npu)
+    assert [LOADS[s.name] for s in (CPU, CUDA, ASCEND)] == [core.load, core.load_with_cuda, core.load_with_npu]
 
 
 def test_the_library_reads_each_field_by_its_name() -> None:

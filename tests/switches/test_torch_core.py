@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from msctx.switches import SWITCHES, read_all
+from msctx.switches import SWITCHES, present, read_all
 from msctx.switches.base import Switch
 
 WRITABLE = {
@@ -74,11 +74,7 @@ def test_every_writable_switch_that_is_here_and_can_be_put_back_is_covered():
         "rng.",
         "torch.profiler",
     )
-    found = {
-        s.name
-        for s in SWITCHES.values()
-        if s.write and s.restore == "exact" and s.available() and not s.name.startswith(elsewhere)
-    }
+    found = {s.name for s in present() if s.write and s.restore == "exact" and not s.name.startswith(elsewhere)}
     assert found == set(WRITABLE)
 
 

@@ -7,7 +7,7 @@ from samples import values
 from msctx.errors import OptionError
 from msctx.options import DEVICES, OPTIONS
 from msctx.plan import Plan
-from msctx.switches import SWITCHES
+from msctx.switches.native import LOADS
 from msctx.themes import NEED_CORE
 
 WHY = "there is no compiler"
@@ -23,7 +23,7 @@ BESIDE = (
 
 def served_by_core(plan: Plan) -> set[str]:
     """The switches of the plan that cannot be written without the native core."""
-    return {name for name, value in plan.written.items() if value and SWITCHES[name].prepare}
+    return {name for name, value in plan.written.items() if value and name in LOADS}
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -226,8 +226,7 @@ def test_trap_11_cublas_reads_its_variable_once(held: Held, monkeypatch: pytest.
     plan = msctx.explain({"deterministic": "ON"}, device="cuda")
     name = f"env.{variable}"
     assert plan.assignments[name] == ":4096:8"
-    assert SWITCHES[name].restore == "never"
-    assert SWITCHES[name].only_before == "the first use of cuBLAS"
+    assert SWITCHES[name].lasts == "it is read only before the first use of cuBLAS"
     only = {name: plan.assignments[name]}
 
     with monkeypatch.context() as late:
