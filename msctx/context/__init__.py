@@ -37,7 +37,7 @@ def context(preset: str | PathLike[str] | None = None, /, **options: Any) -> Con
             train(model, ctx.device)
     """
     origin = f"with-block at {user_frame()[0]}"
-    made = Context(layers_of(with_preset(preset, options), origin), origin)
+    made = Context(layers_of(options if preset is None else with_preset(preset, options), origin), origin)
     made.is_unused = bool(made.layers)
     return made
 

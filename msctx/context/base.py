@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from msctx import devices, locks
 from msctx import plan as planning
@@ -20,7 +20,7 @@ from msctx.options.layers import environment_layers, flatten, layer_of, with_pre
 from msctx.options.registry import exclusive
 from msctx.plan import Plan
 from msctx.signals import uninterrupted
-from msctx.themes import AS_FOUND, NEED_CORE, SHOW_FREE, Facts
+from msctx.themes import AS_FOUND, INVARIANT, NEED_CORE, SHOW_FREE, Facts
 
 if TYPE_CHECKING:
     from msctx.context.ledger import Hold
@@ -66,9 +66,19 @@ def bring() -> None:
 
 def plan_here(settings: Settings, shown: Iterable[str] = ()) -> Plan:
     """What options come to on this machine; where one of those *shown* is a cap, with the memory that is free now."""
+    key = devices.here(), os.environ.get(devices.CUBLAS)
+    if (plan := settings.plans.get(key)) is not None:
+        return cast(Plan, plan)
     bring()
     free = devices.free_memory() if any(name in SHOW_FREE for name in shown) else 0
-    return plan_of(settings, replace(devices.facts(settings), free_memory=free))
+    plan = plan_of(settings, replace(devices.facts(settings), free_memory=free))
+    if not any(name in settings for name in CHANGING):
+        settings.plans[key] = plan
+    return plan
+
+
+CHANGING = frozenset((*NEED_CORE, *SHOW_FREE, *INVARIANT, "seed_by_rank"))
+"""The options whose plans depend on what changes in a process: the native core, free memory, MKL's mode, the rank."""
 
 
 def make_ready(settings: Settings) -> None:

@@ -14,7 +14,7 @@ from msctx import notices
 from msctx.context import agreement
 from msctx.context.base import BASE, MISSED, explain, make_ready, plan_here, refuse, warn_failing, warn_late, within
 from msctx.context.children import WorkerInit
-from msctx.context.idle import unrun, unwatched
+from msctx.context.idle import ON_SOMETHING, unrun, unwatched
 from msctx.context.scopes import Scope, end_stranded, in_force, settings_in_force, stack
 from msctx.dynamo import call_outside, untraced
 from msctx.errors import MsctxWarning, RestoreError, ScopeError, StrictError
@@ -46,22 +46,28 @@ F = TypeVar("F", bound=Callable[..., Any])
 def _open(context: Context) -> Scope:
     from msctx.context import ledger
 
-    BASE.start()
-    above, outer = in_force()
-    layers = above + context.layers
-    settings = within(settings_in_force(), context.layers)
-    if not context.layers:  # nothing of its own: nothing to write
-        agreement.check(outer)
-        return Scope(context, layers, settings, outer, None)
-    plan = plan_here(settings, (name for layer in context.layers for name in layer.settings))
-    refuse(plan)
-    agreement.check(plan)
-    warn_failing(plan, context.layers, outer)  # before anything is written: warnings may be errors
-    hold = ledger.apply(plan.beyond(outer, context.layers), ledger.Hold(context.origin), strict=plan.strict)
+    if not BASE.read_environment:
+        BASE.start()
+    own, context.is_unused = context._layers, False
+    around = stack.scopes[-1] if stack.scopes else BASE
+    above, plan, settings = around.layers if stack.scopes else (), around.plan, around.settings
+    outer = plan
+    if own:
+        settings = within(settings, own)
+        refuse(plan := plan_here(settings, (name for layer in own for name in layer.settings)))
+    if (c10d := sys.modules.get("torch.distributed.distributed_c10d")) is not None and c10d.is_initialized():
+        agreement.check(plan)
+    if not own:  # nothing to write
+        return Scope(context, above, settings, plan, None)
+    if plan.failing or plan.incomplete:
+        warn_failing(plan, own, outer)  # before anything is written: warnings may be errors
+    hold = ledger.apply(plan.beyond(outer, own), ledger.Hold(context.origin), strict=plan.strict)
     try:
         context._late = hold.late
-        warn_late(hold)
-        return Scope(context, layers, settings, plan.without(hold.late), hold)
+        if hold.late:
+            warn_late(hold)
+            plan = plan.without(hold.late)
+        return Scope(context, above + own, settings, plan, hold)
     except BaseException:  # warnings turned into errors, a signal's handler that raises
         ledger.undo(hold, quiet=True)
         raise
@@ -122,11 +128,15 @@ class Context:
         self._layers = layers
         self.origin = origin
         self._watched = Watched() if models is None else models
-        self._tally = Tally(s.value for layer in layers for name in RULES if (s := layer.settings.get(name)) is not None)
-        self._computed = precisions.Tally()
-        self._compiled = report.Tally()
-        self._counters = self._tally, self._computed, self._compiled
         self._late: dict[str, str] = {}  # switch → why it could not be written when this was last entered
+
+    @property
+    def counters(self) -> tuple[Tally, precisions.Tally, report.Tally]:
+        """Made when there may be something to count."""
+        if (found := vars(self).get("_counters")) is None:
+            rules = (s.value for layer in self._layers for name in RULES if (s := layer.settings.get(name)) is not None)
+            found = vars(self).setdefault("_counters", (Tally(rules), precisions.Tally(), report.Tally()))
+        return cast(tuple[Tally, precisions.Tally, report.Tally], found)
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -251,18 +261,18 @@ class Context:
 
     def choices(self) -> Choices:
         """Which algorithm each convolution and matrix product ran while this context was open, and why: a row for each problem."""
-        return self._tally.choices()
+        return self.counters[0].choices()
 
     def precisions(self) -> Precisions:
         """In which dtype each operator computed while this context was open, by which option, and how many casts were inserted."""
-        return self._computed.precisions()
+        return self.counters[1].precisions()
 
     def graphs(self) -> Graphs:
         """What was compiled while this context was open: graph breaks and what to change, recompilations and why, times, caches.
 
         By graph mode, by :func:`msctx.jit` and by the program itself (``torch.compile``).
         """
-        return self._compiled.graphs()
+        return self.counters[2].graphs()
 
     def grad_scaler(self, **options: Any) -> GradScaler:
         """A GradScaler for :attr:`device`, enabled exactly where a precision_mode computes in float16; *options* are its own."""
@@ -274,8 +284,9 @@ class Context:
         """Keep the counts of a scope that closes; returns what to warn of."""
         count = sum(guest.who.is_alive() for guest in [*scope.visitors])
         found = [f"bind: {self.origin} was left while {count} function(s) bound to it still run in other threads"] * bool(count)
-        rules = [*scope.end()]
-        found.extend(rules)
+        found += scope.end()
+        if scope.hold is None or not any(name.startswith(ON_SOMETHING) for name in scope.hold.records):
+            return found
         since = self._watched.since()
         found += [] if scope.has_run else unrun(scope.plan, self.layers)
         return [*found, *precisions.unmatched(self.layers, since), *unwatched(scope.plan, self.layers, since)]
@@ -317,12 +328,16 @@ def _enter(context: Context, entered: list[Scope]) -> None:
             close_late(stack.scopes)
     if len(BASE.opened) > len(stack.scopes):
         end_stranded()
-    if not all(NEED_CORE.isdisjoint(layer.settings) for layer in context.layers):
+    if not all(NEED_CORE.isdisjoint(layer.settings) for layer in context._layers):
         BASE.start()
         make_ready(within(settings_in_force(), context.layers))
     with uninterrupted(), BASE.lock:  # what is below does not change meanwhile
-        with context._watched.opening():
+        try:
+            context._watched.open()
             scope = _open(context)
+        except BaseException:
+            context._watched.close()
+            raise
         entered.append(scope)  # first: what is on the stack is known to whoever undoes this
         stack.scopes.append(scope)
         BASE.opened.add(scope)

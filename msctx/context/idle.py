@@ -57,6 +57,10 @@ IN_CODE = "torch.dynamo.apart"
 """The switch that such an option has, too, where it acts on code that torch.compile makes."""
 
 
+ON_SOMETHING = ("models.", "session.", "native.precision.", IN_CODE)
+"""How the names of the switches begin that act on watched models, on code, or on what a session runs."""
+
+
 def unwatched(plan: Plan, layers: Iterable[Layer], since: int) -> list[str]:
     """Warnings for options of *layers* that act on watched models or in compiled code, of which there has been none since then."""
     own = {spelling for layer in layers for spelling in layer.settings}

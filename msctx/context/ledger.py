@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from msctx import locks, notices
 from msctx.errors import NativeError, RestoreError, ScopeError, StrictError, SwitchError
-from msctx.observers.steps import replacing
+from msctx.observers.steps import HOOKS, replacing
 from msctx.switches import SWITCHES, Switch
 from msctx.switches.base import RESTORED, LateError
 from msctx.themes.base import AS_FOUND
@@ -70,11 +70,14 @@ def apply(wants: Mapping[str, Any], hold: Hold, *, strict: bool = False, fresh: 
     *wants*: switch → the value to write, in order; or :data:`AS_FOUND` for what only an outer scope or the base has set. *fresh*:
     switches that were just set: a seed of the base is set again only then.
     """
-    with LOCK, replacing():
+    with LOCK, replacing() if HOOKS else nullcontext():
         hold.late.clear()
         hold.who = threading.current_thread()
         wanted = [s for n, want in wants.items() if (s := SWITCHES[n]).restore == "exact" or want is not AS_FOUND]
-        wanted.sort(key=lambda switch: not switch.lasts)  # another switch may make it too late for them
+        wanted = [
+            *(s for s in wanted if s.lasts),
+            *(s for s in wanted if not s.lasts),
+        ]  # another may make it too late for the first
         leaving = [SWITCHES[name] for name in reversed(hold.records) if name not in wants]
         for switch in (*wanted, *leaving):
             _check_thread(switch, hold)
@@ -164,7 +167,7 @@ def _go_back(switch: Switch) -> None:
 def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:
     """Restore what *hold* found, in reverse order; nothing that is raised keeps the rest from being restored."""
     foreign: list[str] = []
-    with notices.put_off(), LOCK, replacing():
+    with notices.put_off(), LOCK, replacing() if HOOKS else nullcontext():
         records = [*reversed(hold.records.values())]
         for record in () if quiet else records:
             with suppress(Exception):  # restoring it shows what is wrong

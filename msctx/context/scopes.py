@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from msctx import notices
+from msctx import locks, notices
 from msctx.context.base import BASE
+from msctx.imports import when_imported
+from msctx.native import core
 from msctx.options import Layer, Settings
 from msctx.plan import Plan
 
@@ -28,14 +31,32 @@ class Scope:
         self.context, self.layers, self.hold = context, layers, hold
         self.settings, self.plan = settings, plan
         self.who = threading.current_thread()
-        self.around = (*stack.scopes, self)
+        self.outer = stack.scopes[-1] if stack.scopes else None
         self._ran = Ran.count
         self.open = True
         self.leaving = False  # __exit__ has come; if an inner scope was open, it closes with that one
         self.visitors: set[Scope] = set()  # of bound functions that run in other threads under this scope
+        with _lock:
+            if is_early := core.loaded() is None and DYNAMO not in sys.modules:
+                _early[self] = None
+        if not is_early:
+            self.count()
+
+    @property
+    def around(self) -> tuple[Scope, ...]:
+        """The scopes around this one, the outermost first, and itself."""
+        found: list[Scope] = []
+        scope: Scope | None = self
+        while scope is not None:
+            found.insert(0, scope)
+            scope = scope.outer
+        return tuple(found)
+
+    def count(self) -> None:
+        """Count what is computed and compiled from now on."""
         begun: list[Any] = []
         try:
-            for counter in context._counters:
+            for counter in self.context.counters:
                 counter.open()
                 begun.append(counter)
         except BaseException:
@@ -52,7 +73,26 @@ class Scope:
         """Counts nothing any more; returns the rules that nothing has matched."""
         self.open = False
         BASE.opened.discard(self)
-        return [text for counter in self.context._counters for text in counter.close()]
+        with _lock:
+            if _early.pop(self, self) is None:
+                return []
+        return [text for counter in self.context.counters for text in counter.close()]
+
+
+DYNAMO = "torch._dynamo"
+_lock = locks.plain()
+_early: dict[Scope, None] = {}
+"""The open scopes that count nothing yet: neither the native core nor Dynamo is loaded."""
+
+
+def _count_early() -> None:
+    with _lock:
+        while _early:
+            _early.popitem()[0].count()
+
+
+core.when_loaded(lambda library: _count_early())
+when_imported(DYNAMO, _count_early)
 
 
 class _Stack(threading.local):

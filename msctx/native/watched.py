@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -129,19 +128,14 @@ class Watched:
         with lock:
             return [module for model in self._models if (module := model.module()) is not None]
 
-    @contextmanager
-    def opening(self) -> Iterator[None]:
-        """Around the entry of a context that watches them: it has them when it is entered, and has not when that fails."""
+    def open(self) -> None:
+        """A context that watches them is entered; :meth:`close` follows, also where that fails."""
         with lock:
-            self._moments.append(now())
+            self._moments.append(now() if OF_PROCESS._models else _times)
             self._entries += 1
             begun = [model.module() for model in self._models if self._entries == 1 and _begin(model)]
-        try:
+        if begun:
             _tell(begun)
-            yield
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         with lock:

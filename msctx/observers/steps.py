@@ -44,7 +44,8 @@ class _Count:
 _lock = locks.plain()
 _count = _Count()
 _listeners: list[Listener] = []
-_hooks: list[Any] = []
+HOOKS: list[Any] = []
+"""Of torch's optimizers, while anything counts."""
 _replacing = 0
 """How many changes are under way in which one observer may take the place of another."""
 
@@ -78,9 +79,9 @@ def counting(ended: Listener = lambda step: None, going_on: object = None) -> It
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     with _lock:
-        if not _hooks:
+        if not HOOKS:
             _count = going_on if isinstance(going_on, _Count) else _Count()
-            _hooks.append(register_optimizer_step_post_hook(_after_step))
+            HOOKS.append(register_optimizer_step_post_hook(_after_step))
         _listeners.append(ended)
     try:
         yield
@@ -106,8 +107,8 @@ def replacing() -> Iterator[None]:
 
 def _end_if_idle() -> None:
     global _count
-    if _hooks and not _listeners and not _replacing:
-        _hooks.pop().remove()
+    if HOOKS and not _listeners and not _replacing:
+        HOOKS.pop().remove()
         _count = _Count()
 
 

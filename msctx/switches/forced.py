@@ -1,15 +1,19 @@
-"""A value of one of torch's configuration modules, above all that programs set; the module need not be loaded."""
+"""Values of torch's configuration modules, above what programs set or in place of a default; the module need not be loaded."""
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
+from msctx.errors import SwitchError
 from msctx.imports import when_imported
 from msctx.switches.base import Switch
-from msctx.torch_config import override, put_override
+from msctx.torch_config import is_threads_own, override, put_override
 
+INDUCTOR = "torch._inductor.config"
 NOTHING = object()
 _waiting: dict[str, Callable[[], None]] = {}
 """Module → what gives up waiting for it to be loaded."""
@@ -102,3 +106,57 @@ def _enforce_all(module: str) -> None:
 
 def forced_switch(name: str, value: Forced) -> Switch:
     return Switch(name=name, read=value.read, write=value.write, state=(value.save, value.load), satisfied=value.holds)
+
+
+class Flag:
+    """A truth value of ``torch._inductor.config`` in every thread, unless ``torch.compile`` is given another.
+
+    An assignment to the config module holds for the calling thread alone (trap 7), so the default is written, which all threads
+    read; the thread's own value, too, where it has one. While inductor is not loaded, the environment variable that it reads when
+    it loads stands for it; loading inside the scope is allowed for.
+    """
+
+    def __init__(self, key: str, variable: str, default: str) -> None:
+        self.key, self.variable, self.default = key, variable, default
+
+    def read(self) -> bool:
+        if entry_of(INDUCTOR, self.key) is None:
+            return os.environ.get(self.variable, self.default) == "1"
+        return bool(getattr(sys.modules[INDUCTOR], self.key))
+
+    def save(self) -> tuple[str | None, bool | None, Any, threading.Thread]:
+        entry, variable, here = entry_of(INDUCTOR, self.key), os.environ.get(self.variable), threading.current_thread()
+        own = None if entry is None else override(sys.modules[INDUCTOR], self.key)
+        return variable, None if entry is None else entry.default, own, here
+
+    def write(self, on: bool) -> None:
+        self._set_variable("1" if on else "0")
+        if (entry := entry_of(INDUCTOR, self.key)) is not None:
+            config, entry.default = sys.modules[INDUCTOR], on
+            own = override(config, self.key)
+            put_override(config, self.key, on if isinstance(own, bool) else own)
+
+    def load(self, state: tuple[str | None, bool | None, Any, threading.Thread]) -> None:
+        variable, default, own, thread = state
+        is_ours = thread is threading.current_thread() or (
+            own is not None and not is_threads_own(sys.modules[INDUCTOR], self.key)
+        )
+        if isinstance(own, bool) and not is_ours and thread.is_alive():
+            raise SwitchError(f"another thread has its own torch._inductor.config.{self.key}: reset it there")
+        self._set_variable(variable)
+        entry = entry_of(INDUCTOR, self.key)
+        if entry is None:
+            return
+        if default is None:  # it was loaded inside the scope: as if it had been loaded before
+            from torch.utils._config_module import _UNSET_SENTINEL
+
+            default, own = (self.default if variable is None else variable) == "1", _UNSET_SENTINEL
+        entry.default = default
+        config = sys.modules[INDUCTOR]
+        put_override(config, self.key, own if is_ours else override(config, self.key))
+
+    def _set_variable(self, value: str | None) -> None:
+        if value is None:
+            os.environ.pop(self.variable, None)
+        else:
+            os.environ[self.variable] = value

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
-import threading
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -14,17 +12,9 @@ from typing import Any
 
 import torch
 
-from msctx.errors import SwitchError
 from msctx.inductor_pass import Beside
 from msctx.switches.base import Switch
-from msctx.switches.forced import NOTHING, Forced, entry_of, forced_switch
-from msctx.torch_config import is_threads_own, override, put_override
-
-_MODULE = "torch._inductor.config"
-
-
-def _entry(key: str) -> Any:
-    return entry_of(_MODULE, key)
+from msctx.switches.forced import INDUCTOR, NOTHING, Flag, Forced, forced_switch
 
 
 @cache
@@ -34,64 +24,7 @@ def obstacle(key: str) -> str:
         source = Path(torch.__path__[0], "_inductor", "config.py").read_text(encoding="utf-8")
     except OSError:
         return ""
-    return "" if re.search(rf"^{key}\b", source, re.MULTILINE) else f"torch {torch.__version__} has no {_MODULE}.{key}"
-
-
-# --- in place of inductor's default -----------------------------------------------------------------------------------
-
-
-class _Flag:
-    """A truth value of ``torch._inductor.config`` in every thread, unless ``torch.compile`` is given another.
-
-    An assignment to the config module holds for the calling thread alone (trap 7), so the default is written, which all threads
-    read; the thread's own value, too, where it has one. While inductor is not loaded, the environment variable that it reads when
-    it loads stands for it; loading inside the scope is allowed for.
-    """
-
-    def __init__(self, key: str, variable: str, default: str) -> None:
-        self.key, self.variable, self.default = key, variable, default
-
-    def read(self) -> bool:
-        if _entry(self.key) is None:
-            return os.environ.get(self.variable, self.default) == "1"
-        return bool(getattr(sys.modules[_MODULE], self.key))
-
-    def save(self) -> tuple[str | None, bool | None, Any, threading.Thread]:
-        entry, variable, here = _entry(self.key), os.environ.get(self.variable), threading.current_thread()
-        own = None if entry is None else override(sys.modules[_MODULE], self.key)
-        return variable, None if entry is None else entry.default, own, here
-
-    def write(self, on: bool) -> None:
-        self._set_variable("1" if on else "0")
-        if (entry := _entry(self.key)) is not None:
-            config, entry.default = sys.modules[_MODULE], on
-            own = override(config, self.key)
-            put_override(config, self.key, on if isinstance(own, bool) else own)
-
-    def load(self, state: tuple[str | None, bool | None, Any, threading.Thread]) -> None:
-        variable, default, own, thread = state
-        is_ours = thread is threading.current_thread() or (
-            own is not None and not is_threads_own(sys.modules[_MODULE], self.key)
-        )
-        if isinstance(own, bool) and not is_ours and thread.is_alive():
-            raise SwitchError(f"another thread has its own torch._inductor.config.{self.key}: reset it there")
-        self._set_variable(variable)
-        entry = _entry(self.key)
-        if entry is None:
-            return
-        if default is None:  # it was loaded inside the scope: as if it had been loaded before
-            from torch.utils._config_module import _UNSET_SENTINEL
-
-            default, own = (self.default if variable is None else variable) == "1", _UNSET_SENTINEL
-        entry.default = default
-        config = sys.modules[_MODULE]
-        put_override(config, self.key, own if is_ours else override(config, self.key))
-
-    def _set_variable(self, value: str | None) -> None:
-        if value is None:
-            os.environ.pop(self.variable, None)
-        else:
-            os.environ[self.variable] = value
+    return "" if re.search(rf"^{key}\b", source, re.MULTILINE) else f"torch {torch.__version__} has no {INDUCTOR}.{key}"
 
 
 _FLAGS = {
@@ -149,7 +82,7 @@ _FORCED: dict[str, Callable[[], Any]] = {
 
 
 def _flag(name: str, variable: str, default: str) -> Switch:
-    value = _Flag(name.removeprefix("torch.inductor."), variable, default)
+    value = Flag(name.removeprefix("torch.inductor."), variable, default)
     return Switch(name=name, read=value.read, write=value.write, state=(value.save, value.load), family=name)
 
 
@@ -157,7 +90,7 @@ class _Beside(Forced):
     """Whether a pass of ours runs beside the program's own in one of inductor's places for them."""
 
     def __init__(self, key: str, module: str, name: str) -> None:
-        super().__init__(_MODULE, key, lambda: None)
+        super().__init__(INDUCTOR, key, lambda: None)
         self._of, self._name = module, name
 
     def read(self) -> bool:
@@ -198,6 +131,6 @@ def _beside(name: str, value: _Beside) -> Switch:
 
 SWITCHES = (
     *(_flag(name, *variable) for name, variable in _FLAGS.items()),
-    *(forced_switch(n, Forced(_MODULE, n.removeprefix("torch.inductor."), unloaded)) for n, unloaded in _FORCED.items()),
+    *(forced_switch(n, Forced(INDUCTOR, n.removeprefix("torch.inductor."), unloaded)) for n, unloaded in _FORCED.items()),
     *(_beside(name, value) for name, value in _BESIDE.items()),
 )

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
@@ -158,3 +158,34 @@ def test_restore_error_still_closes_the_scope(exact_state: State) -> None:
         torch.set_num_threads(2)
     assert exact_state() == before
     assert context_module.stack.scopes == []
+
+
+COUNT = """
+import os, sys, torch, msctx
+ROOT = os.path.dirname(msctx.__file__)
+
+def block(**options):
+    with msctx.context(**options):
+        pass
+
+def functions(**options):
+    block(**options)
+    found = set()
+    def count(frame, event, argument):
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(ROOT) and not code.co_name.endswith(("comp>", "genexpr>")):
+            found.add((code.co_filename, code.co_firstlineno))
+    sys.setprofile(count)
+    block(**options)
+    sys.setprofile(None)
+    return len(found), len({file for file, _ in found})
+
+few, most = functions(), functions(deterministic="ON")
+assert few[0] <= 30 and few[1] <= 8, few
+assert most[0] <= 60 and most[1] <= 15, most
+"""
+
+
+def test_entering_and_leaving_runs_few_functions(passes: Callable[..., str]) -> None:
+    """A newcomer can follow it."""
+    passes(COUNT)
