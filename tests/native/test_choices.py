@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from convs import GEMM, PLANE, Conv, asking, conv, row_of
+from torch import nn
 from torch.nn import functional as fn
 
 import msctx
@@ -179,3 +181,12 @@ def test_profilers_see_the_algorithms() -> None:
         torch.conv2d(x, w).sum().backward()
     names = {event.key for event in profile.key_averages() if event.key.startswith("msctx::")}
     assert names == {"msctx::winograd fprop", "msctx::algo_1 wgrad"}
+
+
+def test_names_of_any_characters_reach_the_core_and_come_back() -> None:
+    name = 'q"é\\ \t]}'
+    model = nn.Sequential(OrderedDict({name: nn.Conv2d(1, 1, 3)}))
+    with msctx.context(conv_algo_rules='q"é\\\\??]}: fprop=direct') as ctx:
+        ctx.watch(model)
+        model(torch.ones(1, 1, 4, 4))
+    assert [(row.module, row.ran) for row in ctx.choices()] == [(name, "direct")]
