@@ -19,6 +19,7 @@ from msctx.errors import SwitchError
 from msctx.memory.parameters import can_move, memory_of, plainly
 from msctx.native import watched
 
+CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """Number of axes of a weight → the memory format with channels last."""
 Strides = tuple[int, ...]
@@ -70,7 +71,7 @@ def write(wanted: str | None) -> None:
 def _weights(model: nn.Module) -> Iterator[nn.Parameter]:
     """Those that are all of a block of memory which nobody else holds: others would be untied."""
     for module in model.modules():
-        weight = module._parameters.get("weight") if isinstance(module, nn.modules.conv._ConvNd) else None
+        weight = module._parameters.get("weight") if isinstance(module, CONVOLUTIONS) else None
         if weight is not None and can_move(weight) and weight.ndim in LAST:
             yield weight
 
