@@ -27,15 +27,23 @@ def torch_first() -> None:
         import torch as torch
 
 
+def refuse_other_torch() -> None:
+    """Raise where something else is imported as ``torch``."""
+    from msctx.errors import Diagnostic, OptionError
+
+    torch = sys.modules.get("torch")
+    if torch is not None and not hasattr(torch, "_C"):
+        text = f"is {torch.__file__}, which is not PyTorch"
+        raise OptionError([Diagnostic("torch", text, "import", suggestion="rename it, or start the program elsewhere")])
+
+
 def _enter() -> None:
     from msctx.context.base import BASE
-    from msctx.errors import Diagnostic, MsctxError, OptionError
+    from msctx.errors import MsctxError
     from msctx.options import carried
 
     try:
-        if not hasattr(torch := sys.modules["torch"], "_C"):
-            text = f"is {torch.__file__}, which is not PyTorch"
-            raise OptionError([Diagnostic("torch", text, "import", suggestion="rename it, or start the program elsewhere")])
+        refuse_other_torch()
         BASE.start()
         carried.note(os.environ, str(os.getpid()))
     except MsctxError as error:  # a traceback would show torch's import, and a program may catch an ImportError

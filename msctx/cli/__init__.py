@@ -19,6 +19,7 @@ from typing import Annotated
 import typer
 
 from msctx._version import __version__
+from msctx.at_start import refuse_other_torch
 from msctx.cli import build, compare, doctor, execution, explain, run, starter, state, tune, verify
 from msctx.cli.output import NO_CANN
 from msctx.errors import DeviceError, FileError, MsctxError, MsctxWarning, StrictError, _ProblemsError
@@ -103,7 +104,11 @@ def main(argv: list[str] | None = None) -> None:
         f"warning: {message}\n" if issubclass(kind, MsctxWarning) else plain_format(message, kind, *place, **more)
     )
     try:
-        code = app(args=argv, standalone_mode=False)
+        try:
+            code = app(args=argv, standalone_mode=False)
+        except Exception:
+            refuse_other_torch()
+            raise
         sys.exit(code or 0)
     except MsctxError as error:
         _report(error, as_json)

@@ -16,9 +16,9 @@ from msctx.options.kinds import show
 
 
 def in_force(option: str, device: str) -> Setting | None:
-    """The setting of an option that counts on a device, in this thread; also one that yields to another option."""
+    """The setting of an option that acts on a device, in this thread; also one that yields to another option."""
     BASE.start()
-    for layer in reversed(current().settings.layers):
+    for layer in reversed(current().acting().layers):
         mine = [s for s in layer.settings.values() if s.option.name == option and s.device in (None, device)]
         if mine:
             return max(mine, key=lambda setting: setting.rank)

@@ -75,7 +75,7 @@ CASES = {
     "disable_format_transform": switch(False, target="GPU", off="Ascend"),
     "support_binary": switch(False),
     "memory_optimize_level": Case([("O0", 0), ("O1", 1)], 0, [0, True, None], ["0", "O2"]),
-    "memory_offload": Case([("ON", True), ("OFF", False)], False, [1, True, {}], ["on", ""]),
+    "memory_offload": Case([("ON", state.default_target() != "CPU"), ("OFF", False)], False, [1, True, {}], ["on", ""]),
     "jit_syntax_level": Case([(0, 0), (ms.LAX, 2)], 2, ["STRICT", 1.0, None], [3, -1]),
     "gpu_config": Case(
         [({"conv_fprop_algo": "precomp_gemm"}, {"conv_fprop_algo": "precomp_gemm"}), ({}, {})],

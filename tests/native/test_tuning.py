@@ -94,6 +94,14 @@ def test_a_decision_stands_clear_of_pytorch_beside_itself(times: dict[str, list[
     assert gain.value >= 1.03 if expected else gain.value == 1
 
 
+def test_a_calm_machine_is_not_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Path.read_text
+    for running, expected in ((1, False), (100, True)):
+        load = f"0.1 0.1 0.1 {running}/300 4711\n"
+        monkeypatch.setattr(Path, "read_text", lambda path, load=load: load if path.name == "loadavg" else read(path))
+        assert tuned.IS_BUSY() is expected
+
+
 def test_beside_two_that_spin_nothing_is_stored(own_tuning_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "is_busy", tuned.IS_BUSY)
     spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(max(2, os.cpu_count() or 1))]

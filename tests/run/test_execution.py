@@ -46,11 +46,9 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 def run(run_forked: Run) -> Run:
     """What `msctx exec` with these words prints, and how it ends."""
 
-    def run(*words: str | Path, cwd: Path | str = ".") -> subprocess.CompletedProcess[str]:
+    def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
         code = f"""
-        import os
         from msctx.cli import main
-        os.chdir({str(cwd)!r})
         main({["exec", *map(str, words)]!r})
         """
         return run_forked(code, timeout=300)
@@ -135,9 +133,13 @@ def test_the_launcher_imports_no_torch_and_shows_the_plan() -> None:
     assert not any(line.endswith(" torch") for line in done.stderr.splitlines())
 
 
-def test_a_file_that_is_called_torch_is_named(run: Run, folder: Path) -> None:
+@pytest.mark.parametrize(
+    "words", [["exec", *OPTIONS, "--", sys.executable, "-c", "import torch"], ["state"], ["explain", *OPTIONS]]
+)
+def test_a_file_that_is_called_torch_is_named(words: list[str], folder: Path) -> None:
     (folder / "torch.py").write_text("")
-    done = run(*OPTIONS, "--", sys.executable, "-c", "import torch", cwd=folder)
+    command = [sys.executable, "-m", "msctx", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     assert f"error: import  torch: is {folder / 'torch.py'}, which is not PyTorch; rename it" in done.stderr
     assert "Traceback" not in done.stderr
 
