@@ -19,7 +19,7 @@ import msctx
 from msctx.compare import measure
 from msctx.compare.measure import Entrant
 from msctx.native.choices import Choice
-from msctx.options.gpu import OPTIONS
+from msctx.options import OPTIONS
 
 Say = Callable[[dict[str, Any]], None]
 Case = tuple[str, Callable[[Say], None]]
@@ -60,7 +60,7 @@ HOPELESS = 8.0
 """How many times slower than torch what is timed but once is."""
 TORCH, AGAIN, BENCHMARK = "torch", "torch again", "torch, benchmark"
 DIRECTIONS, HEURISTICS = ("fprop", "dgrad", "wgrad"), ("normal", "performance")
-CHOICES = {d: next(o for o in OPTIONS if o.name == f"conv_{d}_algo").choices or () for d in DIRECTIONS}
+CHOICES = {d: OPTIONS[f"conv_{d}_algo"].choices or () for d in DIRECTIONS}
 VALUES = {d: [name for name in CHOICES[d] if name not in (*HEURISTICS, "reference")] for d in DIRECTIONS}
 """Direction → its algorithms."""
 plans_of_benchmark = ThreadPoolExecutor(1)

@@ -21,12 +21,12 @@ from msctx.cli import app, main
 from msctx.compare import config as comparisons
 from msctx.options import DEVICES, OPTIONS, Option
 from msctx.options.fusion_passes import TWINS, WITHOUT_A_TWIN
-from msctx.options.graph_kernel_flags import FLAGS, PATTERN
 from msctx.options.operators import CLASSES
 from msctx.options.option import FLAGS_SOURCE
 from msctx.options.precision_rules import DTYPES, LEAVE, MODES, V2, PrecisionRule
 from msctx.plan import DONE
 from msctx.reference import failing, is_partial, on_device
+from msctx.themes.graph_kernel_flags import FLAGS, PATTERN
 
 ROOT = Path(__file__).parents[1]
 README, DOCS = ROOT / "README.md", ROOT / "docs"

@@ -16,9 +16,10 @@ from samples import values
 
 import msctx
 from msctx.options import DEVICES, OPTIONS, Settings, make_layer
-from msctx.options.graph_kernel_flags import FLAGS
+from msctx.options.rules import Excludes, Overrides
 from msctx.switches import SWITCHES, Switch, present
-from msctx.themes import THEMES, Facts, On, translate
+from msctx.themes import THEME_OF, THEMES, Facts, On, translate
+from msctx.themes.graph_kernel_flags import FLAGS
 
 TESTS = Path(__file__).resolve().parent
 PACKAGE = TESTS.parent / "msctx"
@@ -44,7 +45,7 @@ def test_one_theme_translates_an_option(device: str) -> None:
 
 
 def test_every_file_of_themes_is_one() -> None:
-    files = {p.stem for p in (PACKAGE / "themes").glob("*.py")} - {"__init__", "base", "common"}
+    files = {p.stem for p in (PACKAGE / "themes").glob("*.py")} - {"__init__", "base", "common", "graph_kernel_flags"}
     assert files == {theme.__name__.rpartition(".")[2] for theme in THEMES}
 
 
@@ -258,14 +259,29 @@ def _text_of(folder: Path) -> str:
 
 
 def test_one_grep_finds_the_whole_chain_of_an_option() -> None:
-    """The name of an option that is built is written out where it is declared, translated and tested; that of a switch that it
-    assigns, where it is translated and where the switch is. Flags are translated where they are declared."""
-    flags = {f"graph_kernel_flags.{flag.name}": flag for flag in FLAGS}
-    options = {n for n, option in OPTIONS.items() if not option.replaced_by and n not in flags}
-    texts = {place: _text_of(PACKAGE / place) for place in ("options", "themes", "switches")}
-    hidden = [(name, place) for place in ("options", "themes") for name in options if f'"{name}"' not in texts[place]]
-    hidden += [(name, p) for p in ("themes", "switches") for name in all_assignments() if f'"{name}"' not in texts[p]]
-    hidden += [(flag.name, "options") for flag in flags.values() if f'"{flag.name}"' not in texts["options"]]
+    """A newcomer finds an option's declaration, its rules and its translation in one file of msctx, each switch that it assigns in
+    one more, and its test: the names are written out in all of them. Flags are a table of the theme of fusion."""
+    files = {
+        path: path.read_text(encoding="utf-8") for folder in ("themes", "switches") for path in (PACKAGE / folder).glob("*.py")
+    }
     tests = _text_of(TESTS) + "".join(path.read_text() for path in (TESTS / "data").glob("plans-*.txt"))
-    hidden += [(name, "tests") for name in options if not re.search(rf"\b{re.escape(name)}\b", tests)]
-    assert sorted(hidden) == []
+    flags = {f"graph_kernel_flags.{flag.name}": flag.name for flag in FLAGS}
+    for theme in THEMES:
+        own = files[Path(str(theme.__file__))]
+        declared = own[own.index("OPTIONS = (") : own.index("RULES: ")]
+        rest = own.replace(declared, "")
+        for option in theme.OPTIONS:
+            name = option.name
+            if name in flags:
+                assert f'"{flags[name]}"' in files[PACKAGE / "themes" / "graph_kernel_flags.py"], name
+                continue
+            assert declared.count(f'ption("{name}",') + declared.count(f'extension("{name}",') == 1, f"{name} is declared once"
+            assert f'"{name}"' in rest or option.replaced_by, f"{name} is translated in the file that declares it"
+            assert re.search(rf"\b{re.escape(name)}\b", tests), f"{name} has a test"
+        for rule in theme.RULES:
+            parts = {Overrides: ("loser", "winner"), Excludes: ("first",)}.get(type(rule), ("option",))
+            about = [getattr(rule, part) for part in parts]
+            assert any(THEME_OF[when.name] is theme for when in about), f"{rule} stands beside an option that it is about"
+    for place in ("themes", "switches"):
+        text = _text_of(PACKAGE / place)
+        assert [switch for switch in all_assignments() if f'"{switch}"' not in text] == [], place

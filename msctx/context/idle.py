@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from msctx.native import watched
 from msctx.options import Layer, option_of
-from msctx.options.ascend import SPEED_UP
 from msctx.plan import Plan, Row
+from msctx.themes.common import SPEED_UP
 
 if TYPE_CHECKING:
     from torch import nn

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from msctx.errors import nearest
-from msctx.options import gpu
+from msctx.options import registry
 from msctx.options.kinds import BadValue, ChoiceKind, TextKind, show
 
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
@@ -42,13 +43,11 @@ RULES = {"conv_algo_rules": tuple(map(option_of, DIRECTIONS)), "matmul_algo_rule
 """An option of rules → the options whose algorithms they name for single calls."""
 
 
+@cache
 def _algorithms(direction: str) -> ChoiceKind:
-    kind = next(option for option in gpu.OPTIONS if option.name == option_of(direction)).kind
+    kind = registry.option_of(option_of(direction)).kind
     assert isinstance(kind, ChoiceKind)
     return kind
-
-
-_ALGORITHMS = {direction: _algorithms(direction) for direction in ASKED}
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ class RulesKind(TextKind):
 
     def schema(self) -> dict[str, Any]:
         each = {
-            d: {"description": f"The algorithm of {d} there.", "enum": [*_ALGORITHMS[d].choices, *_ALGORITHMS[d].aliases]}
+            d: {"description": f"The algorithm of {d} there.", "enum": [*_algorithms(d).choices, *_algorithms(d).aliases]}
             for d in self.about.directions
         }
         names = sorted({name for kind in each.values() for name in kind["enum"]})
@@ -181,7 +180,7 @@ class RulesKind(TextKind):
 
     def _asked(self, algorithms: Any) -> list[tuple[str, str]]:
         """An algorithm for each direction that is named; a name alone is meant for each direction that has it."""
-        kinds = {d: _ALGORITHMS[d] for d in self.about.directions}
+        kinds = {d: _algorithms(d) for d in self.about.directions}
         if isinstance(algorithms, str):
             words = [word.strip() for word in algorithms.split(",")]
             if len(words) > 1 or "=" in words[0]:

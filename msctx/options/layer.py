@@ -108,6 +108,8 @@ class Settings:
             for lost, _ in layer.lost:
                 self._highest.setdefault(lost.option.name, None)
             self._highest |= _highest(layer)
+        self._differ = bool(self.devices) or not rules.YIELDING.isdisjoint(self._highest)
+        """Whether devices may differ: some setting means one of them, or a rule may hold on some alone."""
 
     def all(self, name: str, device: str) -> list[Setting]:
         """Every setting of an option that applies to a device, the winning one first."""
@@ -133,9 +135,11 @@ class Settings:
         return any(name in self.on(d) or any(o.setting.option.name == name for o in self.overridden(d)) for d in DEVICES)
 
     def _at(self, device: str) -> _OnDevice:
-        if device not in self._on:
-            self._on[device] = _OnDevice(self.layers, device, self._below._on.get(device) if self._below else None)
-        return self._on[device]
+        key = device if self._differ else ""
+        if key not in self._on:
+            below = self._below._on.get(device if self._below._differ else "") if self._below else None
+            self._on[key] = _OnDevice(self.layers, device, below)
+        return self._on[key]
 
     def __iter__(self) -> Iterator[str]:
         """The names of the options that somebody set."""

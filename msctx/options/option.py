@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from msctx.options.kinds import ChoiceKind, Kind, TextKind
@@ -151,3 +151,17 @@ class Option:
     def adapter(self) -> Any:
         """The pydantic validator of :attr:`type`, built on first use: building all of them eagerly costs 150 ms."""
         return adapter(self.type)
+
+
+GPU, ASCEND = "mindspore.set_context(gpu_config)", "mindspore.set_context(ascend_config)"
+SESSION, ATC = "CANN TF adapter session options", "CANN ATC"
+"""Documents that define options, as :attr:`Option.source` names them."""
+
+gpu_option = partial(Option, groups=("gpu_config", "cpu_config"), devices=("cpu", "cuda"), source=GPU)
+"""An option of gpu_config; the CPU has the same."""
+ascend_option = partial(Option, groups=("ascend_config",), source=ASCEND)
+"""An option of ascend_config alone."""
+session_option = partial(Option, groups=("session",), source=SESSION)
+"""An option of sessions alone."""
+extension = partial(Option, source="msctx")
+"""An option of our own."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copyreg
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from msctx.errors import Diagnostic, Mark, Marks, OptionError, nearest, searching
-from msctx.options import ascend, debug, execution, extensions, gpu, rules, session, system
+from msctx.options import rules
 from msctx.options.documents import Path as Keys
 from msctx.options.documents import dotted, read_file, scalar
 from msctx.options.kinds import BOOL, INVALID, IntKind, ValueKind, show
@@ -21,15 +21,27 @@ from msctx.options.option import Option
 from msctx.options.unsupported import IGNORED, INSTEAD, LATER
 from msctx.options.validation import check
 
-FAMILIES = (system, debug, execution, gpu, ascend, session, extensions)
-
-OPTIONS: Mapping[str, Option] = MappingProxyType({o.name: o for family in FAMILIES for o in family.OPTIONS})
-_SPELLINGS: dict[str, Option] = {spelling: o for o in OPTIONS.values() for spelling in o.spellings}
-_DICTIONARIES = {".".join(parts[:i]) for parts in (s.split(".") for s in _SPELLINGS) for i in range(1, len(parts))}
+_OPTIONS: dict[str, Option] = {}
+OPTIONS: Mapping[str, Option] = MappingProxyType(_OPTIONS)
+_SPELLINGS: dict[str, Option] = {}
+_DICTIONARIES: set[str] = set()
 """Keys that hold a dictionary of options: gpu_config, session, device_context.gpu …"""
-_NAMES = [*_SPELLINGS, *_DICTIONARIES, "preset"]
-_GE = {option.ge: option for option in OPTIONS.values() if option.ge}
+_NAMES = ["preset"]
+_GE: dict[str, Option] = {}
 copyreg.pickle(Option, lambda option: (option_of, (option.name,)))
+
+
+def declare(options: Iterable[Option]) -> None:
+    """Add the options of a theme to the tables."""
+    for option in options:
+        _OPTIONS[option.name] = option
+        _GE.update({option.ge: option} if option.ge else {})
+        for spelling in option.spellings:
+            _SPELLINGS[spelling] = option
+            parts = spelling.split(".")
+            groups = {".".join(parts[:i]) for i in range(1, len(parts))} - _DICTIONARIES
+            _DICTIONARIES.update(groups)
+            _NAMES.extend([spelling, *sorted(groups)])
 
 
 def all_at(mark: Mark | None) -> Marks:

@@ -5,8 +5,7 @@ The rules are those of MindSpore, CANN's TensorFlow adapter and ATC, and hold on
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -42,14 +41,6 @@ class When:
         if self.words:
             return f"{self.name} {self.words}"
         return f"{self.name}={'|'.join(map(str, self.values))}" if self.values else self.name
-
-
-def _any(value: Any) -> bool:
-    return True
-
-
-def _more_than_one(value: Any) -> bool:
-    return bool(value > 1)
 
 
 @dataclass(frozen=True)
@@ -103,224 +94,48 @@ class Forbids:
     why: str
 
 
+Rule = Overrides | Excludes | Needs | Forbids
 TRUE = (True,)
-MIXED = (
-    When("precision_mode", ("allow_mix_precision", "allow_mix_precision_fp16", "allow_mix_precision_bf16")),
-    When("precision_mode_v2", ("mixed_float16", "mixed_bfloat16", "mixed_hif8")),
-)
-PRECISION_MODES = (
-    *("force_fp16", "force_fp32", "cube_fp16in_fp32out", "allow_fp32_to_fp16", "allow_fp32_to_bf16"),
-    *("allow_mix_precision", "allow_mix_precision_fp16", "allow_mix_precision_bf16", "must_keep_origin_dtype"),
-)
-IMPLMODE_LIST = When(
-    "atc.builtin_impl_mode_ini",
-    ("high_precision.ini", "high_performance.ini", "high_precision_for_all.ini", "high_performance_for_all.ini"),
-)
-PRECISION_MODES_V2 = ("fp16", "origin", "cube_fp16in_fp32out", "mixed_float16", "mixed_bfloat16", "mixed_hif8", "cube_hif8")
-NOT_MEASURED = "nothing is measured under deterministic=ON, since another choice gives other bits"
-DUMPS_BY_FILE = When(
-    "dump_config",
-    test=lambda c: (
-        c.get("common_dump_settings", {}).get("op_debug_mode", 0) == 0 and c.get("e2e_dump_settings", {}).get("enable", True)
-    ),
-    words="with op_debug_mode 0",
-)
-KEEPS_SOURCES = When(
-    "op_debug_config",
-    test=lambda c: not {"dump_cce", "dump_loc"}.isdisjoint(c.get("op_debug_config", ())),
-    words="with dump_cce or dump_loc",
-)
-WITHOUT_LIST = When("op_debug_config", test=lambda c: not c.get("op_debug_list"), words="without op_debug_list")
-SAME_BITS = (
-    (When("deterministic", ("ON",)), "deterministic=ON asks for the same bits in every run"),
-    (When("thread_invariant", TRUE), "thread_invariant=True asks for the same bits with any number of threads"),
-    (When("batch_invariant", TRUE), "batch_invariant=True asks for the same bits in any batch"),
-)
 
-OVERRIDES = (
-    Overrides(When("graph_kernel_flags.opt_level", (0,)), When("enable_graph_kernel", TRUE)),
-    Overrides(When("graph_kernel_flags.opt_level", (1, 2, 3)), When("enable_graph_kernel", (False,))),
-    *(Overrides(When(name, TRUE), When("dump_config"), always=True) for name in ("session.enable_dump", "enable_dump_debug")),
-    *(Overrides(When("dump_config"), When(name, (False,))) for name in ("session.enable_dump", "enable_dump_debug")),
-    Overrides(When("op_precision_mode"), When("op_select_implmode")),
-    Overrides(When("op_precision_mode"), IMPLMODE_LIST),
-    Overrides(When("op_precision_mode"), When("optypelist_for_implmode"), always=True),  # which does nothing by itself
-    Overrides(When("op_select_implmode"), IMPLMODE_LIST),
-    Overrides(When("dynamic_dims"), When("dynamic_inputs_shape_range")),
-    *(  # gears say more than ranges, and yield together where these are set further in
-        Overrides(When(gears, values), When("dynamic_input", TRUE))
-        for gears, values in (("input_shape", ()), ("dynamic_dims", ()), ("dynamic_node_type", (0, 1)))
-    ),
-    Overrides(When("dynamic_input", TRUE), When("compile_dynamic_mode", (True, False))),
-    Overrides(When("use_off_line", (False,)), When("device_target", ("GPU", "Ascend")), always=True),
-    Overrides(When("memory_optimize_level", ("O1",)), When("memory_offload", ("ON",)), always=True),
-    Overrides(When("memory_offload", ("ON",)), When("mempool_block_size"), always=True, devices=("cuda", "ascend")),
-    Overrides(When("session_device_id", test=_any), When("device_id", test=_any)),
-    Overrides(When("graph_run_mode", (0,)), When("enable_small_channel", (0,)), always=True),
-    Overrides(When("enable_exception_dump", (0, 1, 2)), When("exception_dump", ("0", "1", "2"))),
-    Overrides(When("op_debug_level"), When("op_compiler_cache_mode", ("enable", "force")), always=True),
-    Overrides(WITHOUT_LIST, When("op_compiler_cache_mode", ("enable", "force")), always=True),
-    Overrides(WITHOUT_LIST, When("enable_compile_cache", TRUE), always=True),
-    *(  # torch has one cache for graphs and kernels
-        Overrides(When("enable_compile_cache", (True, False)), loser, devices=("cpu", "cuda"))
-        for loser in (When("op_compiler_cache_mode", ("enable", "force", "disable")), When("op_compiler_cache_dir"))
-    ),
-)
-
-EXCLUDES = (
-    Excludes(When("precision_mode"), When("precision_mode_v2")),
-    Excludes(When("session.enable_dump"), When("enable_dump_debug")),
-    Excludes(When("compile_dynamic_mode"), When("input_shape")),
-    Excludes(When("compile_dynamic_mode"), When("dynamic_dims")),
-    Excludes(When("compile_dynamic_mode"), When("dynamic_node_type", (0, 1))),
-    Excludes(
-        When("input_shape"),
-        When("dynamic_dims"),
-        test=lambda shape, gears: len(re.findall(r"[:,]-1\b", shape)) != len(gears.partition(";")[0].split(",")),
-        why="a gear of dynamic_dims has one size for each -1 of input_shape",
-    ),
-    Excludes(When("mix_compile_mode"), When("iterations_per_loop", test=_more_than_one, words="above 1")),
-    Excludes(When("static_memory_policy", (2, 4)), When("graph_max_parallel_model_num", test=_more_than_one, words="above 1")),
-    Excludes(
-        When("op_debug_level", (2,)),
-        When("op_debug_config", test=lambda c: "oom" in c.get("op_debug_config", ()), words="with oom"),
-    ),
-    Excludes(
-        When("hccl_timeout", test=lambda v: v >= 0),
-        When("stream_sync_timeout", test=lambda v: v >= 0),
-        test=lambda seconds, milliseconds: seconds == 0 or seconds * 1000 >= milliseconds,
-        why="hccl_timeout (seconds) must be shorter than stream_sync_timeout (milliseconds)",
-    ),
-)
-
-NEEDS = (
-    Needs(When("session.enable_dump"), (When("dump_path"),), "error"),
-    Needs(When("enable_dump_debug"), (When("dump_path"),), "error"),
-    Needs(When("input_shape"), (When("dynamic_dims"),)),
-    Needs(When("input_shape"), (When("dynamic_node_type", (0, 1)),)),
-    Needs(When("dynamic_dims"), (When("input_shape"),)),
-    Needs(When("dynamic_node_type", (0, 1)), (When("input_shape"),)),
-    Needs(When("modify_mixlist"), MIXED),
-    Needs(When("optypelist_for_implmode"), (When("op_select_implmode", ("high_precision", "high_performance")),)),
-    Needs(When("in_out_pair"), (When("mix_compile_mode", TRUE),)),
-    Needs(When("variable_placement", ("Host",)), (When("mix_compile_mode", TRUE),)),
-    Needs(When("in_out_pair_flag", (True, False)), (When("in_out_pair"),), "inert"),
-    Needs(When("local_rank_id", test=_any), (When("local_device_list", test=_any),)),
-    Needs(When("local_device_list", test=_any), (When("local_rank_id", test=_any),)),
-    Needs(When("graph_max_parallel_model_num", test=_more_than_one, words="above 1"), (When("graph_run_mode", (0,)),)),
-    *(
-        Needs(When(name), (When("session.enable_dump", TRUE),), "inert")
-        for name in ("dump_mode", "dump_step", "dump_data", "dump_layer")
-    ),
-    Needs(When("debug_dir"), (KEEPS_SOURCES, When("op_debug_level", (1, 2, 4))), "inert", devices=("cpu", "cuda")),
-    *(
-        Needs(When(name), (When("session.enable_dump", TRUE), DUMPS_BY_FILE), "inert")
-        for name in ("dump_format", "quant_dumpable")
-    ),
-    Needs(When("dump_debug_mode"), (When("enable_dump_debug", TRUE),), "inert"),
-    Needs(When("dump_path"), (When("session.enable_dump", TRUE), When("enable_dump_debug", TRUE)), "inert"),
-    Needs(When("save_graphs_path"), (When("save_graphs", (1, 2, 3)),), "inert"),
-    Needs(When("compile_cache_path"), (When("enable_compile_cache", TRUE),), "inert"),
-    Needs(
-        When("op_compiler_cache_dir.op_cache_ini"),
-        (
-            When("op_compiler_cache_mode", ("enable", "force")),
-            When("op_compiler_cache_dir"),
-            When("enable_compile_cache", TRUE),
-        ),
-        "inert",
-    ),
-    Needs(When("aoe_config.job_type"), (When("aoe_tune_mode"),), "inert"),
-    Needs(When("work_path"), (When("aoe_mode"), When("aoe_tune_mode", ("offline",))), "inert"),
-    Needs(When("aoe_config_file"), (When("aoe_mode"),), "inert"),
-    Needs(When("profiling_options"), (When("profiling_mode", TRUE),), "inert"),
-    Needs(When("env_config_path.rdr.mode"), (When("env_config_path.rdr.enable", TRUE),), "inert"),
-    Needs(When("env_config_path.rdr.path"), (When("env_config_path.rdr.enable", TRUE),), "inert"),
-    Needs(When("seed_by_rank", TRUE), (When("seed", test=_any),), "inert"),
-    Needs(When("check_bprop_values"), (When("check_bprop", TRUE),), "inert"),
-    Needs(When("dynamic_graph_execute_mode"), (When("dynamic_input", TRUE),), "inert"),
-    Needs(When("dynamic_inputs_shape_range"), (When("dynamic_input", TRUE),), "inert"),
-)
-
-FORBIDS = (
-    *(
-        Forbids(option, other, "refused", f"it adds in no fixed order, and {why}")
-        for other, why in SAME_BITS
-        for option in (When("conv_dgrad_algo", ("algo_0",)), When("conv_wgrad_algo", ("algo_0", "algo_3")))
-    ),
-    Forbids(
-        When("customize_dtypes"),
-        When("precision_mode", ("must_keep_origin_dtype",)),
-        "inert",
-        "precision_mode=must_keep_origin_dtype forbids every cast",
-    ),
-    Forbids(
-        When("customize_dtypes"), When("precision_mode_v2", ("origin",)), "inert", "precision_mode_v2=origin forbids every cast"
-    ),
-    Forbids(
-        When("experimental_accelerate_train_mode"),
-        When("precision_mode", tuple(m for m in PRECISION_MODES if m not in ("allow_fp32_to_fp16", "must_keep_origin_dtype"))),
-        "refused",
-        "it needs precision_mode=allow_fp32_to_fp16 or must_keep_origin_dtype, or none",
-    ),
-    Forbids(
-        When("experimental_accelerate_train_mode"),
-        When("precision_mode_v2", tuple(m for m in PRECISION_MODES_V2 if m != "origin")),
-        "refused",
-        "it needs precision_mode_v2=origin, or none",
-    ),
-    Forbids(When("frozen_variable"), When("graph_run_mode", (1,)), "refused", "weights that are trained cannot be constants"),
-    *(
-        Forbids(When(name, values), When("graph_run_mode", (1,)), "refused", "it is for inference: graph_run_mode=0, or unset")
-        for name, values in (
-            *(("input_shape", ()), ("dynamic_dims", ()), ("dynamic_node_type", (0, 1))),
-            ("buffer_optimize", ("l2_optimize", "off_optimize")),
-        )
-    ),
-    *(
-        Forbids(When(name, values), When("graph_run_mode", (0,)), "refused", "it is for training: graph_run_mode=1, or unset")
-        for name, values in (
-            *(("hcom_parallel", (True, False)), ("is_tailing_optimization", TRUE)),
-            ("experimental_accelerate_train_mode", ()),
-        )
-    ),
-    Forbids(
-        When("graph_kernel_flags.online_tuning", test=bool, words="above 0"),
-        When("deterministic", ("ON",)),
-        "inert",
-        NOT_MEASURED,
-    ),
-    Forbids(When("aoe_tune_mode", ("online",)), When("deterministic", ("ON",)), "inert", NOT_MEASURED),
-    Forbids(When("aoe_mode"), When("deterministic", ("ON",)), "inert", NOT_MEASURED),
-    Forbids(
-        When("aoe_tune_mode", ("offline",)),
-        When("aoe_mode"),
-        "inert",
-        "aoe_mode tunes while the program runs",
-    ),
-    Forbids(
-        When("aoe_tune_mode", ("offline",)),
-        When("batch_invariant", TRUE),
-        "inert",
-        "under batch_invariant=True no measurement is used: each batch size has one of its own",
-    ),
-    Forbids(
-        When("op_compiler_cache_dir"), When("op_compiler_cache_mode", ("disable",)), "off", "op_compiler_cache_mode=disable"
-    ),
-    Forbids(When("compile_cache_path"), When("enable_compile_cache", (False,)), "off", "enable_compile_cache=False"),
-    Forbids(When("profiling_options"), When("profiling_mode", (False,)), "off", "profiling_mode is off"),
-    *(
-        Forbids(When("op_compiler_cache_dir"), other, "inert", f"{other} ignores the cache")
-        for other in (When("op_debug_level"), WITHOUT_LIST)
-    ),
-)
-
-
-YIELDING = {
-    *(name for r in OVERRIDES for name in (r.winner.name, r.loser.name)),
-    *(name for r in EXCLUDES for name in (r.first.name, r.second.name)),
-}
+OVERRIDES: list[Overrides] = []
+EXCLUDES: list[Excludes] = []
+NEEDS: list[Needs] = []
+FORBIDS: list[Forbids] = []
+YIELDING: set[str] = set()
 """The options that may have to yield to another one."""
+
+
+def declare(rules: Iterable[Rule]) -> None:
+    """Add the rules of a theme to the tables."""
+    for rule in rules:
+        match rule:
+            case Overrides():
+                OVERRIDES.append(rule)
+                YIELDING.update((rule.winner.name, rule.loser.name))
+            case Excludes():
+                EXCLUDES.append(rule)
+                YIELDING.update((rule.first.name, rule.second.name))
+            case Needs():
+                NEEDS.append(rule)
+            case Forbids():
+                FORBIDS.append(rule)
+
+
+def is_set(value: Any) -> bool:
+    """A test of :class:`When`: any value, off too."""
+    return True
+
+
+def is_above_one(value: Any) -> bool:
+    """A test of :class:`When`."""
+    return bool(value > 1)
+
+
+OF_INFERENCE = (When("graph_run_mode", (1,)), "refused", "it is for inference: graph_run_mode=0, or unset")
+OF_TRAINING = (When("graph_run_mode", (0,)), "refused", "it is for training: graph_run_mode=1, or unset")
+"""What forbids an option that only the other kind of run has a use for."""
+NOT_MEASURED = "nothing is measured under deterministic=ON, since another choice gives other bits"
+WITHOUT_LIST = When("op_debug_config", test=lambda c: not c.get("op_debug_list"), words="without op_debug_list")
 
 
 @cache

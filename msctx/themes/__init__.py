@@ -1,6 +1,6 @@
-"""HOW each option acts, one file a theme, the devices side by side. Pure: imports no torch."""
+"""All options: one file a theme declares them, states the rules between them and translates them. Pure: imports no torch."""
 
-from msctx.options import UNSET
+from msctx.options import UNSET, registry, rules
 from msctx.options.precision_rules import PRECISION
 from msctx.themes import (
     ascend,
@@ -30,6 +30,10 @@ THEMES = (
     *(device, determinism, threads, memory, convolution, products, precision, tuning, graph, fusion, cache, observe, debug),
     *(distributed, session, ascend),
 )
+for theme in THEMES:
+    registry.declare(theme.OPTIONS)
+    rules.declare(theme.RULES)
+THEME_OF = {option.name: theme for theme in THEMES for option in theme.OPTIONS}
 NEED_CORE = frozenset(
     (*NATIVE, *PRECISION, *POOL, *TUNING, *OBSERVERS, "matmul_allow_tf32", "experimental_accelerate_train_mode")
 )
@@ -48,9 +52,21 @@ def translate(on: On) -> Outcomes:
         elif on.device not in option.devices:
             is_off = not setting.value and option.default is not UNSET
             found[name] = as_it_is() if is_off else inert(f"it has no meaning on {on.device}")
-    for theme in THEMES:
+    for theme in dict.fromkeys(THEME_OF[name] for name in on.settings):
         found |= theme.translate(on)
     return found
 
 
-__all__ = ["AS_FOUND", "BY_NAME", "INVARIANT", "NEED_CORE", "SHOW_FREE", "THEMES", "Facts", "On", "Outcome", "translate"]
+__all__ = [
+    "AS_FOUND",
+    "BY_NAME",
+    "INVARIANT",
+    "NEED_CORE",
+    "SHOW_FREE",
+    "THEMES",
+    "THEME_OF",
+    "Facts",
+    "On",
+    "Outcome",
+    "translate",
+]

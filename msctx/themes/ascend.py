@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from msctx.options import Setting, known_to_ge
+from msctx.options.grammars import StreamParallel
+from msctx.options.kinds import AnyText, Choice, Flag, Int, Text, TextFlag
+from msctx.options.option import ASCEND, Option, ascend_option, session_option
 from msctx.options.registry import named
+from msctx.options.rules import OF_INFERENCE, Forbids, Rule, When
 from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, refused
 from msctx.themes.common import (
     DUMPS,
@@ -20,6 +24,46 @@ from msctx.themes.common import (
     with_graphs,
 )
 from msctx.themes.graph import ALONE, LEVEL, compilation
+
+# fmt: off
+OPTIONS = (
+    Option("jit_compile", Choice({
+            "auto": "compiled for static shapes, ready-made kernels for changing ones",
+            "true": "kernels are compiled for the shapes at hand",
+            "false": "ready-made kernels of the libraries, compiled only where none exists",
+        }, {True: "true", False: "false"}), default="auto", example=False, groups=("ascend_config", "session"),
+        also=("device_context.ascend.op_tuning.op_compile",), ge="ge.jit_compile", source=ASCEND,
+        help="Whether kernels are compiled for the shapes at hand or taken ready-made from the libraries."),
+    Option("atomic_clean_policy", Flag, default=1, example=0, defaults={"session": 0}, groups=("ascend_config", "session"),
+        ge="ge.exec.atomicCleanPolicy", source=ASCEND,
+        help="How the memory that accumulating operators add into is zeroed: 0 all of it together, 1 just before each "
+             "operator, which needs less memory and some more time. Unset, MindSpore means 1, while a CANN session means 0."),
+    ascend_option("ge_options.global", dict[Text, AnyText], example={"ge.opSelectImplmode": "high_precision"},
+        help="Options of CANN's graph engine for the whole process, in its own words: ge.* keys and values as text. A key "
+             "that is an option here acts as that option does and wins over it; the others are handed on to CANN. Both "
+             "ge_options and the group ascend_config apply to Ascend alone."),
+    ascend_option("ge_options.session", dict[Text, AnyText], example={"ge.exec.atomicCleanPolicy": "1"},
+        help="Options of CANN's graph engine for one session, in its own words: ge.* keys and values as text, taken as "
+             "those of ge_options.global are; here too ge_options and the group ascend_config apply to Ascend alone."),
+    ascend_option("host_scheduling_max_threshold", Int(0), default=0, example=20, ge="ge.exec.hostSchedulingMaxThreshold",
+        help="Compiled graphs of static shape with fewer operators than this are launched operator by operator from the "
+             "host, as graphs of changing shape are, rather than as one recorded graph; 0 means none are."),
+    session_option("ac_parallel_enable", TextFlag, default="0", example="1", ge="ac_parallel_enable",
+        help='"1" lets operators that run on the host go on beside those of the device in graphs of changing shape, on a '
+             "thread (and stream) of their own."),
+    session_option("buffer_optimize", Choice({
+            "l2_optimize": "buffers are reused and work is ordered for locality",
+            "off_optimize": "buffers and order are left as they are",
+        }), default="l2_optimize", example="off_optimize", ge="ge.bufferOptimize",
+        help="Whether compiled graphs reuse buffers and order their work so that data is found in the caches."),
+    session_option("stream_max_parallel_num", StreamParallel, example="DNN_VM_AICPU:2,AIcoreEngine:4",
+        ge="ge.streamMaxParallelNum",
+        help="How many operators each engine may run at the same time, one unless named: DNN_VM_AICPU means threads of the "
+             "host, AIcoreEngine streams of the device."),
+)
+# fmt: on
+
+RULES: tuple[Rule, ...] = (Forbids(When("buffer_optimize", ("l2_optimize", "off_optimize")), *OF_INFERENCE),)
 
 SENT = {*WITH_GRAPHS, *WITH_ENGINE, *DUMPS, "deterministic", "aoe_mode", "work_path", "aoe_config_file"}
 """The options whose keys the engine gets, from here or, of the last four, from torchair."""

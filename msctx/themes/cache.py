@@ -7,8 +7,64 @@ from typing import Any
 
 from msctx.options import Setting
 from msctx.options.compile_cache import CompileCache
+from msctx.options.kinds import Bool, Choice, Path
+from msctx.options.option import Option, session_option
+from msctx.options.rules import TRUE, WITHOUT_LIST, Forbids, Needs, Overrides, Rule, When
 from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, as_it_is, honoured, once
 from msctx.themes.common import LEFT_TO_NPU, with_graphs
+
+# fmt: off
+OPTIONS = (
+    Option("enable_compile_cache", Bool, default=False, example=True,
+        help="Keeps compiled graphs on disk in compile_cache_path and loads them in the next run if the code is the same. "
+             "false really switches the caches off, also those that torch keeps by itself."),
+    Option("compile_cache_path", Path, default=".", example="compile_cache",
+        help="The directory for the compiled graphs of enable_compile_cache; it is made when missing, and each rank of a "
+             "distributed run has a folder of its own in it."),
+    session_option("op_compiler_cache_mode", Choice({
+            "enable": "kernels are kept on disk and found again", "force": "kept ones are thrown away first, new ones are kept",
+            "disable": "nothing is read or written",
+        }), default="enable", example="disable", ge="ge.op_compiler_cache_mode",
+        help="Whether compiled kernels are kept on disk, in op_compiler_cache_dir. torch has one cache for kernels and graphs; in "
+             "one place enable_compile_cache wins there. torch_npu has its own for the kernels of an NPU."),
+    session_option("op_compiler_cache_dir", Path, default="$HOME/atc_data", example="op_cache", ge="ge.op_compiler_cache_dir",
+        help="The directory in which op_compiler_cache_mode keeps compiled kernels, in a folder kernel_cache; "
+             "$ASCEND_CACHE_PATH counts when it is unset."),
+    session_option("op_compiler_cache_dir.op_cache_ini", Path, example="op_cache.ini", content="OP_CACHE",
+        help="An .ini file that limits the cache of op_compiler_cache_dir: max_op_cache_size is its size in MB (500 unless "
+             "named, -1 for no limit), remain_cache_size_ratio the percentage that stays (50) when the oldest kernels are "
+             "thrown away. It wins over kernel_cache/op_cache.ini, $ASCEND_MAX_OP_CACHE_SIZE and $ASCEND_REMAIN_CACHE_SIZE_RATIO, "
+             "and limits the folder of enable_compile_cache, too."),
+)
+# fmt: on
+
+RULES: tuple[Rule, ...] = (
+    Overrides(When("op_debug_level"), When("op_compiler_cache_mode", ("enable", "force")), always=True),
+    Overrides(WITHOUT_LIST, When("op_compiler_cache_mode", ("enable", "force")), always=True),
+    Overrides(WITHOUT_LIST, When("enable_compile_cache", TRUE), always=True),
+    *(  # torch has one cache for graphs and kernels
+        Overrides(When("enable_compile_cache", (True, False)), loser, devices=("cpu", "cuda"))
+        for loser in (When("op_compiler_cache_mode", ("enable", "force", "disable")), When("op_compiler_cache_dir"))
+    ),
+    Needs(When("compile_cache_path"), (When("enable_compile_cache", TRUE),), "inert"),
+    Needs(
+        When("op_compiler_cache_dir.op_cache_ini"),
+        (
+            When("op_compiler_cache_mode", ("enable", "force")),
+            When("op_compiler_cache_dir"),
+            When("enable_compile_cache", TRUE),
+        ),
+        "inert",
+    ),
+    Forbids(
+        When("op_compiler_cache_dir"), When("op_compiler_cache_mode", ("disable",)), "off", "op_compiler_cache_mode=disable"
+    ),
+    Forbids(When("compile_cache_path"), When("enable_compile_cache", (False,)), "off", "enable_compile_cache=False"),
+    *(
+        Forbids(When("op_compiler_cache_dir"), other, "inert", f"{other} ignores the cache")
+        for other in (When("op_debug_level"), WITHOUT_LIST)
+    ),
+)
 
 OFF = CompileCache(off=True)
 OF_NPU = {

@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from msctx.options import DEVICES, known_to_ge
-from msctx.options.ascend import SPEED_UP
 from msctx.options.conv_rules import RULES, rules_of
 from msctx.options.observation import Kernels
 from msctx.themes.base import On, once
 
+SPEED_UP = "parallel_speed_up_json_path"
 LEFT_TO_NPU = "graphs that torchair compiles are left to torch_npu"
 
 # --- tuning -----------------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def kernels(on: On, words: Collection[str]) -> Kernels | None:
 
 def by_module(on: On) -> bool:
     """Whether rules name modules: code that was compiled without such rules reads copies of the weights, which belong to none."""
-    rules = (rule for name in RULES for rule in rules_of(on.get(name) or ""))
+    rules = (rule for name in RULES if name in on.settings for rule in rules_of(on.get(name)))
     return any(field == "module" for rule in rules for field, _ in rule.conditions)
 
 
@@ -228,5 +228,5 @@ def _apart(on: On) -> list[str]:
         words.append("debug")
     if by_module(on):
         words.append("rules by module")
-    found = ((name, on.get(f"{SPEED_UP}.{name}")) for name in IN_GRAPHS)
-    return words + [f"{name}={value}" for name, value in found if value is not None]
+    keys = {name: f"{SPEED_UP}.{name}" for name in IN_GRAPHS}
+    return words + [f"{name}={on.get(key)}" for name, key in keys.items() if key in on.settings]

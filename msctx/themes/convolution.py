@@ -4,14 +4,142 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 from msctx.options import Setting
 from msctx.options.conv_policy import RECORDED, ConvPolicy, able
-from msctx.options.conv_rules import ASKED, DIRECTIONS, FEW_CHANNELS, PRODUCT, ConvRule, asked_by, option_of, rules_of
+from msctx.options.conv_rules import (
+    ASKED,
+    DIRECTIONS,
+    FEW_CHANNELS,
+    PRODUCT,
+    ConvRule,
+    RulesKind,
+    asked_by,
+    option_of,
+    rules_of,
+)
+from msctx.options.kinds import Bool, Choice, Flag, MemoryBetween, Share
+from msctx.options.option import extension, gpu_option, session_option
+from msctx.options.rules import TRUE, Forbids, Overrides, Rule, When
 from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, once, refused
 from msctx.themes.common import GRAPHS, apart, by_module, kept_in, measured, recorded_in, with_graphs
 from msctx.themes.precision import HIF8, policy
+
+NORMAL = "a choice by shape and dtype, without measuring"
+PERFORMANCE = "all that can take the shape are measured, the fastest is taken"
+REFERENCE = "ours: slow and readable; the others are checked against it"
+
+CUDNN_NUMBERS = {
+    f"algo_{number}": name
+    for number, name in enumerate(
+        ("implicit_gemm", "implicit_precomp_gemm", "gemm", "direct", "fft", "fft_tiling", "winograd", "winograd_nonfused")
+    )
+}
+"""cuDNN's numbers of forward algorithms, which MindSpore gives by name; those of gradients it gives by number."""
+MEASURED = dict.fromkeys(("auto", "fastest", "benchmark"), "performance")
+"""What others call it."""
+FIXED_ORDER = (
+    (When("deterministic", ("ON",)), "deterministic=ON asks for the same bits in every run"),
+    (When("thread_invariant", TRUE), "thread_invariant=True asks for the same bits with any number of threads"),
+    (When("batch_invariant", TRUE), "batch_invariant=True asks for the same bits in any batch"),
+)
+
+# fmt: off
+OPTIONS = (
+    gpu_option("conv_fprop_algo", Choice({
+            "normal": NORMAL,
+            "performance": PERFORMANCE,
+            "implicit_gemm": "a matrix product that reads the input in place, without workspace",
+            "implicit_precomp_gemm": "implicit_gemm with its indices computed beforehand, in a small workspace",
+            "gemm": "the input is unfolded into a matrix (im2col), then multiplied",
+            "direct": "loops over the input and the window, without a matrix product",
+            "fft": "by Fourier transforms of whole images; large workspace",
+            "fft_tiling": "by Fourier transforms of tiles; less workspace for large images",
+            "winograd": "by Winograd transforms of tiles, in one kernel",
+            "winograd_nonfused": "by Winograd transforms and matrix products, as separate kernels",
+            "reference": REFERENCE,
+        }, {"precomp_gemm": "implicit_precomp_gemm"}, CUDNN_NUMBERS | MEASURED), default="normal", example="winograd",
+        also=("device_context.gpu.op_tuning.conv_fprop_algo",),
+        help="The algorithm of the forward convolution. A shape that the named one does not support runs torch's own path, "
+             "with a warning."),
+    gpu_option("conv_dgrad_algo", Choice({
+            "normal": NORMAL,
+            "performance": PERFORMANCE,
+            "algo_0": "sums of products added atomically, in no fixed order",
+            "algo_1": "a matrix product with a fixed order of additions",
+            "fft": "by Fourier transforms of whole images; deterministic",
+            "fft_tiling": "by Fourier transforms of tiles; deterministic",
+            "winograd": "by Winograd transforms of tiles, in one kernel; deterministic",
+            "winograd_nonfused": "by Winograd transforms and matrix products, as separate kernels; deterministic",
+            "reference": REFERENCE,
+        }, hints=MEASURED), default="normal", example="algo_1", also=("device_context.gpu.op_tuning.conv_dgrad_algo",),
+        help="The algorithm of the convolution's gradient with respect to its input. algo_0 is refused under "
+             "deterministic=ON; for a shape that the named one cannot take see conv_fprop_algo."),
+    gpu_option("conv_wgrad_algo", Choice({
+            "normal": NORMAL,
+            "performance": PERFORMANCE,
+            "algo_0": "sums of products added atomically, in no fixed order",
+            "algo_1": "a matrix product with a fixed order of additions",
+            "algo_3": "as algo_0, with a small workspace for indices",
+            "fft": "by Fourier transforms of whole images; deterministic",
+            "fft_tiling": "by Fourier transforms of tiles; deterministic",
+            "winograd_nonfused": "by Winograd transforms and matrix products, as separate kernels; deterministic",
+            "reference": REFERENCE,
+        }, hints=MEASURED), default="normal", example="algo_1", also=("device_context.gpu.op_tuning.conv_wgrad_algo",),
+        documented=("gpu_config.conv_wgrad_algo", "device_context.gpu.op_tuning.conv_wgrad_algo"),
+        help="The algorithm of the convolution's gradient with respect to its weight. algo_0 and algo_3 are refused under "
+             "deterministic=ON; for a shape that the named one cannot take see conv_fprop_algo."),
+    session_option("enable_small_channel", Flag, default=0, example=1, ge="ge.enableSmallChannel",
+        help="Speeds up convolutions of images of at most four channels, such as the first of a model: on a CPU they run "
+             "what conv_fprop_algo=normal and its like would take for them, where no other algorithm is asked for (2-D; "
+             "often torch's own path); on CUDA they are measured. In CANN, inference (graph_run_mode=0) always has it on."),
+    extension("fallback", Choice({
+            "warn": "torch's own path runs, with one warning for each problem",
+            "error": "the call raises, with every candidate and all of its reasons",
+            "silent": "torch's own path runs; only choices() shows it",
+        }), example="error",
+        help="What happens when a convolution or product cannot run the algorithm that was named for it. Unset it is warn, and error "
+             "under strict. strict applies to options, this to single calls."),
+    extension("frozen_weights", Bool, example=True, devices=("cpu", "cuda"),
+        help="Declares that weights do not change while the context is open. What algorithms make of a weight of a convolution "
+             "(a Winograd transform, for instance) is kept between calls; each call compares all bytes of the weight "
+             "with those that it was made of, unless this is set: then only the first call inside does, and a weight that "
+             "changes later may go on as it was. Weights are tensors that record gradients and those of models given to "
+             "ctx.watch(); what is computed from them is compared each time. "
+             "Under a precision_mode the casts of what is given as weight or bias are kept, too. For inference."),
+    extension("conv_max_error", Share, example=1e-6, devices=("cpu", "cuda"),
+        help="The largest bound of an error, as a share of the largest result, that an algorithm may have for normal, "
+             "performance, thread_invariant and batch_invariant to choose it; choices() shows each one's bound. Without it "
+             "that is 3e-5, and no bound holds for the products that conv_allow_tf32 allows. An algorithm that is named runs "
+             "whatever its bound. Where no bound is low enough under thread_invariant, torch's own path runs, and fallback "
+             "reports it. Bounds hold for any data (those of winograd and fft as far as a search found); where results cancel, "
+             "as shares of the largest sum of the products' magnitudes. float16 and bfloat16 round more by themselves: it does not "
+             "apply to them."),
+    extension("conv_workspace_limit",
+        MemoryBetween('a size such as "256MB" or "1GB" (MB = 2**20 bytes), or a number of bytes; 0 allows no workspace', 0),
+        example="256MB", devices=("cpu", "cuda"),
+        help="The most memory that an algorithm may take for one convolution beside its tensors. One that needs more does "
+             "not run: choices() shows what it would have needed."),
+    extension("conv_algo_rules", Annotated[str, RulesKind()],
+        example={"layer1.*": "winograd", "weight=64x3x7x7": {"fprop": "gemm"}}, devices=("cpu", "cuda"),
+        help="Algorithms for single convolutions, by module path or by problem; a rule wins over conv_fprop_algo and its "
+             "like. The first rule that matches decides. Module paths are known for models given to ctx.watch(model); the "
+             "fields of a problem are those that choices() shows."),
+    extension("matmul_max_error", Share, example=1e-6, devices=("cpu", "cuda"),
+        help="As conv_max_error, for matrix products, and matmul_allow_tf32. torch's own products have no stated bound: "
+             "under thread_invariant and batch_invariant msctx's own kernel runs then."),
+)
+# fmt: on
+
+RULES: tuple[Rule, ...] = (
+    Overrides(When("graph_run_mode", (0,)), When("enable_small_channel", (0,)), always=True),
+    *(
+        Forbids(option, other, "refused", f"it adds in no fixed order, and {why}")
+        for other, why in FIXED_ORDER
+        for option in (When("conv_dgrad_algo", ("algo_0",)), When("conv_wgrad_algo", ("algo_0", "algo_3")))
+    ),
+)
 
 ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
 INVARIANT = ("thread_invariant", "batch_invariant")
@@ -80,11 +208,9 @@ def translate(on: On) -> Outcomes:
             **dict.fromkeys((*ALGORITHMS,), _algorithm),
             "conv_algo_rules": _conv_algo_rules,
             "enable_small_channel": _enable_small_channel,
-            "disable_format_transform": _disable_format_transform,
-            "tuning_file": _tuning_file,
             "frozen_weights": _frozen_weights,
             **dict.fromkeys(("conv_max_error", "matmul_max_error"), _max_error),
-            "conv_workspace_limit": _conv_workspace_limit,
+            "conv_workspace_limit": lambda on, setting: detail(on, ability="take a workspace", of=DIRECTIONS),
             "fallback": _fallback,
         }
     )
@@ -280,15 +406,6 @@ def _enable_small_channel(on: On, setting: Setting) -> Outcome:
     return approximated(assignments_of(on), f"{SMALL_BY_TIME}; {why}: {_decides(on)}" if why else SMALL_BY_TIME)
 
 
-def _disable_format_transform(on: On, setting: Setting) -> Outcome:
-    """Inductor is what moves models between memory formats here; on a CPU, and for half precision on CUDA, it wants channels_last."""
-    differs = (
-        "holds for code that inductor compiles inside, where torch.compile is given no such option of its own; eager torch never "
-        "changes the memory format of a model by itself"
-    )
-    return approximated({"torch.inductor.layout_optimization": not setting.value}, differs)
-
-
 def excluded(on: On, product: str) -> str:
     """Why no product may be computed in a way; ``""``: it may."""
     if on.device == "ascend":
@@ -317,14 +434,6 @@ def _excluded_on_npu(on: On, product: str) -> str:
     if (jit := on.get("jit_compile", "false")) != "false":
         return COMPILED.format(jit)
     return NO_PARTS if on.get("allow_fp32_emulation") is False else ""
-
-
-def _tuning_file(on: On, setting: Setting) -> Outcome:
-    if not any(name == "performance" for _, name in asked(on)):
-        return inert("no algorithm is asked for as performance: nothing else is tuned")
-    if on.get("batch_invariant"):
-        return inert("batch_invariant=True: each batch would have an entry of its own, and so none is used")
-    return detail(on)
 
 
 def _frozen_weights(on: On, setting: Setting) -> Outcome:
@@ -356,10 +465,6 @@ def _max_error(on: On, setting: Setting) -> Outcome:
 
 def _may_choose_torch(on: On, mine: Collection[tuple[str, str]]) -> bool:
     return any(name in ("normal", "performance") for _, name in mine) and not any(map(on.get, INVARIANT))
-
-
-def _conv_workspace_limit(on: On, setting: Setting) -> Outcome:
-    return detail(on, ability="take a workspace", of=DIRECTIONS)
 
 
 def _fallback(on: On, setting: Setting) -> Outcome:

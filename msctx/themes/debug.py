@@ -5,8 +5,58 @@ from __future__ import annotations
 from typing import Any
 
 from msctx.options import DEVICES, Setting
+from msctx.options.kinds import Bool, Choice, Int, Path
+from msctx.options.option import Option, session_option
+from msctx.options.rules import Excludes, Needs, Rule, When
 from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, inert
-from msctx.themes.common import LEFT_TO_NPU, ONCE, apart, debug_words, engine_options, kernels, with_graphs
+from msctx.themes.common import ONCE, apart, debug_words, engine_options, kernels, with_graphs
+
+KEEPS_SOURCES = When(
+    "op_debug_config",
+    test=lambda c: not {"dump_cce", "dump_loc"}.isdisjoint(c.get("op_debug_config", ())),
+    words="with dump_cce or dump_loc",
+)
+
+# fmt: off
+OPTIONS = (
+    Option("pynative_synchronize", Bool, default=False, example=True, also=("runtime.launch_blocking",),
+        help="Waits for the device after each eager operator, so that an error is raised at the line that caused it, and "
+             "lets errors of the backward pass name the line of the forward. Slow; meant for debugging."),
+    Option("debug_level", Choice({
+            0: "torch's usual amount (RELEASE)", 1: "detailed logs, checks and the origin of each generated kernel (DEBUG)",
+        }, {"RELEASE": 0, "DEBUG": 1}), default=0, example=1,
+        help="How much the compiler keeps and logs about its work."),
+    Option("max_call_depth", Int(1, 2**31 - 1), default=1000, example=2000, also=("set_recursion_limit",),
+        help="How deep module calls may nest before a RuntimeError ends what is most likely an endless recursion; Python's "
+             "own recursion limit is raised where it would be reached first."),
+    session_option("op_debug_config", Path, example="op_debug.cfg", ge="ge.exec.opDebugConfig", content="OP_DEBUG",
+        help="A .cfg file that turns on debugging of generated kernels, for all operators or for those it lists: checks of "
+             "memory bounds (oom), saved sources (dump_cce, dump_loc), builds without optimisation (ccec_O0) or with symbols "
+             "(ccec_g), checks of synchronisation (check_flag)."),
+    session_option("debug_dir", Path, example="kernel_debug", ge="ge.debugDir",
+        help="The directory for kernel_meta, where op_debug_config and op_debug_level save generated sources; unset: "
+             "$ASCEND_WORK_PATH, else the current directory."),
+    session_option("export_compile_stat", Choice({
+            0: "the file is never written", 1: "when the program ends normally", 2: "as soon as a graph is compiled",
+        }), default=1, example=2, ge="ge.exportCompileStat",
+        help="When to write fusion_result.json: how often each fusion pass of torch.compile matched: to "
+             "$ASCEND_WORK_PATH/FE/<pid>, else to the current directory."),
+    session_option("op_debug_level", Choice({
+            0: "nothing is kept", 1: "sources and their mapping to operators",
+            2: "as 1, built with symbols and without optimisation", 3: "binaries and their descriptions",
+            4: "binaries, descriptions, sources and what was fused",
+        }), example=1, ge="ge.opDebugLevel",
+        help="What to keep of generated kernels in debug_dir. Deprecated in favour of op_debug_config."),
+)
+# fmt: on
+
+RULES: tuple[Rule, ...] = (
+    Excludes(
+        When("op_debug_level", (2,)),
+        When("op_debug_config", test=lambda c: "oom" in c.get("op_debug_config", ()), words="with oom"),
+    ),
+    Needs(When("debug_dir"), (KEEPS_SOURCES, When("op_debug_level", (1, 2, 4))), "inert", devices=("cpu", "cuda")),
+)
 
 COUNTED = "torch counts a match where it takes effect; with code that it caches it keeps the sum of some patterns alone"
 WHOLE = "a fused kernel holds several operators: op_debug_list keeps torch's caches on, and narrows nothing"
@@ -42,7 +92,6 @@ def translate(on: On) -> Outcomes:
             "op_debug_level": _op_debug_level,
             "debug_dir": _debug_dir,
             "export_compile_stat": _export_compile_stat,
-            "quant_dumpable": _quant_dumpable,
             "debug_level": _debug_level,
             "pynative_synchronize": _pynative_synchronize,
             "max_call_depth": _max_call_depth,
@@ -118,12 +167,6 @@ def _export_compile_stat(on: On, setting: Setting) -> Outcome:
         found["torch.npu.engine_options"] = engine_options(on)
         reasons.append(f"CANN counts its own in graphs that torchair (torch_npu's compiler) makes; {ONCE}")
     return honoured(found, "; ".join(reasons))
-
-
-def _quant_dumpable(on: On, setting: Setting) -> Outcome:
-    is_on = setting.value == "1"
-    found = {"torch.inductor.marks_quantized_inputs": is_on} | apart(on)
-    return approximated(found, LEFT_TO_NPU) if on.device == "ascend" and is_on else honoured(found)
 
 
 DEBUG = 10

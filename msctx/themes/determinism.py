@@ -5,9 +5,52 @@ from __future__ import annotations
 from typing import Any
 
 from msctx.options import Setting
+from msctx.options.kinds import Bool, Int, OnOff, TextList
 from msctx.options.observation import DeterministicExcept
+from msctx.options.option import Option, extension
+from msctx.options.rules import TRUE, Needs, Rule, When, is_set
 from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, refused
 from msctx.themes.convolution import assignments_of, conv_policy
+
+# fmt: off
+OPTIONS = (
+    Option("deterministic", OnOff, default="OFF", example="ON", groups=("session",), also=("set_deterministic",),
+        ge="ge.deterministic", documented=("deterministic", "session.deterministic"),
+        help="ON makes every operator give the same bits for the same input from run to run on the same machine, by torch's "
+             "own deterministic switches and those of the device's libraries; an operator that cannot do so raises. OFF "
+             "takes these switches back and promises nothing."),
+    extension("seed", Int(0, 2**32 - 1), example=0,
+        help="Seeds Python's random, NumPy and torch (every device) when the context is entered; workers of a torch "
+             "DataLoader draw their seeds from torch's generator and so follow. The generators are left as they are at exit "
+             "unless seed_scope is set."),
+    extension("seed_scope", Bool, example=True,
+        help="Saves the state of the generators of Python, NumPy and torch at entry and puts it back at exit, so that "
+             "random numbers drawn inside do not change those drawn after."),
+    extension("seed_by_rank", Bool, example=True,
+        help="Derives a seed for each rank: numpy.random.SeedSequence(seed, spawn_key=(rank,)). The rank is that of the process "
+             "group, else the launcher's, else 0."),
+    extension("deterministic_warn_only", Bool, example=True,
+        help="With deterministic=ON: an operator that has no deterministic implementation warns instead of raising."),
+    extension("deterministic_except", TextList("names of operators or modules separated by blanks", separator=" "),
+        example="upsample_bilinear2d decoder.*",
+        help="The operators and modules that deterministic=ON leaves out, such as those that have no deterministic kernel and would "
+             "raise; * matches any characters. Their backward passes are left out, too. A warning lists names that match nothing."),
+    extension("fill_uninitialized_memory", Bool, example=False,
+        help="With deterministic=ON torch fills new uninitialised tensors (NaN, or the largest integer), so that a program "
+             "that reads them gives the same bits each time. ON implies it; false saves the fill where the program is known "
+             "not to read them."),
+    extension("thread_invariant", Bool, example=True, devices=("cpu",),
+        help="Convolutions and matrix products give the same bits for any number of threads. Where no algorithm is asked for "
+             "they run msctx's own kernels; float32 and float64 products of matrices run MKL's strict mode where that can "
+             "be had, which must be set before MKL first computes, and stays. Nothing is promised for other operators. What "
+             "runs on a GPU does not depend on the CPU's threads."),
+    extension("batch_invariant", Bool, example=True, devices=("cpu", "cuda"),
+        help="Convolutions and matrix products give each image, or row, the same bits whatever else is in the batch, as "
+             "thread_invariant does for the number of threads, which is part of it."),
+)
+# fmt: on
+
+RULES: tuple[Rule, ...] = (Needs(When("seed_by_rank", TRUE), (When("seed", test=is_set),), "inert"),)
 
 CUDA_ON = {"torch.cudnn.benchmark": False, "env.CUBLAS_WORKSPACE_CONFIG": ":4096:8", "env.NCCL_ALGO": "Ring"}
 NPU_ON = {"env.HCCL_DETERMINISTIC": "true", "env.TE_PARALLEL_COMPILER": "1"}
@@ -32,11 +75,11 @@ def translate(on: On) -> Outcomes:
             "deterministic_warn_only": _detail,
             "fill_uninitialized_memory": _detail,
             "deterministic_except": _deterministic_except,
-            "thread_invariant": _thread_invariant,
+            "thread_invariant": lambda on, setting: _invariant(on, setting, f"{NEITHER} and the gradients of biases"),
             "batch_invariant": _batch_invariant,
             "seed": _seed,
             "seed_by_rank": _seed_by_rank,
-            "seed_scope": _seed_scope,
+            "seed_scope": lambda on, setting: honoured({"rng.saved": True} if setting.value else {}),
         }
     )
 
@@ -94,10 +137,6 @@ def _deterministic_except(on: On, setting: Setting) -> Outcome:
     )
 
 
-def _thread_invariant(on: On, setting: Setting) -> Outcome:
-    return _invariant(on, setting, f"{NEITHER} and the gradients of biases")
-
-
 def _batch_invariant(on: On, setting: Setting) -> Outcome:
     if on.device == "cuda" and setting.value:
         return refused("msctx has no matrix products and convolutions for CUDA")
@@ -132,7 +171,3 @@ def _seed_by_rank(on: On, setting: Setting) -> Outcome:
     if not setting.value:
         return as_it_is()
     return honoured(reason=ALONE if on.facts.rank is None else f"this is rank {on.facts.rank}")
-
-
-def _seed_scope(on: On, setting: Setting) -> Outcome:
-    return honoured({"rng.saved": True} if setting.value else {})

@@ -3,7 +3,39 @@
 from __future__ import annotations
 
 from msctx.options import Setting
+from msctx.options.kinds import Bool, Choice, Int
+from msctx.options.option import Option, extension, session_option
+from msctx.options.rules import Overrides, Rule, When, is_set
 from msctx.themes.base import On, Outcome, Outcomes, approximated, honoured, inert
+
+# fmt: off
+OPTIONS = (
+    Option("device_id", Int(0, 4095), default=0, example=1, also=("set_device.device_id",),
+        help="Which device of the kind device_target becomes the current one: the number in cuda:1 or npu:1. There is only "
+             "one CPU device, so there any other number than 0 has no effect."),
+    Option("device_target", Choice({
+            "CPU": "the processor of this machine, torch's cpu", "GPU": "an NVIDIA GPU, torch's cuda",
+            "Ascend": "an Ascend NPU, torch_npu's npu",
+        }, {
+            "Davinci": "Ascend", "cpu": "CPU", "gpu": "GPU", "cuda": "GPU", "ascend": "Ascend", "npu": "Ascend",
+        }), example="GPU", also=("set_device.device_target",),
+        help="The kind of device that work is meant for (Davinci is the old name of Ascend). It gives ctx.device and "
+             "decides whose plan decides when an option is honoured on one device and not on another."),
+    session_option("session_device_id", Int(0), example=1, ge="ge.session_device_id",
+        help="The device that this session is bound to, so that one script can drive several, each with a session of its "
+             "own; unset, the context's device_id holds, else $ASCEND_DEVICE_ID, else $DEVICE_ID."),
+    session_option("use_off_line", Bool, default=True, example=False,
+        help="Whether the program runs on the accelerator at all; false makes the CPU its device, whatever device_target is."),
+    extension("default_device", Bool, example=True,
+        help="Makes tensors that name no device be created on the context's device (device_target, device_id). Off unless "
+             "asked for: torch does it with a Python mode that costs some microseconds per call."),
+)
+# fmt: on
+
+RULES: tuple[Rule, ...] = (
+    Overrides(When("use_off_line", (False,)), When("device_target", ("GPU", "Ascend")), always=True),
+    Overrides(When("session_device_id", test=is_set), When("device_id", test=is_set)),
+)
 
 WORDS = {"cpu": "CPU", "cuda": "GPU", "ascend": "Ascend"}
 CURRENT = {"cuda": "torch.cuda.current_device", "ascend": "torch.npu.current_device"}

@@ -2,11 +2,85 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from msctx.options import Setting
+from msctx.options.kinds import Bool, Choice, Int, TextKind
+from msctx.options.option import ascend_option, session_option
+from msctx.options.rules import OF_TRAINING, TRUE, Excludes, Forbids, Rule, When
 from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, refused
-from msctx.themes.common import LEFT_TO_NPU, apart
+from msctx.themes.common import LEFT_TO_NPU, SPEED_UP, apart
+
+
+def _renamed(name: str) -> tuple[str, ...]:
+    """Where later releases of MindSpore have a key of parallel_speed_up_json_path."""
+    return (f"{SPEED_UP}.{name}", f"ascend_config.{SPEED_UP}.{name}")
+
+
+# fmt: off
+OPTIONS = (
+    ascend_option("parallel_speed_up_json_path", Annotated[str, TextKind("a path, or null for none", empty=True)] | None,
+        default=None, example="parallel_speed_up.json", content="SPEED_UP",
+        help="A JSON file of switches that let communication between devices overlap with computation, or that bundle "
+             "collectives: enable_task_opt, enable_grad_comm_opt and others. null or empty text: none."),
+    ascend_option("parallel_speed_up_json_path.recompute_comm_overlap", Bool, default=False, example=True,
+        also=_renamed("recomputation_communication_overlap"),
+        help="Lets activations that are recomputed in the backward pass be computed while communication is on its way. "
+             "Without recomputation there is nothing to overlap."),
+    ascend_option("parallel_speed_up_json_path.matmul_grad_comm_overlap", Bool, default=False, example=True,
+        also=_renamed("grad_matmul_communication_overlap"),
+        help="In the backward pass of a matrix product: computes the gradient of the weight while the gradient of the input "
+             "is communicated."),
+    ascend_option("parallel_speed_up_json_path.enable_task_opt", Bool, default=False, example=True,
+        also=_renamed("enable_communication_fusion"),
+        help="Bundles collectives into fewer and larger ones."),
+    ascend_option("parallel_speed_up_json_path.enable_grad_comm_opt", Bool, default=False, example=True,
+        also=_renamed("grad_computation_allreduce_overlap"),
+        help="Reduces the gradients of data-parallel training while the backward pass still computes those of earlier "
+             "layers."),
+    ascend_option("parallel_speed_up_json_path.enable_opt_shard_comm_opt", Bool, default=False, example=True,
+        also=_renamed("computation_allgather_overlap"),
+        help="Gathers weights that are sharded between devices ahead of the layer that needs them, while the forward pass "
+             "computes. Needs a sharded optimizer."),
+    ascend_option("parallel_speed_up_json_path.enable_concat_eliminate_opt", Bool, default=False, example=True,
+        help="Removes concatenations from compiled graphs that only put together again what was split before, as happens "
+             "when a batch is computed in two halves."),
+    ascend_option("parallel_speed_up_json_path.enable_begin_end_inline_opt", Bool, default=False, example=True,
+        help="Compiles the first and the last micro-batch of a pipeline into the surrounding graph instead of into graphs "
+             "of their own, so that more may overlap there. Needs pipeline parallelism."),
+    ascend_option("parallel_speed_up_json_path.compute_communicate_fusion_level", Choice({
+            0: "no fusion of computation with communication", 1: "in the forward pass alone", 2: "in the backward pass alone",
+            3: "in both passes",
+        }), default=0, example=3, devices=("cuda", "ascend"), also=_renamed("computation_communication_fusion_level"),
+        help="Where a matrix product and the collective before or after it become one kernel. A CPU has no such kernels."),
+    session_option("hcom_parallel", Bool, default=True, example=False, ge="ge.hcomParallel",
+        help="Whether gradients are reduced across devices while the backward pass still computes, or only after it, which "
+             "can suit small models."),
+    session_option("is_tailing_optimization", Bool, default=False, example=True, ge="ge.exec.isTailingOptimization",
+        help="Lets the optimizer update the parameters whose gradients have been reduced already while the last ones are "
+             "still on their way between devices."),
+    session_option("hccl_timeout", Int(0, 2**31 - 1), default=1836, example=600, ge="ge.exec.hcclExecuteTimeOut",
+        help="Seconds that a collective waits for the other ranks before it fails; 0 waits for ever. Must be shorter than "
+             "stream_sync_timeout, which is in milliseconds."),
+    session_option("op_wait_timeout", Int(1), default=120, example=60, ge="ge.exec.opWaitTimeout",
+        help="Seconds that an operator waits for those it depends on, across streams or threads, before that is an error."),
+    session_option("stream_sync_timeout", Int(-1, zero=False), default=-1, example=900000, ge="stream_sync_timeout",
+        help="Milliseconds that waiting for a stream may take before it is an error; -1 waits for ever."),
+    session_option("event_sync_timeout", Int(-1, zero=False), default=-1, example=600000, ge="event_sync_timeout",
+        help="Milliseconds that waiting for an event may take before it is an error; -1 waits for ever."),
+)
+# fmt: on
+
+RULES: tuple[Rule, ...] = (
+    Excludes(
+        When("hccl_timeout", test=lambda v: v >= 0),
+        When("stream_sync_timeout", test=lambda v: v >= 0),
+        test=lambda seconds, milliseconds: seconds == 0 or seconds * 1000 >= milliseconds,
+        why="hccl_timeout (seconds) must be shorter than stream_sync_timeout (milliseconds)",
+    ),
+    Forbids(When("hcom_parallel", (True, False)), *OF_TRAINING),
+    Forbids(When("is_tailing_optimization", TRUE), *OF_TRAINING),
+)
 
 RECOMPUTE, MATMUL = "parallel_speed_up_json_path.recompute_comm_overlap", "parallel_speed_up_json_path.matmul_grad_comm_overlap"
 GRADIENTS, HCOM = "parallel_speed_up_json_path.enable_grad_comm_opt", "hcom_parallel"

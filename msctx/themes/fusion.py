@@ -2,12 +2,54 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from msctx.options import Setting
 from msctx.options.fusion_passes import ALL, TWINS, WITHOUT_A_TWIN
-from msctx.options.graph_kernel_flags import BY_NAME, DUMP, DUMPS, FLAGS, GROUP
-from msctx.themes.base import On, Outcome, Outcomes, as_it_is, by_entry, honoured, inert, refused
+from msctx.options.grammars import ScopePasses
+from msctx.options.kinds import Bool, Path, TextKind
+from msctx.options.option import Option, session_option
+from msctx.options.rules import NOT_MEASURED, Forbids, Rule, When
+from msctx.themes import graph_kernel_flags
+from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, by_entry, honoured, inert, refused
 from msctx.themes.common import GRAPHS, ONCE, engine_options
 from msctx.themes.graph import FROZEN, LEVEL, compiled, fused, hides, ready_made
+from msctx.themes.graph_kernel_flags import BY_NAME, DUMP, DUMPS, FLAGS, GROUP
+
+# fmt: off
+OPTIONS = (
+    Option("graph_kernel_flags",
+        Annotated[str, TextKind("flags such as --opt_level=2", comma_list=True, separator=" ", empty=True)], default="",
+        example="--opt_level=2 --dump_as_text", content="GRAPH_KERNEL_FLAGS",
+        help="Fine control of operator fusion as flags in one text, separated by blanks: --opt_level=0..3 sets how far "
+             "fusion goes, --dump_as_text writes what the passes did, --path=FILE reads flags from a JSON file. A bare flag means "
+             "true; a list of flags is taken too."),
+    *graph_kernel_flags.OPTIONS,
+    session_option("fusion_switch_file", Path, example="fusion_switch.json", ge="ge.fusionSwitchFile", content="FUSION_SWITCH",
+        help="A JSON file that switches fusion passes on or off by name, graph passes and kernel fusion apart; ALL stands "
+             "for a whole group, and single names win over it."),
+    session_option("enable_scope_fusion_passes", ScopePasses,
+        example="ScopeLayerNormPass,ScopeClipBoxesPass", ge="ge.exec.enableScopeFusionPasses",
+        help="Switches fusion passes on that are off unless named: each replaces one pattern, such as a layer norm written "
+             "out, by one operator."),
+    session_option("frozen_variable", Bool, default=False, example=True,
+        help="Compiles the weights into the graph as constants, so that the compiler may fold and repack them; for inference, "
+             "in code that computes no gradients (torch.no_grad)."),
+    Option("disable_format_transform", Bool, default=False, example=True, devices=("cpu", "cuda"),
+        help="true keeps convolutions in the layout NCHW; false allows compiled models to be moved to channels_last where "
+             "that is faster (inductor's layout_optimization). MindSpore knows it for CUDA alone."),
+)
+# fmt: on
+
+RULES: tuple[Rule, ...] = (
+    Forbids(When("frozen_variable"), When("graph_run_mode", (1,)), "refused", "weights that are trained cannot be constants"),
+    Forbids(
+        When("graph_kernel_flags.online_tuning", test=bool, words="above 0"),
+        When("deterministic", ("ON",)),
+        "inert",
+        NOT_MEASURED,
+    ),
+)
 
 BY_CANN = "CANN's graph engine fuses by rules of its own, and has none of these flags"
 EXTRAS = (DUMP, "enable_debug_mode", "online_tuning")
@@ -29,7 +71,8 @@ def translate(on: On) -> Outcomes:
             LEVEL: _opt_level,
             **dict.fromkeys((*(f"{GROUP}.{flag.name}" for flag in FLAGS if f"{GROUP}.{flag.name}" != LEVEL),), _flag),
             "fusion_switch_file": _fusion_switch_file,
-            "enable_scope_fusion_passes": _enable_scope_fusion_passes,
+            "disable_format_transform": _disable_format_transform,
+            "enable_scope_fusion_passes": lambda on, setting: compiled(on),
             "frozen_variable": _frozen_variable,
         }
     )
@@ -92,10 +135,6 @@ def _idle_pass(on: On, name: str, state: str) -> str:
     return f"{name}: {KEEP_CONVOLUTIONS.format('it')}" if state == "on" and hides(on, name) else ""
 
 
-def _enable_scope_fusion_passes(on: On, setting: Setting) -> Outcome:
-    return compiled(on)
-
-
 def _frozen_variable(on: On, setting: Setting) -> Outcome:
     if not setting.value:
         return as_it_is()
@@ -110,3 +149,12 @@ def _frozen_variable(on: On, setting: Setting) -> Outcome:
         "where no gradients are computed (torch.no_grad or inference_mode)",
         more={"torch.inductor.freezing": True},  # Dynamo looks at it, too, before a back end is called
     )
+
+
+def _disable_format_transform(on: On, setting: Setting) -> Outcome:
+    """Inductor is what moves models between memory formats here; on a CPU, and for half precision on CUDA, it wants channels_last."""
+    differs = (
+        "holds for code that inductor compiles inside, where torch.compile is given no such option of its own; eager torch never "
+        "changes the memory format of a model by itself"
+    )
+    return approximated({"torch.inductor.layout_optimization": not setting.value}, differs)

@@ -3,20 +3,128 @@
 from __future__ import annotations
 
 import os
+import re
 from ast import literal_eval
 from typing import Any
 
 from msctx.options import Setting
 from msctx.options.conv_policy import RECORDED, ConvPolicy
 from msctx.options.conv_rules import DIRECTIONS, PRODUCT
-from msctx.options.grammars import gears_of, ranges_of
+from msctx.options.grammars import DynamicDims, InOutPair, InputShape, ShapeRange, gears_of, ranges_of
 from msctx.options.graph import Compilation, Region, Shapes
-from msctx.options.graph_kernel_flags import FLAGS, GROUP
+from msctx.options.kinds import Bool, Choice, Flag, Path
 from msctx.options.observation import GraphFiles
+from msctx.options.option import Option, session_option
+from msctx.options.rules import OF_INFERENCE, TRUE, Excludes, Forbids, Needs, Overrides, Rule, When, is_above_one
 from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, once
 from msctx.themes.cache import cache
 from msctx.themes.common import apart, search
 from msctx.themes.convolution import POLICY, asked_of, conv_policy, only_records
+from msctx.themes.graph_kernel_flags import FLAGS, GROUP
+
+# fmt: off
+OPTIONS = (
+    Option("save_graphs", Choice({
+            0: "no graph files", 1: "what Dynamo captured, and its forward and backward graphs",
+            2: "these, inductor's graphs and its generated code", 3: "all of that, inductor's trace folder, and drawings",
+        }, {False: 0, True: 2}), default=0, example=1,
+        help="How many of the graphs seen while compiling are written to save_graphs_path; true means 2. Code that runs "
+             "eagerly writes nothing."),
+    Option("save_graphs_path", Path, default=".", example="graphs",
+        help="The directory for the files of save_graphs; it is made when missing, and each rank of a distributed run gets "
+             "a folder of its own in it."),
+    Option("precompile_only", Bool, default=False, example=True,
+        help="Compiles the model and does not run it: the call returns None, launches no kernel and changes no parameter. "
+             "It fills a compile cache without training, and matters only for code that is compiled."),
+    Option("reserve_class_name_in_scope", Bool, default=True, example=False,
+        help="Whether the names of modules in dumps and profiles carry the class (Default/net-Net1/fc-Linear) "
+             "or the attribute alone (Default/net/fc). Where it is set, profiles of profiling_mode have a range for each call of a "
+             "module."),
+    Option("mode", Choice({
+            0: "whole models are compiled with torch.compile (GRAPH_MODE)",
+            1: "operators run one by one, eagerly (PYNATIVE_MODE)",
+        }, {"GRAPH_MODE": 0, "PYNATIVE_MODE": 1}), default=1, example="GRAPH_MODE",
+        help="Whether programs are compiled or run eagerly; PYNATIVE_MODE runs eagerly also where a function was wrapped "
+             "for compilation before."),
+    Option("enable_graph_kernel", Bool, default=False, example=True,
+        help="Whether compiled graphs have their operators fused into generated kernels (inductor) or run one library "
+             "kernel per node. graph_kernel_flags wins over it."),
+    Option("grad_for_scalar", Bool, default=False, example=True,
+        help="Whether the gradient functions of msctx also differentiate with respect to arguments that are plain Python "
+             "numbers; otherwise these count as constants."),
+    Option("support_binary", Bool, default=False, example=True,
+        help="Lets functions without Python source (.pyc, .so) take part in compilation; sources that are needed are kept "
+             "in a preparing run of MindSpore's; torch.compile reads bytecode, and needs none."),
+    Option("jit_syntax_level", Choice({
+            0: "what cannot be captured is an error; allows export (STRICT)",
+            1: "between the other two, and acts as 2 (COMPATIBLE)", 2: "what cannot be captured runs eagerly (LAX)",
+        }, {"STRICT": 0, "COMPATIBLE": 1, "LAX": 2}), default=2, example="STRICT",
+        help="How strict compilation is about Python code that cannot be captured in a graph."),
+    session_option("input_shape", InputShape, example="data:1,1,40,-1;label:1,-1", ge="ge.inputShape",
+        help="The shape of each input, -1 marking the dimensions whose sizes dynamic_dims lists: for every gear a graph of "
+             "its own is compiled, and other shapes are errors. Needs dynamic_dims and dynamic_node_type."),
+    session_option("dynamic_dims", DynamicDims, example="20,20;40,40;80,60", ge="ge.dynamicDims",
+        help="The gears of input_shape: each has one size for every -1, in order. At least two of them, and it wins over "
+             "dynamic_inputs_shape_range."),
+    session_option("dynamic_node_type", Flag, example=1, ge="ge.dynamicNodeType",
+        help="Which inputs input_shape applies to: 0 the batches of a data loader, 1 the arguments of the call."),
+    session_option("compile_dynamic_mode", Bool, default=False, example=True, ge="ge.compile_dynamic_mode",
+        help="Compiles for any size in every dimension of every input (torch.compile with dynamic=True) instead of for the "
+             "shapes seen. Excludes input_shape."),
+    session_option("mix_compile_mode", Bool, default=False, example=True,
+        help="Whether parts of a model that cannot be compiled may run eagerly between the compiled ones; otherwise such a "
+             "part is an error. Needs iterations_per_loop=1."),
+    session_option("in_out_pair_flag", Bool, default=True, example=False,
+        help="Which side of the region in_out_pair is compiled: true what lies inside it, false what lies outside."),
+    session_option("in_out_pair", InOutPair, example="[['conv1'], ['relu3']]",
+        help="One region of a model, written as the names of its first and of its last operators in two lists; "
+             "in_out_pair_flag sets which side of it is compiled. Needs mix_compile_mode=true."),
+    session_option("dynamic_input", Bool, default=False, example=True, ge="ge.exec.dynamicInput",
+        help="Declares that input shapes change, so that graphs are compiled for the ranges of dynamic_inputs_shape_range. "
+             "Deprecated in CANN; compile_dynamic_mode is the newer way."),
+    session_option("dynamic_graph_execute_mode", Choice({
+            "dynamic_execute": "one graph for whole ranges of shapes", "lazy_recompile": "one graph for each shape that comes",
+        }), default="dynamic_execute", example="lazy_recompile", ge="ge.exec.dynamicGraphExecuteMode",
+        help="With dynamic_input: how many graphs are compiled. Deprecated in CANN."),
+    session_option("dynamic_inputs_shape_range", ShapeRange, example="getnext:[128,3~5,2~128,-1],[64,-1];data:[128,-1]",
+        ge="ge.exec.dataInputsShapeRange",
+        help="With dynamic_input: the range of every dimension, as a number, a~b or -1 for any, getnext standing for "
+             "batches of a data loader and data for arguments. Deprecated in CANN; dynamic_dims wins over it."),
+)
+# fmt: on
+
+RULES: tuple[Rule, ...] = (
+    Overrides(When("graph_kernel_flags.opt_level", (0,)), When("enable_graph_kernel", TRUE)),
+    Overrides(When("graph_kernel_flags.opt_level", (1, 2, 3)), When("enable_graph_kernel", (False,))),
+    Overrides(When("dynamic_dims"), When("dynamic_inputs_shape_range")),
+    *(  # gears say more than ranges, and yield together where these are set further in
+        Overrides(When(gears, values), When("dynamic_input", TRUE))
+        for gears, values in (("input_shape", ()), ("dynamic_dims", ()), ("dynamic_node_type", (0, 1)))
+    ),
+    Overrides(When("dynamic_input", TRUE), When("compile_dynamic_mode", (True, False))),
+    Excludes(When("compile_dynamic_mode"), When("input_shape")),
+    Excludes(When("compile_dynamic_mode"), When("dynamic_dims")),
+    Excludes(When("compile_dynamic_mode"), When("dynamic_node_type", (0, 1))),
+    Excludes(
+        When("input_shape"),
+        When("dynamic_dims"),
+        test=lambda shape, gears: len(re.findall(r"[:,]-1\b", shape)) != len(gears.partition(";")[0].split(",")),
+        why="a gear of dynamic_dims has one size for each -1 of input_shape",
+    ),
+    Excludes(When("mix_compile_mode"), When("iterations_per_loop", test=is_above_one, words="above 1")),
+    Needs(When("input_shape"), (When("dynamic_dims"),)),
+    Needs(When("input_shape"), (When("dynamic_node_type", (0, 1)),)),
+    Needs(When("dynamic_dims"), (When("input_shape"),)),
+    Needs(When("dynamic_node_type", (0, 1)), (When("input_shape"),)),
+    Needs(When("in_out_pair"), (When("mix_compile_mode", TRUE),)),
+    Needs(When("in_out_pair_flag", (True, False)), (When("in_out_pair"),), "inert"),
+    Needs(When("save_graphs_path"), (When("save_graphs", (1, 2, 3)),), "inert"),
+    Needs(When("dynamic_graph_execute_mode"), (When("dynamic_input", TRUE),), "inert"),
+    Needs(When("dynamic_inputs_shape_range"), (When("dynamic_input", TRUE),), "inert"),
+    Forbids(When("input_shape"), *OF_INFERENCE),
+    Forbids(When("dynamic_dims"), *OF_INFERENCE),
+    Forbids(When("dynamic_node_type", (0, 1)), *OF_INFERENCE),
+)
 
 STRICT, LAX = 0, 2
 BY_TORCHAIR = "graphs of tensors on an NPU are compiled by torchair, when they first run"
@@ -50,7 +158,7 @@ def translate(on: On) -> Outcomes:
             "support_binary": _support_binary,
             "mix_compile_mode": _mix_compile_mode,
             **dict.fromkeys(("save_graphs", "save_graphs_path"), _saving),
-            "reserve_class_name_in_scope": _reserve_class_name_in_scope,
+            "reserve_class_name_in_scope": lambda on, setting: honoured({"observers.class_names": setting.value}),
         }
     )
 
@@ -255,7 +363,3 @@ def _saving(on: On, setting: Setting) -> Outcome:
         folder = os.path.join(os.path.expanduser(files.path), rank)
         found |= {"torch.inductor.trace.enabled": True, "torch.inductor.trace.debug_dir": folder}
     return approximated(found, NO_STAGES if on.device == "ascend" else CACHED if is_cached else TEXT)
-
-
-def _reserve_class_name_in_scope(on: On, setting: Setting) -> Outcome:
-    return honoured({"observers.class_names": setting.value})

@@ -7,9 +7,77 @@ from operator import itemgetter
 from typing import Any
 
 from msctx.options import Setting
+from msctx.options.kinds import Bool, Choice, Memory, MemoryBetween, OnOff, Size
+from msctx.options.option import SESSION, Option, session_option
+from msctx.options.rules import TRUE, Excludes, Needs, Overrides, Rule, When, is_above_one
 from msctx.tables import in_words
 from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, refused
 from msctx.themes.graph import compilation
+
+GB = 2**30
+
+# fmt: off
+OPTIONS = (
+    Option("max_device_memory", Memory, default=Size(1024 * GB), example="4GB", also=("runtime.set_memory.max_size",),
+        help="The most memory that this process may take on the device through torch's allocator; asking for more raises "
+             "torch.OutOfMemoryError. An inner scope cannot loosen the cap of an outer one."),
+    Option("variable_memory_max_size", MemoryBetween('a size of at most 31GB, such as "8GB"', maximum=31 * GB), example="8GB",
+        devices=("cuda", "ascend"), replaced_by="max_device_memory",
+        help="Formerly the size of the memory for a model's parameters. MindSpore deprecates it in favour of "
+             "max_device_memory, which caps parameters and everything else together; torch has no memory for parameters "
+             "alone."),
+    Option("mempool_block_size", MemoryBetween('a size of 1GB or more, such as "2GB"', minimum=GB), default=Size(GB), example="4GB",
+        defaults={"runtime": Size(2 * GB)}, also=("runtime.set_memory.increase_size",),
+        help="The step by which the pool of device memory grows: bigger blocks mean fewer requests to the driver and less "
+             "fragmentation, but more memory held back. torch's allocators follow it only roughly, since a large tensor "
+             "still gets a segment of its own. It has no effect on a CPU."),
+    Option("env_config_path.sys.mem_reuse", Bool, default=True, example=False, also=("env_config_path.sys.mem_Reuse",),
+        help="Whether tensors whose lives do not overlap may share memory in compiled graphs and in the device's pool; "
+             "false gives each its own, which helps to find who writes into whose memory."),
+    Option("memory_optimize_level", Choice({
+            "O0": "speed first: nothing is computed twice",
+            "O1": "memory first: activations are recomputed in the backward pass, allocators give back what is idle",
+        }), default="O0", example="O1", also=("runtime.set_memory.optimize_level",),
+        help="What is preferred, speed or a small footprint: O1 computes blocks of watched models again in the backward "
+             "pass (as few as max_device_memory asks for) and lets allocators hold less. Up to MindSpore 2.3 the default on "
+             "Ascend was O1."),
+    Option("memory_offload", OnOff, default="OFF", example="ON",
+        help="ON moves tensors that wait for the backward pass from the device to host memory and fetches them back in "
+             "time; memory_optimize_level=O1 switches it off. Refused where the CPU is all there is."),
+    session_option("static_memory_policy", Choice({
+            0: "each graph takes what it needs, when it runs", 2: "all graphs of a session share a pool for the largest",
+            3: "segments that can grow, against fragmentation", 4: "2 and 3 together",
+        }, {1: 2}), default=0, example=2, ge="ge.exec.staticMemoryPolicy",
+        help="How compiled graphs get their memory (1 is the old form of 2). 2 and 4 exclude graphs that run at the same "
+             "time."),
+    session_option("external_weight", Bool, default=False, example=True, ge="ge.externalWeight",
+        help="Maps the parameters of watched models from files named by their content (tmp_weight_<pid>_<session> in "
+             "ASCEND_WORK_PATH, else in the working directory), so that models share one copy of equal weights until one is "
+             "trained."),
+    session_option("variable_placement", Choice({
+            "Device": "in the memory of the device", "Host": "in host memory, copied when a module runs",
+        }), default="Device", example="Host",
+        help="Where the parameters of watched models live: Host saves device memory and costs time; it needs "
+             "mix_compile_mode=true. On a CPU the two are one place."),
+    session_option("variable_format_optimize", Bool, example=True, ge="ge.exec.variable_acc",
+        help="Keeps the weights of 2-D and 3-D convolutions in watched models in the layout that the device likes best, which is "
+             "channels_last on CPU and CUDA and a private format on an NPU; false keeps them contiguous. Deprecated in CANN."),
+    session_option("graph_memory_max_size", Memory, example="27917287424", ge="ge.graphMemoryMaxSize",
+        replaced_by="max_device_memory",
+        help="Formerly the size of the memory for a network's activations. CANN sizes it by itself now, and torch does too."),
+    Option("session.variable_memory_max_size", Memory, example="5368709120", ge="ge.variableMemoryMaxSize",
+        replaced_by="max_device_memory", source=SESSION,
+        help="Formerly the size of the memory for a session's variables. CANN sizes it by itself now, and torch does too. "
+             "The flat variable_memory_max_size is another option."),
+)
+# fmt: on
+
+RULES: tuple[Rule, ...] = (
+    Overrides(When("memory_optimize_level", ("O1",)), When("memory_offload", ("ON",)), always=True),
+    Overrides(When("memory_offload", ("ON",)), When("mempool_block_size"), always=True, devices=("cuda", "ascend")),
+    Excludes(When("static_memory_policy", (2, 4)), When("graph_max_parallel_model_num", test=is_above_one, words="above 1")),
+    Needs(When("variable_placement", ("Host",)), (When("mix_compile_mode", TRUE),)),
+)
 
 POOL = ("max_device_memory", "env_config_path.sys.mem_reuse", "memory_optimize_level")
 """The options that put the native core's allocator in place of torch's CPU allocator."""

@@ -8,10 +8,152 @@ from dataclasses import replace
 from typing import Any
 
 from msctx.options import Setting, option_of
-from msctx.options.grammars import layers_in
+from msctx.options.grammars import DumpLayer, DumpStep, layers_in
+from msctx.options.kinds import Bool, Choice, Int, Path, Text, TextFlag
 from msctx.options.observation import Dump, ErrorDump, Overflow, Recorder, Watchdog
+from msctx.options.option import SESSION, Option, ascend_option, extension, session_option
+from msctx.options.rules import TRUE, Excludes, Forbids, Needs, Overrides, Rule, When
 from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, as_it_is, honoured, refused
-from msctx.themes.common import with_graphs
+from msctx.themes.common import LEFT_TO_NPU, apart, with_graphs
+
+DUMPS_BY_FILE = When(
+    "dump_config",
+    test=lambda c: (
+        c.get("common_dump_settings", {}).get("op_debug_mode", 0) == 0 and c.get("e2e_dump_settings", {}).get("enable", True)
+    ),
+    words="with op_debug_mode 0",
+)
+
+# fmt: off
+OPTIONS = (
+    Option("op_timeout", Int(0, 2**32 - 1), default=900, example=60, also=("device_context.ascend.op_debug.execute_timeout",),
+        help="Seconds that a single operator may run before a watchdog prints the stacks and ends the task; 0 leaves the "
+             "limits of torch and the driver as they are."),
+    Option("enable_dump", Bool, example=True, replaced_by="session.enable_dump with dump_path",
+        help="Formerly switched the dump of operator data on. MindSpore drops the value, and so does msctx, with a warning."),
+    Option("save_dump_path", Path, example="dumps", replaced_by="dump_path",
+        help="Formerly the directory for dumped operator data. MindSpore drops the value, and so does msctx, with a warning."),
+    Option("print_file_path", Path, example="prints.bin", is_output=True,
+        help="The file to which msctx.Print writes tensors and text instead of the screen, in MindSpore's format; msctx.parse_print "
+             "reads it. It must not be a directory; if the file exists already, a new one with the time in its name is written."),
+    Option("env_config_path", Path, example="env_config.json", content="ENV_CONFIG",
+        help="A JSON file that configures the recorder of what ran (its section rdr: enable, mode, path) and the reuse of "
+             "memory between tensors (its section sys: mem_reuse)."),
+    Option("env_config_path.rdr.enable", Bool, default=False, example=True,
+        help="Records the last operators (shapes, module, algorithm, time) and writes them to env_config_path.rdr.path if the "
+             "program fails."),
+    Option("env_config_path.rdr.mode", Choice({
+            1: "only if the program fails", 2: "if it fails, and when it ends normally",
+        }), default=1, example=2,
+        help="When the recorder of env_config_path.rdr.enable writes its files."),
+    Option("env_config_path.rdr.path", Path, default="./", example="/tmp/recorder",
+        help="The directory for the files of env_config_path.rdr.enable; each rank of a distributed run gets a folder of "
+             "its own in it. MindSpore accepts absolute paths only."),
+    Option("check_bprop", Bool, default=False, example=True,
+        help="Checks each hand-written backward function (torch.autograd.Function, register_autograd): there must be a gradient "
+             "for every input, of the input's shape and dtype, else an error names the function. Calls made inside the scope are "
+             "checked, wherever their backward runs."),
+    ascend_option("exception_dump", Choice({
+            "0": "nothing is saved", "1": "inputs and outputs of any operator that fails",
+            "2": "only the inputs, and only for operators of the compute cores",
+        }, {0: "0", 1: "1", 2: "2"}), default="2", example="1",
+        help="What is saved when an operator fails. Gone from MindSpore since 2.6; a session's word for it is "
+             "enable_exception_dump."),
+    session_option("enable_exception_dump", Choice({
+            0: "nothing is saved", 1: "its inputs and arguments, and the names of those that it writes to",
+            2: "its inputs and arguments, in CANN's folder for its lite dump",
+        }), default=2, example=1, ge="ge.exec.enable_exception_dump",
+        help="What to save of an operator that fails."),
+    Option("session.enable_dump", Bool, default=False, example=True, ge="ge.exec.enableDump", source=SESSION,
+        help="Writes the data of the operators to dump_path while the program runs; dump_mode, dump_step, dump_data and "
+             "dump_layer select what. Needs dump_path and excludes enable_dump_debug. The flat enable_dump is another, "
+             "inert option."),
+    session_option("dump_mode", Choice({
+            "input": "what goes into an operator", "output": "what comes out of it", "all": "both, in files of their own",
+        }), default="output", example="all", ge="ge.exec.dumpMode",
+        help="Which side of an operator session.enable_dump writes."),
+    session_option("enable_dump_debug", Bool, default=False, example=True, ge="ge.exec.enableDumpDebug",
+        help="Looks for overflow while training: operators that turn finite inputs into inf or NaN have "
+             "their data written to dump_path. Excludes session.enable_dump."),
+    session_option("dump_debug_mode", Choice({
+            "aicore_overflow": "in operators that compute",
+            "atomic_overflow": "in operators that accumulate into memory, such as scatter_add",
+            "all": "in both sorts of operators",
+        }), default="all", example="atomic_overflow", ge="ge.exec.dumpDebugMode",
+        help="Where enable_dump_debug looks for overflow. Newer NPUs (Atlas A2) take no other value than all."),
+    session_option("dump_path", Path, example="dumps", ge="ge.exec.dumpPath",
+        help="The directory for dumped data; msctx creates it if it does not exist."),
+    session_option("dump_step", DumpStep, example="0|3-5|10", ge="ge.exec.dumpStep",
+        help="The training steps whose data are dumped, single ones and ranges; unset: every step. A step ends with "
+             "optimizer.step() or msctx.step()."),
+    session_option("dump_data", Choice({
+            "tensor": "the tensors themselves", "stats": "a table of smallest, largest, mean, norm, NaN and inf counts",
+        }), default="tensor", example="stats", ge="ge.exec.dumpData",
+        help="What a dump holds."),
+    session_option("dump_layer", DumpLayer, example="net/conv1 net/fc",
+        ge="ge.exec.dumpLayer",
+        help="The modules or operators whose data are dumped, by name, a model itself by its class; unset: all of them."),
+    session_option("profiling_mode", Bool, default=False, example=True, ge="ge.exec.profilingMode",
+        help="Records with torch.profiler, and writes traces and a table of operators; profiling_options sets what "
+             "is recorded and where it goes. A step ends with optimizer.step() or msctx.step()."),
+    session_option("profiling_options", Text, ge="ge.exec.profilingOptions", content="PROFILING",
+        default='{"output":"./","training_trace":"on","task_time":"on","hccl":"on","aicpu":"on",'
+                '"aic_metrics":"PipeUtilization","msproftx":"off"}',
+        example='{"output":"profiles","training_trace":"on","task_trace":"on"}',
+        help="What profiling_mode records, as a JSON object in text. output: the directory. training_trace: steps. "
+             "task_trace (or task_time): a table of operators, without shapes for l0. aicpu: Python's stacks. hccl, msproftx: "
+             "communication and the program's own ranges, which the trace has in any case. fp_point, bp_point: no counterpart. "
+             "aic_metrics: counters of an NPU. storage_limit caps the files. A key that is left out is off; a text "
+             "with neither trace has both on."),
+    session_option("op_execute_timeout", Int(1, 2**32 - 1), example=90, ge="ge.exec.opExecuteTimeout",
+        help="Seconds that a single operator may run: the session's word for op_timeout. Unset, the device's own limit "
+             "holds."),
+    extension("check_bprop_values", Bool, example=True,
+        help="With check_bprop=True: the gradients of each hand-written backward function are also compared with differences of its "
+             "forward by torch.autograd.gradcheck, in float64 and along a random direction, when it is called; a difference is an "
+             "error. The functions must be smooth; those that cannot compute in float64 are left out with a warning."),
+    extension("dump_format", Choice({
+            "mindspore": "MindSpore's Dump: rank_0/Net/0/STEP/TYPE.NAME….npy and statistic.csv",
+            "msprobe": "msProbe's: stepN/rankR/dump.json, construct.json, stack.json and dump_tensor_data/*.pt",
+        }), default="mindspore", example="msprobe",
+        help="The layout of the files of session.enable_dump and dump_config, for the tools of MindSpore or msProbe."),
+    extension("dump_config", Path, example="dump.json", content="DUMP_CONFIG",
+        help="MindSpore's JSON file for dumps (common_dump_settings, e2e_dump_settings), instead of session.enable_dump and the "
+             "options beside it: it dumps operators as tensors or statistics, looks for overflow, or saves the inputs of an operator "
+             "that raises."),
+    extension("replica_check", Int(0, 2**31 - 1), example=50,
+        help="Compares the bits of the parameters of data-parallel models given to ctx.watch(model) between the ranks, every so many "
+             "steps. The ranks gather digests, a collective. A warning names the first parameter that differs, and the ranks. 0 "
+             "compares nothing."),
+    session_option("quant_dumpable", TextFlag, default="0", example="1", ge="ge.quant_dumpable",
+        help='"1" keeps the input of each quantisation as a separate tensor, so that dumps contain it, instead of letting '
+             "fusion remove it."),
+)
+# fmt: on
+
+RULES: tuple[Rule, ...] = (
+    *(Overrides(When(name, TRUE), When("dump_config"), always=True) for name in ("session.enable_dump", "enable_dump_debug")),
+    *(Overrides(When("dump_config"), When(name, (False,))) for name in ("session.enable_dump", "enable_dump_debug")),
+    Overrides(When("enable_exception_dump", (0, 1, 2)), When("exception_dump", ("0", "1", "2"))),
+    Excludes(When("session.enable_dump"), When("enable_dump_debug")),
+    Needs(When("session.enable_dump"), (When("dump_path"),), "error"),
+    Needs(When("enable_dump_debug"), (When("dump_path"),), "error"),
+    *(
+        Needs(When(name), (When("session.enable_dump", TRUE),), "inert")
+        for name in ("dump_mode", "dump_step", "dump_data", "dump_layer")
+    ),
+    *(
+        Needs(When(name), (When("session.enable_dump", TRUE), DUMPS_BY_FILE), "inert")
+        for name in ("dump_format", "quant_dumpable")
+    ),
+    Needs(When("dump_debug_mode"), (When("enable_dump_debug", TRUE),), "inert"),
+    Needs(When("dump_path"), (When("session.enable_dump", TRUE), When("enable_dump_debug", TRUE)), "inert"),
+    Needs(When("profiling_options"), (When("profiling_mode", TRUE),), "inert"),
+    Needs(When("env_config_path.rdr.mode"), (When("env_config_path.rdr.enable", TRUE),), "inert"),
+    Needs(When("env_config_path.rdr.path"), (When("env_config_path.rdr.enable", TRUE),), "inert"),
+    Needs(When("check_bprop_values"), (When("check_bprop", TRUE),), "inert"),
+    Forbids(When("profiling_options"), When("profiling_mode", (False,)), "off", "profiling_mode is off"),
+)
 
 OBSERVERS = (
     "session.enable_dump",
@@ -44,13 +186,14 @@ def translate(on: On) -> Outcomes:
             **dict.fromkeys(("enable_dump_debug", "dump_debug_mode"), _overflowing),
             "dump_path": _dump_path,
             "dump_config": _dump_config,
+            "quant_dumpable": _quant_dumpable,
             **dict.fromkeys(("enable_exception_dump", "exception_dump"), _enable_exception_dump),
-            "env_config_path": _env_config_path,
+            "env_config_path": lambda on, setting: honoured(reason="its keys are options of their own"),
             **dict.fromkeys(("env_config_path.rdr.enable", "env_config_path.rdr.mode", "env_config_path.rdr.path"), _recording),
             **dict.fromkeys(("op_timeout", "op_execute_timeout"), _op_timeout),
-            "print_file_path": _print_file_path,
-            "replica_check": _replica_check,
-            "check_bprop": _check_bprop,
+            "print_file_path": lambda on, setting: honoured({"observers.print_file": setting.value}),
+            "replica_check": lambda on, setting: honoured({"observers.replicas": setting.value or None}),
+            "check_bprop": lambda on, setting: _checks({"observers.check_bprop": setting.value}),
             "check_bprop_values": _check_bprop_values,
             "profiling_mode": _profiling_mode,
             "profiling_options": _profiling_options,
@@ -170,6 +313,12 @@ def _dump_config(on: On, setting: Setting) -> Outcome:
     return replace(outcome, reason="; ".join([outcome.reason, *left]))
 
 
+def _quant_dumpable(on: On, setting: Setting) -> Outcome:
+    is_on = setting.value == "1"
+    found = {"torch.inductor.marks_quantized_inputs": is_on} | apart(on)
+    return approximated(found, LEFT_TO_NPU) if on.device == "ascend" and is_on else honoured(found)
+
+
 def _enable_exception_dump(on: On, setting: Setting) -> Outcome:
     """Both are one notion."""
     level = int(setting.value)
@@ -179,10 +328,6 @@ def _enable_exception_dump(on: On, setting: Setting) -> Outcome:
     outcome = _seen(on, {"observers.errors": ErrorDump(level)} | by_cann)
     more = [NO_WORKSPACE, *([BY_CANN] if by_cann else [])] if outcome.assignments else []
     return replace(outcome, reason="; ".join([outcome.reason, *more]))
-
-
-def _env_config_path(on: On, setting: Setting) -> Outcome:
-    return honoured(reason="its keys are options of their own")
 
 
 def _recording(on: On, setting: Setting) -> Outcome:
@@ -218,19 +363,7 @@ def _op_timeout(on: On, setting: Setting) -> Outcome:
     )
 
 
-def _print_file_path(on: On, setting: Setting) -> Outcome:
-    return honoured({"observers.print_file": setting.value})
-
-
-def _replica_check(on: On, setting: Setting) -> Outcome:
-    return honoured({"observers.replicas": setting.value or None})
-
-
 ROUNDED_OFF = "torch_npu casts to float64 give float32, in which small differences are rounded off"
-
-
-def _check_bprop(on: On, setting: Setting) -> Outcome:
-    return _checks({"observers.check_bprop": setting.value})
 
 
 def _check_bprop_values(on: On, setting: Setting) -> Outcome:

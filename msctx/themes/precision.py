@@ -7,9 +7,122 @@ from dataclasses import replace
 from typing import Any
 
 from msctx.options import Setting, operators
+from msctx.options.kinds import Bool, Choice, Path
+from msctx.options.operators import Operators
+from msctx.options.option import ASCEND, ATC, UNSET, Option, session_option
 from msctx.options.precision_rules import ACCELERATE, CHOOSABLE, INDEXED, OF_CANN, PRECISION, colour_of, mode_of, text_of
+from msctx.options.rules import Excludes, Forbids, Needs, Overrides, Rule, When
 from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, by_entry, honoured, inert, refused
 from msctx.themes.common import PINNED
+
+MIXED = (
+    When("precision_mode", ("allow_mix_precision", "allow_mix_precision_fp16", "allow_mix_precision_bf16")),
+    When("precision_mode_v2", ("mixed_float16", "mixed_bfloat16", "mixed_hif8")),
+)
+PRECISION_MODES = (
+    *("force_fp16", "force_fp32", "cube_fp16in_fp32out", "allow_fp32_to_fp16", "allow_fp32_to_bf16"),
+    *("allow_mix_precision", "allow_mix_precision_fp16", "allow_mix_precision_bf16", "must_keep_origin_dtype"),
+)
+PRECISION_MODES_V2 = ("fp16", "origin", "cube_fp16in_fp32out", "mixed_float16", "mixed_bfloat16", "mixed_hif8", "cube_hif8")
+IMPLMODE_LIST = When(
+    "atc.builtin_impl_mode_ini",
+    ("high_precision.ini", "high_performance.ini", "high_precision_for_all.ini", "high_performance_for_all.ini"),
+)
+
+# fmt: off
+OPTIONS = (
+    Option("enable_reduce_precision", Bool, default=True, example=False,
+        help="What happens when an operator has no kernel for the dtype of its input: true runs it in the nearest dtype "
+             "that has one and casts back, with a warning; false lets the error through."),
+    Option("precision_mode", Choice({
+            "force_fp16": "float16 for every operator that can; for inference",
+            "force_fp32": "float32 for every operator; what matrix operators are given in float16 gives float32",
+            "cube_fp16in_fp32out": "matrix operators read float16, also of float32, and give float32; all else as force_fp32",
+            "allow_fp32_to_fp16": "matrix operators in float16, others only where float32 has no kernel",
+            "allow_fp32_to_bf16": "matrix operators in bfloat16, others only where float32 has no kernel",
+            "allow_mix_precision": "autocast to float16, by lists of operators",
+            "allow_mix_precision_fp16": "autocast to float16, by lists of operators; the clearer name",
+            "allow_mix_precision_bf16": "autocast to bfloat16, by lists of operators",
+            "must_keep_origin_dtype": "no casts at all, also none of an enclosing autocast",
+        }, hints={
+            "bf16": "allow_mix_precision_bf16", "bfloat16": "allow_mix_precision_bf16", "amp": "allow_mix_precision_bf16",
+            "fp16": "allow_mix_precision_fp16", "float16": "allow_mix_precision_fp16", "half": "allow_mix_precision_fp16",
+            "fp32": "force_fp32", "float32": "force_fp32",
+        }), example="allow_mix_precision_bf16", groups=("ascend_config", "session"),
+        also=("device_context.ascend.op_precision.precision_mode",), ge="ge.exec.precision_mode", source=ASCEND,
+        help="In which dtype the operators of a whole program compute. It excludes precision_mode_v2. CANN's own choice, "
+             "where nobody makes one, depends on the chip and on whether it trains or infers. The words are MindSpore's; "
+             "spelled session.precision_mode, or in ge_options, force_fp32 is cube_fp16in_fp32out, and allow_fp32_to_bf16 "
+             "keeps float32, as CANN's page has it."),
+    Option("op_precision_mode", Path, example="op_precision.ini", groups=("ascend_config", "session", "atc"),
+        also=("device_context.ascend.op_precision.op_precision_mode",), ge="ge.exec.op_precision_mode",
+        content="OP_PRECISION_MODE", source=ASCEND,
+        help="An .ini file that gives single operators, by type or by name, a mode of computing: high_precision, "
+             "high_performance, support_out_of_bound_index (check the indices of gather and scatter) and others. It wins "
+             "over op_select_implmode and optypelist_for_implmode."),
+    session_option("precision_mode_v2", Choice({
+            "fp16": "as force_fp16: float16 for every operator that can",
+            "origin": "as must_keep_origin_dtype: no casts at all",
+            "cube_fp16in_fp32out": "matrix operators read float16, also of float32, and give float32; all else float32",
+            "mixed_float16": "autocast to float16, by lists of operators",
+            "mixed_bfloat16": "autocast to bfloat16, by lists of operators",
+            "mixed_hif8": "autocast to HiFloat8, a dtype that torch does not have",
+            "cube_hif8": "matrix operators in HiFloat8, a dtype that torch does not have",
+        }, hints={
+            "bf16": "mixed_bfloat16", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16", "fp32": "origin",
+        }), example="mixed_bfloat16", ge="ge.exec.precision_mode_v2",
+        help="precision_mode in newer words. Excludes precision_mode."),
+    session_option("modify_mixlist", Path, example="mixlist.json", ge="ge.exec.modify_mixlist", content="MIXLIST",
+        help="A JSON file that moves operators between the lists of mixed precision: those that are lowered (white-list), "
+             "those kept (black-list) and those that go on in the dtype of the operator before them (gray-list): the widest "
+             "of what operators have computed, which weights follow. Needs one of the mixed modes."),
+    session_option("customize_dtypes", Path, example="dtypes.cfg", ge="ge.customizeDtypes", content="CUSTOMIZE_DTYPES",
+        help="A .cfg file that fixes the dtypes of inputs and outputs of single operators, by name or by type, against "
+             "precision_mode. Without effect where casts are forbidden altogether."),
+    Option("op_select_implmode", Choice({
+            "high_precision": "accurate: wider accumulation, exact formulas; for a chosen list of operators",
+            "high_performance": "fast; for a chosen list of operators",
+            "high_precision_for_all": "accurate, for every operator that has the choice",
+            "high_performance_for_all": "fast, for every operator that has the choice",
+        }), default="high_performance", example="high_precision", defaults={"session": UNSET}, groups=("session", "atc"),
+        ge="ge.opSelectImplmode", source=ATC,
+        help="Whether operators that have an accurate and a fast way to compute take the one or the other. CANN keeps the "
+             "lists (atc.builtin_impl_mode_ini); those for all may change between releases. Deprecated in favour of "
+             "op_precision_mode, which wins."),
+    Option("optypelist_for_implmode", Operators, example="Pooling,SoftmaxV2", groups=("session", "atc"),
+        ge="ge.optypelistForImplmode", source=ATC,
+        help="The types of operators, in Ascend's words, to which op_select_implmode (high_precision or high_performance) "
+             "is limited. Deprecated with it in favour of op_precision_mode, which wins."),
+    Option("atc.builtin_impl_mode_ini", Choice({
+            "high_precision.ini": "the operators that high_precision makes accurate",
+            "high_performance.ini": "the operators that high_performance makes fast",
+            "high_precision_for_all.ini": "the operators that high_precision_for_all makes accurate",
+            "high_performance_for_all.ini": "the operators that high_performance_for_all makes fast",
+            "all_ops_impl_mode.ini": "every operator that has the choice, with its modes",
+        }), example="high_precision.ini", source=ATC,
+        help="One of the lists that CANN ships of operators and their modes of computing, by the name of its file. The "
+             "lists are read-only: copy one, edit the copy and name it with op_precision_mode."),
+)
+# fmt: on
+
+RULES: tuple[Rule, ...] = (
+    Overrides(When("op_precision_mode"), When("op_select_implmode")),
+    Overrides(When("op_precision_mode"), IMPLMODE_LIST),
+    Overrides(When("op_precision_mode"), When("optypelist_for_implmode"), always=True),  # which does nothing by itself,
+    Overrides(When("op_select_implmode"), IMPLMODE_LIST),
+    Excludes(When("precision_mode"), When("precision_mode_v2")),
+    Needs(When("modify_mixlist"), MIXED),
+    Needs(When("optypelist_for_implmode"), (When("op_select_implmode", ("high_precision", "high_performance")),)),
+    Forbids(
+        When("customize_dtypes"),
+        When("precision_mode", ("must_keep_origin_dtype",)),
+        "inert",
+        "precision_mode=must_keep_origin_dtype forbids every cast",
+    ),
+    Forbids(
+        When("customize_dtypes"), When("precision_mode_v2", ("origin",)), "inert", "precision_mode_v2=origin forbids every cast"
+    ),
+)
 
 MODES = ("precision_mode", "precision_mode_v2")
 FILES = ("modify_mixlist", "customize_dtypes", "op_precision_mode")

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Annotated
 
 from msctx.options import Setting
-from msctx.options.conv_rules import DIRECTIONS, PRODUCT, asked_by
+from msctx.options.conv_rules import DIRECTIONS, PRODUCT, PRODUCTS, RulesKind, asked_by
+from msctx.options.kinds import Bool, Choice
+from msctx.options.option import DEVICES, ascend_option, extension, gpu_option
+from msctx.options.rules import Rule
 from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, refused
 from msctx.themes.common import DIGITS, with_graphs
 from msctx.themes.convolution import (
     ALGORITHMS,
     CHOOSING,
+    MEASURED,
     NO_OTHER,
+    NORMAL,
     ON_CPU_ALONE,
     ON_NPU,
     OPEN,
+    PERFORMANCE,
+    REFERENCE,
     asked_of,
     assignments_of,
     conv_policy,
@@ -25,6 +33,63 @@ from msctx.themes.convolution import (
     only_records,
     unmeasured,
 )
+
+JAX = {
+    "F32_F32_F32": "strict",
+    "BF16_BF16_F32_X3": "bf16x3",
+    "BF16_BF16_F32_X6": "bf16x6",
+    "BF16_BF16_F32_X9": "bf16x9",
+    "TF32_TF32_F32": "tf32",
+}
+"""The same in JAX's words (jax.lax.DotAlgorithmPreset)."""
+
+# fmt: off
+OPTIONS = (
+    gpu_option("matmul_algo", Choice({
+            "normal": NORMAL,
+            "performance": PERFORMANCE,
+            "strict": "products of the values themselves, added in one order",
+            "fp16x3": "three products of two float16 parts of each value, on a matrix unit; float32's errors",
+            "int8x6": "six products of three 8-bit digits of each value, on a matrix unit",
+            "bf16x6": "six products of three bfloat16 parts of each value, of any exponents",
+            "bf16x9": "all nine products of three bfloat16 parts of each value",
+            "bf16x3": "three products of two bfloat16 parts: 16 bits of each value",
+            "tf32": "of values rounded to 11 bits or more, on a matrix unit",
+            "reference": REFERENCE,
+        }, JAX, MEASURED), default="normal", example="strict", source="msctx", devices=DEVICES,
+        help="How matrix products are computed: mm, addmm, bmm, baddbmm, mv and addmv, and so what linear, matmul, einsum "
+             "and LSTM cells call, forward and backward. A product that the named way does not support runs torch's own "
+             "path, with a warning. On CUDA torch's own flags decide, and performance measures in compiled code "
+             "alone. An NPU has fp16x3 and strict."),
+    gpu_option("conv_allow_tf32", Bool, default=True, example=False, also=("device_context.gpu.op_precision.conv_allow_tf32",),
+        help="Whether float32 convolutions may round their operands to TF32 (10 bits of mantissa) to run on tensor cores. "
+             "Unset, CUDA follows torch's own flag and the CPU never rounds."),
+    gpu_option("matmul_allow_tf32", Bool, default=False, example=True,
+        also=("device_context.gpu.op_precision.matmul_allow_tf32",),
+        help="Whether float32 matrix products may round their operands to TF32 (10 bits of mantissa) to run on tensor cores, or "
+             "on a CPU's matrix unit, where that is expected to be faster."),
+    ascend_option("matmul_allow_hf32", Bool, default=False, example=True,
+        also=("device_context.ascend.op_precision.matmul_allow_hf32",),
+        help="Whether float32 matrix products may compute in HF32, the NPU's shortened float32 (11 bits of mantissa). "
+             "NVIDIA's format is another one: see matmul_allow_tf32."),
+    ascend_option("conv_allow_hf32", Bool, default=True, example=False,
+        also=("device_context.ascend.op_precision.conv_allow_hf32",),
+        help="Whether float32 convolutions may compute in HF32, the NPU's shortened float32 (11 bits of mantissa). NVIDIA's "
+             "format is another one: see conv_allow_tf32."),
+    extension("allow_fp32_emulation", Bool, example=False,
+        help="Whether msctx's own kernels may compute float32 products from parts of the values on a matrix unit (AMX, or an NPU's), "
+             "with sums in float32 and errors like those of float32's own (choices() has each one's bound); values that the "
+             "parts cannot carry (Inf, NaN) are computed in float32. Unset they may; false asks for products in float32 "
+             "alone, even where conv_allow_tf32 or matmul_allow_tf32 is set, on CUDA too."),
+    extension("matmul_algo_rules", Annotated[str, RulesKind(PRODUCTS)],
+        example={"encoder.*": "bf16x6", "input=*x4096": "strict"}, devices=("cpu", "ascend"),
+        help="matmul_algo for single products, by module path or by problem; a rule wins over matmul_algo. The first rule that "
+             "matches decides. Module paths are known for the weights of models given to ctx.watch(model); the fields of a "
+             "problem are those that choices() shows."),
+)
+# fmt: on
+
+RULES: tuple[Rule, ...] = ()
 
 PAST_THE_HOOK = (
     "holds for mm, addmm, bmm, baddbmm, mv and addmv and what calls them; attention's own kernels and products that inductor "

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from msctx.options import Setting
-from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, as_it_is, honoured, refused
+from msctx.options.kinds import Choice, Path
+from msctx.options.option import Option, extension, session_option
+from msctx.options.rules import NOT_MEASURED, TRUE, Forbids, Needs, Rule, When
+from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, refused
 from msctx.themes.common import (
     BUCKETS,
     GRAPHS,
@@ -19,8 +22,60 @@ from msctx.themes.common import (
     recorded_in,
     tuner,
 )
-from msctx.themes.convolution import assignments_of, obstacle
+from msctx.themes.convolution import asked, assignments_of, detail, obstacle
 from msctx.themes.graph import compilation
+
+# fmt: off
+OPTIONS = (
+    Option("aoe_tune_mode", Choice({
+            "online": "variants of kernels are measured while the program runs",
+            "offline": "nothing is measured; problems are recorded in work_path, for performance",
+        }), example="online", also=("device_context.ascend.op_tuning.aoe_tune_mode",),
+        help="Automatic tuning of kernels, now or later; aoe_config.job_type sets what is tuned."),
+    Option("aoe_config.job_type", Choice({
+            "1": "sub-graphs: how operators are grouped and fused",
+            "2": "single operators, such as matrix products and convolutions",
+        }, {1: "1", 2: "2"}), default="2", example="1", also=("device_context.ascend.op_tuning.aoe_job_type",),
+        help="What aoe_tune_mode tunes."),
+    session_option("aoe_mode", Choice({
+            "1": "sub-graphs: how operators are grouped and fused",
+            "2": "single operators, such as matrix products and convolutions",
+            "3": "known to older CANN alone",
+            "4": "the size of the buckets in which gradients are reduced",
+        }, {1: "1", 2: "2", 3: "3", 4: "4"}), example="2", ge="ge.jobType",
+        help="What is tuned automatically."),
+    session_option("work_path", Path, default="./", example="tuning", ge="ge.tuningPath",
+        help="The directory for the results of aoe_mode, and for what aoe_tune_mode=offline records; it must exist and be writable."),
+    session_option("aoe_config_file", Path, example="aoe.json", ge="ge.aoe_config_file", content="AOE",
+        help="A JSON file that narrows aoe_mode to operators by name or type, and sets how hard to search "
+             "(tune_optimization_level O1 or O2)."),
+    extension("tuning_file", Path, example="tuning.json", devices=("cpu", "cuda"), is_output=True,
+        help="The file in which performance finds what was measured before, and keeps what it measures, in place of the one "
+             "in the cache: to be committed beside an experiment, so that the next run makes the same choices and measures "
+             "nothing. It need not be there yet, nor its folder. A relative path in a YAML file is meant from the folder of "
+             "that file."),
+)
+# fmt: on
+
+RULES: tuple[Rule, ...] = (
+    Needs(When("aoe_config.job_type"), (When("aoe_tune_mode"),), "inert"),
+    Needs(When("work_path"), (When("aoe_mode"), When("aoe_tune_mode", ("offline",))), "inert"),
+    Needs(When("aoe_config_file"), (When("aoe_mode"),), "inert"),
+    Forbids(When("aoe_tune_mode", ("online",)), When("deterministic", ("ON",)), "inert", NOT_MEASURED),
+    Forbids(When("aoe_mode"), When("deterministic", ("ON",)), "inert", NOT_MEASURED),
+    Forbids(
+        When("aoe_tune_mode", ("offline",)),
+        When("aoe_mode"),
+        "inert",
+        "aoe_mode tunes while the program runs",
+    ),
+    Forbids(
+        When("aoe_tune_mode", ("offline",)),
+        When("batch_invariant", TRUE),
+        "inert",
+        "under batch_invariant=True no measurement is used: each batch size has one of its own",
+    ),
+)
 
 TUNING = ("aoe_tune_mode", "aoe_mode")
 ELSEWHERE = "inductor measures how operators are fused on CUDA alone"
@@ -49,6 +104,7 @@ def translate(on: On) -> Outcomes:
             "aoe_config.job_type": _tuning,
             "aoe_config_file": _tuning,
             "work_path": _tuning,
+            "tuning_file": _tuning_file,
         }
     )
 
@@ -95,3 +151,11 @@ def _offline(on: On) -> Outcome:
     if why := obstacle(on):
         return refused(why)
     return honoured(assignments_of(on), FOR_LATER.format(PROBLEM[on.device]))
+
+
+def _tuning_file(on: On, setting: Setting) -> Outcome:
+    if not any(name == "performance" for _, name in asked(on)):
+        return inert("no algorithm is asked for as performance: nothing else is tuned")
+    if on.get("batch_invariant"):
+        return inert("batch_invariant=True: each batch would have an entry of its own, and so none is used")
+    return detail(on)

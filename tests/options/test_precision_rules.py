@@ -16,7 +16,7 @@ from msctx.options.precision_rules import (
     precision_of,
     text_of,
 )
-from msctx.options.rules import PRECISION_MODES, PRECISION_MODES_V2
+from msctx.themes.precision import PRECISION_MODES, PRECISION_MODES_V2
 
 
 def rules(**asked):

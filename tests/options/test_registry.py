@@ -16,8 +16,9 @@ from samples import example
 from msctx.errors import Diagnostic, OptionError
 from msctx.options import DEVICES, GROUPS, NAMESPACES, OPTIONS, UNSET, Layer, find, make_layer, option_of
 from msctx.options.kinds import Size
-from msctx.options.registry import FAMILIES, named
+from msctx.options.registry import named
 from msctx.options.yamlfile import load
+from msctx.themes import THEMES
 
 SPELLINGS = [spelling for option in OPTIONS.values() for spelling in option.spellings]
 
@@ -48,7 +49,7 @@ def test_declarations_are_complete_and_their_values_are_taken_in_their_final_for
 
 def test_every_spelling_is_unique_and_leads_to_its_option() -> None:
     assert len(SPELLINGS) == len(set(SPELLINGS))
-    assert len(OPTIONS) == sum(len(family.OPTIONS) for family in FAMILIES), "no name is declared twice"
+    assert len(OPTIONS) == sum(len(theme.OPTIONS) for theme in THEMES), "no name is declared twice"
     for option in OPTIONS.values():
         for spelling in option.spellings:
             assert find(spelling) is option_of(spelling) is option

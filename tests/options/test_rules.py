@@ -13,6 +13,7 @@ import msctx
 from msctx.errors import OptionError
 from msctx.options import OPTIONS, Settings, conv_rules, make_layer, rules
 from msctx.plan import Row
+from msctx.themes.precision import PRECISION_MODES, PRECISION_MODES_V2
 
 pytestmark = pytest.mark.filterwarnings("ignore::msctx.MsctxWarning")
 
@@ -50,8 +51,8 @@ def test_rules_name_options_and_values_that_exist() -> None:
             for value in when.values:
                 found = make_layer({when.name: value}, "test").settings[when.name].value
                 assert (type(found), found) == (type(value), value), rule
-    assert set(rules.PRECISION_MODES) == set(OPTIONS["precision_mode"].choices)
-    assert set(rules.PRECISION_MODES_V2) == set(OPTIONS["precision_mode_v2"].choices)
+    assert set(PRECISION_MODES) == set(OPTIONS["precision_mode"].choices)
+    assert set(PRECISION_MODES_V2) == set(OPTIONS["precision_mode_v2"].choices)
 
 
 @pytest.fixture
