@@ -12,7 +12,6 @@ import hashlib
 import os
 import platform
 import shutil
-import struct
 import sys
 import tempfile
 import time
@@ -109,6 +108,15 @@ class Cache:
             for folder in self.root.glob(f"{PREFIX}*"):
                 shutil.rmtree(folder, ignore_errors=True)
 
+    def close(self) -> None:
+        """Note the digests of new libraries, and keep the size within the limit."""
+        if "torch._inductor" in sys.modules:
+            for path in self.folder.rglob("*.so"):
+                if path.is_file() and not _digest_of(path).exists():
+                    with suppress(OSError, NativeError):  # such a library is compiled again
+                        cachedir.write(_digest_of(path), hashlib.sha256(path.read_bytes()).hexdigest().encode())
+        self.keep_within()
+
     def keep_within(self) -> None:
         """Remove the files that were idle for longest until the given percentage of the limit remains."""
         wanted, listed = self.wanted, []
@@ -147,19 +155,23 @@ def _sift(folder: Path) -> None:
                     key = path.name.partition(".")[0]
                     (folder / "locks").mkdir(exist_ok=True)
                     with FileLock(folder / "locks" / f"{key}.lock", timeout=0):  # torch's
-                        for part in [path, *path.parent.glob(f"{key}.main.*")]:
+                        for part in {path, _digest_of(path), *path.parent.glob(f"{key}.main.*")}:
                             shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a module of torch's has the hash that it is named after, and a library all of its sections."""
+    """Whether a module of torch's has the hash that it is named after, and a library the one that is noted beside it."""
     if not path.is_file():
         return False
     data = path.read_bytes()
     if path.suffix == ".py":
         return path.stem == f"c{base64.b32encode(hashlib.sha256(data.strip()).digest())[:51].decode().lower()}"
-    (start,), (size, count) = struct.unpack_from("<Q", data.ljust(64), 40), struct.unpack_from("<HH", data.ljust(64), 58)
-    return data.startswith(b"\x7fELF") and start + size * count <= len(data)
+    beside = _digest_of(path)
+    return beside.is_file() and beside.read_bytes() == hashlib.sha256(data).hexdigest().encode()
+
+
+def _digest_of(library: Path) -> Path:
+    return library.with_name(f"{library.name}.sha256")
 
 
 def obstacle(wanted: CompileCache | None) -> str:
@@ -223,12 +235,12 @@ def load(state: State) -> None:
     if (inductor := sys.modules.get("torch._inductor.utils")) is not None:
         inductor.clear_caches()  # inductor writes code that it has loaded already to no second folder
     if leaving is not None and leaving is not current:
-        leaving.keep_within()
+        leaving.close()
 
 
 def _at_exit() -> None:
     if current is not None:
-        current.keep_within()
+        current.close()
     if own := _scratch.pop(os.getpid(), None):  # a forked process has its parent's entry, too
         shutil.rmtree(own, ignore_errors=True)
 

@@ -8,6 +8,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,22 @@ def a_folder_instead(path: Path) -> None:
     path.mkdir()
 
 
+def test_a_library_with_other_bytes_than_were_stored_is_removed(tmp_path: Path) -> None:
+    import_module("torch._inductor.utils")
+
+    kept = msctx.context(enable_compile_cache=True, compile_cache_path=str(tmp_path))
+    with kept:
+        libraries = [Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "ab" / f"c{name}.main.so" for name in "abc"]
+        libraries[0].parent.mkdir()
+        for library in libraries:
+            library.write_bytes(b"\x7fELF" + bytes(range(1, 200)))
+    libraries[0].write_bytes(b"\x7fELF" + bytes(199))  # as after a loss of power
+    libraries[1].with_name("cb.main.so.sha256").unlink()  # its process was killed
+    cache._sifted.clear()
+    with kept:
+        assert [library.exists() for library in libraries] == [False, False, True]
+
+
 @pytest.mark.full
 def test_what_is_damaged_is_compiled_again(run: Run, tmp_path: Path) -> None:
     code = "compiles(enable_compile_cache=True, compile_cache_path='kept')"
@@ -125,6 +142,7 @@ def test_what_is_damaged_is_compiled_again(run: Run, tmp_path: Path) -> None:
     kinds: list[tuple[str, Callable[[Path], object]]] = [
         (libraries, lambda path: os.truncate(path, path.stat().st_size // 2)),
         (libraries, lambda path: os.truncate(path, 0)),
+        (libraries, lambda path: path.write_bytes(path.read_bytes()[:64].ljust(path.stat().st_size, b"\0"))),
         (libraries, a_folder_instead),
         (modules, lambda path: path.write_text("def (")),
         (modules, lambda path: os.truncate(path, 0)),
@@ -177,7 +195,7 @@ def test_the_folder_of_the_environment_counts_where_none_is_named(tmp_path: Path
 
 def fill(folder: Path) -> list[Path]:
     """Files of a megabyte, last used so many minutes ago: those of the last 30 minutes stay."""
-    made = [folder / f"{number:02d}.so" for number in range(6)]
+    made = [folder / f"{number:02d}.o" for number in range(6)]
     for path, minutes in zip(made, (90, 300, 25, 200, 60, 1), strict=True):
         path.write_bytes(bytes(2**20))
         os.utime(path, (time.time() - 60 * minutes,) * 2)
