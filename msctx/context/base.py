@@ -59,17 +59,12 @@ def within(outer: Settings, own: tuple[Layer, ...]) -> Settings:
     return found[1]
 
 
-def bring() -> None:
-    """Import what planning and entering need and ``import msctx`` does without."""
-    locks.imported("msctx.context.ledger")
-
-
 def plan_here(settings: Settings, shown: Iterable[str] = ()) -> Plan:
     """What options come to on this machine; where one of those *shown* is a cap, with the memory that is free now."""
     key = devices.here(), os.environ.get(devices.CUBLAS)
     if (plan := settings.plans.get(key)) is not None:
         return cast(Plan, plan)
-    bring()
+    locks.imported("msctx.context.ledger")
     free = devices.free_memory() if any(name in SHOW_FREE for name in shown) else 0
     plan = plan_of(settings, replace(devices.facts(settings), free_memory=free))
     if not any(name in settings for name in CHANGING):

@@ -112,14 +112,7 @@ def memory_cap(name: str, module: Module, overhead: Callable[[int], int | None] 
                 raise SwitchError(too_small(cap, device, held, beside))
         return ""
 
-    return Switch(
-        name=name,
-        read=read,
-        write=write,
-        state=(save, load),
-        satisfied=satisfied,
-        blocked=blocked,
-    )
+    return Switch(name=name, read=read, write=write, state=(save, load), satisfied=satisfied, blocked=blocked)
 
 
 UNKNOWN = (

@@ -66,7 +66,7 @@ SWITCHES = (
         read=_read,
         write=_write,
         state=(lambda: calls.compilation, _write),
-        satisfied=lambda wanted: _read() == (wanted and asdict(wanted)),
+        satisfied=lambda wanted: bool(calls.compilation == wanted),
     ),
     Switch(name="graph.modules", read=calls.are_compiled, write=calls.compile_modules, state=(calls.found, calls.put_back)),
     Switch(name="graph.grad_for_scalar", read=lambda: gradients.for_scalars, write=_for_scalars),

@@ -16,13 +16,7 @@ from msctx.switches.base import Switch
 def _convolution(name: str) -> Switch:
     place = name.rpartition(".")[2]
     here = conv_policy.PLACES[place]
-    return Switch(
-        name=name,
-        read=here.read,
-        write=here.write,
-        state=(here.take, here.write),
-        satisfied=here.is_in_force,
-    )
+    return Switch(name=name, read=here.read, write=here.write, state=(here.take, here.write), satisfied=here.is_in_force)
 
 
 def _precision(name: str) -> Switch:

@@ -187,12 +187,7 @@ SWITCHES = (
         write=_C._set_multithreading_enabled,
         scope="thread",
     ),
-    Switch(
-        name="torch.default_device",
-        read=_read_default_device,
-        write=torch.set_default_device,
-        scope="thread",
-    ),
+    Switch(name="torch.default_device", read=_read_default_device, write=torch.set_default_device, scope="thread"),
     Switch(name="torch.nn.max_call_depth", read=lambda: _CallDepth.limit, write=_CallDepth.write),
     Switch(name="torch.default_dtype", read=lambda: str(torch.get_default_dtype())),
     Switch(name="torch.grad_enabled", read=torch.is_grad_enabled),

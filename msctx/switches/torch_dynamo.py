@@ -89,12 +89,5 @@ def _load(state: tuple[Any, Any, bool]) -> None:
 
 
 SWITCHES = (
-    Switch(
-        name="torch.dynamo.apart",
-        read=_read,
-        write=_write,
-        scope="thread",
-        state=(_save, _load),
-        satisfied=_is_satisfied,
-    ),
+    Switch(name="torch.dynamo.apart", read=_read, write=_write, scope="thread", state=(_save, _load), satisfied=_is_satisfied),
 )

@@ -175,33 +175,17 @@ def _cache_dir() -> str:
 NO_EMPTY_LIST = "CANN has no word for an empty list"
 
 
-def _list_of_types(name: str, key: str) -> Switch:
-    """The list to which op_select_implmode is limited, which is idle once the mode is back. ``None``: the mode is for all."""
+ALWAYS_ON = "torch_npu cannot switch it off again"
 
-    def blocked(value: str | None) -> str:
-        return f"op_select_implmode is limited to {_get(key)}, set before: {NO_EMPTY_LIST}" if value is None else ""
 
+def _once_set(name: str, key: str, lasts: str, blocked: str) -> Switch:
+    """An option without a word for unset. *blocked*: why ``None``, as others have it, cannot come back; ``{}`` is what is set."""
     return Switch(
         name=name,
         read=lambda: _get(key),
         write=lambda value: None if value is None else _set(key, value),
-        restore=NO_EMPTY_LIST,
-        blocked=blocked,
-    )
-
-
-def _checks_of_kernels(name: str, key: str) -> Switch:
-    """Whatever it is set to, torch_npu switches its debugged kernels on, and has no call that switches them off."""
-
-    def blocked(value: str | None) -> str:
-        return f"{_get(key)} is on in this process, and torch_npu cannot switch it off again" if value is None else ""
-
-    return Switch(
-        name=name,
-        read=lambda: _get(key),
-        write=lambda value: None if value is None else _set(key, value),
-        restore="torch_npu cannot switch it off again",
-        blocked=blocked,
+        restore=lasts,
+        blocked=lambda value: blocked.format(_get(key)) if value is None else "",
     )
 
 
@@ -383,19 +367,26 @@ SWITCHES = (
     synchronize_each_op("torch.npu.synchronize_each_op", npu),
     _hf32("torch.npu.matmul.allow_hf32", "matmul"),
     _hf32("torch.npu.conv.allow_hf32", "conv"),
-    Switch(
-        name="torch.npu.matmul.cube_math_type",
-        read=_cube_math_type,
-        write=_write_cube_math_type,
-    ),
+    Switch(name="torch.npu.matmul.cube_math_type", read=_cube_math_type, write=_write_cube_math_type),
     _option(
         "torch.npu.precision_mode",
         "ACL_PRECISION_MODE",
         lambda: "must_keep_origin_dtype" if has_float32_products() else "allow_fp32_to_fp16",
     ),
     _option("torch.npu.op_select_implmode", "ACL_OP_SELECT_IMPL_MODE", lambda: "high_performance"),
-    _list_of_types("torch.npu.optypelist_for_implmode", "ACL_OPTYPELIST_FOR_IMPLMODE"),
-    _checks_of_kernels("torch.npu.op_debug_option", "ACL_OP_DEBUG_OPTION"),
+    _once_set(
+        "torch.npu.optypelist_for_implmode",  # idle once the mode is back; None: the mode is for all operators
+        "ACL_OPTYPELIST_FOR_IMPLMODE",
+        NO_EMPTY_LIST,
+        f"op_select_implmode is limited to {{}}, set before: {NO_EMPTY_LIST}",
+    ),
+    # whatever it is set to, torch_npu switches its debugged kernels on
+    _once_set(
+        "torch.npu.op_debug_option",
+        "ACL_OP_DEBUG_OPTION",
+        ALWAYS_ON,
+        f"{{}} is on in this process, and {ALWAYS_ON}",
+    ),
     _option("torch.npu.op_debug_level", "ACL_OP_DEBUG_LEVEL", lambda: "0"),
     _folder("torch.npu.debug_dir", "ACL_DEBUG_DIR", _variable("ASCEND_WORK_PATH", ".")),
     _option("torch.npu.op_compiler_cache_mode", "ACL_OP_COMPILER_CACHE_MODE", _cache_mode),
@@ -411,14 +402,7 @@ SWITCHES = (
         read=_allows_internal_format,
         write=lambda on: _set("ALLOW_INTERNAL_FORMAT", "enable" if on else "disable"),
     ),
-    _starting(
-        Switch(
-            name="torch.npu.op_timeout",
-            read=_Timeout.read,
-            write=_Timeout.write,
-            blocked=_too_long,
-        )
-    ),
+    _starting(Switch(name="torch.npu.op_timeout", read=_Timeout.read, write=_Timeout.write, blocked=_too_long)),
     wait("torch.npu.event_sync_timeout", npu, "Event"),
     Switch(
         name="torch.npu.exception_dump",
@@ -434,6 +418,6 @@ SWITCHES = (
         write=_record_in,
         state=(_recorded.save, _record_again),
         satisfied=lambda folder: _recorded.placed({"folder": folder}) == _recorded.led,
-        restore="torch_npu cannot switch it off again",
+        restore=ALWAYS_ON,
     ),
 )

@@ -22,11 +22,7 @@ from torch import _C
 
 from msctx.switches.base import Switch
 
-_NODES = {
-    "generic": ("all",),
-    "cuda": ("all", "matmul", "conv", "rnn"),
-    "mkldnn": ("all", "matmul", "conv", "rnn"),
-}
+_NODES = {"generic": ("all",), "cuda": ("all", "matmul", "conv", "rnn"), "mkldnn": ("all", "matmul", "conv", "rnn")}
 
 Nodes = dict[tuple[str, str], str]
 
