@@ -1,8 +1,11 @@
 """Ctrl-C while settings are written or restored: it comes once that is done, and all is restored."""
 
 import dataclasses
+import random
 import signal
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ import torch
 import msctx
 from msctx.context import ledger
 from msctx.context.base import BASE
+from msctx.context.scopes import stack
 from msctx.signals import uninterrupted
 
 OPTIONS = {"deterministic": "ON", "runtime_num_threads": 1, "max_call_depth": 2000}
@@ -105,3 +109,39 @@ def test_a_handler_that_is_set_meanwhile_stays() -> None:
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, found)
+
+
+@pytest.mark.filterwarnings("ignore:the with-block at test_signals")
+def test_ctrl_c_at_any_call_of_entering_and_leaving(exact_state: State) -> None:
+    """It comes before, in the block, or once all is done: the settings are those from before."""
+
+    def interrupted_at(call: int) -> bool:
+        left = [call]
+
+        def count(frame: FrameType, event: str, argument: object) -> None:
+            # where __enter__ has returned, or __exit__ has not begun, Python itself leaves a with-block open
+            if (
+                event == "call"
+                and "/msctx/" in frame.f_code.co_filename
+                and frame.f_code.co_name not in ("__enter__", "__exit__")
+            ):
+                left[0] -= 1
+                if not left[0]:
+                    signal.raise_signal(signal.SIGINT)
+
+        sys.setprofile(count)
+        try:
+            with msctx.context(**OPTIONS):
+                pass
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.setprofile(None)
+        return False
+
+    before = exact_state()
+    calls = next(call for call in range(10, 9999, 10) if not interrupted_at(call))
+    for call in random.Random(0).choices(range(1, calls - 9), k=200):
+        assert interrupted_at(call)
+        assert exact_state() == before, call
+        assert not stack.scopes, call
