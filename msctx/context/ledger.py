@@ -71,13 +71,10 @@ def apply(wants: Mapping[str, Any], hold: Hold, *, strict: bool = False, fresh: 
     switches that were just set: a seed of the base is set again only then.
     """
     with LOCK, replacing() if HOOKS else nullcontext():
-        hold.late.clear()
-        hold.who = threading.current_thread()
+        hold.late, hold.who = {}, threading.current_thread()
         wanted = [s for n, want in wants.items() if (s := SWITCHES[n]).restore == "exact" or want is not AS_FOUND]
-        wanted = [
-            *(s for s in wanted if s.lasts),
-            *(s for s in wanted if not s.lasts),
-        ]  # another may make it too late for the first
+        early = [s for s in wanted if s.lasts]  # another switch may make it too late for them
+        wanted = [*early, *(s for s in wanted if not s.lasts)]
         leaving = [SWITCHES[name] for name in reversed(hold.records) if name not in wants]
         for switch in (*wanted, *leaving):
             _check_thread(switch, hold)
