@@ -10,6 +10,8 @@ import typer
 from msctx.cli import render
 from msctx.cli.output import Json, emit
 from msctx.errors import Diagnostic, OptionError
+from msctx.native import artifacts
+from msctx.native.cuda.manifest import ARCHS
 
 
 def build(
@@ -28,9 +30,6 @@ def build(
     json_: Json = False,
 ) -> None:
     """Build the native core now rather than when an option first needs it, load it, and check that PyTorch calls it."""
-    from msctx.native import artifacts
-    from msctx.native.cuda.manifest import ARCHS
-
     if arch and not cuda:
         raise OptionError([Diagnostic("--arch", "is given without --cuda", "build", suggestion="give both")])
     if wrong := [a for a in arch or [] if a not in ARCHS]:

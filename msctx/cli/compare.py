@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from msctx.cli import completion, render
 from msctx.cli.output import Json, print_json, print_text, write_new
 from msctx.errors import Diagnostic, FileError, OptionError
 from msctx.recorded import command_line
+from msctx.run.record import Record
 
 if TYPE_CHECKING:
     from msctx.compare.result import Result
@@ -106,7 +108,6 @@ def _folder(out: str | None) -> Path | None:
 
 def _write(found: Result, folder: Path) -> list[str]:
     from msctx.compare import report, result
-    from msctx.run.record import Record
 
     record = Record(folder.absolute())
     record.json("result.json", found.as_json())
@@ -124,7 +125,6 @@ def _bar() -> Iterator[Any]:
     if not console.is_terminal:
         yield lambda done, of, name: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as bar:

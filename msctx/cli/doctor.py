@@ -10,10 +10,13 @@ from pathlib import Path
 
 import typer
 
+from msctx import devices
 from msctx.cli import render
 from msctx.cli.output import NO_CANN, Json, emit
-from msctx.errors import named
+from msctx.errors import NativeError, named
 from msctx.inspection import library_version
+from msctx.native import build, compiler, core
+from msctx.native.cuda import nvrtc
 
 TESTED_TORCH = ("2.11.0", "2.13.0", "2.14.1")
 """The versions of torch that the test suite has really run with."""
@@ -72,8 +75,6 @@ def _torch() -> Iterator[Check]:
 def _cuda() -> Iterator[Check]:
     import torch
 
-    from msctx.native import core
-
     if not torch.backends.cuda.is_built():
         fix = "needs an NVIDIA GPU and the CUDA build of torch"
         if Path("/proc/driver/nvidia/version").exists():
@@ -90,8 +91,6 @@ def _cuda() -> Iterator[Check]:
 
 
 def _ascend() -> Iterator[Check]:
-    from msctx import devices
-
     version = library_version("torch-npu")
     if version is None:
         yield Check("ascend", "missing", "torch_npu is not installed", "needs an Ascend NPU with CANN: pip install torch_npu")
@@ -108,10 +107,6 @@ def _ascend() -> Iterator[Check]:
 
 
 def _compilers() -> Iterator[Check]:
-    from msctx.errors import NativeError
-    from msctx.native import compiler
-    from msctx.native.cuda import nvrtc
-
     for name, find, fix in (
         ("C++ compiler", compiler.find, "apt install g++ (for the native core alone)"),
         ("CUDA compiler", nvrtc.find, "for CUDA kernels of msctx's own alone: direct, and what performance takes"),
@@ -134,8 +129,6 @@ def _libraries() -> Iterator[Check]:
 
 
 def _native() -> Iterator[Check]:
-    from msctx.native import build, core
-
     if reason := build.obstacle():
         yield Check("native core", "missing", reason, "conv_fprop_algo and its like need it; everything else works without")
     elif (made := build.cached()) is None:

@@ -8,8 +8,11 @@ from typing import Annotated
 
 import typer
 
-from msctx.cli import completion
+from msctx.cli import completion, render
+from msctx.context.base import explain, refuse
 from msctx.errors import Diagnostic, MsctxError, OptionError
+from msctx.options.layers import flatten, presets
+from msctx.run.config import file_of, prepare_environment, read
 
 SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 """For typer: what begins with a dash is the command's own."""
@@ -31,9 +34,6 @@ def execute(
     That holds for what the command starts, too: torchrun, accelerate, spawned workers, `python -m`. It ends with the command's exit
     code. Python processes that run with -S, or in an environment without msctx, are not reached.
     """
-    from msctx.options.layers import presets
-    from msctx.run.config import file_of, prepare_environment, read
-
     own = [*takewhile(lambda word: "=" in word or word.endswith((".yaml", ".yml")) or word in presets(), words)]
     command = words[len(own) :][words[len(own) : len(own) + 1] == ["--"] :]
     if not command or command[0].startswith("-"):
@@ -43,8 +43,6 @@ def execute(
         )
     experiment = read(*file_of(own, "exec"))
     plan = prepare_environment(experiment)
-    from msctx.context.base import explain, refuse
-    from msctx.options.layers import flatten
     from msctx.run.execution import execute
 
     try:
@@ -52,7 +50,5 @@ def execute(
     except MsctxError:  # PyTorch, whose import would double the start, knows whether that is true
         refuse(plan := explain(experiment.settings))
     if verbose:
-        from msctx.cli import render
-
         render.show(render.console(sys.stderr), render.plan_page(plan))
     raise typer.Exit(execute(command, flatten(experiment.levels), strict=plan.strict))

@@ -8,10 +8,18 @@ from typing import Annotated
 
 import typer
 
+from msctx import migrate as migrating
+from msctx import reference
 from msctx.cli import completion, render
 from msctx.cli.output import Json, emit, emit_plan, print_json, print_text
+from msctx.cli.starter import write_implementations
+from msctx.context import explain as plan_of
 from msctx.errors import Diagnostic, OptionError
-from msctx.options import Option
+from msctx.options import OPTIONS, Option, find, is_dictionary
+from msctx.options.registry import named
+from msctx.reference import catalogue
+from msctx.run.config import file_of, read
+from msctx.schema import dump
 
 
 def explain(
@@ -32,9 +40,6 @@ def explain(
     json_: Json = False,
 ) -> None:
     """What options would do: value, origin, status, switches, and why an option is refused. Changes nothing."""
-    from msctx.context import explain as plan_of
-    from msctx.run.config import file_of, read
-
     if not words and not all_:
         raise OptionError([Diagnostic("", "give a file, options (key=value), or --all", "explain")])
     experiment = read(*file_of(words or (), "explain"))
@@ -42,7 +47,6 @@ def explain(
     if not all_:
         emit_plan(plan, json_)
         return
-    from msctx.reference import catalogue
 
     rows = catalogue(device or plan.main_device, experiment.settings)
     emit(rows, json_, lambda: render.catalogue_page(rows, device or plan.main_device))
@@ -63,10 +67,6 @@ def options(
     json_: Json = False,
 ) -> None:
     """The reference: all options in a table, or one with its values, devices, status, interactions and an example."""
-    from msctx import reference
-    from msctx.options import OPTIONS, find, is_dictionary
-    from msctx.options.registry import named
-
     if write_ini is not None:
         _write_list(named(name).name if name else "", write_ini, json_)
     elif name is None or (is_dictionary(name) and name not in OPTIONS):
@@ -87,8 +87,6 @@ def _searched(option: Option) -> str:
 
 
 def _write_list(option: str, file: str, json_: bool) -> None:
-    from msctx.cli.starter import write_implementations
-
     if option not in ("op_select_implmode", "op_precision_mode", "atc.builtin_impl_mode_ini"):
         raise typer.BadParameter("only op_select_implmode and op_precision_mode have a list to write", param_hint="--write-ini")
     path = str(write_implementations(file))
@@ -97,8 +95,6 @@ def _write_list(option: str, file: str, json_: bool) -> None:
 
 def schema(json_: Json = False) -> None:
     """The JSON Schema of experiment files, for editors: completion, hover texts and checks. Output is always JSON."""
-    from msctx.schema import dump
-
     print_text(dump().rstrip("\n"))
 
 
@@ -113,8 +109,6 @@ def migrate(
     json_: Json = False,
 ) -> None:
     """What a MindSpore script sets, as YAML and as a with-block, with a status for each option. Ends with 1 if it sets nothing."""
-    from msctx import migrate as migrating
-
     forms = {"yaml": migrating.as_yaml, "block": migrating.as_with_block}
     if as_ is not None and as_ not in forms:
         raise OptionError([Diagnostic("--as", f"{as_!r} is not a form", "migrate", ", ".join(forms))])

@@ -15,6 +15,7 @@ import typer
 from msctx.cli import render
 from msctx.errors import Diagnostic, FileError
 from msctx.plan import Plan
+from msctx.run.record import plain
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
@@ -45,8 +46,6 @@ def print_text(text: str) -> None:
 
 
 def print_json(data: Any) -> None:
-    from msctx.run.record import plain
-
     print_text(json.dumps(plain(data), indent=2))
 
 

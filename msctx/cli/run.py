@@ -10,7 +10,15 @@ import typer
 
 from msctx.cli import completion, render
 from msctx.cli.output import Json, emit, emit_plan, only_json, print_json, print_text
+from msctx.context import explain
+from msctx.context.base import refuse
 from msctx.errors import Diagnostic, OptionError
+from msctx.run import jobs, run_experiment
+from msctx.run import sweep as sweeping
+from msctx.run.config import prepare_environment, read, subject_of
+from msctx.run.entry import resolve
+from msctx.run.launch import launch
+from msctx.run.ranks import is_one_of_several, rank
 
 
 def run(
@@ -61,10 +69,6 @@ def run(
 
     With --nproc N, rank 0 reports, each rank has its own record in rank_0, rank_1 …, and ranks.json shows how each ended.
     """
-    from msctx.run.config import read, subject_of
-    from msctx.run.entry import resolve
-    from msctx.run.ranks import is_one_of_several, rank
-
     words = overrides or []
     source, of_subject = subject_of(file)
     experiment = read(source, [*of_subject, *words], need_entry=True)
@@ -72,9 +76,6 @@ def run(
     _refuse({} if nproc else {"--max-restarts": max_restarts}, "needs --nproc")
     _refuse({} if engine else {"--job": job}, "needs --engine")
     if sweep:
-        from msctx.run import jobs
-        from msctx.run import sweep as sweeping
-
         _refuse(of_nodes, "does not go with --sweep, whose points run on one node each")
         _refuse({"--sweep": is_one_of_several()}, "a sweep starts a process for each point: run it without torchrun")
         values = sweeping.read(sweep)
@@ -93,12 +94,8 @@ def run(
     _refuse({"--engine": engine, "--resume": resume}, "needs --sweep")
     if not nproc:
         _refuse(of_nodes, "needs --nproc")
-    from msctx.run.config import prepare_environment
 
     prepare_environment(experiment)
-    from msctx.context import explain
-    from msctx.context.base import refuse
-    from msctx.run.launch import launch
 
     if dry_run:
         plan = explain(experiment.settings)
@@ -125,9 +122,6 @@ def _refuse(given: dict[str, Any], why: str) -> None:
 
 def run_here(experiment: Any, out: str | None, json_: bool) -> None:
     """Run it in this process, which may be one of several; the first one reports."""
-    from msctx.run import run_experiment
-    from msctx.run.ranks import rank
-
     console = render.console(sys.stderr if json_ else sys.stdout)
     is_first = rank() == 0
     runs: list[Any] = []

@@ -8,6 +8,11 @@ import typer
 
 from msctx.cli import render
 from msctx.cli.output import Json, emit
+from msctx.context.base import BASE
+from msctx.inspection import diff as differences
+from msctx.inspection import read_record
+from msctx.inspection import state as read_state
+from msctx.run.config import read
 
 
 def state(
@@ -17,10 +22,6 @@ def state(
     json_: Json = False,
 ) -> None:
     """The whole numerics state of a fresh process: every switch of PyTorch and around it."""
-    from msctx.context.base import BASE
-    from msctx.inspection import state as read_state
-    from msctx.run.config import read
-
     with BASE.laid_under(read(None, overrides or ()).levels):
         found = read_state()
     emit(found, json_, lambda: render.pairs_table(found))
@@ -32,9 +33,6 @@ def diff(
     json_: Json = False,
 ) -> None:
     """How two states, or the states and environments of two runs, differ. Ends with 1 if they do."""
-    from msctx.inspection import diff as differences
-    from msctx.inspection import read_record
-
     found = differences(read_record(a), read_record(b))
     data = {key: {"a": x, "b": y} for key, (x, y) in found.items()}
     emit(data, json_, lambda: render.pairs_table(found, ("switch", a, b)) if found else "no differences")

@@ -11,6 +11,7 @@ import typer
 from msctx.cli import render
 from msctx.cli.output import Json, emit
 from msctx.native import tuning, tuning_file
+from msctx.run.config import read
 
 tune = typer.Typer(
     help="What performance has measured, or is to measure: show or clear the tuning file.",
@@ -40,8 +41,6 @@ def clear(file: File = None, json_: Json = False) -> None:
 def _place(file: str | None) -> Path:
     """The file that a command applies to: the one named, that of the option ``tuning_file``, or the one in the cache."""
     if file is None:
-        from msctx.run.config import read
-
         setting = read(None, ()).settings.get("tuning_file")
         file = setting.value if setting is not None else None
     return tuning_file.location(file)

@@ -6,10 +6,15 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from msctx.cli import completion, render
 from msctx.cli.output import Json, emit
 from msctx.errors import Diagnostic, OptionError
+from msctx.run.config import read, subject_of
+from msctx.run.ending import terminable
+from msctx.run.ranks import is_one_of_several
+from msctx.verify.runs import sides
 
 if TYPE_CHECKING:
     from msctx.verify.result import Result
@@ -40,11 +45,6 @@ def verify(
     json_: Json = False,
 ) -> None:
     """Run a training twice, and name the first operator whose inputs agree and whose outputs differ."""
-    from msctx.run.config import read, subject_of
-    from msctx.run.ending import terminable
-    from msctx.run.ranks import is_one_of_several
-    from msctx.verify.runs import sides
-
     if is_one_of_several():
         raise OptionError([Diagnostic("", "it starts the processes itself: run it without torchrun", "msctx verify")])
     file, words = subject_of(subject)
@@ -64,8 +64,6 @@ def verify(
 
 
 def _page(result: Result) -> tuple[Any, ...]:
-    from rich.text import Text
-
     table = render.pairs_table(result.facts(), ("", ""))
     table.show_header = False
     return Text(result.sentence, style="green" if result.finding is None else "red"), table

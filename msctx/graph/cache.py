@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 
 from msctx._version import __version__
 from msctx.errors import NativeError
-from msctx.native import cachedir
+from msctx.native import cachedir, environment_key
 from msctx.notices import warn
 from msctx.observers import files
 from msctx.options.compile_cache import CompileCache
@@ -53,8 +53,6 @@ def root_of(wanted: CompileCache) -> Path:
 def stamp() -> str:
     """The name of the folder for code that runs with this processor, system and versions."""
     import torch
-
-    from msctx.native import environment_key
 
     versions = (__version__, torch.__version__, torch.version.git_version, sys.implementation.cache_tag, *platform.libc_ver())
     return PREFIX + hashlib.sha256(repr((versions, platform.machine(), environment_key.cpu())).encode()).hexdigest()[:12]

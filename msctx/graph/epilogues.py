@@ -11,9 +11,13 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import has_free_symbols
+from torch._guards import detect_fake_mode
+from torch._library.utils import get_layout_constraint_tag
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, has_free_symbols
+from torch.fx.experimental.symbolic_shapes import statically_known_true as known
 
 from msctx.graph.activations import ACTIVATIONS, activation
+from msctx.native import core
 
 aten = torch.ops.aten
 PRODUCTS = (aten.mm.default, aten.addmm.default)
@@ -90,8 +94,6 @@ def _is_of_strides(node: fx.Node) -> bool:
 
 def _changes_nothing(node: fx.Node) -> bool:
     """Whether it gives other strides to extents of 1 alone, as PyTorch's average of whole channels_last images does."""
-    from torch.fx.experimental.symbolic_shapes import statically_known_true as known
-
     if node.target is not aten.as_strided.default:
         return False
     of, to = _value(node.all_input_nodes[0]), _value(node)
@@ -121,8 +123,6 @@ def _draws(node: fx.Node) -> bool:
 
 def _takes_strides_as_they_come(operator: Any) -> bool:
     """Whether it is a program's own operator to which inductor gives tensors as its graph has them, and not as eager code would."""
-    from torch._library.utils import get_layout_constraint_tag
-
     is_operator = isinstance(operator, torch._ops.OpOverload)  # or an argument of one that writes for it
     return is_operator and get_layout_constraint_tag(operator) is torch.Tag.needs_fixed_stride_order
 
@@ -151,8 +151,6 @@ def _value(node: Any) -> torch.Tensor:
 
 
 def _is_unbacked(node: fx.Node) -> bool:
-    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-
     return bool(free_unbacked_symbols(node.meta.get("val")))
 
 
@@ -221,8 +219,6 @@ def _with_addend(product: fx.Node) -> Epilogue | None:
 
 def _may_compute(product: fx.Node, e: Epilogue) -> bool:
     """Whether a kernel of ours would, as far as is known now: else inductor does as well or better."""
-    from msctx.native import core
-
     left, right = (_value(factor) for factor in _factors(product))
     rows, depth = _hints(left.shape)
     lying = [_hints(factor.stride()) for factor in (left, right)]
@@ -350,12 +346,10 @@ def _is_like(node: fx.Node, other: fx.Node) -> bool:
 
 def _is_shaped(node: fx.Node, shape: list[int]) -> bool:
     """Without a guard on what has symbols."""
-    from torch.fx.experimental.symbolic_shapes import statically_known_true
-
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dim() != len(shape) or value.dtype != torch.float32:
         return False
-    return all(statically_known_true(a == b) for a, b in zip(value.shape, shape, strict=True))
+    return all(known(a == b) for a, b in zip(value.shape, shape, strict=True))
 
 
 def _is_of_channels(base: fx.Node, node: fx.Node, other: Any) -> bool:
@@ -384,8 +378,6 @@ def _flat(graph: fx.Graph, base: fx.Node, other: Any) -> Number:
 
 @functools.cache
 def _operators() -> None:
-    from msctx.native import core
-
     core.load()  # defines them
 
     def result(given: Any, weight: Any, stride: Any, padding: Any, dilation: Any, groups: int, *rest: Any) -> torch.Tensor:
@@ -401,7 +393,6 @@ def _operators() -> None:
 
 def _propagate(graph: fx.GraphModule) -> None:
     """The strides that tensors have now."""
-    from torch._guards import detect_fake_mode
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
     values = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]

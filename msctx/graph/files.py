@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import fx
+from torch.fx.passes.graph_drawer import FxGraphDrawer
 
 from msctx import notices
 from msctx.observers import files
@@ -66,8 +67,6 @@ class Writer(Handler):
             self._put(stage, suffix, f"{'//' if suffix == 'cpp' else '#'} compile_id: {compiled}, graph: {name}\n{text}")
 
     def draw(self, graph: fx.GraphModule) -> None:
-        from torch.fx.passes.graph_drawer import FxGraphDrawer
-
         try:
             text = FxGraphDrawer(graph, "bootstrap").get_dot_graph().to_string()
         except Exception as error:  # without pydot, or a value that it cannot describe

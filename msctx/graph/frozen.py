@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
 
 from msctx.notices import warn
 
@@ -75,8 +77,6 @@ def _has_symbols(node: fx.Node) -> bool:
 
 
 def _again(compile: Compile, kept: fx.GraphModule, args: Sequence[Any]) -> Callable[..., Any]:
-    from torch._guards import TracingContext, tracing
-    from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     with tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):

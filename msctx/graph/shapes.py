@@ -9,6 +9,7 @@ from copy import copy
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from msctx.errors import GraphError
 from msctx.options.graph import Shapes
@@ -48,8 +49,6 @@ def gear_of(wanted: Shapes, what: str, inputs: Mapping[str, Any]) -> int:
 
 def in_gear(wanted: Shapes, gear: int, what: str, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Name of an argument → zeros that have its shape in *gear*, to compile for it."""
-    from torch._prims_common import suggest_memory_format
-
     made = {}
     for (_, shape), (name, tensor) in zip(wanted.gears[gear], _tensors(wanted, what, inputs).items(), strict=False):
         zeros = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)

@@ -11,6 +11,11 @@ from typing import Any
 
 import pytest
 
+import msctx
+from msctx.context import Context
+from msctx.options.layers import layer_of, with_preset
+from msctx.options.registry import from_text
+
 HELP = "hold an option (KEY=VALUE), or a preset (its name, or the path of a YAML file), in all tests; may be repeated"
 MARK = "msctx(preset=None, /, **options): hold options while the test and its fixtures run; marks of classes and modules apply, too"
 _OPEN = pytest.StashKey[ExitStack]()
@@ -31,8 +36,6 @@ def _for_all(words: list[str]) -> list[Any]:
     """One layer for each preset, and one for the options: they win."""
     if not words:
         return []
-    import msctx
-    from msctx.options.registry import from_text
 
     presets = [word for word in words if "=" not in word]
     keys = dict(word.split("=", 1) for word in words if "=" in word)
@@ -44,8 +47,6 @@ def _for_all(words: list[str]) -> list[Any]:
 
 
 def _layer(origin: str, preset: Any = None, /, **options: Any) -> Any:
-    from msctx.options.layers import layer_of, with_preset
-
     return layer_of(with_preset(preset, options), origin)
 
 
@@ -55,9 +56,6 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
     marks = [*item.iter_markers("msctx")]  # the nearest first
     stack = item.stash[_OPEN] = ExitStack()
     if marks or item.config.stash[_FOR_ALL]:
-        import msctx
-        from msctx.context import Context
-
         origin = f"mark msctx of {item.nodeid}" if marks else "--msctx"
         problem = ""
         try:

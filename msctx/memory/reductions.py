@@ -10,8 +10,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from msctx import notices
+from msctx.memory import prefetch
 from msctx.native import watched
 
 BUNDLE = 4 * 25 * 2**20
@@ -91,15 +93,12 @@ def write(way: str, value: bool) -> None:
 
 def data_parallel(model: nn.Module) -> Iterator[Any]:
     if dist.is_available():
-        from torch.nn.parallel import DistributedDataParallel
-
         yield from (module for module in model.modules() if isinstance(module, DistributedDataParallel))
 
 
 def _act(model: nn.Module) -> None:
     if not any(wanted.values()):
         return
-    from msctx.memory import prefetch
 
     option = next(option for way, option in OPTIONS.items() if wanted[way])
     with watched.lock:

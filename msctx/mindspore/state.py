@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msctx import devices
 from msctx.context import current, set_options
 from msctx.context.base import BASE
 from msctx.errors import DeviceError, Diagnostic, OptionError, StrictError, user_frame
@@ -37,8 +38,6 @@ def default_target() -> str:
 
 
 def is_here(word: str) -> bool:
-    from msctx import devices
-
     return DEVICE[word] in devices.here()
 
 

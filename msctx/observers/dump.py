@@ -12,6 +12,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from msctx import notices
 from msctx.errors import did_you_mean
 from msctx.native import watched
@@ -38,8 +40,6 @@ def set_dump(target: nn.Module, enabled: bool = True) -> None:
     Raises:
         ValueError: *target* is no module (PyTorch has no primitives), or *enabled* no bool.
     """
-    from torch import nn
-
     if not isinstance(target, nn.Module):
         raise ValueError(f"set_dump: target must be a torch.nn.Module, not {type(target).__name__}")
     if not isinstance(enabled, bool):

@@ -17,6 +17,9 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import numpy as np
+import torch
+
 from msctx import notices
 from msctx.native.module_calls import Call
 from msctx.observers import files, modules
@@ -75,8 +78,6 @@ class MindSpore:
         return 1
 
     def write(self, rows: list[Row], scratch: Path) -> None:
-        import numpy as np
-
         for row in rows:
             place = self._folder / f"rank_{files.rank()}" / self._settings.net / "0" / str(row["step"])
             place.mkdir(parents=True, exist_ok=True)
@@ -134,8 +135,6 @@ def _holds_bits(found: np.ndarray[Any, Any], dtype: str) -> bool:
 
 def _values(found: np.ndarray[Any, Any], dtype: str) -> torch.Tensor:
     """What a file has, in a dtype that NumPy has."""
-    import torch
-
     tensor = torch.from_numpy(found)
     if _holds_bits(found, dtype):
         tensor = tensor.view(getattr(torch, dtype)).to(torch.complex64 if dtype == "complex32" else torch.float32)
@@ -213,8 +212,6 @@ class MsProbe:
         return 1 | ASK_AGAIN
 
     def write(self, rows: list[Row], scratch: Path) -> None:
-        import numpy as np
-
         for row in rows:
             if self._place is None:
                 self._place = files.reserve(
@@ -245,9 +242,6 @@ class MsProbe:
             self._parents |= zip((*around, name), (None, *around), strict=True)
 
     def _keep(self, given: Path, name: str, dtype: str) -> None:
-        import numpy as np
-        import torch
-
         assert self._place is not None
         tensor, data = _values(np.load(given), dtype), io.BytesIO()
         torch.save(tensor.bfloat16() if dtype == "bfloat16" else tensor, data)

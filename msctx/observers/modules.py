@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.profiler import record_function
 
 from msctx import locks
@@ -175,8 +176,6 @@ def _class_at(path: str) -> str:
 
 
 def class_of(module: nn.Module) -> str:
-    from torch import nn
-
     return type(module).__name__ if type(module).forward is not nn.Module.forward else ""
 
 

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from msctx.errors import named
 from msctx.native import distributed, memory
 from msctx.observers import collector, files
@@ -99,8 +101,6 @@ class RecorderReader(Reader):
 def _memory() -> dict[str, Any]:
     """Bytes of the process, of counted host memory, and of the accelerator that the program uses."""
     import resource  # of Unix
-
-    import torch
 
     found = memory.statistics() | {"peak_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
     if memory.accelerator():

@@ -10,7 +10,11 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from msctx.errors import EntryFailed, MsctxError
+from msctx.observers import collector, modules
+from msctx.run import run_experiment
 from msctx.run.config import prepare_environment, read
+from msctx.verify import compiled
+from msctx.verify.rows import DetailReader, DigestReader
 from msctx.verify.runs import Message, failed
 
 
@@ -31,10 +35,6 @@ def _run(job: Message, send: Callable[[Message], object]) -> Message:
     """The last message."""
     experiment = read(job["file"], job["words"], need_entry=True)
     prepare_environment(experiment)
-    from msctx.observers import collector, modules
-    from msctx.run import run_experiment
-    from msctx.verify import compiled
-    from msctx.verify.rows import DetailReader, DigestReader
 
     task, folder = job["task"], job["folder"]
     with compiled.compared(send) if "compiled" in task else nullcontext():
