@@ -44,7 +44,7 @@ x, w = torch.randn(1, 8, 16, 16), torch.randn(8, 8, 3, 3)
 with msctx.context(conv_fprop_algo="winograd", fallback="error") as ctx:
     y = torch.nn.functional.conv2d(x, w, padding=1)
 (row,) = ctx.choices()
-assert (row.asked, row.ran, row.provider) == ("winograd", "winograd", "msctx"), row
+assert (row.requested, row.ran, row.provider) == ("winograd", "winograd", "msctx"), row
 error = (y - torch.nn.functional.conv2d(x.double(), w.double(), padding=1)).abs().max()
 assert error < 1e-3, error
 print(row)

@@ -145,7 +145,7 @@ def arguments(doc: str | None, names: Iterable[str], batches: list[int]) -> argp
     return made
 
 
-def asked(names: Iterable[str], given: argparse.Namespace) -> list[str]:
+def requested(names: Iterable[str], given: argparse.Namespace) -> list[str]:
     """Those of *names* that ``--only`` leaves."""
     return [name for name in names if not given.only or name in given.only.split(",")]
 

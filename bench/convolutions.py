@@ -41,7 +41,7 @@ from layers import (
 
 @dataclass(frozen=True)
 class Group:
-    """What is measured together: layers, a direction, what the context asks for."""
+    """What is measured together: layers, a direction, what the context requests."""
 
     name: str
     title: str
@@ -51,7 +51,7 @@ class Group:
     """Values, or what gives them for a layer."""
     data: str = "normal"
     batches: tuple[int, ...] = ()
-    """In place of those asked for, where these would take long."""
+    """In place of those requested, where these would take long."""
     opponent: dict[str, Any] = field(default_factory=dict)
     """What any user can ask torch for, on such data: options of its context."""
 
@@ -109,8 +109,8 @@ def measure(
 
     run = call(layer, group.direction)
     sets = {f: [tensors(layer, batch, seed, f, group.data) for seed in range(3)] for f in FORMATS}
-    asked = {name: value(layer) if callable(value) else value for name, value in group.options.items()}
-    context = msctx.context(**asked, **options, fallback="silent")
+    requested = {name: value(layer) if callable(value) else value for name, value in group.options.items()}
+    context = msctx.context(**requested, **options, fallback="silent")
 
     def contender(side: str, name: str) -> contest.Contender:
         weight = sets[name][0][1]
@@ -174,7 +174,7 @@ def of_processes(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def collect(given: argparse.Namespace) -> dict[str, Any]:
-    groups = contest.asked(BY_NAME, given)
+    groups = contest.requested(BY_NAME, given)
     return contest.collected(__file__, given, groups, ("group", "layer", "batch"), of_processes, "problems")
 
 

@@ -137,13 +137,13 @@ def report(given: argparse.Namespace) -> dict[str, Any]:
     """Run the requested parts, and show each result as soon as it exists."""
     import cuda_tables
 
-    asked = {part: share for part, share in PARTS.items() if not given.parts or part in given.parts}
+    requested = {part: share for part, share in PARTS.items() if not given.parts or part in given.parts}
     command = f"bench/cuda_report.py --seconds {given.seconds:g}" + (f" --parts {','.join(given.parts)}" if given.parts else "")
     result: dict[str, Any] = {"command": command, "device": given.device, "seconds": 0.0, "parts": {}}
-    result["parts"] = {part: nothing("not asked for") for part in PARTS}
+    result["parts"] = {part: nothing("not requested") for part in PARTS}
     began, share = time.monotonic(), 0.0
-    for part in asked:
-        share += asked[part]
+    for part in requested:
+        share += requested[part]
         started = time.monotonic()
 
         def done(found: dict[str, Any], part: str = part, started: float = started) -> None:
@@ -152,7 +152,7 @@ def report(given: argparse.Namespace) -> dict[str, Any]:
             result["seconds"] = round(now - began, 1)
             contest.keep(place(given, result), result)
 
-        seconds = given.seconds * share / sum(asked.values()) - (started - began)
+        seconds = given.seconds * share / sum(requested.values()) - (started - began)
         done(run_part(part, given, seconds, done))
         cuda_tables.show(part, result["parts"][part])
     return result

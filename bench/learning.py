@@ -137,10 +137,10 @@ def use_emulated() -> None:
 
 
 def work(given: argparse.Namespace) -> None:
-    asked = json.loads(given.work)
-    if asked["emulated"]:
+    requested = json.loads(given.work)
+    if requested["emulated"]:
         use_emulated()
-    print(json.dumps(trained(asked["subject"], asked["options"], STEPS)), flush=True)
+    print(json.dumps(trained(requested["subject"], requested["options"], STEPS)), flush=True)
 
 
 def collect(given: argparse.Namespace) -> dict[str, Any]:
@@ -148,11 +148,11 @@ def collect(given: argparse.Namespace) -> dict[str, Any]:
         use_emulated()
     result = contest.begun(subjects={}) | {"processes": 1}
     isa = result["machine"]["isa"].removesuffix("_emulated")
-    for name in contest.asked(SUBJECTS, given):
+    for name in contest.requested(SUBJECTS, given):
         of_side = result["subjects"].setdefault(name, {})
         for side, options in sides(isa if isa in GRADES else "").items():
-            asked = {"subject": name, "options": options, "emulated": given.emulated}
-            (of_side[side],) = contest.process(__file__, json.dumps(asked), "--threads", given.threads[0])
+            requested = {"subject": name, "options": options, "emulated": given.emulated}
+            (of_side[side],) = contest.process(__file__, json.dumps(requested), "--threads", given.threads[0])
             contest.keep(given.out, result)
     return result
 

@@ -71,9 +71,9 @@ def measure(name: str, phase: str, batch: int, seconds: float, with_inductor: bo
     kinds = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
     by_format = {f: [x.contiguous(memory_format=kind) for x in given] for f, kind in kinds.items()}
     models = {f: copy.deepcopy(plain).to(memory_format=kind) for f, kind in kinds.items()}
-    asked = dict.fromkeys(ALGORITHMS if is_training else ALGORITHMS[:2], "normal")
+    requested = dict.fromkeys(ALGORITHMS if is_training else ALGORITHMS[:2], "normal")
     contexts = {
-        (side, mode): msctx.context(mode=mode, **asked, **options, fallback="silent", frozen_weights=not is_training)
+        (side, mode): msctx.context(mode=mode, **requested, **options, fallback="silent", frozen_weights=not is_training)
         for (side, options), mode in itertools.product(CLASSES.items(), MODES)
     }
     contenders: list[contest.Contender] = []
@@ -153,7 +153,7 @@ def of_processes(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def collect(given: argparse.Namespace) -> dict[str, Any]:
-    works = [f"{name},{phase}" for name in contest.asked(NETWORKS, given) for phase in given.phases.split(",")]
+    works = [f"{name},{phase}" for name in contest.requested(NETWORKS, given) for phase in given.phases.split(",")]
     words = ["--without-inductor"] * given.without_inductor
     return contest.collected(__file__, given, works, ("network", "phase", "batch"), of_processes, "networks", words)
 

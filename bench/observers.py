@@ -49,17 +49,17 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 class Forgets(collector.Reader):
     """Asks, and drops what it gets: the cost of collecting alone."""
 
-    def __init__(self, **asked: int) -> None:
-        self.settings, self._asked = asked, asked
+    def __init__(self, **requested: int) -> None:
+        self.settings, self._requested = requested, requested
 
     @property
-    def asked(self) -> Mapping[str, int]:
-        return self._asked
+    def requested(self) -> Mapping[str, int]:
+        return self._requested
 
 
 @contextmanager
-def collecting(**asked: int) -> Any:
-    collector.put("bench", Forgets(**asked))
+def collecting(**requested: int) -> Any:
+    collector.put("bench", Forgets(**requested))
     yield
     collector.put("bench", None)
 

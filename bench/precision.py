@@ -126,7 +126,7 @@ def of_processes(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def collect(given: argparse.Namespace) -> dict[str, Any]:
-    return contest.collected(__file__, given, contest.asked(SUBJECTS, given), ("subject",), of_processes, "subjects")
+    return contest.collected(__file__, given, contest.requested(SUBJECTS, given), ("subject",), of_processes, "subjects")
 
 
 def reduced(results: summary.Results) -> summary.Summary:

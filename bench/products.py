@@ -31,7 +31,7 @@ FLOAT16, ANY_UNIT = ("amx_fp16",), ("amx", "amx_fp16")
 
 @dataclass(frozen=True)
 class Group:
-    """What is measured together: shapes, and what the context asks for."""
+    """What is measured together: shapes, and what the context requests."""
 
     name: str
     title: str
@@ -139,7 +139,7 @@ def of_processes(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def collect(given: argparse.Namespace) -> dict[str, Any]:
-    groups = [group.name for group in here() if group.name in contest.asked(BY_NAME, given)]
+    groups = [group.name for group in here() if group.name in contest.requested(BY_NAME, given)]
     return contest.collected(__file__, given, groups, ("group", "layer"), of_processes, "problems")
 
 

@@ -68,7 +68,7 @@ __all__ = [
 
 
 def choices() -> Choices:
-    """Which algorithm each convolution of this process ran, under any context or setting that asked for one, and why."""
+    """Which algorithm each convolution of this process ran, under any context or setting that requested one, and why."""
     from msctx.native import choices
 
     return choices.rows()
@@ -145,7 +145,7 @@ _NEWER = ("get_current_device", "set_device", "set_deterministic", "set_recursio
 
 
 def __getattr__(name: str) -> Any:
-    """What few programs need, loaded when it is first asked for.
+    """What few programs need, loaded when it is first requested.
 
     ``msctx.run``, for scripts that log to the run they are part of; MindSpore's newer vocabulary; its drop-in face; ``Print``.
     """

@@ -18,7 +18,7 @@ class GradScaler(torch.amp.GradScaler):
     """``torch.amp.GradScaler``.
 
     Attributes:
-        steps: how many optimizer steps were asked for.
+        steps: how many optimizer steps were requested.
         overflow_steps: how many of them were skipped, since a gradient was Inf or NaN.
     """
 

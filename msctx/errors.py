@@ -73,7 +73,7 @@ class Mark:
 
 
 Marks = Callable[[tuple[Any, ...]], Mark | None]
-"""Gives the place in a file of the value at a path of keys; ``(..., "")`` asks for the key itself."""
+"""Gives the place in a file of the value at a path of keys; ``(..., "")`` requests the key itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class EntryFailed(MsctxError):
 
 
 class DeviceError(MsctxError, RuntimeError):
-    """A device was asked for that is not here."""
+    """A device was requested that is not here."""
 
     exit_code = 6
 
@@ -210,11 +210,11 @@ class StrictError(MsctxError, RuntimeError):
     exit_code = 7
 
     @classmethod
-    def of(cls, reasons: Sequence[str], asked: str = "strict=True") -> StrictError:
+    def of(cls, reasons: Sequence[str], requested: str = "strict=True") -> StrictError:
         lines = "\n".join(f"  {r}" for r in reasons)
-        name = asked.partition("=")[0]
+        name = requested.partition("=")[0]
         return cls(
-            f"{asked}, and these options would have no effect:\n{lines}\nNothing was changed. Remove these options, or {name}."
+            f"{requested}, and these options would have no effect:\n{lines}\nNothing was changed. Remove these options, or {name}."
         )
 
 

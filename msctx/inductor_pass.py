@@ -42,7 +42,7 @@ class Beside:
         self.apply(graph)
 
     def uuid(self) -> Any:
-        """By which torch's caches distinguish the code; None, as of a pass without one: they are not asked."""
+        """By which torch's caches distinguish the code; None, as of a pass without one: they are not requested."""
         ids = [getattr(one, "uuid", lambda: None)() for one in self._passes()]
         return None if None in ids else (type(self).__name__, _digest(self.apply.__code__.co_filename), *ids)
 

@@ -218,7 +218,7 @@ def make(settings: Settings, facts: Facts) -> Plan:
 
 
 def _in_step(rows: list[Row], main: str) -> Iterator[Row]:
-    """Devices share some switches: where a group of one device asks for another value there, the main device's row decides."""
+    """Devices share some switches: where a group of one device requests another value there, the main device's row decides."""
     deciding: dict[str, Row] = {}
     for row in sorted(rows, key=lambda row: row.device != main):
         for switch in row.assignments:

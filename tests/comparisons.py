@@ -73,7 +73,14 @@ def made(tmp_path: Path, text: str, layers: slice | None = None, **given: Any) -
 
 def cell(point: str, ratio: float | None = None, error: float = 1e-6, **more: Any) -> Cell:
     """A cell with its figures, or without."""
-    head = {"point": point, "asked": {}, "ran": point.partition("=")[2], "error": error, "bound": 1e-4, "status": "measured"}
+    head = {
+        "point": point,
+        "requested": {},
+        "ran": point.partition("=")[2],
+        "error": error,
+        "bound": 1e-4,
+        "status": "measured",
+    }
     if ratio is None:
         return Cell(**{**head, "status": "unable", "reason": "it cannot", **more})
     figures = {"ratio": ratio, "spread": 0.02, "ms": 1.0, "workspace": 0}
@@ -124,5 +131,5 @@ def asked_under(of: Comparison, options: dict[str, Any]) -> list[str]:
             warnings.simplefilter("ignore", msctx.MsctxWarning)  # rules for the other layers match nothing here
             with msctx.context(**options, fallback="silent") as ctx:
                 case.run()
-        found.append("".join(row.asked for row in ctx.choices()))
+        found.append("".join(row.requested for row in ctx.choices()))
     return found

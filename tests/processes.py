@@ -15,7 +15,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def is_running(number: int) -> bool:
-    """Whether the process is there, and is more than what its parent has not asked for yet."""
+    """Whether the process is there, and is more than what its parent has not requested yet."""
     try:
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

@@ -138,7 +138,7 @@ def test_the_report_on_a_gpu_tries_itself_on_a_cpu(tmp_path: Path, native_core: 
     notes = {name: part["note"] for name, part in parts.items()}
     assert (notes.pop("environment"), notes.pop("figures")) == ("", "")
     assert set(notes) == {"build", "checks", "overhead", "costs", "more checks"}
-    assert set(notes.values()) == {"not asked for"}
+    assert set(notes.values()) == {"not requested"}
     assert not any(part["failed"] for part in parts.values())
     (environment,) = parts["environment"]["rows"]
     assert environment["torch"] == torch.__version__
@@ -206,11 +206,11 @@ def test_a_part_that_fails_does_not_end_the_others(
 ) -> None:
     """An exception before anything, a crash and an exception in a case, and one that hangs."""
     report, file = bench("cuda_report"), tmp_path / "cuda.json"
-    asked = "environment,build,overhead,costs"
-    monkeypatch.setattr(report, "PARTS", dict.fromkeys(asked.split(","), 1.0))
+    requested = "environment,build,overhead,costs"
+    monkeypatch.setattr(report, "PARTS", dict.fromkeys(requested.split(","), 1.0))
     monkeypatch.setattr(report.signal, "signal", lambda *_: None)
     monkeypatch.setattr(
-        sys, "argv", [report.__file__, "--device", "cpu", "--seconds", "5", "--parts", asked, "--json", str(file)]
+        sys, "argv", [report.__file__, "--device", "cpu", "--seconds", "5", "--parts", requested, "--json", str(file)]
     )
     monkeypatch.setattr(report, "GRACE", 0.5)
     monkeypatch.setattr(

@@ -136,9 +136,9 @@ def holds(page: Path, name: str, text: str, update: bool) -> bool:
 @pytest.fixture
 def update(monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether generated parts are written anew instead of compared."""
-    asked = bool(os.environ.get("UPDATE_DOCS"))
+    requested = bool(os.environ.get("UPDATE_DOCS"))
     monkeypatch.delenv("UPDATE_DOCS", raising=False)
-    return asked
+    return requested
 
 
 def test_the_explanation_shown_is_what_is_printed(monkeypatch: pytest.MonkeyPatch, update: bool) -> None:

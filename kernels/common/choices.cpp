@@ -65,7 +65,7 @@ void Conditions::note(bool held, int64_t books) {
 namespace {
 
 constexpr std::pair<const char*, std::string Choice::*> words[] = {
-    {"direction", &Choice::direction}, {"asked", &Choice::asked}, {"ran", &Choice::ran}, {"provider", &Choice::provider},
+    {"direction", &Choice::direction}, {"requested", &Choice::asked}, {"ran", &Choice::ran}, {"provider", &Choice::provider},
     {"math", &Choice::math}};
 
 struct Hash {

@@ -123,7 +123,7 @@ Policy::Policy(const char* json, const ConvTable& table)
   for (int d = 0; d < directions; d++) asked_[d] = given[option_of(name_of(Direction(d)))].text;
   for (const auto& [_, rule] : given["rules"].members) {
     Rule& made = rules_.emplace_back(Rule{Conditions::of(rule), {}});
-    for (const auto& [_, pair] : rule["asked"].members)
+    for (const auto& [_, pair] : rule["requested"].members)
       for (int d = 0; d < directions; d++)
         if (pair.at(0).text == name_of(Direction(d))) made.asked[d] = pair.at(1).text;
   }

@@ -50,7 +50,7 @@ def print_json(data: Any) -> None:
 
 
 def only_json(as_json: bool) -> AbstractContextManager[Any]:
-    """Where JSON is asked for, what the user's code prints goes to stderr."""
+    """Where JSON is requested, what the user's code prints goes to stderr."""
     return redirect_stdout(sys.stderr) if as_json else nullcontext()
 
 

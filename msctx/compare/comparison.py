@@ -25,7 +25,7 @@ from msctx.errors import MsctxError, MsctxWarning, text_of
 from msctx.inspection import environment
 from msctx.native.children import Children
 from msctx.options import make_layer
-from msctx.options.conv_rules import ASKED, PRODUCT, RULES
+from msctx.options.conv_rules import PRODUCT, REQUESTED, RULES
 from msctx.options.precision_rules import PRECISION
 from msctx.plan import DONE
 from msctx.run.ending import terminable
@@ -134,12 +134,12 @@ class _Measuring:
 
     def _checked(self, name: str, options: Mapping[str, Any], truth: list[torch.Tensor], plain: Cell) -> Cell:
         """A choice without its figures, which *plain*, torch's own path, decides about."""
-        cell = Cell(point=name, asked=relevant(options, self._case.direction), status="unable")
-        if not cell.asked and options and self._case.direction not in PHASES:
+        cell = Cell(point=name, requested=relevant(options, self._case.direction), status="unable")
+        if not cell.requested and options and self._case.direction not in PHASES:
             cell.status, cell.reason = "no_say", f"none of its options applies to {self._case.direction}"
             return cell
         try:
-            idle, is_all = self._no_effect(cell.asked)
+            idle, is_all = self._no_effect(cell.requested)
         except MsctxError as error:  # options that cannot stand together
             idle, is_all = _line(error), True
         if is_all:
@@ -187,17 +187,17 @@ class _Measuring:
             cell.reason, cell.status = _line(error_), "failed"
             return cell
         direction = PRODUCT if case.direction == "forward" else case.direction
-        of_layer = direction in ASKED
+        of_layer = direction in REQUESTED
         mine = [row for row in choices if not of_layer or row.direction == direction]
         cell.workspace, cell.ran = max((row.workspace for row in mine), default=0), _what_ran(mine, computed)
         bound = (max((row.error or 0.0 for row in mine), default=0.0) if of_layer else 0.0) or limit
         if error != float("inf"):
             cell.error, cell.bound = error, bound
-        others = [row for row in mine if row.asked not in ("", *DECIDING) and row.ran != row.asked]
+        others = [row for row in mine if row.requested not in ("", *DECIDING) and row.ran != row.requested]
         names = {*map(name_of, options)}
         if of_layer and others:
             cell.reason, cell.status = "; ".join(others[0].reasons) or f"{others[0].ran} ran in its place", "unable"
-        elif of_layer and names and names <= {*RULES} and not any(row.asked for row in mine):
+        elif of_layer and names and names <= {*RULES} and not any(row.requested for row in mine):
             cell.reason, cell.status = "none of its rules applies to this layer", "no_say"
         elif error > bound:
             cell.reason, cell.status = f"its error of {error:.1e} is outside the bound of {bound:.1e}", "failed"
@@ -279,7 +279,7 @@ def _row_of_runs(comparison: Comparison, found: Mapping[str, list[dict[str, Any]
         return row
     timed, cells = {}, []
     for name, runs in found.items():
-        cell = Cell(point=name, asked=next((dict(one.options) for one in comparison.points if one.name == name), {}))
+        cell = Cell(point=name, requested=next((dict(one.options) for one in comparison.points if one.name == name), {}))
         returned = runs[0] if runs else {}
         cell.metrics = {k: v for k, v in returned.items() if k not in OUR_KEYS and isinstance(v, int | float | str)}
         if reason := _failure(runs):

@@ -324,7 +324,7 @@ def relevant(options: Mapping[str, Any], direction: str) -> dict[str, Any]:
     return {key: value for key, value in options.items() if name_of(key) not in others}
 
 
-def asked_algorithm(options: Mapping[str, Any], direction: str) -> str:
+def requested_algorithm(options: Mapping[str, Any], direction: str) -> str:
     """The algorithm that options name for a direction, in MindSpore's own word; ``""`` where they name none."""
     for key, value in options.items():
         if name_of(key) == option_of(direction) and (kind := OPTIONS[name_of(key)].kind):

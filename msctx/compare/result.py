@@ -22,7 +22,7 @@ class Cell(BaseModel):
     """One choice in one row: its figures, or the reason why there are none."""
 
     point: str = ""
-    asked: dict[str, Any] = {}
+    requested: dict[str, Any] = {}
     """Those of its options that apply to this row."""
     status: Status = "measured"
     ran: str = ""

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from msctx.compare.config import Comparison, asked_algorithm, besides
+from msctx.compare.config import Comparison, besides, requested_algorithm
 from msctx.compare.measure import is_faster, margin
 from msctx.compare.result import Best, Result, Row, Total
 from msctx.compare.workload import LAYOUTS, Product, beside_defaults, text
@@ -143,13 +143,13 @@ def _rules(comparison: Comparison, result: Result, chosen: Sequence[str]) -> dic
     """Rules that run the chosen algorithms. Those that were in force when these were measured come first, as they won."""
     assert comparison.layers is not None
     options = {point.name: point.options for point in result.points}
-    asked: dict[Any, dict[str, str]] = {as_matched(one.problem): {} for one in comparison.layers.layers}
+    requested: dict[Any, dict[str, str]] = {as_matched(one.problem): {} for one in comparison.layers.layers}
     for row, problem, point in zip(result.rows, _problems(comparison, result), chosen, strict=True):
         direction = PRODUCT if row.direction == "forward" else row.direction
-        if algorithm := asked_algorithm(options.get(point, {}), direction):
-            asked[problem][direction] = algorithm
-    products = {one: each.get(PRODUCT, "") for one, each in asked.items() if isinstance(one, Product)}
-    convolutions = {one: each for one, each in asked.items() if not isinstance(one, Product)}
+        if algorithm := requested_algorithm(options.get(point, {}), direction):
+            requested[problem][direction] = algorithm
+    products = {one: each.get(PRODUCT, "") for one, each in requested.items() if isinstance(one, Product)}
+    convolutions = {one: each for one, each in requested.items() if not isinstance(one, Product)}
     found: dict[str, Any] = {}
     for name, each in (("conv_algo_rules", rules_of(convolutions)), ("matmul_algo_rules", rules_of(products))):
         first, kind = result.context.get(name), OPTIONS[name].kind
@@ -188,21 +188,21 @@ def as_matched(problem: ConvProblem | Product) -> ConvProblem | Product:
     return replace(problem, layout=problem.layout if shows_layout else LAYOUTS[0])
 
 
-def rules_of(asked: Mapping[Any, Any]) -> dict[str, Any]:
+def rules_of(requested: Mapping[Any, Any]) -> dict[str, Any]:
     """Conditions → the algorithms of the problems that they match.
 
     A rule applies to any batch, unless problems that differ in nothing else have other algorithms.
 
     Args:
-        asked: each problem of a workload :func:`as_matched` → its algorithms, empty: PyTorch's own path.
+        requested: each problem of a workload :func:`as_matched` → its algorithms, empty: PyTorch's own path.
     """
     rules = {}
-    for problem, algorithms in asked.items():
+    for problem, algorithms in requested.items():
         if algorithms:
-            alike = [other for other in asked if _of_any_batch(other) == _of_any_batch(problem)]
-            is_for_any = all(asked[other] == algorithms for other in alike)
+            alike = [other for other in requested if _of_any_batch(other) == _of_any_batch(problem)]
+            is_for_any = all(requested[other] == algorithms for other in alike)
             of = _of_product if isinstance(problem, Product) else _of_convolution
-            rules[of(problem, "*" if is_for_any else None, asked)] = algorithms
+            rules[of(problem, "*" if is_for_any else None, requested)] = algorithms
     return rules
 
 

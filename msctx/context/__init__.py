@@ -1,4 +1,4 @@
-"""WHEN options hold: what programs call to set them, for a block, a function or the process, and to ask for them."""
+"""WHEN options hold: what programs call to set them, for a block, a function or the process, and to read them."""
 
 from __future__ import annotations
 

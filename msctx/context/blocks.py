@@ -91,8 +91,8 @@ def _close(scope: Scope, error: BaseException | None) -> None:
                 if text not in wrong or error is not None:
                     warn(text)
             if wrong and error is None:
-                asked = "strict=True" if scope.plan.strict else 'fallback="error"'
-                raise StrictError("\n  ".join([f"{asked}, and these rules had no effect:", *wrong]))
+                requested = "strict=True" if scope.plan.strict else 'fallback="error"'
+                raise StrictError("\n  ".join([f"{requested}, and these rules had no effect:", *wrong]))
 
 
 def close_late(scopes: list[Scope], error: BaseException | None = None) -> None:

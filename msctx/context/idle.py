@@ -34,7 +34,7 @@ WATCHING = (
     ("variable_format_optimize", True),
     ("graph_run_mode", 0),
 )
-"""The values that ask for something of any watched model."""
+"""The values that request something of any watched model."""
 ON_MODELS = ("models.recompute", "models.parameters", "models.weight_format", "session.graph_run_mode")
 """The switches that do it: in graph mode memory_optimize_level is the compiler's."""
 COMMUNICATING = (
@@ -47,7 +47,7 @@ COMMUNICATING = (
     (f"{SPEED_UP}.enable_concat_eliminate_opt", True),
     (f"{SPEED_UP}.compute_communicate_fusion_level", 3),
 )
-"""The values that ask for something of one kind of model, or of compiled code."""
+"""The values that request something of one kind of model, or of compiled code."""
 KINDS: dict[str, tuple[str, Callable[[nn.Module], bool]]] = {
     "models.gradients_": ("DistributedDataParallel models that ctx.watch names", _ddp),
     "models.gathered_ahead_": ("FSDP2 modules of models that ctx.watch names", _fsdp),

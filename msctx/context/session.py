@@ -116,12 +116,12 @@ class Session(Context):
 
     def _low_precision(self) -> dict[str, Any]:
         """The policies of the phase in low precision, while that goes on: once over, it does not come back."""
-        asked = {POLICY[device]: found for device, name in LOW_PRECISION.items() if (found := value(name))}
-        if self._is_full or not asked:
+        requested = {POLICY[device]: found for device, name in LOW_PRECISION.items() if (found := value(name))}
+        if self._is_full or not requested:
             return {}
-        first, *_ = asked.values()
+        first, *_ = requested.values()
         self._is_full = _is_over(first["until"], first["ratio"])
-        return {} if self._is_full else {switch: found["policy"] for switch, found in asked.items()}
+        return {} if self._is_full else {switch: found["policy"] for switch, found in requested.items()}
 
 
 class _Turn(ExitStack):

@@ -222,7 +222,7 @@ def _may_compute(product: fx.Node, e: Epilogue) -> bool:
     left, right = (_value(factor) for factor in _factors(product))
     rows, depth = _hints(left.shape)
     lying = [_hints(factor.stride()) for factor in (left, right)]
-    asked = {
+    requested = {
         "rows": rows,
         "depth": depth,
         "columns": _channels(product),
@@ -234,7 +234,7 @@ def _may_compute(product: fx.Node, e: Epilogue) -> bool:
         "has_other": e.other is not None,
         "adds_last": e.adds_last,
     }
-    return bool(core.load().c.msctx_may_compute_product(core.json_of(asked)))
+    return bool(core.load().c.msctx_may_compute_product(core.json_of(requested)))
 
 
 def _all_that_follows(graph: fx.Graph, node: fx.Node, e: Epilogue) -> fx.Node:

@@ -17,7 +17,7 @@ NOTHING_RAN = (
     "the first call."
 )
 ONCE_ONLY = (
-    "mode=GRAPH_MODE: compiled code has first derivatives only, and a second one was asked for (create_graph=True). Where you need "
+    "mode=GRAPH_MODE: compiled code has first derivatives only, and a second one was requested (create_graph=True). Where you need "
     "it, call the model inside msctx.context(mode='PYNATIVE_MODE'); the rest may stay compiled."
 )
 RAISES = {"Observed exception", "TypeError when making fake tensor call", "Tensor device mismatch"}

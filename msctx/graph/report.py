@@ -39,7 +39,7 @@ class Graph(Row):
         breaks: why the graph ends before the function does.
         recompiled: what an earlier variant requires and this call did not have, ``""``: it is the first.
         seconds: what compiling took, and its backward pass.
-        cache: ``"hit"``, ``"miss"``, ``"bypass"`` of torch's caches on disk; ``""``: they were not asked.
+        cache: ``"hit"``, ``"miss"``, ``"bypass"`` of torch's caches on disk; ``""``: they were not requested.
         settings: under which options it was compiled that are in the code.
         failed: why it runs eagerly.
     """

@@ -98,4 +98,4 @@ class _NoModules:
             raise ImportError(f"ms.{below} is not supported by msctx: {why}", name=name)
 
 
-sys.meta_path.append(_NoModules)  # last: it is asked for modules that nobody has
+sys.meta_path.append(_NoModules)  # last: it finds modules that no other finder has

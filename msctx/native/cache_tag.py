@@ -1,7 +1,7 @@
 """Who shares compiled code by disk: the tag by which torch distinguishes it (``torch.compiler.config.cache_key_tag``), the user's own
 with ours, and whether its caches are off (``force_disable_caches``).
 
-Where torch has one tag for the process, threads that ask for different things share no code by disk while they do.
+Where torch has one tag for the process, threads that request different things share no code by disk while they do.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from msctx.torch_config import is_threads_own, override, put_override
 TAG, DISABLED = "cache_key_tag", "force_disable_caches"
 
 
-class _Asked:
-    """What is asked for, by thread, and what was found before the first asked: the override, and the tag."""
+class _Requested:
+    """What is requested, by thread, and what was found before the first asked: the override, and the tag."""
 
     def __init__(self) -> None:
         self.by_thread: dict[int, str] = {}
@@ -47,7 +47,7 @@ class _Asked:
 class _Disabling:
     """Whether torch's caches are off in every thread, written where torch keeps what the environment forces."""
 
-    asked: bool | None = None
+    requested: bool | None = None
     """By an option."""
     found: Any = None
     is_written = False
@@ -56,7 +56,7 @@ class _Disabling:
         import torch.compiler.config as config
 
         entry: Any = vars(config)["_config"][DISABLED]
-        wanted = True if len(_process.contents) > 1 else self.asked
+        wanted = True if len(_process.contents) > 1 else self.requested
         if wanted is not None:
             if not self.is_written:
                 self.found, self.is_written = entry.env_value_force, True
@@ -68,11 +68,11 @@ class _Disabling:
 
 class _Here(threading.local):
     def __init__(self) -> None:
-        self.asked = _Asked()
+        self.requested = _Requested()
         self.is_put = False
 
 
-_here, _process, _disabling = _Here(), _Asked(), _Disabling()
+_here, _process, _disabling = _Here(), _Requested(), _Disabling()
 _lock = locks.plain()
 
 
@@ -80,7 +80,7 @@ def put(content: str | None) -> None:
     """Distinguish code that this thread compiles by *content*; None: by the user's tag alone, as it was found."""
     _here.is_put = content is not None
     if is_threads_own_tag():
-        _here.asked.put(content)
+        _here.requested.put(content)
     else:
         with _lock:
             _process.put(content)
@@ -95,20 +95,20 @@ def is_threads_own_tag() -> bool:
 
 
 def is_put() -> bool:
-    """Whether this thread asks for something."""
+    """Whether this thread requests something."""
     return _here.is_put
 
 
 def disable(off: bool | None) -> None:
     """Have torch's caches off, or on, whatever programs set; None: as they were found."""
     with _lock:
-        _disabling.asked = off
+        _disabling.requested = off
         _disabling.enforce()
 
 
 def disabling() -> bool | None:
     """What :func:`disable` was called with last."""
-    return _disabling.asked
+    return _disabling.requested
 
 
 def are_disabled() -> bool:

@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ConvProblem:
-    """One convolution or matrix product, as PyTorch was asked for it.
+    """One convolution or matrix product, as PyTorch was called.
 
     What holds along each spatial axis is a tuple of that many numbers. ``layout`` is ``"channels_first"`` or ``"channels_last"``; for
     operators that no algorithm of msctx replaces, a word for the form of their tensors, and what is not known of them is empty.
@@ -66,7 +66,7 @@ class Choice(Row):
         problem: its shapes and parameters.
         epilogue: what the same call does to its result in compiled code, such as ``"scale+shift+add+relu"``.
         module: the path of its module, where ``ctx.watch(model)`` knows it, else ``""``.
-        asked: the algorithm asked for, in MindSpore's words; ``"thread_invariant"`` where only that was.
+        requested: the algorithm requested, in MindSpore's words; ``"thread_invariant"`` where only that was.
         ran: the algorithm that ran, ``"torch"`` for torch's own path.
         provider: ``"msctx"``, ``"torch"`` or ``"cudnn"``.
         math: the arithmetic of the products: ``"strict"`` (FMA in float32, or float64's own), ``"fp32-grade"`` (products of parts
@@ -85,7 +85,7 @@ class Choice(Row):
     problem: ConvProblem
     epilogue: str
     module: str
-    asked: str
+    requested: str
     ran: str
     provider: str
     math: str
@@ -125,7 +125,7 @@ class Choices(Rows[Choice]):
             return [
                 row.direction,
                 problem,
-                row.asked,
+                row.requested,
                 row.ran,
                 row.provider,
                 row.math,
@@ -134,7 +134,9 @@ class Choices(Rows[Choice]):
                 *counted,
             ]
 
-        return ["direction", "problem", "asked", "ran", "by", "math", "error", "workspace", "calls", *kept], map(cells, self)
+        return ["direction", "problem", "requested", "ran", "by", "math", "error", "workspace", "calls", *kept], map(
+            cells, self
+        )
 
 
 def rows() -> Choices:

@@ -80,9 +80,9 @@ def write_caps(value: Sequence[Sequence[Any]]) -> None:
 
 def _limit(wanted: Sequence[Any], counted: int = 0) -> tuple[int, str]:
     """The limit of a cap, no more than is free (with idle blocks and what the cap has *counted* already), and its text."""
-    asked, origin = wanted
+    requested, origin = wanted
     most = limits.free_bytes() + _counts(0)["idle_bytes"] + counted
-    return min(asked, most), origin if asked <= most else f"{origin}, lowered to what was free"
+    return min(requested, most), origin if requested <= most else f"{origin}, lowered to what was free"
 
 
 def _counts(number: int) -> dict[str, int]:
@@ -97,7 +97,7 @@ def statistics() -> dict[str, Any]:
     if core.loaded() is None:
         return dict.fromkeys(COUNTS[1:], 0) | {"caps": []}
     with _lock:
-        caps = [{"asked_bytes": cap.wanted[0], "origin": cap.wanted[1], **_counts(cap.number)} for cap in _caps]
+        caps = [{"requested_bytes": cap.wanted[0], "origin": cap.wanted[1], **_counts(cap.number)} for cap in _caps]
     of_all = _counts(0)
     for one in caps:
         del one["idle_bytes"]

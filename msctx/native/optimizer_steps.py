@@ -61,7 +61,7 @@ def _begin_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 def _under_policy(closure: Any) -> Any:
     if not isinstance(closure, (FunctionType, MethodType, partial)):
-        return closure  # also an object that can be called: the step may ask for more of it
+        return closure  # also an object that can be called: the step may request more of it
 
     @wraps(closure)
     def run(*args: Any, **kwargs: Any) -> Any:

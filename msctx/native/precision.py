@@ -250,11 +250,11 @@ def _report_autocast(device: str) -> None:
     if policy is not None and torch.is_autocast_enabled(word) and here.reported is not here.policies:
         here.reported = here.policies  # whoever traces the code has other filters of warnings each time
         install(device)  # counts what runs inside it, also where the policy itself casts nothing
-        asked = ", ".join(f"{n}={v}" if isinstance(v, str) else n for n, v in json.loads(policy.text).items())
+        requested = ", ".join(f"{n}={v}" if isinstance(v, str) else n for n, v in json.loads(policy.text).items())
         dtype = str(torch.get_autocast_dtype(word)).removeprefix("torch.")
         notices.warn(
-            f"torch.autocast({word!r}, dtype={dtype}) overrides {asked} for the operators inside it, which precisions() shows with "
-            "why=torch.autocast: remove the autocast (or the framework's mixed precision), or the option",
+            f"torch.autocast({word!r}, dtype={dtype}) overrides {requested} for the operators inside it, which precisions() "
+            "shows with why=torch.autocast: remove the autocast (or the framework's mixed precision), or the option",
         )
 
 

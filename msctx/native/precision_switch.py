@@ -201,7 +201,7 @@ class Arguments(dict[str, Any]):
             self._release = partial(_need, self.carried.policies.values(), -1)
         at_work.tidy()
 
-    def __iter__(self) -> Iterator[str]:  # without it ** would not ask for the keys
+    def __iter__(self) -> Iterator[str]:  # without it ** would not request the keys
         return super().__iter__()
 
     def keys(self) -> Any:

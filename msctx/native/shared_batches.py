@@ -17,7 +17,7 @@ from msctx.native import distributed
 
 class _Here(threading.local):
     def __init__(self) -> None:
-        self.asked: dict[str, Any] | None = None
+        self.requested: dict[str, Any] | None = None
 
 
 @dataclass
@@ -45,17 +45,17 @@ _shares: dict[tuple[int, int, tuple[int, ...]], _Share] = {}
 
 
 def read() -> dict[str, Any] | None:
-    return _here.asked
+    return _here.requested
 
 
-def write(asked: dict[str, Any] | None) -> None:
+def write(requested: dict[str, Any] | None) -> None:
     """Share the batches of loaders over which this thread iterates: ``rank`` and ``ranks`` count the processes of this machine."""
     global _plain, _threads
     from torch.utils.data import DataLoader
 
     with _lock:
-        _threads += (asked is not None) - (_here.asked is not None)
-        _here.asked = asked
+        _threads += (requested is not None) - (_here.requested is not None)
+        _here.requested = requested
         if _threads and DataLoader.__iter__ is not _iterate:
             _plain, DataLoader.__iter__ = DataLoader.__iter__, _iterate  # type: ignore[method-assign]
         elif not _threads and DataLoader.__iter__ is _iterate:
@@ -65,11 +65,11 @@ def write(asked: dict[str, Any] | None) -> None:
 def _iterate(loader: Any) -> Any:
     from torch.utils.data import get_worker_info
 
-    asked = _here.asked
-    ranks = sorted({0, *asked["ranks"]}) if asked else []
-    if asked is None or len(ranks) < 2 or asked["rank"] not in ranks or get_worker_info() is not None:
+    requested = _here.requested
+    ranks = sorted({0, *requested["ranks"]}) if requested else []
+    if requested is None or len(ranks) < 2 or requested["rank"] not in ranks or get_worker_info() is not None:
         return _plain(loader)
-    share = _share(asked["rank"], ranks)
+    share = _share(requested["rank"], ranks)
     share.number += 1
     size = len(loader.dataset) if isinstance(loader.dataset, Sized) else None
     what = f"{type(loader.dataset).__qualname__} of size {size} in batches of {loader.batch_size}"

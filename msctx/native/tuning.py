@@ -102,7 +102,7 @@ def keep(library: Core) -> None:
 def used_by(rows: Iterable[Choice]) -> Groups:
     """The entries for the problems of these choices, from the files that this process has used: what ran, as if all agreed on it."""
     library = core.loaded()
-    wanted = {(row.direction, row.line): (row.ran, row.math) for row in rows if row.asked == "performance"}
+    wanted = {(row.direction, row.line): (row.ran, row.math) for row in rows if row.requested == "performance"}
     found: Groups = {}
     if library is None or not wanted:
         return found

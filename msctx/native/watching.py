@@ -63,7 +63,7 @@ def _died(key: Key, reference: weakref.ref[nn.Module]) -> None:
 def _weight(module: nn.Module) -> tuple[torch.Tensor | None, bool]:
     """The weight of a module, and whether it is computed anew from others each time.
 
-    ``module.weight`` is not asked for: it may run a parametrization, which may draw random numbers or change its state.
+    ``module.weight`` is not requested: it may run a parametrization, which may draw random numbers or change its state.
     """
     weight = _of(module._parameters, "weight")
     if weight is not None:

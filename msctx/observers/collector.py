@@ -24,7 +24,7 @@ Row = dict[str, Any]
 ASK_AGAIN = 2
 """Of :meth:`Reader.wants`: yes, and the next call of the operator is asked about again."""
 BITS = 2
-"""Of ``tensors`` in :attr:`Reader.asked`: files, and of dtypes that NumPy does not have with the bits, as unsigned integers."""
+"""Of ``tensors`` in :attr:`Reader.requested`: files, and of dtypes that NumPy does not have with the bits, as unsigned integers."""
 
 DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Byte": "uint8", "Char": "int8",
           "Short": "int16", "Int": "int32", "Long": "int64", "Bool": "bool", "ComplexFloat": "complex64",
@@ -64,13 +64,13 @@ class Reader:
     settings: Any
 
     @property
-    def asked(self) -> Mapping[str, int]:
-        """What it asks for now: the names of ``Reader`` (kernels/glue/readers.h)."""
+    def requested(self) -> Mapping[str, int]:
+        """What it requests now: the names of ``Reader`` (kernels/glue/readers.h)."""
         raise NotImplementedError
 
     @property
     def folder(self) -> Path | None:
-        """Where files of tensors begin, where it asks for these."""
+        """Where files of tensors begin, where it requests these."""
         return None
 
     def wants(self, operator: str, module: str, number: int, place: int) -> int:
@@ -81,10 +81,10 @@ class Reader:
         return 1
 
     def take(self, rows: list[Row]) -> None:
-        """Rows of what it asked for, in the thread of the last one."""
+        """Rows of what it requested, in the thread of the last one."""
 
     def end_step(self) -> None:
-        """A step has ended; what is asked for may change."""
+        """A step has ended; what is requested may change."""
 
     def begin(self) -> None:
         """It reads from now on, for the first time or again."""
@@ -154,12 +154,12 @@ def refresh() -> None:
     readers = _of_this_process()
     library.c.msctx_collect_step(steps.current())
     functions = [py_object(one) for one in (_take, _choose, _place)] if readers else [py_object()] * 3
-    library.c.msctx_collect(core.json_of([*map(_asked, readers)]), *functions)
+    library.c.msctx_collect(core.json_of([*map(_requested, readers)]), *functions)
 
 
-def _asked(one: Reader) -> dict[str, Any]:
+def _requested(one: Reader) -> dict[str, Any]:
     flags = {"lines": int(one.wants_lines), "chooses": int(one.is_choosy)}
-    return {"reader": one.number, "folder": str(one.folder or ""), **flags, **one.asked}
+    return {"reader": one.number, "folder": str(one.folder or ""), **flags, **one.requested}
 
 
 def _choose(reader: int, operator: str, module: str, number: int, place: int) -> int:
@@ -232,7 +232,7 @@ def known_operators() -> set[str]:
 
 
 def recent() -> list[Row]:
-    """The last operators that ran, as many as readers asked for."""
+    """The last operators that ran, as many as readers requested."""
     found: list[Row] = core.load().c.msctx_collected(0)
     return found
 

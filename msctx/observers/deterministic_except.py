@@ -24,7 +24,7 @@ class ExceptReader(Reader):
         self._unmet = {*settings.names}
 
     @property
-    def asked(self) -> Mapping[str, int]:
+    def requested(self) -> Mapping[str, int]:
         return {}
 
     def begin(self) -> None:

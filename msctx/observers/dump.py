@@ -82,7 +82,7 @@ class DumpReader(Reader):
         return not self.settings.ranks or files.rank() in self.settings.ranks
 
     @property
-    def asked(self) -> Mapping[str, int]:
+    def requested(self) -> Mapping[str, int]:
         if not self._is_wanted:
             return {}
         return {

@@ -41,7 +41,7 @@ class ErrorReader(Reader):
         self._count = 0
 
     @property
-    def asked(self) -> Mapping[str, int]:
+    def requested(self) -> Mapping[str, int]:
         return {"errors": int(self._count < MOST)}
 
     @property

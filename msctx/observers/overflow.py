@@ -36,7 +36,7 @@ class OverflowReader(Reader):
         self.found: list[Row] = []
 
     @property
-    def asked(self) -> Mapping[str, int]:
+    def requested(self) -> Mapping[str, int]:
         return {"overflow": MODES[self.settings.mode] | (0 if self.found else PASSED_ON)}
 
     @property

@@ -37,7 +37,7 @@ class RecorderReader(Reader):
         self._written: BaseException | None = None
 
     @property
-    def asked(self) -> Mapping[str, int]:
+    def requested(self) -> Mapping[str, int]:
         return {"recent": 1}
 
     def begin(self) -> None:

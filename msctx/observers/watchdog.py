@@ -37,7 +37,7 @@ class WatchdogReader(Reader):
         self._stop = threading.Event()
 
     @property
-    def asked(self) -> Mapping[str, int]:
+    def requested(self) -> Mapping[str, int]:
         return {"running": 1}
 
     def begin(self) -> None:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Any
 
-from msctx.options.conv_rules import ASKED, ConvRule, asked_by, option_of, rules_of
+from msctx.options.conv_rules import REQUESTED, ConvRule, option_of, requested_by, rules_of
 from msctx.options.kinds import Size
 from msctx.shipped import KERNEL_SOURCES
 
 RECORDED = "torch"
-"""What a policy that records problems asks for where nothing else is asked for: torch's own path."""
+"""What a policy that records problems requests where nothing else is requested: torch's own path."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ConvPolicy:
     @property
     def algorithms(self) -> dict[str, str | None]:
         """Direction → the algorithm that its option names."""
-        return {direction: getattr(self, option_of(direction)) for direction in ASKED}
+        return {direction: getattr(self, option_of(direction)) for direction in REQUESTED}
 
     @property
     def rules(self) -> tuple[ConvRule, ...]:
@@ -54,8 +54,8 @@ class ConvPolicy:
     @property
     def measures(self) -> bool:
         """Whether some call may run the fastest algorithm by measurement."""
-        asked = asked_by(self.algorithms, self.conv_algo_rules, self.matmul_algo_rules)
-        return any(name == "performance" for _, name in asked)
+        requested = requested_by(self.algorithms, self.conv_algo_rules, self.matmul_algo_rules)
+        return any(name == "performance" for _, name in requested)
 
     def of_products(self) -> ConvPolicy:
         """What of it decides how products are computed."""

@@ -16,7 +16,7 @@ from msctx.options.kinds import BadValue, ChoiceKind, TextKind, show
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
 """Of a convolution."""
 PRODUCT = "matmul"
-ASKED = (*DIRECTIONS, PRODUCT)
+REQUESTED = (*DIRECTIONS, PRODUCT)
 """The directions that have algorithms, in the order of the native core."""
 PRODUCT_FIELDS = ("module", "input", "weight", "dtype", "layout")
 ALONG = ("stride", "padding", "dilation", "output_padding")
@@ -52,21 +52,21 @@ def _algorithms(direction: str) -> ChoiceKind:
 
 @dataclass(frozen=True)
 class ConvRule:
-    """Every one of *conditions* (field, pattern with * and ?) must hold; *asked* has an algorithm for some directions."""
+    """Every one of *conditions* (field, pattern with * and ?) must hold; *requested* has an algorithm for some directions."""
 
     conditions: tuple[tuple[str, str], ...]
-    asked: tuple[tuple[str, str], ...]
+    requested: tuple[tuple[str, str], ...]
 
     @property
     def is_of_products(self) -> bool:
-        return self.asked[0][0] == PRODUCT
+        return self.requested[0][0] == PRODUCT
 
     def __str__(self) -> str:
         """The rule in its canonical text; a single module pattern stands without ``module=``."""
         where = " ".join(f"{field}={pattern}" for field, pattern in self.conditions)
         if len(self.conditions) == 1 and self.conditions[0][0] == "module":
             where = self.conditions[0][1]
-        return f"{where}: " + ", ".join(f"{direction}={name}" for direction, name in self.asked)
+        return f"{where}: " + ", ".join(f"{direction}={name}" for direction, name in self.requested)
 
 
 FEW_CHANNELS = (("dims", "2"), ("input", "*x[1-4]x*x*"))
@@ -83,7 +83,7 @@ def rules_of(text: str) -> tuple[ConvRule, ...]:
     return tuple(ConvRule(pairs(where.split()), pairs(algorithms.split(", "))) for where, algorithms in rules)
 
 
-def asked_by(named: Mapping[str, str | None], *texts: str | None) -> dict[tuple[str, str], str]:
+def requested_by(named: Mapping[str, str | None], *texts: str | None) -> dict[tuple[str, str], str]:
     """(direction, algorithm) → the option, or else the rules, that name it.
 
     Args:
@@ -91,7 +91,7 @@ def asked_by(named: Mapping[str, str | None], *texts: str | None) -> dict[tuple[
         texts: the rules' canonical texts.
     """
     found = {(d, name): f"{option_of(d)}={name}" for d, name in named.items() if name}
-    for d, name in (pair for text in texts if text for rule in rules_of(text) for pair in rule.asked):
+    for d, name in (pair for text in texts if text for rule in rules_of(text) for pair in rule.requested):
         found.setdefault((d, name), f"{d}={name} of {'matmul' if d == PRODUCT else 'conv'}_algo_rules")
     return found
 
@@ -138,7 +138,9 @@ class RulesKind(TextKind):
             pairs = [_halves(part) for part in text.split(";") if part.strip()]
         if not pairs:
             raise BadValue("there are no rules in it")
-        return "; ".join(str(ConvRule(self._conditions(where), tuple(self._asked(algorithms)))) for where, algorithms in pairs)
+        return "; ".join(
+            str(ConvRule(self._conditions(where), tuple(self._requested(algorithms)))) for where, algorithms in pairs
+        )
 
     def schema(self) -> dict[str, Any]:
         each = {
@@ -178,7 +180,7 @@ class RulesKind(TextKind):
         along = {*pattern.split("x")}
         return field, along.pop() if field in ALONG and len(along) == 1 else pattern
 
-    def _asked(self, algorithms: Any) -> list[tuple[str, str]]:
+    def _requested(self, algorithms: Any) -> list[tuple[str, str]]:
         """An algorithm for each direction that is named; a name alone is meant for each direction that has it."""
         kinds = {d: _algorithms(d) for d in self.about.directions}
         if isinstance(algorithms, str):

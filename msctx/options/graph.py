@@ -62,9 +62,9 @@ class Compilation:
         fusion_switches: of CANN's fusion passes: group, pass, ``"on"`` or ``"off"``.
         scope_passes: which passes replace patterns that are off unless named.
         frozen: weights become constants where no gradients are computed.
-        weights: convolutions read them where they are, since an algorithm is asked for.
+        weights: convolutions read them where they are, since an algorithm is requested.
         epilogues: convolutions of graphs without gradients take what follows them into their call, under the policy for algorithms.
-        products: the policy by which linear layers do, where it asks for products; it is known by what decides about these alone.
+        products: the policy by which linear layers do, where it requests products; it is known by what decides about these alone.
     """
 
     whole: bool = False

@@ -22,7 +22,7 @@ class Dump:
         ranks: that write; (): all.
         arguments: whether those that are no tensors are written, in MindSpore's layout.
         marked: only what :func:`msctx.set_dump` has marked.
-        option: that asks for it.
+        option: that requests it.
     """
 
     path: str
@@ -50,7 +50,7 @@ class Overflow:
     """Which operator first computes what is not finite from what is.
 
     *mode*: as dump_debug_mode; *most*: operators whose data are written, 0: as many as there is room for;
-    *option*: that asks for it.
+    *option*: that requests it.
     """
 
     path: str
@@ -63,7 +63,7 @@ class Overflow:
 class ErrorDump:
     """What goes into an operator that raises, in files.
 
-    *level*: as enable_exception_dump; *path*: "": where CANN puts them; *option*: that asks for it.
+    *level*: as enable_exception_dump; *path*: "": where CANN puts them; *option*: that requests it.
     """
 
     level: int

@@ -172,30 +172,30 @@ class Precision:
         return not (self.rules or self.modules or self.retries)
 
 
-def text_of(asked: Mapping[str, Any]) -> str:
+def text_of(requested: Mapping[str, Any]) -> str:
     """The canonical text of options; ``""`` if none of them sets anything."""
-    is_meant = mode_of(asked) == "force_fp16"  # False: what has no kernel for float16 is an error there
-    found = {n: v for n, v in asked.items() if v not in (None, {}) and (v is not False or is_meant)}
+    is_meant = mode_of(requested) == "force_fp16"  # False: what has no kernel for float16 is an error there
+    found = {n: v for n, v in requested.items() if v not in (None, {}) and (v is not False or is_meant)}
     return json.dumps(found, sort_keys=True, separators=(",", ":")) if found else ""
 
 
 @lru_cache(256)
 def precision_of(text: str) -> Precision:
     """The rules of a canonical text."""
-    asked = json.loads(text)
-    mode = mode_of(asked)
+    requested = json.loads(text)
+    mode = mode_of(requested)
     rules: dict[str, PrecisionRule] = {}
     modules: dict[str, dict[str, PrecisionRule]] = {}
     if mode:
-        rules |= _of_mode(mode, f"{ACCELERATE}={speed}" if (speed := asked.get(ACCELERATE)) else f"precision_mode={mode}")
-    if mode in MIXED and "modify_mixlist" in asked:
-        rules |= _of_mixlist(asked["modify_mixlist"], LOW[mode])
-    if "atc.builtin_impl_mode_ini" in asked:
-        rules |= _of_implmode(asked["atc.builtin_impl_mode_ini"].removesuffix(".ini"), None, rules)
-    if "op_select_implmode" in asked:
-        rules |= _of_implmode(asked["op_select_implmode"], asked.get("optypelist_for_implmode"), rules)
+        rules |= _of_mode(mode, f"{ACCELERATE}={speed}" if (speed := requested.get(ACCELERATE)) else f"precision_mode={mode}")
+    if mode in MIXED and "modify_mixlist" in requested:
+        rules |= _of_mixlist(requested["modify_mixlist"], LOW[mode])
+    if "atc.builtin_impl_mode_ini" in requested:
+        rules |= _of_implmode(requested["atc.builtin_impl_mode_ini"].removesuffix(".ini"), None, rules)
+    if "op_select_implmode" in requested:
+        rules |= _of_implmode(requested["op_select_implmode"], requested.get("optypelist_for_implmode"), rules)
     by_type, by_name = ("ByOpType", "ByNodeName")
-    ways, dtypes = asked.get("op_precision_mode", {}), asked.get("customize_dtypes", {})
+    ways, dtypes = requested.get("op_precision_mode", {}), requested.get("customize_dtypes", {})
     for name, way in ways.get(by_type, {}).items():
         rules |= _of_way(way, ops_of(name), rules, f"op_precision_mode [{by_type}] {name}={way}")
     for name, listed in dtypes.get(by_type, {}).items():
@@ -206,15 +206,15 @@ def precision_of(text: str) -> Precision:
     for name, listed in dtypes.get(by_name, {}).items():
         rule = _custom(listed, f"customize_dtypes {name}")
         modules.setdefault(name, {}).update({op: rule for op in operators.CLASS_OF if op not in MOVING})
-    wants_kernels = asked.get("enable_reduce_precision")
+    wants_kernels = requested.get("enable_reduce_precision")
     retries = int(wants_kernels) if wants_kernels is not None else 2 * (mode == "force_fp16")
-    return Precision(rules, modules, LOW.get(mode, ""), retries, asked.get("frozen_weights", False))
+    return Precision(rules, modules, LOW.get(mode, ""), retries, requested.get("frozen_weights", False))
 
 
-def mode_of(asked: Mapping[str, Any]) -> str:
+def mode_of(requested: Mapping[str, Any]) -> str:
     """The requested precision_mode, by any of the options that set it."""
-    speed, newer = asked.get(ACCELERATE, ""), asked.get("precision_mode_v2", "")
-    return str(asked.get("precision_mode") or V2.get(newer) or SPEEDS.get(speed, ""))
+    speed, newer = requested.get(ACCELERATE, ""), requested.get("precision_mode_v2", "")
+    return str(requested.get("precision_mode") or V2.get(newer) or SPEEDS.get(speed, ""))
 
 
 def ops_of(name: str) -> tuple[str, ...]:

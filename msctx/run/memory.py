@@ -1,6 +1,6 @@
 """The memory of a run: the peak of each phase.
 
-A phase ends with each line that the entry logs. Counted is host memory, where the options of a run ask for it, and the current
+A phase ends with each line that the entry logs. Counted is host memory, where the options of a run request it, and the current
 accelerator, as soon as the program uses one.
 """
 

@@ -158,8 +158,8 @@ class Sweep:
         self.grid, self._file, self._words, self._engine, self._experiment = points(values), file, words, engine, experiment
         source = experiment.file or Path(file.partition(":")[0])  # or a module, which Python finds
         content = hashlib.sha256(source.read_bytes() if source.is_file() else b"").hexdigest()
-        asked = plain({key: list(each) for key, each in values.items()})
-        self._given = {"file": str(Path(file).absolute()), "content": content, "words": [*words], "sweep": asked}
+        requested = plain({key: list(each) for key, each in values.items()})
+        self._given = {"file": str(Path(file).absolute()), "content": content, "words": [*words], "sweep": requested}
         self._results: dict[int, dict[str, Any]] = {}
 
     def run(self, out: str | None, done: Callable[[int, Mapping[str, Any]], None], *, resume: bool = False) -> dict[str, Any]:

@@ -17,11 +17,11 @@ def of_rank(seed: int, rank: int) -> int:
     return int(numpy.random.SeedSequence(seed, spawn_key=(rank,)).generate_state(1, numpy.uint64)[0])
 
 
-def _seed(asked: int | dict[str, Any]) -> None:
+def _seed(requested: int | dict[str, Any]) -> None:
     """Sow a seed; or, of a ``seed`` that is to differ ``by_rank``, what is derived for this process."""
-    seed = asked if isinstance(asked, int) else of_rank(asked["seed"], distributed.known_rank() or 0)
+    seed = requested if isinstance(requested, int) else of_rank(requested["seed"], distributed.known_rank() or 0)
     random.seed(seed)
-    numpy.random.seed(seed if isinstance(asked, int) else [seed % 2**32, seed >> 32])  # it takes words of 32 bits
+    numpy.random.seed(seed if isinstance(requested, int) else [seed % 2**32, seed >> 32])  # it takes words of 32 bits
     torch.manual_seed(seed)  # every device; workers of a DataLoader draw theirs from it
 
 

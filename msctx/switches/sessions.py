@@ -18,12 +18,12 @@ _here = _Here()
 
 
 def value(name: str) -> Any:
-    """What is asked for in this thread; ``None``: nothing."""
+    """What is requested in this thread; ``None``: nothing."""
     return _here.values.get(name)
 
 
-def _write(name: str, asked: Any) -> None:
-    _here.values[name] = asked
+def _write(name: str, requested: Any) -> None:
+    _here.values[name] = requested
 
 
 def _kept(name: str) -> Switch:

@@ -1,7 +1,7 @@
 """The settings that the caching allocators of all accelerators share; they exist in torch's CPU builds too.
 
 torch has one text of them. Each new text resets some keys that it lacks (max_split_size_mb …) and leaves others as they are
-(those of :data:`DEFAULTS`), and the getter returns the last text as it came. So what is asked for is laid over the user's own
+(those of :data:`DEFAULTS`), and the getter returns the last text as it came. So what is requested is laid over the user's own
 text, which is sent again at the end, with what it lacks once as torch's default.
 """
 

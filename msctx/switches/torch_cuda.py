@@ -22,7 +22,7 @@ def _has_no_cache(on: bool) -> str:
 
 
 _caches = True
-"""What :func:`_keep` last wrote: torch 2.11 cannot be asked."""
+"""What :func:`_keep` last wrote: torch 2.11 cannot be requested."""
 
 
 def _keeps() -> bool:

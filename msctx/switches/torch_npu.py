@@ -287,7 +287,7 @@ def _exception_dump() -> str:
 
 
 def _no_exception_dump(value: str) -> str:
-    """Why another dump cannot be asked for."""
+    """Why another dump cannot be requested."""
     try:
         _acl_init()
     except (OSError, ValueError) as error:
@@ -339,7 +339,7 @@ def is_late(what: str) -> str:
 
 
 _recorded = Kept(lambda key: True)
-"""Where they go, which torch_npu cannot be asked."""
+"""Where they go, which torch_npu cannot be requested."""
 
 
 def _recorded_in() -> str | None:

@@ -30,7 +30,7 @@ DUMPS = (
 
 
 class _Kept(paths.Kept):
-    """Options as they are wanted: torchair asks for them when it compiles graphs, which is later."""
+    """Options as they are wanted: torchair requests them when it compiles graphs, which is later."""
 
     def write(self, texts: Options | None) -> None:
         super().write(texts)

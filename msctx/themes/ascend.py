@@ -129,7 +129,7 @@ def _host_scheduling_max_threshold(on: On, setting: Setting) -> Outcome:
         return approximated({}, FROM_THE_HOST) if on.device == "cpu" else as_it_is()
     if on.device == "cpu":
         return honoured(reason=FROM_THE_HOST)
-    return approximated({}, f"{FROM_THE_HOST}; CUDA graphs that a program asks for itself stay as they are")
+    return approximated({}, f"{FROM_THE_HOST}; CUDA graphs that a program requests itself stay as they are")
 
 
 def _ac_parallel_enable(on: On, setting: Setting) -> Outcome:

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 from msctx.options import Setting
 from msctx.options.conv_policy import RECORDED, ConvPolicy, able
 from msctx.options.conv_rules import (
-    ASKED,
     DIRECTIONS,
     FEW_CHANNELS,
     PRODUCT,
+    REQUESTED,
     ConvRule,
     RulesKind,
-    asked_by,
     option_of,
+    requested_by,
     rules_of,
 )
 from msctx.options.kinds import Bool, Choice, Flag, MemoryBetween, Share
@@ -40,9 +40,9 @@ CUDNN_NUMBERS = {
 MEASURED = dict.fromkeys(("auto", "fastest", "benchmark"), "performance")
 """What others call it."""
 FIXED_ORDER = (
-    (When("deterministic", ("ON",)), "deterministic=ON asks for the same bits in every run"),
-    (When("thread_invariant", TRUE), "thread_invariant=True asks for the same bits with any number of threads"),
-    (When("batch_invariant", TRUE), "batch_invariant=True asks for the same bits in any batch"),
+    (When("deterministic", ("ON",)), "deterministic=ON requests the same bits in every run"),
+    (When("thread_invariant", TRUE), "thread_invariant=True requests the same bits with any number of threads"),
+    (When("batch_invariant", TRUE), "batch_invariant=True requests the same bits in any batch"),
 )
 
 # fmt: off
@@ -92,7 +92,7 @@ OPTIONS = (
              "deterministic=ON; for a shape that the named one cannot take see conv_fprop_algo."),
     session_option("enable_small_channel", Flag, default=0, example=1, ge="ge.enableSmallChannel",
         help="Speeds up convolutions of images of at most four channels, such as the first of a model: on a CPU they run "
-             "what conv_fprop_algo=normal and its like would take for them, where no other algorithm is asked for (2-D; "
+             "what conv_fprop_algo=normal and its like would take for them, where no other algorithm is requested (2-D; "
              "often torch's own path); on CUDA they are measured. In CANN, inference (graph_run_mode=0) always has it on."),
     extension("fallback", Choice({
             "warn": "torch's own path runs, with one warning for each problem",
@@ -143,7 +143,7 @@ RULES: tuple[Rule, ...] = (
 
 ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
 INVARIANT = ("thread_invariant", "batch_invariant")
-"""What asks for kernels whose bits do not depend on something, where no algorithm is asked for."""
+"""What requests kernels whose bits do not depend on something, where no algorithm is requested."""
 PRODUCTS = ("matmul_algo", "matmul_algo_rules")
 SMALL = "enable_small_channel"
 NATIVE = (*ALGORITHMS, "conv_algo_rules", *PRODUCTS, *INVARIANT, SMALL)
@@ -176,7 +176,7 @@ OWN_FORMATS = {"torch.inductor.layout_optimization": False}
 """Inductor then computes with the weights themselves, not with copies of them in channels_last, which belong to no module."""
 HALF_ON_CUDA = "float16 and bfloat16 follow it too, for which MindSpore always takes implicit_precomp_gemm and algo_1"
 ON_CPU_ALONE = "it is computed on the CPU alone: compare with tensors that are moved there"
-NO_PARTS = "it computes products from parts, and allow_fp32_emulation=False asks for products in float32 alone"
+NO_PARTS = "it computes products from parts, and allow_fp32_emulation=False requests products in float32 alone"
 POLICY = {"cpu": "native.convolution.cpu", "cuda": "native.convolution.cuda"}
 CUBE_MATH_TYPE = "torch.npu.matmul.cube_math_type"
 ON_NPU = ("fp16x3", "strict")
@@ -227,7 +227,7 @@ def conv_policy(on: On) -> dict[str, Any]:
     if excluded(on, asking.get("matmul_algo", "")):
         del asking["matmul_algo"]
     if asking.get("matmul_algo_rules"):
-        rules = [str(rule) for rule in rules_of(asking.pop("matmul_algo_rules")) if not excluded(on, rule.asked[0][1])]
+        rules = [str(rule) for rule in rules_of(asking.pop("matmul_algo_rules")) if not excluded(on, rule.requested[0][1])]
         asking |= {"matmul_algo_rules": "; ".join(rules)} if rules else {}
     if rounds_products(on):
         asking.setdefault("matmul_algo", "normal")
@@ -235,10 +235,10 @@ def conv_policy(on: On) -> dict[str, Any]:
         asking = {name: value for name, value in asking.items() if value != "reference"}
     left_open = [(d, FOR_SMALL[on.device]) for d in DIRECTIONS if f"conv_{d}_algo" not in asking]
     if asking.pop(SMALL, False) and left_open:
-        texts = (asking.get("conv_algo_rules"), str(ConvRule(FEW_CHANNELS, tuple(left_open))))  # after what is asked for
+        texts = (asking.get("conv_algo_rules"), str(ConvRule(FEW_CHANNELS, tuple(left_open))))  # after what is requested
         asking["conv_algo_rules"] = "; ".join(filter(None, texts))
     asking |= {who: RECORDED for d in _only_recorded(on) if (who := option_of(d)) not in asking}
-    if not asking or not asked(on):
+    if not asking or not requested(on):
         return {}
     if asking.get("batch_invariant"):
         asking["thread_invariant"] = True  # of the same kernels, fewer
@@ -262,11 +262,11 @@ def conv_policy(on: On) -> dict[str, Any]:
 
 def npu_policy(on: On) -> dict[str, Any]:
     """The assignments that the options for products come to together on an NPU."""
-    named = asked(on)
+    named = requested(on)
     if not named or on.facts.native or on.facts.npu:
         return {}
     option, rules = on.settings.get("matmul_algo"), on.settings.get("matmul_algo_rules")
-    kept = [str(rule) for rule in rules_of(rules.value) if not excluded(on, rule.asked[0][1])] if rules else []
+    kept = [str(rule) for rule in rules_of(rules.value) if not excluded(on, rule.requested[0][1])] if rules else []
     policy = ConvPolicy(
         matmul_algo=option.value if option and not excluded(on, option.value) else None,
         matmul_algo_rules="; ".join(kept) or None,
@@ -278,7 +278,7 @@ def npu_policy(on: On) -> dict[str, Any]:
 
 
 def on_fallback(on: On) -> str:
-    """What becomes of a call that cannot run what is asked for."""
+    """What becomes of a call that cannot run what is requested."""
     return str(on.get("fallback", "error" if on.get("strict", False) else "warn"))
 
 
@@ -289,7 +289,7 @@ def assignments_of(on: On) -> dict[str, Any]:
 
 def only_records(on: On) -> bool:
     """Whether nothing is asked of the native core but to record: then all runs as without it."""
-    return {name for _, name in asked(on)} <= {RECORDED}
+    return {name for _, name in requested(on)} <= {RECORDED}
 
 
 def _only_recorded(on: On) -> list[str]:
@@ -300,21 +300,21 @@ def _only_recorded(on: On) -> list[str]:
     return [d for d in directions if not on.get(option_of(d))]
 
 
-def asked(on: On) -> dict[tuple[str, str], str]:
-    """All that the native core is asked for on this device, and may run: (direction, algorithm) → who asks for it."""
-    return {(d, name): who for (d, name), who in _all_asked(on).items() if d != PRODUCT or not excluded(on, name)}
+def requested(on: On) -> dict[tuple[str, str], str]:
+    """All that is requested of the native core on this device, and may run: (direction, algorithm) → who requests it."""
+    return {(d, name): who for (d, name), who in _all_requested(on).items() if d != PRODUCT or not excluded(on, name)}
 
 
 @once
-def _all_asked(on: On) -> dict[tuple[str, str], str]:
+def _all_requested(on: On) -> dict[tuple[str, str], str]:
     tuned = measured(on) if on.device in POLICY else {}
-    directions = {"cpu": ASKED, "cuda": DIRECTIONS, "ascend": (PRODUCT,)}[on.device]
+    directions = {"cpu": REQUESTED, "cuda": DIRECTIONS, "ascend": (PRODUCT,)}[on.device]
     named = {d: on.get(option_of(d)) or tuned.get(option_of(d)) for d in directions}
     of = {"conv_algo_rules": DIRECTIONS[0], "matmul_algo_rules": PRODUCT}
-    found = asked_by(named, *((on.get(name) or tuned.get(name)) if d in named else None for name, d in of.items()))
+    found = requested_by(named, *((on.get(name) or tuned.get(name)) if d in named else None for name, d in of.items()))
     if on.device == "cpu":  # there are options for what is left open
         for option in INVARIANT:
-            found |= {(d, option): option for d in ASKED if on.get(option) and not named[d]}
+            found |= {(d, option): option for d in REQUESTED if on.get(option) and not named[d]}
         if rounds_products(on) and not named[PRODUCT]:
             found.setdefault((PRODUCT, "normal"), "matmul_allow_tf32")
     if on.device in POLICY and on.get(SMALL):
@@ -328,13 +328,13 @@ def rounds_products(on: On) -> bool:
     return on.device == "cpu" and bool(on.get("matmul_allow_tf32")) and not on.facts.matrix_unit
 
 
-def asked_of(on: On, *directions: str) -> dict[tuple[str, str], str]:
-    """What of :func:`asked` is for these directions."""
-    return {key: who for key, who in asked(on).items() if key[0] in directions}
+def requested_of(on: On, *directions: str) -> dict[tuple[str, str], str]:
+    """What of :func:`requested` is for these directions."""
+    return {key: who for key, who in requested(on).items() if key[0] in directions}
 
 
 def _are_able(on: On, ability: str, who: Collection[tuple[str, str]]) -> bool:
-    """Whether an algorithm that is asked for has an ability on the CPU; what runs where one falls back is not asked for."""
+    """Whether an algorithm that is requested has an ability on the CPU; what runs where one falls back is not requested."""
     found = able(ability, on_matrix_unit=not on.facts.matrix_unit)
     return any(each in found or each[1] in OPEN for each in who)
 
@@ -382,7 +382,7 @@ def _conv_algo_rules(on: On, setting: Setting) -> Outcome:
             )
         else:
             assignments |= OWN_FORMATS
-    unordered = [f"{d}={name}" for d, name in asked_by({}, setting.value) if (d, name) in able("add in no fixed order")]
+    unordered = [f"{d}={name}" for d, name in requested_by({}, setting.value) if (d, name) in able("add in no fixed order")]
     wanted = SAME_BITS if on.device == "cpu" else {"deterministic": "ON"}
     if unordered and (asking := [option for option, value in wanted.items() if on.get(option) == value]):
         differs = f"{', '.join(unordered)} adds in no fixed order and falls back under {' and '.join(asking)}"
@@ -416,10 +416,10 @@ def excluded(on: On, product: str) -> str:
     if of_parts and on.get("allow_fp32_emulation") is False:
         return NO_PARTS
     if rounds and on.get("matmul_allow_tf32") is False:
-        return "it rounds, and matmul_allow_tf32=False asks for products that do not"
+        return "it rounds, and matmul_allow_tf32=False requests products that do not"
     if of_parts and on.get("batch_invariant"):
         return (
-            "the values of other rows decide how it computes one, and batch_invariant=True asks for the same bits in any batch"
+            "the values of other rows decide how it computes one, and batch_invariant=True requests the same bits in any batch"
         )
     return ""
 
@@ -439,7 +439,7 @@ def _excluded_on_npu(on: On, product: str) -> str:
 def _frozen_weights(on: On, setting: Setting) -> Outcome:
     if not on.facts.native and policy(on) and on.get("precision_mode_v2") not in HIF8:
         return honoured(reason="part of the precision policy: casts of weights")
-    if on.device == "cuda" and asked(on):
+    if on.device == "cuda" and requested(on):
         return inert("cuDNN keeps no form of a weight; on CUDA it goes with precision_mode and its family")
     return detail(on, "; or with precision_mode and its family", "keep a form of the weights")
 
@@ -449,7 +449,7 @@ def _max_error(on: On, setting: Setting) -> Outcome:
     if on.device == "cuda":
         return refused(NO_BOUNDS)
     outcome = detail(on, of=directions)
-    mine = asked_of(on, *directions)
+    mine = requested_of(on, *directions)
     named = [who for (_, name), who in mine.items() if name not in OPEN]
     differs = [NO_BOUND] if _may_choose_torch(on, mine) else []
     if outcome.status != "honoured" or not (named or differs):
@@ -469,17 +469,17 @@ def _may_choose_torch(on: On, mine: Collection[tuple[str, str]]) -> bool:
 
 def _fallback(on: On, setting: Setting) -> Outcome:
     outcome = detail(on)
-    if outcome.status == "honoured" and all(name in CHOOSING for _, name in asked(on)):
+    if outcome.status == "honoured" and all(name in CHOOSING for _, name in requested(on)):
         why = "nothing falls back: normal and performance choose among what can run, and torch's own path is one of that"
         return replace(inert(why), quiet=True)
     return outcome
 
 
-def detail(on: On, also: str = "", ability: str = "", of: tuple[str, ...] = ASKED) -> Outcome:
+def detail(on: On, also: str = "", ability: str = "", of: tuple[str, ...] = REQUESTED) -> Outcome:
     """Of an option for how algorithms run; on the CPU, of those with an *ability*."""
-    if not (mine := asked_of(on, *of)):
-        if excluded_here := [who for (d, _), who in _all_asked(on).items() if d in of]:
-            return inert(f"no call can run what is asked for: {', '.join(dict.fromkeys(excluded_here))}")
+    if not (mine := requested_of(on, *of)):
+        if excluded_here := [who for (d, _), who in _all_requested(on).items() if d in of]:
+            return inert(f"no call can run what is requested: {', '.join(dict.fromkeys(excluded_here))}")
         if on.device == "cuda" and any(map(on.get, ALGORITHMS)):
             return inert(f"normal is {OWN_PATH}")
         convolutions = ["conv_fprop_algo and its like", "conv_algo_rules"] if of != (PRODUCT,) and on.device in POLICY else []
@@ -488,10 +488,10 @@ def detail(on: On, also: str = "", ability: str = "", of: tuple[str, ...] = ASKE
         asking = ", ".join((*convolutions, *products, *invariant)) + f" and {SMALL}" * bool(convolutions)
         elsewhere = on.source.devices - {*on.facts.devices}  # groups that wait for a machine with such a device
         waits = any(on.source.get(name, device) for device in elsewhere for name in NAMED)
-        return replace(inert(f"no algorithm is asked for: it goes with {asking}{also}"), quiet=waits)
+        return replace(inert(f"no effect: also set one of {asking}{also}"), quiet=waits)
     if why := obstacle(on):
         return refused(why)
     if ability and on.device == "cpu" and not _are_able(on, ability, mine):
         who = ", ".join(dict.fromkeys(mine.values()))
-        return inert("; ".join(filter(None, (f"no algorithm that is asked for can {ability}: {who}", on.facts.matrix_unit))))
+        return inert("; ".join(filter(None, (f"no algorithm that is requested can {ability}: {who}", on.facts.matrix_unit))))
     return honoured(reason="part of the policy for convolutions and matrix products")

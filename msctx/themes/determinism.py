@@ -40,7 +40,7 @@ OPTIONS = (
              "that reads them gives the same bits each time. ON implies it; false saves the fill where the program is known "
              "not to read them."),
     extension("thread_invariant", Bool, example=True, devices=("cpu",),
-        help="Convolutions and matrix products give the same bits for any number of threads. Where no algorithm is asked for "
+        help="Convolutions and matrix products give the same bits for any number of threads. Where no algorithm is requested "
              "they run msctx's own kernels; float32 and float64 products of matrices run MKL's strict mode where that can "
              "be had, which must be set before MKL first computes, and stays. Nothing is promised for other operators. What "
              "runs on a GPU does not depend on the CPU's threads."),

@@ -28,7 +28,7 @@ OPTIONS = (
         help="Whether the program runs on the accelerator at all; false makes the CPU its device, whatever device_target is."),
     extension("default_device", Bool, example=True,
         help="Makes tensors that name no device be created on the context's device (device_target, device_id). Off unless "
-             "asked for: torch does it with a Python mode that costs some microseconds per call."),
+             "requested: torch does it with a Python mode that costs some microseconds per call."),
 )
 # fmt: on
 

@@ -60,7 +60,7 @@ AS_TEXT = (
 FROZEN_BY_CANN = "CANN takes the weights for constants (frozen_parameter): their memory must stay where it is"
 AGGRESSIVE = "kernels that share no data are combined, too, which may be slower"
 KEEP_CONVOLUTIONS = (
-    "an algorithm is asked for, and with {} inductor would compute convolutions and products without it: the algorithm wins"
+    "an algorithm is requested, and with {} inductor would compute convolutions and products without it: the algorithm wins"
 )
 
 

@@ -19,7 +19,7 @@ from msctx.options.rules import OF_INFERENCE, TRUE, Excludes, Forbids, Needs, Ov
 from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, once
 from msctx.themes.cache import cache
 from msctx.themes.common import apart, search
-from msctx.themes.convolution import POLICY, asked_of, conv_policy, only_records
+from msctx.themes.convolution import POLICY, conv_policy, only_records, requested_of
 from msctx.themes.graph_kernel_flags import FLAGS, GROUP
 
 # fmt: off
@@ -236,21 +236,21 @@ def _fusion(on: On) -> dict[str, Any]:
 
 def _has_algorithm(on: On, *directions: str) -> bool:
     """Whether convolutions that inductor compiles for the CPU may have one."""
-    names = asked_of(on.at("cpu"), *directions)
+    names = requested_of(on.at("cpu"), *directions)
     return fused(on) is not False and any(name != RECORDED for _, name in names)
 
 
 def _products(on: On) -> ConvPolicy | None:
     """The policy by which linear layers may take what follows them into their call."""
     on_cpu = on.at("cpu")
-    if fused(on) is False or all(name == RECORDED for _, name in asked_of(on_cpu, PRODUCT)):
+    if fused(on) is False or all(name == RECORDED for _, name in requested_of(on_cpu, PRODUCT)):
         return None
     policy: ConvPolicy | None = conv_policy(on_cpu).get(POLICY["cpu"])
     return policy and policy.of_products()
 
 
 def hides(on: On, name: str) -> bool:
-    """Whether an option would take convolutions away from the algorithm that is asked for, on whichever device."""
+    """Whether an option would take convolutions away from the algorithm that is requested, on whichever device."""
     there = [on.at(device) for device in POLICY]
     return name in (TUNED, FROZEN, AS_PRODUCT) and any(conv_policy(one) and not only_records(one) for one in there)
 
@@ -334,7 +334,7 @@ def _mix_compile_mode(on: On, setting: Setting) -> Outcome:
     if setting.value and on.get("mode") != 0:
         return approximated(
             {},
-            "eager code stays in PyTorch, and so does what torch.compile cannot compile, unless a call asks for fullgraph=True",
+            "eager code stays in PyTorch, and so does what torch.compile cannot compile, unless a call requests fullgraph=True",
         )
     return compiled(on)
 

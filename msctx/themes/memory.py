@@ -19,7 +19,7 @@ GB = 2**30
 # fmt: off
 OPTIONS = (
     Option("max_device_memory", Memory, default=Size(1024 * GB), example="4GB", also=("runtime.set_memory.max_size",),
-        help="The most memory that this process may take on the device through torch's allocator; asking for more raises "
+        help="The most memory that this process may take on the device through torch's allocator; requesting more raises "
              "torch.OutOfMemoryError. An inner scope cannot loosen the cap of an outer one."),
     Option("variable_memory_max_size", MemoryBetween('a size of at most 31GB, such as "8GB"', maximum=31 * GB), example="8GB",
         devices=("cuda", "ascend"), replaced_by="max_device_memory",
@@ -39,7 +39,7 @@ OPTIONS = (
             "O1": "memory first: activations are recomputed in the backward pass, allocators give back what is idle",
         }), default="O0", example="O1", also=("runtime.set_memory.optimize_level",),
         help="What is preferred, speed or a small footprint: O1 computes blocks of watched models again in the backward "
-             "pass (as few as max_device_memory asks for) and lets allocators hold less. Up to MindSpore 2.3 the default on "
+             "pass (as few as max_device_memory requests) and lets allocators hold less. Up to MindSpore 2.3 the default on "
              "Ascend was O1."),
     Option("memory_offload", OnOff, default="OFF", example="ON",
         help="ON moves tensors that wait for the backward pass from the device to host memory and fetches them back in "
@@ -196,7 +196,7 @@ def _pool_policy(on: On, setting: Setting) -> Outcome | None:
 
 
 def recomputes_graphs(on: On) -> bool:
-    """Whether memory first is asked for in graph mode, where it is up to the compiler what is computed again."""
+    """Whether memory first is requested in graph mode, where it is up to the compiler what is computed again."""
     return bool(on.get("memory_optimize_level") == "O1" and on.get("mode") == 0)
 
 

@@ -202,7 +202,7 @@ def translate(on: On) -> Outcomes:
 
 
 def dump(on: On) -> Dump | None:
-    """The dump that all its options together ask for."""
+    """The dump that all its options together request."""
     if not on.get("session.enable_dump") or not on.get("dump_path"):
         return None
     return Dump(
@@ -395,21 +395,21 @@ NO_COUNTERS = "aic_metrics is left out: it chooses counters of an NPU's cores"
 def _profiling_mode(on: On, setting: Setting) -> Outcome:
     if not setting.value:
         return honoured({"torch.profiler": None})
-    assignments = {"torch.profiler": _recorder(_asked(on), on.get("reserve_class_name_in_scope"))}
+    assignments = {"torch.profiler": _recorder(_requested(on), on.get("reserve_class_name_in_scope"))}
     return approximated(assignments, f"{RECORDED}; {ON_HOST}") if on.device == "ascend" else honoured(assignments, RECORDED)
 
 
 def _profiling_options(on: On, setting: Setting) -> Outcome:
-    part, asked = "part of profiling_mode=True", setting.content or {}
-    left = [NO_COUNTERS] * ("aic_metrics" in asked)
-    if asked.get("fp_point") or asked.get("bp_point"):
+    part, requested = "part of profiling_mode=True", setting.content or {}
+    left = [NO_COUNTERS] * ("aic_metrics" in requested)
+    if requested.get("fp_point") or requested.get("bp_point"):
         left.append(NO_POINTS)
-    if not _recorder(asked)["operators"]:
+    if not _recorder(requested)["operators"]:
         left.append(OPERATORS)
     return approximated({}, "; ".join([part, *left])) if left else honoured(reason=part)
 
 
-def _asked(on: On) -> Mapping[str, str]:
+def _requested(on: On) -> Mapping[str, str]:
     """The keys of profiling_options; those of CANN's own text where it is not set."""
     if (setting := on.settings.get("profiling_options")) is not None:
         return setting.content or {}
@@ -419,22 +419,22 @@ def _asked(on: On) -> Mapping[str, str]:
     return found
 
 
-def _recorder(asked: Mapping[str, str], modules: bool | None = None) -> dict[str, Any]:
+def _recorder(requested: Mapping[str, str], modules: bool | None = None) -> dict[str, Any]:
     """A key that is left out is off; but a text that names neither trace means both, or it would record nothing.
 
     *modules*: whether the ranges of modules have classes; None: modules have no ranges.
     """
-    tasks = asked.get("task_trace", asked.get("task_time"))
-    steps = asked.get("training_trace")
+    tasks = requested.get("task_trace", requested.get("task_time"))
+    steps = requested.get("training_trace")
     if tasks is None and steps is None:
         tasks = steps = "on"
-    limit = asked.get("storage_limit")
+    limit = requested.get("storage_limit")
     return {
-        "output": asked.get("output", "./"),
+        "output": requested.get("output", "./"),
         "storage_limit": limit and int(limit.removesuffix("MB")),
         "steps": steps == "on",
         "operators": tasks in ("on", "l0", "l1"),
         "shapes": tasks in ("on", "l1"),
-        "stacks": asked.get("aicpu") == "on",
+        "stacks": requested.get("aicpu") == "on",
         "modules": modules,
     }

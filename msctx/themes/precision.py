@@ -170,23 +170,25 @@ def lowered(on: On, speed: str) -> str:
 
 def policy(on: On, speed: str = "") -> dict[str, Any]:
     """The assignment that all these options come to together; *speed*: see :func:`lowered`."""
-    asked: dict[str, Any] = {}
+    requested: dict[str, Any] = {}
     for name in PRECISION:
         if (setting := on.settings.get(name)) and setting.value != NO_CHOICE:
-            asked[name] = (setting.content or {}) if name in FILES else _meant(setting)
+            requested[name] = (setting.content or {}) if name in FILES else _meant(setting)
     if speed:
-        asked = {name: value for name, value in asked.items() if name not in MODES} | {ACCELERATE: speed}
+        requested = {name: value for name, value in requested.items() if name not in MODES} | {ACCELERATE: speed}
     by_torch_npu: dict[str, Any] = {}
     if on.device == "ascend":
         # of its operators those that CANN compiles for the call; aclnn's read neither of the two: the policy holds for all
-        by_torch_npu = {switch: asked[name] for name, switch in BY_TORCH_NPU.items() if _is_torch_npus(asked, name)}
+        by_torch_npu = {switch: requested[name] for name, switch in BY_TORCH_NPU.items() if _is_torch_npus(requested, name)}
         if by_torch_npu == {BY_TORCH_NPU["op_select_implmode"]: "high_precision"}:
             by_torch_npu[BY_TORCH_NPU["optypelist_for_implmode"]] = None
-        if mode_of(asked) in KEEPING:  # CANN's default for chips without float32 products lowers what the policy leaves alone
+        if (
+            mode_of(requested) in KEEPING
+        ):  # CANN's default for chips without float32 products lowers what the policy leaves alone
             by_torch_npu["torch.npu.precision_mode"] = "must_keep_origin_dtype"
-    text = text_of(asked)
+    text = text_of(requested)
     if text and on.get("frozen_weights"):
-        text = text_of(asked | {"frozen_weights": True})
+        text = text_of(requested | {"frozen_weights": True})
     return by_torch_npu | ({POLICY[on.device]: text} if text else {})
 
 
@@ -198,11 +200,11 @@ def _meant(setting: Setting) -> Any:
     return OF_CANN.get(setting.value, setting.value) if by_cann else setting.value
 
 
-def _is_torch_npus(asked: dict[str, Any], name: str) -> bool:
+def _is_torch_npus(requested: dict[str, Any], name: str) -> bool:
     """Whether torch_npu itself takes the choice of implementations: two of its values, and CANN's own types with them."""
-    types = asked.get("optypelist_for_implmode", "")
-    is_value = asked.get("op_select_implmode", "high_precision") in ("high_precision", "high_performance")
-    return name in asked and is_value and all(t.strip() in operators.CANN for t in types.split(",") if t)
+    types = requested.get("optypelist_for_implmode", "")
+    is_value = requested.get("op_select_implmode", "high_precision") in ("high_precision", "high_performance")
+    return name in requested and is_value and all(t.strip() in operators.CANN for t in types.split(",") if t)
 
 
 def _precision_mode(on: On, setting: Setting) -> Outcome:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from msctx.options import Setting
-from msctx.options.conv_rules import DIRECTIONS, PRODUCT, PRODUCTS, RulesKind, asked_by
+from msctx.options.conv_rules import DIRECTIONS, PRODUCT, PRODUCTS, RulesKind, requested_by
 from msctx.options.kinds import Bool, Choice
 from msctx.options.option import DEVICES, ascend_option, extension, gpu_option
 from msctx.options.rules import Rule
@@ -23,7 +23,6 @@ from msctx.themes.convolution import (
     OPEN,
     PERFORMANCE,
     REFERENCE,
-    asked_of,
     assignments_of,
     conv_policy,
     detail,
@@ -31,6 +30,7 @@ from msctx.themes.convolution import (
     npu_policy,
     on_fallback,
     only_records,
+    requested_of,
     unmeasured,
 )
 
@@ -79,7 +79,7 @@ OPTIONS = (
     extension("allow_fp32_emulation", Bool, example=False,
         help="Whether msctx's own kernels may compute float32 products from parts of the values on a matrix unit (AMX, or an NPU's), "
              "with sums in float32 and errors like those of float32's own (choices() has each one's bound); values that the "
-             "parts cannot carry (Inf, NaN) are computed in float32. Unset they may; false asks for products in float32 "
+             "parts cannot carry (Inf, NaN) are computed in float32. Unset they may; false requests products in float32 "
              "alone, even where conv_allow_tf32 or matmul_allow_tf32 is set, on CUDA too."),
     extension("matmul_algo_rules", Annotated[str, RulesKind(PRODUCTS)],
         example={"encoder.*": "bf16x6", "input=*x4096": "strict"}, devices=("cpu", "ascend"),
@@ -123,7 +123,7 @@ IN_COMPILED_CODE = (
     "chooses, since torch measures none of its kernels (TunableOp does so on AMD alone)"
 )
 BESIDE_CONVOLUTIONS = (
-    "nothing is measured while an algorithm is asked for convolutions, since inductor would turn some of those into products: "
+    "nothing is measured while an algorithm is requested for convolutions, since inductor would turn some of those into products: "
     "cuBLAS chooses"
 )
 
@@ -146,7 +146,7 @@ def _products(on: On, setting: Setting) -> Outcome:
     if why := on.facts.native or (on.facts.npu if on.device == "ascend" else ""):
         return refused(why)
     named = {PRODUCT: setting.value} if setting.option.name == "matmul_algo" else {}
-    names = {name for _, name in asked_by(named, *([] if named else [setting.value]))}
+    names = {name for _, name in requested_by(named, *([] if named else [setting.value]))}
     missing = {name: why for name in sorted(names) if (why := excluded(on, name))}
     reasons = "; ".join([*(f"{name}: {why}" for name, why in missing.items()), *([LEFT_OUT] if missing and not named else [])])
     if on.device == "ascend" and names.isdisjoint(ON_NPU):
@@ -213,10 +213,10 @@ ONLY_NPU = "no other device than an NPU rounds to HF32"
 NO_HF32 = f"a permission: {ONLY_NPU}. {{}} allows TF32, which has one bit less of mantissa"
 HALF_ALONE = (
     "the matrix unit of this chip has float16 alone, and no HF32: CANN computes float32 products in float16, where precision_mode "
-    "and matmul_algo ask for nothing else"
+    "and matmul_algo request nothing else"
 )
 BY_CUDNN = "torch.cudnn.allow_tf32"
-NO_PARTS = "overridden by allow_fp32_emulation=False, which asks for products in float32 alone"
+NO_PARTS = "overridden by allow_fp32_emulation=False, which requests products in float32 alone"
 
 
 def _matmul_allow_tf32(on: On, setting: Setting) -> Outcome:
@@ -250,9 +250,9 @@ def _conv_allow_tf32(on: On, setting: Setting) -> Outcome:
         if setting.value and on.get("allow_fp32_emulation") is False:
             return inert(NO_PARTS)
         return approximated({BY_CUDNN: setting.value}, RNNS)
-    if not asked_of(on, *DIRECTIONS):
+    if not requested_of(on, *DIRECTIONS):
         if setting.value:
-            return inert("no algorithm is asked for, and torch's own convolutions do not round to TF32 on a CPU")
+            return inert("no algorithm is requested, and torch's own convolutions do not round to TF32 on a CPU")
         return honoured(reason="torch's own convolutions do not round to TF32 on a CPU")
     outcome = detail(on, of=DIRECTIONS)
     if not setting.value or outcome.status != "honoured":
@@ -268,7 +268,7 @@ def _conv_allow_tf32(on: On, setting: Setting) -> Outcome:
 def _limited(on: On, outcome: Outcome, option: str, least: float) -> Outcome:
     """The same where the bound of an error leaves something that rounds: what is named has no bound."""
     of = (PRODUCT,) if option == "matmul_max_error" else DIRECTIONS
-    is_open = all(name in OPEN for _, name in asked_of(on, *of))
+    is_open = all(name in OPEN for _, name in requested_of(on, *of))
     if outcome.status == "honoured" and is_open and (on.get(option) or 1.0) < least:
         return inert(f"{option}={on.get(option)} is below every bound of what rounds to TF32 ({least:.0e})")
     return outcome

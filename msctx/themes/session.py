@@ -123,14 +123,14 @@ def _experimental_accelerate_train_mode(on: On, setting: Setting) -> Outcome:
     if on.facts.native:
         return refused(on.facts.native)
     speed, until, ratio = setting.value.split("|")
-    asked = {"policy": lowered(on, speed), "until": until, "ratio": float(ratio)}
-    return honoured({LOW_PRECISION[on.device]: asked}, IN_RUN)
+    requested = {"policy": lowered(on, speed), "until": until, "ratio": float(ratio)}
+    return honoured({LOW_PRECISION[on.device]: requested}, IN_RUN)
 
 
 def _shared_batches(on: On, setting: Setting) -> Outcome:
     ranks = sorted(map(int, on.get("local_device_list", "0").split(",")))
-    asked = {"rank": on.get("local_rank_id", 0), "ranks": ranks}
-    return approximated({"torch.dataloader.shared": asked}, SHARED)
+    requested = {"rank": on.get("local_rank_id", 0), "ranks": ranks}
+    return approximated({"torch.dataloader.shared": requested}, SHARED)
 
 
 def _input_fusion_size(on: On, setting: Setting) -> Outcome:

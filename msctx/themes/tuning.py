@@ -22,7 +22,7 @@ from msctx.themes.common import (
     recorded_in,
     tuner,
 )
-from msctx.themes.convolution import asked, assignments_of, detail, obstacle
+from msctx.themes.convolution import assignments_of, detail, obstacle, requested
 from msctx.themes.graph import compilation
 
 # fmt: off
@@ -154,8 +154,8 @@ def _offline(on: On) -> Outcome:
 
 
 def _tuning_file(on: On, setting: Setting) -> Outcome:
-    if not any(name == "performance" for _, name in asked(on)):
-        return inert("no algorithm is asked for as performance: nothing else is tuned")
+    if not any(name == "performance" for _, name in requested(on)):
+        return inert("no algorithm is set to performance: nothing else is tuned")
     if on.get("batch_invariant"):
         return inert("batch_invariant=True: each batch would have an entry of its own, and so none is used")
     return detail(on)

@@ -74,7 +74,7 @@ class DigestReader(Reader):
         self._send = send
 
     @property
-    def asked(self) -> Mapping[str, int]:
+    def requested(self) -> Mapping[str, int]:
         return {"inputs": 1, "outputs": 1, "digests": 1}
 
     def take(self, rows: list[Row]) -> None:
@@ -101,7 +101,7 @@ class DetailReader(Reader):
         self._line = ""
 
     @property
-    def asked(self) -> Mapping[str, int]:
+    def requested(self) -> Mapping[str, int]:
         return {} if self._step else dict.fromkeys(("inputs", "outputs", "tensors", "attributes"), 1)
 
     @property

@@ -104,7 +104,7 @@ def answers() -> dict[str, bool]:
     return found
 
 
-ASKED = [
+REQUESTED = [
     {name: value for name, value in (("conv_allow_tf32", conv), ("matmul_allow_tf32", matmul)) if value is not None}
     for conv in (None, True, False)
     for matmul in (None, True, False)
@@ -114,30 +114,30 @@ ASKED = [
 @pytest.mark.parametrize("start", STARTS)
 def test_the_old_api_answers_where_it_did_and_for_what_was_asked(held: Held, torch_as_found: None, start: str) -> None:
     found = old_flags(), precision_nodes()
-    for asked, seen in product(ASKED, (False, True)):
+    for requested, seen in product(REQUESTED, (False, True)):
         STARTS[start]()
-        check_answers(held, asked, seen=seen)
+        check_answers(held, requested, seen=seen)
         put_precision_back(*found)
 
 
-def check_answers(held: Held, asked: dict[str, bool], *, seen: bool) -> None:
+def check_answers(held: Held, requested: dict[str, bool], *, seen: bool) -> None:
     """Inside a scope, and after it, beside the whole recipe of determinism; and what was asked holds, whoever used flags()."""
     before = answers() if seen else {}
-    options = {"deterministic": "ON", **asked}
+    options = {"deterministic": "ON", **requested}
     recipe = msctx.explain(options, device="cuda").assignments
     with held({name: value for name, value in recipe.items() if not name.startswith("env.")}):
         inside = answers()
         state = msctx.state()
     after = answers()
     lost = [name for name, answered in before.items() if answered and not (inside[name] and after[name])]
-    assert not lost, (asked, seen)
+    assert not lost, (requested, seen)
     about = {
         "conv_allow_tf32": ("torch.cudnn.allow_tf32", "cudnn."),
         "matmul_allow_tf32": ("torch.cuda.matmul.allow_tf32", "matmul"),
     }
     for option, (switch, names) in about.items():
-        if option in asked:
-            assert state[switch] is asked[option]
+        if option in requested:
+            assert state[switch] is requested[option]
             assert all(answered for name, answered in inside.items() if names in name), inside
 
 

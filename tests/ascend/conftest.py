@@ -61,7 +61,7 @@ def ascend_machine(native_core: None) -> Variables:
 
 @pytest.fixture(scope="session")
 def _interpreters(ascend_machine: Variables) -> Iterator[Callable[..., Interpreter]]:
-    """One for each chip and version of CANN, since torch_npu asks for some versions when it is imported; *more*: prepared too."""
+    """One for each chip and version of CANN, since torch_npu requests some versions when it is imported; *more*: prepared too."""
     found: dict[tuple[str, str, str], Interpreter] = {}
 
     def interpreter(soc: str, cann: str, more: str) -> Interpreter:

@@ -45,10 +45,10 @@ def test_options_that_were_unset_get_the_value_in_effect_back(
 ) -> None:
     """*precision*: what reaches CANN, inside and after; nothing where it is the chip's own."""
     code = """
-        asked = dict(precision_mode="must_keep_origin_dtype", op_select_implmode="high_precision", op_debug_level=1,
+        requested = dict(precision_mode="must_keep_origin_dtype", op_select_implmode="high_precision", op_debug_level=1,
             debug_dir="kept", op_compiler_cache_mode="disable")
         x = torch.ones(4, device="npu").erfinv_(); calls()
-        with msctx.context(**asked):
+        with msctx.context(**requested):
             inside = calls("aclSetCompileopt")
         after = calls("aclSetCompileopt")
         assert "aclSetCompileopt(ACL_OP_DEBUG_LEVEL, 1)" in inside, inside

@@ -150,15 +150,15 @@ assert kind() == "2"
 
 
 @pytest.mark.parametrize(
-    ("soc", "cann", "asked"),
+    ("soc", "cann", "requested"),
     [("Ascend910A", "8.0.0", {"precision_mode": "force_fp32"}), ("Ascend310P3", "8.5.0", {"precision_mode_v2": "origin"})],
 )
 def test_chips_without_float32_products_refuse_them_rather_than_lower_them(
-    ascend: Run, soc: str, cann: str, asked: dict[str, str]
+    ascend: Run, soc: str, cann: str, requested: dict[str, str]
 ) -> None:
     ascend(
         f"""{KIND}
-with msctx.context(device_target="Ascend", **{asked}) as ctx:
+with msctx.context(device_target="Ascend", **{requested}) as ctx:
     (row,) = [row for row in ctx.plan.rows if row.device == "ascend" and row.option.startswith("precision_mode")]
     assert "CANN refuses products and convolutions in float32" in row.reason, row
     try:

@@ -56,7 +56,7 @@ with msctx.context(device_target="Ascend", matmul_algo="fp16x3") as ctx:
         assert products() == ALONE * 3
     assert error() < 1e-6
 (row,) = ctx.choices()
-assert (row.asked, row.ran, row.provider, row.math, row.calls) == ("fp16x3", "fp16x3", "msctx", "fp32-grade", 3)
+assert (row.requested, row.ran, row.provider, row.math, row.calls) == ("fp16x3", "fp16x3", "msctx", "fp32-grade", 3)
 assert 65 * 2**-24 < row.error < 1e-5 and not row.reasons, row
 assert error() > 1e-4
 assert products() == ALONE
@@ -273,7 +273,7 @@ with msctx.context(device_target="Ascend", matmul_algo="strict", matmul_allow_hf
     a.npu().mm(b.npu())
     assert products() == ["aclnnMm(float32, cubeMathType=0)"]
 (row,) = ctx.choices()
-assert (row.asked, row.ran, row.provider, row.math, row.reasons) == ("strict", "strict", "torch", "strict", ())
+assert (row.requested, row.ran, row.provider, row.math, row.reasons) == ("strict", "strict", "torch", "strict", ())
 a.npu().mm(b.npu())
 assert products() == ["aclnnMm(float32, cubeMathType=3)"]
 """

@@ -1,4 +1,4 @@
-"""Completion of options and their values, as shells ask for it."""
+"""Completion of options and their values, as shells request it."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ axes:
     second = "<b>second</b>"
     assert [*rows] == [("first", "fprop"), ("first", "dgrad"), (second, "fprop"), (second, "dgrad"), ("product", "forward")]
     first = cells(rows["first", "fprop"])
-    assert (first["gemm"].ran, first["gemm"].asked) == ("gemm", {"conv_fprop_algo": "gemm"})
+    assert (first["gemm"].ran, first["gemm"].requested) == ("gemm", {"conv_fprop_algo": "gemm"})
     assert 0 < first["gemm"].error <= first["gemm"].bound < 1e-3
     assert first["gemm"].ratio > 0
     assert first["gemm"].workspace > 0

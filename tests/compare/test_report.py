@@ -1,4 +1,4 @@
-"""report.html: one page with its picture, which asks for nothing from a network; texts of files stay texts."""
+"""report.html: one page with its picture, which requests nothing from a network; texts of files stay texts."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_inductor_loaded_inside_the_scope(passes: Passes, variable: str) -> None
 def test_default_device() -> None:
     with msctx.context(device_target="CPU") as ctx:
         assert ctx.device == torch.device("cpu")
-        assert ledger.SWITCHES["torch.default_device"].read() is None, "installed without having been asked for"
+        assert ledger.SWITCHES["torch.default_device"].read() is None, "installed without having been requested"
     with torch.device("meta"):
         assert torch.empty(1).device.type == "meta"
         with msctx.context(device_target="CPU", default_device=True) as ctx:

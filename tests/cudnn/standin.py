@@ -43,7 +43,7 @@ def direct_calls() -> int:
 
 
 own_calls: list[str] = []
-"""What torch's own path was asked for."""
+"""What torch's own path was requested."""
 
 
 def _convolution(x: Any, w: Any, b: Any, *rest: Any) -> Any:

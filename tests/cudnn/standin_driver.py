@@ -14,7 +14,7 @@ SOURCE = Path(__file__).with_name("driver_standin.cpp")
 
 
 def start_driver(*dtypes: str) -> ctypes.CDLL:
-    """To be called before a convolution is asked for; *dtypes* (f32, f64, f16, bf16) are those that kernels are made for."""
+    """To be called before a convolution is requested; *dtypes* (f32, f64, f16, bf16) are those that kernels are made for."""
     kernels = emulated.library(emulated.modules(*dtypes))
     driver.LIBRARY = str(fake_device.library(SOURCE))
     build.cubin = lambda module, arch: str(kernels).encode()

@@ -50,7 +50,7 @@ def test_direct_is_our_own_kernel_in_every_dtype_and_layout(with_kernels: Run) -
             layout = "channels_last" if last and dtype != torch.float64 else "nchw"
             assert line.startswith("depthwise_fprop_") and layout in line, line
             (row,) = rows(before)
-            assert (row.asked, row.ran, row.provider, row.calls) == ("direct", "direct", "msctx", 1), row
+            assert (row.requested, row.ran, row.provider, row.calls) == ("direct", "direct", "msctx", 1), row
             if layout == "channels_last":
                 assert found[0].is_contiguous(memory_format=torch.channels_last)
     """)

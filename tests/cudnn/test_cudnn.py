@@ -1,4 +1,4 @@
-"""Exactly the cuDNN algorithm that was asked for: the real hook, policy and descriptors against a stand-in for cuDNN."""
+"""Exactly the cuDNN algorithm that was requested: the real hook, policy and descriptors against a stand-in for cuDNN."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_every_algorithm_in_every_direction_dtype_and_layout(asking: Run) -> Non
                     y, gx, gw = check(x.to(dtype), w.to(dtype), padding=1)
                     ran = log(cudnn)
                     (row,) = (row for row in rows(before) if row.direction == direction)
-                    assert row.asked == algorithm
+                    assert row.requested == algorithm
                     word = {"fprop": "forward", "dgrad": "backward_data", "wgrad": "backward_filter"}[direction]
                     if row.ran == algorithm:
                         layout = "nhwc" if last and dtype != torch.float64 else "nchw"
@@ -98,7 +98,7 @@ def test_what_is_not_supported_falls_back_as_requested(asking: Run) -> None:
     assert "conv_fprop_algo=winograd cannot compute the convolution of 2x4x7x9 with 6x4x2x2" in warning
     assert "winograd: cuDNN does not support it for this problem on this device" in warning
     (row,) = rows()
-    assert (row.asked, row.ran, row.provider, row.calls) == ("winograd", "torch", "torch", 2), row
+    assert (row.requested, row.ran, row.provider, row.calls) == ("winograd", "torch", "torch", 2), row
     ask(conv_fprop_algo="winograd", fallback="error")
     assert "fallback=error: nothing was computed" in refused(lambda: check(x, w))
     ask(conv_fprop_algo="reference", fallback="error")
@@ -115,7 +115,7 @@ def test_determinism_refuses_what_adds_atomically(asking: Run) -> None:
     check(x, w)
     assert not [line for line in log(cudnn) if "algo_0" in line or "algo_3" in line]
     for row in rows():
-        assert "it adds in no fixed order, and deterministic=ON asks for the same bits" in row.reasons[0]
+        assert "it adds in no fixed order, and deterministic=ON requests the same bits" in row.reasons[0]
     """)
 
 
@@ -132,7 +132,7 @@ def test_torchs_own_flags_hold(asking: Run) -> None:
     assert ran() == ["algo_0"]
     torch.backends.cudnn.deterministic = True
     assert ran() == []
-    assert "torch's own flags ask for the same bits" in rows()[-1].reasons[0]
+    assert "torch's own flags request the same bits" in rows()[-1].reasons[0]
     torch.backends.cudnn.deterministic = False
     torch.use_deterministic_algorithms(True)
     assert ran() == []

@@ -81,7 +81,7 @@ def test_what_was_named_runs_and_is_right(direction: str, algorithm: str, dtype:
     for name, truth in exact.items():
         assert (found[name].cpu().double() - truth).abs().max() <= BOUNDS[dtype] * truth.abs().max(), name
     (row,) = (row for row in ctx.choices() if row.direction == direction)
-    assert row.asked == algorithm
+    assert row.requested == algorithm
     if algorithm in MUST_RUN.get((dtype, last), {}).get(direction, ()):
         assert (row.ran, row.provider) == (algorithm, "cudnn"), row.reasons
     elif algorithm == "direct":
@@ -284,14 +284,14 @@ def test_gradients_of_gradients(names: tuple[str, ...], dtype: torch.dtype, grou
     shapes = (1, 2, 5, 5), (2, 2 // groups, 3, 3)
     x, w = (torch.randn(shape, device="cuda", dtype=dtype).requires_grad_() for shape in shapes)
     how = {} if dtype == torch.float64 else {"eps": 0.5, "atol": 1e-3, "rtol": 1e-3}
-    asked = dict(zip(ALGORITHMS, names, strict=True))
+    requested = dict(zip(ALGORITHMS, names, strict=True))
 
     def compute(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return functional.conv2d(x, w, groups=groups)
 
-    options = {f"conv_{direction}_algo": name for direction, name in asked.items()}
+    options = {f"conv_{direction}_algo": name for direction, name in requested.items()}
     with msctx.context(**options, fallback="silent") as ctx:  # type: ignore[arg-type]
         assert torch.autograd.gradcheck(compute, (x, w), **how)
         first = {row.direction: row.ran for row in ctx.choices()}
         assert torch.autograd.gradgradcheck(compute, (x, w), **how)
-    assert first == asked, "gradients of gradients are other problems, which an algorithm may refuse"
+    assert first == requested, "gradients of gradients are other problems, which an algorithm may refuse"

@@ -52,14 +52,14 @@ def test_it_is_counted_and_refused(far: Callable[..., str], operator: str) -> No
     (message,) = (str(one.message) for one in caught if "conv_fprop_algo" in str(one.message))
     assert "2x4x7x9 with 4x4x3x3" in message and "aten::{operator} is an operator of its own" in message, message
     (row,) = rows()
-    assert (row.asked, row.ran, row.provider, row.calls) == ("gemm", "torch", "torch", 2), row
+    assert (row.requested, row.ran, row.provider, row.calls) == ("gemm", "torch", "torch", 2), row
 
     ask(conv_fprop_algo="gemm", fallback="error")
     assert "aten::{operator}" in refused(call)
     ask(conv_wgrad_algo="algo_1", fallback="error")
     before = since()
     call()
-    assert not rows(before), "nothing is asked for forward"
+    assert not rows(before), "nothing is requested forward"
     ask()
     torch.testing.assert_close(call().cpu(), right)
     """

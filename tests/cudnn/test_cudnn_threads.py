@@ -65,7 +65,7 @@ def test_threads_at_once_get_what_is_right_and_are_all_counted(asking: Callable[
     found = {}
     for row in rows():
         key = row.problem.weight, row.direction
-        assert row.ran == row.asked, row
+        assert row.ran == row.requested, row
         assert key not in found, "one row a problem"
         found[key] = row.ran, row.calls
     assert found == {

@@ -63,8 +63,8 @@ def test_images_of_few_channels_are_measured_and_others_run_torchs_own_path(
     import os
     from dataclasses import fields
     import msctx
-    asked = {"enable_small_channel": 1, "tuning_file": os.environ["MSCTX_TUNING_FILE"]}
-    policy = msctx.explain(asked, device="cuda").assignments["native.convolution.cuda"]
+    requested = {"enable_small_channel": 1, "tuning_file": os.environ["MSCTX_TUNING_FILE"]}
+    policy = msctx.explain(requested, device="cuda").assignments["native.convolution.cuda"]
     ask(**{f.name: getattr(policy, f.name) for f in fields(policy)})
     few, many = ((torch.randn(2, channels, 7, 9), torch.randn(6, channels, 3, 3)) for channels in (3, 5))
     check(*many)
@@ -73,7 +73,7 @@ def test_images_of_few_channels_are_measured_and_others_run_torchs_own_path(
     assert not rows() and not log(cudnn) and standin.core.loaded().measurements() == 0, rows()
     check(*few)
     assert standin.core.loaded().measurements() == 3
-    assert {(row.direction, row.asked) for row in rows()} == {(d, "performance") for d in ("fprop", "dgrad", "wgrad")}
+    assert {(row.direction, row.requested) for row in rows()} == {(d, "performance") for d in ("fprop", "dgrad", "wgrad")}
     """
     assert far_library  # a forked interpreter measures nothing
     passes(prelude + textwrap.dedent(code), env={"MSCTX_TUNING_FILE": str(tmp_path / "tuning.json")})

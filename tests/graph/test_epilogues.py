@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import msctx
 
-ASKED = {"mode": "GRAPH_MODE", "jit_syntax_level": "STRICT", "conv_fprop_algo": "normal", "fallback": "silent"}
+REQUESTED = {"mode": "GRAPH_MODE", "jit_syntax_level": "STRICT", "conv_fprop_algo": "normal", "fallback": "silent"}
 Tail = Callable[["Block", torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -62,7 +62,7 @@ TAILS: dict[str, Tail] = {
 def compiled(model: nn.Module, *inputs: torch.Tensor, **options: Any) -> tuple[torch.Tensor, msctx.Choices, str]:
     """What graph mode makes of it: the result, what ran, and inductor's code."""
     torch._dynamo.reset()
-    given = {name: value for name, value in {**ASKED, **options}.items() if value is not None}
+    given = {name: value for name, value in {**REQUESTED, **options}.items() if value is not None}
     with msctx.context(**given) as ctx, torch.no_grad(), generated() as code:
         result = model(*inputs)
     return result, ctx.choices(), "".join(code)
@@ -129,7 +129,7 @@ def test_code_that_saves_the_result_and_code_without_an_algorithm_have_none() ->
     assert "msctx.convolution" not in compiled(block, x, conv_fprop_algo=None)[2]
     assert "msctx.convolution" not in compiled(block, x, enable_graph_kernel=False)[2]
     torch._dynamo.reset()
-    with msctx.context(**ASKED), generated() as code:
+    with msctx.context(**REQUESTED), generated() as code:
         block(x).sum().backward()
     assert code
     assert "msctx.convolution" not in "".join(code)
@@ -179,7 +179,7 @@ def test_weights_and_statistics_may_change(algorithm: str) -> None:
     block, x = Block(TAILS["scale+shift+relu"]).eval(), images()
     norm = Block(TAILS["scale+shift"]).eval()
     model = nn.Sequential(block, norm)
-    with msctx.context(**ASKED | {"conv_fprop_algo": algorithm}) as ctx, torch.no_grad():
+    with msctx.context(**REQUESTED | {"conv_fprop_algo": algorithm}) as ctx, torch.no_grad():
         for change in (
             lambda: None,
             lambda: block.conv.weight.data.mul_(2),
@@ -197,7 +197,7 @@ def test_weights_and_statistics_may_change(algorithm: str) -> None:
 def test_shapes_may_have_symbols() -> None:
     expected = "scale+shift+add+relu"
     block = Block(TAILS[expected]).eval()
-    with msctx.context(**ASKED, compile_dynamic_mode=True) as ctx, torch.no_grad():
+    with msctx.context(**REQUESTED, compile_dynamic_mode=True) as ctx, torch.no_grad():
         for shape in ((2, 6, 9, 11), (3, 6, 8, 8), (5, 6, 4, 13)):
             x = images(*shape)
             found = block(x)
@@ -270,7 +270,7 @@ def test_programs_give_what_eager_code_gives(name: str) -> None:
     torch.manual_seed(2)
     model = Calls(PROGRAMS[name]).eval()
     torch._dynamo.reset()
-    with msctx.context(**ASKED, frozen_weights=True), torch.no_grad():
+    with msctx.context(**REQUESTED, frozen_weights=True), torch.no_grad():
         for factor in (1, 3):
             x = factor * images(1, 6, 9, 11)
             found = model(x)

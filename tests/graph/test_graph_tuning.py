@@ -20,7 +20,7 @@ def test_operators_of_the_file_are_measured_and_kept_in_work_path(tmp_path: Path
     net = Net()
     with msctx.context(session=session) as ctx:
         net(image()).sum().backward()
-    assert {(row.direction, row.asked) for row in ctx.choices()} == {("fprop", "performance")}
+    assert {(row.direction, row.requested) for row in ctx.choices()} == {("fprop", "performance")}
     kept = json.loads((tmp_path / "msctx_tuning.json").read_text(encoding="utf-8"))
     assert kept
     with msctx.context(session=session):

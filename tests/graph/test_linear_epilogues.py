@@ -15,7 +15,7 @@ from torch.nn import functional
 import msctx
 from msctx.native import core
 
-ASKED = {"mode": "GRAPH_MODE", "jit_syntax_level": "STRICT", "matmul_algo": "strict", "fallback": "silent"}
+REQUESTED = {"mode": "GRAPH_MODE", "jit_syntax_level": "STRICT", "matmul_algo": "strict", "fallback": "silent"}
 OPERATOR = "msctx.linear"
 
 
@@ -57,7 +57,7 @@ TAILS: dict[str, Callable[[Layer, torch.Tensor], Any]] = {
 def compiled(model: nn.Module, *inputs: torch.Tensor, **options: Any) -> tuple[Any, msctx.Choices, str]:
     """What graph mode makes of it: the result, what ran, and inductor's code."""
     torch._dynamo.reset()
-    given = {name: value for name, value in {**ASKED, **options}.items() if value is not None}
+    given = {name: value for name, value in {**REQUESTED, **options}.items() if value is not None}
     with msctx.context(**given) as ctx, torch.no_grad(), generated() as code:
         result = model(*inputs)
     return result, ctx.choices(), "".join(code)
@@ -145,7 +145,7 @@ def test_shapes_may_have_symbols() -> None:
     expected = "scale+shift+add"
     layer = Layer(TAILS[expected])
     torch._dynamo.reset()
-    with msctx.context(**ASKED, compile_dynamic_mode=True) as ctx, torch.no_grad():
+    with msctx.context(**REQUESTED, compile_dynamic_mode=True) as ctx, torch.no_grad():
         for shape in ((2, 5, 13), (3, 7, 13), (9, 4, 13)):
             x = values(*shape)
             found = layer(x)
@@ -181,7 +181,7 @@ def test_where_torch_would_compute_it_inductor_does(options: dict[str, Any]) -> 
 def test_code_with_gradients_has_none() -> None:
     layer, x = Layer(TAILS["shift+gelu"]), values(4, 13)
     torch._dynamo.reset()
-    with msctx.context(**ASKED), generated() as code:
+    with msctx.context(**REQUESTED), generated() as code:
         layer(x).sum().backward()
     assert code
     assert OPERATOR not in "".join(code)

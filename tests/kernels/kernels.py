@@ -267,9 +267,9 @@ class Kernels:
         """
         kind = np.dtype([(str(i), np.float64 if i < 4 else np.int64) for i in range(10)])
         pieces = np.zeros(-(-values.size // PIECE) if statistics else 0, kind)
-        found, asked = (c_uint64 * 2)(), c_void_p(pieces.ctypes.data if statistics else None)
+        found, requested = (c_uint64 * 2)(), c_void_p(pieces.ctypes.data if statistics else None)
         data, pair = c_void_p(values.ctypes.data), byref(found) if fingerprint else None
-        nonfinite = self._c.msctx_contents(isa.encode(), dtype, data, values.size, threads, pair, asked)
+        nonfinite = self._c.msctx_contents(isa.encode(), dtype, data, values.size, threads, pair, requested)
         return pieces.tolist(), (found[0], found[1]) if fingerprint else None, bool(nonfinite)
 
     def _run(

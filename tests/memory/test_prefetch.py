@@ -75,7 +75,7 @@ def test(rank):
         passes(model), passes(model)
     assert all(torch.equal(p.grad.full_tensor(), g) for p, g in zip(model.parameters(), gradients))
 
-    # a block is computed again while the weights of the one before are on their way, or all before they are asked for
+    # a block is computed again while the weights of the one before are on their way, or all before they are requested
     model = sharded(again=True)
     for on, expected in ((True, "ggm"), (False, "gmmmg")):
         with msctx.context(**{BACKWARD: on}).watch(model):

@@ -36,7 +36,7 @@ each_row = pytest.mark.parametrize(("direction", "name"), ROWS, ids=[f"{d}-{n}" 
 
 
 def asking(direction: str, name: str, **more: Any) -> msctx.Context:
-    """A context that asks for one row."""
+    """A context that requests one row."""
     return msctx.context(**{f"conv_{direction}_algo": name}, **more)
 
 

@@ -24,7 +24,7 @@ def counts(made: Choices) -> list[int]:
 
 
 def calls(made: Choices) -> dict[tuple[str, str], int]:
-    return {(row.asked, row.ran): row.calls for row in made}
+    return {(row.requested, row.ran): row.calls for row in made}
 
 
 def test_the_columns_of_a_row() -> None:
@@ -37,24 +37,22 @@ def test_the_columns_of_a_row() -> None:
     assert (problem.input, problem.weight) == ((2, 3, 8, 8), (6, 1, 3, 3))
     assert (problem.stride, problem.padding, problem.dilation, problem.output_padding) == ((2, 1), (1, 0), (1, 1), (0, 0))
     assert (problem.groups, problem.transposed, problem.dtype, problem.layout) == (3, False, "float32", "channels_last")
-    assert (forward.module, forward.asked, forward.ran, forward.provider, forward.math) == (
+    assert (forward.module, forward.requested, forward.ran, forward.provider, forward.math) == (
         "",
         "gemm",
         "gemm",
         "msctx",
         "strict",
     )
-    assert (backward.asked, backward.ran, backward.problem) == ("algo_1", "algo_1", problem)
+    assert (backward.requested, backward.ran, backward.problem) == ("algo_1", "algo_1", problem)
     assert forward.workspace > 0
     assert forward.error is not None
     assert 0 < forward.error < 1e-5
     assert (forward.calls, forward.reasons) == (1, ())
     names = [field.name for field in dataclasses.fields(Choice)]
     assert [*forward.as_dict()] == names
-    columns = (
-        "direction problem epilogue module asked ran provider math error workspace calls weights_kept weights_prepared reasons"
-    )
-    assert names == columns.split()
+    columns = "direction problem epilogue module requested ran provider math error workspace calls"
+    assert names == [*columns.split(), "weights_kept", "weights_prepared", "reasons"]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +132,7 @@ def test_it_prints_as_a_table() -> None:
     text = str(ctx.choices())
     assert text == repr(ctx.choices())
     header, _, first, second, reason = text.splitlines()
-    assert header.split() == ["direction", "problem", "asked", "ran", "by", "math", "error", "workspace", "calls"]
+    assert header.split() == ["direction", "problem", "requested", "ran", "by", "math", "error", "workspace", "calls"]
     assert "2x3x8x23 * 4x3x3x3, float32, channels_first" in first
     assert first.split()[-7:-3] == ["winograd", "winograd", "msctx", "strict"] or " msctx " in first
     assert " torch " in second
@@ -159,7 +157,7 @@ def test_normal_shows_why_each_row_ahead_did_not_run() -> None:
     with asking("fprop", "normal") as ctx:
         fn.conv2d(X, W, stride=2)
     (row,) = ctx.choices()
-    assert row.asked == "normal"
+    assert row.requested == "normal"
     if row.ran == "torch":
         ahead = {reason.partition(":")[0] for reason in row.reasons}
         assert {"winograd", "winograd_nonfused", "implicit_gemm", "direct", "gemm", "fft", "fft_tiling"} <= ahead

@@ -96,7 +96,7 @@ def test_freezing_and_cpp_wrapper_are_off_inside() -> None:
     ids=str,
 )
 def test_no_setting_of_torch_compile_loses_a_convolution(said: dict[str, Any]) -> None:
-    """Not while an algorithm is asked for: a matrix product in place of a 1x1 convolution, an operator of oneDNN's."""
+    """Not while an algorithm is requested: a matrix product in place of a 1x1 convolution, an operator of oneDNN's."""
     torch.manual_seed(0)
     last = torch.channels_last
     model = nn.Sequential(nn.Conv2d(16, 8, 1), nn.Conv2d(8, 4, 3)).eval().to(memory_format=last)
@@ -119,8 +119,8 @@ def test_convolutions_of_one_point_are_no_products_of_eager_code_or_of_code_comp
     model.float()
     for call in (model, torch.compile(model, options={"conv_1x1_as_mm": True})):
         for more, rows in (({}, []), (DIRECTIONS, [*DIRECTIONS.items()])):
-            asked: dict[str, Any] = {f"conv_{direction}_algo": name for direction, name in more.items()}
-            with msctx.context(matmul_algo="strict", fallback="error", **asked) as ctx:
+            requested: dict[str, Any] = {f"conv_{direction}_algo": name for direction, name in more.items()}
+            with msctx.context(matmul_algo="strict", fallback="error", **requested) as ctx:
                 found = gradients(call, model, x)
             torch.testing.assert_close(found, [t.float() for t in right], rtol=1e-5, atol=1e-4)
             assert [(row.direction, row.ran, row.calls) for row in ctx.choices()] == [(*row, 1) for row in rows]
@@ -149,7 +149,7 @@ def test_frozen_code_from_before_is_counted_and_refused() -> None:
         right = call(x)
     with torch.no_grad(), asking("fprop", "gemm", fallback="silent") as ctx:
         torch.testing.assert_close(call(x), right)
-    assert {(row.asked, row.ran, row.provider, row.calls) for row in ctx.choices()} == {("gemm", "torch", "torch", 1)}
+    assert {(row.requested, row.ran, row.provider, row.calls) for row in ctx.choices()} == {("gemm", "torch", "torch", 1)}
     assert len(ctx.choices()) == 2
     assert all("mkldnn::_convolution_pointwise" in row.reasons[0] for row in ctx.choices())
     with torch.no_grad(), asking("fprop", "gemm", fallback="error"), pytest.raises(RuntimeError, match="mkldnn"):

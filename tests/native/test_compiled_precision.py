@@ -145,7 +145,7 @@ CODE = """
 @pytest.mark.full
 def test_code_on_disk(passes: Callable[..., str], tmp_path: Path):
     """Each process finds what the ones before it have compiled, and takes only what is its own."""
-    # in an empty folder inductor would first compile ten programs that ask for vectors, which are not the subject
+    # in an empty folder inductor would first compile ten programs that request vectors, which are not the subject
     variables = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_VEC_ISA_OK": "0"}
     in_mode = "autocast in allow_mix_precision_bf16"
     for modes, dtypes, hits, misses in (

@@ -1,4 +1,4 @@
-"""Any convolution through PyTorch, under any algorithm, in any memory format: right, and the same bits when it is asked for again."""
+"""Any convolution through PyTorch, under any algorithm, in any memory format: right, and the same bits when it is requested again."""
 
 import pytest
 import torch
@@ -61,8 +61,8 @@ def test_any_convolution(examples: int) -> None:
     settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow])(drawn(is_right))()
 
 
-def is_right(problem: Conv, asked: tuple[str, str], forms: list[str], tf32: bool) -> None:
-    direction, name = asked
+def is_right(problem: Conv, requested: tuple[str, str], forms: list[str], tf32: bool) -> None:
+    direction, name = requested
     tensors = problem.tensors()
     right = in_float64(problem, tensors)
     x, w, *bias, gradient = tensors

@@ -44,7 +44,7 @@ def test_silent_shows_in_choices_alone_and_runs_torchs_own_path_bit_for_bit(recw
         assert bits(STRIDED.compute(tensors)) == bits(own)
     assert not warned(recwarn)
     row = row_of(ctx.choices(), "fprop")
-    assert (row.asked, row.ran, row.provider) == ("winograd", "torch", "torch")
+    assert (row.requested, row.ran, row.provider) == ("winograd", "torch", "torch")
     assert row.reasons == ("winograd: it needs stride 1; this layer has 2",)
 
 
@@ -102,7 +102,7 @@ def test_an_algorithm_of_no_fixed_order_by_rule_is_refused_at_the_call_under_det
     rules = {"weight=4x3x3x3": {"dgrad": "algo_0", "wgrad": "algo_3"}}
     with msctx.context(conv_algo_rules=rules, deterministic="ON", fallback="silent") as ctx:
         fn.conv2d(x, w).sum().backward()
-    assert sorted((row.asked, row.ran) for row in ctx.choices()) == [("algo_0", "torch"), ("algo_3", "torch")]
+    assert sorted((row.requested, row.ran) for row in ctx.choices()) == [("algo_0", "torch"), ("algo_3", "torch")]
     for row in ctx.choices():
         assert "no fixed order" in row.reasons[0]
         assert "deterministic=ON" in row.reasons[0]
@@ -141,15 +141,15 @@ def test_error_raises_at_entry_where_no_call_can_run_it(passes, tmp_path) -> Non
         import torch, msctx
         before = msctx.state()
         for enter in (msctx.context, msctx.set_context):
-            for asked in ({"conv_fprop_algo": "gemm"}, {"conv_algo_rules": {"all": "gemm"}}):
+            for requested in ({"conv_fprop_algo": "gemm"}, {"conv_algo_rules": {"all": "gemm"}}):
                 try:
-                    entered = enter(**asked, fallback="error")
+                    entered = enter(**requested, fallback="error")
                     with entered or msctx.context():
                         raise SystemExit("entered")
                 except msctx.StrictError as error:
                     first, row, *_ = str(error).splitlines()
                     assert first.startswith('fallback="error", and these options would have no effect'), error
-                    assert row.strip().startswith(next(iter(asked))) and "/nonexistent" in row, error
+                    assert row.strip().startswith(next(iter(requested))) and "/nonexistent" in row, error
                 assert msctx.state() == before
         with msctx.context(thread_invariant=False, fallback="error"):
             print("entered")

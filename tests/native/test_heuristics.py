@@ -26,7 +26,7 @@ def test_normal_is_the_same_for_any_number_of_threads() -> None:
             with msctx.context(**NORMAL, runtime_num_threads=count) as ctx:
                 problem.compute(problem.tensors())
             found.append(sorted(ran(ctx)))
-            assert {row.asked for row in ctx.choices()} == {"normal"}
+            assert {row.requested for row in ctx.choices()} == {"normal"}
         assert found[0] == found[1], problem
 
 
@@ -37,7 +37,7 @@ def test_performance_measures_a_problem_once_and_shows_how_the_others_did() -> N
         problem.compute(tensors)
         problem.compute(tensors)
     assert [row.calls for row in ctx.choices()] == [2, 2, 2]
-    assert {row.asked for row in ctx.choices()} == {"performance"}
+    assert {row.requested for row in ctx.choices()} == {"performance"}
     for row in ctx.choices():
         assert row.reasons[0] == "measured in this process"
         assert all("measured at" in reason for reason in row.reasons[1:])
@@ -48,8 +48,8 @@ def test_of_two_rows_of_one_label_performance_runs_the_one_it_measured() -> None
     """A depthwise convolution: ``direct`` has a row for it, and one for all others, which is much slower."""
     x, w = torch.randn(1, 64, 40, 40), torch.randn(64, 1, 13, 13)
     workspace = []
-    for asked in ("direct", "performance"):
-        with asking("fprop", asked) as ctx:
+    for requested in ("direct", "performance"):
+        with asking("fprop", requested) as ctx:
             fn.conv2d(x, w, padding=6, groups=64)
         (row,) = ctx.choices()
         labels = [reason.partition(":")[0] for reason in row.reasons[1:]]
@@ -60,15 +60,15 @@ def test_of_two_rows_of_one_label_performance_runs_the_one_it_measured() -> None
     assert workspace[0] > 0, "the other one needs none"
 
 
-@pytest.mark.parametrize("asked", ["normal", "performance"])
-def test_no_row_is_chosen_whose_bound_is_above_conv_max_error(asked: str) -> None:
+@pytest.mark.parametrize("requested", ["normal", "performance"])
+def test_no_row_is_chosen_whose_bound_is_above_conv_max_error(requested: str) -> None:
     x, w = torch.randn(1, 64, 56, 56), torch.randn(64, 64, 3, 3)  # Winograd's problem
-    with asking("fprop", asked, conv_max_error=1e-12) as ctx:
+    with asking("fprop", requested, conv_max_error=1e-12) as ctx:
         fn.conv2d(x, w)
     assert ran(ctx) == [("fprop", "torch")]
-    if asked == "normal":
+    if requested == "normal":
         assert "winograd: its error bound is above conv_max_error=1e-12" in ctx.choices()[0].reasons
-    with asking("fprop", asked, conv_max_error=2e-6, conv_allow_tf32=True) as ctx:
+    with asking("fprop", requested, conv_max_error=2e-6, conv_allow_tf32=True) as ctx:
         fn.conv2d(x, w)
     (row,) = ctx.choices()
     assert row.ran == "torch" if row.error is None else row.error <= 2e-6
@@ -117,7 +117,7 @@ def test_few_channels_run_what_normal_takes_and_others_what_torch_does() -> None
         for problem in (few, many):
             problem.compute(problem.tensors())
     assert ran(ctx) == normal
-    assert {row.asked for row in ctx.choices()} == {"normal"}
+    assert {row.requested for row in ctx.choices()} == {"normal"}
     slices = conv("slices", (1, 8, 3, 9, 9), (4, 8, 3, 3, 3))
     with msctx.context(enable_small_channel=1) as ctx:
         slices.compute(slices.tensors())
@@ -137,7 +137,7 @@ def test_thread_invariant_takes_every_convolution_that_names_nothing() -> None:
             problem.compute(problem.tensors())
     assert len(ctx.choices()) == 9
     for row in ctx.choices():
-        assert (row.asked, row.provider) == ("thread_invariant", "msctx")
+        assert (row.requested, row.provider) == ("thread_invariant", "msctx")
         assert row.ran not in ("algo_0", "algo_3", "torch")
         assert row.reasons or row.ran == "winograd" or row.math == "fp32-grade"
 
@@ -149,7 +149,7 @@ def test_a_named_algorithm_beats_thread_invariant_where_it_keeps_its_bits() -> N
     with msctx.context(thread_invariant=True, conv_algo_rules="dims=2: dgrad=algo_0", fallback="silent") as ctx:
         PLANE.compute(PLANE.tensors())
     (row,) = [row for row in ctx.choices() if row.direction == "dgrad"]
-    assert row.asked == "algo_0"
+    assert row.requested == "algo_0"
     assert row.provider == "msctx", "torch's own path promises nothing"
     assert row.ran != "algo_0"
     assert any("thread_invariant" in reason for reason in row.reasons)
@@ -170,7 +170,7 @@ def test_determinism_reaches_what_an_outer_scope_and_set_context_asked_for() -> 
             assert any("conv_wgrad_algo" in str(w.message) for w in found)
             fn.conv2d(x, w).sum().backward()
             inner.__exit__()
-            assert not inner.choices(), "a policy is in force where nothing is asked for"
+            assert not inner.choices(), "a policy is in force where nothing is requested"
             fn.conv2d(x, w).sum().backward()
     finally:
         msctx.reset_context()
@@ -191,7 +191,7 @@ def test_batch_invariant_chooses_the_same_for_every_batch(size: int, layout: tor
         with msctx.context(batch_invariant=True, **options) as ctx:
             y = fn.conv2d(x, w, padding=1)
             y.backward(y.detach())
-        assert {(row.direction, row.asked, row.provider) for row in ctx.choices() if row.direction != "wgrad"} == {
+        assert {(row.direction, row.requested, row.provider) for row in ctx.choices() if row.direction != "wgrad"} == {
             ("fprop", options.get("conv_fprop_algo", "batch_invariant"), "msctx"),
             ("dgrad", "batch_invariant", "msctx"),
         }

@@ -38,7 +38,7 @@ def test_each_algorithm_that_can_be_named_is_a_row_that_runs(direction: str, nam
     with asking(direction, name, fallback="error") as ctx:
         PLANE.compute(tensors)
     (row,) = ctx.choices()
-    assert (row.direction, row.asked, row.ran, row.provider, row.calls) == (direction, name, name, "msctx", 1)
+    assert (row.direction, row.requested, row.ran, row.provider, row.calls) == (direction, name, name, "msctx", 1)
     assert 0 < row.error <= 3e-5
     assert row.math in ({"float64"} if name == "reference" else {"strict", "fp32-grade"})
     with asking(direction, name, fallback="error", allow_fp32_emulation=False) as ctx:
@@ -130,7 +130,7 @@ def test_other_dtypes(options: dict[str, str], dtype: torch.dtype) -> None:
         with msctx.context(**options, fallback="error") as ctx:
             got = problem.compute(tensors)
         for row in ctx.choices():
-            assert (row.ran, row.problem.dtype) == (row.asked, str(dtype).removeprefix("torch.")), problem
+            assert (row.ran, row.problem.dtype) == (row.requested, str(dtype).removeprefix("torch.")), problem
             assert row.error >= UNIT[dtype], problem
         for kind, exact, ours, torchs in zip(right._fields, right, got, own, strict=True):
             if exact is not None:
@@ -153,8 +153,8 @@ def test_only_the_gradients_that_are_needed(options: dict[str, str]) -> None:
             leaf.requires_grad_(needed)
         with msctx.context(**options, fallback="error") as ctx:
             fn.conv2d(*leaves, padding=1).backward(gradient)
-        asked = {"fprop", *(d for d, needed in zip(("dgrad", "wgrad"), mask, strict=False) if needed)}
-        assert {row.direction for row in ctx.choices()} == {d for d in asked if f"conv_{d}_algo" in options}, mask
+        requested = {"fprop", *(d for d, needed in zip(("dgrad", "wgrad"), mask, strict=False) if needed)}
+        assert {row.direction for row in ctx.choices()} == {d for d in requested if f"conv_{d}_algo" in options}, mask
         for leaf, needed, exact in zip(leaves, mask, right[1:], strict=True):
             assert (leaf.grad is not None) == needed, mask
             if needed:

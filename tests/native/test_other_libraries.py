@@ -46,7 +46,7 @@ assert is_theirs() and len(calls) == 2, "theirs again after the block"
 with msctx.context(conv_fprop_algo="winograd", fallback="silent") as ctx:  # what falls back goes theirs
     fn.conv2d(x, torch.randn(3, 2, 2, 2))
 assert len(calls) == 3 and [r.ran for r in ctx.choices()] == ["torch"]
-with msctx.context(conv_wgrad_algo="algo_1"):  # nothing is asked for forward
+with msctx.context(conv_wgrad_algo="algo_1"):  # nothing is requested forward
     assert is_theirs()
 assert len(calls) == 4
 library._destroy()

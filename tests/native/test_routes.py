@@ -25,7 +25,7 @@ def assert_counted_and_refused(call: Callable[[], torch.Tensor], operator: str) 
         call()
     assert torch.equal(inside, own)
     (row,) = ctx.choices()
-    assert (row.asked, row.ran, row.provider, row.calls) == ("gemm", "torch", "torch", 2)
+    assert (row.requested, row.ran, row.provider, row.calls) == ("gemm", "torch", "torch", 2)
     assert any(operator in reason for reason in row.reasons)
     assert row.problem.input
     assert str(ctx.choices())
@@ -40,7 +40,7 @@ def assert_counted_and_refused(call: Callable[[], torch.Tensor], operator: str) 
     assert [row.ran for row in ctx.choices()] == ["torch"]
     with asking("wgrad", "algo_1", fallback="error") as ctx:
         call()
-    assert not ctx.choices(), "nothing is asked for forward"
+    assert not ctx.choices(), "nothing is requested forward"
     assert torch.equal(call(), own)
 
 
@@ -124,7 +124,7 @@ def test_the_backward_of_one_of_them() -> None:
     with asking("wgrad", "algo_1", fallback="silent") as ctx:
         torch.autograd.grad(y.sum(), (x, w), retain_graph=True)
     (row,) = ctx.choices()
-    assert (row.direction, row.asked, row.ran, row.calls) == ("wgrad", "algo_1", "torch", 1)
+    assert (row.direction, row.requested, row.ran, row.calls) == ("wgrad", "algo_1", "torch", 1)
     assert (row.problem.input, row.problem.weight) == ((2, 3, 9, 8), (4, 3, 3, 3))
     with asking("wgrad", "algo_1", fallback="error"), pytest.raises(RuntimeError, match="_slow_conv2d_backward"):
         torch.autograd.grad(y.sum(), (x, w))
@@ -140,8 +140,8 @@ def test_inside_torchs_own_path_they_are_part_of_that() -> None:
     ]
     for x, w, options in problems:
         function = torch.conv2d if w.ndim == 4 else torch.conv3d
-        asked = msctx.context(conv_fprop_algo="normal", conv_dgrad_algo="normal", conv_wgrad_algo="normal")
-        with asked as ctx, torch.backends.mkldnn.flags(enabled=False):
+        requested = msctx.context(conv_fprop_algo="normal", conv_dgrad_algo="normal", conv_wgrad_algo="normal")
+        with requested as ctx, torch.backends.mkldnn.flags(enabled=False):
             function(x.clone().requires_grad_(), w.requires_grad_(), **options).sum().backward()
         assert sorted((row.direction, row.calls) for row in ctx.choices()) == [("dgrad", 1), ("fprop", 1), ("wgrad", 1)]
         assert not any("operator of its own" in reason for row in ctx.choices() for reason in row.reasons)
@@ -189,7 +189,7 @@ def test_an_invariance_names_the_products_that_it_does_not_cover(operator: str) 
     reported = pytest.warns(msctx.MsctxWarning, match="batch_invariant does not hold for the matrix product")
     with msctx.context(batch_invariant=True, matmul_algo="normal") as ctx, reported:
         call()
-    assert [(row.asked, row.ran) for row in ctx.choices()] == [("batch_invariant", "torch")]
+    assert [(row.requested, row.ran) for row in ctx.choices()] == [("batch_invariant", "torch")]
     assert operator.strip() in ctx.choices()[0].reasons[0]
     for more in ({"fallback": "error"}, {"strict": True}):
         with msctx.context(thread_invariant=True, **more), pytest.raises(RuntimeError, match="thread_invariant does not hold"):

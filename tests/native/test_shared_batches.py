@@ -18,11 +18,11 @@ from itertools import islice
 from torch.utils.data import DataLoader, Dataset
 
 class Data(Dataset):
-    asked = 0
+    requested = 0
     def __len__(self):
         return 40
     def __getitem__(self, index):
-        Data.asked += 1
+        Data.requested += 1
         return torch.rand(3), index
 
 class Failing(Data):
@@ -54,7 +54,7 @@ def test(rank):
         one, two, three = batches(shuffle=True), batches(shuffle=True, num_workers=1), batches(3)
         assert [len(found) for found in (one, two, three)] == [10, 10, 3]
         assert one != two and all(map(same, (one, two, three)))
-        assert Data.asked == (0 if rank else 52), Data.asked
+        assert Data.requested == (0 if rank else 52), Data.requested
         came = "RuntimeError: local_rank_id=0, which loads the data, could not: " if rank else ""
         assert raised(DataLoader(Failing())) == came + "ValueError: no third"
     with msctx.context(**{**options, "local_device_list": "0"}):

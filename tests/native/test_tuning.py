@@ -210,7 +210,7 @@ def test_a_second_process_measures_nothing_of_what_is_settled_and_chooses_the_sa
 def test_an_entry_is_followed(own_tuning_file: Path) -> None:
     tuned.write(own_tuning_file, tuned.entry(PROBLEM, "direct"))
     row, measured = forward()
-    assert (row.asked, row.ran, measured) == ("performance", "direct", 0)
+    assert (row.requested, row.ran, measured) == ("performance", "direct", 0)
     assert row.reasons == (
         "from the tuning file: measured 2026-01-02T03:04Z by 1 thread",
         "torch: measured at 2.00 times the time of direct",
@@ -364,7 +364,7 @@ def test_problems_are_recorded_as_performance_measures_them(tmp_path: Path) -> N
     with msctx.context(aoe_tune_mode="offline", work_path=str(tmp_path), conv_max_error=1e-4) as ctx:
         assert bits(problem.compute(tensors)) == expected
     assert tuned.measurements() == before
-    assert {(row.asked, row.ran, row.reasons) for row in ctx.choices()} == {
+    assert {(row.requested, row.ran, row.reasons) for row in ctx.choices()} == {
         ("torch", "torch", ("recorded, to be measured later",))
     }
     recorded = tuned.entries(path)
@@ -381,5 +381,5 @@ def test_what_is_requested_by_name_runs_and_is_not_recorded(tmp_path: Path) -> N
     with msctx.context(aoe_tune_mode="offline", work_path=str(tmp_path), conv_fprop_algo="direct") as ctx:
         fn.conv2d(X, W)
         fn.linear(torch.randn(4, 8), torch.randn(2, 8))
-    assert {row.direction: row.asked for row in ctx.choices()} == {"fprop": "direct", "matmul": "torch"}
+    assert {row.direction: row.requested for row in ctx.choices()} == {"fprop": "direct", "matmul": "torch"}
     assert [e.direction for e in tuned.entries(tmp_path / "msctx_tuning.json")] == ["matmul"]

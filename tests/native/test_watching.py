@@ -66,7 +66,7 @@ def test_the_first_rule_that_matches_and_names_the_direction_decides() -> None:
         model(X).sum().backward()
     assert ran(ctx) == {"layer1.0": "direct", "layer1.2": "winograd", "layer2.0": "direct", "head": "gemm"}
     assert ran(ctx, "dgrad") == {"layer1.2": "winograd", "head": "algo_1"}
-    assert ran(ctx, "wgrad") == {"layer2.0": "algo_3"}, "winograd has no weight gradient: nothing is asked for"
+    assert ran(ctx, "wgrad") == {"layer2.0": "algo_3"}, "winograd has no weight gradient: nothing is requested"
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +127,7 @@ ONE = torch.randn(4, 3, 3, 3)
 UNMATCHED = {
     "others matched": ({"weight=4x3x3x3": "gemm", "layer9.*": "gemm", "stride=7": "reference"}, ["layer9.*", "stride=7"]),
     "other images": ({"dims=2": {"fprop": "gemm"}, "dims=3": {"fprop": "gemm"}}, ["dims=3"]),
-    "nothing was asked for": ({"layer9.*": "gemm", "stride=7": {"wgrad": "reference"}}, ["layer9.*", "stride=7"]),
+    "nothing was requested": ({"layer9.*": "gemm", "stride=7": {"wgrad": "reference"}}, ["layer9.*", "stride=7"]),
     "a pattern of its own": ({"weight=[^5]x*": {"fprop": "gemm"}}, []),
 }
 

@@ -11,8 +11,8 @@ from msctx.observers.collector import Row
 
 @pytest.fixture
 def collected() -> Iterator[Callable[..., list[Row]]]:
-    def rows_of(run: Callable[[], object], **asked: int) -> list[Row]:
-        reader = Listens(**(asked or {"inputs": 1, "outputs": 1, "statistics": 1, "digests": 1}))
+    def rows_of(run: Callable[[], object], **requested: int) -> list[Row]:
+        reader = Listens(**(requested or {"inputs": 1, "outputs": 1, "statistics": 1, "digests": 1}))
         collector.put("test", reader)
         run()
         collector.put("test", None)

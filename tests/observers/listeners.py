@@ -6,13 +6,13 @@ from msctx.observers.collector import Reader, Row
 
 
 class Listens(Reader):
-    def __init__(self, **asked: int) -> None:
-        self.settings, self._asked = asked, asked
+    def __init__(self, **requested: int) -> None:
+        self.settings, self._requested = requested, requested
         self.rows: list[Row] = []
 
     @property
-    def asked(self) -> Mapping[str, int]:
-        return self._asked
+    def requested(self) -> Mapping[str, int]:
+        return self._requested
 
     def take(self, rows: list[Row]) -> None:
         self.rows += rows

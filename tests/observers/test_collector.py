@@ -78,7 +78,7 @@ def test_each_reader_gets_what_it_asked_for_and_only_that(collected: Any, tmp_pa
         {"inputs": 1, "outputs": 1, "tensors": 1},
         {"outputs": 1, "tensors": collector.BITS},
     )
-    others = [Chooses(**asked) for asked in asks]
+    others = [Chooses(**requested) for requested in asks]
     for number, other in enumerate(others):
         collector.put(f"other {number}", other)
     rows = collected(lambda: torch.ones(3, dtype=torch.bfloat16).exp().sin(), outputs=1, digests=1)

@@ -1,4 +1,4 @@
-"""dump_config: MindSpore's file for dumps, and set_dump, which it asks for."""
+"""dump_config: MindSpore's file for dumps, and set_dump, which it requests."""
 
 from __future__ import annotations
 

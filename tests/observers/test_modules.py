@@ -21,7 +21,7 @@ class Listens(Reader):
     """Notes the operators and their modules."""
 
     settings = None
-    asked: Mapping[str, int] = {"outputs": 1}  # type: ignore[assignment]
+    requested: Mapping[str, int] = {"outputs": 1}  # type: ignore[assignment]
 
     def __init__(self) -> None:
         self.found: list[tuple[str, str]] = []

@@ -41,7 +41,7 @@ class Training:
         self.sgd.step()
 
 
-def asked(folder: Path, **more: str) -> dict[str, Any]:
+def requested(folder: Path, **more: str) -> dict[str, Any]:
     options = {"output": str(folder), "training_trace": "on", "task_trace": "on"} | more
     return {"profiling_mode": True, "profiling_options": json.dumps(options)}
 
@@ -56,13 +56,13 @@ def names(folder: Path) -> set[str]:
 
 def trained(folder: Path, count: int = 3, **more: str) -> None:
     training = Training()
-    with msctx.context(**asked(folder, **more)):
+    with msctx.context(**requested(folder, **more)):
         for _ in range(count):
             training.step()
 
 
 def test_a_trace_has_steps_and_a_table_has_the_algorithms_that_ran(tmp_path: Path) -> None:
-    with msctx.context(**asked(tmp_path), conv_fprop_algo="winograd", matmul_algo="strict"):
+    with msctx.context(**requested(tmp_path), conv_fprop_algo="winograd", matmul_algo="strict"):
         Training().step()
     assert {"ProfilerStep#0", "aten::convolution", "msctx::winograd fprop"} <= names(tmp_path)
     (table,) = tmp_path.glob("msctx_*.operators.txt")
@@ -86,7 +86,7 @@ def test_the_first_steps_of_a_long_scope_are_recorded(tmp_path: Path, monkeypatc
     training = Training()
 
     def train() -> None:
-        with msctx.context(**asked(tmp_path)), record_function("epoch"):
+        with msctx.context(**requested(tmp_path)), record_function("epoch"):
             for _ in range(15):
                 with record_function("iteration"):
                     training.step()
@@ -106,11 +106,11 @@ def test_nothing_is_written_if_nothing_ran(tmp_path: Path) -> None:
 
 def test_an_inner_scope_records_as_if_it_were_alone(tmp_path: Path) -> None:
     training = Training()
-    with msctx.context(**asked(tmp_path / "outer")):
+    with msctx.context(**requested(tmp_path / "outer")):
         training.step()
         with msctx.context(profiling_mode=False):
             torch.sinh(training.batch)
-        with msctx.context(**asked(tmp_path / "inner")):
+        with msctx.context(**requested(tmp_path / "inner")):
             torch.cosh(training.batch)
         training.step()
     assert "aten::cosh" in names(tmp_path / "inner")
@@ -118,7 +118,7 @@ def test_an_inner_scope_records_as_if_it_were_alone(tmp_path: Path) -> None:
 
 
 def test_the_end_of_the_program_writes(tmp_path: Path, passes: Callable[[str], str]) -> None:
-    passes(f"import torch, msctx; msctx.set_context(**{asked(tmp_path)!r}); torch.ones(2) + 1")
+    passes(f"import torch, msctx; msctx.set_context(**{requested(tmp_path)!r}); torch.ones(2) + 1")
     assert "aten::add" in names(tmp_path)
 
 
@@ -171,7 +171,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize("classes", [True, False, None])
 def test_modules_have_ranges_if_their_names_are_set(classes: bool | None, tmp_path: Path) -> None:
     more = {} if classes is None else {"reserve_class_name_in_scope": classes}
-    with msctx.context(**asked(tmp_path), **more):
+    with msctx.context(**requested(tmp_path), **more):
         Net()(torch.ones(2, 3))
     found = sorted((e for e in events(tmp_path) if e["name"].startswith("Default")), key=lambda e: e["ts"])
     with_classes = ["", "/failing-Failing", "/head-Sequential", "/head-Sequential/0-ReLU", "/head-Sequential/1-Linear"]

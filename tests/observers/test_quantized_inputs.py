@@ -74,8 +74,8 @@ def test_code_from_the_cache_finds_the_operator_in_a_later_process(tmp_path: Pat
     program = (
         "import torch, msctx\n"
         "f = lambda x: torch.fake_quantize_per_tensor_affine(x.sin() * 2, 0.1, 0, -128, 127).tan()\n"
-        f"asked = dict(enable_dump=True, dump_path={str(tmp_path / 'dump')!r}, dump_mode='input', quant_dumpable='1')\n"
-        "with msctx.context(session=asked):\n"
+        f"requested = dict(enable_dump=True, dump_path={str(tmp_path / 'dump')!r}, dump_mode='input', quant_dumpable='1')\n"
+        "with msctx.context(session=requested):\n"
         "    print(torch.compile(f)(torch.ones(4)).sum().item())\n"
     )
     env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}

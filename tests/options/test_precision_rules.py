@@ -19,8 +19,8 @@ from msctx.options.precision_rules import (
 from msctx.themes.precision import PRECISION_MODES, PRECISION_MODES_V2
 
 
-def rules(**asked):
-    return precision_of(text_of(asked)).rules
+def rules(**requested):
+    return precision_of(text_of(requested)).rules
 
 
 def test_every_mode_of_either_option_is_known():

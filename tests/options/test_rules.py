@@ -167,10 +167,10 @@ def test_a_requirement_may_come_from_an_outer_scope(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["enable_dump", "enable_dump_debug"])
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_dump_without_a_folder_is_an_error_before_anything_changes(name: str, strict: bool) -> None:
-    asked = {"session": {name: True, "op_execute_timeout": 100}, "strict": strict}
+    requested = {"session": {name: True, "op_execute_timeout": 100}, "strict": strict}
     told = rf"session\.{name}: it needs dump_path; set it, or leave .*{name} out"
     before = msctx.state()
-    for set_it in (lambda: msctx.context(**asked).__enter__(), lambda: msctx.set_context(**asked)):
+    for set_it in (lambda: msctx.context(**requested).__enter__(), lambda: msctx.set_context(**requested)):
         with pytest.raises(OptionError, match=told):
             set_it()
     assert msctx.state() == before
@@ -178,8 +178,8 @@ def test_a_dump_without_a_folder_is_an_error_before_anything_changes(name: str, 
 
 
 def test_which_algorithm_is_asked_for_is_read_from_the_rules_themselves() -> None:
-    assert conv_rules.asked_by({"fprop": None}, None) == {}
-    assert conv_rules.asked_by({"fprop": "gemm", "dgrad": None}, "performance.*: fprop=gemm, dgrad=algo_0") == {
+    assert conv_rules.requested_by({"fprop": None}, None) == {}
+    assert conv_rules.requested_by({"fprop": "gemm", "dgrad": None}, "performance.*: fprop=gemm, dgrad=algo_0") == {
         ("fprop", "gemm"): "conv_fprop_algo=gemm",
         ("dgrad", "algo_0"): "dgrad=algo_0 of conv_algo_rules",
     }

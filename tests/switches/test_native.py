@@ -11,7 +11,7 @@ import torch
 
 from msctx.native import core, precision
 from msctx.options.conv_policy import ConvPolicy
-from msctx.options.conv_rules import ASKED, RULES, option_of
+from msctx.options.conv_rules import REQUESTED, RULES, option_of
 from msctx.shipped import KERNEL_SOURCES
 from msctx.switches import SWITCHES
 from msctx.switches.native import LOADS
@@ -41,7 +41,7 @@ def test_policies_bring_the_library_of_their_place() -> None:
 def test_the_library_reads_each_field_by_its_name() -> None:
     """Each moves what the library decides by it in tests/native."""
     read = {*re.findall(r'given\["(\w+)"\]', (KERNEL_SOURCES / "include" / "msctx" / "policy.h").read_text("utf-8"))}
-    algorithms = {*map(option_of, ASKED), *RULES}
+    algorithms = {*map(option_of, REQUESTED), *RULES}
     assert {f.name for f in fields(ConvPolicy)} - algorithms == read
 
 

@@ -78,8 +78,8 @@ def test_what_is_asked_is_in_effect_beside_the_users_own_and_put_back(
     before, state = in_effect(), SWITCH.take()
     SWITCH.set(value)
     inside = in_effect()
-    asked = {"large_segment_size_mb": "segment", "expandable_segments": "expandable"}
-    assert inside == before | {asked[key]: float(new) for key, new in value.items()}
+    requested = {"large_segment_size_mb": "segment", "expandable_segments": "expandable"}
+    assert inside == before | {requested[key]: float(new) for key, new in value.items()}
     assert SWITCH.is_satisfied(value)
     assert (SWITCH.read() or {}).items() >= value.items()
     SWITCH.put_back(state)

@@ -1,4 +1,4 @@
-"""What torchair is given beside its own options, with a stand-in for the two of its modules that are asked."""
+"""What torchair is given beside its own options, with a stand-in for the two of its modules that are requested."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ def test_the_tightest_of_nested_scopes_holds(outer: str, inner: str) -> None:
     found = planned({"max_device_memory": outer}, {"max_device_memory": inner}, on="cuda")
     assert found.assignments == {CAPS["cuda"]: 4 * GB}
     (row,) = found.rows
-    asked, around = (f"{cap[0]} GiB" for cap in (inner, outer))
-    assert row.reason.startswith(f"4 GiB, the least of {asked} requested, {around} of layer 0; counts torch's")
+    requested, around = (f"{cap[0]} GiB" for cap in (inner, outer))
+    assert row.reason.startswith(f"4 GiB, the least of {requested} requested, {around} of layer 0; counts torch's")
     found = planned({"memory_optimize_level": "O1"}, {"memory_optimize_level": "O0"}, on="cuda")
     assert found.assignments == {"torch.accelerator.allocator_settings": None, "models.recompute": False}
 

@@ -51,13 +51,13 @@ def test_a_program_without_a_compiler_goes_on_with_a_warning(passes, tmp_path) -
         f"""
         import warnings
         import torch, msctx
-        asked = [
+        requested = [
             {{"op_timeout": 5}},
             {{"session": {{"enable_dump": True}}, "dump_path": {str(tmp_path / "dump")!r}}},
             {{"enable_exception_dump": 1}},
             {{"deterministic": "ON", "deterministic_except": "gather"}},
         ]
-        for options in asked:
+        for options in requested:
             with warnings.catch_warnings(record=True) as found:
                 warnings.simplefilter("always")
                 with msctx.context(**options):

@@ -58,14 +58,14 @@ _loaded: dict[tuple[int, Module], driver.Kernels] = {}
 """By context, of which there is one for each GPU."""
 
 
-def plan(asked: int, op: int, channels_last: int, load: int, found: int) -> int:
+def plan(requested: int, op: int, channels_last: int, load: int, found: int) -> int:
     """Called by the core in the thread of the convolution, on its device, with the places of a problem and of what to fill in.
 
     0: there is an ``obstacle``, which stays; -1: there is one this time.
     """
     into = CudaPlan.from_address(found)
     try:
-        fill(into, problem_of(CConvProblem.from_address(asked), bool(channels_last)), OPS[op], bool(load))
+        fill(into, problem_of(CConvProblem.from_address(requested), bool(channels_last)), OPS[op], bool(load))
     except NativeError as error:
         obstacle, code = str(error), 0
     except (OSError, MemoryError) as error:  # no room on the disk, for instance
@@ -76,23 +76,23 @@ def plan(asked: int, op: int, channels_last: int, load: int, found: int) -> int:
     return code
 
 
-def problem_of(asked: CConvProblem, channels_last: bool) -> DepthwiseProblem:
+def problem_of(requested: CConvProblem, channels_last: bool) -> DepthwiseProblem:
     """A depthwise problem of the core's; 1-D is 2-D of height 1."""
 
     def pair(values: Any) -> tuple[int, int]:
         return values[1], values[2]
 
     return DepthwiseProblem(
-        list(DTYPES)[asked.dtype],
+        list(DTYPES)[requested.dtype],
         LAYOUTS[channels_last],
-        asked.n,
-        asked.c,
-        asked.k // asked.c,
-        pair(asked.extent),
-        pair(asked.window),
-        pair(asked.stride),
-        pair(asked.pad),
-        pair(asked.dilation),
+        requested.n,
+        requested.c,
+        requested.k // requested.c,
+        pair(requested.extent),
+        pair(requested.window),
+        pair(requested.stride),
+        pair(requested.pad),
+        pair(requested.dilation),
     )
 
 

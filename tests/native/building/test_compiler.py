@@ -1,4 +1,4 @@
-"""The compiler: which one is taken, what is said where there is none, and what it is asked for."""
+"""The compiler: which one is taken, what is said where there is none, and what it is requested."""
 
 from __future__ import annotations
 
