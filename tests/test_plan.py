@@ -5,6 +5,7 @@ import json
 import sys
 from pathlib import Path
 from platform import machine
+from types import FrameType
 
 import pytest
 from hypothesis import assume, given, settings
@@ -476,3 +477,20 @@ def test_entries_that_do_nothing_are_named_warned_about_and_refused_under_strict
                 pass
             with pytest.warns(msctx.MsctxWarning, match=option), msctx.context(**options):
                 pass
+
+
+def test_a_plan_takes_few_calls() -> None:
+    calls: list[str] = []
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and "/msctx/" in frame.f_code.co_filename and not frame.f_code.co_name.startswith("<"):
+            calls.append(frame.f_code.co_name)
+
+    for _ in range(2):  # what the first time finds out is kept
+        calls.clear()
+        sys.setprofile(count)
+        try:
+            msctx.explain(save_graphs=2)
+        finally:
+            sys.setprofile(None)
+    assert len(calls) <= 160, calls

@@ -67,7 +67,7 @@ def plan_here(settings: Settings, shown: Iterable[str] = ()) -> Plan:
     locks.imported("msctx.context.ledger")
     free = devices.free_memory() if any(name in SHOW_FREE for name in shown) else 0
     plan = plan_of(settings, replace(devices.facts(settings), free_memory=free))
-    if not any(name in settings for name in CHANGING):
+    if CHANGING.isdisjoint(settings):
         settings.plans[key] = plan
     return plan
 

@@ -200,10 +200,7 @@ def _pynative_synchronize(on: On, setting: Setting) -> Outcome:
     Anomaly mode's check for NaN is left off: that would change which programs run. The backward pass runs in the calling
     thread, since torch's dispatch modes (which synchronise the device after each operator) belong to one thread.
     """
-    assignments = {
-        "torch.anomaly_mode": setting.value,
-        "torch.autograd.multithreading": not setting.value,
-    }
+    assignments = {"torch.anomaly_mode": setting.value, "torch.autograd.multithreading": not setting.value}
     if setting.value:
         assignments["torch.anomaly_mode.check_nan"] = False
     device = {

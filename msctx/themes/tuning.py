@@ -63,12 +63,7 @@ RULES: tuple[Rule, ...] = (
     Needs(When("aoe_config_file"), (When("aoe_mode"),), "inert"),
     Forbids(When("aoe_tune_mode", ("online",)), When("deterministic", ("ON",)), "inert", NOT_MEASURED),
     Forbids(When("aoe_mode"), When("deterministic", ("ON",)), "inert", NOT_MEASURED),
-    Forbids(
-        When("aoe_tune_mode", ("offline",)),
-        When("aoe_mode"),
-        "inert",
-        "aoe_mode tunes while the program runs",
-    ),
+    Forbids(When("aoe_tune_mode", ("offline",)), When("aoe_mode"), "inert", "aoe_mode tunes while the program runs"),
     Forbids(
         When("aoe_tune_mode", ("offline",)),
         When("batch_invariant", TRUE),
