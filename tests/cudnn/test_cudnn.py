@@ -115,7 +115,7 @@ def test_determinism_refuses_what_adds_atomically(asking: Run) -> None:
     check(x, w)
     assert not [line for line in log(cudnn) if "algo_0" in line or "algo_3" in line]
     for row in rows():
-        assert "it adds in no fixed order, and deterministic=ON requests the same bits" in row.reasons[0]
+        assert "it adds in no fixed order, and deterministic=ON asks for the same bits" in row.reasons[0]
     """)
 
 
@@ -132,7 +132,7 @@ def test_torchs_own_flags_hold(asking: Run) -> None:
     assert ran() == ["algo_0"]
     torch.backends.cudnn.deterministic = True
     assert ran() == []
-    assert "torch's own flags request the same bits" in rows()[-1].reasons[0]
+    assert "torch's own flags ask for the same bits" in rows()[-1].reasons[0]
     torch.backends.cudnn.deterministic = False
     torch.use_deterministic_algorithms(True)
     assert ran() == []
