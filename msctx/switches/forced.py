@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from torch.utils._config_module import _UNSET_SENTINEL as UNSET
+
 from msctx.errors import SwitchError
 from msctx.imports import when_imported
 from msctx.switches.base import Switch
@@ -83,10 +85,8 @@ class Forced:
         """Have torch, where it is loaded, read what is forced; *own*: this thread's own value is to be this one, too."""
         if (entry := self.entry) is None:
             return
-        from torch.utils._config_module import _UNSET_SENTINEL
-
         config = sys.modules[self.module]
-        own = override(config, self.key) if own is None else _UNSET_SENTINEL if own is NOTHING else own
+        own = override(config, self.key) if own is None else UNSET if own is NOTHING else own
         if self.forced is not NOTHING:
             if self._environment is NOTHING:
                 self._environment = entry.env_value_force
@@ -148,9 +148,7 @@ class Flag:
         if entry is None:
             return
         if default is None:  # it was loaded inside the scope: as if it had been loaded before
-            from torch.utils._config_module import _UNSET_SENTINEL
-
-            default, own = (self.default if variable is None else variable) == "1", _UNSET_SENTINEL
+            default, own = (self.default if variable is None else variable) == "1", UNSET
         entry.default = default
         config = sys.modules[INDUCTOR]
         put_override(config, self.key, own if is_ours else override(config, self.key))

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from msctx.imports import when_imported
 from msctx.inductor_pass import Beside
 from msctx.switches.base import Switch
-from msctx.switches.forced import INDUCTOR, NOTHING, Flag, Forced, forced_switch
+from msctx.switches.forced import INDUCTOR, NOTHING, UNSET, Flag, Forced, forced_switch
 
 
 @cache
@@ -110,14 +111,55 @@ class _Beside(Forced):
         self.forced.when_loaded()
 
     def _programs_own(self) -> Any:
-        from torch.utils._config_module import _UNSET_SENTINEL
-
         own = self.own
         is_ours = isinstance(own, Beside)  # an option of torch.compile has put back what it read
-        return self.entry.default if own is _UNSET_SENTINEL or is_ours else own
+        return self.entry.default if own is UNSET or is_ours else own
 
 
+class _Kept(_Beside):
+    """Matrix products of one row or column stay calls of PyTorch's operators: inductor makes sums of them, in another order.
+
+    It has no setting for that: its decompositions and its lowering of bmm go while this holds. The pass changes nothing; by it
+    torch's caches distinguish the code.
+    """
+
+    _stop: Callable[[], None] | None = None
+    _undo: Callable[[], None] | None = None
+
+    def _enforce(self, own: Any = None) -> None:
+        super()._enforce(own)
+        if self.read() and self._stop is None:
+            self._stop = when_imported("torch._inductor.lowering", self._take)
+        elif not self.read() and self._stop is not None:
+            self._stop()
+            if self._undo is not None:
+                self._undo()
+            self._stop = self._undo = None
+
+    def _take(self) -> None:
+        from torch._inductor import decomposition, lowering
+
+        bmm = torch.ops.aten.bmm.default
+        products = {op: found for op, found in decomposition.decompositions.items() if op in _PRODUCTS}
+        lowered = lowering.lowerings[bmm]
+
+        def undo() -> None:
+            decomposition.decompositions.update(products)
+            decomposition.fast_random_decomps.cache_clear()
+            lowering.lowerings[bmm] = lowered
+
+        for op in products:
+            del decomposition.decompositions[op]
+        decomposition.fast_random_decomps.cache_clear()
+        lowering.lowerings[bmm] = lowering.fallback_handler(bmm, add_to_fallback_set=False)
+        self._undo = undo
+
+
+_PRODUCTS = {
+    getattr(op, name) for op in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm) for name in op.overloads()
+}
 _BESIDE = {
+    "torch.inductor.keeps_products": _Kept("joint_custom_post_pass", "msctx.inductor_pass", "Unchanged"),
     "torch.inductor.marks_quantized_inputs": _Beside("pre_grad_custom_pass", "msctx.observers.quantized_inputs", "Marking"),
     "torch.inductor.removes_concatenations": _Beside(
         "post_grad_custom_pre_pass", "msctx.graph.concatenations", "Concatenations"

@@ -148,7 +148,7 @@ def _invariant(on: On, setting: Setting, nothing_for: str) -> Outcome:
         return as_it_is()
     if on.facts.native:
         return refused(on.facts.native)
-    assignments, lacking = dict[str, Any](assignments_of(on)), ""
+    assignments, lacking = dict[str, Any](assignments_of(on)) | {"torch.inductor.keeps_products": True}, ""
     if setting.option.name == "batch_invariant" and on.get("mode") == 0:
         lacking = f"; nor for other compiled code, since {on.facts.inductor}" if on.facts.inductor else ""
         assignments |= {} if lacking else {"torch.inductor.batch_invariant": True}

@@ -154,3 +154,18 @@ def test_frozen_code_from_before_is_counted_and_refused() -> None:
     assert all("mkldnn::_convolution_pointwise" in row.reasons[0] for row in ctx.choices())
     with torch.no_grad(), asking("fprop", "gemm", fallback="error"), pytest.raises(RuntimeError, match="mkldnn"):
         call(x)
+
+
+@pytest.mark.parametrize(
+    "shapes", [((1, 256), (256, 1)), ((1, 9), (9, 7)), ((3, 1, 256), (3, 256, 8)), ((3, 1, 256), (3, 256, 1))], ids=str
+)
+def test_products_of_one_row_stay_products_under_an_invariance(shapes: tuple[tuple[int, ...], ...]) -> None:
+    a, b = (torch.randn(shape, generator=torch.Generator().manual_seed(n)) for n, shape in enumerate(shapes))
+    product = torch.mm if a.dim() == 2 else torch.bmm
+    with msctx.context(thread_invariant=True, fallback="error") as ctx:
+        eager = product(a, b)
+        assert torch.equal(torch.compile(product, dynamic=False)(a, b), eager)
+        assert sum(row.calls for row in ctx.choices()) == 2
+    from torch._inductor import decomposition
+
+    assert torch.ops.aten.bmm.default in decomposition.decompositions
