@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils._config_module import _UNSET_SENTINEL as UNSET
+from torch.utils._config_module import _UNSET_SENTINEL
 
 from msctx.errors import SwitchError
 from msctx.imports import when_imported
@@ -16,7 +16,7 @@ from msctx.switches.base import Switch
 from msctx.torch_config import is_threads_own, override, put_override
 
 INDUCTOR = "torch._inductor.config"
-NOTHING = object()
+NOTHING, UNSET = object(), _UNSET_SENTINEL
 _waiting: dict[str, Callable[[], None]] = {}
 """Module → what gives up waiting for it to be loaded."""
 _all: dict[str, list[Forced]] = {}
