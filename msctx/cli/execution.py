@@ -50,5 +50,5 @@ def execute(
     except MsctxError:  # PyTorch, whose import would double the start, knows whether that is true
         refuse(plan := explain(experiment.settings))
     if verbose:
-        render.show(render.console(sys.stderr), render.plan_page(plan))
+        render.show(render.console(sys.stderr), render.plan_page(explain(experiment.settings)))
     raise typer.Exit(execute(command, flatten(experiment.levels), strict=plan.strict))

@@ -12,6 +12,7 @@ from typing import Any
 
 from msctx._version import __version__
 from msctx.errors import Diagnostic, OptionError
+from msctx.options.kinds import Size
 from msctx.options.layer import Layer, Setting
 from msctx.options.registry import OPTIONS
 from msctx.options.validation import check
@@ -43,7 +44,7 @@ def _absolute(setting: Setting) -> Any:
     value, option = setting.value, setting.option
     if value and (option.names_file or option.is_output):
         return str(Path(value).expanduser().resolve())
-    return value
+    return f"{int(value)}B" if isinstance(value, Size) else value  # a bare number that is small would be a mistake
 
 
 def read(environment: Mapping[str, str]) -> dict[str, Any]:

@@ -47,9 +47,9 @@ SENSITIVE = _words("""
     linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh linalg_householder_product linalg_inv linalg_inv_ex linalg_ldl_factor
     linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq linalg_lu linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve
     linalg_matrix_exp linalg_matrix_sqrth linalg_matrix_rank linalg_pinv linalg_qr linalg_slogdet linalg_solve linalg_solve_ex
-    linalg_solve_triangular linalg_svd linalg_svdvals linalg_tensorinv linalg_tensorsolve
+    linalg_solve_triangular linalg_svd linalg_svdvals linalg_tensorinv linalg_tensorsolve avg_pool3d
 """)
-"""Operators that need float32 under mixed precision, by PyTorch's lists for CUDA and CPU."""
+"""Operators that need float32 under mixed precision, by PyTorch's lists for CUDA and CPU; avg_pool3d has no other kernel."""
 
 STRICT = _words("""
     addcdiv addcmul atan2 cross linalg_cross grid_sampler grid_sampler_2d grid_sampler_3d _grid_sampler_2d_cpu_fallback lerp
@@ -65,7 +65,7 @@ VECTOR = _words("""
     special_log_ndtr special_ndtri special_xlog1py special_zeta celu elu gelu glu hardshrink hardsigmoid hardswish hardtanh
     leaky_relu mish relu relu6 selu silu softshrink threshold adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
     _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d avg_pool1d avg_pool2d
-    avg_pool3d max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
+    max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
     fractional_max_pool2d fractional_max_pool3d max_unpool2d max_unpool3d batch_norm instance_norm native_batch_norm
     cudnn_batch_norm _native_batch_norm_legit mean nanmean nansum var std var_mean std_mean amax amin aminmax max min median
     nanmedian kthvalue mode cummax cummin diff trapezoid cumulative_trapezoid corrcoef cov dropout alpha_dropout feature_dropout

@@ -82,6 +82,15 @@ def test_losses(mode):
         assert value.dtype == (torch.float16 if mode == "force_fp16" else torch.float32)
 
 
+@each_mode
+def test_layers_without_a_kernel_of_16_bits(mode):
+    for layer, shape in ((nn.AvgPool3d(2), (2, 1, 4, 4, 4)), (nn.LocalResponseNorm(2), (2, 4, 5, 5))):
+        x = torch.randn(shape, requires_grad=True)
+        with msctx.context(precision_mode=mode):
+            found = layer(x)
+        torch.testing.assert_close(found.float(), layer(x), atol=1e-2, rtol=1e-2)
+
+
 LAYOUTS = {
     "COO": torch.Tensor.to_sparse,
     "CSR": torch.Tensor.to_sparse_csr,
