@@ -50,13 +50,15 @@ hypothesis.settings.load_profile("msctx")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Properties are in both tiers: the quick one has a tenth of their examples, the same each time; ``-m full`` draws all of them."""
+    """Properties are in both tiers: the quick one has a tenth of their examples, always the same; ``-m full`` draws all."""
     properties = {item.obj: None for item in items if hypothesis.is_hypothesis_test(getattr(item, "obj", None))}
     if config.option.markexpr != "full":
         for function in properties:
             found = function._hypothesis_internal_use_settings
             few = max(10, found.max_examples // 10)
-            function._hypothesis_internal_use_settings = hypothesis.settings(found, max_examples=few, derandomize=True, database=None)
+            function._hypothesis_internal_use_settings = hypothesis.settings(
+                found, max_examples=few, derandomize=True, database=None
+            )
     else:
         for item in items:
             if getattr(item, "obj", None) in properties:

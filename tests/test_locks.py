@@ -18,7 +18,7 @@ x, w = torch.randn(1, 2, 6, 6), torch.randn(3, 2, 3, 3)
 def work():
     with msctx.context(conv_fprop_algo="direct", deterministic="ON", precision_mode="allow_mix_precision_bf16") as ctx:
         torch.nn.functional.conv2d(x, w)
-    assert {row.requested row in ctx.choices()} == {"direct"}
+    assert {row.requested for row in ctx.choices()} == {"direct"}
     assert ctx.precisions()
     msctx.set_context(conv_fprop_algo="direct")
     msctx.reset_context()

@@ -37,7 +37,7 @@ def test_a_scope_without_a_model_is_told_once(options: dict[str, Any]) -> None:
         """Nothing that a model does."""
 
     with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
+        warnings.simplefilter("default")
         for _ in range(3):
             work()
     assert [str(w.message) for w in told] == [

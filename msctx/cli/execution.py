@@ -27,7 +27,7 @@ def execute(
             autocompletion=completion.settings,
         ),
     ],
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="First show what each option does here.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="First show what each option is likely to do here.")] = False,
 ) -> None:
     """Run any command; its Python processes compute under options from their first import of torch on.
 
@@ -50,5 +50,5 @@ def execute(
     except MsctxError:  # PyTorch, whose import would double the start, knows whether that is true
         refuse(plan := explain(experiment.settings))
     if verbose:
-        render.show(render.console(sys.stderr), render.plan_page(explain(experiment.settings)))
+        render.show(render.console(sys.stderr), render.plan_page(plan))
     raise typer.Exit(execute(command, flatten(experiment.levels), strict=plan.strict))

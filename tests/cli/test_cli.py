@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -180,6 +181,7 @@ def test_state_and_diff(msctx, tmp_path):
 
 
 def test_diff_of_runs(msctx, tmp_path):
+    importlib.import_module("torch._dynamo")  # an optimizer loads it, and it sets a variable
     for name, seed in (("a", 1), ("b", 1)):
         msctx("run", "digits", "args.epochs=1", f"seed={seed}", "experiment.seed=1", "--out", str(tmp_path / name))
     assert msctx("diff", str(tmp_path / "a"), str(tmp_path / "b"))[0] == 0

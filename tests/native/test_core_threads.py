@@ -49,7 +49,7 @@ def enter(algorithm):
                 found = fn.conv2d(x, w)
                 assert torch.allclose(found, right, atol=1e-4), (algorithm, found, right)
                 made = ctx.choices()
-                assert {row.requested row in made} == {algorithm}, (algorithm, made)
+                assert {row.requested for row in made} == {algorithm}, (algorithm, made)
                 entered.append(algorithm)
         except msctx.ScopeError:
             pass
