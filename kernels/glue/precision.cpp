@@ -195,7 +195,7 @@ class Governed final : public c10::OperatorKernel {
     const bool is_governed = !of_sparse || (is_matrix_ && (found.mixed || found.sparse != found.widest));
     const bool casts = found.any && !found.is_left && !has_own && is_ruled && is_governed;
     std::optional<AsWhole> guard;
-    if (casts || rule.whole || has_own) guard.emplace(device_);
+    if (casts || rule.whole || has_own || of_sparse) guard.emplace(device_);  // values have the dtype of their sparse tensor
     if (casts) {
       bool is_first = true;
       each(*stack, base, [&](const at::Tensor& tensor, int position) {

@@ -142,8 +142,11 @@ def _look_again(library: core.Core) -> None:
 
 def _look_at(library: core.Core, number: int, model: nn.Module) -> bool:
     """Whether anything has changed."""
+    import torch
     from torch.nn.parameter import is_lazy
 
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]  # a trace would record that shapes are read
+        return False
     changed = False
     for path, module in watched.paths_of(model):
         weight, is_computed = _weight(module)

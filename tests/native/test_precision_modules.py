@@ -98,6 +98,19 @@ LAYOUTS = {
     "BSR": lambda t: t.to_sparse_bsr((2, 2)),
     "BSC": lambda t: t.to_sparse_bsc((2, 2)),
 }
+
+
+@each_mode
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sums_of_sparse_tensors_keep_their_dtype(layout, mode):
+    for dtype in (torch.float32, torch.bfloat16):
+        given = LAYOUTS[layout](torch.eye(8, dtype=dtype))
+        with msctx.context(precision_mode=mode):
+            found = given + given
+        assert found.dtype == dtype
+        assert torch.equal(found.to_dense(), 2 * torch.eye(8, dtype=dtype))
+
+
 SPARSE_PRODUCTS = {  # of a sparse factor, a layer's output and a bias, with the layouts that PyTorch's CPU kernels take
     "sparse.mm": (lambda s, y, b: torch.sparse.mm(s, y), "COO CSR CSC BSR"),
     "sparse.mm, sparse second": (lambda s, y, b: torch.sparse.mm(y, s), "COO CSR CSC BSC"),

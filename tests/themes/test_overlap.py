@@ -158,7 +158,7 @@ def scattered(x, w):
 dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
 dist.is_nccl_available = lambda: True  # torch asks before it fuses
 fuses, x, w = SWITCHES["torch.inductor._micro_pipeline_tp"], torch.randn(8, 16), torch.randn(16, 8)
-found = fuses.save()
+found = fuses.take()
 for function, name in ((gathered, "fused_all_gather_matmul"), (scattered, "fused_matmul_reduce_scatter")):
     for on in (False, True):
         torch._dynamo.reset()
@@ -170,7 +170,7 @@ for function, name in ((gathered, "fused_all_gather_matmul"), (scattered, "fused
             except Exception as error:
                 assert "Enough" in str(error) + type(error).__name__, error
         assert seen == [f"symm_mem.{name}.default"] * on, (name, on, seen)
-fuses.load(found)
+fuses.put_back(found)
 assert config._micro_pipeline_tp is False
 """,
         timeout=240,
