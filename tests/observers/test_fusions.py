@@ -26,10 +26,9 @@ def _counted_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.delenv("ASCEND_WORK_PATH", raising=False)
     monkeypatch.chdir(tmp_path)
     kept = {name: counters[name].copy() for name in ("inductor", "inductor_pattern_matcher_per_pattern")}
-    before = [*LOGGER.handlers]
     yield
     counters.update(kept)
-    assert LOGGER.handlers == before
+    assert not [one for one in LOGGER.handlers if type(one).__module__.startswith("msctx")], "pytest and torch add theirs"
     assert compile_trace.FUSIONS_SLOT.read() is None
 
 
