@@ -1,4 +1,4 @@
-"""Convolutions and linear layers take what follows them into their call, as far as no gradient needs it.
+"""In graphs of inference, convolutions and linear layers take what follows them into their call.
 
 That is batch norm, bias, addition, activation.
 """
@@ -24,16 +24,12 @@ PRODUCTS = (aten.mm.default, aten.addmm.default)
 Number: TypeAlias = float | int | fx.Node
 
 
-def fold(graph: fx.GraphModule, convolutions: bool, products: bool, *, training: bool) -> None:
+def fold(graph: fx.GraphModule, convolutions: bool, products: bool) -> None:
     """Replace them, on CPU tensors, by calls of the operators that kernels/glue/finished.cpp has.
 
     A batch norm or another factor for each channel stays a factor: the weight is the model's own, by which rules find its module and
     the core keeps what it makes of it. The results of convolutions are channels_last then; those of the graph keep their strides.
     A product is replaced where something follows it that a kernel of ours may compute with it, under the policy in force.
-
-    In the forward graph of a training step a convolution is replaced only where something follows it. What the backward pass needs is
-    a result of the graph, so whatever uses it stays outside. Saved tensors may have other strides: inductor reports them, of fixed
-    shapes alone, and the backward graph is compiled for those.
     """
     from torch._inductor.fx_passes.post_grad import view_to_reshape
 
@@ -41,19 +37,14 @@ def fold(graph: fx.GraphModule, convolutions: bool, products: bool, *, training:
     found = [node for node in graph.graph.nodes if node.op == "call_function" and node.target in targets and _is_ours(node)]
     if not found or any(_is_unbacked(node) or _is_of_strides(node) for node in graph.graph.nodes):
         return
-    if training and has_free_symbols([node.meta.get("val") for node in graph.graph.nodes]):
-        return
-    saved_from = _saved_from(graph.graph.output_node()) if training else None
     view_to_reshape(graph)  # of other strides, a view may be none
     _operators()
-    before = [node.meta.get("val") if isinstance(node, fx.Node) else None for node in _results(graph)[:saved_from]]
+    before = [node.meta.get("val") if isinstance(node, fx.Node) else None for node in _results(graph)]
     renamed = graph.graph.find_nodes(op="call_function", target=aten.as_strided.default)
     for node in renamed:
         node.replace_all_uses_with(node.all_input_nodes[0])
     replaced = [
-        _replace_product(graph.graph, node)
-        if node.target in PRODUCTS
-        else _replace_convolution(graph.graph, node, is_alone=not training)
+        _replace_product(graph.graph, node) if node.target in PRODUCTS else _replace_convolution(graph.graph, node)
         for node in reversed(found)  # where two meet in an addition, it follows the later one
     ]
     graph.graph.eliminate_dead_code()
@@ -68,14 +59,6 @@ def fold(graph: fx.GraphModule, convolutions: bool, products: bool, *, training:
 def _results(graph: fx.GraphModule) -> list[Any]:
     (results,) = graph.graph.output_node().args
     return list(results) if isinstance(results, tuple | list) else [results]
-
-
-def _saved_from(output: fx.Node) -> int:
-    context = torch._guards.TracingContext.try_get()
-    visible: list[int] = [index + 1 for index in output.meta.get("user_visible_output_idxs", ())]
-    if context and context.fw_metadata:
-        visible.append(context.fw_metadata.num_forward)
-    return max(visible, default=len(output.all_input_nodes))
 
 
 BY_STRIDES = {aten.as_strided.default, aten.view.dtype}
@@ -174,13 +157,10 @@ class Epilogue:
     shape: Any = field(default=(), compare=False)
 
 
-def _replace_convolution(graph: fx.Graph, node: fx.Node, is_alone: bool) -> bool:
-    """Whether it was; with *is_alone* also where nothing follows it."""
+def _replace_convolution(graph: fx.Graph, node: fx.Node) -> bool:
     given, weight, bias, stride, padding, dilation, _, _, groups = node.args
     epilogue = Epilogue(shift=bias or 0)  # type: ignore[arg-type]
     last = _all_that_follows(graph, node, epilogue)
-    if last is node and not is_alone:
-        return False
     parts = (given, weight, stride, padding, dilation, groups)
     call = _call(graph, torch.ops.msctx.convolution.default, node, last, parts, epilogue)
     last.replace_all_uses_with(call, delete_user_cb=lambda user: user is not call)

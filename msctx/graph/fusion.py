@@ -182,7 +182,7 @@ def _inner(way: Way, graph: fx.GraphModule, inputs: Sequence[Any], **how: Any) -
     from torch._inductor.compile_fx import compile_fx_inner
 
     epilogue, products = way.wanted.epilogues, way.wanted.products is not None
-    if (epilogue or products) and not how.get("is_backward", False):
-        epilogues.fold(graph, epilogue, products, training=not how.get("is_inference"))
+    if (epilogue or products) and how.get("is_inference"):
+        epilogues.fold(graph, epilogue, products)
     with way.in_force():
         return compile_fx_inner(graph, inputs, **how)
