@@ -52,35 +52,26 @@ class Document:
     """A text as plain data, where everything in it stands, and what is wrong with it.
 
     Attributes:
-        values, keys: path of keys → the offsets at which its value, or its last key, begins and ends.
-        locate: finds these when the first is wanted.
-        files: key → another document that holds it.
+        values, keys: path of keys → the place of its value, and of the key where it is given first.
     """
 
-    def __init__(self, text: str, file: str, data: Any = None) -> None:
+    def __init__(self, text: str, file: str) -> None:
         self.file, self.text = file, text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-        self.data: Any = {} if data is None else data
+        self.data: Any = {}
         self.problems: list[Diagnostic] = []
-        self.values: dict[Path, Span] = {}
-        self.keys: dict[Path, Span] = {}
-        self.files: dict[str, Document] = {}
-        self.locate: Callable[[], None] | None = None
+        self.values: dict[Path, Mark] = {}
+        self.keys: dict[Path, Mark] = {}
         self._lines = [0, *(newline.end() for newline in re.finditer("\n", self.text))]
 
-    def mark(self, path: Path) -> Mark | None:
+    def mark(self, path: Path) -> Mark:
         """The place of the value at a path; with ``""`` appended, of its key; else of the nearest thing around it."""
-        if path and path[0] in self.files:
-            return self.files[path[0]].mark(path)
-        if self.locate:
-            locate, self.locate = self.locate, None
-            locate()
-        span = None
         if path[-1:] == ("",):
             path = path[:-1]
-            span = self.keys.get(path)
-        while path and span is None and path not in self.values:
+            if path in self.keys:
+                return self.keys[path]
+        while path and path not in self.values:
             path = path[:-1]
-        return self.place(span or self.values.get(path, (0, 0)))
+        return self.values.get(path) or self.place((0, 0))
 
     def under(self, *prefix: Any) -> Callable[[Path], Mark | None]:
         """:meth:`mark` for paths below *prefix*; paths may hold dotted keys that the file nests."""
@@ -107,26 +98,36 @@ class Document:
     def add(self, path: Path, key: Span, value: Span) -> bool:
         """Note where a key and its value stand; the answer is ``False`` for a key that is given twice, a problem."""
         if path in self.keys:
-            self.report(path, key, f"is given twice; first on line {self.place(self.keys[path]).line}")
+            self.report(path, key, f"is given twice; first in {self.keys[path]}")
             return False
-        self.keys[path], self.values[path] = key, value
+        self.keys[path], self.values[path] = self.place(key), self.place(value)
         return True
 
-    def add_list(self, path: Path, text: str, start: int) -> list[str]:
-        """The parts, without blanks, that commas separate in a text that begins at an offset; each has its place."""
+    def put(self, path: Path, found: re.Match[str], key: str, value: str, *, listed: bool = False) -> None:
+        """Read a key and its value, two groups of a match; *listed*: the value is a list, separated by commas."""
+        path = (*path, found[key])
+        if self.add(path, found.span(key), found.span(value)):
+            self.dictionary(path[:-1])[found[key]] = self._listed(path, *found.span(value)) if listed else found[value]
+
+    def dictionary(self, path: Path) -> dict[str, Any]:
+        """The one at a path, made where there is none."""
+        data: dict[str, Any] = self.data
+        for key in path:
+            data = data.setdefault(key, {})
+        return data
+
+    def _listed(self, path: Path, start: int, end: int) -> list[str]:
         found: list[str] = []
-        for piece in text.split(","):
-            at = start + len(piece) - len(piece.lstrip())
-            self.values[(*path, len(found))] = at, at + len(piece.strip())
-            found.append(piece.strip())
-            start += len(piece) + 1
+        for part in self.text[start:end].split(","):
+            at = start + len(part) - len(part.lstrip())
+            self.values[(*path, len(found))] = self.place((at, at + len(part.strip())))
+            found.append(part.strip())
+            start += len(part) + 1
         return found
 
-    def lines(self) -> Iterator[tuple[str, int]]:
-        """Every line that holds more than blanks or a comment, and the offset at which it begins."""
-        for match in re.finditer(r"\S[^\n]*", self.text):
-            if match[0][0] not in "#;":
-                yield match[0].rstrip(), match.start()
+    def lines(self) -> Iterator[Span]:
+        """The offsets of every line that holds more than blanks or a comment."""
+        return (line.span(1) for line in re.finditer(r"^[^\S\n]*([^\s#;](?:[^\n]*\S)?)", self.text, re.MULTILINE))
 
     def in_order(self) -> Document:
         """With its problems as a reader meets them."""
@@ -136,15 +137,16 @@ class Document:
 
 # --- words ------------------------------------------------------------------------------------------------------------
 
-_WORDS = {"": None, "~": None} | {
+_WORDS = {"": None, "~": None, ".NaN": math.nan} | {
     form(word): value
-    for word, value in (("null", None), ("true", True), ("false", False))
+    for word, value in (
+        *(("null", None), ("true", True), ("false", False), (".nan", math.nan)),
+        *((sign + ".inf", float(sign + "inf")) for sign in ("", "+", "-")),
+    )
     for form in (str, str.title, str.upper)
 }
-_NUMBER = re.compile(
-    r"(?P<whole>[-+]?(?:0|[1-9][0-9_]*))|(?P<leading_zero>[-+]?0[0-9_]+)|(?P<based>0x[0-9a-fA-F]+|0o[0-7]+)|"
-    r"(?P<broken>[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?)|(?P<special>(?i:[-+]?\.inf|\.nan))"
-)
+_WHOLE = re.compile(r"[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+|0o[0-7]+")
+_BROKEN = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _DIGITS = 4000
 """Python reads no longer numbers."""
 
@@ -159,25 +161,16 @@ def scalar(text: str) -> Any:
         return _WORDS[text]
     if text.lower() in YamlWord.TRUTH:
         return YamlWord(text)
-    number = _NUMBER.fullmatch(text)
-    kind = number.lastgroup if number else ""
-    if kind in ("whole", "based") and len(text) > _DIGITS:
-        raise AmbiguousNumber("a number of thousands of digits; quote it if it is meant as text")
-    match kind:
-        case "leading_zero":
-            sign, digits = text[: text[0] == "-"], text.lstrip("+-").replace("_", "").lstrip("0") or "0"
-            octal = f" {sign}{int(digits, 8)} in YAML 1.1 and" if re.fullmatch("[0-7]+", digits) else ""
-            advice = "write the number without the leading zero, or quote it"
-            raise AmbiguousNumber(f"{text} is{octal} {sign}{digits} in YAML 1.2; {advice}")
-        case "whole":
-            return int(text.replace("_", ""))
-        case "based":
-            return int(text, 0)
-        case "broken":
-            return float(text)
-        case "special":
-            return float(text.replace(".", ""))
-    return text
+    if re.fullmatch("[-+]?0[0-9_]+", text):
+        sign, digits = text[: text[0] == "-"], text.lstrip("+-").replace("_", "").lstrip("0") or "0"
+        octal = f" {sign}{int(digits, 8)} in YAML 1.1 and" if re.fullmatch("[0-7]+", digits) else ""
+        advice = "write the number without the leading zero, or quote it"
+        raise AmbiguousNumber(f"{text} is{octal} {sign}{digits} in YAML 1.2; {advice}")
+    if _WHOLE.fullmatch(text):
+        if len(text) > _DIGITS:
+            raise AmbiguousNumber("a number of thousands of digits; quote it if it is meant as text")
+        return int(text.replace("_", ""), 0)
+    return float(text) if _BROKEN.fullmatch(text) else text
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
@@ -194,28 +187,22 @@ def parse_json(text: str, file: str, *, comments: bool = False) -> Document:
     """
     document = Document(text, file)
     text = _STRING_OR_COMMENT.sub(_without_comment, document.text) if comments else document.text
-    twice = False
-
-    def collected(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        nonlocal twice
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice, found = True, dict(reversed(pairs))  # the first counts
-        return found
-
     try:
-        document.data = json.loads(text, object_pairs_hook=collected, parse_constant=_refuse, parse_float=_finite)
-        json.dumps(document.data, ensure_ascii=False).encode()  # half of a surrogate pair is not a character
-        document.locate = (lambda: _locate(document, text)) if document.data else None
+        data = json.loads(text, object_pairs_hook=_first_of_each, parse_constant=_refuse, parse_float=_finite)
+        json.dumps(data, ensure_ascii=False).encode()  # half of a surrogate pair is not a character
+        document.data = data
+        _locate(document, text)
     except json.JSONDecodeError as error:
         at = min(error.pos, len(document.text.rstrip()))  # not the empty line after the last one
         document.report((), (at, at + 1), f"this is not JSON: {error.msg}")
     except (ValueError, RecursionError) as error:
         document.data = {}
         document.report((), (0, 1), f"this is not JSON: {error}")
-    if twice:
-        document.mark(())
     return document.in_order()
+
+
+def _first_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return dict(reversed(pairs)) if len(dict(pairs)) < len(pairs) else dict(pairs)
 
 
 def _refuse(word: str) -> Any:
@@ -233,16 +220,18 @@ def _locate(document: Document, text: str) -> None:
     """Places by PyYAML: JSON is YAML, but for some characters inside of strings."""
     import yaml
 
+    def span(node: Any) -> Span:
+        return node.start_mark.index, node.end_mark.index
+
     def note(node: Any, path: Path) -> None:
-        document.values.setdefault(path, (node.start_mark.index, node.end_mark.index))
-        for number, item in enumerate(node.value if node.id != "scalar" else ()):
-            if node.id == "sequence":
+        document.values.setdefault(path, document.place(span(node)))
+        if node.id == "sequence":
+            for number, item in enumerate(node.value):
                 note(item, (*path, number))
-                continue
-            key, value = ((part.start_mark.index, part.end_mark.index) for part in item)
-            inside = (*path, json.loads(document.text[slice(*key)]))
-            if document.add(inside, key, value):
-                note(item[1], inside)
+        for key, value in node.value if node.id == "mapping" else ():
+            inside = (*path, json.loads(document.text[slice(*span(key))]))
+            if document.add(inside, span(key), span(value)):
+                note(value, inside)
 
     with suppress(yaml.YAMLError):  # it takes no keys of more than 1,024 characters
         plain = _NOT_PLAIN.sub(lambda match: " " if match[0] == "\t" else "_" * len(match[0]), text)
@@ -258,68 +247,63 @@ def _without_comment(match: re.Match[str]) -> str:
 
 
 def parse_ini(
-    text: str, file: str, *, sections: tuple[str, ...] = (), flat: bool = False, lists: Container[str] = (), sign: str = "="
+    text: str,
+    file: str,
+    *,
+    sections: tuple[str, ...] = (),
+    inside: Path | None = None,
+    lists: Container[str] = (),
+    sign: str = "=",
 ) -> Document:
     """Read ``key=value`` lines under ``[section]`` headings, as ``{section: {key: text}}``; # and ; begin comment lines.
 
     Args:
-        sections: those that the data has in any case; the first of them also has the lines before the first heading.
-        flat: there are no sections: ``{key: text}``.
+        sections: those that the data has in any case.
+        inside: the dictionary of the lines before the first heading; that of a section stands beside it; (): there are no sections.
         lists: keys whose value is a list of texts, separated by commas.
     """
-    document = Document(text, file, {name: {} for name in sections})
-    path: Path | None = () if flat else sections[:1] or None
-    for line, start in document.lines():
-        end = start + len(line)
-        if line[0] == "[" and not flat:
-            path = (line[1:].removesuffix("]").strip(),)
-            if line[-1] != "]":
-                document.report(path, (start, end), "the heading has no closing ]", suggestion=f"[{path[0]}]")
-            document.keys.setdefault(path, (start, end))
-            document.values.setdefault(path, (start, end))
-            document.data.setdefault(path[0], {})
-            continue
-        name, found, value = line.partition(sign)
-        key = name.rstrip()
-        inside, span = (*(path or ()), key), (start, start + len(key))
-        if not found or not key:
-            what = f"key{sign}value"
-            document.report(path or (), (start, end), f"{show(line)} is not {what}", allowed=f"{what}, one to a line")
+    document = Document(text, file)
+    path, what = inside, f"key{sign}value"
+    pair = re.compile(rf"(?P<key>[^{sign}]*[^{sign}\s])\s*{sign}\s*(?P<value>.*)")
+    for section in sections:
+        document.dictionary((*(inside or ("",))[:-1], section))
+    for span in document.lines():
+        line = document.text[slice(*span)]
+        if heading := re.fullmatch(r"\[\s*(.*?)\s*\]", line) if path != () else None:
+            path = (*(path or ("",))[:-1], heading[1])
+            document.keys.setdefault(path, document.place(span))
+            document.values.setdefault(path, document.place(span))
+            document.dictionary(path)
+        elif not (found := pair.fullmatch(document.text, *span)):
+            allowed = f"{what}, one to a line" + ", or [section]" * (path != ())
+            document.report(path or (), span, f"{show(line)} is not {what}", allowed=allowed)
         elif path is None:
-            document.report(inside, span, "stands before the first [section]")
-        elif document.add(inside, span, (end - len(value.lstrip()), end)):
-            data = document.data[path[0]] if path else document.data
-            data[key] = document.add_list(inside, value, end - len(value)) if key in lists else value.strip()
+            document.report((found["key"],), span, "stands before the first [section]")
+        else:
+            document.put(path, found, "key", "value", listed=found["key"] in lists)
     return document.in_order()
 
 
-_OPERATOR = re.compile(r"optype\s*::\s*([^:]*[^:\s])\s*:|(?!optype\s*::)(.*?\S)\s*::", re.IGNORECASE)
-_LABEL = re.compile(r"([^\s,:]*)\s*:([^:]*?)\s*(?=,[^,:]*:|$)")
+_OPERATOR = re.compile(r"optype\s*::\s*(?P<ByOpType>[^:]*[^:\s])\s*:|(?!optype\s*::)(?P<ByNodeName>.*?\S)\s*::", re.IGNORECASE)
+_LABEL = re.compile(r"(?P<key>[^\s,:]*)\s*:(?P<value>[^:]*?)\s*(?=,[^,:]*:|$)")
 """A label and its list; a comma may stand before the next label."""
 
 
 def parse_dtypes(text: str, file: str) -> Document:
     """Read the dtypes of operators, one operator to a line: ``{ByOpType or ByNodeName: {name: {label: [dtypes]}}}``."""
-    document = Document(text, file, {"ByOpType": {}, "ByNodeName": {}})
+    document = Document(text, file)
+    document.data = {"ByOpType": {}, "ByNodeName": {}}
     allowed = "name::InputDtype:float16,…,OutputDtype:float16,… or OpType::Type:InputDtype:…,OutputDtype:…"
-    for line, start in document.lines():
-        span = start, start + len(line)
-        if not (head := _OPERATOR.match(line)):
-            document.report((), span, "the line does not begin with name:: or OpType::Type:", allowed=allowed)
-            continue
-        section, group = ("ByOpType", 1) if head[1] else ("ByNodeName", 2)
-        path, rest = (section, head[group]), (start + head.end(), span[1])
-        if not document.add(path, (start + head.start(group), start + head.end(group)), rest):
-            continue
-        labels = list(_LABEL.finditer(line, head.end()))
-        if not labels or line[head.end() : labels[0].start()].strip():
-            document.report(path, rest, "neither InputDtype: nor OutputDtype: follows", allowed=allowed)
-            continue
-        found = document.data[section].setdefault(head[group], {})
-        for label in labels:
-            key, value = ((start + label.start(n), start + label.end(n)) for n in (1, 2))
-            if document.add((*path, label[1]), key, value):
-                found[label[1]] = document.add_list((*path, label[1]), label[2], value[0])
+    for start, end in document.lines():
+        head = _OPERATOR.match(document.text, start, end)
+        labels = [*_LABEL.finditer(document.text, head.end(), end)] if head else []
+        if not head or not labels or document.text[head.end() : labels[0].start()].strip():
+            document.report((), (start, end), "these are no dtypes of an operator", allowed=allowed)
+        elif document.add(
+            path := (head.lastgroup, head[head.lastgroup or 0]), head.span(head.lastgroup or 0), (head.end(), end)
+        ):
+            for label in labels:
+                document.put(path, label, "key", "value", listed=True)
     return document.in_order()
 
 
@@ -327,30 +311,24 @@ def parse_switches(text: str, file: str) -> Document:
     """Read CANN's switches of passes: as JSON, or in its older form, one ``Pass:on`` or ``Pass:off`` to a line."""
     if text.lstrip("\ufeff \t\r\n").startswith("{"):
         return parse_json(text, file)
-    document = parse_ini(text, file, sections=("GraphFusion",), sign=":")
-    document.data = {"Switch": document.data}
-    document.keys, document.values = (
-        {("Switch", *path): s for path, s in found.items()} for found in (document.keys, document.values)
-    )
-    return document
+    return parse_ini(text, file, sections=("GraphFusion",), inside=("Switch", "GraphFusion"), sign=":")
 
 
 def parse_flags(text: str, file: str) -> Document:
     """Read ``--name=value --name …``; ``--path=file.json`` reads further flags from a file of texts. A bare flag is ``True``."""
     document = Document(text, file)
-    for token in re.finditer(r"\S+", document.text):
-        (start, end), (name, sign, value) = token.span(), token[0].removeprefix("--").partition("=")
-        key, place = (start, start + 2 + len(name)), (end - len(value) if sign else start, end)
-        if not token[0].startswith("--") or not name or "=" in value:
-            hint = f"--{token[0].lstrip('-')}" if name.strip("-") and "=" not in value else ""
+    for token in re.finditer(r"(?P<flag>--(?P<name>[^\s=]+))(=(?P<value>[^\s=]*))?(?!\S)|\S+", document.text):
+        name, value = token["name"], token["value"]
+        if not name:
+            hint = f"--{token[0].lstrip('-')}" if re.fullmatch(r"-*[^-\s=][^\s=]*(=[^\s=]*)?", token[0]) else ""
             what = f"{show(token[0])} is not a flag"
-            document.report((), (start, end), what, allowed="--name or --name=value", suggestion=hint)
+            document.report((), token.span(), what, allowed="--name or --name=value", suggestion=hint)
         elif name == "path":
             content, why_not = read_file(value)
-            inner = parse_json(content, value)
+            inner = parse_json(content, value or "")
             if why_not or not isinstance(inner.data, dict):
-                why = f"{show(value)} cannot be read: {why_not}" if why_not else "the file holds no dictionary of flags"
-                document.report((name,), place, why)
+                why = f"{show(value or '')} cannot be read: {why_not}" if why_not else "the file holds no dictionary of flags"
+                document.report((name,), token.span("value" if value else 0), why)
                 continue
             for flag, found in inner.data.items():
                 if flag in document.data or flag == "path":
@@ -360,9 +338,8 @@ def parse_flags(text: str, file: str) -> Document:
                     inner.problems.append(Diagnostic(flag, what, allowed="text in quotes", mark=inner.mark((flag,))))
             document.problems += inner.problems
             document.data |= inner.data
-            document.files |= dict.fromkeys(inner.data, inner)
-        elif name in document.files:
-            document.report((name,), key, f"is given twice; first in {document.mark((name, ''))}")
-        elif document.add((name,), key, place):
-            document.data[name] = value if sign else True
+            document.keys |= inner.keys
+            document.values |= {path: mark for path, mark in inner.values.items() if path}
+        elif document.add((name,), token.span("flag"), token.span("flag" if value is None else "value")):
+            document.data[name] = True if value is None else value
     return document

@@ -197,7 +197,9 @@ _CACHE = {
 ENV_CONFIG = SPEED_UP = Format(parse_json, dict[str, Any])
 GRAPH_KERNEL_FLAGS = Format(parse_flags, dict[str, Any], is_file=False)
 OP_PRECISION_MODE = Format(
-    partial(parse_ini, sections=_SECTIONS), _keys({"ByOpType": _named(Way, Operator), "ByNodeName": _named(Way)}), _one_way
+    partial(parse_ini, sections=_SECTIONS, inside=_SECTIONS[:1]),
+    _keys({"ByOpType": _named(Way, Operator), "ByNodeName": _named(Way)}),
+    _one_way,
 )
 CUSTOMIZE_DTYPES = Format(
     parse_dtypes, _keys({"ByOpType": _named(_OF_OPERATOR, Operator), "ByNodeName": _named(_OF_OPERATOR)}), _one_way
@@ -210,7 +212,7 @@ _DEBUGGED = {
     "op_debug_list": _each(_checked("the name of an operator, or OpType::Type", _name_or_type, empty=True)),
 }
 OP_DEBUG = Format(
-    partial(parse_ini, flat=True, lists=tuple(_DEBUGGED)), _keys(_DEBUGGED, needed=("op_debug_config",)), _no_o0_with_oom
+    partial(parse_ini, inside=(), lists=tuple(_DEBUGGED)), _keys(_DEBUGGED, needed=("op_debug_config",)), _no_o0_with_oom
 )
 _PASSES = _keys(dict.fromkeys(("GraphFusion", "UBFusion"), _named(OnOff)))
 FUSION_SWITCH = Format(parse_switches, _keys({"Switch": _PASSES}, needed=("Switch",)))

@@ -35,7 +35,7 @@ class _Builder:
         return INVALID
 
     def value(self, node: yaml.Node, path: Path = (), above: frozenset[int] = frozenset()) -> Any:
-        self.document.values[path] = _span(node)
+        self.document.values[path] = self.document.place(_span(node))
         self.left -= 1
         if self.left < 0:
             raise RecursionError(f"more than {_NODES} values, counted again at each alias")
@@ -60,8 +60,8 @@ class _Builder:
             if not isinstance(key, yaml.ScalarNode):
                 self.problem(path, key, "a key must be a plain word")
             elif key.value in pairs:
-                first = pairs[key.value][0].start_mark.line + 1
-                self.problem((*path, key.value), key, f"is given twice; first on line {first}")
+                first = self.document.place(_span(pairs[key.value][0]))
+                self.problem((*path, key.value), key, f"is given twice; first in {first}")
             else:
                 pairs[key.value] = key, value
         data: dict[Any, Any] = {}
@@ -71,9 +71,9 @@ class _Builder:
                 self.problem((*path, "<<"), source, "only dictionaries can be merged")
             elif isinstance(part := self.value(source, path, above), dict):  # of several the first wins
                 data |= part
-        self.document.values[path] = _span(node)
+        self.document.values[path] = self.document.place(_span(node))
         for name, (key, value) in pairs.items():  # after what is merged: their places count
-            self.document.keys[(*path, name)] = _span(key)
+            self.document.keys[(*path, name)] = self.document.place(_span(key))
             data[name] = self.value(value, (*path, name), above)
         return data
 
