@@ -32,10 +32,10 @@ def written(layers: list[dict[str, Any]], facts: Facts) -> str:
     plan = make(Settings([make_layer(options, f"layer {place}") for place, options in enumerate(layers)]), facts)
     found = ["> " + " | ".join(json.dumps(options) for options in layers)]
     for row in plan.rows:
-        value = row.as_dict()
+        assert all(len(part.partition(". ")[0].split()) <= 15 for part in row.reason.split("; ")), f"a long cause: {row.reason}"
         by = f" (overridden by {row.winner})" * bool(row.winner)
         found.append(f"  {row.device} {row.spelling}: {row.status}{by}{': ' * bool(row.reason)}{row.reason}")
-        found += [f"    {switch} = {json.dumps(said(to), default=repr)}" for switch, to in value["switches"].items()]
+        found += [f"    {switch} = {json.dumps(said(to), default=repr)}" for switch, to in row.as_dict()["switches"].items()]
     return "\n".join(found).replace(f"{CONFIGS}", "CONFIGS").replace(os.getcwd(), "HERE")
 
 

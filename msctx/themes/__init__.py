@@ -46,7 +46,7 @@ def translate(on: On) -> Outcomes:
     for name, setting in on.found.items():
         option = setting.option
         if option.replaced_by:
-            found[name] = inert(f"deprecated and without effect; use {option.replaced_by}")
+            found[name] = inert("deprecated and without effect", f"use {option.replaced_by}")
         elif name in on.obstacles:
             found[name] = on.obstacles[name]
         elif on.device not in option.devices:

@@ -10,7 +10,7 @@ from msctx.options.kinds import AnyText, Choice, Flag, Int, Text, TextFlag
 from msctx.options.option import ASCEND, Option, ascend_option, session_option
 from msctx.options.registry import named
 from msctx.options.rules import OF_INFERENCE, Forbids, Rule, When
-from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, refused
+from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, reason, refused
 from msctx.themes.common import (
     DUMPS,
     GRAPHS,
@@ -87,12 +87,10 @@ def translate(on: On) -> Outcomes:
 JIT_COMPILE = {"true": True, "false": False}
 """Values of jit_compile → of torch_npu's switch; it has none for auto."""
 BY_CHIP = "torch_npu's default for this chip applies to eager operators; it has no `auto`"
-BY_SHAPES = "torch.compile compiles for the shapes that come first, and then one kernel for those that change"
+BY_SHAPES = "torch.compile compiles for the first shapes, and then one kernel for those that change"
 CLEARS_BY_ITSELF = "PyTorch's operators each zero their own memory, just before they add into it"
-ONE_QUEUE = (
-    "PyTorch runs the operators of a graph one after the other, in the order of the graph; a program can use streams itself"
-)
-BESIDE = "the host launches kernels and goes on: its own operators run beside those of the device, on the thread that calls"
+ONE_QUEUE = "PyTorch runs the operators of a graph one after the other, in its order"
+BESIDE = "the host's operators run beside those of the device, on the thread that calls"
 FROM_THE_HOST = "compiled code launches its kernels one by one from the host, whatever its size"
 
 
@@ -118,8 +116,8 @@ def _atomic_clean_policy(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend":
         return _in_graphs(on)
     if setting.value == 1:
-        return honoured(reason=CLEARS_BY_ITSELF)
-    return refused(f"{CLEARS_BY_ITSELF}; one block of memory for all of them would be held while the whole graph runs")
+        return honoured(cause=CLEARS_BY_ITSELF)
+    return refused(f"{CLEARS_BY_ITSELF}; one block for all of them would be held while the whole graph runs")
 
 
 def _host_scheduling_max_threshold(on: On, setting: Setting) -> Outcome:
@@ -128,7 +126,7 @@ def _host_scheduling_max_threshold(on: On, setting: Setting) -> Outcome:
     if setting.value == 0:
         return approximated({}, FROM_THE_HOST) if on.device == "cpu" else as_it_is()
     if on.device == "cpu":
-        return honoured(reason=FROM_THE_HOST)
+        return honoured(cause=FROM_THE_HOST)
     return approximated({}, f"{FROM_THE_HOST}; CUDA graphs that a program requests itself stay as they are")
 
 
@@ -161,7 +159,7 @@ def _stream_max_parallel_num(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend":
         return _in_graphs(on)
     numbers = {int(pair.rpartition(":")[2]) for pair in setting.value.split(",")}
-    return honoured(reason=ONE_QUEUE) if numbers == {1} else refused(ONE_QUEUE)
+    return honoured(cause=ONE_QUEUE) if numbers == {1} else refused(ONE_QUEUE, "use streams in the program")
 
 
 def _of_the_engine(on: On, setting: Setting) -> Outcome:
@@ -181,7 +179,9 @@ def _raw_keys(on: On, setting: Setting, level: str, assignments: dict[str, Any],
     lost = [key for key in setting.value if key not in left and not known_to_ge(key)]
     unsent = [key for key in setting.value if known_to_ge(key) and named(key).name not in SENT]
     pinned = [f"{key}={PINNED[key]}" for key in unsent if PINNED.get(key, setting.value[key]) != setting.value[key]]
-    overwrites = f"torchair overwrites {', '.join(lost)} in the engine; ge_options.session sends keys with each graph"
+    overwrites = reason(
+        f"torchair overwrites {', '.join(lost)} in the engine", "set them in ge_options.session, which goes with each graph"
+    )
     if len(lost) == len(setting.value):
         return refused(overwrites)
     reasons = [f"{', '.join(left)}: {GRAPHS}; {how}"] if left else ["its keys are options of their own"]

@@ -123,16 +123,35 @@ class Outcome:
     """A plan with it cannot be entered."""
 
 
-def honoured(assignments: Mapping[str, Any] | None = None, reason: str = "") -> Outcome:
-    return Outcome("honoured", assignments or {}, reason)
+def reason(cause: str, fix: str = "") -> str:
+    """What a plan says of an outcome: at most 15 words of cause; and what can be set or done, as a sentence."""
+    return f"{cause}. {fix[0].upper()}{fix[1:]}." if fix else cause
 
 
-def approximated(assignments: Mapping[str, Any], differs: str) -> Outcome:
-    return Outcome("approximated", assignments, differs)
+def joined(*reasons: str) -> str:
+    """Several reasons as one; at most the last has a fix."""
+    return "; ".join(filter(None, reasons))
 
 
-def inert(reason: str) -> Outcome:
-    return Outcome("inert", {}, reason)
+def honoured(assignments: Mapping[str, Any] | None = None, cause: str = "") -> Outcome:
+    return Outcome("honoured", assignments or {}, cause)
+
+
+def approximated(assignments: Mapping[str, Any], cause: str, fix: str = "") -> Outcome:
+    return Outcome("approximated", assignments, reason(cause, fix))
+
+
+def inert(cause: str, fix: str = "") -> Outcome:
+    return Outcome("inert", {}, reason(cause, fix))
+
+
+def refused(cause: str, fix: str = "") -> Outcome:
+    return Outcome("refused", {}, reason(cause, fix))
+
+
+def as_it_is(cause: str = "nothing is requested") -> Outcome:
+    """Of a value that leaves things as they are: it does not show whether the option acts."""
+    return Outcome("honoured", {}, cause, quiet=True)
 
 
 def by_entry(entries: Mapping[Any, str], outcome: Outcome) -> Outcome:
@@ -140,12 +159,8 @@ def by_entry(entries: Mapping[Any, str], outcome: Outcome) -> Outcome:
     idle = dict.fromkeys(filter(None, entries.values()))
     if not idle:
         return outcome
-    reason = "; ".join(filter(None, [*idle, outcome.reason]))
-    return inert(reason) if all(entries.values()) else replace(outcome, status="approximated", reason=reason, idle=True)
-
-
-def refused(reason: str) -> Outcome:
-    return Outcome("refused", {}, reason)
+    why = joined(*idle, outcome.reason)
+    return inert(why) if all(entries.values()) else replace(outcome, status="approximated", reason=why, idle=True)
 
 
 def _ruled_out(status: str, reason: str) -> Outcome:
@@ -166,11 +181,6 @@ class _AsFound:
 
 AS_FOUND = _AsFound()
 """What a scope wants of a switch that the scopes around it, or the base, have set and it has not: what torch had before."""
-
-
-def as_it_is(reason: str = "nothing is requested") -> Outcome:
-    """Of a value that leaves things as they are: it does not show whether the option acts."""
-    return Outcome("honoured", {}, reason, quiet=True)
 
 
 STAYS = "stays after a with-block"

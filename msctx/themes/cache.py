@@ -71,7 +71,7 @@ OF_NPU = {
     "op_compiler_cache_mode": "torch.npu.op_compiler_cache_mode",
     "op_compiler_cache_dir": "torch.npu.op_compiler_cache_dir",
 }
-LIMITED = f"CANN reads environment variables: {{}}. kernel_cache/op_cache.ini in op_compiler_cache_dir wins; each {STAYS}"
+LIMITED = f"CANN reads environment variables: {{}}; kernel_cache/op_cache.ini in op_compiler_cache_dir wins; each {STAYS}"
 
 
 def translate(on: On) -> Outcomes:

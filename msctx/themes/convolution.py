@@ -22,7 +22,7 @@ from msctx.options.conv_rules import (
 from msctx.options.kinds import Bool, Choice, Flag, MemoryBetween, Share
 from msctx.options.option import extension, gpu_option, session_option
 from msctx.options.rules import TRUE, Forbids, Overrides, Rule, When
-from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, once, refused
+from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, joined, once, reason, refused
 from msctx.themes.common import GRAPHS, apart, by_module, kept_in, measured, recorded_in, with_graphs
 from msctx.themes.precision import HIF8, policy
 
@@ -39,11 +39,7 @@ CUDNN_NUMBERS = {
 """cuDNN's numbers of forward algorithms, which MindSpore gives by name; those of gradients it gives by number."""
 MEASURED = dict.fromkeys(("auto", "fastest", "benchmark"), "performance")
 """What others call it."""
-FIXED_ORDER = (
-    (When("deterministic", ("ON",)), "deterministic=ON requests the same bits in every run"),
-    (When("thread_invariant", TRUE), "thread_invariant=True requests the same bits with any number of threads"),
-    (When("batch_invariant", TRUE), "batch_invariant=True requests the same bits in any batch"),
-)
+FIXED_ORDER = (When("deterministic", ("ON",)), When("thread_invariant", TRUE), When("batch_invariant", TRUE))
 
 # fmt: off
 OPTIONS = (
@@ -135,8 +131,8 @@ OPTIONS = (
 RULES: tuple[Rule, ...] = (
     Overrides(When("graph_run_mode", (0,)), When("enable_small_channel", (0,)), always=True),
     *(
-        Forbids(option, other, "refused", f"it adds in no fixed order, and {why}")
-        for other, why in FIXED_ORDER
+        Forbids(option, other, "refused", reason(f"it adds in no fixed order, which {other} forbids", "set algo_1"))
+        for other in FIXED_ORDER
         for option in (When("conv_dgrad_algo", ("algo_0",)), When("conv_wgrad_algo", ("algo_0", "algo_3")))
     ),
 )
@@ -175,25 +171,19 @@ with a window of 1x1."""
 OWN_FORMATS = {"torch.inductor.layout_optimization": False}
 """Inductor then computes with the weights themselves, not with copies of them in channels_last, which belong to no module."""
 HALF_ON_CUDA = "float16 and bfloat16 follow it too, for which MindSpore always takes implicit_precomp_gemm and algo_1"
-ON_CPU_ALONE = "it is computed on the CPU alone: compare with tensors that are moved there"
-NO_PARTS = "it computes products from parts, and allow_fp32_emulation=False requests products in float32 alone"
+ON_CPU_ALONE = reason("it is computed on the CPU alone", "compare with tensors that are moved there")
+NO_PARTS = "it computes products from parts, which allow_fp32_emulation=False forbids"
 POLICY = {"cpu": "native.convolution.cpu", "cuda": "native.convolution.cuda"}
 CUBE_MATH_TYPE = "torch.npu.matmul.cube_math_type"
 ON_NPU = ("fp16x3", "strict")
 NO_OTHER = f"an NPU has {' and '.join(ON_NPU)} alone"
 HALF_ALONE = "the matrix unit of this chip has float16 alone; fp16x3 has errors like float32's"
-COMPILED = "jit_compile={} has CANN compile products for the call, which adds them up as it likes"
+COMPILED = "jit_compile={} has CANN compile products, which adds them up as it likes"
 SMALL_BY_NORMAL = (
-    "they run what normal takes for them: faster where the gradient of the images is wanted and their windows are large and "
-    "strided; the forward pass and weight gradient of usual first layers stay on torch's own path, which nothing of ours beats"
+    "they run what normal takes; faster where large strided windows need the gradient of the images; the forward pass and weight "
+    "gradient of usual first layers stay on torch's own path"
 )
-SMALL_BY_TIME = (
-    "they run what performance takes for them: torch's own path, or the algorithm of cuDNN that is measured to be faster"
-)
-NO_BOUNDS = (
-    "cuDNN and cuBLAS state no bounds of their errors, so nothing can be chosen by one: name an algorithm instead, and measure its "
-    "error with msctx compare"
-)
+SMALL_BY_TIME = "they run what performance takes: torch's own path, or a faster algorithm of cuDNN"
 NO_BOUND = (
     "no algorithm of msctx with a larger bound is chosen; PyTorch's own path, which normal and performance may choose, "
     "states no bound"
@@ -357,7 +347,7 @@ def _algorithm(on: On, setting: Setting) -> Outcome:
         return honoured(assignments, named if on.device == "cuda" else "")
     if why := unmeasured(on):
         return approximated(assignments, f"{why}: {_decides(on)}")
-    return honoured(assignments, "each problem that the tuning file does not know is measured when it is first met")
+    return honoured(assignments, "each problem that the tuning file lacks is measured when it is first met")
 
 
 def unmeasured(on: On) -> str:
@@ -386,7 +376,7 @@ def _conv_algo_rules(on: On, setting: Setting) -> Outcome:
     wanted = SAME_BITS if on.device == "cpu" else {"deterministic": "ON"}
     if unordered and (asking := [option for option, value in wanted.items() if on.get(option) == value]):
         differs = f"{', '.join(unordered)} adds in no fixed order and falls back under {' and '.join(asking)}"
-        return approximated(assignments, "; ".join(filter(None, (differs, moves))))
+        return approximated(assignments, joined(differs, moves))
     return approximated(assignments, moves) if moves else honoured(assignments)
 
 
@@ -416,11 +406,9 @@ def excluded(on: On, product: str) -> str:
     if of_parts and on.get("allow_fp32_emulation") is False:
         return NO_PARTS
     if rounds and on.get("matmul_allow_tf32") is False:
-        return "it rounds, and matmul_allow_tf32=False requests products that do not"
+        return "it rounds, which matmul_allow_tf32=False forbids"
     if of_parts and on.get("batch_invariant"):
-        return (
-            "the values of other rows decide how it computes one, and batch_invariant=True requests the same bits in any batch"
-        )
+        return "other rows decide how it computes one, which batch_invariant=True forbids"
     return ""
 
 
@@ -438,16 +426,17 @@ def _excluded_on_npu(on: On, product: str) -> str:
 
 def _frozen_weights(on: On, setting: Setting) -> Outcome:
     if not on.facts.native and policy(on) and on.get("precision_mode_v2") not in HIF8:
-        return honoured(reason="part of the precision policy: casts of weights")
+        return honoured(cause="part of the precision policy: casts of weights")
     if on.device == "cuda" and requested(on):
-        return inert("cuDNN keeps no form of a weight; on CUDA it goes with precision_mode and its family")
-    return detail(on, "; or with precision_mode and its family", "keep a form of the weights")
+        return inert("cuDNN keeps no form of a weight", "set precision_mode or its family, too")
+    return detail(on, ", or precision_mode and its family", "keep a form of the weights")
 
 
 def _max_error(on: On, setting: Setting) -> Outcome:
     directions = (PRODUCT,) if setting.option.name == "matmul_max_error" else DIRECTIONS
     if on.device == "cuda":
-        return refused(NO_BOUNDS)
+        fix = "name an algorithm, and measure its error with msctx compare"
+        return refused("cuDNN and cuBLAS state no bounds of their errors", fix)
     outcome = detail(on, of=directions)
     mine = requested_of(on, *directions)
     named = [who for (_, name), who in mine.items() if name not in OPEN]
@@ -456,11 +445,11 @@ def _max_error(on: On, setting: Setting) -> Outcome:
         return outcome
     taken = ", ".join(dict.fromkeys(named))
     if len(named) == len(mine):
-        return inert(f"overridden by {taken}: an algorithm that is named runs whatever its bound")
+        return inert(f"overridden by {taken}; an algorithm that is named runs whatever its bound")
     if named:
         chosen = "normal, performance, thread_invariant and batch_invariant"
         differs = [f"holds for what {chosen} choose; {taken} runs whatever its bound", *differs]
-    return approximated({}, "; ".join(differs))
+    return approximated({}, joined(*differs))
 
 
 def _may_choose_torch(on: On, mine: Collection[tuple[str, str]]) -> bool:
@@ -470,7 +459,7 @@ def _may_choose_torch(on: On, mine: Collection[tuple[str, str]]) -> bool:
 def _fallback(on: On, setting: Setting) -> Outcome:
     outcome = detail(on)
     if outcome.status == "honoured" and all(name in CHOOSING for _, name in requested(on)):
-        why = "nothing falls back: normal and performance choose among what can run, and torch's own path is one of that"
+        why = "nothing falls back: normal and performance choose among what can run, torch's own path included"
         return replace(inert(why), quiet=True)
     return outcome
 
@@ -488,10 +477,10 @@ def detail(on: On, also: str = "", ability: str = "", of: tuple[str, ...] = REQU
         asking = ", ".join((*convolutions, *products, *invariant)) + f" and {SMALL}" * bool(convolutions)
         elsewhere = on.source.devices - {*on.facts.devices}  # groups that wait for a machine with such a device
         waits = any(on.source.get(name, device) for device in elsewhere for name in NAMED)
-        return replace(inert(f"no effect: also set one of {asking}{also}"), quiet=waits)
+        return replace(inert("no algorithm is requested", f"set one of {asking}{also}"), quiet=waits)
     if why := obstacle(on):
         return refused(why)
     if ability and on.device == "cpu" and not _are_able(on, ability, mine):
         who = ", ".join(dict.fromkeys(mine.values()))
-        return inert("; ".join(filter(None, (f"no algorithm that is requested can {ability}: {who}", on.facts.matrix_unit))))
-    return honoured(reason="part of the policy for convolutions and matrix products")
+        return inert(joined(f"no algorithm that is requested can {ability}: {who}", on.facts.matrix_unit))
+    return honoured(cause="part of the policy for convolutions and matrix products")

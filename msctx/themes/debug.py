@@ -8,7 +8,7 @@ from msctx.options import DEVICES, Setting
 from msctx.options.kinds import Bool, Choice, Int, Path
 from msctx.options.option import Option, session_option
 from msctx.options.rules import Excludes, Needs, Rule, When
-from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, inert
+from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, joined
 from msctx.themes.common import ONCE, apart, debug_words, engine_options, kernels, with_graphs
 
 KEEPS_SOURCES = When(
@@ -119,7 +119,7 @@ def _op_debug_level(on: On, setting: Setting) -> Outcome:
     outcome = _debugged(on, words)
     if on_device:
         return approximated({**outcome.assignments, **on_device}, f"{BINARIES}; CANN keeps its own in debug_dir")
-    differs = outcome.reason if BINARIES in outcome.reason else "; ".join(filter(None, (outcome.reason, BINARIES)))
+    differs = outcome.reason if BINARIES in outcome.reason else joined(outcome.reason, BINARIES)
     return approximated(outcome.assignments, differs)
 
 
@@ -146,7 +146,7 @@ def _debugged(on: On, words: list[str]) -> Outcome:
     differs = dict.fromkeys(DIFFERS[word][on.device] for word in words if word in DIFFERS)
     if is_listed:
         differs[WHOLE] = None
-    text = "; ".join(filter(None, differs))
+    text = joined(*differs)
     return approximated(found, text) if text else honoured(found)
 
 
@@ -166,7 +166,7 @@ def _export_compile_stat(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend":
         found["torch.npu.engine_options"] = engine_options(on)
         reasons.append(f"CANN counts its own in graphs that torchair (torch_npu's compiler) makes; {ONCE}")
-    return honoured(found, "; ".join(reasons))
+    return honoured(found, joined(*reasons))
 
 
 DEBUG = 10
@@ -215,6 +215,6 @@ def _max_call_depth(on: On, setting: Setting) -> Outcome:
     assignments = {"torch.nn.max_call_depth": setting.value, "python.recursion_limit": frames}
     return approximated(
         assignments,
-        "nested module calls are counted; plain Python functions only have Python's own limit, and Python 3.12 has a fixed one "
-        "besides, some 230 modules deep",
+        "nested module calls are counted; plain Python functions have Python's own limit; Python 3.12 has a fixed one besides, some "
+        "230 modules deep",
     )

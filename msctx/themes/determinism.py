@@ -9,7 +9,7 @@ from msctx.options.kinds import Bool, Int, OnOff, TextList
 from msctx.options.observation import DeterministicExcept
 from msctx.options.option import Option, extension
 from msctx.options.rules import TRUE, Needs, Rule, When, is_set
-from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, refused
+from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, reason, refused
 from msctx.themes.convolution import assignments_of, conv_policy
 
 # fmt: off
@@ -56,16 +56,14 @@ CUDA_ON = {"torch.cudnn.benchmark": False, "env.CUBLAS_WORKSPACE_CONFIG": ":4096
 NPU_ON = {"env.HCCL_DETERMINISTIC": "true", "env.TE_PARALLEL_COMPILER": "1"}
 AS_EAGER = ("torch.inductor.fallback_random", "torch.inductor.emulate_precision_casts")
 """By these, compiled code draws the random numbers of eager code, and rounds to 16 bits where it does."""
-NOT_FILLED = (
-    "torch_npu leaves new memory of the device as it is: what a program reads before it writes it differs from run to run"
-)
+NOT_FILLED = "torch_npu does not fill new memory: what is read before it is written may differ"
 READ_ONCE = ("CUBLAS_WORKSPACE_CONFIG", "HCCL_DETERMINISTIC", "TE_PARALLEL_COMPILER")
-A_DETAIL = "it is a detail of deterministic=ON, which is not set"
+A_DETAIL = reason("it is a detail of deterministic=ON", "set that, too")
 MKL = {"torch.mkl.cbwr": "AUTO,STRICT"}
 """MKL's strict mode: products of matrices keep their bits, and no kernels of msctx's own need run."""
-NEITHER = "sums (products of a vector in compiled code, too), sigmoid, SiLU and GELU, normalisations"
-GO_ON = "the generators go on after the block; seed_scope=True puts them back"
-ALONE = "there is no process group and no launcher that numbers processes: this one counts as rank 0"
+NEITHER = "sums (products of a vector in compiled code, too); nor for sigmoid, SiLU, GELU, normalisations"
+GO_ON = reason("the generators go on after the block", "set seed_scope=True to put them back")
+ALONE = "no process group or launcher numbers the processes: this one counts as rank 0"
 
 
 def translate(on: On) -> Outcomes:
@@ -94,7 +92,7 @@ def _deterministic(on: On, setting: Setting) -> Outcome:
     is_on = setting.value == "ON"
     if is_on and on.device == "ascend" and on.facts.cann is not None and on.facts.cann < (8, 5):
         version = ".".join(map(str, on.facts.cann))
-        return refused(f"under CANN {version} torch_npu switches determinism off again for each operator; CANN 8.5 is needed")
+        return refused(f"under CANN {version} torch_npu switches determinism off for each operator", "install CANN 8.5")
     torch_wide = {
         "torch.deterministic": is_on,
         "torch.deterministic.warn_only": is_on and on.get("deterministic_warn_only", False),
@@ -111,10 +109,10 @@ def _deterministic(on: On, setting: Setting) -> Outcome:
         "ascend": NPU_ON if is_on else {},
     }
     variables = [name for name in READ_ONCE if f"env.{name}" in by_device[on.device]]
-    reason = f"{STAYS}, since libraries read it once: {', '.join(variables)}" if variables else ""
+    once = f"{STAYS}, since libraries read it once: {', '.join(variables)}" if variables else ""
     if on.device == "ascend" and torch_wide.get("torch.deterministic.fill_uninitialized_memory"):
-        return approximated(torch_wide | by_device[on.device], f"{NOT_FILLED}; {reason}")
-    return honoured(torch_wide | by_device[on.device], reason)
+        return approximated(torch_wide | by_device[on.device], f"{NOT_FILLED}; {once}")
+    return honoured(torch_wide | by_device[on.device], once)
 
 
 def _detail(on: On, setting: Setting) -> Outcome:
@@ -122,7 +120,7 @@ def _detail(on: On, setting: Setting) -> Outcome:
         return inert(A_DETAIL)
     if on.device == "ascend" and setting.option.name == "fill_uninitialized_memory":
         return refused(NOT_FILLED) if setting.value else as_it_is()
-    return honoured(reason="part of deterministic=ON")
+    return honoured(cause="part of deterministic=ON")
 
 
 def _deterministic_except(on: On, setting: Setting) -> Outcome:
@@ -132,8 +130,8 @@ def _deterministic_except(on: On, setting: Setting) -> Outcome:
         return refused(on.facts.native)
     return approximated(
         {"observers.deterministic_except": DeterministicExcept(tuple(setting.value.split()))},
-        "torch's flag belongs to the process: what another thread computes at that moment is left out, too; libraries keep what "
-        "deterministic=ON set for them, and compiled code what it was compiled for",
+        "torch's flag is the process's: what another thread computes then is left out, too; libraries keep what deterministic=ON set "
+        "for them, and compiled code what it was compiled for",
     )
 
 
@@ -155,7 +153,7 @@ def _invariant(on: On, setting: Setting, nothing_for: str) -> Outcome:
     by_mkl = f"those of float32 and float64 run in MKL's strict mode, which {STAYS}"
     how = f"products run msctx's own kernels, since {on.facts.mkl}" if on.facts.mkl else by_mkl
     what = "convolutions, attention, LSTM and matrix products"
-    differs = f"holds for {what}; {how}; nothing is promised for {nothing_for}{lacking}"
+    differs = f"holds for {what}; {how}; not for {nothing_for}{lacking}"
     return approximated(assignments if on.facts.mkl else assignments | MKL, differs)
 
 
@@ -170,4 +168,4 @@ def _seed_by_rank(on: On, setting: Setting) -> Outcome:
     """The rank is looked up when the generators are seeded: the plan is the same on all ranks, and in contexts inside."""
     if not setting.value:
         return as_it_is()
-    return honoured(reason=ALONE if on.facts.rank is None else f"this is rank {on.facts.rank}")
+    return honoured(cause=ALONE if on.facts.rank is None else f"this is rank {on.facts.rank}")

@@ -63,7 +63,7 @@ def _is_target(on: On) -> bool | None:
 def _device_target(on: On, setting: Setting) -> Outcome | None:
     if not _is_target(on):
         return None
-    return honoured(reason=f"ctx.device is {'npu' if on.device == 'ascend' else on.device}")
+    return honoured(cause=f"ctx.device is {'npu' if on.device == 'ascend' else on.device}")
 
 
 def _device_id(on: On, setting: Setting) -> Outcome | None:
@@ -86,7 +86,7 @@ def _default_device(on: On, setting: Setting) -> Outcome | None:
     if not setting.value:
         return honoured()
     if target is None:
-        return inert("no device_target is set")
+        return inert("no device_target is set", "set it to CPU, GPU or Ascend")
     if WORDS[on.device] != target:
         return None
     kind = {"cpu": "cpu", "cuda": "cuda", "ascend": "npu"}[on.device]
@@ -98,5 +98,5 @@ def _default_device(on: On, setting: Setting) -> Outcome | None:
 def _use_off_line(on: On, setting: Setting) -> Outcome | None:
     """CANN's switch between the device and the host."""
     if setting.value:
-        return honoured(reason="the device of device_target is used")
+        return honoured(cause="the device of device_target is used")
     return approximated({}, "ctx.device is cpu; a model that names another device itself is not moved")

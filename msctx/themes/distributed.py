@@ -8,7 +8,7 @@ from msctx.options import Setting
 from msctx.options.kinds import Bool, Choice, Int, TextKind
 from msctx.options.option import ascend_option, session_option
 from msctx.options.rules import OF_TRAINING, TRUE, Excludes, Forbids, Rule, When
-from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, refused
+from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, joined, refused
 from msctx.themes.common import LEFT_TO_NPU, SPEED_UP, apart
 
 
@@ -92,10 +92,6 @@ ALONE = "without a process group there is no communication"
 DDP = "gradients of DistributedDataParallel models that ctx.watch names"
 FSDP = "FSDP2 modules of models that ctx.watch names, in the order in which they were registered"
 IN_CODE = "collectives in code that torch.compile makes"
-BY_CALLS = (
-    "CANN's kernels for both are operators of their own that a program calls, such as torch_npu.npu_mm_all_reduce_base; torchair "
-    "puts no others in their place"
-)
 AS_ONE = "inductor moves all collectives alike"
 DETERMINISTIC = "under deterministic=ON inductor leaves the order of collectives as it is"
 
@@ -118,15 +114,15 @@ def translate(on: On) -> Outcomes:
     )
 
 
-def _compiled(on: On, setting: Setting, found: dict[str, Any], reason: str, differs: str = "") -> Outcome:
+def _compiled(on: On, setting: Setting, found: dict[str, Any], where: str, differs: str = "") -> Outcome:
     found |= apart(on)
     left = LEFT_TO_NPU if on.device == "ascend" and setting.value else ""
-    differs = "; ".join(filter(None, (differs, left)))
-    return approximated(found, f"{reason}; {differs}") if differs else honoured(found, reason)
+    differs = joined(differs, left)
+    return approximated(found, f"{where}; {differs}") if differs else honoured(found, where)
 
 
 def _speed_up(on: On, setting: Setting) -> Outcome:
-    return honoured(reason="its keys are options of their own") if setting.value else as_it_is()
+    return honoured(cause="its keys are options of their own") if setting.value else as_it_is()
 
 
 def _gradients(on: On, setting: Setting) -> Outcome:
@@ -180,48 +176,51 @@ def _concatenations(on: On, setting: Setting) -> Outcome:
 
 def _fused(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend":
-        return refused(BY_CALLS) if setting.value else as_it_is()
+        return (
+            refused("torchair takes none of CANN's kernels for both", "call them, such as torch_npu.npu_mm_all_reduce_base")
+            if setting.value
+            else as_it_is()
+        )
     if setting.value in (1, 2):
-        return refused("inductor fuses products with collectives in both passes or in neither: 3 or 0")
+        return refused("inductor fuses products with collectives in both passes or in neither", "set 3 or 0")
     found = {"torch.inductor._micro_pipeline_tp": setting.value == 3}
     needs = "products beside an all-gather or a reduce-scatter over one group, after enable_symm_mem_for_group(its name)"
     return _compiled(on, setting, found, f"{IN_CODE}; {ALONE}", needs if setting.value else "")
 
 
 UNSAFE = {
-    "is_tailing_optimization": "an update before the last gradients are there would come before what programs do between "
-    "backward() and step(), such as clipping and unscaling. A program that does neither can use "
-    "torch.distributed.optim._apply_optimizer_in_backward",
-    "parallel_speed_up_json_path.enable_begin_end_inline_opt": "torch 2.13 computes wrong gradients where some calls of a "
-    "torch.compiler.nested_compile_region are part of the graph around and others are not. Call the function itself for the first "
-    "and the last micro-batch instead of the region",
+    "is_tailing_optimization": (
+        "programs clip or unscale between backward() and step(): an earlier update would come before that",
+        "without either, use torch.distributed.optim._apply_optimizer_in_backward",
+    ),
+    "parallel_speed_up_json_path.enable_begin_end_inline_opt": (
+        "torch 2.13 computes wrong gradients where a torch.compiler.nested_compile_region is inlined in some calls alone",
+        "call the function itself for the first and the last micro-batch instead of the region",
+    ),
 }
 
 
 def _unsafe(on: On, setting: Setting) -> Outcome:
     """What would change the numbers."""
-    return refused(UNSAFE[setting.option.name]) if setting.value else as_it_is()
+    return refused(*UNSAFE[setting.option.name]) if setting.value else as_it_is()
 
 
 NO_STREAMS = "a CPU has no streams and no events that anybody waits for; hccl_timeout limits how long collectives wait"
-FIRST_GROUP = "torch_npu gives it to the device when the first process group of HCCL is made, and not before"
+FIRST_GROUP = "torch_npu gives it to the device with the first process group of HCCL"
 OF_STREAMS = "torch.npu.synchronize() waits for the whole device, which has a limit of its own (ACL_DEVICE_SYNC_TIMEOUT)"
-NO_LIMIT = (
-    "CUDA does not limit how long a stream waits for an event: the program's wait, synchronize() of torch.cuda.Event, is limited, as "
-    "by event_sync_timeout"
-)
+NO_LIMIT = "CUDA limits no stream's wait for an event; synchronize() of torch.cuda.Event is limited, as by event_sync_timeout"
 BY_POLLING = (
     "the driver has no such limit: synchronize() of torch.cuda.Stream, torch.cuda.Event and torch.npu.Event polls instead; "
-    "item() and waits inside torch, for a torch.Event and for a whole device have no limit"
+    "item(), waits inside torch, for a torch.Event or for a whole device have no limit"
 )
 BY_GLOO = "recv() in an existing gloo group keeps the timeout that the group was created with"
-BY_NCCL = "NCCL's watchdog ends the process and raises nothing. The Flight Recorder and torchfrtrace name the missing rank"
+BY_NCCL = "NCCL's watchdog ends the process and raises nothing; the Flight Recorder and torchfrtrace name the missing rank"
 
 AFTER_HCCL = 30
 """Seconds, as torch_npu has them between HCCL's limit and that of waits for events."""
 WATCHDOG = (
-    f"torch_npu's watchdog, the timeout of the process group, ends the process {AFTER_HCCL} s later: at the same time, as torch_npu "
-    "warns, HCCL might not log what it waited for. Without any limit (0) torch_npu warns all the same"
+    f"torch_npu's watchdog (the process group's timeout) ends the process {AFTER_HCCL} s later; HCCL logs first what it waited for; "
+    "without any limit (0) torch_npu warns all the same"
 )
 
 

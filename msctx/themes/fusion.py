@@ -51,17 +51,13 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 
-BY_CANN = "CANN's graph engine fuses by rules of its own, and has none of these flags"
+BY_CANN = "CANN's graph engine fuses by its own rules, and has no such flags"
 EXTRAS = (DUMP, "enable_debug_mode", "online_tuning")
 """Flags that add something to fusion: off, they ask an engine that knows no flags for nothing."""
-AS_TEXT = (
-    f"torchair writes each graph, as the engine gets it, into the folder {DUMPS}: the engine's passes and kernels are its own"
-)
+AS_TEXT = f"torchair writes each graph, as the engine gets it, into the folder {DUMPS}; passes and kernels are not written"
 FROZEN_BY_CANN = "CANN takes the weights for constants (frozen_parameter): their memory must stay where it is"
 AGGRESSIVE = "kernels that share no data are combined, too, which may be slower"
-KEEP_CONVOLUTIONS = (
-    "an algorithm is requested, and with {} inductor would compute convolutions and products without it: the algorithm wins"
-)
+KEEP_CONVOLUTIONS = "the requested algorithm wins: with {} inductor would compute convolutions and products without it"
 
 
 def translate(on: On) -> Outcomes:
@@ -89,7 +85,7 @@ def _not_fused(on: On) -> str:
 
 def _graph_kernel_flags(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend":
-        return honoured(reason="its flags are options of their own")
+        return honoured(cause="its flags are options of their own")
     return compiled(on) if setting.value.strip() else as_it_is()
 
 
@@ -154,7 +150,7 @@ def _frozen_variable(on: On, setting: Setting) -> Outcome:
 def _disable_format_transform(on: On, setting: Setting) -> Outcome:
     """Inductor is what moves models between memory formats here; on a CPU, and for half precision on CUDA, it wants channels_last."""
     differs = (
-        "holds for code that inductor compiles inside, where torch.compile is given no such option of its own; eager torch never "
-        "changes the memory format of a model by itself"
+        "holds for code that inductor compiles inside, unless torch.compile is given that option itself; eager torch never changes "
+        "the memory format of a model"
     )
     return approximated({"torch.inductor.layout_optimization": not setting.value}, differs)

@@ -16,7 +16,7 @@ from msctx.options.kinds import Bool, Choice, Flag, Path
 from msctx.options.observation import GraphFiles
 from msctx.options.option import Option, session_option
 from msctx.options.rules import OF_INFERENCE, TRUE, Excludes, Forbids, Needs, Overrides, Rule, When, is_above_one
-from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, once
+from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, joined, once
 from msctx.themes.cache import cache
 from msctx.themes.common import apart, search
 from msctx.themes.convolution import POLICY, conv_policy, only_records, requested_of
@@ -128,7 +128,7 @@ RULES: tuple[Rule, ...] = (
 
 STRICT, LAX = 0, 2
 BY_TORCHAIR = "graphs of tensors on an NPU are compiled by torchair, when they first run"
-CAPTURED = f"{BY_TORCHAIR}: here never. Code is captured, no graph is compiled ahead, and the call returns None"
+CAPTURED = f"{BY_TORCHAIR}; here code is captured alone, and the call returns None"
 ALONE = "for functions of msctx.jit alone: without mode=GRAPH_MODE modules run eagerly"
 OF_MODELS = "for models with parameters: modules without any, such as losses, accept every shape"
 LEVEL = "graph_kernel_flags.opt_level"
@@ -261,15 +261,15 @@ def _switches(on: On) -> list[tuple[str, str, str]]:
     return [(g, n, s) for g, names in found.items() for n, s in names.items() if not (s == "on" and hides(on, n))]
 
 
-def compiled(on: On, reason: str = "", differs: str = "", more: dict[str, Any] | None = None) -> Outcome:
+def compiled(on: On, cause: str = "", differs: str = "", more: dict[str, Any] | None = None) -> Outcome:
     """The outcome of an option that acts on compiled code."""
     found = {"graph.compilation": compilation(on)} | (more or {})
     if on.device == "ascend":
-        reason = "; ".join(filter(None, (reason, BY_TORCHAIR)))
+        cause = joined(cause, BY_TORCHAIR)
     alone = "" if on.get("mode") == 0 else ALONE
     if differs:
-        return approximated(found, "; ".join(filter(None, (differs, alone))))
-    return honoured(found, "; ".join(filter(None, (reason, alone))))
+        return approximated(found, joined(differs, alone))
+    return honoured(found, joined(cause, alone))
 
 
 def _mode(on: On, setting: Setting) -> Outcome:
@@ -297,7 +297,7 @@ def _jit_syntax_level(on: On, setting: Setting) -> Outcome:
 
 
 def _given_shapes(on: On, setting: Setting) -> Outcome:
-    return compiled(on, reason=OF_MODELS if on.get("mode") == 0 else "")
+    return compiled(on, OF_MODELS if on.get("mode") == 0 else "")
 
 
 def _others(on: On, setting: Setting) -> Outcome:
@@ -333,8 +333,7 @@ def _mix_compile_mode(on: On, setting: Setting) -> Outcome:
     """PyTorch computes so as it is."""
     if setting.value and on.get("mode") != 0:
         return approximated(
-            {},
-            "eager code stays in PyTorch, and so does what torch.compile cannot compile, unless a call requests fullgraph=True",
+            {}, "PyTorch already runs eagerly what torch.compile cannot compile, unless a call has fullgraph=True"
         )
     return compiled(on)
 

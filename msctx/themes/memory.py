@@ -11,7 +11,7 @@ from msctx.options.kinds import Bool, Choice, Memory, MemoryBetween, OnOff, Size
 from msctx.options.option import SESSION, Option, session_option
 from msctx.options.rules import TRUE, Excludes, Needs, Overrides, Rule, When, is_above_one
 from msctx.tables import in_words
-from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, refused
+from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, joined, refused
 from msctx.themes.graph import compilation
 
 GB = 2**30
@@ -83,7 +83,6 @@ POOL = ("max_device_memory", "env_config_path.sys.mem_reuse", "memory_optimize_l
 """The options that put the native core's allocator in place of torch's CPU allocator."""
 SHOW_FREE = ("max_device_memory",)
 """The options for which a plan that is shown reports how much memory is free."""
-DEVICES_ALONE = "it sizes the memory pools of GPU and Ascend. For a cap on the CPU, set max_device_memory"
 NOT_KEPT = "nothing is kept while env_config_path.sys.mem_reuse is false"
 IN_GRAPHS = {
     True: {"torch.inductor.allow_buffer_reuse": True, "torch.inductor.inplace_buffers": True},
@@ -95,13 +94,12 @@ IN_GRAPHS = {
 }
 """Memory is reused → what becomes of the buffers in compiled code."""
 AGAIN = (
-    "a tensor's memory goes back to the driver when it is released, which may give its address to the next one; code that "
-    "torch.compile makes inside reuses no buffer"
+    "released memory goes back to the driver, which may give out its address again; code that torch.compile makes inside reuses no "
+    "buffer"
 )
 """What comes of memory that is not reused, on an accelerator: its allocator has no way to hold addresses back."""
 CAP = {
-    "cuda": "counts torch's caching allocator, and what the device's context and other libraries hold according to NVML when the cap "
-    "is set; what these take later is not counted",
+    "cuda": "counts torch's allocator, and what the context and libraries hold when it is set; not what these take later",
     "ascend": "counts what torch's caching allocator holds; the device context itself is not counted",
 }
 """Device → what differs of max_device_memory."""
@@ -160,16 +158,16 @@ def _max_device_memory(on: On, setting: Setting) -> Outcome | None:
         return refused(UNCACHED.format(ALLOCATOR[on.device]))
     switch = {"cuda": "torch.cuda.memory_cap", "ascend": "torch.npu.memory_cap"}[on.device]
     sum_of = arithmetic([[setting.value, setting.origin] for setting in reversed(settings)])
-    return approximated({switch: tightest(on)}, "; ".join(filter(None, (sum_of, CAP[on.device]))))
+    return approximated({switch: tightest(on)}, joined(sum_of, CAP[on.device]))
 
 
 def arithmetic(caps: list[list[Any]], is_free: int = 0) -> str:
     """How much there is: the least of what is requested, of the tightest outer scope, and of what is free (0: not known)."""
     outer = [f"{in_words(size)} of {origin}" for size, origin in [min(caps[:-1], key=itemgetter(0))]] if caps[1:] else []
-    free = [f"{in_words(is_free)} free now"] if is_free else []
+    free = [f"{in_words(is_free)} free"] if is_free else []
     least = min([size for size, _ in caps] + ([is_free] if free else []))
     parts = [f"{in_words(caps[-1][0])} requested", *outer, *free]
-    return f"{in_words(least)}, the least of {', '.join(parts)}" if len(parts) > 1 else ""
+    return f"{in_words(least)}: least of {', '.join(parts)}" if len(parts) > 1 else ""
 
 
 def _pool_policy(on: On, setting: Setting) -> Outcome | None:
@@ -178,7 +176,7 @@ def _pool_policy(on: On, setting: Setting) -> Outcome | None:
     if not is_for_host(on):
         return None
     if setting.option.name in ("mempool_block_size", "static_memory_policy"):
-        return inert(DEVICES_ALONE)
+        return inert("it sizes the memory pools of GPU and Ascend", "for a cap on the CPU, set max_device_memory")
     if setting.option.name == "memory_optimize_level" and recomputes_graphs(on):
         if on.facts.native:
             return approximated(recomputation(on, setting), f"{GRAPHS}; without msctx's allocator: {on.facts.native}")
@@ -200,18 +198,13 @@ def recomputes_graphs(on: On) -> bool:
     return bool(on.get("memory_optimize_level") == "O1" and on.get("mode") == 0)
 
 
-GRAPHS = (
-    "of compiled code only the inputs are kept for the backward pass (activation_memory_budget=0): the rest is computed again"
-)
-KEPT_BY_TORCHAIR = "graphs that torchair compiles keep what they need for the backward pass: it computes nothing again"
+GRAPHS = "compiled code keeps its inputs alone (activation_memory_budget=0): the backward pass computes the rest again"
+KEPT_BY_TORCHAIR = "graphs that torchair compiles keep what their backward pass needs: nothing is computed again"
 CACHED = (
-    "one caching allocator for all code of the process: what one graph releases the next one takes. It is counted as it runs, not "
-    "planned from the graphs"
+    "one caching allocator for all code: what one graph releases the next one takes; it is counted as it runs, not planned from the "
+    "graphs"
 )
-RECOMPUTED = (
-    "in eager code: blocks of the models that ctx.watch names are computed again in the backward pass, under max_device_memory "
-    "as few as needed"
-)
+RECOMPUTED = "eager backward passes compute blocks of models given to ctx.watch again; under max_device_memory as few as needed"
 
 
 def recomputation(on: On, setting: Setting) -> dict[str, Any]:
@@ -283,17 +276,18 @@ def on_accelerator(on: On, setting: Setting) -> Outcome:
     if not reuses(on) and setting.value not in ("O0", 0):
         return refused(UNCACHED.format(name))
     if option == "mempool_block_size":
-        return approximated(found, f"{name} takes {block_size(on)} MB at a time for requests of 1 to 10 MB")
+        return approximated(found, f"{name} takes {block_size(on)} MB at once for requests of 1 to 10 MB")
     status, reason = ON_ACCELERATOR[option, setting.value]
     return status(found, reason)
 
 
 PRIVATE = (
-    "torch_npu gives weights such a format when a model is moved to the device, and those of convolutions only where jit_compile has "
-    "operators compiled for the call; weights that are there stay as they are"
+    "torch_npu gives weights such a format when a model is moved to the device; those of convolutions not under jit_compile=false; "
+    "weights that are there stay as they are"
 )
-ALWAYS = "what the forward pass saves goes to the host always, also while the device has room for it"
+ALWAYS = "what the forward pass saves goes to the host even while the device has room"
 WATCHED = "parameters of the models that ctx.watch names"
+COPIED = "copied to the device by each operator that needs them"
 
 
 def _memory_offload(on: On, setting: Setting) -> Outcome | None:
@@ -305,10 +299,8 @@ def _memory_offload(on: On, setting: Setting) -> Outcome | None:
         return None
     if not is_on:
         return as_it_is()
-    return refused(
-        "what the forward pass saves is in host memory already. memory_optimize_level=O1 computes it again instead, under "
-        "max_device_memory as little as needed"
-    )
+    fix = "set memory_optimize_level=O1, which computes it again instead, under max_device_memory as little as needed"
+    return refused("what the forward pass saves is in host memory already", fix)
 
 
 def placement(on: On) -> dict[str, Any]:
@@ -320,17 +312,15 @@ def placement(on: On) -> dict[str, Any]:
 
 def _variable_placement(on: On, setting: Setting) -> Outcome:
     if on.device == "cpu":
-        return honoured(reason="the memory of the device is host memory: the two are one place")
+        return honoured(cause="the memory of the device is host memory: the two are one place")
     if on.get("external_weight"):
         return inert("overridden by external_weight, which maps the parameters from files, in host memory")
-    copied = ": copied to the device by each operator that needs them" if setting.value == "Host" else ""
-    return honoured(placement(on), f"{WATCHED}{copied}")
+    return honoured(placement(on), joined(WATCHED, COPIED if setting.value == "Host" else ""))
 
 
 def _external_weight(on: On, setting: Setting) -> Outcome:
     how = "mapped from files named by their content; equal ones share memory until one is written to"
-    copied = "" if on.device == "cpu" else ", and copied to the device by each operator that needs them"
-    return honoured(placement(on), f"{WATCHED}: {how}{copied}")
+    return honoured(placement(on), joined(f"{WATCHED}: {how}", "" if on.device == "cpu" else COPIED))
 
 
 def _variable_format_optimize(on: On, setting: Setting) -> Outcome:

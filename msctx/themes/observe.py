@@ -13,7 +13,7 @@ from msctx.options.kinds import Bool, Choice, Int, Path, Text, TextFlag
 from msctx.options.observation import Dump, ErrorDump, Overflow, Recorder, Watchdog
 from msctx.options.option import SESSION, Option, ascend_option, extension, session_option
 from msctx.options.rules import TRUE, Excludes, Forbids, Needs, Overrides, Rule, When
-from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, as_it_is, honoured, refused
+from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, as_it_is, honoured, joined, refused
 from msctx.themes.common import LEFT_TO_NPU, apart, with_graphs
 
 DUMPS_BY_FILE = When(
@@ -188,7 +188,7 @@ def translate(on: On) -> Outcomes:
             "dump_config": _dump_config,
             "quant_dumpable": _quant_dumpable,
             **dict.fromkeys(("enable_exception_dump", "exception_dump"), _enable_exception_dump),
-            "env_config_path": lambda on, setting: honoured(reason="its keys are options of their own"),
+            "env_config_path": lambda on, setting: honoured(cause="its keys are options of their own"),
             **dict.fromkeys(("env_config_path.rdr.enable", "env_config_path.rdr.mode", "env_config_path.rdr.path"), _recording),
             **dict.fromkeys(("op_timeout", "op_execute_timeout"), _op_timeout),
             "print_file_path": lambda on, setting: honoured({"observers.print_file": setting.value}),
@@ -310,7 +310,7 @@ def _dump_config(on: On, setting: Setting) -> Outcome:
         left.append("statistic_category applies only with saved_data statistic or full")
     if found.layout == "msprobe":
         left += [why for key, why in OF_MINDSPORE.items() if (given | more).get(key)]
-    return replace(outcome, reason="; ".join([outcome.reason, *left]))
+    return replace(outcome, reason=joined(outcome.reason, *left))
 
 
 def _quant_dumpable(on: On, setting: Setting) -> Outcome:
@@ -327,7 +327,7 @@ def _enable_exception_dump(on: On, setting: Setting) -> Outcome:
         return honoured({"observers.errors": None} | by_cann, BY_CANN if by_cann else "")
     outcome = _seen(on, {"observers.errors": ErrorDump(level)} | by_cann)
     more = [NO_WORKSPACE, *([BY_CANN] if by_cann else [])] if outcome.assignments else []
-    return replace(outcome, reason="; ".join([outcome.reason, *more]))
+    return replace(outcome, reason=joined(outcome.reason, *more))
 
 
 def _recording(on: On, setting: Setting) -> Outcome:
@@ -336,7 +336,7 @@ def _recording(on: On, setting: Setting) -> Outcome:
     mode, path = on.get("env_config_path.rdr.mode", 1), on.get("env_config_path.rdr.path", "./")
     if not os.path.isabs(path) and os.path.normpath(path) != ".":
         if setting.option.name == "env_config_path.rdr.path":
-            return refused("MindSpore accepts absolute paths only; the files go to ./")
+            return refused("MindSpore accepts absolute paths only; the files go to ./", "set an absolute path")
         path = "./"
     return _seen(on, {"observers.recorder": Recorder(path=path, mode=mode)}, reads=False)
 
@@ -358,9 +358,7 @@ def _op_timeout(on: On, setting: Setting) -> Outcome:
         return _seen(on, assignments, reads=False)
     if by_device:
         return approximated(assignments, "CANN ends operators of the device; the host's time is watched, too")
-    return approximated(
-        assignments, "the time that the host takes to launch or to wait for an operator is watched, not the device's"
-    )
+    return approximated(assignments, "the host's time to launch or wait for an operator is watched, not the device's")
 
 
 ROUNDED_OFF = "torch_npu casts to float64 give float32, in which small differences are rounded off"
@@ -376,15 +374,12 @@ def _checks(assignments: dict[str, bool]) -> Outcome:
     """torch.compile takes a Function into its graph, where nothing is left that returns gradients of its own when it runs."""
     if not any(assignments.values()):
         return honoured(assignments)
-    return approximated(
-        assignments,
-        "Functions in compiled code (torch.compile, compiled autograd) are checked where torch traces them, not when the code runs",
-    )
+    return approximated(assignments, "Functions in compiled code are checked when torch traces them, not when they run")
 
 
 RECORDED = (
-    "records the first 100 steps (20 with aicpu) of the thread that enters, with their backward passes, communication and ranges, "
-    "and writes them at exit"
+    "records the first 100 steps (20 with aicpu) of the thread that enters; with backward passes, communication and ranges; they "
+    "are written at exit"
 )
 ON_HOST = "what the host does is recorded by torch.profiler; torch_npu's own profiler is not run"
 NO_POINTS = "fp_point and bp_point are left out: torch.profiler does not bound phases"
@@ -406,7 +401,7 @@ def _profiling_options(on: On, setting: Setting) -> Outcome:
         left.append(NO_POINTS)
     if not _recorder(requested)["operators"]:
         left.append(OPERATORS)
-    return approximated({}, "; ".join([part, *left])) if left else honoured(reason=part)
+    return approximated({}, joined(part, *left)) if left else honoured(cause=part)
 
 
 def _requested(on: On) -> Mapping[str, str]:

@@ -12,7 +12,7 @@ from msctx.options.operators import Operators
 from msctx.options.option import ASCEND, ATC, UNSET, Option, session_option
 from msctx.options.precision_rules import ACCELERATE, CHOOSABLE, INDEXED, OF_CANN, PRECISION, colour_of, mode_of, text_of
 from msctx.options.rules import Excludes, Forbids, Needs, Overrides, Rule, When
-from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, by_entry, honoured, inert, refused
+from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, by_entry, honoured, inert, joined, refused
 from msctx.themes.common import PINNED
 
 MIXED = (
@@ -138,15 +138,13 @@ HIF8 = ("mixed_hif8", "cube_hif8")
 KEEPING = ("force_fp32", "must_keep_origin_dtype")
 """Modes under which float32 stays float32."""
 KEPT = "CANN gets must_keep_origin_dtype: by default it computes float32 products in float16 on 910A and 310P"
-REFUSES = "the matrix unit of this chip has float16 alone: CANN refuses {} in float32"
-OF_ALL = f"{REFUSES.format('products and convolutions')}; matmul_algo=fp16x3 computes products of that precision"
-OF_CONVOLUTIONS = REFUSES.format("convolutions")
+REFUSES = "this chip's matrix unit has float16 alone: CANN refuses {} in float32"
 NO_CHOICE = "all_ops_impl_mode.ini"
 BY_TORCH_NPU = {
     "optypelist_for_implmode": "torch.npu.optypelist_for_implmode",
     "op_select_implmode": "torch.npu.op_select_implmode",
 }
-LIST_STAYS = f"torch_npu's list for operators that CANN compiles {STAYS}: CANN has no word for an empty one"
+LIST_STAYS = f"torch_npu's list {STAYS}: CANN has no word for an empty one"
 POLICY = {"cpu": "native.precision.cpu", "cuda": "native.precision.cuda", "ascend": "native.precision.ascend"}
 
 
@@ -232,7 +230,10 @@ def _kept(on: On) -> Outcome:
         return honoured(policy(on), KEPT)
     if not on.facts.half_products:
         return honoured(policy(on))
-    return approximated(policy(on), OF_CONVOLUTIONS if on.get("matmul_algo") == "fp16x3" else OF_ALL)
+    if on.get("matmul_algo") == "fp16x3":
+        return approximated(policy(on), REFUSES.format("convolutions"))
+    fix = "set matmul_algo=fp16x3 for products of that precision"
+    return approximated(policy(on), REFUSES.format("products and convolutions"), fix)
 
 
 def _modify_mixlist(on: On, setting: Setting) -> Outcome:
@@ -260,7 +261,7 @@ def _customize_dtypes(on: On, setting: Setting) -> Outcome:
         every = [dtype for dtypes in listed.values() for dtype in dtypes]
         left = [f"{entry[1]}: {dtype} is left as it is" for dtype in dict.fromkeys(every) if dtype not in FLOATS]
         if {*every}.isdisjoint(FLOATS):
-            entries[entry] = entries[entry] or "; ".join(left)
+            entries[entry] = entries[entry] or joined(*left)
         else:
             reasons += left
         reasons += (
@@ -292,22 +293,22 @@ def _implementation(on: On, setting: Setting) -> Outcome:
         reasons.append(f"in graphs torchair's ge.opSelectImplmode={PINNED['ge.opSelectImplmode']} holds")
     outcome = by_entry({name: _without_operator(name) or _without_choice(name) for name in types}, _with(on, reasons))
     if types and BY_TORCH_NPU[setting.option.name] in outcome.assignments:
-        return replace(outcome, reason="; ".join(filter(None, (outcome.reason, LIST_STAYS))))
+        return replace(outcome, reason=joined(outcome.reason, LIST_STAYS))
     return outcome
 
 
 def _enable_reduce_precision(on: On, setting: Setting) -> Outcome:
     if not setting.value:
-        return honoured(reason="torch itself raises for a dtype that an operator has no kernel for")
+        return honoured(cause="torch itself raises for a dtype that an operator has no kernel for")
     if on.facts.native:
         return refused(on.facts.native)
-    differs = "holds for operators that make new tensors, and for eager code: what torch.compile makes still raises"
+    differs = "holds for eager operators that make new tensors: what torch.compile makes still raises"
     return approximated(policy(on), differs)
 
 
 def _with(on: On, reasons: list[str]) -> Outcome:
     """The policy, with the notes on it."""
-    return approximated(policy(on), "; ".join(reasons)) if reasons else honoured(policy(on))
+    return approximated(policy(on), joined(*reasons)) if reasons else honoured(policy(on))
 
 
 def _sections(setting: Setting) -> tuple[dict[str, Any], dict[str, Any]]:

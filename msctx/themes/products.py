@@ -10,7 +10,7 @@ from msctx.options.conv_rules import DIRECTIONS, PRODUCT, PRODUCTS, RulesKind, r
 from msctx.options.kinds import Bool, Choice
 from msctx.options.option import DEVICES, ascend_option, extension, gpu_option
 from msctx.options.rules import Rule
-from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, refused
+from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, joined, reason, refused
 from msctx.themes.common import DIGITS, with_graphs
 from msctx.themes.convolution import (
     ALGORITHMS,
@@ -92,39 +92,38 @@ OPTIONS = (
 RULES: tuple[Rule, ...] = ()
 
 PAST_THE_HOOK = (
-    "holds for mm, addmm, bmm, baddbmm, mv and addmv and what calls them; attention's own kernels and products that inductor "
-    "turns into sums (of a vector, of few columns) run as they do without it"
+    "holds for mm, addmm, bmm, baddbmm, mv and addmv and what calls them; not for attention's own kernels; nor for products that "
+    "inductor turns into sums (of a vector, of few columns)"
 )
 LEFT_OUT = "a rule with another one is left out, and what comes after it decides"
 ITS_ORDER = "CANN chooses the order of additions"
 FROM_HALVES = (
-    "three products of float16 parts through torch_npu's kernels that are there (jit_compile=false), for eager mm, addmm, bmm, "
-    "baddbmm, mv, addmv, matmul and what calls them"
+    "three products of float16 parts, by torch_npu's ready-made kernels (jit_compile=false); for eager mm, addmm, bmm, baddbmm, mv, "
+    "addmv, matmul and what calls them"
 )
 BY_UNIT = "the matrix unit of this chip computes float32 itself: torch_npu's own products, without HF32"
-BY_CHIP = f"on chips of the 910A class {FROM_HALVES}; on later ones torch_npu's own float32, without HF32"
+BY_CHIP = f"{FROM_HALVES}; so on chips of the 910A class; later ones run torch_npu's own float32, without HF32"
 
 FLAG = "torch.cuda.matmul.allow_tf32"
 BY_FLAG = {"strict": False, "bf16x9": False, "tf32": True}
 """What cuBLAS computes as it is named → whether it may take TF32 for that."""
-EMULATES = "{} makes cuBLAS compute float32 products from parts: unset it before the program starts"
-EMULATION = (
-    "cuBLAS computes it where CUBLAS_EMULATE_SINGLE_PRECISION=1 is set before the program starts, on GPUs for which it has kernels "
-    "(from compute capability 10.0 on)"
+EMULATES = reason("{} makes cuBLAS compute float32 products from parts", "unset it before the program starts")
+EMULATION = reason(
+    "cuBLAS computes it on request alone, from compute capability 10.0 on",
+    "set CUBLAS_EMULATE_SINGLE_PRECISION=1 before the program starts",
 )
 CHOSEN = {
-    "normal": "cuBLAS chooses the kernel by shape, in the arithmetic that matmul_allow_tf32, or else torch's own flag, allows",
-    "bf16x9": "cuBLAS chooses: on GPUs for which it has no such kernels (before compute capability 10.0) it computes in float32",
+    "normal": "cuBLAS chooses the kernel by shape; matmul_allow_tf32, or else torch's own flag, decides about TF32",
+    "bf16x9": "cuBLAS chooses: before compute capability 10.0 it has no such kernels, and computes in float32",
     "tf32": "cuBLAS chooses: it may compute without rounding",
 }
 AUTOTUNED = {"torch.inductor.max_autotune_gemm": True}
 IN_COMPILED_CODE = (
-    "in code that inductor compiles inside, it measures cuBLAS's choice and Triton's kernels for each product; in eager code cuBLAS "
-    "chooses, since torch measures none of its kernels (TunableOp does so on AMD alone)"
+    "in compiled code inductor measures cuBLAS's choice and Triton's kernels for each product; in eager code cuBLAS chooses: torch "
+    "measures none of its kernels"
 )
 BESIDE_CONVOLUTIONS = (
-    "nothing is measured while an algorithm is requested for convolutions, since inductor would turn some of those into products: "
-    "cuBLAS chooses"
+    "cuBLAS chooses: measuring, inductor would compute some convolutions as products, without the requested algorithm"
 )
 
 
@@ -148,14 +147,14 @@ def _products(on: On, setting: Setting) -> Outcome:
     named = {PRODUCT: setting.value} if setting.option.name == "matmul_algo" else {}
     names = {name for _, name in requested_by(named, *([] if named else [setting.value]))}
     missing = {name: why for name in sorted(names) if (why := excluded(on, name))}
-    reasons = "; ".join([*(f"{name}: {why}" for name, why in missing.items()), *([LEFT_OUT] if missing and not named else [])])
+    reasons = joined(*(f"{name}: {why}" for name, why in missing.items()), LEFT_OUT if missing and not named else "")
     if on.device == "ascend" and names.isdisjoint(ON_NPU):
         return inert(f"{NO_OTHER}: {LEFT_OUT}" if not named else f"{NO_OTHER}: torch_npu's own products run")
     if names <= {*missing} or (missing and on_fallback(on) == "error"):
         return refused(reasons.removesuffix(f"; {LEFT_OUT}"))
     if on.device != "ascend":
         return approximated(assignments_of(on), reasons) if missing else honoured(assignments_of(on), PAST_THE_HOOK)
-    if differs := "; ".join(filter(None, (reasons, ITS_ORDER if "strict" in names - {*missing} else ""))):
+    if differs := joined(reasons, ITS_ORDER if "strict" in names - {*missing} else ""):
         return approximated(npu_policy(on), differs)
     return honoured(npu_policy(on), {True: FROM_HALVES, False: BY_UNIT, None: BY_CHIP}[on.facts.half_products])
 
@@ -201,8 +200,8 @@ def flag(on: On) -> dict[str, bool]:
 
 
 RNNS = (
-    "cuDNN's RNNs follow too: with convolutions alone switched, torch.backends.cudnn.flags() raises in other code; once it was "
-    "written, a torch.backends.fp32_precision set later no longer reaches cuDNN (torch has no setter for that)"
+    "cuDNN's RNNs follow too: switched apart, torch.backends.cudnn.flags() would raise in other code; a "
+    "torch.backends.fp32_precision that is set later no longer reaches cuDNN"
 )
 LEAST = {"conv_max_error": 1.05e-3, "matmul_max_error": 384 * 2.0**-24 + 2.0**-15}
 """The smallest bound of an algorithm that rounds (kernels/cpu/amx/conv_tiles_gemm.cpp), of convolutions and of products."""
@@ -212,18 +211,19 @@ HF32 = {"matmul_allow_hf32": "torch.npu.matmul.allow_hf32", "conv_allow_hf32": "
 ONLY_NPU = "no other device than an NPU rounds to HF32"
 NO_HF32 = f"a permission: {ONLY_NPU}. {{}} allows TF32, which has one bit less of mantissa"
 HALF_ALONE = (
-    "the matrix unit of this chip has float16 alone, and no HF32: CANN computes float32 products in float16, where precision_mode "
-    "and matmul_algo request nothing else"
+    "the matrix unit of this chip has float16 alone, and no HF32; CANN computes float32 products in float16, unless precision_mode "
+    "or matmul_algo says otherwise"
 )
 BY_CUDNN = "torch.cudnn.allow_tf32"
 NO_PARTS = "overridden by allow_fp32_emulation=False, which requests products in float32 alone"
+NO_ROUNDING = "torch's own convolutions do not round to TF32 on a CPU"
 
 
 def _matmul_allow_tf32(on: On, setting: Setting) -> Outcome:
     if on.device == "cuda":
         return _tf32_by_cublas(on, setting)
     if not setting.value:
-        return honoured(reason="torch's own products do not round to TF32 on a CPU, nor do msctx's")
+        return honoured(cause="torch's own products do not round to TF32 on a CPU, nor do msctx's")
     if on.get("allow_fp32_emulation") is False:
         return inert(NO_PARTS)
     if on.facts.native or on.facts.matrix_unit:
@@ -239,10 +239,8 @@ def _tf32_by_cublas(on: On, setting: Setting) -> Outcome:
     if setting.value and not found[FLAG]:
         emulates = on.get("allow_fp32_emulation", True)
         return inert(f"overridden by matmul_algo={on.get('matmul_algo')}, which takes no TF32" if emulates else NO_PARTS)
-    reason = (
-        "" if setting.value else "after set_float32_matmul_precision('high' or 'medium') oneDNN's products become exact too"
-    )
-    return honoured(found, reason)
+    exact = "after set_float32_matmul_precision('high' or 'medium') oneDNN's products become exact too"
+    return honoured(found, "" if setting.value else exact)
 
 
 def _conv_allow_tf32(on: On, setting: Setting) -> Outcome:
@@ -251,9 +249,7 @@ def _conv_allow_tf32(on: On, setting: Setting) -> Outcome:
             return inert(NO_PARTS)
         return approximated({BY_CUDNN: setting.value}, RNNS)
     if not requested_of(on, *DIRECTIONS):
-        if setting.value:
-            return inert("no algorithm is requested, and torch's own convolutions do not round to TF32 on a CPU")
-        return honoured(reason="torch's own convolutions do not round to TF32 on a CPU")
+        return inert(NO_ROUNDING, "set conv_fprop_algo or its like") if setting.value else honoured(cause=NO_ROUNDING)
     outcome = detail(on, of=DIRECTIONS)
     if not setting.value or outcome.status != "honoured":
         return outcome
@@ -285,15 +281,14 @@ def _by_flags(on: On, setting: Setting) -> Outcome:
     """allow_fp32_emulation on CUDA: cuBLAS, and cuDNN where torch calls it, follow torch's own flags."""
     if not setting.value and on.facts.cublas:
         return refused(EMULATES.format(on.facts.cublas))
-    outcome = detail(on, "; or with conv_allow_tf32, matmul_algo or matmul_allow_tf32")
+    outcome = detail(on, ", or conv_allow_tf32, matmul_algo or matmul_allow_tf32")
     convolves = bool(on.settings.get("conv_allow_tf32")) or any(on.get(name) == "normal" for name in ALGORITHMS)
     holds_for = ["cuDNN's convolutions"] * convolves
     if on.settings.get("matmul_algo") or on.settings.get("matmul_allow_tf32"):
         holds_for.append("cuBLAS's products")
     without = outcome.reason if outcome.status == "refused" else ""
     if not setting.value and (convolves or outcome.status == "honoured"):
-        reasons = (without, "torch's own path takes no TF32", RNNS)
-        return approximated({BY_CUDNN: False} | flag(on), "; ".join(filter(None, reasons)))
+        return approximated({BY_CUDNN: False} | flag(on), joined(without, "torch's own path takes no TF32", RNNS))
     if not holds_for or outcome.status == "honoured":
         return outcome
     given = {} if setting.value else flag(on)

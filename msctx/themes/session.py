@@ -75,17 +75,18 @@ LOW_PRECISION = {
 }
 """Device → the switch of the policy for the first part of a training."""
 SHARED = (
-    "only for torch's DataLoader in the thread that entered the context. All processes iterate over the same loaders in the same "
-    "order and stop at the same batch"
+    "only for torch's DataLoader in the thread that entered the context",
+    "iterate over the same loaders in the same order in all processes, and stop at the same batch",
 )
 OWN_LOADER = (
-    "the program's data loader fetches the batches: a thread of msctx's beside it would run the dataset's code at other times, which "
-    "draws other random numbers and changes what is trained. Prefetch with DataLoader(num_workers=…, prefetch_factor=…, "
-    "pin_memory=True), and copy with tensor.to(device, non_blocking=True)"
+    "a thread beside the program's data loader would draw other random numbers and change training",
+    "prefetch with DataLoader(num_workers=…, prefetch_factor=…, pin_memory=True), and copy with "
+    "tensor.to(device, non_blocking=True)",
 )
 OWN_COPIES = (
-    "the program copies its inputs itself, each tensor where its code says so. Put small inputs into one tensor in the collate_fn, "
-    "and copy that from pinned memory: DataLoader(pin_memory=True), tensor.to(device, non_blocking=True)"
+    "the program copies its inputs itself, each tensor where its code says so",
+    "put small inputs into one tensor in the collate_fn, and copy that from pinned memory: DataLoader(pin_memory=True), "
+    "tensor.to(device, non_blocking=True)",
 )
 
 
@@ -98,7 +99,7 @@ def translate(on: On) -> Outcomes:
             "experimental_accelerate_train_mode": _experimental_accelerate_train_mode,
             "local_rank_id": _shared_batches,
             "local_device_list": _shared_batches,
-            "enable_data_pre_proc": lambda on, setting: refused(OWN_LOADER) if setting.value else as_it_is(),
+            "enable_data_pre_proc": lambda on, setting: refused(*OWN_LOADER) if setting.value else as_it_is(),
             "input_fusion_size": _input_fusion_size,
             "strict": lambda on, setting: honoured(),
         }
@@ -130,10 +131,10 @@ def _experimental_accelerate_train_mode(on: On, setting: Setting) -> Outcome:
 def _shared_batches(on: On, setting: Setting) -> Outcome:
     ranks = sorted(map(int, on.get("local_device_list", "0").split(",")))
     requested = {"rank": on.get("local_rank_id", 0), "ranks": ranks}
-    return approximated({"torch.dataloader.shared": requested}, SHARED)
+    return approximated({"torch.dataloader.shared": requested}, *SHARED)
 
 
 def _input_fusion_size(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend":
         return honoured(with_graphs(on), GRAPHS)
-    return refused(OWN_COPIES) if setting.value else honoured(reason="PyTorch copies each tensor by itself")
+    return refused(*OWN_COPIES) if setting.value else honoured(cause="PyTorch copies each tensor by itself")

@@ -43,7 +43,7 @@ def translate(on: On) -> Outcomes:
 
 def _runtime_num_threads(on: On, setting: Setting) -> Outcome:
     if setting.value == 0:
-        return honoured(reason=TORCHS)
+        return honoured(cause=TORCHS)
     assignments = {"torch.num_threads": setting.value}
     if on.device == "cpu":
         return honoured(assignments)
@@ -55,7 +55,7 @@ def _runtime_num_threads(on: On, setting: Setting) -> Outcome:
 
 def _inter_op_parallel_num(on: On, setting: Setting) -> Outcome:
     if setting.value == 0:
-        return honoured(reason=TORCHS)
+        return honoured(cause=TORCHS)
     assignments = {"torch.num_interop_threads": setting.value}
     once = f"{STAYS}: torch takes it once in a process"
     if on.device == "cpu":
@@ -65,7 +65,7 @@ def _inter_op_parallel_num(on: On, setting: Setting) -> Outcome:
 
 def _flush_denormal(on: On, setting: Setting) -> Outcome:
     differs = (
-        "holds in the thread that enters, its pool and threads begun inside, also for our own kernels; threads that run already "
-        "(those of a data loader, for instance) keep theirs"
+        "holds in the thread that enters, its pool, and threads begun inside; threads that run already (those of a data loader, for "
+        "instance) keep theirs"
     )
     return approximated({"torch.flush_denormal": setting.value}, differs)

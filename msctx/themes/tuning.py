@@ -6,7 +6,7 @@ from msctx.options import Setting
 from msctx.options.kinds import Choice, Path
 from msctx.options.option import Option, extension, session_option
 from msctx.options.rules import NOT_MEASURED, TRUE, Forbids, Needs, Rule, When
-from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, refused
+from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, reason, refused
 from msctx.themes.common import (
     BUCKETS,
     GRAPHS,
@@ -74,19 +74,18 @@ RULES: tuple[Rule, ...] = (
 
 TUNING = ("aoe_tune_mode", "aoe_mode")
 ELSEWHERE = "inductor measures how operators are fused on CUDA alone"
-NOT_RECORDED = (
-    "inductor measures a graph while it compiles it, and none that was recorded: aoe_tune_mode=online does so, and "
-    "enable_compile_cache=True keeps what it finds for later runs"
+NOT_RECORDED = reason(
+    "inductor measures a graph while it compiles it, and none that was recorded",
+    "set aoe_tune_mode=online, and enable_compile_cache=True to keep what it finds for later runs",
 )
 FOR_LATER = (
     "nothing is measured: each {} is recorded in work_path/msctx_tuning.json; performance measures it with that tuning_file"
 )
 RECORDED_BY_NPU = (
-    f"{STAYS}, since torch_npu cannot switch it off again; operators that CANN compiles for the call, of torch_npu's list, are "
-    "recorded for CANN's own tuner (aoe); nothing is measured"
+    f"{STAYS}, since torch_npu cannot switch it off again; operators of torch_npu's list that CANN compiles are recorded "
+    "for CANN's own tuner (aoe); nothing is measured"
 )
 PROBLEM = {"cpu": "convolution and matmul", "cuda": "convolution"}
-BUCKET_SIZES = "bucket sizes are not tuned. Set bucket_cap_mb of DistributedDataParallel"
 SEARCHED = "what inductor generates is searched by coordinate descent"
 MEASURED = f"each {{}} is measured when it is first met, and kept in tuning_file; {SEARCHED}"
 
@@ -109,9 +108,9 @@ def _tuning(on: On, setting: Setting) -> Outcome:
     if not what and on.get("aoe_tune_mode") == "offline":
         return _offline(on)
     if what == OLDER:
-        return refused("3 is known to older CANN alone")
+        return refused("3 is known to older CANN alone", "set 2")
     if what == BUCKETS:
-        return refused(BUCKET_SIZES)
+        return refused("bucket sizes are not tuned", "set bucket_cap_mb of DistributedDataParallel")
     if on.device == "ascend":
         return _by_cann(on, what)
     if what == SUB_GRAPHS and on.device == "cpu":
@@ -130,7 +129,7 @@ def _tuning(on: On, setting: Setting) -> Outcome:
 
 def _by_cann(on: On, what: str) -> Outcome:
     if what == SUB_GRAPHS:
-        return refused("torchair has CANN tune single operators alone (2)")
+        return refused("torchair has CANN tune single operators alone", "set 2")
     if not what:
         return as_it_is()
     return approximated({"torch.npu.graph_tuner": tuner(on)} | apart(on), f"graphs of static shape alone are tuned; {GRAPHS}")
@@ -139,7 +138,7 @@ def _by_cann(on: On, what: str) -> Outcome:
 def _offline(on: On) -> Outcome:
     if on.device == "ascend":
         if job_of_mode(on) != OPERATORS:
-            return refused("torch_npu records single operators alone (2)")
+            return refused("torch_npu records single operators alone", "set 2")
         return approximated({"torch.npu.aoe_folder": recorded_in(on)}, RECORDED_BY_NPU)
     if job_of_mode(on) != OPERATORS:
         return refused(ELSEWHERE if on.device == "cpu" else NOT_RECORDED)
@@ -150,7 +149,7 @@ def _offline(on: On) -> Outcome:
 
 def _tuning_file(on: On, setting: Setting) -> Outcome:
     if not any(name == "performance" for _, name in requested(on)):
-        return inert("no algorithm is set to performance: nothing else is tuned")
+        return inert("no algorithm is set to performance: nothing else is tuned", "set one, such as matmul_algo=performance")
     if on.get("batch_invariant"):
         return inert("batch_invariant=True: each batch would have an entry of its own, and so none is used")
     return detail(on)

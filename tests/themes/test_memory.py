@@ -23,7 +23,7 @@ def test_the_tightest_of_nested_scopes_holds(outer: str, inner: str) -> None:
     assert found.assignments == {CAPS["cuda"]: 4 * GB}
     (row,) = found.rows
     requested, around = (f"{cap[0]} GiB" for cap in (inner, outer))
-    assert row.reason.startswith(f"4 GiB, the least of {requested} requested, {around} of layer 0; counts torch's")
+    assert row.reason.startswith(f"4 GiB: least of {requested} requested, {around} of layer 0; counts torch's")
     found = planned({"memory_optimize_level": "O1"}, {"memory_optimize_level": "O0"}, on="cuda")
     assert found.assignments == {"torch.accelerator.allocator_settings": None, "models.recompute": False}
 
@@ -37,7 +37,7 @@ def test_nested_caps_on_a_cpu_all_count() -> None:
     assert row.status == "honoured"
     wanted = {"native.memory_pool": 150, "native.memory_caps": [[4 * GB, "layer 0"], [8 * GB, "layer 1"], [GB, "layer 2"]]}
     assert row.assignments == wanted
-    assert row.reason == "1 GiB, the least of 1 GiB requested, 4 GiB of layer 0, 3 GiB free now"
+    assert row.reason == "1 GiB: least of 1 GiB requested, 4 GiB of layer 0, 3 GiB free"
     assert not planned({"max_device_memory": "4GB"}).rows[0].reason
 
 
@@ -46,7 +46,7 @@ def test_free_memory_is_the_cap_where_it_is_less(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(devices, "here", lambda: ("cpu",))
     monkeypatch.setattr(devices, "free_memory", lambda: 3 * GB)
     (row,) = msctx.explain({"max_device_memory": cap}).rows
-    assert (row.status, row.reason) == ("honoured", f"3 GiB, the least of {words} requested, 3 GiB free now")
+    assert (row.status, row.reason) == ("honoured", f"3 GiB: least of {words} requested, 3 GiB free")
     with msctx.context(max_device_memory=cap) as ctx:
         assert ctx.plan.rows[0].reason == row.reason
         printed = [ctx, ctx.plan, ctx.plan.rows[0], msctx.state()["native.memory_caps"], msctx.memory_stats()["caps"]]
