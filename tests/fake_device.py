@@ -11,15 +11,16 @@ import sys
 import time
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
 import torch
+from processes import compiled
 
 from msctx.errors import NativeError
 from msctx.native import build_spec, compiler
 from msctx.native.artifacts import digest, hashes, obtain
-from msctx.native.children import Children
 
 SOURCE = Path(__file__).resolve().parent / "on_fake_device" / "fake_device.cpp"
 FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
@@ -43,18 +44,12 @@ def library(file: Path = SOURCE) -> Path:
     files = hashes({path.name: path.read_bytes() for path in (file, *sorted(file.parent.glob("*.h")))})
     torchs = (torch.__version__, torch.version.git_version, build_spec.machine())
 
-    def make(scratch: Path) -> tuple[bytes | None, dict[str, Any]]:
-        result = scratch / "result.so"
-        paths = ("-isystem", str(folder / "include"), f"-L{folder / 'lib'}")
-        with Children() as children:
-            command = [*tool.command, *flags, *paths, str(file), *LINK, "-o", str(result)]
-            made = compiler.run(children, command, result, cwd=scratch, scratch=scratch)
-        return made.data, {"log": made.log}
+    def make() -> tuple[bytes, dict[str, Any]]:
+        paths = ("-isystem", folder / "include", f"-L{folder / 'lib'}")
+        with TemporaryDirectory() as scratch:
+            return compiled(*tool.command, *flags, *paths, file, *LINK, result=Path(scratch, "result.so")), {}
 
-    found = obtain("far", f"{digest(files, flags, LINK, torchs, tool.command, tool.version)[:16]}.so", make)
-    if isinstance(found, str):
-        raise NativeError(f"{file} cannot be compiled:\n{found}")
-    return found.path
+    return obtain("far", f"{digest(files, flags, LINK, torchs, tool.command, tool.version)[:16]}.so", make).path
 
 
 def register(path: str | Path | None = None) -> ModuleType:

@@ -1,10 +1,22 @@
-"""What tests of processes wait for."""
+"""What tests of processes wait for, and what they compile."""
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from msctx.errors import NativeError
+
+
+def compiled(*command: object, result: Path) -> bytes:
+    """What a compiler leaves at *result*."""
+    words = [*map(str, command), "-o", str(result)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise NativeError(f"{words[0]} failed:\n{done.stderr}")
+    return result.read_bytes()
 
 
 def until(holds: Callable[[], bool]) -> None:

@@ -1,47 +1,47 @@
-"""Builds the kernels once on the machine they run on, and vouches for the library each time after."""
+"""Builds the kernels once on the machine they run on, by ninja, and vouches for the library each time after.
+
+In the cache, ``build/<key>`` has the sources, ninja's files and the objects, for one compiler and one torch. What has changed is
+compiled again, also after a build that was killed.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import shlex
-import shutil
+import re
+import signal
+import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import ninja
 
 from msctx._version import __version__
 from msctx.errors import NativeError
 from msctx.native import artifacts, cachedir, compiler
-from msctx.native.artifacts import Artifact
-from msctx.native.build_spec import BuildSpec, Unit, check_platform, isas, machine, spec_of
-from msctx.native.children import Children
-from msctx.native.compiler import Compiled, Compiler
-from msctx.tables import in_words
+from msctx.native.artifacts import EVERY, Artifact, say
+from msctx.native.build_spec import BuildSpec, check_platform, isas, machine, spec_of
+from msctx.native.compiler import Compiler
 
-EVERY = 30
-"""Seconds between two lines of a build that has no terminal."""
-FULL = 2**26
-"""With fewer bytes left, a build that fails may have failed for that: what a compiler had written it has removed by then."""
+STEP = re.compile(r"\[(\d+)/(\d+)\] ")
+"""How ninja begins a line: what is done, of how many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A library that may be loaded. *seconds* is what this call took; *compiled* and *reused* count object files."""
+    """A library that may be loaded. *seconds* is what this call took."""
 
     path: Path
     seconds: float
     cached: bool
     isas: tuple[str, ...]
     compiler: str
-    compiled: int = 0
-    reused: int = 0
 
     @property
     def log(self) -> Path:
@@ -115,141 +115,100 @@ def _fits(spec: BuildSpec) -> Callable[[dict[str, Any]], bool]:
     return lambda note: note["inputs"] == inputs and tool in ("", note["compiler"])
 
 
-def _build_of(found: Artifact, began: float | None = None, **more: int) -> Build:
+def _build_of(found: Artifact, began: float | None = None) -> Build:
     seconds = time.perf_counter() - began if began is not None else 0.0
-    return Build(found.path, seconds, found.cached, tuple(found.note["isas"]), str(found.note["compiler"]), **more)
+    return Build(found.path, seconds, found.cached, tuple(found.note["isas"]), str(found.note["compiler"]))
 
 
 def _obtain(spec: BuildSpec, verbose: bool = False) -> Build:
-    began = time.perf_counter()
-    counts: dict[str, int] = {}
-    waiting = ExitStack()
+    began, file, fits = time.perf_counter(), _file(spec), _fits(spec)
+    if (found := artifacts.cached("native", file, fits)) is not None:
+        return _build_of(found, began)
+    tool = compiler.find()
+    cachedir.usable()
 
-    def make(scratch: Path) -> tuple[bytes, dict[str, Any]]:
-        waiting.close()  # another one has given up
-        data, reused = _make(spec, tool, scratch, verbose)
-        counts.update(compiled=len(spec.units) - reused, reused=reused)
-        note = {
-            "product": spec.product,
-            "inputs": spec.inputs,
-            "built": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "msctx": __version__,
-            "machine": machine(),
-            "isas": isas(),
-            "compiler": str(tool),
-            "torch": spec.torch,
-        }
-        return data, note
+    def make() -> tuple[bytes, dict[str, Any]]:
+        note = {"inputs": spec.inputs, "compiler": str(tool), "isas": isas(), "product": spec.product, "torch": spec.torch}
+        note |= {"machine": machine(), "msctx": __version__, "built": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+        return _make(spec, tool, verbose), note
 
-    file, fits = _file(spec), _fits(spec)
-    if (found := artifacts.cached("native", file, fits)) is None:
-        tool = compiler.find()
-        cachedir.usable()
-        wait = partial(_repeating, lambda: "another process is building the native core; waiting for it")
-        with waiting:
-            made = artifacts.obtain("native", file, make, fits, lambda: waiting.enter_context(wait()))
-        assert isinstance(made, Artifact)  # a failure raises
-        found = made
+    built = _build_of(artifacts.obtain("native", file, make, fits), began)
+    if not built.cached:
+        say(f"built the native core in {built.seconds:.1f} s")
         _is_cached.cache_clear()
-    built = _build_of(found, began, **counts)
-    if counts:
-        _print(f"msctx: built the native core in {built.seconds:.1f} s")
     return built
 
 
-def _make(spec: BuildSpec, tool: Compiler, scratch: Path, verbose: bool) -> tuple[bytes, int]:
-    """The library's bytes, and how many objects were there already."""
-    sources, result = scratch / "sources", scratch / "library.so"
-    for name, data in spec.files.items():  # exactly what the key was made of, whoever edits the files meanwhile
-        folder = cachedir.folder("tmp", scratch.name, "sources", *Path(name).parts[:-1])
-        cachedir.write(folder / Path(name).name, data)
-    log: list[str] = []
-
-    def run(command: tuple[str, ...], result: Path, cwd: Path) -> Compiled:
-        made = compiler.run(children, command, result, cwd=cwd, scratch=scratch)
-        log.append(f"$ {shlex.join(command)}\n{made.log}{made.why}\n")
-        if verbose:
-            _print(log[-1].rstrip("\n"))
-        if made.data is None:
-            raise _failure(spec, command, made, scratch)
-        return made
-
-    def compiled(unit: Unit, path: Path) -> bool:
-        """Put the object at *path*; returns whether it was there already."""
-        name = f"{spec.object_key(unit, tool)}.o"
-        if (found := artifacts.cached("objects", name)) is not None:
-            cachedir.write(path, found.data)
-        else:
-            made = run(spec.command(unit, tool, path), path, sources)
-            artifacts.store("objects", name, made.data or b"", {"log": made.log})
-        advance()
-        return found is not None
-
-    objects = [scratch / f"{i:03}-{Path(unit.source).stem}.o" for i, unit in enumerate(spec.units)]
-    work = sorted(zip(spec.units, objects, strict=True), key=lambda each: not each[0].source.startswith("glue/"))
-    try:  # those of the glue come first: torch's headers take longest
-        with Children() as children, _progress(len(work), verbose) as advance:
-            reused = sum(compiler.side_by_side([partial(compiled, *each) for each in work], children))
-            library = run(spec.link_command(objects, tool, result), result, scratch)
-    finally:
-        with suppress(OSError):
-            cachedir.write((cachedir.folder("native") / _file(spec)).with_suffix(".log"), "".join(log).encode())
-    return library.data or b"", reused
+def _make(spec: BuildSpec, tool: Compiler, verbose: bool) -> bytes:
+    """The library's bytes. ninja has copies of the sources, exactly what the key was made of, whoever edits the files meanwhile."""
+    folder = cachedir.folder("build", spec.folder(tool))
+    with artifacts.locked(folder):
+        for name, data in {**spec.files, "build.ninja": spec.ninja(tool).encode()}.items():
+            if not (path := folder / name).is_file() or path.read_bytes() != data:
+                cachedir.write(cachedir.folder("build", folder.name, *Path(name).parts[:-1]) / path.name, data)
+        for path in {each for top in spec.tops for each in (folder / top).rglob("*") if each.is_file()}:
+            if path.relative_to(folder).as_posix() not in spec.files:
+                path.unlink()
+        status, output = _run_ninja(folder, verbose)
+        log = (cachedir.folder("native") / _file(spec)).with_suffix(".log")
+        cachedir.write(log, output.encode())
+        if status:
+            raise _failure(spec, output, log)
+        return (folder / spec.result).read_bytes()
 
 
-def _failure(spec: BuildSpec, command: tuple[str, ...], made: Compiled, scratch: Path) -> NativeError:
-    full, free = "", shutil.disk_usage(scratch).free
-    if free < FULL:
-        full = f"{scratch.parent} has {in_words(free)} left: make room there, or {cachedir.ELSEWHERE}. "
-    shown = "".join(f"\n  {line}" for line in compiler.first_lines(made.log).splitlines())
-    log = (cachedir.folder("native") / _file(spec)).with_suffix(".log")
+def _run_ninja(folder: Path, verbose: bool) -> tuple[int, str]:
+    """ninja's exit code and all that it and the compilers printed. It ends with this call, and what it has begun goes."""
+    jobs = str(len(os.sched_getaffinity(0)))
+    command = [str(Path(ninja.BIN_DIR, "ninja")), "-v", "-j", jobs]
+    env = {**os.environ, "LC_ALL": "C", "NINJA_STATUS": "[%f/%t] "}
+    how: dict[str, Any] = {"encoding": "utf-8", "errors": "replace", "start_new_session": True, "umask": 0o077, "env": env}
+    out, err = subprocess.PIPE, subprocess.STDOUT
+    with subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err, **how) as process:
+        lines: list[str] = []
+        try:
+            with _progress(verbose) as show:
+                for line in process.stdout or ():
+                    lines.append(line)
+                    show(line)
+        except BaseException:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            raise
+    return process.returncode, "".join(lines)
+
+
+def _failure(spec: BuildSpec, output: str, log: Path) -> NativeError:
+    """With the first command that failed and what it printed."""
+    failed = re.split(r"^FAILED: .*\n", output, maxsplit=1, flags=re.MULTILINE)[-1]
+    shown = "".join(f"\n  {line}" for line in compiler.first_lines(STEP.split(failed)[0], 13).splitlines())
     return NativeError(
-        f"the native core cannot be built: the compiler {made.why}\n  {shlex.join(command)}{shown}\n"
+        f"the native core cannot be built: the compiler failed{shown}\n"
         f"The sources are in {spec.root}, the whole output is in {log}. "
-        f"{full}Try another compiler (CXX=…); if that does not help, report it with this file."
+        f"Try another compiler (CXX=…); if that does not help, report it with this file."
     )
 
 
 @contextmanager
-def _progress(total: int, verbose: bool) -> Iterator[Callable[[], None]]:
-    """A line that counts on a terminal (stderr), a single one elsewhere."""
+def _progress(verbose: bool) -> Iterator[Callable[[str], None]]:
+    """What is told of the lines that ninja prints: a count on a terminal, else a line every half a minute."""
+    began, told = time.perf_counter(), -float(EVERY)
+    is_terminal = not verbose and sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
+
+    def show(line: str) -> None:
+        nonlocal told
+        seconds, step = time.perf_counter() - began, STEP.match(line)
+        if verbose:
+            say(line.rstrip("\n"))
+        elif step and (is_terminal or seconds >= told + EVERY):
+            told = seconds
+            text = f"building the native core (once): {step[1]} of {step[2]} files, {seconds:.0f} s"
+            print(f"\r{text}", end="", file=sys.stderr, flush=True) if is_terminal else say(text)
+
+    if not is_terminal:
+        say("building the native core (once)")
     try:
-        is_terminal = sys.stderr.isatty()
-    except (AttributeError, ValueError):  # there is no stderr, or it is closed
-        is_terminal = False
-    if verbose or not is_terminal:
-        done: list[None] = []
-        with _repeating(lambda: f"building the native core (once): {f'{len(done)} of ' * bool(done)}{total} files"):
-            yield lambda: done.append(None)
-        return
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("msctx: building the native core (once):", total=total)
-        yield lambda: bar.advance(task)
-
-
-@contextmanager
-def _repeating(text: Callable[[], str]) -> Iterator[None]:
-    """Say at once and every half a minute what takes so long."""
-    ended = threading.Event()
-
-    def say() -> None:
-        while not ended.wait(EVERY):
-            _print(f"msctx: {text()}, {time.perf_counter() - began:.0f} s")
-
-    began, thread = time.perf_counter(), threading.Thread(target=say, daemon=True)
-    _print(f"msctx: {text()}")
-    thread.start()
-    try:
-        yield
+        yield show
     finally:
-        ended.set()
-
-
-def _print(line: str) -> None:
-    if sys.stderr is not None:
-        with suppress(OSError, ValueError):  # nobody reads it: the build goes on
-            print(line, file=sys.stderr, flush=True)
+        if is_terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

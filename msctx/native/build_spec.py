@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import platform
-import posixpath
 import re
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from msctx.native.artifacts import digest, hashes
 from msctx.native.compiler import Compiler
 from msctx.shipped import KERNEL_SOURCES
 
-FORMAT = 2
+FORMAT = 3
 """Part of every key: to be raised when what a build means changes."""
 
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512cd", "-mfma")
@@ -63,6 +63,10 @@ class Unit:
     source: str
     flags: tuple[str, ...]
 
+    @property
+    def object(self) -> str:
+        return f"objects/{digest(self.flags)[:8]}/{Path(self.source).with_suffix('.o')}"
+
 
 @dataclass(frozen=True, slots=True)
 class BuildSpec:
@@ -83,35 +87,51 @@ class BuildSpec:
         units = [[unit.source, *unit.flags] for unit in self.units]
         return digest(FORMAT, self.product, machine(), hashes(self.files), units, self.link, self.torch)
 
-    def object_key(self, unit: Unit, tool: Compiler) -> str:
-        """Of the source, of all that it includes, and of torch, which the glue alone includes."""
-        used = hashes({name: self.files[name] for name in self.included(unit)})
-        torch = self.torch if unit.source.startswith("glue/") else ()
-        return digest(FORMAT, machine(), used, unit.source, unit.flags, torch, tool.command, tool.version)[:32]
+    @property
+    def tops(self) -> set[str]:
+        """The folders that its sources are in."""
+        return {name.partition("/")[0] for name in self.files}
 
-    def included(self, unit: Unit) -> set[str]:
-        """The source and every header of ours that it includes, by way of others too; those behind an ``#if`` as well."""
-        folders = [flag[2:] for flag in unit.flags if flag.startswith("-I")]
-        found: set[str] = set()
-        left = [unit.source]
-        while left:
-            if (name := left.pop()) in found:
-                continue
-            found.add(name)
-            for header in re.findall(rb'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', self.files[name], re.MULTILINE):
-                places = (posixpath.normpath(posixpath.join(f, header.decode())) for f in (posixpath.dirname(name), *folders))
-                left.append(next((place for place in places if place in self.files), name))
-        return found
+    @property
+    def result(self) -> str:
+        return f"{self.product}.so"
 
-    def command(self, unit: Unit, tool: Compiler, result: Path) -> tuple[str, ...]:
+    def folder(self, tool: Compiler) -> str:
+        """Where it is built: what is compiled for one product serves the others with this compiler and this torch."""
+        return digest(FORMAT, machine(), tool.command, tool.version, self.torch_folder, *torch_identity())[:16]
+
+    def ninja(self, tool: Compiler) -> str:
+        """The text of build.ninja."""
+        cxx = shlex.join(tool.command)
+        lines = [
+            f"rule compile\n command = {_escaped(cxx)} $flags -MD -MF $out.d -c $in -o $out\n depfile = $out.d\n deps = gcc"
+        ]
+        for unit in self.units:
+            lines.append(f"build {unit.object}: compile {unit.source}\n flags = {_escaped(self.flags(unit, tool))}")
+        objects = " ".join(unit.object for unit in self.units)
+        lines.append(f"rule link\n command = {_escaped(cxx)} -shared $in $last -o $out")
+        lines.append(f"build {self.result}: link {objects}\n last = {_escaped(self.last())}\ndefault {self.result}\n")
+        return "\n".join(lines)
+
+    def flags(self, unit: Unit, tool: Compiler) -> str:
         flags = (flag.replace(TORCH, self.torch_folder) for flag in unit.flags)
         clang = tool.is_clang  # its OpenMP needs a runtime of its own, beside which torch's would run once more
-        return (*tool.command, *(f for f in flags if not (clang and f == "-fopenmp")), "-c", unit.source, "-o", str(result))
+        return shlex.join(flag for flag in flags if not (clang and flag == "-fopenmp"))
 
-    def link_command(self, objects: list[Path], tool: Compiler, result: Path) -> tuple[str, ...]:
+    def last(self) -> str:
+        """The end of the command that links."""
         last = (flag.replace(TORCH, self.torch_folder) for flag in self.link)
-        last = (word for flag in last for word in (_runtime() if flag == RUNTIME else (flag,)))
-        return (*tool.command, "-shared", *(path.name for path in objects), *last, "-o", str(result))
+        return shlex.join(word for flag in last for word in (_runtime() if flag == RUNTIME else (flag,)))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("$", "$$")
+
+
+def torch_identity() -> tuple[str, str]:
+    import torch
+
+    return torch.__version__, str(torch.version.git_version)
 
 
 def spec_of(product: str, sanitize: str, sources: Path | None) -> BuildSpec:
@@ -156,7 +176,7 @@ def spec_of(product: str, sanitize: str, sources: Path | None) -> BuildSpec:
     linked = (*by_isa[0], *once, *glue, *(unit for rest in by_isa[1:] for unit in rest))
     if not linked:
         raise NativeError(f"{root}: no kernels are there; msctx is not installed completely, install it again")
-    identity = (torch.__version__, torch.version.git_version) if with_torch else ()
+    identity = torch_identity() if with_torch else ()
     return BuildSpec(product, root, files, linked, link, identity, str(Path(torch.__file__).parent))
 
 

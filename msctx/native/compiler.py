@@ -1,21 +1,17 @@
-"""Compilers: the C++ compiler that is used, one run of any compiler, and many runs side by side."""
+"""The C++ compiler that is used."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import shutil
-import signal
 import subprocess
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import TypeVar
 
 from msctx.errors import NativeError
-from msctx.native.children import Children
 
 NAMES = ("c++", "g++", "clang++")
 PROBE = """
@@ -43,15 +39,6 @@ class Compiler:
         return "clang" in self.version.lower()
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """*data* is ``None`` where the compiler failed, and *why* says how it ended; *log* is its whole output."""
-
-    data: bytes | None
-    log: str
-    why: str = ""
-
-
 def find() -> Compiler:
     """The compiler that CXX names, else the first of c++, g++ and clang++ that works. Cheap when called again."""
     given = os.environ.get("CXX", "").strip()
@@ -67,34 +54,6 @@ def find() -> Compiler:
         if shutil.which(name):
             why = why or f"{name}: {found}; "
     raise NativeError(f"{why}{'no other' if why else 'no'} C++ compiler (set CXX, or install g++ or clang++)")
-
-
-def run(children: Children, command: Sequence[str], result: Path, *, cwd: Path, scratch: Path) -> Compiled:
-    """Run a compiler that is to leave *result*. Its messages are in English; temporary files are in *scratch*, for the user alone."""
-    env = {**os.environ, "LC_ALL": "C", "TMPDIR": str(scratch)}
-    done = children.run(command, cwd, env=env, umask=0o077, stderr=subprocess.STDOUT)
-    if done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
-        why = f"was killed by {name}" + " (is there too little memory?)" * (name == "SIGKILL")
-        return Compiled(None, done.stdout, why)
-    if done.returncode or not result.exists():
-        return Compiled(None, done.stdout, f"ended with exit code {done.returncode}" if done.returncode else "left no result")
-    return Compiled(result.read_bytes(), done.stdout)
-
-
-def side_by_side(jobs: Sequence[Callable[[], T]], children: Children | None = None) -> list[T]:
-    """The results of *jobs*, which run as many at once as there are processors. When one raises, *children* are ended."""
-    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), len(jobs)) or 1) as pool:
-        pending = [pool.submit(job) for job in jobs]
-        try:
-            for future in as_completed(pending):
-                future.result()
-        except BaseException:
-            if children:
-                children.end()
-            pool.shutdown(cancel_futures=True)
-            raise
-    return [future.result() for future in pending]
 
 
 def first_lines(log: str, most: int = 12) -> str:

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -100,7 +101,8 @@ def recorder() -> Path:
             _run(*tool.command, *FLAGS, *own, "-c", str(source), "-o", str(made))
             return made
 
-        parts = compiler.side_by_side([lambda s=s: build(s) for s in SOURCES if s.suffix == ".cpp"])
+        with ThreadPoolExecutor() as pool:
+            parts = [*pool.map(build, [source for source in SOURCES if source.suffix == ".cpp"])]
         rest = scratch / "rest.cpp"
         rest.write_text(_rest(folder, parts), encoding="utf-8")
         for name in ("lib64", "runtime", "compiler", "opp"):  # torch_npu looks whether they are there

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,8 @@ def build(
     work = [(module, arch) for module in modules for arch in archs]
     files = _read(sources, modules)
     cachedir.usable()
-    made = compiler.side_by_side([partial(_obtain, tool, files, *each) for each in work])
-    return [_report(*each, str(tool), found) for each, found in zip(work, made, strict=True)]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return [*pool.map(lambda each: _report(tool, files, *each), work)]
 
 
 def cubin(module: Module, arch: str, *, tool: Nvrtc | None = None, sources: Path | None = None) -> bytes:
@@ -66,11 +67,11 @@ def cubin(module: Module, arch: str, *, tool: Nvrtc | None = None, sources: Path
         NativeError: as build(), or the compiler rejects the source.
     """
     tool = tool or nvrtc.find()
-    found = _obtain(tool, _read(sources, [module]), module, arch)
-    if isinstance(found, str):
+    try:
+        return _obtain(tool, _read(sources, [module]), module, arch).data
+    except _Rejected as error:
         source = (sources or KERNEL_SOURCES / "cuda") / module.source
-        raise NativeError(f"{source} cannot be compiled for {arch} by {tool}:\n{_shown(found)}")
-    return found.data
+        raise NativeError(f"{source} cannot be compiled for {arch} by {tool}:\n{error}") from None
 
 
 def origin(sources: Path | None = None) -> str:
@@ -91,23 +92,27 @@ def _read(sources: Path | None, modules: Sequence[Module]) -> dict[str, bytes]:
     return files
 
 
-def _obtain(tool: Nvrtc, files: Mapping[str, bytes], module: Module, arch: str) -> Artifact | str:
-    """The module's cubin from the cache or compiled now, or the log of a compiler that rejected it."""
+class _Rejected(Exception):
+    """What a compiler says against a source."""
+
+
+def _obtain(tool: Nvrtc, files: Mapping[str, bytes], module: Module, arch: str) -> Artifact:
+    """The module's cubin from the cache or compiled now."""
     used = {name: data for name, data in files.items() if name == module.source or name.endswith(".cuh")}
 
-    def make(scratch: Path) -> tuple[bytes | None, dict[str, Any]]:
+    def make() -> tuple[bytes, dict[str, Any]]:
         data, log = tool.compile(used, module, arch)
+        if data is None:
+            raise _Rejected(compiler.first_lines(log) or "the compiler gives no reason")
         return data, {"log": log}
 
     key = digest(FORMAT, hashes(used), str(module), tool.version, arch)
     return artifacts.obtain("cuda", f"{key[:32]}.cubin", make)
 
 
-def _report(module: Module, arch: str, compiler: str, made: Artifact | str) -> Report:
-    if isinstance(made, str):
-        return Report(module, arch, compiler, error=_shown(made))
-    return Report(module, arch, compiler, made.cached, len(made.data), made.note["log"])
-
-
-def _shown(log: str) -> str:
-    return compiler.first_lines(log) or "the compiler gives no reason"
+def _report(tool: Nvrtc, files: Mapping[str, bytes], module: Module, arch: str) -> Report:
+    try:
+        made = _obtain(tool, files, module, arch)
+    except _Rejected as error:
+        return Report(module, arch, str(tool), error=str(error))
+    return Report(module, arch, str(tool), made.cached, len(made.data), made.note["log"])

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import os
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_bool, c_int, c_longlong, c_uint, c_void_p
-from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from processes import compiled
 
-from msctx.errors import NativeError
 from msctx.native import build_spec, compiler
-from msctx.native.artifacts import Artifact, digest, hashes, obtain
-from msctx.native.children import Children
+from msctx.native.artifacts import digest, hashes, obtain
 from msctx.native.cuda.depthwise import DepthwiseProblem, Launch, launches, workspace
 from msctx.native.cuda.manifest import KERNELS, Module
 from msctx.shipped import KERNEL_SOURCES
@@ -37,23 +38,15 @@ def library(modules: list[Module], sanitize: bool = False) -> Path:
     commands = [(*language, *(f"-D{m}" for m in module.macros), "-c", str(kernels / module.source)) for module in modules]
     commands.append(("-c", str(HERE / "emulation.cpp")))
 
-    def make(scratch: Path) -> tuple[bytes | None, dict[str, Any]]:
-        def run(words: tuple[str, ...], result: Path) -> bytes:
-            command = (*tool.command, *flags, *words, "-o", str(result))
-            made = compiler.run(children, command, result, cwd=HERE, scratch=scratch)
-            if made.data is None:
-                raise NativeError(f"the emulation cannot be compiled:\n{made.log}")
-            return made.data
-
-        objects = [scratch / f"{number}.o" for number in range(len(commands))]
-        with Children() as children:
-            compiler.side_by_side([partial(run, *each) for each in zip(commands, objects, strict=True)], children)
-            return run(("-shared", *map(str, objects)), scratch / "whole.so"), {}
+    def make() -> tuple[bytes, dict[str, Any]]:
+        with TemporaryDirectory() as scratch, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            objects = [Path(scratch, f"{number}.o") for number in range(len(commands))]
+            for _ in pool.map(lambda words, result: compiled(*tool.command, *flags, *words, result=result), commands, objects):
+                pass
+            return compiled(*tool.command, *flags, "-shared", *objects, result=Path(scratch, "whole.so")), {}
 
     key = digest(hashes({path.name: path.read_bytes() for path in files}), flags, commands, build_spec.machine(), str(tool))
-    found = obtain("emulated", f"{key[:16]}.so", make)
-    assert isinstance(found, Artifact)
-    return found.path
+    return obtain("emulated", f"{key[:16]}.so", make).path
 
 
 def modules(*dtypes: str) -> list[Module]:

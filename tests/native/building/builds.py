@@ -27,8 +27,8 @@ def edit(sources, name, old, new):
 
 
 def leftovers(cache):
-    """What no build leaves: folders in progress and parts of files."""
-    return [path for path in cache.glob("tmp/*") if path.is_dir()] or [*cache.rglob("*.part")]
+    """What no build leaves: parts of files."""
+    return [*cache.rglob("*.part")]
 
 
 GLUE = """

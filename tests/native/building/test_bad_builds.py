@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from builds import ISAS, edit, leftovers, made
+from builds import edit, leftovers, made
 from processes import is_running
 
 from msctx.errors import MsctxError, NativeError
@@ -30,7 +30,7 @@ def test_a_kernel_with_a_mistake(cache, sources):
     text = str(caught.value)
     assert isinstance(caught.value, MsctxError)
     assert isinstance(caught.value, RuntimeError)
-    assert "the compiler ended with exit code 1" in text
+    assert "the compiler failed" in text
     assert "-c common/api.cpp" in text
     assert "error: " in text
     assert f"The sources are in {sources}" in text
@@ -41,4 +41,4 @@ def test_a_kernel_with_a_mistake(cache, sources):
     assert leftovers(cache) == []
     assert [*cache.glob("native/*.so")] == []
     edit(sources, "common/api.cpp", "generic::two()", "generic::one()")
-    assert made(sources).compiled <= ISAS + 1
+    assert not made(sources).cached
