@@ -25,7 +25,7 @@ from msctx.options import Layer, make_layer
 from msctx.options.layers import with_preset
 from msctx.options.precision_rules import ACCELERATE
 from msctx.signals import uninterrupted
-from msctx.switches.sessions import value
+from msctx.switches.parts import of_session
 from msctx.themes.precision import POLICY
 from msctx.themes.session import LOW_PRECISION
 
@@ -101,10 +101,10 @@ class Session(Context):
 
     def _run(self, scope: Scope, function: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
         Ran.count += 1
-        iterations = value("session.iterations_per_loop") or 1
+        iterations = of_session("session.iterations_per_loop") or 1
         with _Turn() as turn:
-            turn.enter_context(self._places.taken(value("session.graph_max_parallel_model_num")))
-            _begin_mode(value("session.graph_run_mode"), scope, turn)
+            turn.enter_context(self._places.taken(of_session("session.graph_max_parallel_model_num")))
+            _begin_mode(of_session("session.graph_run_mode"), scope, turn)
             for _ in range(iterations):
                 with _Turn() as phase:
                     if policies := self._low_precision():
@@ -116,7 +116,7 @@ class Session(Context):
 
     def _low_precision(self) -> dict[str, Any]:
         """The policies of the phase in low precision, while that goes on: once over, it does not come back."""
-        requested = {POLICY[device]: found for device, name in LOW_PRECISION.items() if (found := value(name))}
+        requested = {POLICY[device]: found for device, name in LOW_PRECISION.items() if (found := of_session(name))}
         if self._is_full or not requested:
             return {}
         first, *_ = requested.values()

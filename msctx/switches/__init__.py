@@ -10,13 +10,9 @@ from msctx.switches import (
     denormals,
     environment,
     generators,
-    graph,
-    models,
     native,
-    observation,
-    sessions,
+    parts,
     torch_accelerator,
-    torch_compile_debug,
     torch_compiler,
     torch_core,
     torch_cuda,
@@ -26,7 +22,6 @@ from msctx.switches import (
     torch_mkl,
     torch_npu,
     torch_precision,
-    torch_profiler,
     torchair,
 )
 from msctx.switches.base import Switch
@@ -35,7 +30,6 @@ _ROWS: tuple[tuple[Callable[[], bool] | None, tuple[Switch, ...]], ...] = (
     (None, denormals.SWITCHES),
     (None, torch_core.SWITCHES),
     (None, torch_inductor.SWITCHES),
-    (None, torch_compile_debug.SWITCHES),
     (None, torch_compiler.SWITCHES),
     (None, torch_dynamo.SWITCHES),
     (torch_mkl.is_here, torch_mkl.SWITCHES),
@@ -48,11 +42,7 @@ _ROWS: tuple[tuple[Callable[[], bool] | None, tuple[Switch, ...]], ...] = (
     (None, generators.SWITCHES),
     (None, environment.SWITCHES),
     (None, native.SWITCHES),
-    (None, models.SWITCHES),
-    (None, observation.SWITCHES),
-    (None, graph.SWITCHES),
-    (None, sessions.SWITCHES),
-    (None, torch_profiler.SWITCHES),
+    (None, parts.SWITCHES),
 )
 """Whether the globals exist in this process (``None``: always), and their rows."""
 SWITCHES: Mapping[str, Switch] = MappingProxyType({row.name: row for _, rows in _ROWS for row in rows})

@@ -68,6 +68,16 @@ class Switch:
             self.set(state)
 
 
+def of(name: str, there: Any, **more: Any) -> Switch:
+    """A switch by the methods of *there*: ``read``, ``write`` and, if there are any, ``save``, ``load``, ``holds``, ``blocked``."""
+    if hasattr(there, "save"):
+        more = {"state": (there.save, there.load)} | more
+    for field, method in (("satisfied", "holds"), ("blocked", "blocked")):
+        if hasattr(there, method):
+            more = {field: getattr(there, method)} | more
+    return Switch(name=name, read=there.read, write=there.write, **more)
+
+
 def reading(place: str, unwritten: Any = None, *of: Any) -> Callable[[], Any]:
     """``module:function``, called with *of*, to read or save a switch; *unwritten* while the module is not loaded."""
     module, _, function = place.partition(":")

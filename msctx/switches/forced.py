@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from torch.utils._config_module import _UNSET_SENTINEL
 
 from msctx.errors import SwitchError
 from msctx.imports import when_imported
-from msctx.switches.base import Switch
 from msctx.torch_config import is_threads_own, override, put_override
 
 INDUCTOR = "torch._inductor.config"
@@ -20,12 +18,6 @@ NOTHING, UNSET = object(), _UNSET_SENTINEL
 _waiting: dict[str, Callable[[], None]] = {}
 """Module → what gives up waiting for it to be loaded."""
 _all: dict[str, list[Forced]] = {}
-
-
-def entry_of(module: str, key: str) -> Any:
-    """What a configuration module knows of *key*; None while it is not loaded, and in a version of torch without it."""
-    config = sys.modules.get(module)
-    return config._config.get(key) if config is not None and hasattr(config, "_config") else None
 
 
 class Forced:
@@ -37,17 +29,21 @@ class Forced:
     While the module is not loaded, the value waits for that.
     """
 
+    PLACE = "env_value_force"
+    """The attribute of torch's entry that is written."""
+
     def __init__(self, module: str, key: str, unloaded: Callable[[], Any]) -> None:
         """*unloaded*: what the key will be when the module is loaded."""
         self.module, self.key, self.unloaded = module, key, unloaded
         self.forced: Any = NOTHING
-        self._environment: Any = NOTHING
-        """What the environment forces, where something else is forced in its place."""
+        self._found: Any = NOTHING
+        """What the environment forces, or the default, where something else stands in its place."""
         _all.setdefault(module, []).append(self)
 
     @property
     def entry(self) -> Any:
-        return entry_of(self.module, self.key)
+        """What the module knows of the key; None while it is not loaded, and in a version of torch without it."""
+        return getattr(sys.modules.get(self.module), "_config", {}).get(self.key)
 
     @property
     def own(self) -> Any:
@@ -60,7 +56,7 @@ class Forced:
             return self.unloaded() if forced is NOTHING else forced
         return getattr(sys.modules[self.module], self.key)
 
-    def save(self) -> tuple[Any, Any]:
+    def save(self) -> tuple[Any, ...]:
         return self.forced, self.own
 
     def holds(self, value: Any) -> bool:
@@ -72,7 +68,7 @@ class Forced:
         if self.entry is None and self.module not in _waiting:
             _waiting[self.module] = when_imported(self.module, lambda: _enforce_all(self.module))
 
-    def load(self, state: tuple[Any, Any]) -> None:
+    def load(self, state: tuple[Any, ...]) -> None:
         self.forced, own = state
         self._enforce(own)
         if self.module in _waiting and all(other.forced is NOTHING for other in _all[self.module]):
@@ -85,16 +81,16 @@ class Forced:
         """Have torch, where it is loaded, read what is forced; *own*: this thread's own value is to be this one, too."""
         if (entry := self.entry) is None:
             return
-        config = sys.modules[self.module]
-        own = override(config, self.key) if own is None else UNSET if own is NOTHING else own
+        own = self.own if own is None else UNSET if own is NOTHING else own
         if self.forced is not NOTHING:
-            if self._environment is NOTHING:
-                self._environment = entry.env_value_force
-            entry.env_value_force = self.forced
+            if self._found is NOTHING:
+                self._found = getattr(entry, self.PLACE)
+            setattr(entry, self.PLACE, self.forced)
             self.when_loaded()
-        elif self._environment is not NOTHING:
-            entry.env_value_force, self._environment = self._environment, NOTHING
-        put_override(config, self.key, own)
+        elif self._found is not NOTHING:
+            setattr(entry, self.PLACE, self._found)
+            self._found = NOTHING
+        put_override(sys.modules[self.module], self.key, own)
 
 
 def _enforce_all(module: str) -> None:
@@ -104,57 +100,31 @@ def _enforce_all(module: str) -> None:
             one._enforce()
 
 
-def forced_switch(name: str, value: Forced) -> Switch:
-    return Switch(name=name, read=value.read, write=value.write, state=(value.save, value.load), satisfied=value.holds)
-
-
-class Flag:
-    """A truth value of ``torch._inductor.config`` in every thread, unless ``torch.compile`` is given another.
+class Flag(Forced):
+    """A truth value in every thread, unless ``torch.compile`` is given another.
 
     An assignment to the config module holds for the calling thread alone (trap 7), so the default is written, which all threads
-    read; the thread's own value, too, where it has one. While inductor is not loaded, the environment variable that it reads when
-    it loads stands for it; loading inside the scope is allowed for.
+    read; the thread's own value, too, where it has one.
     """
 
-    def __init__(self, key: str, variable: str, default: str) -> None:
-        self.key, self.variable, self.default = key, variable, default
+    PLACE = "default"
 
-    def read(self) -> bool:
-        if entry_of(INDUCTOR, self.key) is None:
-            return os.environ.get(self.variable, self.default) == "1"
-        return bool(getattr(sys.modules[INDUCTOR], self.key))
+    def holds(self, value: bool) -> bool:
+        return bool(self.read() == value)
 
-    def save(self) -> tuple[str | None, bool | None, Any, threading.Thread]:
-        entry, variable, here = entry_of(INDUCTOR, self.key), os.environ.get(self.variable), threading.current_thread()
-        own = None if entry is None else override(sys.modules[INDUCTOR], self.key)
-        return variable, None if entry is None else entry.default, own, here
+    def save(self) -> tuple[Any, ...]:
+        return self.forced, self.own, threading.current_thread()
 
-    def write(self, on: bool) -> None:
-        self._set_variable("1" if on else "0")
-        if (entry := entry_of(INDUCTOR, self.key)) is not None:
-            config, entry.default = sys.modules[INDUCTOR], on
-            own = override(config, self.key)
-            put_override(config, self.key, on if isinstance(own, bool) else own)
+    def write(self, value: bool) -> None:
+        super().write(value)
+        if isinstance(self.own, bool):
+            put_override(sys.modules[self.module], self.key, value)
 
-    def load(self, state: tuple[str | None, bool | None, Any, threading.Thread]) -> None:
-        variable, default, own, thread = state
-        is_ours = thread is threading.current_thread() or (
-            own is not None and not is_threads_own(sys.modules[INDUCTOR], self.key)
-        )
-        if isinstance(own, bool) and not is_ours and thread.is_alive():
-            raise SwitchError(f"another thread has its own torch._inductor.config.{self.key}: reset it there")
-        self._set_variable(variable)
-        entry = entry_of(INDUCTOR, self.key)
-        if entry is None:
-            return
-        if default is None:  # it was loaded inside the scope: as if it had been loaded before
-            default, own = (self.default if variable is None else variable) == "1", UNSET
-        entry.default = default
-        config = sys.modules[INDUCTOR]
-        put_override(config, self.key, own if is_ours else override(config, self.key))
-
-    def _set_variable(self, value: str | None) -> None:
-        if value is None:
-            os.environ.pop(self.variable, None)
-        else:
-            os.environ[self.variable] = value
+    def load(self, state: tuple[Any, ...]) -> None:
+        forced, own, thread = state
+        is_shared = self.entry is not None and not is_threads_own(sys.modules[self.module], self.key)
+        if not is_shared and thread is not threading.current_thread():
+            if isinstance(own, bool) and thread.is_alive():
+                raise SwitchError(f"another thread has its own {self.module}.{self.key}: reset it there")
+            own = self.own
+        super().load((forced, own))

@@ -9,7 +9,7 @@ from typing import Any
 
 from msctx.errors import MsctxError
 from msctx.native import conv_policy, core, memory, precision_switch
-from msctx.switches import observation
+from msctx.switches import parts
 from msctx.switches.base import Switch
 
 
@@ -57,7 +57,7 @@ def prepare(assignments: Mapping[str, Any]) -> None:
                 load()
 
 
-_NEED_CORE = (*SWITCHES, *(row for row in observation.SWITCHES if row.name in observation.READERS))
+_NEED_CORE = (*SWITCHES, *(row for row in parts.SWITCHES if row.name in parts.READERS))
 LOADS = {
     **{row.name: core.load for row in _NEED_CORE},
     **{f"native.convolution.{p}": at.load for p, at in conv_policy.PLACES.items()},

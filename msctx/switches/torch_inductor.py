@@ -14,8 +14,8 @@ import torch
 
 from msctx.imports import when_imported
 from msctx.inductor_pass import Beside
-from msctx.switches.base import Switch
-from msctx.switches.forced import INDUCTOR, NOTHING, UNSET, Flag, Forced, forced_switch
+from msctx.switches.base import of
+from msctx.switches.forced import INDUCTOR, NOTHING, UNSET, Flag, Forced
 
 
 @cache
@@ -80,11 +80,6 @@ _FORCED: dict[str, Callable[[], Any]] = {
     "torch.inductor._micro_pipeline_tp": lambda: False,
 }
 """Switch → the value that its key has when inductor is loaded."""
-
-
-def _flag(name: str, variable: str, default: str) -> Switch:
-    value = Flag(name.removeprefix("torch.inductor."), variable, default)
-    return Switch(name=name, read=value.read, write=value.write, state=(value.save, value.load), family=name)
 
 
 class _Beside(Forced):
@@ -167,12 +162,9 @@ _BESIDE = {
 }
 
 
-def _beside(name: str, value: _Beside) -> Switch:
-    return Switch(name=name, read=value.read, write=value.write, state=(value.save, value.load), satisfied=value.holds)
-
-
+_KEY = len("torch.inductor.")
 SWITCHES = (
-    *(_flag(name, *variable) for name, variable in _FLAGS.items()),
-    *(forced_switch(n, Forced(INDUCTOR, n.removeprefix("torch.inductor."), unloaded)) for n, unloaded in _FORCED.items()),
-    *(_beside(name, value) for name, value in _BESIDE.items()),
+    *(of(name, Flag(INDUCTOR, name[_KEY:], _variable(*variable)), family=name) for name, variable in _FLAGS.items()),
+    *(of(name, Forced(INDUCTOR, name[_KEY:], unloaded)) for name, unloaded in _FORCED.items()),
+    *(of(name, value) for name, value in _BESIDE.items()),
 )

@@ -1,16 +1,28 @@
-"""Where torch keeps what it compiles, and whether: in every thread, and put back exactly."""
+"""Switches of torch.compile: in every thread, and put back exactly."""
 
 from __future__ import annotations
 
+import logging
 import os
+import subprocess
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
+import pytest
+import torch
+import torch._dynamo.config as dynamo
+import torch._functorch.config as functorch
+import torch._inductor.config as inductor
 import torch.compiler.config as config
+from torch import nn
+from torch._logging._internal import log_registry, log_state
 
 import msctx
 from msctx.graph import cache
+from msctx.options.graph import Compilation
+from msctx.switches import SWITCHES
 from msctx.torch_config import override
 
 
@@ -78,3 +90,112 @@ def test_nothing_is_loaded_for_it(passes: Callable[..., str], tmp_path: Path) ->
         assert config._config["enable_autograd_cache"].env_value_force is not True
         """
     )
+
+
+def loggers() -> dict[str, tuple[int, bool, bool, tuple[int, ...]]]:
+    """Everything torch keeps of its loggers."""
+    names = {*log_registry.get_log_qnames(), *log_registry.get_artifact_log_qnames(), *log_registry.get_child_log_qnames()}
+    found = {name: logging.getLogger(name) for name in names}
+    return {n: (one.level, one.propagate, one.disabled, tuple(map(id, one.handlers))) for n, one in found.items()}
+
+
+@pytest.mark.usefixtures("afresh")
+def test_all_is_set_and_put_back() -> None:
+    before, state = loggers(), (dict(log_state.log_qname_to_level), {*log_state.artifact_names})
+    with msctx.context(debug_level=1):
+        assert (dynamo.verbose, functorch.debug_assert, inductor.trace.provenance_tracking_level) == (True, True, 1)
+        for name in ("torch._dynamo", "torch._functorch.aot_autograd", "torch._functorch._aot_autograd", "torch._inductor"):
+            assert logging.getLogger(name).level == logging.DEBUG
+        with msctx.context(debug_level=0):
+            assert loggers() == before
+            assert not dynamo.verbose
+        assert dynamo.verbose
+    assert (dynamo.verbose, functorch.debug_assert, inductor.trace.provenance_tracking_level) == (False, False, 0)
+    assert loggers() == before
+    assert (dict(log_state.log_qname_to_level), {*log_state.artifact_names}) == state
+
+
+@pytest.mark.usefixtures("afresh")
+def test_what_is_compiled_is_logged_and_only_then(caplog: pytest.LogCaptureFixture) -> None:
+    compiled = torch.compile(lambda x: x.sin() + 1, backend="aot_eager")
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger = logging.getLogger("torch._dynamo")
+    logger.addHandler(handler)
+    try:
+        compiled(torch.ones(2))
+        assert not [record for record in records if record.levelno == logging.DEBUG]
+        with msctx.context(debug_level=1):
+            compiled(torch.ones(2))
+        assert [record for record in records if record.levelno == logging.DEBUG and "convert_frame" in record.pathname]
+        count = len(records)
+        compiled(torch.ones(2))
+        assert len(records) == count
+    finally:
+        logger.removeHandler(handler)
+
+
+def test_what_was_found_comes_back() -> None:
+    for name, value, shown in (
+        ("graph.compilation", Compilation(whole=True), asdict(Compilation(whole=True))),
+        ("graph.modules", True, True),
+        ("torch.dynamo.force_eager", True, True),
+    ):
+        switch = SWITCHES[name]
+        state, before = switch.take(), switch.read()
+        switch.set(value)
+        assert switch.read() == shown
+        assert switch.is_satisfied(value)
+        inner = switch.take()
+        switch.set(type(value)() if isinstance(value, bool) else None)
+        switch.put_back(inner)
+        assert switch.read() == shown
+        switch.put_back(state)
+        assert switch.read() == before
+
+
+def test_a_stance_of_the_program_comes_back() -> None:
+    torch.compiler.set_stance("fail_on_recompile")
+    try:
+        switch = SWITCHES["torch.dynamo.force_eager"]
+        state = switch.take()
+        switch.set(True)
+        switch.put_back(state)
+        assert torch._dynamo.eval_frame._stance.stance == "fail_on_recompile"
+        switch.set(False)
+        assert torch._dynamo.eval_frame._stance.stance == "fail_on_recompile", "false leaves the program's own"
+        switch.put_back(state)
+    finally:
+        torch.compiler.set_stance("default")
+
+
+def test_what_stands_on_the_class_of_modules_comes_back() -> None:
+    switch, own = SWITCHES["graph.modules"], property(lambda module: None)
+    nn.Module._compiled_call_impl = own  # type: ignore[assignment, method-assign]
+    try:
+        state = switch.take()
+        switch.set(True)
+        switch.put_back(state)
+        assert vars(nn.Module)["_compiled_call_impl"] is own
+    finally:
+        nn.Module._compiled_call_impl = None
+
+
+@pytest.mark.full
+def test_pynative_mode_does_not_load_dynamo(run_forked: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    done = run_forked("""
+        import sys, torch, msctx
+        with msctx.context(mode="PYNATIVE_MODE"):
+            assert "torch._dynamo" not in sys.modules
+            f, ran = None, []
+            def backend(graph, inputs):
+                ran.append(1)
+                return graph.forward
+            f = torch.compile(torch.sin, backend=backend)
+            f(torch.ones(1))
+            assert not ran, "eager"
+        f(torch.ones(1))
+        assert ran
+        """)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,150 @@
+"""Switches of msctx's own parts: what observers show, where watched models keep their tensors, how a session runs."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import asdict
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from msctx.graph import report
+from msctx.switches.base import Switch, reading, writing
+
+# --- parts that the first value loads ---------------------------------------------------------------------------------
+
+
+def _part(
+    name: str, place: str, *of: str, unwritten: Any = None, verbs: tuple[str, str] = ("read", "write"), **more: Any
+) -> Switch:
+    """*place*: ``module:`` or ``module:object.`` in front of the functions that are called with *of*."""
+    read, write = (place + verb for verb in verbs)
+    return Switch(name=name, read=reading(read, unwritten, *of), write=writing(write, unwritten, *of), **more)
+
+
+def _slot(name: str, place: str, **more: Any) -> Switch:
+    """*place*: of a :class:`msctx.observers.slots.Slot`."""
+    return _part(name, f"{place}.", state=(reading(f"{place}.save"), writing(f"{place}.load")), **more)
+
+
+_turned = partial(_part, unwritten=False, verbs=("is_on", "turn"), scope="thread")
+
+
+def _no_folder(wanted: Any) -> str:
+    return str(import_module("msctx.graph.files").obstacle(wanted))
+
+
+# --- readers of what the native core collects -------------------------------------------------------------------------
+
+KEPT = 64
+_COLLECTOR = "msctx.observers.collector"
+
+
+def _observer(name: str, place: str, *more: Any) -> Switch:
+    """*place*: ``module:class`` of a reader, made of *more* and its settings."""
+    going_on: dict[Any, Any] = {}  # by their settings: a context that is entered again goes on where it was
+
+    save = reading(f"{_COLLECTOR}:reader", None, name)
+    module, _, kind = place.partition(":")
+
+    def read() -> Any:
+        found = save()
+        return None if found is None else asdict(found.settings)
+
+    def put(found: Any, **how: Any) -> None:
+        if found is not None or _COLLECTOR in sys.modules:
+            import_module(_COLLECTOR).put(name, found, **how)
+
+    def write(settings: Any) -> None:
+        found = None
+        if settings is not None:
+            found = going_on.pop(settings, None) or getattr(import_module(module), kind)(*more, settings)
+        put(found)
+        if found is not None and found.goes_on:
+            going_on[settings] = found
+            while len(going_on) > KEPT:
+                del going_on[next(iter(going_on))]
+
+    return Switch(
+        name=name,
+        read=read,
+        write=write,
+        state=(save, partial(put, resumes=True)),
+        satisfied=lambda wanted: read() == (wanted and asdict(wanted)),
+    )
+
+
+READERS: dict[str, tuple[Any, ...]] = {
+    "observers.dump": ("msctx.observers.dump:DumpReader",),
+    "observers.overflow": ("msctx.observers.overflow:OverflowReader",),
+    "observers.errors": ("msctx.observers.error_dump:ErrorReader",),
+    "observers.recorder": ("msctx.observers.recorder:RecorderReader", lambda: report.of_process().as_dicts()),
+    "observers.watchdog": ("msctx.observers.watchdog:WatchdogReader",),
+    "observers.deterministic_except": ("msctx.observers.deterministic_except:ExceptReader",),
+}
+"""Switch → the class of the reader, and what it takes beside its settings."""
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+class _Session(threading.local):
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+
+_session = _Session()
+
+
+def of_session(name: str) -> Any:
+    """What ``run()`` of a session is to do in this thread; ``None``: nothing is requested."""
+    return _session.values.get(name)
+
+
+def _of_session(name: str) -> Switch:
+    def write(requested: Any) -> None:
+        _session.values[name] = requested
+
+    return Switch(name=name, read=partial(of_session, name), write=write, scope="thread")
+
+
+SWITCHES = (
+    _turned("models.saved_on_host", "msctx.memory.offload:", "activations"),
+    _part("models.parameters", "msctx.memory.parameters:"),
+    _part(
+        "models.copies_of_parameters",
+        "msctx.memory.parameters:",
+        unwritten=False,
+        verbs=("copies", "copy_for_operators"),
+        scope="thread",
+    ),
+    _part("models.weight_format", "msctx.memory.weight_format:"),
+    _part("models.recompute", "msctx.memory.recompute:", unwritten=False),
+    _part("models.gradients_postponed", "msctx.memory.reductions:", "postponed", unwritten=False),
+    _part("models.gradients_bundled", "msctx.memory.reductions:", "bundled", unwritten=False),
+    _part("models.gathered_ahead_forward", "msctx.memory.prefetch:", "forward"),
+    _part("models.gathered_ahead_backward", "msctx.memory.prefetch:", "backward"),
+    *(_observer(name, *reader) for name, reader in READERS.items()),
+    _slot("observers.print_file", "msctx.observers.printing:SLOT"),
+    _slot("observers.replicas", "msctx.observers.replicas:SLOT"),
+    _slot("observers.kernels", "msctx.observers.compile_trace:KERNELS_SLOT"),
+    _slot("observers.fusions", "msctx.observers.compile_trace:FUSIONS_SLOT"),
+    _slot("observers.graph_files", "msctx.graph.files:SLOT", blocked=_no_folder),
+    _part(
+        "observers.class_names",
+        "msctx.observers.modules:",
+        unwritten=True,
+        verbs=("with_classes", "write_with_classes"),
+        scope="thread",
+    ),
+    _turned("observers.check_bprop", "msctx.observers.gradients:NODES."),
+    _turned("observers.check_bprop_values", "msctx.observers.gradients:VALUES."),
+    _part("torch.profiler", "msctx.observers.profiling:SLOT."),
+    _of_session("session.graph_run_mode"),
+    _of_session("session.iterations_per_loop"),
+    _of_session("session.graph_max_parallel_model_num"),
+    _of_session("session.low_precision.cpu"),
+    _of_session("session.low_precision.cuda"),
+    _of_session("session.low_precision.ascend"),
+    _part("torch.dataloader.shared", "msctx.native.shared_batches:", scope="thread"),
+)
