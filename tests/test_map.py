@@ -11,19 +11,20 @@ from importlib import import_module
 from itertools import chain
 from pathlib import Path
 
-import pytest
 from samples import values
 
 import msctx
-from msctx.options import DEVICES, OPTIONS, Settings, make_layer
+from msctx.options import DEVICES, OPTIONS
 from msctx.options.rules import Excludes, Overrides
 from msctx.switches import SWITCHES, Switch, present
-from msctx.themes import THEME_OF, THEMES, Facts, On, translate
+from msctx.themes import THEMES
+from msctx.themes.base import TRANSLATIONS
 from msctx.themes.graph_kernel_flags import FLAGS
 
 TESTS = Path(__file__).resolve().parent
 PACKAGE = TESTS.parent / "msctx"
 MODULES = sorted(PACKAGE.rglob("*.py"))
+THEME_OF = {option.name: theme for theme in THEMES for option in theme.OPTIONS}
 
 
 def dotted(path: Path) -> str:
@@ -34,14 +35,9 @@ def dotted(path: Path) -> str:
 # --- options → themes -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_one_theme_translates_an_option(device: str) -> None:
-    for option in OPTIONS.values():
-        for value in values(option):
-            on = On(device, Settings([make_layer({option.name: value}, "test")]), Facts.only(device))
-            themes = [theme.__name__ for theme in THEMES if option.name in theme.translate(on)]
-            assert len(themes) == (option.name in on.settings and not option.replaced_by), (option.name, themes)
-            assert option.name in translate(on) or option.name not in on.found
+def test_an_option_is_translated_by_its_theme() -> None:
+    translating = {name: function.__module__ for name, function in TRANSLATIONS.items()}
+    assert translating == {name: THEME_OF[name].__name__ for name, option in OPTIONS.items() if not option.replaced_by}
 
 
 def test_every_file_of_themes_is_one() -> None:

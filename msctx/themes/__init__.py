@@ -20,7 +20,7 @@ from msctx.themes import (
     threads,
     tuning,
 )
-from msctx.themes.base import AS_FOUND, Facts, On, Outcome, Outcomes, as_it_is, inert
+from msctx.themes.base import AS_FOUND, TRANSLATIONS, Facts, On, Outcome, as_it_is, inert
 from msctx.themes.convolution import BY_NAME, INVARIANT, NATIVE
 from msctx.themes.memory import POOL, SHOW_FREE
 from msctx.themes.observe import OBSERVERS
@@ -33,16 +33,15 @@ THEMES = (
 for theme in THEMES:
     registry.declare(theme.OPTIONS)
     rules.declare(theme.RULES)
-THEME_OF = {option.name: theme for theme in THEMES for option in theme.OPTIONS}
 NEED_CORE = frozenset(
     (*NATIVE, *PRECISION, *POOL, *TUNING, *OBSERVERS, "matmul_allow_tf32", "experimental_accelerate_train_mode")
 )
 """The options for which the native core may be built and loaded."""
 
 
-def translate(on: On) -> Outcomes:
-    """The outcome of each option that is set for a device."""
-    found: Outcomes = {}
+def translate(on: On) -> dict[str, Outcome | None]:
+    """The outcome of each option that is set for a device; ``None``: the device does not show it."""
+    found: dict[str, Outcome | None] = {}
     for name, setting in on.found.items():
         option = setting.option
         if option.replaced_by:
@@ -52,8 +51,8 @@ def translate(on: On) -> Outcomes:
         elif on.device not in option.devices:
             is_off = not setting.value and option.default is not UNSET
             found[name] = as_it_is() if is_off else inert(f"it has no meaning on {on.device}")
-    for theme in dict.fromkeys(THEME_OF[name] for name in on.settings):
-        found |= theme.translate(on)
+        else:
+            found[name] = TRANSLATIONS[name](on, setting)
     return found
 
 
@@ -64,7 +63,6 @@ __all__ = [
     "NEED_CORE",
     "SHOW_FREE",
     "THEMES",
-    "THEME_OF",
     "Facts",
     "On",
     "Outcome",

@@ -10,7 +10,7 @@ from msctx.options.kinds import AnyText, Choice, Flag, Int, Text, TextFlag
 from msctx.options.option import ASCEND, Option, ascend_option, session_option
 from msctx.options.registry import named
 from msctx.options.rules import OF_INFERENCE, Forbids, Rule, When
-from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, reason, refused
+from msctx.themes.base import On, Outcome, approximated, as_it_is, honoured, inert, reason, refused, translates
 from msctx.themes.common import (
     DUMPS,
     GRAPHS,
@@ -69,21 +69,6 @@ SENT = {*WITH_GRAPHS, *WITH_ENGINE, *DUMPS, "deterministic", "aoe_mode", "work_p
 """The options whose keys the engine gets, from here or, of the last four, from torchair."""
 
 
-def translate(on: On) -> Outcomes:
-    return on.each(
-        {
-            "jit_compile": _jit_compile,
-            "atomic_clean_policy": _atomic_clean_policy,
-            "host_scheduling_max_threshold": _host_scheduling_max_threshold,
-            "ac_parallel_enable": _ac_parallel_enable,
-            "buffer_optimize": _buffer_optimize,
-            "stream_max_parallel_num": _stream_max_parallel_num,
-            "ge_options.global": _of_the_engine,
-            "ge_options.session": _of_a_session,
-        }
-    )
-
-
 JIT_COMPILE = {"true": True, "false": False}
 """Values of jit_compile → of torch_npu's switch; it has none for auto."""
 BY_CHIP = "torch_npu's default for this chip applies to eager operators; it has no `auto`"
@@ -99,6 +84,7 @@ def _in_graphs(on: On, more: dict[str, Any] | None = None, differs: str = "") ->
     return approximated(found, f"{differs}; {GRAPHS}") if differs else honoured(found, GRAPHS)
 
 
+@translates("jit_compile")
 def _jit_compile(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend":
         more = {"torch.npu.jit_compile": JIT_COMPILE.get(setting.value), "graph.compilation": compilation(on)}
@@ -112,6 +98,7 @@ def _jit_compile(on: On, setting: Setting) -> Outcome:
     return honoured({"graph.compilation": compilation(on)}, "" if on.get("mode") == 0 else ALONE)
 
 
+@translates("atomic_clean_policy")
 def _atomic_clean_policy(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend":
         return _in_graphs(on)
@@ -120,6 +107,7 @@ def _atomic_clean_policy(on: On, setting: Setting) -> Outcome:
     return refused(f"{CLEARS_BY_ITSELF}; one block for all of them would be held while the whole graph runs")
 
 
+@translates("host_scheduling_max_threshold")
 def _host_scheduling_max_threshold(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend":
         return _in_graphs(on)
@@ -130,6 +118,7 @@ def _host_scheduling_max_threshold(on: On, setting: Setting) -> Outcome:
     return approximated({}, f"{FROM_THE_HOST}; CUDA graphs that a program requests itself stay as they are")
 
 
+@translates("ac_parallel_enable")
 def _ac_parallel_enable(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend":
         return _in_graphs(on)
@@ -140,6 +129,7 @@ def _ac_parallel_enable(on: On, setting: Setting) -> Outcome:
     return approximated({}, BESIDE)
 
 
+@translates("buffer_optimize")
 def _buffer_optimize(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend":
         return _in_graphs(on)
@@ -155,6 +145,7 @@ def _buffer_optimize(on: On, setting: Setting) -> Outcome:
     return honoured(found, "in code that torch.compile makes")
 
 
+@translates("stream_max_parallel_num")
 def _stream_max_parallel_num(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend":
         return _in_graphs(on)
@@ -162,10 +153,12 @@ def _stream_max_parallel_num(on: On, setting: Setting) -> Outcome:
     return honoured(cause=ONE_QUEUE) if numbers == {1} else refused(ONE_QUEUE, "use streams in the program")
 
 
+@translates("ge_options.global")
 def _of_the_engine(on: On, setting: Setting) -> Outcome:
     return _raw_keys(on, setting, "global", {"torch.npu.engine_options": engine_options(on)}, ONCE)
 
 
+@translates("ge_options.session")
 def _of_a_session(on: On, setting: Setting) -> Outcome:
     return _raw_keys(on, setting, "session", with_graphs(on), "torchair has one session: they go with each graph")
 

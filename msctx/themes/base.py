@@ -87,10 +87,6 @@ class On:
         """Who decides about a switch that all devices share: what is set for an NPU alone does not."""
         return self.at("cpu") if self.device == "ascend" and "cpu" in self.facts.devices else self
 
-    def each(self, translations: Mapping[str, Translation]) -> Outcomes:
-        """The outcomes of those options of a theme that are in force."""
-        return {name: translations[name](self, setting) for name, setting in self.settings.items() if name in translations}
-
 
 V = TypeVar("V")
 
@@ -171,7 +167,18 @@ def _ruled_out(status: str, reason: str) -> Outcome:
 
 Translation = Callable[[On, Setting], Outcome | None]
 """An option on a device → its outcome; ``None``: that device does not show it."""
-Outcomes = dict[str, Outcome | None]
+T = TypeVar("T", bound=Translation)
+TRANSLATIONS: dict[str, Translation] = {}
+
+
+def translates(*options: str) -> Callable[[T], T]:
+    """Of the function that gives the outcomes of these options."""
+
+    def declared(function: T) -> T:
+        TRANSLATIONS.update(dict.fromkeys(options, function))
+        return function
+
+    return declared
 
 
 class _AsFound:

@@ -10,7 +10,7 @@ from msctx.options.compile_cache import CompileCache
 from msctx.options.kinds import Bool, Choice, Path
 from msctx.options.option import Option, session_option
 from msctx.options.rules import TRUE, WITHOUT_LIST, Forbids, Needs, Overrides, Rule, When
-from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, as_it_is, honoured, once
+from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, once, translates
 from msctx.themes.common import LEFT_TO_NPU, with_graphs
 
 # fmt: off
@@ -74,18 +74,6 @@ OF_NPU = {
 LIMITED = f"CANN reads environment variables: {{}}; kernel_cache/op_cache.ini in op_compiler_cache_dir wins; each {STAYS}"
 
 
-def translate(on: On) -> Outcomes:
-    return on.each(
-        {
-            "enable_compile_cache": _graphs,
-            "compile_cache_path": _graphs,
-            "op_compiler_cache_mode": _kernels,
-            "op_compiler_cache_dir": _kernels,
-            "op_compiler_cache_dir.op_cache_ini": _op_cache_ini,
-        }
-    )
-
-
 @once
 def cache(on: On) -> CompileCache | None:
     """What all options of torch's cache come to together; ``None``: torch's own way."""
@@ -129,10 +117,12 @@ def _kept(on: On) -> Outcome:
     return approximated(assignments, LEFT_TO_NPU) if on.device == "ascend" else honoured(assignments)
 
 
+@translates("enable_compile_cache", "compile_cache_path")
 def _graphs(on: On, setting: Setting) -> Outcome:
     return _kept(on)
 
 
+@translates("op_compiler_cache_mode", "op_compiler_cache_dir")
 def _kernels(on: On, setting: Setting) -> Outcome:
     name = setting.option.name
     if on.device == "ascend":
@@ -140,6 +130,7 @@ def _kernels(on: On, setting: Setting) -> Outcome:
     return _kept(on)
 
 
+@translates("op_compiler_cache_dir.op_cache_ini")
 def _op_cache_ini(on: On, setting: Setting) -> Outcome:
     kept = _kept(on)
     if on.device != "ascend" or not setting.content:

@@ -22,7 +22,7 @@ from msctx.options.conv_rules import (
 from msctx.options.kinds import Bool, Choice, Flag, MemoryBetween, Share
 from msctx.options.option import extension, gpu_option, session_option
 from msctx.options.rules import TRUE, Forbids, Overrides, Rule, When
-from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, joined, once, reason, refused
+from msctx.themes.base import On, Outcome, approximated, as_it_is, honoured, inert, joined, once, reason, refused, translates
 from msctx.themes.common import GRAPHS, apart, by_module, kept_in, measured, recorded_in, with_graphs
 from msctx.themes.precision import HIF8, policy
 
@@ -192,18 +192,7 @@ OWN_PATH = "PyTorch's own path, in which cuDNN's heuristic chooses"
 DIRECT_ON_CUDA = "by a kernel of msctx's own, for depthwise convolutions: cuDNN never implemented it"
 
 
-def translate(on: On) -> Outcomes:
-    return on.each(
-        {
-            **dict.fromkeys((*ALGORITHMS,), _algorithm),
-            "conv_algo_rules": _conv_algo_rules,
-            "enable_small_channel": _enable_small_channel,
-            "frozen_weights": _frozen_weights,
-            **dict.fromkeys(("conv_max_error", "matmul_max_error"), _max_error),
-            "conv_workspace_limit": lambda on, setting: detail(on, ability="take a workspace", of=DIRECTIONS),
-            "fallback": _fallback,
-        }
-    )
+translates("conv_workspace_limit")(lambda on, setting: detail(on, ability="take a workspace", of=DIRECTIONS))
 
 
 @once
@@ -334,6 +323,7 @@ def obstacle(on: On) -> str:
     return on.facts.native or (on.facts.cudnn if on.device == "cuda" else "")
 
 
+@translates(*ALGORITHMS)
 def _algorithm(on: On, setting: Setting) -> Outcome:
     if on.device == "cuda" and setting.value == "normal":
         return honoured(assignments_of(on), OWN_PATH)
@@ -361,6 +351,7 @@ def _decides(on: On) -> str:
     return "normal decides" if on.get("batch_invariant") else "the tuning file decides what it knows, normal the rest"
 
 
+@translates("conv_algo_rules")
 def _conv_algo_rules(on: On, setting: Setting) -> Outcome:
     if why := obstacle(on):
         return refused(why)
@@ -380,6 +371,7 @@ def _conv_algo_rules(on: On, setting: Setting) -> Outcome:
     return approximated(assignments, moves) if moves else honoured(assignments)
 
 
+@translates("enable_small_channel")
 def _enable_small_channel(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend":
         return approximated(with_graphs(on), f"{GRAPHS}; eager operators are not affected")
@@ -424,6 +416,7 @@ def _excluded_on_npu(on: On, product: str) -> str:
     return NO_PARTS if on.get("allow_fp32_emulation") is False else ""
 
 
+@translates("frozen_weights")
 def _frozen_weights(on: On, setting: Setting) -> Outcome:
     if not on.facts.native and policy(on) and on.get("precision_mode_v2") not in HIF8:
         return honoured(cause="part of the precision policy: casts of weights")
@@ -432,6 +425,7 @@ def _frozen_weights(on: On, setting: Setting) -> Outcome:
     return detail(on, ", or precision_mode and its family", "keep a form of the weights")
 
 
+@translates("conv_max_error", "matmul_max_error")
 def _max_error(on: On, setting: Setting) -> Outcome:
     directions = (PRODUCT,) if setting.option.name == "matmul_max_error" else DIRECTIONS
     if on.device == "cuda":
@@ -456,6 +450,7 @@ def _may_choose_torch(on: On, mine: Collection[tuple[str, str]]) -> bool:
     return any(name in ("normal", "performance") for _, name in mine) and not any(map(on.get, INVARIANT))
 
 
+@translates("fallback")
 def _fallback(on: On, setting: Setting) -> Outcome:
     outcome = detail(on)
     if outcome.status == "honoured" and all(name in CHOOSING for _, name in requested(on)):

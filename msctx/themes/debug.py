@@ -8,7 +8,7 @@ from msctx.options import DEVICES, Setting
 from msctx.options.kinds import Bool, Choice, Int, Path
 from msctx.options.option import Option, session_option
 from msctx.options.rules import Excludes, Needs, Rule, When
-from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, joined
+from msctx.themes.base import On, Outcome, approximated, as_it_is, honoured, inert, joined, translates
 from msctx.themes.common import ONCE, apart, debug_words, engine_options, kernels, with_graphs
 
 KEEPS_SOURCES = When(
@@ -85,20 +85,7 @@ DIFFERS: dict[str, dict[str, str]] = {
 """Word of op_debug_config → device → what differs."""
 
 
-def translate(on: On) -> Outcomes:
-    return on.each(
-        {
-            "op_debug_config": _op_debug_config,
-            "op_debug_level": _op_debug_level,
-            "debug_dir": _debug_dir,
-            "export_compile_stat": _export_compile_stat,
-            "debug_level": _debug_level,
-            "pynative_synchronize": _pynative_synchronize,
-            "max_call_depth": _max_call_depth,
-        }
-    )
-
-
+@translates("op_debug_config")
 def _op_debug_config(on: On, setting: Setting) -> Outcome:
     words = debug_words(on)
     if not words:
@@ -108,6 +95,7 @@ def _op_debug_config(on: On, setting: Setting) -> Outcome:
     return _debugged(on, words)
 
 
+@translates("op_debug_level")
 def _op_debug_level(on: On, setting: Setting) -> Outcome:
     on_device: dict[str, Any] = {}
     if on.device == "ascend":
@@ -150,6 +138,7 @@ def _debugged(on: On, words: list[str]) -> Outcome:
     return approximated(found, text) if text else honoured(found)
 
 
+@translates("debug_dir")
 def _debug_dir(on: On, setting: Setting) -> Outcome:
     saved = kernels(on, debug_words(on))
     found: dict[str, Any] = {} if saved is None else {"observers.kernels": saved} | apart(on)
@@ -158,6 +147,7 @@ def _debug_dir(on: On, setting: Setting) -> Outcome:
     return honoured(found) if found else as_it_is()
 
 
+@translates("export_compile_stat")
 def _export_compile_stat(on: On, setting: Setting) -> Outcome:
     found: dict[str, Any] = {"observers.fusions": setting.value or None}
     if setting.value:
@@ -176,6 +166,7 @@ TRACED = (
 )
 
 
+@translates("debug_level")
 def _debug_level(on: On, setting: Setting) -> Outcome:
     if not setting.value:
         return as_it_is()
@@ -194,6 +185,7 @@ FRAMES_PER_CALL = 5
 """Python frames that one nested module call takes (``_wrapped_call_impl``, ``_call_impl``, ``inner``, ``forward`` …)."""
 
 
+@translates("pynative_synchronize")
 def _pynative_synchronize(on: On, setting: Setting) -> Outcome:
     """Operators of a CPU are synchronous as it is; anomaly mode lets errors of the backward pass name the forward line.
 
@@ -210,6 +202,7 @@ def _pynative_synchronize(on: On, setting: Setting) -> Outcome:
     return honoured(assignments | device.get(on.device, {}))
 
 
+@translates("max_call_depth")
 def _max_call_depth(on: On, setting: Setting) -> Outcome:
     frames = min(1000 + FRAMES_PER_CALL * setting.value, 2**31 - 1)
     assignments = {"torch.nn.max_call_depth": setting.value, "python.recursion_limit": frames}

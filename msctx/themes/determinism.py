@@ -9,7 +9,7 @@ from msctx.options.kinds import Bool, Int, OnOff, TextList
 from msctx.options.observation import DeterministicExcept
 from msctx.options.option import Option, extension
 from msctx.options.rules import TRUE, Needs, Rule, When, is_set
-from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, reason, refused
+from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, inert, reason, refused, translates
 from msctx.themes.convolution import assignments_of, conv_policy
 
 # fmt: off
@@ -66,22 +66,11 @@ GO_ON = reason("the generators go on after the block", "set seed_scope=True to p
 ALONE = "no process group or launcher numbers the processes: this one counts as rank 0"
 
 
-def translate(on: On) -> Outcomes:
-    return on.each(
-        {
-            "deterministic": _deterministic,
-            "deterministic_warn_only": _detail,
-            "fill_uninitialized_memory": _detail,
-            "deterministic_except": _deterministic_except,
-            "thread_invariant": lambda on, setting: _invariant(on, setting, f"{NEITHER} and the gradients of biases"),
-            "batch_invariant": _batch_invariant,
-            "seed": _seed,
-            "seed_by_rank": _seed_by_rank,
-            "seed_scope": lambda on, setting: honoured({"rng.saved": True} if setting.value else {}),
-        }
-    )
+translates("thread_invariant")(lambda on, setting: _invariant(on, setting, f"{NEITHER} and the gradients of biases"))
+translates("seed_scope")(lambda on, setting: honoured({"rng.saved": True} if setting.value else {}))
 
 
+@translates("deterministic")
 def _deterministic(on: On, setting: Setting) -> Outcome:
     """ON is the whole recipe; OFF takes back what ON sets, and touches nothing else.
 
@@ -115,6 +104,7 @@ def _deterministic(on: On, setting: Setting) -> Outcome:
     return honoured(torch_wide | by_device[on.device], once)
 
 
+@translates("deterministic_warn_only", "fill_uninitialized_memory")
 def _detail(on: On, setting: Setting) -> Outcome:
     if on.get("deterministic") != "ON":
         return inert(A_DETAIL)
@@ -123,6 +113,7 @@ def _detail(on: On, setting: Setting) -> Outcome:
     return honoured(cause="part of deterministic=ON")
 
 
+@translates("deterministic_except")
 def _deterministic_except(on: On, setting: Setting) -> Outcome:
     if on.get("deterministic") != "ON":
         return inert(A_DETAIL)
@@ -135,6 +126,7 @@ def _deterministic_except(on: On, setting: Setting) -> Outcome:
     )
 
 
+@translates("batch_invariant")
 def _batch_invariant(on: On, setting: Setting) -> Outcome:
     if on.device == "cuda" and setting.value:
         return refused("msctx has no matrix products and convolutions for CUDA")
@@ -157,6 +149,7 @@ def _invariant(on: On, setting: Setting, nothing_for: str) -> Outcome:
     return approximated(assignments if on.facts.mkl else assignments | MKL, differs)
 
 
+@translates("seed")
 def _seed(on: On, setting: Setting) -> Outcome:
     value = {"seed": setting.value, "by_rank": True} if on.get("seed_by_rank") else setting.value
     if on.get("seed_scope"):
@@ -164,6 +157,7 @@ def _seed(on: On, setting: Setting) -> Outcome:
     return honoured({"rng.seed": value}, GO_ON)
 
 
+@translates("seed_by_rank")
 def _seed_by_rank(on: On, setting: Setting) -> Outcome:
     """The rank is looked up when the generators are seeded: the plan is the same on all ranks, and in contexts inside."""
     if not setting.value:

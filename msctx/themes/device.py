@@ -6,7 +6,7 @@ from msctx.options import Setting
 from msctx.options.kinds import Bool, Choice, Int
 from msctx.options.option import Option, extension, session_option
 from msctx.options.rules import Overrides, Rule, When, is_set
-from msctx.themes.base import On, Outcome, Outcomes, approximated, honoured, inert
+from msctx.themes.base import On, Outcome, approximated, honoured, inert, translates
 
 # fmt: off
 OPTIONS = (
@@ -42,30 +42,20 @@ CURRENT = {"cuda": "torch.cuda.current_device", "ascend": "torch.npu.current_dev
 """Device → the switch of the thread's current one."""
 
 
-def translate(on: On) -> Outcomes:
-    return on.each(
-        {
-            "device_target": _device_target,
-            "device_id": _device_id,
-            "session_device_id": _device_id,
-            "default_device": _default_device,
-            "use_off_line": _use_off_line,
-        }
-    )
-
-
 def _is_target(on: On) -> bool | None:
     """Whether this device is the target; ``None`` when nobody set one."""
     target = on.get("device_target")
     return None if target is None else WORDS[on.device] == target
 
 
+@translates("device_target")
 def _device_target(on: On, setting: Setting) -> Outcome | None:
     if not _is_target(on):
         return None
     return honoured(cause=f"ctx.device is {'npu' if on.device == 'ascend' else on.device}")
 
 
+@translates("device_id", "session_device_id")
 def _device_id(on: On, setting: Setting) -> Outcome | None:
     """The CPU has one device; on the others the id becomes the current device of the thread."""
     if _is_target(on) is False:
@@ -81,6 +71,7 @@ def _device_id(on: On, setting: Setting) -> Outcome | None:
     return inert("there is one CPU device, the id is ignored as MindSpore does")
 
 
+@translates("default_device")
 def _default_device(on: On, setting: Setting) -> Outcome | None:
     target = "CPU" if on.get("use_off_line") is False else on.get("device_target")
     if not setting.value:
@@ -95,6 +86,7 @@ def _default_device(on: On, setting: Setting) -> Outcome | None:
     return honoured({"torch.default_device": name})
 
 
+@translates("use_off_line")
 def _use_off_line(on: On, setting: Setting) -> Outcome | None:
     """CANN's switch between the device and the host."""
     if setting.value:

@@ -8,7 +8,7 @@ from msctx.options import Setting
 from msctx.options.kinds import Bool, Choice, Int, TextKind
 from msctx.options.option import ascend_option, session_option
 from msctx.options.rules import OF_TRAINING, TRUE, Excludes, Forbids, Rule, When
-from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, joined, refused
+from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, inert, joined, refused, translates
 from msctx.themes.common import LEFT_TO_NPU, SPEED_UP, apart
 
 
@@ -96,24 +96,6 @@ AS_ONE = "inductor moves all collectives alike"
 DETERMINISTIC = "under deterministic=ON inductor leaves the order of collectives as it is"
 
 
-def translate(on: On) -> Outcomes:
-    return on.each(
-        {
-            "parallel_speed_up_json_path": _speed_up,
-            **dict.fromkeys((GRADIENTS, HCOM), _gradients),
-            FEWER_MESSAGES: _fewer_messages,
-            **dict.fromkeys((RECOMPUTE, MATMUL), _reordered),
-            "parallel_speed_up_json_path.enable_opt_shard_comm_opt": _gathered_ahead,
-            "parallel_speed_up_json_path.enable_concat_eliminate_opt": _concatenations,
-            "parallel_speed_up_json_path.compute_communicate_fusion_level": _fused,
-            **dict.fromkeys((*UNSAFE,), _unsafe),
-            "hccl_timeout": _hccl_timeout,
-            "op_wait_timeout": _op_wait_timeout,
-            **dict.fromkeys(("stream_sync_timeout", "event_sync_timeout"), _sync_timeout),
-        }
-    )
-
-
 def _compiled(on: On, setting: Setting, found: dict[str, Any], where: str, differs: str = "") -> Outcome:
     found |= apart(on)
     left = LEFT_TO_NPU if on.device == "ascend" and setting.value else ""
@@ -121,10 +103,12 @@ def _compiled(on: On, setting: Setting, found: dict[str, Any], where: str, diffe
     return approximated(found, f"{where}; {differs}") if differs else honoured(found, where)
 
 
+@translates("parallel_speed_up_json_path")
 def _speed_up(on: On, setting: Setting) -> Outcome:
     return honoured(cause="its keys are options of their own") if setting.value else as_it_is()
 
 
+@translates(GRADIENTS, HCOM)
 def _gradients(on: On, setting: Setting) -> Outcome:
     """Both are one notion: where one of them is False, gradients are reduced after the backward pass."""
     postponing = [name for name in (GRADIENTS, HCOM) if on.get(name) is False]
@@ -133,6 +117,7 @@ def _gradients(on: On, setting: Setting) -> Outcome:
     return honoured({"models.gradients_postponed": bool(postponing)}, f"{DDP}; {ALONE}")
 
 
+@translates(FEWER_MESSAGES)
 def _fewer_messages(on: On, setting: Setting) -> Outcome:
     which = "all" if setting.value else "none"
     found = {
@@ -144,6 +129,7 @@ def _fewer_messages(on: On, setting: Setting) -> Outcome:
     return _compiled(on, setting, found, f"{DDP}; {IN_CODE}; {ALONE}")
 
 
+@translates(RECOMPUTE, MATMUL)
 def _reordered(on: On, setting: Setting) -> Outcome:
     deterministic = on.get("deterministic") == "ON"
     moves = bool(on.get(RECOMPUTE) or on.get(MATMUL)) and not deterministic
@@ -165,15 +151,18 @@ def _reordered(on: On, setting: Setting) -> Outcome:
     return _compiled(on, setting, found, f"{where}; {ALONE}", differs)
 
 
+@translates("parallel_speed_up_json_path.enable_opt_shard_comm_opt")
 def _gathered_ahead(on: On, setting: Setting) -> Outcome:
     return honoured({"models.gathered_ahead_forward": setting.value}, f"{FSDP}; {ALONE}")
 
 
+@translates("parallel_speed_up_json_path.enable_concat_eliminate_opt")
 def _concatenations(on: On, setting: Setting) -> Outcome:
     own = "code that torch.compile makes" + ("" if setting.value else "; patterns that inductor replaces unasked are left on")
     return _compiled(on, setting, {"torch.inductor.removes_concatenations": setting.value}, own)
 
 
+@translates("parallel_speed_up_json_path.compute_communicate_fusion_level")
 def _fused(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend":
         return (
@@ -200,6 +189,7 @@ UNSAFE = {
 }
 
 
+@translates(*UNSAFE)
 def _unsafe(on: On, setting: Setting) -> Outcome:
     """What would change the numbers."""
     return refused(*UNSAFE[setting.option.name]) if setting.value else as_it_is()
@@ -224,6 +214,7 @@ WATCHDOG = (
 )
 
 
+@translates("hccl_timeout")
 def _hccl_timeout(on: On, setting: Setting) -> Outcome:
     """Of the process groups, and of those that are made inside the block; 0 is as long as the back ends can count."""
     has_hccl = on.device == "ascend" or "ascend" in on.facts.devices
@@ -235,6 +226,7 @@ def _hccl_timeout(on: On, setting: Setting) -> Outcome:
     return approximated(assignments, BY_GLOO if on.device == "cpu" else BY_NCCL)
 
 
+@translates("op_wait_timeout")
 def _op_wait_timeout(on: On, setting: Setting) -> Outcome:
     if on.device != "ascend":
         return refused(NO_STREAMS) if on.device == "cpu" else _of_events(on, setting)
@@ -244,6 +236,7 @@ def _op_wait_timeout(on: On, setting: Setting) -> Outcome:
     )
 
 
+@translates("stream_sync_timeout", "event_sync_timeout")
 def _sync_timeout(on: On, setting: Setting) -> Outcome:
     if on.device == "cpu":
         return as_it_is(NO_STREAMS) if setting.value < 0 else refused(NO_STREAMS)

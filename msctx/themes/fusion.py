@@ -11,7 +11,7 @@ from msctx.options.kinds import Bool, Path, TextKind
 from msctx.options.option import Option, session_option
 from msctx.options.rules import NOT_MEASURED, Forbids, Rule, When
 from msctx.themes import graph_kernel_flags
-from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, by_entry, honoured, inert, refused
+from msctx.themes.base import On, Outcome, approximated, as_it_is, by_entry, honoured, inert, refused, translates
 from msctx.themes.common import GRAPHS, ONCE, engine_options
 from msctx.themes.graph import FROZEN, LEVEL, compiled, fused, hides, ready_made
 from msctx.themes.graph_kernel_flags import BY_NAME, DUMP, DUMPS, FLAGS, GROUP
@@ -60,18 +60,7 @@ AGGRESSIVE = "kernels that share no data are combined, too, which may be slower"
 KEEP_CONVOLUTIONS = "the requested algorithm wins: with {} inductor would compute convolutions and products without it"
 
 
-def translate(on: On) -> Outcomes:
-    return on.each(
-        {
-            "graph_kernel_flags": _graph_kernel_flags,
-            LEVEL: _opt_level,
-            **dict.fromkeys((*(f"{GROUP}.{flag.name}" for flag in FLAGS if f"{GROUP}.{flag.name}" != LEVEL),), _flag),
-            "fusion_switch_file": _fusion_switch_file,
-            "disable_format_transform": _disable_format_transform,
-            "enable_scope_fusion_passes": lambda on, setting: compiled(on),
-            "frozen_variable": _frozen_variable,
-        }
-    )
+translates("enable_scope_fusion_passes")(lambda on, setting: compiled(on))
 
 
 def _is_off(on: On) -> bool:
@@ -83,18 +72,21 @@ def _not_fused(on: On) -> str:
     return f"nothing is fused: {name}={on.get(name)!r}"
 
 
+@translates("graph_kernel_flags")
 def _graph_kernel_flags(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend":
         return honoured(cause="its flags are options of their own")
     return compiled(on) if setting.value.strip() else as_it_is()
 
 
+@translates(LEVEL)
 def _opt_level(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend" and setting.value > 1:
         return compiled(on, differs=f"as 1: {BY_CANN}")
     return compiled(on, AGGRESSIVE if setting.value == 3 else "")
 
 
+@translates(*(f"{GROUP}.{flag.name}" for flag in FLAGS if f"{GROUP}.{flag.name}" != LEVEL))
 def _flag(on: On, setting: Setting) -> Outcome:
     row = BY_NAME[setting.option.name.removeprefix(f"{GROUP}.")]
     if on.device == "ascend":
@@ -113,6 +105,7 @@ def _flag(on: On, setting: Setting) -> Outcome:
     return compiled(on, differs=AS_TEXT if on.device == "ascend" else "")
 
 
+@translates("fusion_switch_file")
 def _fusion_switch_file(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend":
         return honoured({"torch.npu.engine_options": engine_options(on)}, f"{GRAPHS}; {ONCE}")
@@ -131,6 +124,7 @@ def _idle_pass(on: On, name: str, state: str) -> str:
     return f"{name}: {KEEP_CONVOLUTIONS.format('it')}" if state == "on" and hides(on, name) else ""
 
 
+@translates("frozen_variable")
 def _frozen_variable(on: On, setting: Setting) -> Outcome:
     if not setting.value:
         return as_it_is()
@@ -147,6 +141,7 @@ def _frozen_variable(on: On, setting: Setting) -> Outcome:
     )
 
 
+@translates("disable_format_transform")
 def _disable_format_transform(on: On, setting: Setting) -> Outcome:
     """Inductor is what moves models between memory formats here; on a CPU, and for half precision on CUDA, it wants channels_last."""
     differs = (

@@ -16,7 +16,7 @@ from msctx.options.kinds import Bool, Choice, Flag, Path
 from msctx.options.observation import GraphFiles
 from msctx.options.option import Option, session_option
 from msctx.options.rules import OF_INFERENCE, TRUE, Excludes, Forbids, Needs, Overrides, Rule, When, is_above_one
-from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, joined, once
+from msctx.themes.base import On, Outcome, approximated, as_it_is, honoured, joined, once, translates
 from msctx.themes.cache import cache
 from msctx.themes.common import apart, search
 from msctx.themes.convolution import POLICY, conv_policy, only_records, requested_of
@@ -135,32 +135,7 @@ LEVEL = "graph_kernel_flags.opt_level"
 TUNED, FROZEN, AS_PRODUCT = f"{GROUP}.online_tuning", "frozen_variable", "ConvToFullyConnectionFusionPass"
 
 
-def translate(on: On) -> Outcomes:
-    return on.each(
-        {
-            "mode": _mode,
-            "precompile_only": _precompile_only,
-            "jit_syntax_level": _jit_syntax_level,
-            **dict.fromkeys(("input_shape", "dynamic_dims", "dynamic_inputs_shape_range"), _given_shapes),
-            **dict.fromkeys(
-                (
-                    "enable_graph_kernel",
-                    "compile_dynamic_mode",
-                    "dynamic_input",
-                    "dynamic_graph_execute_mode",
-                    "in_out_pair",
-                    "in_out_pair_flag",
-                ),
-                _others,
-            ),
-            "dynamic_node_type": _dynamic_node_type,
-            "grad_for_scalar": _grad_for_scalar,
-            "support_binary": _support_binary,
-            "mix_compile_mode": _mix_compile_mode,
-            **dict.fromkeys(("save_graphs", "save_graphs_path"), _saving),
-            "reserve_class_name_in_scope": lambda on, setting: honoured({"observers.class_names": setting.value}),
-        }
-    )
+translates("reserve_class_name_in_scope")(lambda on, setting: honoured({"observers.class_names": setting.value}))
 
 
 @once
@@ -272,6 +247,7 @@ def compiled(on: On, cause: str = "", differs: str = "", more: dict[str, Any] | 
     return honoured(found, joined(cause, alone))
 
 
+@translates("mode")
 def _mode(on: On, setting: Setting) -> Outcome:
     eager = setting.value != 0
     found = {"graph.compilation": compilation(on), "graph.modules": not eager, "torch.dynamo.force_eager": eager}
@@ -280,6 +256,7 @@ def _mode(on: On, setting: Setting) -> Outcome:
     return honoured(found, BY_TORCHAIR if on.device == "ascend" and not eager else "")
 
 
+@translates("precompile_only")
 def _precompile_only(on: On, setting: Setting) -> Outcome:
     outcome = compiled(on)
     if on.device == "ascend" and setting.value:
@@ -287,6 +264,7 @@ def _precompile_only(on: On, setting: Setting) -> Outcome:
     return outcome
 
 
+@translates("jit_syntax_level")
 def _jit_syntax_level(on: On, setting: Setting) -> Outcome:
     outcome = compiled(on)
     if on.device == "ascend" and setting.value != STRICT:
@@ -296,14 +274,24 @@ def _jit_syntax_level(on: On, setting: Setting) -> Outcome:
     return outcome
 
 
+@translates("input_shape", "dynamic_dims", "dynamic_inputs_shape_range")
 def _given_shapes(on: On, setting: Setting) -> Outcome:
     return compiled(on, OF_MODELS if on.get("mode") == 0 else "")
 
 
+@translates(
+    "enable_graph_kernel",
+    "compile_dynamic_mode",
+    "dynamic_input",
+    "dynamic_graph_execute_mode",
+    "in_out_pair",
+    "in_out_pair_flag",
+)
 def _others(on: On, setting: Setting) -> Outcome:
     return compiled(on)
 
 
+@translates("dynamic_node_type")
 def _dynamic_node_type(on: On, setting: Setting) -> Outcome:
     outcome = compiled(on)
     if setting.value == 0 and outcome.status == "honoured":
@@ -313,12 +301,14 @@ def _dynamic_node_type(on: On, setting: Setting) -> Outcome:
     return outcome
 
 
+@translates("grad_for_scalar")
 def _grad_for_scalar(on: On, setting: Setting) -> Outcome:
     return honoured(
         {"graph.grad_for_scalar": setting.value}, "in the functions that msctx.grad and msctx.value_and_grad return"
     )
 
 
+@translates("support_binary")
 def _support_binary(on: On, setting: Setting) -> Outcome:
     if not setting.value:
         return as_it_is()
@@ -329,6 +319,7 @@ def _support_binary(on: On, setting: Setting) -> Outcome:
     )
 
 
+@translates("mix_compile_mode")
 def _mix_compile_mode(on: On, setting: Setting) -> Outcome:
     """PyTorch computes so as it is."""
     if setting.value and on.get("mode") != 0:
@@ -348,6 +339,7 @@ def graph_files(on: On) -> GraphFiles | None:
     return GraphFiles(level, on.get("save_graphs_path", ".")) if level else None
 
 
+@translates("save_graphs", "save_graphs_path")
 def _saving(on: On, setting: Setting) -> Outcome:
     files = graph_files(on)
     if files is None:

@@ -11,7 +11,7 @@ from msctx.options.kinds import Bool, Choice, Memory, MemoryBetween, OnOff, Size
 from msctx.options.option import SESSION, Option, session_option
 from msctx.options.rules import TRUE, Excludes, Needs, Overrides, Rule, When, is_above_one
 from msctx.tables import in_words
-from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, joined, refused
+from msctx.themes.base import On, Outcome, approximated, as_it_is, honoured, inert, joined, refused, translates
 from msctx.themes.graph import compilation
 
 GB = 2**30
@@ -114,22 +114,6 @@ PART_OF_CAP = 8
 MIB = 1 << 20
 
 
-def translate(on: On) -> Outcomes:
-    return on.each(
-        {
-            "max_device_memory": _max_device_memory,
-            **dict.fromkeys(
-                ("mempool_block_size", "env_config_path.sys.mem_reuse", "memory_optimize_level", "static_memory_policy"),
-                _pool_policy,
-            ),
-            "memory_offload": _memory_offload,
-            "variable_placement": _variable_placement,
-            "external_weight": _external_weight,
-            "variable_format_optimize": _variable_format_optimize,
-        }
-    )
-
-
 def is_for_host(on: On) -> bool:
     """Whether an option of device memory means the host's: the CPU is the device.
 
@@ -144,6 +128,7 @@ def pool(on: On) -> dict[str, Any]:
     return {"native.memory_pool": most if reuses(on) else 0}
 
 
+@translates("max_device_memory")
 def _max_device_memory(on: On, setting: Setting) -> Outcome | None:
     """The tightest of the caps in force, outer scopes' included, goes to the caching allocator; on a CPU each of them counts."""
     settings = on.source.all(setting.option.name, on.device)
@@ -170,6 +155,7 @@ def arithmetic(caps: list[list[Any]], is_free: int = 0) -> str:
     return f"{in_words(least)}: least of {', '.join(parts)}" if len(parts) > 1 else ""
 
 
+@translates("mempool_block_size", "env_config_path.sys.mem_reuse", "memory_optimize_level", "static_memory_policy")
 def _pool_policy(on: On, setting: Setting) -> Outcome | None:
     if on.device != "cpu":
         return on_accelerator(on, setting)
@@ -290,6 +276,7 @@ WATCHED = "parameters of the models that ctx.watch names"
 COPIED = "copied to the device by each operator that needs them"
 
 
+@translates("memory_offload")
 def _memory_offload(on: On, setting: Setting) -> Outcome | None:
     is_on = setting.value == "ON"
     if on.device != "cpu":
@@ -310,6 +297,7 @@ def placement(on: On) -> dict[str, Any]:
     return found if on.device == "cpu" else found | {"models.copies_of_parameters": place is not None}
 
 
+@translates("variable_placement")
 def _variable_placement(on: On, setting: Setting) -> Outcome:
     if on.device == "cpu":
         return honoured(cause="the memory of the device is host memory: the two are one place")
@@ -318,11 +306,13 @@ def _variable_placement(on: On, setting: Setting) -> Outcome:
     return honoured(placement(on), joined(WATCHED, COPIED if setting.value == "Host" else ""))
 
 
+@translates("external_weight")
 def _external_weight(on: On, setting: Setting) -> Outcome:
     how = "mapped from files named by their content; equal ones share memory until one is written to"
     return honoured(placement(on), joined(f"{WATCHED}: {how}", "" if on.device == "cpu" else COPIED))
 
 
+@translates("variable_format_optimize")
 def _variable_format_optimize(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend":
         return approximated({"torch.npu.allow_internal_format": setting.value}, PRIVATE)

@@ -13,7 +13,7 @@ from msctx.options.kinds import Bool, Choice, Int, Path, Text, TextFlag
 from msctx.options.observation import Dump, ErrorDump, Overflow, Recorder, Watchdog
 from msctx.options.option import SESSION, Option, ascend_option, extension, session_option
 from msctx.options.rules import TRUE, Excludes, Forbids, Needs, Overrides, Rule, When
-from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, as_it_is, honoured, joined, refused
+from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, joined, refused, translates
 from msctx.themes.common import LEFT_TO_NPU, apart, with_graphs
 
 DUMPS_BY_FILE = When(
@@ -177,28 +177,10 @@ OF_GRAPHS = (
 COPIED = "each tensor is copied to the host, which waits for the device; not for code that a CUDA graph captures"
 
 
-def translate(on: On) -> Outcomes:
-    return on.each(
-        {
-            **dict.fromkeys(
-                ("session.enable_dump", "dump_step", "dump_mode", "dump_data", "dump_layer", "dump_format"), _dumping
-            ),
-            **dict.fromkeys(("enable_dump_debug", "dump_debug_mode"), _overflowing),
-            "dump_path": _dump_path,
-            "dump_config": _dump_config,
-            "quant_dumpable": _quant_dumpable,
-            **dict.fromkeys(("enable_exception_dump", "exception_dump"), _enable_exception_dump),
-            "env_config_path": lambda on, setting: honoured(cause="its keys are options of their own"),
-            **dict.fromkeys(("env_config_path.rdr.enable", "env_config_path.rdr.mode", "env_config_path.rdr.path"), _recording),
-            **dict.fromkeys(("op_timeout", "op_execute_timeout"), _op_timeout),
-            "print_file_path": lambda on, setting: honoured({"observers.print_file": setting.value}),
-            "replica_check": lambda on, setting: honoured({"observers.replicas": setting.value or None}),
-            "check_bprop": lambda on, setting: _checks({"observers.check_bprop": setting.value}),
-            "check_bprop_values": _check_bprop_values,
-            "profiling_mode": _profiling_mode,
-            "profiling_options": _profiling_options,
-        }
-    )
+translates("env_config_path")(lambda on, setting: honoured(cause="its keys are options of their own"))
+translates("print_file_path")(lambda on, setting: honoured({"observers.print_file": setting.value}))
+translates("replica_check")(lambda on, setting: honoured({"observers.replicas": setting.value or None}))
+translates("check_bprop")(lambda on, setting: _checks({"observers.check_bprop": setting.value}))
 
 
 def dump(on: On) -> Dump | None:
@@ -236,6 +218,7 @@ def _seen(on: On, assignments: dict[str, Any], *, reads: bool = True) -> Outcome
     return approximated(assignments, f"{UNSEEN}; {COPIED}" if reads and on.device != "cpu" else UNSEEN)
 
 
+@translates("session.enable_dump", "dump_step", "dump_mode", "dump_data", "dump_layer", "dump_format")
 def _dumping(on: On, setting: Setting) -> Outcome:
     found = dump(on)
     if found is None and setting.option.name == "dump_format" and (of_file := on.settings.get("dump_config")) is not None:
@@ -243,11 +226,13 @@ def _dumping(on: On, setting: Setting) -> Outcome:
     return honoured({"observers.dump": None}) if found is None else _dumped(on, {"observers.dump": found})
 
 
+@translates("enable_dump_debug", "dump_debug_mode")
 def _overflowing(on: On, setting: Setting) -> Outcome:
     found = overflow(on)
     return honoured({"observers.overflow": None}) if found is None else _seen(on, {"observers.overflow": found})
 
 
+@translates("dump_path")
 def _dump_path(on: On, setting: Setting) -> Outcome:
     both = {"observers.dump": dump(on), "observers.overflow": overflow(on)}
     return _dumped(on, both) if any(both.values()) else as_it_is()
@@ -272,6 +257,7 @@ STATISTICS = ("max", "min", "l2norm")
 """MindSpore's, where its file names none."""
 
 
+@translates("dump_config")
 def _dump_config(on: On, setting: Setting) -> Outcome:
     """op_debug_mode: 0 dumps, 3 looks for overflow, 4 keeps what goes into an operator that raises."""
     content = setting.content or {}
@@ -313,12 +299,14 @@ def _dump_config(on: On, setting: Setting) -> Outcome:
     return replace(outcome, reason=joined(outcome.reason, *left))
 
 
+@translates("quant_dumpable")
 def _quant_dumpable(on: On, setting: Setting) -> Outcome:
     is_on = setting.value == "1"
     found = {"torch.inductor.marks_quantized_inputs": is_on} | apart(on)
     return approximated(found, LEFT_TO_NPU) if on.device == "ascend" and is_on else honoured(found)
 
 
+@translates("enable_exception_dump", "exception_dump")
 def _enable_exception_dump(on: On, setting: Setting) -> Outcome:
     """Both are one notion."""
     level = int(setting.value)
@@ -330,6 +318,7 @@ def _enable_exception_dump(on: On, setting: Setting) -> Outcome:
     return replace(outcome, reason=joined(outcome.reason, *more))
 
 
+@translates("env_config_path.rdr.enable", "env_config_path.rdr.mode", "env_config_path.rdr.path")
 def _recording(on: On, setting: Setting) -> Outcome:
     if not on.get("env_config_path.rdr.enable"):
         return honoured({"observers.recorder": None})
@@ -341,6 +330,7 @@ def _recording(on: On, setting: Setting) -> Outcome:
     return _seen(on, {"observers.recorder": Recorder(path=path, mode=mode)}, reads=False)
 
 
+@translates("op_timeout", "op_execute_timeout")
 def _op_timeout(on: On, setting: Setting) -> Outcome:
     """Both are one notion, and there is one watchdog: the shortest one of all devices that are here counts."""
     devices = {*on.facts.devices, on.device}
@@ -364,6 +354,7 @@ def _op_timeout(on: On, setting: Setting) -> Outcome:
 ROUNDED_OFF = "torch_npu casts to float64 give float32, in which small differences are rounded off"
 
 
+@translates("check_bprop_values")
 def _check_bprop_values(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend":
         return refused(ROUNDED_OFF) if setting.value else as_it_is()
@@ -387,6 +378,7 @@ OPERATORS = "without task_trace the trace has operators, too; the table is not w
 NO_COUNTERS = "aic_metrics is left out: it chooses counters of an NPU's cores"
 
 
+@translates("profiling_mode")
 def _profiling_mode(on: On, setting: Setting) -> Outcome:
     if not setting.value:
         return honoured({"torch.profiler": None})
@@ -394,6 +386,7 @@ def _profiling_mode(on: On, setting: Setting) -> Outcome:
     return approximated(assignments, f"{RECORDED}; {ON_HOST}") if on.device == "ascend" else honoured(assignments, RECORDED)
 
 
+@translates("profiling_options")
 def _profiling_options(on: On, setting: Setting) -> Outcome:
     part, requested = "part of profiling_mode=True", setting.content or {}
     left = [NO_COUNTERS] * ("aic_metrics" in requested)

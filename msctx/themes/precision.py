@@ -12,7 +12,7 @@ from msctx.options.operators import Operators
 from msctx.options.option import ASCEND, ATC, UNSET, Option, session_option
 from msctx.options.precision_rules import ACCELERATE, CHOOSABLE, INDEXED, OF_CANN, PRECISION, colour_of, mode_of, text_of
 from msctx.options.rules import Excludes, Forbids, Needs, Overrides, Rule, When
-from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, by_entry, honoured, inert, joined, refused
+from msctx.themes.base import STAYS, On, Outcome, approximated, by_entry, honoured, inert, joined, refused, translates
 from msctx.themes.common import PINNED
 
 MIXED = (
@@ -148,19 +148,6 @@ LIST_STAYS = f"torch_npu's list {STAYS}: CANN has no word for an empty one"
 POLICY = {"cpu": "native.precision.cpu", "cuda": "native.precision.cuda", "ascend": "native.precision.ascend"}
 
 
-def translate(on: On) -> Outcomes:
-    return on.each(
-        {
-            **dict.fromkeys(("precision_mode", "precision_mode_v2"), _precision_mode),
-            "modify_mixlist": _modify_mixlist,
-            "customize_dtypes": _customize_dtypes,
-            "op_precision_mode": _op_precision_mode,
-            **dict.fromkeys(("op_select_implmode", "optypelist_for_implmode", "atc.builtin_impl_mode_ini"), _implementation),
-            "enable_reduce_precision": _enable_reduce_precision,
-        }
-    )
-
-
 def lowered(on: On, speed: str) -> str:
     """The policy of the phase in which experimental_accelerate_train_mode takes the place of precision_mode."""
     return str(policy(on, speed)[POLICY[on.device]])
@@ -205,6 +192,7 @@ def _is_torch_npus(requested: dict[str, Any], name: str) -> bool:
     return name in requested and is_value and all(t.strip() in operators.CANN for t in types.split(",") if t)
 
 
+@translates("precision_mode", "precision_mode_v2")
 def _precision_mode(on: On, setting: Setting) -> Outcome:
     if setting.value in HIF8:
         return refused("torch has no dtype HiFloat8")
@@ -236,6 +224,7 @@ def _kept(on: On) -> Outcome:
     return approximated(policy(on), REFUSES.format("products and convolutions"), fix)
 
 
+@translates("modify_mixlist")
 def _modify_mixlist(on: On, setting: Setting) -> Outcome:
     if on.facts.native:
         return refused(on.facts.native)
@@ -251,6 +240,7 @@ def _modify_mixlist(on: On, setting: Setting) -> Outcome:
     return by_entry(entries, _with(on, shared))
 
 
+@translates("customize_dtypes")
 def _customize_dtypes(on: On, setting: Setting) -> Outcome:
     if on.facts.native:
         return refused(on.facts.native)
@@ -270,6 +260,7 @@ def _customize_dtypes(on: On, setting: Setting) -> Outcome:
     return by_entry(entries, _with(on, reasons))
 
 
+@translates("op_precision_mode")
 def _op_precision_mode(on: On, setting: Setting) -> Outcome:
     if on.facts.native:
         return refused(on.facts.native)
@@ -282,6 +273,7 @@ def _op_precision_mode(on: On, setting: Setting) -> Outcome:
     return by_entry(entries, _with(on, reasons))
 
 
+@translates("op_select_implmode", "optypelist_for_implmode", "atc.builtin_impl_mode_ini")
 def _implementation(on: On, setting: Setting) -> Outcome:
     if setting.value == NO_CHOICE:
         return inert("it lists what can be chosen, and chooses nothing")
@@ -297,6 +289,7 @@ def _implementation(on: On, setting: Setting) -> Outcome:
     return outcome
 
 
+@translates("enable_reduce_precision")
 def _enable_reduce_precision(on: On, setting: Setting) -> Outcome:
     if not setting.value:
         return honoured(cause="torch itself raises for a dtype that an operator has no kernel for")

@@ -10,7 +10,7 @@ from msctx.options.conv_rules import DIRECTIONS, PRODUCT, PRODUCTS, RulesKind, r
 from msctx.options.kinds import Bool, Choice
 from msctx.options.option import DEVICES, ascend_option, extension, gpu_option
 from msctx.options.rules import Rule
-from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, joined, reason, refused
+from msctx.themes.base import On, Outcome, approximated, as_it_is, honoured, inert, joined, reason, refused, translates
 from msctx.themes.common import DIGITS, with_graphs
 from msctx.themes.convolution import (
     ALGORITHMS,
@@ -127,18 +127,7 @@ BESIDE_CONVOLUTIONS = (
 )
 
 
-def translate(on: On) -> Outcomes:
-    return on.each(
-        {
-            **dict.fromkeys(("matmul_algo", "matmul_algo_rules"), _products),
-            "matmul_allow_tf32": _matmul_allow_tf32,
-            "conv_allow_tf32": _conv_allow_tf32,
-            "allow_fp32_emulation": _allow_fp32_emulation,
-            **dict.fromkeys(("matmul_allow_hf32", "conv_allow_hf32"), _allow_hf32),
-        }
-    )
-
-
+@translates("matmul_algo", "matmul_algo_rules")
 def _products(on: On, setting: Setting) -> Outcome:
     if on.device == "cuda":
         return _by_cublas(on, setting)
@@ -219,6 +208,7 @@ NO_PARTS = "overridden by allow_fp32_emulation=False, which requests products in
 NO_ROUNDING = "torch's own convolutions do not round to TF32 on a CPU"
 
 
+@translates("matmul_allow_tf32")
 def _matmul_allow_tf32(on: On, setting: Setting) -> Outcome:
     if on.device == "cuda":
         return _tf32_by_cublas(on, setting)
@@ -243,6 +233,7 @@ def _tf32_by_cublas(on: On, setting: Setting) -> Outcome:
     return honoured(found, "" if setting.value else exact)
 
 
+@translates("conv_allow_tf32")
 def _conv_allow_tf32(on: On, setting: Setting) -> Outcome:
     if on.device == "cuda":
         if setting.value and on.get("allow_fp32_emulation") is False:
@@ -270,6 +261,7 @@ def _limited(on: On, outcome: Outcome, option: str, least: float) -> Outcome:
     return outcome
 
 
+@translates("allow_fp32_emulation")
 def _allow_fp32_emulation(on: On, setting: Setting) -> Outcome:
     if on.device == "cuda":
         return _by_flags(on, setting)
@@ -295,6 +287,7 @@ def _by_flags(on: On, setting: Setting) -> Outcome:
     return approximated(given, without) if without else honoured(given, f"holds for {' and '.join(holds_for)}")
 
 
+@translates("matmul_allow_hf32", "conv_allow_hf32")
 def _allow_hf32(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend":
         found = {HF32[setting.option.name]: setting.value} | with_graphs(on)

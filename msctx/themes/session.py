@@ -7,7 +7,7 @@ from msctx.options.grammars import AccelerateTrainMode, DeviceList
 from msctx.options.kinds import Bool, Flag, Int
 from msctx.options.option import extension, session_option
 from msctx.options.rules import OF_TRAINING, Forbids, Needs, Rule, When, is_above_one, is_set
-from msctx.themes.base import On, Outcome, Outcomes, approximated, as_it_is, honoured, refused
+from msctx.themes.base import On, Outcome, approximated, as_it_is, honoured, refused, translates
 from msctx.themes.common import GRAPHS, with_graphs
 from msctx.themes.precision import PRECISION_MODES, PRECISION_MODES_V2, lowered
 
@@ -90,22 +90,12 @@ OWN_COPIES = (
 )
 
 
-def translate(on: On) -> Outcomes:
-    return on.each(
-        {
-            "graph_run_mode": _graph_run_mode,
-            "iterations_per_loop": lambda on, setting: honoured({"session.iterations_per_loop": setting.value}, IN_RUN),
-            "graph_max_parallel_model_num": _graph_max_parallel_model_num,
-            "experimental_accelerate_train_mode": _experimental_accelerate_train_mode,
-            "local_rank_id": _shared_batches,
-            "local_device_list": _shared_batches,
-            "enable_data_pre_proc": lambda on, setting: refused(*OWN_LOADER) if setting.value else as_it_is(),
-            "input_fusion_size": _input_fusion_size,
-            "strict": lambda on, setting: honoured(),
-        }
-    )
+translates("iterations_per_loop")(lambda on, setting: honoured({"session.iterations_per_loop": setting.value}, IN_RUN))
+translates("enable_data_pre_proc")(lambda on, setting: refused(*OWN_LOADER) if setting.value else as_it_is())
+translates("strict")(lambda on, setting: honoured())
 
 
+@translates("graph_run_mode")
 def _graph_run_mode(on: On, setting: Setting) -> Outcome:
     if setting.value:
         return honoured({"session.graph_run_mode": "training"}, IN_RUN)
@@ -113,6 +103,7 @@ def _graph_run_mode(on: On, setting: Setting) -> Outcome:
     return approximated({"session.graph_run_mode": "inference"}, differs)
 
 
+@translates("graph_max_parallel_model_num")
 def _graph_max_parallel_model_num(on: On, setting: Setting) -> Outcome:
     assignments = {"session.graph_max_parallel_model_num": setting.value}
     if on.device == "cpu" or setting.value == 1:
@@ -120,6 +111,7 @@ def _graph_max_parallel_model_num(on: On, setting: Setting) -> Outcome:
     return approximated(assignments, f"{IN_RUN}; the threads share the device's stream, unless each takes one of its own")
 
 
+@translates("experimental_accelerate_train_mode")
 def _experimental_accelerate_train_mode(on: On, setting: Setting) -> Outcome:
     if on.facts.native:
         return refused(on.facts.native)
@@ -128,12 +120,14 @@ def _experimental_accelerate_train_mode(on: On, setting: Setting) -> Outcome:
     return honoured({LOW_PRECISION[on.device]: requested}, IN_RUN)
 
 
+@translates("local_rank_id", "local_device_list")
 def _shared_batches(on: On, setting: Setting) -> Outcome:
     ranks = sorted(map(int, on.get("local_device_list", "0").split(",")))
     requested = {"rank": on.get("local_rank_id", 0), "ranks": ranks}
     return approximated({"torch.dataloader.shared": requested}, *SHARED)
 
 
+@translates("input_fusion_size")
 def _input_fusion_size(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend":
         return honoured(with_graphs(on), GRAPHS)

@@ -6,7 +6,7 @@ from msctx.options import Setting
 from msctx.options.kinds import Bool, Int
 from msctx.options.option import Option, extension
 from msctx.options.rules import Rule
-from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, honoured, inert
+from msctx.themes.base import STAYS, On, Outcome, approximated, honoured, inert, translates
 
 # fmt: off
 OPTIONS = (
@@ -31,16 +31,7 @@ RULES: tuple[Rule, ...] = ()
 TORCHS = "0 means the framework's choice: torch's own number is kept"
 
 
-def translate(on: On) -> Outcomes:
-    return on.each(
-        {
-            "runtime_num_threads": _runtime_num_threads,
-            "inter_op_parallel_num": _inter_op_parallel_num,
-            "flush_denormal": _flush_denormal,
-        }
-    )
-
-
+@translates("runtime_num_threads")
 def _runtime_num_threads(on: On, setting: Setting) -> Outcome:
     if setting.value == 0:
         return honoured(cause=TORCHS)
@@ -53,6 +44,7 @@ def _runtime_num_threads(on: On, setting: Setting) -> Outcome:
     return approximated(assignments, "sets the threads of the host's operators; the device schedules its own work")
 
 
+@translates("inter_op_parallel_num")
 def _inter_op_parallel_num(on: On, setting: Setting) -> Outcome:
     if setting.value == 0:
         return honoured(cause=TORCHS)
@@ -63,6 +55,7 @@ def _inter_op_parallel_num(on: On, setting: Setting) -> Outcome:
     return approximated(assignments, f"sets the host's pool for independent operators; streams are the program's own; {once}")
 
 
+@translates("flush_denormal")
 def _flush_denormal(on: On, setting: Setting) -> Outcome:
     differs = (
         "holds in the thread that enters, its pool, and threads begun inside; threads that run already (those of a data loader, for "

@@ -6,7 +6,7 @@ from msctx.options import Setting
 from msctx.options.kinds import Choice, Path
 from msctx.options.option import Option, extension, session_option
 from msctx.options.rules import NOT_MEASURED, TRUE, Forbids, Needs, Rule, When
-from msctx.themes.base import STAYS, On, Outcome, Outcomes, approximated, as_it_is, honoured, inert, reason, refused
+from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, inert, reason, refused, translates
 from msctx.themes.common import (
     BUCKETS,
     GRAPHS,
@@ -90,19 +90,7 @@ SEARCHED = "what inductor generates is searched by coordinate descent"
 MEASURED = f"each {{}} is measured when it is first met, and kept in tuning_file; {SEARCHED}"
 
 
-def translate(on: On) -> Outcomes:
-    return on.each(
-        {
-            "aoe_tune_mode": _tuning,
-            "aoe_mode": _tuning,
-            "aoe_config.job_type": _tuning,
-            "aoe_config_file": _tuning,
-            "work_path": _tuning,
-            "tuning_file": _tuning_file,
-        }
-    )
-
-
+@translates("aoe_tune_mode", "aoe_mode", "aoe_config.job_type", "aoe_config_file", "work_path")
 def _tuning(on: On, setting: Setting) -> Outcome:
     what = job(on)
     if not what and on.get("aoe_tune_mode") == "offline":
@@ -147,6 +135,7 @@ def _offline(on: On) -> Outcome:
     return honoured(assignments_of(on), FOR_LATER.format(PROBLEM[on.device]))
 
 
+@translates("tuning_file")
 def _tuning_file(on: On, setting: Setting) -> Outcome:
     if not any(name == "performance" for _, name in requested(on)):
         return inert("no algorithm is set to performance: nothing else is tuned", "set one, such as matmul_algo=performance")
