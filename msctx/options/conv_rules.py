@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from msctx.errors import nearest
 from msctx.options import registry
-from msctx.options.kinds import BadValue, ChoiceKind, TextKind, show
+from msctx.options.kinds import BadValue, ChoiceKind, TextKind, ValueKind, show
 
 DIRECTIONS = ("fprop", "dgrad", "wgrad")
 """Of a convolution."""
@@ -97,129 +96,96 @@ def requested_by(named: Mapping[str, str | None], *texts: str | None) -> dict[tu
 
 
 @dataclass(frozen=True)
-class _Of:
-    """The directions and fields of one option of rules."""
-
-    directions: tuple[str, ...]
-    fields: tuple[str, ...]
-    layouts: tuple[str, ...]
-    allowed: str
-
-
-CONVOLUTIONS = _Of(
-    DIRECTIONS,
-    FIELDS,
-    ("channels_first", "channels_last", "strided", "packed"),
-    "conditions → algorithms: a module path (layer1.*) or fields of a problem (weight=64x3x7x7 stride=2), each with * and ?, and "
-    "for it one algorithm or {fprop: …, dgrad: …, wgrad: …}; as text: 'layer1.*: winograd; weight=64x3x7x7: fprop=gemm'",
-)
-PRODUCTS = _Of(
-    (PRODUCT,),
-    PRODUCT_FIELDS,
-    ("NN", "NT", "TN", "TT", "packed"),
-    "conditions → an algorithm: a module path (encoder.*) or fields of a problem (input=512x768 layout=NT), each with * and ?; as "
-    "text: 'encoder.*: bf16x6; input=*x4096: strict'",
-)
-
-
 class RulesKind(TextKind):
     """``layer1.*: winograd; weight=64x3x7x7 stride=2: fprop=gemm, wgrad=algo_1``, or the same as a mapping."""
 
-    def __init__(self, about: _Of = CONVOLUTIONS) -> None:
-        super().__init__(allowed=about.allowed)
-        self.about = about
+    directions: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
+    layouts: tuple[str, ...] = ()
 
     def read(self, value: Any) -> str:
+        if isinstance(value, str) and value.lstrip().startswith("{"):  # as in a file, on a command line
+            import yaml
+
+            with suppress(yaml.YAMLError):
+                value = yaml.safe_load(value)
         if isinstance(value, Mapping):
-            pairs = list(value.items())
-        elif (text := super().read(value)).lstrip().startswith("{"):  # as in a file, on a command line
-            pairs = list(_mapping(text).items())
-        else:
-            pairs = [_halves(part) for part in text.split(";") if part.strip()]
-        if not pairs:
+            value = "; ".join(f"{where}: {_joined(algorithms)}" for where, algorithms in value.items())
+        rules = [self._rule(part.strip()) for part in super().read(value).split(";") if part.strip()]
+        if not rules:
             raise BadValue("there are no rules in it")
-        return "; ".join(
-            str(ConvRule(self._conditions(where), tuple(self._requested(algorithms)))) for where, algorithms in pairs
-        )
+        return "; ".join(map(str, rules))
 
     def schema(self) -> dict[str, Any]:
         each = {
             d: {"description": f"The algorithm of {d} there.", "enum": [*_algorithms(d).choices, *_algorithms(d).aliases]}
-            for d in self.about.directions
+            for d in self.directions
         }
         names = sorted({name for kind in each.values() for name in kind["enum"]})
         algorithms = {"type": "object", "properties": each, "additionalProperties": False, "minProperties": 1}
         mapping = {"type": "object", "additionalProperties": {"anyOf": [{"enum": names}, algorithms]}, "minProperties": 1}
         return {"anyOf": [{"type": "string", "pattern": r"\S\s*:\s*\S"}, mapping]}
 
-    def _conditions(self, where: Any) -> tuple[tuple[str, str], ...]:
-        if not isinstance(where, str) or not where.strip() or any(sign in where for sign in ":;"):
-            raise BadValue(f"{show(where)} is not a condition")
-        return tuple(self._condition(word) for word in where.split())
+    def _rule(self, text: str) -> ConvRule:
+        if not (found := re.fullmatch(r"([^:{}]*[^:{}\s])\s*:\s*([^:{}]+)", text)):
+            raise BadValue(f"{show(text)} is not 'condition: algorithm'")
+        conditions = tuple(self._condition(word) for word in found[1].split())
+        words = [word.strip() for word in found[2].split(",")]
+        if len(words) == 1 and "=" not in words[0]:  # meant for each direction that has it
+            kinds = {d: _algorithms(d) for d in self.directions}
+            able = [d for d, kind in kinds.items() if words[0] in (*kind.choices, *kind.aliases)]
+            if not able:
+                _checked(
+                    ValueKind(tuple(dict.fromkeys(name for kind in kinds.values() for name in kind.choices))), words[0], text
+                )
+            words = [f"{d}={words[0]}" for d in able]
+        requested = {}
+        for direction, _, name in (word.partition("=") for word in words):
+            _checked(ValueKind(self.directions), direction, text)
+            requested[direction] = _checked(_algorithms(direction), name, text)
+        return ConvRule(conditions, tuple((d, requested[d]) for d in self.directions if d in requested))
 
     def _condition(self, word: str) -> tuple[str, str]:
         """Its pattern as choices() shows the value, where it is one."""
         field, sign, pattern = word.partition("=")
         if not sign:
             return "module", word
-        if not field or (field in self.about.fields and not pattern):
-            raise BadValue(f"{show(word)} has no {'pattern' if field else 'field'}: write field=pattern without spaces")
-        if field not in self.about.fields:
-            hint = nearest(field, self.about.fields)
-            raise BadValue(f"{show(field)} is no field of a problem", allowed=", ".join(self.about.fields), suggestion=hint)
+        _checked(ValueKind(self.fields), field, word)
         pattern = pattern.lower() if field == "transposed" else pattern
         if any(sign in pattern for sign in "*?["):
             return field, pattern
-        values = self.about.layouts if field == "layout" else VALUES.get(field, (pattern,))
-        if pattern not in values:
-            hint = next((value for value in values if pattern.rpartition(".")[2] == value), nearest(pattern, values))
-            raise BadValue(f"{show(pattern)} is no {field} of a problem", allowed=", ".join(values), suggestion=hint)
-        if field in SIZES and not re.fullmatch(r"\d+(x\d+)*", pattern):
-            allowed = "numbers with x between them, * and ?: 2, 64x3x*"
+        if values := self.layouts if field == "layout" else VALUES.get(field):
+            _checked(ValueKind(values), pattern, word)
+        elif not re.fullmatch(r"\d+(x\d+)*" if field in SIZES else ".+", pattern):
+            allowed = "numbers with x between them, * and ?: 2, 64x3x*" * (field in SIZES)
             raise BadValue(f"{show(pattern)} is no {field} of a problem", allowed=allowed)
         along = {*pattern.split("x")}
         return field, along.pop() if field in ALONG and len(along) == 1 else pattern
 
-    def _requested(self, algorithms: Any) -> list[tuple[str, str]]:
-        """An algorithm for each direction that is named; a name alone is meant for each direction that has it."""
-        kinds = {d: _algorithms(d) for d in self.about.directions}
-        if isinstance(algorithms, str):
-            words = [word.strip() for word in algorithms.split(",")]
-            if len(words) > 1 or "=" in words[0]:
-                algorithms = dict(word.partition("=")[::2] for word in words)
-            else:
-                name = words[0]
-                algorithms = {d: name for d, kind in kinds.items() if name in (*kind.choices, *kind.aliases)}
-                if not algorithms:
-                    names = list(dict.fromkeys(name for kind in kinds.values() for name in kind.choices))
-                    raise BadValue(
-                        f"{show(name)} is not an algorithm", allowed=", ".join(names), suggestion=nearest(name, names)
-                    )
-        if not isinstance(algorithms, Mapping) or not algorithms:
-            raise BadValue(f"{show(algorithms)} names no algorithms")
-        found = {}
-        for direction, name in algorithms.items():
-            if direction not in kinds:
-                hint = nearest(str(direction), kinds)
-                raise BadValue(f"{show(direction)} is not a direction", allowed=", ".join(kinds), suggestion=hint)
-            try:
-                found[direction] = kinds[direction].parse(name)
-            except BadValue as error:
-                raise BadValue(f"{direction}: {error.text}", allowed=error.allowed, suggestion=error.suggestion) from None
-        return [(direction, found[direction]) for direction in kinds if direction in found]
+
+def _joined(algorithms: Any) -> str:
+    return ", ".join(f"{d}={name}" for d, name in algorithms.items()) if isinstance(algorithms, Mapping) else str(algorithms)
 
 
-def _mapping(text: str) -> dict[Any, Any]:
-    import yaml
+def _checked(kind: ValueKind, word: str, whole: str) -> Any:
+    """A word of a whole rule or condition, as a kind reads it."""
+    try:
+        return kind.parse(word.strip())
+    except BadValue as error:
+        raise BadValue(f"{whole}: {error.text}", allowed=error.allowed, suggestion=error.suggestion) from None
 
-    with suppress(yaml.YAMLError):
-        if isinstance(found := yaml.safe_load(text), dict):
-            return found
-    raise BadValue(f"{show(text)} is not a mapping")
 
-
-def _halves(part: str) -> tuple[str, str]:
-    where, sign, algorithms = part.partition(":")
-    if not sign or not where.strip() or not algorithms.strip():
-        raise BadValue(f"{show(part.strip())} is not 'condition: algorithm'")
-    return where, algorithms
+CONVOLUTION_RULES = RulesKind(
+    "conditions → algorithms: a module path (layer1.*) or fields of a problem (weight=64x3x7x7 stride=2), each with * and ?, and "
+    "for it one algorithm or {fprop: …, dgrad: …, wgrad: …}; as text: 'layer1.*: winograd; weight=64x3x7x7: fprop=gemm'",
+    directions=DIRECTIONS,
+    fields=FIELDS,
+    layouts=("channels_first", "channels_last", "strided", "packed"),
+)
+PRODUCT_RULES = RulesKind(
+    "conditions → an algorithm: a module path (encoder.*) or fields of a problem (input=512x768 layout=NT), each with * and ?; as "
+    "text: 'encoder.*: bf16x6; input=*x4096: strict'",
+    directions=(PRODUCT,),
+    fields=PRODUCT_FIELDS,
+    layouts=("NN", "NT", "TN", "TT", "packed"),
+)

@@ -29,24 +29,18 @@ class PartsKind(TextKind):
     """Parts joined by a separator; a list of them is taken too. Blanks around signs mean nothing.
 
     Attributes:
-        part: what a part looks like, as a pattern without blanks; each sign of it stands alone between two spaces.
-        what: what a part is, for messages.
         least, most: how many parts there may be; 0 means any number.
-        numbers: whether one part may be a plain number, and whether there may be a number in place of the text.
-        repeats: whether a part, or what stands before its colon, may stand twice.
-        words: what a part may begin with, where that is a closed set.
-        check: what else is wrong with parts that fit the pattern.
     """
 
     comma_list: bool = True
-    part: str = ""
-    what: str = ""
+    part: str = ""  # what a part looks like, as a pattern without blanks; each sign of it stands alone between two spaces
+    what: str = ""  # what a part is, for messages
     least: int = 1
     most: int = 0
-    numbers: bool = False
-    repeats: bool = False
-    words: tuple[str, ...] = ()
-    check: Callable[[list[str]], Iterator[Fault]] | None = None
+    numbers: bool = False  # whether one part may be a plain number, and whether there may be a number in place of the text
+    repeats: bool = False  # whether a part, or what stands before its colon, may stand twice
+    words: tuple[str, ...] = ()  # what a part may begin with, where that is a closed set
+    check: Callable[[list[str]], Iterator[Fault]] | None = None  # what else is wrong with parts that fit the pattern
 
     def read(self, value: Any) -> str:
         if self.numbers and type(value) is int:

@@ -18,15 +18,13 @@ class Shapes:
 
     Attributes:
         gears: input_shape with the sizes of dynamic_dims: in each, the shape of each input by its name.
-        named: whether these are names of arguments; else inputs are taken in their order.
         ranges: dynamic_inputs_shape_range: of each input, in order, the range of each dimension.
-        dynamic: code for any size (True), for each size alone (False), or as torch decides.
     """
 
     gears: tuple[tuple[tuple[str, Shape], ...], ...] = ()
-    named: bool = True
+    named: bool = True  # whether these are names of arguments; else inputs are taken in their order
     ranges: tuple[tuple[Range, ...], ...] = ()
-    dynamic: bool | None = None
+    dynamic: bool | None = None  # code for any size (True), for each size alone (False), or as torch decides
 
     @property
     def are_given(self) -> bool:
@@ -49,36 +47,26 @@ class Compilation:
     """How msctx compiles modules and functions.
 
     Attributes:
-        whole: what cannot be captured is an error (STRICT); else it runs eagerly (LAX).
-        fused: by inductor, or one library kernel per node; None: as torch.compile does unasked.
-        ready_made: one library kernel per node, but on an NPU, whose compiler of graphs has kernels of both sorts.
-        only: nothing runs; what is compiled fills the caches.
         keeps: how much of the activations are kept for the backward pass, from all that torch keeps by itself (1) to the inputs
             alone (0): torch._functorch.config.activation_memory_budget.
-        shapes: which shapes inputs may have.
-        region: which part is compiled; None: all.
-        config: entries of torch._inductor.config, for this code alone.
-        flags: of graph_kernel_flags, with their values.
-        fusion_switches: of CANN's fusion passes: group, pass, ``"on"`` or ``"off"``.
-        scope_passes: which passes replace patterns that are off unless named.
-        frozen: weights become constants where no gradients are computed.
-        weights: convolutions read them where they are, since an algorithm is requested.
-        epilogues: convolutions of graphs without gradients take what follows them into their call, under the policy for algorithms.
-        products: the policy by which linear layers do, where it requests products; it is known by what decides about these alone.
+        epilogues: convolutions of graphs without gradients take what follows them into their call, under the policy for
+            algorithms.
+        products: the policy by which linear layers do, where it requests products; it is known by what decides about these
+            alone.
     """
 
-    whole: bool = False
-    fused: bool | None = None
-    ready_made: bool = False
-    only: bool = False
+    whole: bool = False  # what cannot be captured is an error (STRICT); else it runs eagerly (LAX)
+    fused: bool | None = None  # by inductor, or one library kernel per node; None: as torch.compile does unasked
+    ready_made: bool = False  # one library kernel per node, but on an NPU, whose compiler of graphs has kernels of both sorts
+    only: bool = False  # nothing runs; what is compiled fills the caches
     keeps: float | None = None
-    shapes: Shapes = Shapes()
-    region: Region | None = None
-    config: tuple[tuple[str, Any], ...] = ()
-    flags: tuple[tuple[str, Any], ...] = ()
-    fusion_switches: tuple[tuple[str, str, str], ...] = ()
-    scope_passes: tuple[str, ...] = ()
-    frozen: bool = False
-    weights: bool = False
+    shapes: Shapes = Shapes()  # which shapes inputs may have
+    region: Region | None = None  # which part is compiled; None: all
+    config: tuple[tuple[str, Any], ...] = ()  # entries of torch._inductor.config, for this code alone
+    flags: tuple[tuple[str, Any], ...] = ()  # of graph_kernel_flags, with their values
+    fusion_switches: tuple[tuple[str, str, str], ...] = ()  # of CANN's fusion passes: group, pass, ``"on"`` or ``"off"``
+    scope_passes: tuple[str, ...] = ()  # which passes replace patterns that are off unless named
+    frozen: bool = False  # weights become constants where no gradients are computed
+    weights: bool = False  # convolutions read them where they are, since an algorithm is requested
     epilogues: bool = False
     products: ConvPolicy | None = None

@@ -7,37 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """The data of operators, in files.
+    """The data of operators, in files."""
 
-    Attributes:
-        path: the folder.
-        steps: which, as dump_step writes them; "": every step.
-        mode: input, output or all.
-        data: tensor, stats or full, which is both.
-        layers: names of modules or operators, types of operators, ``name-regex(…)``; (): all operators.
-        layout: of the files, mindspore or msprobe.
-        net: the name of a folder in MindSpore's layout.
-        columns: of statistics in that layout, as statistic_category names them; (): all but md5.
-        first_step: the number of the first step.
-        ranks: that write; (): all.
-        arguments: whether those that are no tensors are written, in MindSpore's layout.
-        marked: only what :func:`msctx.set_dump` has marked.
-        option: that requests it.
-    """
-
-    path: str
-    steps: str = ""
-    mode: str = "output"
-    data: str = "tensor"
-    layers: tuple[str, ...] = ()
-    layout: str = "mindspore"
-    net: str = "Net"
-    columns: tuple[str, ...] = ()
-    first_step: int = 0
-    ranks: tuple[int, ...] = ()
-    arguments: bool = False
-    marked: bool = False
-    option: str = "session.enable_dump"
+    path: str  # the folder
+    steps: str = ""  # which, as dump_step writes them; "": every step
+    mode: str = "output"  # input, output or all
+    data: str = "tensor"  # tensor, stats or full, which is both
+    layers: tuple[str, ...] = ()  # names of modules or operators, types of operators, ``name-regex(…)``; (): all operators
+    layout: str = "mindspore"  # of the files, mindspore or msprobe
+    net: str = "Net"  # the name of a folder in MindSpore's layout
+    columns: tuple[str, ...] = ()  # of statistics in that layout, as statistic_category names them; (): all but md5
+    first_step: int = 0  # the number of the first step
+    ranks: tuple[int, ...] = ()  # that write; (): all
+    arguments: bool = False  # whether those that are no tensors are written, in MindSpore's layout
+    marked: bool = False  # only what :func:`msctx.set_dump` has marked
+    option: str = "session.enable_dump"  # that requests it
 
     @property
     def has_digests(self) -> bool:
@@ -88,15 +72,10 @@ class Watchdog:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The sources that inductor generates, in files.
+    """The sources that inductor generates, in files."""
 
-    Attributes:
-        path: the folder for kernel_meta; "": CANN's own, or the working directory.
-        locations: also which lines of Python each comes from.
-    """
-
-    path: str = ""
-    locations: bool = False
+    path: str = ""  # the folder for kernel_meta; "": CANN's own, or the working directory
+    locations: bool = False  # also which lines of Python each comes from
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,10 @@ def _pairs(text: str, separator: str | None = None) -> dict[str, str]:
 MATRIX = _words("""
     conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution _convolution cudnn_convolution
     cudnn_convolution_transpose mkldnn_rnn_layer _cudnn_rnn miopen_rnn mm addmm bmm baddbmm addbmm mv addmv addr matmul linear
-    bilinear einsum tensordot inner dot vdot chain_matmul linalg_multi_dot linalg_vecdot _addmm_activation lstm gru rnn_tanh rnn_relu
-    lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell _thnn_fused_lstm_cell _thnn_fused_gru_cell scaled_dot_product_attention
-    _scaled_dot_product_flash_attention _native_multi_head_attention _transformer_encoder_layer_fwd
-    _sparse_mm _sparse_addmm _sparse_sparse_matmul sparse_sampled_addmm smm hspmm sspaddmm
+    bilinear einsum tensordot inner dot vdot chain_matmul linalg_multi_dot linalg_vecdot _addmm_activation lstm gru rnn_tanh
+    rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell _thnn_fused_lstm_cell _thnn_fused_gru_cell
+    scaled_dot_product_attention _scaled_dot_product_flash_attention _native_multi_head_attention
+    _transformer_encoder_layer_fwd _sparse_mm _sparse_addmm _sparse_sparse_matmul sparse_sampled_addmm smm hspmm sspaddmm
 """)
 """Matrix multiplications: the cube unit of an Ascend, tensor cores, AMX."""
 
@@ -68,8 +68,8 @@ VECTOR = _words("""
     max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
     fractional_max_pool2d fractional_max_pool3d max_unpool2d max_unpool3d batch_norm instance_norm native_batch_norm
     cudnn_batch_norm _native_batch_norm_legit mean nanmean nansum var std var_mean std_mean amax amin aminmax max min median
-    nanmedian kthvalue mode cummax cummin diff trapezoid cumulative_trapezoid corrcoef cov dropout alpha_dropout feature_dropout
-    native_dropout masked_fill segment_reduce
+    nanmedian kthvalue mode cummax cummin diff trapezoid cumulative_trapezoid corrcoef cov dropout alpha_dropout
+    feature_dropout native_dropout masked_fill segment_reduce
 """)
 """The other operators that compute."""
 
@@ -91,80 +91,55 @@ MOVING = _words("""
 
 BACKWARD = _words("""
     convolution_backward mkldnn_rnn_layer_backward _cudnn_rnn_backward linear_backward _embedding_bag_dense_backward
-    embedding_dense_backward native_layer_norm_backward native_group_norm_backward native_batch_norm_backward batch_norm_backward
-    cudnn_batch_norm_backward _softmax_backward_data _log_softmax_backward_data nll_loss_backward nll_loss2d_backward
-    mse_loss_backward smooth_l1_loss_backward huber_loss_backward threshold_backward gelu_backward silu_backward sigmoid_backward
-    tanh_backward leaky_relu_backward elu_backward hardswish_backward hardtanh_backward max_pool2d_with_indices_backward
-    avg_pool2d_backward _adaptive_avg_pool2d_backward _scaled_dot_product_flash_attention_backward
-    _scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_efficient_attention_backward
+    embedding_dense_backward native_layer_norm_backward native_group_norm_backward native_batch_norm_backward
+    batch_norm_backward cudnn_batch_norm_backward _softmax_backward_data _log_softmax_backward_data nll_loss_backward
+    nll_loss2d_backward mse_loss_backward smooth_l1_loss_backward huber_loss_backward threshold_backward gelu_backward
+    silu_backward sigmoid_backward tanh_backward leaky_relu_backward elu_backward hardswish_backward hardtanh_backward
+    max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d_backward
+    _scaled_dot_product_flash_attention_backward _scaled_dot_product_flash_attention_for_cpu_backward
+    _scaled_dot_product_efficient_attention_backward
 """)
 """Of what computes gradients alone, the usual operators: only counted. Other gradients are made of the operators above."""
 
 _SAME_IN_CANN = """
-    Abs Acos Acosh Add Asin Asinh Atan Atan2 Atanh Ceil Cos Cosh Cross Cumprod Cumsum Digamma Div Erf Erfc Erfinv Exp Expm1 Floor
-    Gather Lerp Lgamma Log Log1p Logit Maximum Minimum Mul Neg Polar Pow Reciprocal Relu Relu6 Round Rsqrt Scatter Selu Sigmoid Sign
-    Sin Sinh Softplus Sqrt Square Sub Tan Tanh Trunc Xlogy Elu Celu Gelu Mish Dot Sinc
+    Abs Acos Acosh Add Asin Asinh Atan Atan2 Atanh Ceil Cos Cosh Cross Cumprod Cumsum Digamma Div Erf Erfc Erfinv Exp Expm1
+    Floor Gather Lerp Lgamma Log Log1p Logit Maximum Minimum Mul Neg Polar Pow Reciprocal Relu Relu6 Round Rsqrt Scatter Selu
+    Sigmoid Sign Sin Sinh Softplus Sqrt Square Sub Tan Tanh Trunc Xlogy Elu Celu Gelu Mish Dot Sinc
 """
 _ONE_IN_CANN = """
     AddV2:add Axpy:add AxpyV2:add Adds:add BiasAdd:add Muls:mul RealDiv:div DivNoNan:div FloorDiv:floor_divide
     FloorMod:remainder Mod:fmod Power:pow Addcdiv:addcdiv Addcmul:addcmul Xlog1py:special_xlog1py Einsum:einsum Conv1D:conv1d
-    LogSumExp:logsumexp ReduceLogSumExp:logsumexp ReduceSum:sum ReduceSumD:sum ReduceMean:mean ReduceMeanD:mean
-    ReduceProd:prod ReduceProdD:prod Renorm:renorm Cdist:cdist RmsNorm:rms_norm InstanceNorm:instance_norm
-    InstanceNormV2:instance_norm PRelu:prelu LeakyRelu:leaky_relu FastGelu:gelu GeluV2:gelu Silu:silu Swish:silu
-    HardSigmoid:hardsigmoid HardSwish:hardswish HardtanhGrad:hardtanh SoftplusV2:softplus Glu:glu
-    AdaptiveMaxPool2d:adaptive_max_pool2d SigmoidCrossEntropyWithLogitsV2:binary_cross_entropy_with_logits
-    BinaryCrossEntropy:binary_cross_entropy KLDiv:kl_div MseLoss:mse_loss SmoothL1Loss:smooth_l1_loss CTCLossV2:ctc_loss
-    GatherNd:index Index:index Embedding:embedding EmbeddingBag:embedding_bag ScatterElements:scatter
-    ScatterNdUpdate:index_put ConcatV2:cat ConcatD:cat Concat:cat Pack:stack Select:where SelectV2:where
-    MaskedFill:masked_fill MaskedSelect:masked_select
+    LogSumExp:logsumexp ReduceLogSumExp:logsumexp ReduceSum:sum ReduceSumD:sum ReduceMean:mean ReduceMeanD:mean ReduceProd:prod
+    ReduceProdD:prod Renorm:renorm Cdist:cdist RmsNorm:rms_norm InstanceNorm:instance_norm InstanceNormV2:instance_norm
+    PRelu:prelu LeakyRelu:leaky_relu FastGelu:gelu GeluV2:gelu Silu:silu Swish:silu HardSigmoid:hardsigmoid HardSwish:hardswish
+    HardtanhGrad:hardtanh SoftplusV2:softplus Glu:glu AdaptiveMaxPool2d:adaptive_max_pool2d
+    SigmoidCrossEntropyWithLogitsV2:binary_cross_entropy_with_logits BinaryCrossEntropy:binary_cross_entropy KLDiv:kl_div
+    MseLoss:mse_loss SmoothL1Loss:smooth_l1_loss CTCLossV2:ctc_loss GatherNd:index Index:index Embedding:embedding
+    EmbeddingBag:embedding_bag ScatterElements:scatter ScatterNdUpdate:index_put ConcatV2:cat ConcatD:cat Concat:cat Pack:stack
+    Select:where SelectV2:where MaskedFill:masked_fill MaskedSelect:masked_select
 """
 _MAX_POOLS = "max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"
 _AVG_POOLS = "avg_pool1d avg_pool2d avg_pool3d"
 _SEVERAL_IN_CANN = f"""
-    AddN: add sum
-    MatMul MatMulV2 MatMulV3: mm addmm linear matmul mv addmv inner
-    BatchMatMul BatchMatMulV2 BatchMatMulV3: bmm baddbmm addbmm matmul
-    FullyConnection: linear addmm
-    Conv2D DepthwiseConv2D: conv2d convolution _convolution
-    Conv3D: conv3d convolution _convolution
-    Conv2DTranspose Conv2DTransposeD Deconvolution: conv_transpose2d convolution _convolution
-    Conv3DTranspose Conv3DTransposeD: conv_transpose3d convolution _convolution
-    DynamicRNN DynamicRNNV2: lstm lstm_cell
-    DynamicGRU DynamicGRUV2: gru gru_cell
-    FlashAttentionScore: scaled_dot_product_attention _scaled_dot_product_flash_attention
-    SoftmaxV2: softmax _softmax _safe_softmax
-    LogSoftmaxV2: log_softmax _log_softmax
-    ReduceMax ReduceMaxD: amax max
-    ReduceMin ReduceMinD: amin min
-    ReduceStd: std std_mean
-    ReduceVar: var var_mean
-    LpNorm LpNormV2: norm linalg_vector_norm frobenius_norm
-    LayerNorm LayerNormV3 LayerNormV4: layer_norm native_layer_norm
-    GroupNorm: group_norm native_group_norm
-    BatchNorm BatchNormV3 BNInfer BNTrainingUpdate: batch_norm native_batch_norm _native_batch_norm_legit
-    ClipByValue: clamp clamp_max clamp_min
-    Pooling: {_MAX_POOLS} {_AVG_POOLS}
-    MaxPool MaxPoolV3 MaxPool3D MaxPoolWithArgmax: {_MAX_POOLS}
-    AvgPool AvgPoolV2 AvgPool3D: {_AVG_POOLS}
-    AdaptiveAvgPool2d: adaptive_avg_pool2d _adaptive_avg_pool2d
-    ResizeNearestNeighborV2: upsample_nearest2d _upsample_nearest_exact2d
-    ResizeBilinearV2: upsample_bilinear2d _upsample_bilinear2d_aa
-    ResizeBicubic: upsample_bicubic2d _upsample_bicubic2d_aa
-    GridSampler2D: grid_sampler grid_sampler_2d
-    GridSampler3D: grid_sampler grid_sampler_3d
-    SoftmaxCrossEntropyWithLogits: log_softmax _log_softmax nll_loss nll_loss_nd nll_loss2d
-    NLLLoss: nll_loss nll_loss_nd nll_loss2d
-    SmoothL1LossV2: smooth_l1_loss huber_loss
-    GatherV2: gather index_select embedding take take_along_dim
-    GatherElements: gather take_along_dim
-    ScatterAdd: scatter_add index_add
-    SegmentSum UnsortedSegmentSum: segment_reduce scatter_add index_add
-    DropOutDoMask DropOutDoMaskV3: dropout native_dropout
-    FFT: fft_fft fft_fft2 fft_fftn
-    MatrixInverse: inverse linalg_inv linalg_inv_ex
-    Cholesky: cholesky linalg_cholesky linalg_cholesky_ex
-    Qr: qr linalg_qr
-    Svd: svd linalg_svd
+    AddN: add sum; MatMul MatMulV2 MatMulV3: mm addmm linear matmul mv addmv inner; BatchMatMul BatchMatMulV2 BatchMatMulV3:
+    bmm baddbmm addbmm matmul; FullyConnection: linear addmm; Conv2D DepthwiseConv2D: conv2d convolution _convolution; Conv3D:
+    conv3d convolution _convolution; Conv2DTranspose Conv2DTransposeD Deconvolution: conv_transpose2d convolution _convolution;
+    Conv3DTranspose Conv3DTransposeD: conv_transpose3d convolution _convolution; DynamicRNN DynamicRNNV2: lstm lstm_cell;
+    DynamicGRU DynamicGRUV2: gru gru_cell; FlashAttentionScore: scaled_dot_product_attention
+    _scaled_dot_product_flash_attention; SoftmaxV2: softmax _softmax _safe_softmax; LogSoftmaxV2: log_softmax _log_softmax;
+    ReduceMax ReduceMaxD: amax max; ReduceMin ReduceMinD: amin min; ReduceStd: std std_mean; ReduceVar: var var_mean; LpNorm
+    LpNormV2: norm linalg_vector_norm frobenius_norm; LayerNorm LayerNormV3 LayerNormV4: layer_norm native_layer_norm;
+    GroupNorm: group_norm native_group_norm; BatchNorm BatchNormV3 BNInfer BNTrainingUpdate: batch_norm native_batch_norm
+    _native_batch_norm_legit; ClipByValue: clamp clamp_max clamp_min; Pooling: {_MAX_POOLS} {_AVG_POOLS}; MaxPool MaxPoolV3
+    MaxPool3D MaxPoolWithArgmax: {_MAX_POOLS}; AvgPool AvgPoolV2 AvgPool3D: {_AVG_POOLS}; AdaptiveAvgPool2d:
+    adaptive_avg_pool2d _adaptive_avg_pool2d; ResizeNearestNeighborV2: upsample_nearest2d _upsample_nearest_exact2d;
+    ResizeBilinearV2: upsample_bilinear2d _upsample_bilinear2d_aa; ResizeBicubic: upsample_bicubic2d _upsample_bicubic2d_aa;
+    GridSampler2D: grid_sampler grid_sampler_2d; GridSampler3D: grid_sampler grid_sampler_3d; SoftmaxCrossEntropyWithLogits:
+    log_softmax _log_softmax nll_loss nll_loss_nd nll_loss2d; NLLLoss: nll_loss nll_loss_nd nll_loss2d; SmoothL1LossV2:
+    smooth_l1_loss huber_loss; GatherV2: gather index_select embedding take take_along_dim; GatherElements: gather
+    take_along_dim; ScatterAdd: scatter_add index_add; SegmentSum UnsortedSegmentSum: segment_reduce scatter_add index_add;
+    DropOutDoMask DropOutDoMaskV3: dropout native_dropout; FFT: fft_fft fft_fft2 fft_fftn; MatrixInverse: inverse linalg_inv
+    linalg_inv_ex; Cholesky: cholesky linalg_cholesky linalg_cholesky_ex; Qr: qr linalg_qr; Svd: svd linalg_svd
 """
 _WITHOUT = """
     LRN ROIAlign Conv2DBackpropInput Conv2DBackpropFilter DepthwiseConv2DBackpropInput DepthwiseConv2DBackpropFilter
@@ -177,7 +152,7 @@ dtypes of their forward pass, and what computes nothing."""
 CANN: dict[str, tuple[str, ...]] = {
     **{name: (name.lower(),) for name in _words(_SAME_IN_CANN)},
     **{name: (aten,) for name, aten in _pairs(_ONE_IN_CANN).items()},
-    **{name: _words(aten) for names, aten in _pairs(_SEVERAL_IN_CANN, "\n").items() for name in names.split()},
+    **{name: _words(aten) for names, aten in _pairs(_SEVERAL_IN_CANN, ";").items() for name in names.split()},
     **dict.fromkeys(_words(_WITHOUT), ()),
 }
 """CANN's type of operator → the names that PyTorch has for it."""

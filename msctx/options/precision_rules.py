@@ -39,28 +39,22 @@ class PrecisionRule:
 
     Attributes:
         float32, float16, bfloat16: the dtype that inputs of this dtype are cast to; ``""``: they are left.
-        output: ``""``: as computed; :data:`ORIGIN`; or a dtype.
-        widest: inputs of several dtypes become the widest of them.
         follows: the widest is that of the inputs which operators have computed; weights and what else is trained follow them.
-        through: inputs are rounded to this dtype first.
-        checks_index: indices are checked before they are used.
-        whole: it holds for all that the operator is made of.
         inputs, outputs: dtypes by position, over all else.
-        why: the option that sets it.
     """
 
     float32: str = ""
     float16: str = ""
     bfloat16: str = ""
-    output: str = ""
-    widest: bool = False
+    output: str = ""  # ``""``: as computed; :data:`ORIGIN`; or a dtype
+    widest: bool = False  # inputs of several dtypes become the widest of them
     follows: bool = False
-    through: str = ""
-    checks_index: bool = False
-    whole: bool = False
+    through: str = ""  # inputs are rounded to this dtype first
+    checks_index: bool = False  # indices are checked before they are used
+    whole: bool = False  # it holds for all that the operator is made of
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    why: str = ""
+    why: str = ""  # the option that sets it
 
     def computes_in(self, dtype: str) -> str:
         """The dtype in which inputs of one dtype are computed."""
@@ -147,18 +141,14 @@ class Precision:
     """The meaning of a text.
 
     Attributes:
-        rules: operator → rule, for those that are not left alone.
         modules: path of a module → the rules of its operators.
-        low: the dtype that the mode lowers to, which an autocast inside inherits; ``""``: none.
-        retries: 1: what has no kernel for 16 bits is computed in float32, with a warning; 2: without one.
-        frozen: weights do not change while it is in force: their casts are kept.
     """
 
-    rules: Mapping[str, PrecisionRule] = field(default_factory=dict)
+    rules: Mapping[str, PrecisionRule] = field(default_factory=dict)  # operator → rule, for those that are not left alone
     modules: Mapping[str, Mapping[str, PrecisionRule]] = field(default_factory=dict)
-    low: str = ""
-    retries: int = 0
-    frozen: bool = False
+    low: str = ""  # the dtype that the mode lowers to, which an autocast inside inherits; ``""``: none
+    retries: int = 0  # 1: what has no kernel for 16 bits is computed in float32, with a warning; 2: without one
+    frozen: bool = False  # weights do not change while it is in force: their casts are kept
 
     @cached_property
     def needs_scaler(self) -> bool:

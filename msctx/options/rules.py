@@ -45,13 +45,13 @@ class When:
 
 @dataclass(frozen=True)
 class Overrides:
-    """*winner* takes the place of *loser* in one layer. In different layers the higher one wins, unless *always*."""
+    """*first* takes the place of *second* in one layer. In different layers the higher one wins, unless *always*."""
 
-    winner: When
-    loser: When
+    first: When
+    second: When
     always: bool = False
     devices: tuple[str, ...] = DEVICES
-    """Where the winner has an effect: elsewhere it takes nobody's place."""
+    """Where the first has an effect: elsewhere it takes nobody's place."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,7 @@ OVERRIDES: list[Overrides] = []
 EXCLUDES: list[Excludes] = []
 NEEDS: list[Needs] = []
 FORBIDS: list[Forbids] = []
+_TABLES: dict[type[Rule], list[Any]] = {Overrides: OVERRIDES, Excludes: EXCLUDES, Needs: NEEDS, Forbids: FORBIDS}
 YIELDING: set[str] = set()
 """The options that may have to yield to another one."""
 
@@ -108,17 +109,9 @@ YIELDING: set[str] = set()
 def declare(rules: Iterable[Rule]) -> None:
     """Add the rules of a theme to the tables."""
     for rule in rules:
-        match rule:
-            case Overrides():
-                OVERRIDES.append(rule)
-                YIELDING.update((rule.winner.name, rule.loser.name))
-            case Excludes():
-                EXCLUDES.append(rule)
-                YIELDING.update((rule.first.name, rule.second.name))
-            case Needs():
-                NEEDS.append(rule)
-            case Forbids():
-                FORBIDS.append(rule)
+        _TABLES[type(rule)].append(rule)
+        if isinstance(rule, Overrides | Excludes):
+            YIELDING.update((rule.first.name, rule.second.name))
 
 
 def is_set(value: Any) -> bool:
@@ -142,7 +135,7 @@ WITHOUT_LIST = When("op_debug_config", test=lambda c: not c.get("op_debug_list")
 def _involving(name: str) -> tuple[tuple[Overrides, ...], tuple[Excludes, ...], tuple[Needs, ...], tuple[Forbids, ...]]:
     """The rules that can rule out an option."""
     return (
-        tuple(r for r in OVERRIDES if name in (r.winner.name, r.loser.name)),
+        tuple(r for r in OVERRIDES if name in (r.first.name, r.second.name)),
         tuple(r for r in EXCLUDES if name in (r.first.name, r.second.name)),
         tuple(r for r in NEEDS if r.option.name == name),
         tuple(r for r in FORBIDS if r.option.name == name),
@@ -152,7 +145,7 @@ def _involving(name: str) -> tuple[tuple[Overrides, ...], tuple[Excludes, ...], 
 def overrides(winner: Setting, loser: Setting, device: str, *, always: bool | None = None) -> bool:
     """Whether one setting takes the place of another of the same layer on a device; *always*: by a rule of that sort alone."""
     return any(
-        r.winner.holds(winner) and r.loser.holds(loser) and always in (None, r.always) and device in r.devices
+        r.first.holds(winner) and r.second.holds(loser) and always in (None, r.always) and device in r.devices
         for r in _involving(loser.option.name)[0]
     )
 
@@ -163,18 +156,9 @@ def clash(newer: Setting, older: Setting, device: str | None) -> bool:
     return any(
         not r.always
         and (device is None or device in r.devices)
-        and ((r.winner.holds(newer) and r.loser.holds(older)) or (r.winner.holds(older) and r.loser.holds(newer)))
+        and ((r.first.holds(newer) and r.second.holds(older)) or (r.first.holds(older) and r.second.holds(newer)))
         for r in rivals
     ) or any(r.holds(newer, older) or r.holds(older, newer) for r in exclusive)
-
-
-@cache
-def rivals(name: str) -> frozenset[str]:
-    """The options that may take the place of one in a lower layer."""
-    pairs = [(r.winner.name, r.loser.name) for r in OVERRIDES if not r.always] + [
-        (r.first.name, r.second.name) for r in EXCLUDES
-    ]
-    return frozenset(other for pair in pairs if name in pair for other in pair if other != name)
 
 
 def exclusions(settings: list[Setting]) -> Iterator[tuple[Setting, Setting, str]]:
@@ -214,10 +198,10 @@ def sentences(name: str) -> list[str]:
     found = []
     for o in OVERRIDES:
         where = "" if o.devices == DEVICES else f" on {' and '.join(o.devices)}"
-        if o.loser.name == name:
-            found.append(f"{o.winner} wins over {'it' if not o.loser.values else o.loser}{where}")
-        if o.winner.name == name:
-            found.append(f"{'it' if not o.winner.values else o.winner} wins over {o.loser}{where}")
+        if o.second.name == name:
+            found.append(f"{o.first} wins over {'it' if not o.second.values else o.second}{where}")
+        if o.first.name == name:
+            found.append(f"{'it' if not o.first.values else o.first} wins over {o.second}{where}")
     for e in EXCLUDES:
         if name in (e.first.name, e.second.name):
             found.append(f"{e.first} and {e.second}: {e.why}")

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 from msctx.options import Setting
 from msctx.options.conv_policy import RECORDED, ConvPolicy, able
 from msctx.options.conv_rules import (
+    CONVOLUTION_RULES,
     DIRECTIONS,
     FEW_CHANNELS,
     PRODUCT,
     REQUESTED,
     ConvRule,
-    RulesKind,
     option_of,
     requested_by,
     rules_of,
@@ -117,7 +117,7 @@ OPTIONS = (
         example="256MB", devices=("cpu", "cuda"),
         help="The most memory that an algorithm may take for one convolution beside its tensors. One that needs more does "
              "not run: choices() shows what it would have needed."),
-    extension("conv_algo_rules", Annotated[str, RulesKind()],
+    extension("conv_algo_rules", Annotated[str, CONVOLUTION_RULES],
         example={"layer1.*": "winograd", "weight=64x3x7x7": {"fprop": "gemm"}}, devices=("cpu", "cuda"),
         help="Algorithms for single convolutions, by module path or by problem; a rule wins over conv_fprop_algo and its "
              "like. The first rule that matches decides. Module paths are known for models given to ctx.watch(model); the "

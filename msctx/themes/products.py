@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from msctx.options import Setting
-from msctx.options.conv_rules import DIRECTIONS, PRODUCT, PRODUCTS, RulesKind, requested_by
+from msctx.options.conv_rules import DIRECTIONS, PRODUCT, PRODUCT_RULES, requested_by
 from msctx.options.kinds import Bool, Choice
 from msctx.options.option import DEVICES, ascend_option, extension, gpu_option
 from msctx.options.rules import Rule
@@ -81,7 +81,7 @@ OPTIONS = (
              "with sums in float32 and errors like those of float32's own (choices() has each one's bound); values that the "
              "parts cannot carry (Inf, NaN) are computed in float32. Unset they may; false requests products in float32 "
              "alone, even where conv_allow_tf32 or matmul_allow_tf32 is set, on CUDA too."),
-    extension("matmul_algo_rules", Annotated[str, RulesKind(PRODUCTS)],
+    extension("matmul_algo_rules", Annotated[str, PRODUCT_RULES],
         example={"encoder.*": "bf16x6", "input=*x4096": "strict"}, devices=("cpu", "ascend"),
         help="matmul_algo for single products, by module path or by problem; a rule wins over matmul_algo. The first rule that "
              "matches decides. Module paths are known for the weights of models given to ctx.watch(model); the fields of a "

@@ -31,9 +31,7 @@ def stacked(*layers: dict[str, Any]) -> Settings:
 def names_of(rule: Any) -> list[str]:
     """The options that a rule names."""
     match rule:
-        case rules.Overrides():
-            return [rule.winner.name, rule.loser.name]
-        case rules.Excludes():
+        case rules.Overrides() | rules.Excludes():
             return [rule.first.name, rule.second.name]
         case rules.Needs():
             return [rule.option.name, *(other.name for other in rule.others)]
