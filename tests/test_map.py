@@ -275,7 +275,7 @@ def test_one_grep_finds_the_whole_chain_of_an_option() -> None:
             assert f'"{name}"' in rest or option.replaced_by, f"{name} is translated in the file that declares it"
             assert re.search(rf"\b{re.escape(name)}\b", tests), f"{name} has a test"
         for rule in theme.RULES:
-            parts = {Overrides: ("loser", "winner"), Excludes: ("first",)}.get(type(rule), ("option",))
+            parts = {Overrides: ("second", "first"), Excludes: ("first",)}.get(type(rule), ("option",))
             about = [getattr(rule, part) for part in parts]
             assert any(THEME_OF[when.name] is theme for when in about), f"{rule} stands beside an option that it is about"
     for place in ("themes", "switches"):
