@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any
 
 from msctx.context import get_context, set_options
-from msctx.errors import Diagnostic, OptionError
 from msctx.options import OPTIONS, UNSET, Option
 
 ARGUMENTS = {
@@ -112,12 +111,8 @@ def set_memory(increase_size: Any = UNSET, max_size: Any = UNSET, optimize_level
         max_size: ``max_device_memory``, e.g. ``"8GB"``.
         optimize_level: ``memory_optimize_level``, ``"O0"`` or ``"O1"``.
     """
-    if others:
-        allowed = "increase_size, max_size, optimize_level"
-        problems = [Diagnostic(name, "no option of msctx stands behind it", "runtime.set_memory", allowed) for name in others]
-        raise OptionError(problems)
-    if increase_size is UNSET and max_size is UNSET and optimize_level is UNSET:
+    named = {"increase_size": increase_size, "max_size": max_size, "optimize_level": optimize_level, **others}
+    options = {f"runtime.set_memory.{name}": value for name, value in named.items() if value is not UNSET}
+    if not options:
         raise TypeError("set_memory() takes at least one of increase_size, max_size, optimize_level")
-    given = {"increase_size": increase_size, "max_size": max_size, "optimize_level": optimize_level}
-    options = {f"runtime.set_memory.{name}": value for name, value in given.items() if value is not UNSET}
     set_options(options, "runtime.set_memory")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import GenericAlias
@@ -19,11 +19,12 @@ from typing_extensions import Required, TypedDict
 
 from msctx.errors import Diagnostic
 from msctx.options import operators
-from msctx.options.documents import Document, dotted, parse_dtypes, parse_flags, parse_ini, parse_json, parse_switches
+from msctx.options.documents import Document, Path, dotted, read_file
 from msctx.options.grammars import DumpIteration, DumpLayer
 from msctx.options.kinds import BadValue, Bool, CheckedKind, Int, IntKind, TextKind, ValueKind, show
 from msctx.options.operators import Operator
 from msctx.options.validation import Wrong, adapter, check
+from msctx.options.yamlfile import parse_json
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,108 @@ def _named(value: Any, key: Any = str) -> Any:
 
 def _one_of(words: str) -> Any:
     return Annotated[str, ValueKind(tuple(words.split()))]
+
+
+# --- lines ------------------------------------------------------------------------------------------------------------
+
+
+def parse_ini(
+    text: str,
+    file: str,
+    *,
+    sections: tuple[str, ...] = (),
+    inside: Path | None = None,
+    lists: Container[str] = (),
+    sign: str = "=",
+) -> Document:
+    """Read ``key=value`` lines under ``[section]`` headings, as ``{section: {key: text}}``; # and ; begin comment lines.
+
+    Args:
+        sections: those that the data has in any case.
+        inside: the dictionary of the lines before the first heading; that of a section stands beside it; (): there are no sections.
+        lists: keys whose value is a list of texts, separated by commas.
+    """
+    document = Document(text, file)
+    path, what = inside, f"key{sign}value"
+    pair = re.compile(rf"(?P<key>[^{sign}]*[^{sign}\s])\s*{sign}\s*(?P<value>.*)")
+    for section in sections:
+        document.dictionary((*(inside or ("",))[:-1], section))
+    for span in document.lines():
+        line = document.text[slice(*span)]
+        if heading := re.fullmatch(r"\[\s*(.*?)\s*\]", line) if path != () else None:
+            path = (*(path or ("",))[:-1], heading[1])
+            document.keys.setdefault(path, document.place(span))
+            document.values.setdefault(path, document.place(span))
+            document.dictionary(path)
+        elif not (found := pair.fullmatch(document.text, *span)):
+            allowed = f"{what}, one to a line" + ", or [section]" * (path != ())
+            document.report(path or (), span, f"{show(line)} is not {what}", allowed=allowed)
+        elif path is None:
+            document.report((found["key"],), span, "stands before the first [section]")
+        else:
+            document.put(path, found, "key", "value", listed=found["key"] in lists)
+    return document.in_order()
+
+
+_OPERATOR = re.compile(r"optype\s*::\s*(?P<ByOpType>[^:]*[^:\s])\s*:|(?!optype\s*::)(?P<ByNodeName>.*?\S)\s*::", re.IGNORECASE)
+_LABEL = re.compile(r"(?P<key>[^\s,:]*)\s*:(?P<value>[^:]*?)\s*(?=,[^,:]*:|$)")
+"""A label and its list; a comma may stand before the next label."""
+
+
+def parse_dtypes(text: str, file: str) -> Document:
+    """Read the dtypes of operators, one operator to a line: ``{ByOpType or ByNodeName: {name: {label: [dtypes]}}}``."""
+    document = Document(text, file)
+    document.data = {"ByOpType": {}, "ByNodeName": {}}
+    allowed = "name::InputDtype:float16,…,OutputDtype:float16,… or OpType::Type:InputDtype:…,OutputDtype:…"
+    for start, end in document.lines():
+        head = _OPERATOR.match(document.text, start, end)
+        labels = [*_LABEL.finditer(document.text, head.end(), end)] if head else []
+        if not head or not labels or document.text[head.end() : labels[0].start()].strip():
+            document.report((), (start, end), "these are no dtypes of an operator", allowed=allowed)
+        elif document.add(
+            path := (head.lastgroup, head[head.lastgroup or 0]), head.span(head.lastgroup or 0), (head.end(), end)
+        ):
+            for label in labels:
+                document.put(path, label, "key", "value", listed=True)
+    return document.in_order()
+
+
+def parse_switches(text: str, file: str) -> Document:
+    """Read CANN's switches of passes: as JSON, or in its older form, one ``Pass:on`` or ``Pass:off`` to a line."""
+    if text.lstrip("\ufeff \t\r\n").startswith("{"):
+        return parse_json(text, file)
+    return parse_ini(text, file, sections=("GraphFusion",), inside=("Switch", "GraphFusion"), sign=":")
+
+
+def parse_flags(text: str, file: str) -> Document:
+    """Read ``--name=value --name …``; ``--path=file.json`` reads further flags from a file of texts. A bare flag is ``True``."""
+    document = Document(text, file)
+    for token in re.finditer(r"(?P<flag>--(?P<name>[^\s=]+))(=(?P<value>[^\s=]*))?(?!\S)|\S+", document.text):
+        name, value = token["name"], token["value"]
+        if not name:
+            hint = f"--{token[0].lstrip('-')}" if re.fullmatch(r"-*[^-\s=][^\s=]*(=[^\s=]*)?", token[0]) else ""
+            what = f"{show(token[0])} is not a flag"
+            document.report((), token.span(), what, allowed="--name or --name=value", suggestion=hint)
+        elif name == "path":
+            content, why_not = read_file(value)
+            inner = parse_json(content, value or "")
+            if why_not or not isinstance(inner.data, dict):
+                why = f"{show(value or '')} cannot be read: {why_not}" if why_not else "the file holds no dictionary of flags"
+                document.report((name,), token.span("value" if value else 0), why)
+                continue
+            for flag, found in inner.data.items():
+                if flag in document.data or flag == "path":
+                    inner.problems.append(Diagnostic(flag, "is given twice", mark=inner.mark((flag, ""))))
+                if not isinstance(found, str):
+                    what = f"{show(found)} is not text"
+                    inner.problems.append(Diagnostic(flag, what, allowed="text in quotes", mark=inner.mark((flag,))))
+            document.problems += inner.problems
+            document.data |= inner.data
+            document.keys |= inner.keys
+            document.values |= {path: mark for path, mark in inner.values.items() if path}
+        elif document.add((name,), token.span("flag"), token.span("flag" if value is None else "value")):
+            document.data[name] = True if value is None else value
+    return document
 
 
 # --- values -----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from ast import literal_eval
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -19,9 +19,6 @@ _NUMBER = "(0|[1-9][0-9]{0,17})"
 _LONG = f"0*{_NUMBER}"
 """The same, perhaps with zeros before it, which mean nothing."""
 _SIZE = "[1-9][0-9]{0,17}"
-
-Fault = tuple[str, str]
-"""A problem with parts, and a replacement if one is known."""
 
 
 @dataclass(frozen=True)
@@ -40,34 +37,34 @@ class PartsKind(TextKind):
     numbers: bool = False  # whether one part may be a plain number, and whether there may be a number in place of the text
     repeats: bool = False  # whether a part, or what stands before its colon, may stand twice
     words: tuple[str, ...] = ()  # what a part may begin with, where that is a closed set
-    check: Callable[[list[str]], Iterator[Fault]] | None = None  # what else is wrong with parts that fit the pattern
+    instead: str = ""  # a word that may stand in place of all parts
+    check: Callable[[list[str]], object] = len  # raises for what else is wrong with parts that fit the pattern
 
     def read(self, value: Any) -> str:
+        if self.instead and value == self.instead:
+            return self.instead
         if self.numbers and type(value) is int:
             value = [value]
         if not isinstance(value, str | list | tuple):  # TextKind would propose a number as a text of digits
             raise BadValue(f"{show(value)} is not text")
-        text = super().read(value)
-        parts = [re.sub(rf"{_}([^\w\s]){_}", r"\1", part.strip()) for part in text.split(self.separator)]
+        parts = [re.sub(rf"{_}([^\w\s]){_}", r"\1", part.strip()) for part in super().read(value).split(self.separator)]
         if self.part.startswith(_LONG):
             parts = [re.sub(r"\b0+(?=[0-9])", "", part) for part in parts]
-        for text, hint in self._faults(parts):
-            raise BadValue(text, suggestion=hint)
-        return self.separator.join(parts)
-
-    def _faults(self, parts: list[str]) -> Iterator[Fault]:
         if not all(parts):
-            yield "a part of it is empty", self.separator.join(filter(None, parts))
-        if len(parts) < self.least or (self.most and len(parts) > self.most):
-            yield f"there are too {'few' if len(parts) < self.least else 'many'} parts ({len(parts)})", ""
+            raise BadValue("a part of it is empty", suggestion=self.separator.join(filter(None, parts)))
+        if not self.least <= len(parts) <= (self.most or len(parts)):
+            raise BadValue(f"there are too {'few' if len(parts) < self.least else 'many'} parts ({len(parts)})")
         for part in parts:
             if not re.fullmatch(self._pattern(""), part):
                 word = re.split(r"\W", part)[0]
-                yield f"{show(part)} is not {self.what}", "" if word in self.words else nearest(word, self.words)
+                raise BadValue(
+                    f"{show(part)} is not {self.what}", suggestion="" if word in self.words else nearest(word, self.words)
+                )
         names = [part.rpartition(":")[0] or part for part in parts]
-        yield from ((f"{show(name)} is given twice", "") for name in names if names.count(name) > 1 and not self.repeats)
-        if self.check is not None:
-            yield from self.check(parts)
+        if not self.repeats and (twice := [name for name in names if names.count(name) > 1]):
+            raise BadValue(f"{show(twice[0])} is given twice")
+        self.check(parts)
+        return self.separator.join(parts)
 
     def _pattern(self, blank: str) -> str:
         return self.part.replace(" ", blank)
@@ -79,33 +76,28 @@ class PartsKind(TextKind):
         items = {"type": ["string", "integer"] if self.numbers else "string"}
         number = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
         forms = [text, {"type": "array", "items": items, "minItems": 1}]
+        forms = [{"const": self.instead}, *forms] if self.instead else forms
         return {"anyOf": [*forms, number] if self.numbers and self.least == 1 else forms}
 
 
-def _ascending(sign: str, strictly: bool) -> Callable[[list[str]], Iterator[Fault]]:
-    def check(parts: list[str]) -> Iterator[Fault]:
+def _ascending(sign: str, strictly: bool) -> Callable[[list[str]], None]:
+    def check(parts: list[str]) -> None:
         for low, high in re.findall(rf"(\d+){sign}(\d+)", " ".join(parts)):
             if int(low) > int(high) or (strictly and low == high):
-                yield f"the range '{low}{sign}{high}' does not ascend", low if low == high else f"{high}{sign}{low}"
+                hint = low if low == high else f"{high}{sign}{low}"
+                raise BadValue(f"the range '{low}{sign}{high}' does not ascend", suggestion=hint)
 
     return check
 
 
-def _as_many_sizes(gears: list[str]) -> Iterator[Fault]:
+def _as_many_sizes(gears: list[str]) -> None:
     for gear in gears:
         if gear.count(",") != gears[0].count(","):
-            yield f"the gear {show(gear)} has not as many sizes as {show(gears[0])}", ""
+            raise BadValue(f"the gear {show(gear)} has not as many sizes as {show(gears[0])}")
 
 
 _DIM = f"(-1|{_NUMBER}( ~ {_NUMBER})?)"
 _SHAPE = rf"\[ ({_DIM}( , {_DIM})*)? \]"
-
-
-def _layers(text: str) -> str:
-    for layer in layers_in(text):
-        if fault := _fault(layer):
-            raise BadValue(f"{layer} holds no regular expression: {fault}")
-    return text
 
 
 _EXPRESSION = "name-regex("
@@ -123,27 +115,18 @@ def expression_in(layer: str) -> str | None:
     return layer[len(_EXPRESSION) : -1] if layer.startswith(_EXPRESSION) else None
 
 
-def _fault(layer: str) -> str:
-    """The problem with the expression of a layer."""
-    expression = expression_in(layer)
-    if expression is not None and not layer.endswith(")"):
-        return "the closing parenthesis is missing"
-    try:
-        re.compile(expression or "")
-    except re.error as error:
-        return str(error)
-    return ""
-
-
-@dataclass(frozen=True)
-class IterationKind(PartsKind):
-    """Steps, or ``all``."""
-
-    def read(self, value: Any) -> str:
-        return "all" if value == "all" else super().read(value)
-
-    def schema(self) -> dict[str, Any]:
-        return {"anyOf": [{"const": "all"}, super().schema()]}
+def _layers(text: str) -> str:
+    for layer in layers_in(text):
+        expression, fault = expression_in(layer) or "", ""
+        try:
+            re.compile(expression)
+        except re.error as error:
+            fault = str(error)
+        if expression_in(layer) is not None and not layer.endswith(")"):
+            fault = "the closing parenthesis is missing"
+        if fault:
+            raise BadValue(f"{layer} holds no regular expression: {fault}")
+    return text
 
 
 _SOME_STEPS = "at most 100 steps and ranges a-b (a below b), separated by |, such as 0|3-5|10"
@@ -159,7 +142,7 @@ _STEPS: dict[str, Any] = {
 _LAYERS = "names of operators or modules, or name-regex(...), separated by blanks"
 DumpLayer = Annotated[str, CheckedKind(_LAYERS, comma_list=True, separator=" ", check=_layers)]
 DumpStep = Annotated[str, PartsKind(_SOME_STEPS, **_STEPS)]
-DumpIteration = Annotated[str, IterationKind(f'"all", or {_SOME_STEPS}', **_STEPS)]
+DumpIteration = Annotated[str, PartsKind(f'"all", or {_SOME_STEPS}', instead="all", **_STEPS)]
 
 
 def _parts(allowed: str, **about: Any) -> Any:

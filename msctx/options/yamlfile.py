@@ -1,4 +1,4 @@
-"""YAML with places: every value knows its file, line and column; YAML 1.1's traps are closed or reported.
+"""YAML and JSON with places: every value knows its file, line and column; YAML 1.1's traps are closed or reported.
 
 Plain scalars follow the YAML 1.2 core schema: ``ON`` is text and not True, ``1e-3`` is a number, ``12:30`` is text. A number with
 a leading zero means one thing in YAML 1.1 and another in 1.2, so it is a problem, as is a key that is given twice.
@@ -6,12 +6,16 @@ a leading zero means one thing in YAML 1.1 and another in 1.2, so it is a proble
 
 from __future__ import annotations
 
+import json
+import math
+import re
+from contextlib import suppress
 from os import PathLike
 from typing import Any
 
 import yaml
 
-from msctx.errors import Diagnostic, FileError
+from msctx.errors import Diagnostic, FileError, Mark
 from msctx.options.documents import AmbiguousNumber, Document, Path, read_file, scalar
 from msctx.options.kinds import INVALID
 
@@ -34,11 +38,11 @@ class _Builder:
         self.document.report(path, _span(node), text)
         return INVALID
 
-    def value(self, node: yaml.Node, path: Path = (), above: frozenset[int] = frozenset()) -> Any:
+    def value(self, node: Any, path: Path = (), above: frozenset[int] = frozenset()) -> Any:
         self.document.values[path] = self.document.place(_span(node))
         self.left -= 1
         if self.left < 0:
-            raise RecursionError(f"more than {_NODES} values, counted again at each alias")
+            raise RecursionError
         if id(node) in above:
             return self.problem(path, node, "an alias that contains itself")
         if node.tag.removeprefix("tag:yaml.org,2002:") not in _TAGS:
@@ -47,35 +51,48 @@ class _Builder:
             return self.mapping(node, path, above | {id(node)})
         if isinstance(node, yaml.SequenceNode):
             return [self.value(child, (*path, i), above | {id(node)}) for i, child in enumerate(node.value)]
-        if not isinstance(node, yaml.ScalarNode) or node.style or (node.tag.endswith(":str") and _is_tagged(node)):
-            return node.value
         try:
-            return scalar(node.value)
+            return self.scalar(node)
         except AmbiguousNumber as error:
             return self.problem(path, node, str(error))
 
+    def scalar(self, node: Any) -> Any:
+        is_text = node.style or (node.tag.endswith(":str") and _is_tagged(node))
+        return node.value if is_text else scalar(node.value)
+
+    def key(self, node: Any) -> str:
+        return str(node.value)
+
     def mapping(self, node: yaml.Node, path: Path, above: frozenset[int]) -> dict[Any, Any]:
-        pairs: dict[Any, tuple[yaml.Node, yaml.Node]] = {}
+        pairs: dict[Any, tuple[Mark, yaml.Node]] = {}
+        merged: list[yaml.Node] = []
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 self.problem(path, key, "a key must be a plain word")
-            elif key.value in pairs:
-                first = self.document.place(_span(pairs[key.value][0]))
-                self.problem((*path, key.value), key, f"is given twice; first in {first}")
+            elif (name := self.key(key)) in pairs:
+                self.problem((*path, name), key, f"is given twice; first in {pairs[name][0]}")
+            elif key.tag.endswith(":merge"):  # of several the first wins
+                merged += reversed(value.value) if isinstance(value, yaml.SequenceNode) else [value]
             else:
-                pairs[key.value] = key, value
+                pairs[name] = self.document.place(_span(key)), value
         data: dict[Any, Any] = {}
-        _, merged = pairs.pop("<<", (None, None))
-        for source in reversed(merged.value) if isinstance(merged, yaml.SequenceNode) else filter(None, [merged]):
+        for source in merged:
             if not isinstance(source, yaml.MappingNode):
                 self.problem((*path, "<<"), source, "only dictionaries can be merged")
-            elif isinstance(part := self.value(source, path, above), dict):  # of several the first wins
+            elif isinstance(part := self.value(source, path, above), dict):
                 data |= part
         self.document.values[path] = self.document.place(_span(node))
-        for name, (key, value) in pairs.items():  # after what is merged: their places count
-            self.document.keys[(*path, name)] = self.document.place(_span(key))
+        for name, (place, value) in pairs.items():  # after what is merged: their places count
+            self.document.keys[(*path, name)] = place
             data[name] = self.value(value, (*path, name), above)
         return data
+
+
+class _JsonBuilder(_Builder):
+    def scalar(self, node: Any) -> Any:
+        return json.loads(self.document.text[slice(*_span(node))])
+
+    key = scalar
 
 
 def _span(node: yaml.Node) -> tuple[int, int]:
@@ -117,8 +134,9 @@ def parse(text: str, file: str, *, collect: bool = False) -> Document:
         what = f"this is not YAML: {'; '.join(filter(None, (error.context, error.problem)))}"
     except yaml.YAMLError as error:
         what = f"this is not YAML: {str(error).splitlines()[0]}"
-    except RecursionError as error:
-        what = str(error) if document.values else f"nested more than {_DEPTH} levels deep"
+    except RecursionError:
+        few = f"nested more than {_DEPTH} levels deep"
+        what = f"more than {_NODES} values, counted again at each alias" if document.values else few
     except ValueError:
         what = "this is not YAML: an escape (\\U…) has a number that no character has"
     else:
@@ -134,3 +152,47 @@ def load(path: str | PathLike[str], *, collect: bool = False) -> Document:
     if why_not:
         raise FileError([Diagnostic("", f"cannot be read: {why_not}", where=str(path))])
     return parse(text, str(path), collect=collect)
+
+
+_NOT_PLAIN = re.compile(r"\\u[0-9a-fA-F]{4}|\\.|[^\x20-\x7e\n]")
+_STRING_OR_COMMENT = re.compile(r'"(?:[^"\\\n]|\\[^\n])*"|//[^\n]*|#[^\n]*|/\*.*?\*/', re.DOTALL)
+
+
+def parse_json(text: str, file: str, *, comments: bool = False) -> Document:
+    """Read JSON; the data of anything else is an empty dictionary. It is YAML, but for some characters inside of strings.
+
+    Args:
+        comments: allow ``// …``, ``/* … */`` and ``# …``, which JSON itself does not have.
+    """
+    document = Document(text, file)
+    text = _STRING_OR_COMMENT.sub(_without_comment, document.text) if comments else document.text
+    try:
+        data = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        json.dumps(data, ensure_ascii=False).encode()  # half of a surrogate pair is not a character
+        document.data = data
+        plain = _NOT_PLAIN.sub(lambda match: " " if match[0] == "\t" else "_" * len(match[0]), text)
+        with suppress(yaml.YAMLError):  # it takes no keys of more than 1,024 characters
+            document.data = _JsonBuilder(document).value(yaml.compose(plain, Loader=_LOADER))
+    except json.JSONDecodeError as error:
+        at = min(error.pos, len(document.text.rstrip()))  # not the empty line after the last one
+        document.report((), (at, at + 1), f"this is not JSON: {error.msg}")
+    except (ValueError, RecursionError) as error:
+        document.data = {}
+        document.report((), (0, 1), f"this is not JSON: {error}")
+    return document.in_order()
+
+
+def _refuse(word: str) -> Any:
+    """NaN and the infinities, which Python would read, are not JSON."""
+    raise ValueError(f"{word} is not a number")
+
+
+def _finite(text: str) -> float:
+    if math.isinf(found := float(text)):
+        raise ValueError(f"{text} is too large a number")
+    return found
+
+
+def _without_comment(match: re.Match[str]) -> str:
+    """A comment as blanks, so that all else keeps its line and column; a string as it is."""
+    return match[0] if match[0][0] == '"' else re.sub(r"[^\n]", " ", match[0])

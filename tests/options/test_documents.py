@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from msctx.errors import Mark
 from msctx.options import OPTIONS, formats
-from msctx.options.documents import Document, parse_ini, parse_json
-from msctx.options.formats import Format
+from msctx.options.documents import Document
+from msctx.options.formats import Format, parse_ini
+from msctx.options.yamlfile import parse_json
 
 FORMATS: dict[str, Format] = {o.content: getattr(formats, o.content) for o in OPTIONS.values() if o.content}
 JSON_VALUES = st.recursive(
