@@ -62,8 +62,7 @@ def test_no_content_makes_a_reader_raise_and_everything_has_a_place(text: str) -
 @given(JSON_VALUES, st.sampled_from([None, 2, "\t"]))
 def test_what_json_writes_is_read_and_has_a_place(value: object, indent: int | str | None) -> None:
     parsed = parse_json(json.dumps({"x": value}, indent=indent), "f")
-    assert parsed.problems == []
-    assert parsed.data == {"x": value}
+    assert (parsed.problems, parsed.data) == ([], {"x": value})
     mark = parsed.mark(("x", ""))
     assert mark is not None
     assert (mark.line, mark.column) == {None: (1, 2), 2: (2, 3), "\t": (2, 2)}[indent]
@@ -97,8 +96,7 @@ def test_what_is_not_json(text: str, place: str, words: str) -> None:
 def test_comments_are_blanked_out_where_they_are_allowed() -> None:
     text = '{ // "one"\n "a": "// no # comment /* here", /* two,\n three */ "b": 1, # four\n"c": 2}// five'
     parsed = parse_json(text, "f", comments=True)
-    assert parsed.problems == []
-    assert parsed.data == {"a": "// no # comment /* here", "b": 1, "c": 2}
+    assert (parsed.problems, parsed.data) == ([], {"a": "// no # comment /* here", "b": 1, "c": 2})
     assert at(parsed, "b") == "3:16 1"
 
 
@@ -112,8 +110,7 @@ def test_a_message_shows_no_line_of_megabytes_and_nothing_that_moves_the_cursor(
 def test_sections_keys_and_values() -> None:
     text = "\ufeff# comment\r\n; comment = too\r\n\r\n[One]\r\na = 1 \r\n\tb=x=y\r\n[ Two ]\nl= a, b,,c\ne="
     parsed = parse_ini(text, "f", lists=("l",))
-    assert parsed.problems == []
-    assert parsed.data == {"One": {"a": "1", "b": "x=y"}, "Two": {"l": ["a", "b", "", "c"], "e": ""}}
+    assert (parsed.problems, parsed.data) == ([], {"One": {"a": "1", "b": "x=y"}, "Two": {"l": ["a", "b", "", "c"], "e": ""}})
     assert at(parsed, "One", "") == "4:1 [One]"
     assert at(parsed, "One", "b") == "6:4 x=y"
     assert at(parsed, "Two", "l", 1) == "8:7 b"
