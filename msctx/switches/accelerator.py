@@ -39,7 +39,7 @@ def current_device(name: str, module: Module) -> Switch:
         # nothing was current before the device was initialised: then torch starts with 0
         write(0 if index is None and module().is_initialized() else index)
 
-    return Switch(name=name, read=read, write=write, state=(read, put_back), scope="thread", blocked=blocked)
+    return Switch(name, read, write, state=(read, put_back), scope="thread", blocked=blocked)
 
 
 def memory_cap(name: str, module: Module, overhead: Callable[[int], int | None] | None = None) -> Switch:
@@ -112,7 +112,7 @@ def memory_cap(name: str, module: Module, overhead: Callable[[int], int | None] 
                 raise SwitchError(too_small(cap, device, held, beside))
         return ""
 
-    return Switch(name=name, read=read, write=write, state=(save, load), satisfied=satisfied, blocked=blocked)
+    return Switch(name, read, write, state=(save, load), satisfied=satisfied, blocked=blocked)
 
 
 UNKNOWN = (
@@ -157,7 +157,7 @@ def synchronize_each_op(name: str, module: Module) -> Switch:
                 raise SwitchError(f"{name}: another dispatch mode was entered inside the scope and is still active")
             modes.pop().__exit__(None, None, None)
 
-    return Switch(name=name, read=lambda: bool(stack.modes), write=write, scope="thread")
+    return Switch(name, lambda: bool(stack.modes), write, scope="thread")
 
 
 def _where() -> str:
@@ -192,4 +192,4 @@ def wait(name: str, module: Module, kind: str) -> Switch:
         elif found is not None:
             of.synchronize, found, limit = found, None, None
 
-    return Switch(name=name, read=lambda: limit, write=write)
+    return Switch(name, lambda: limit, write)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from importlib import import_module
 from operator import attrgetter
 from typing import Any
@@ -16,7 +17,7 @@ class LateError(Exception):
     """A write came too late; the text says for what."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Switch:
     """One row of the table of globals.
 
@@ -37,7 +38,8 @@ class Switch:
 
     name: str
     read: Callable[[], Any]
-    write: Callable[[Any], None] | None = None
+    write: Callable[[Any], object] | None = None
+    _: KW_ONLY
     scope: str = "process"
     restore: str = "exact"
     family: str = ""
@@ -75,7 +77,20 @@ def of(name: str, there: Any, **more: Any) -> Switch:
     for field, method in (("satisfied", "holds"), ("blocked", "blocked")):
         if hasattr(there, method):
             more = {field: getattr(there, method)} | more
-    return Switch(name=name, read=there.read, write=there.write, **more)
+    return Switch(name, there.read, there.write, **more)
+
+
+def variable(name: str, **more: Any) -> Switch:
+    """An environment variable, whose name is the last word of the switch's."""
+    key = name.rpartition(".")[2]
+
+    def write(value: str | None) -> None:
+        if value is None:
+            os.environ.pop(key, None)
+        else:
+            os.environ[key] = value
+
+    return Switch(name, lambda: os.environ.get(key), write, **more)
 
 
 def reading(place: str, unwritten: Any = None, *of: Any) -> Callable[[], Any]:

@@ -64,4 +64,4 @@ def reach_pool() -> None:
     openmp.GOMP_parallel(ctypes.cast(libm.fesetenv, ctypes.c_void_p), ctypes.addressof(environment), threads, 0)
 
 
-SWITCHES = (Switch(name="torch.flush_denormal", read=_is_flushed, write=_write, scope="inherited"),)
+SWITCHES = (Switch("torch.flush_denormal", _is_flushed, _write, scope="inherited"),)

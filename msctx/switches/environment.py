@@ -10,24 +10,20 @@ from typing import Any
 
 import torch
 
-from msctx.switches.base import Switch
+from msctx.switches.base import Switch, variable
 from msctx.switches.torch_npu import is_late as npu_late
 
 
-def _variable(switch: str, **more: Any) -> Switch:
-    name = switch.removeprefix("env.")
-
-    def write(value: str | None) -> None:
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-    return Switch(name=switch, read=lambda: os.environ.get(name), write=write, **more)
+def _read_once(name: str, only_before: str, **more: Any) -> Switch:
+    return variable(name, restore=f"it is read only before {only_before}", **more)
 
 
-def _read_once(switch: str, only_before: str, **more: Any) -> Switch:
-    return _variable(switch, restore=f"it is read only before {only_before}", **more)
+def _of_npu(name: str, only_before: str = "the first use of an NPU") -> Switch:
+    return _read_once(name, only_before, blocked=lambda value: npu_late(name.removeprefix("env.")))
+
+
+def _of_hccl(name: str, only_before: str = "the first process group of HCCL", **more: Any) -> Switch:
+    return _read_once(name, only_before, blocked=_group_late(name, "hccl"), **more)
 
 
 def _cublas_late(value: str) -> str:
@@ -37,10 +33,6 @@ def _cublas_late(value: str) -> str:
             f"`os.environ['CUBLAS_WORKSPACE_CONFIG'] = '{value}'` before the first use of CUDA"
         )
     return ""
-
-
-def _npu_late(name: str) -> Callable[[str | None], str]:
-    return lambda value: npu_late(name)
 
 
 FIXED_ORDER = frozenset({"ring", "collnetdirect", "collnetchain"})
@@ -60,16 +52,12 @@ def _has_group_of(backend: str) -> bool:
     return c10d is not None and any(backend in devices for devices in [*c10d._world.pg_backend_config.values()])
 
 
-def _hccl_late(name: str) -> Callable[[str | None], str]:
-    def late(value: str | None) -> str:
-        if _has_group_of("hccl"):
-            return (
-                f"{name} comes too late, a process group of HCCL has been made; start with `msctx run`, or enter the context before "
-                "torch.distributed.init_process_group"
-            )
-        return ""
-
-    return late
+def _group_late(name: str, backend: str) -> Callable[[str | None], str]:
+    late = (
+        f"{name.removeprefix('env.')} comes too late, a process group of {backend.upper()} has been made; start with `msctx run`, "
+        "or enter the context before torch.distributed.init_process_group"
+    )
+    return lambda value: late if _has_group_of(backend) else ""
 
 
 def _hccl_adds_in_fixed_order(value: str) -> bool:
@@ -77,15 +65,6 @@ def _hccl_adds_in_fixed_order(value: str) -> bool:
     is set, though it no longer reads it."""
     found = os.environ.get("HCCL_DETERMINISTIC")
     return _has_group_of("hccl") if found is None else found.lower() in ("true", "strict")
-
-
-def _nccl_late(value: str) -> str:
-    if _has_group_of("nccl"):
-        return (
-            "NCCL_ALGO comes too late, a process group of NCCL has been made; start with `msctx run`, or enter the context "
-            "before torch.distributed.init_process_group"
-        )
-    return ""
 
 
 def _lower_limit(limit: int) -> None:
@@ -102,36 +81,25 @@ SWITCHES = (
         blocked=_cublas_late,
     ),
     # NCCL reads it whenever it makes a communicator, so that what was found can be put back
-    _variable("env.NCCL_ALGO", satisfied=_nccl_adds_in_fixed_order, blocked=_nccl_late),
-    _read_once(
-        "env.HCCL_DETERMINISTIC",
-        "the first HCCL communicator",
-        satisfied=_hccl_adds_in_fixed_order,
-        blocked=_hccl_late("HCCL_DETERMINISTIC"),
-    ),
-    _read_once("env.HCCL_EXEC_TIMEOUT", "the first process group of HCCL", blocked=_hccl_late("HCCL_EXEC_TIMEOUT")),
-    _read_once("env.HCCL_EVENT_TIMEOUT", "the first process group of HCCL", blocked=_hccl_late("HCCL_EVENT_TIMEOUT")),
-    _variable("env.ACL_STREAM_TIMEOUT"),  # torch_npu reads it at each wait
-    _read_once("env.TE_PARALLEL_COMPILER", "the first use of an NPU", blocked=_npu_late("TE_PARALLEL_COMPILER")),
-    _read_once(
-        "env.PYTORCH_NO_NPU_MEMORY_CACHING",
-        "the first allocation on an NPU",
-        blocked=_npu_late("PYTORCH_NO_NPU_MEMORY_CACHING"),
-    ),
-    _read_once("env.ASCEND_MAX_OP_CACHE_SIZE", "the first use of an NPU", blocked=_npu_late("ASCEND_MAX_OP_CACHE_SIZE")),
-    _read_once(
-        "env.ASCEND_REMAIN_CACHE_SIZE_RATIO", "the first use of an NPU", blocked=_npu_late("ASCEND_REMAIN_CACHE_SIZE_RATIO")
-    ),
-    _variable("env.DISABLE_PTXAS_OPT"),  # Triton reads it, and its caches distinguish it, whenever it compiles
-    _variable(
+    variable("env.NCCL_ALGO", satisfied=_nccl_adds_in_fixed_order, blocked=_group_late("env.NCCL_ALGO", "nccl")),
+    _of_hccl("env.HCCL_DETERMINISTIC", "the first HCCL communicator", satisfied=_hccl_adds_in_fixed_order),
+    _of_hccl("env.HCCL_EXEC_TIMEOUT"),
+    _of_hccl("env.HCCL_EVENT_TIMEOUT"),
+    variable("env.ACL_STREAM_TIMEOUT"),  # torch_npu reads it at each wait
+    _of_npu("env.TE_PARALLEL_COMPILER"),
+    _of_npu("env.PYTORCH_NO_NPU_MEMORY_CACHING", "the first allocation on an NPU"),
+    _of_npu("env.ASCEND_MAX_OP_CACHE_SIZE"),
+    _of_npu("env.ASCEND_REMAIN_CACHE_SIZE_RATIO"),
+    variable("env.DISABLE_PTXAS_OPT"),  # Triton reads it, and its caches distinguish it, whenever it compiles
+    variable(
         "env.TORCHINDUCTOR_PATTERN_MATCH_DEBUG",  # any text has each pattern counted; names of nodes are logged, too
         satisfied=lambda value: bool(os.environ.get("TORCHINDUCTOR_PATTERN_MATCH_DEBUG")) == bool(value),
     ),
     # a value is what is needed at least: a higher limit that is in force already stays
     Switch(
-        name="python.recursion_limit",
-        read=sys.getrecursionlimit,
-        write=sys.setrecursionlimit,
+        "python.recursion_limit",
+        sys.getrecursionlimit,
+        sys.setrecursionlimit,
         satisfied=lambda needed: sys.getrecursionlimit() >= needed,
         state=(sys.getrecursionlimit, _lower_limit),
         family="python.recursion_limit",

@@ -46,13 +46,6 @@ def _load(state: dict[str, Any]) -> None:
 
 
 SWITCHES = (
-    Switch(
-        name="rng.saved",
-        read=lambda: None,
-        write=lambda _: None,
-        satisfied=lambda _: True,
-        state=(_save, _load),
-        restore="closing",
-    ),
-    Switch(name="rng.seed", read=torch.initial_seed, write=_seed, satisfied=lambda _: False, restore="kept"),
+    Switch("rng.saved", lambda: None, lambda _: None, satisfied=lambda _: True, state=(_save, _load), restore="closing"),
+    Switch("rng.seed", torch.initial_seed, _seed, satisfied=lambda _: False, restore="kept"),
 )

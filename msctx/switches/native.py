@@ -16,15 +16,15 @@ from msctx.switches.base import Switch
 def _convolution(name: str) -> Switch:
     place = name.rpartition(".")[2]
     here = conv_policy.PLACES[place]
-    return Switch(name=name, read=here.read, write=here.write, state=(here.take, here.write), satisfied=here.is_in_force)
+    return Switch(name, here.read, here.write, state=(here.take, here.write), satisfied=here.is_in_force)
 
 
 def _precision(name: str) -> Switch:
     device = name.rpartition(".")[2]
     return Switch(
-        name=name,
-        read=partial(precision_switch.read, device),
-        write=partial(precision_switch.write, device),
+        name,
+        partial(precision_switch.read, device),
+        partial(precision_switch.write, device),
         state=(partial(precision_switch.save, device), partial(precision_switch.load, device)),
         scope="thread",
         family=name,
@@ -37,13 +37,13 @@ SWITCHES = (
     _precision("native.precision.cuda"),
     _precision("native.precision.ascend"),
     Switch(
-        name="native.memory_pool",
-        read=memory.read_pool,
-        write=memory.write_pool,
+        "native.memory_pool",
+        memory.read_pool,
+        memory.write_pool,
         # always: while another allocator is in force, there is a pool that does not show
         state=(memory.read_pool, memory.write_pool),
     ),
-    Switch(name="native.memory_caps", read=memory.read_caps, write=memory.write_caps),
+    Switch("native.memory_caps", memory.read_caps, memory.write_caps),
 )
 OF_CUDA = (_convolution("native.convolution.cuda"),)
 OF_ASCEND = (_convolution("native.convolution.ascend"),)

@@ -20,7 +20,7 @@ def _part(
 ) -> Switch:
     """*place*: ``module:`` or ``module:object.`` in front of the functions that are called with *of*."""
     read, write = (place + verb for verb in verbs)
-    return Switch(name=name, read=reading(read, unwritten, *of), write=writing(write, unwritten, *of), **more)
+    return Switch(name, reading(read, unwritten, *of), writing(write, unwritten, *of), **more)
 
 
 def _slot(name: str, place: str, **more: Any) -> Switch:
@@ -67,9 +67,9 @@ def _observer(name: str, place: str, *more: Any) -> Switch:
                 del going_on[next(iter(going_on))]
 
     return Switch(
-        name=name,
-        read=read,
-        write=write,
+        name,
+        read,
+        write,
         state=(save, partial(put, resumes=True)),
         satisfied=lambda wanted: read() == (wanted and asdict(wanted)),
     )
@@ -105,7 +105,7 @@ def _of_session(name: str) -> Switch:
     def write(requested: Any) -> None:
         _session.values[name] = requested
 
-    return Switch(name=name, read=partial(of_session, name), write=write, scope="thread")
+    return Switch(name, partial(of_session, name), write, scope="thread")
 
 
 SWITCHES = (

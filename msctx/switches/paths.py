@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from typing import Any
 
 OF_THE_ENGINE = frozenset(
     {"ge.debugDir", "ge.op_compiler_cache_dir", "ge.exec.dumpPath", "ge.exec.opDebugConfig", "ge.fusionSwitchFile"}
@@ -16,28 +17,36 @@ def place(path: str) -> str:
     return os.path.abspath(os.path.expandvars(os.path.expanduser(path)))
 
 
+Texts = Mapping[str, Any] | None
+
+
 class Kept:
     """Texts by their keys, as they are wanted and as they are in force: a path that stays the same text stays the same place."""
 
     def __init__(self, is_path: Callable[[str], bool]) -> None:
         self._is_path = is_path
-        self.given: Mapping[str, str] | None = None
-        self.led: Mapping[str, str] | None = None
+        self.given: Texts = None
+        self.led: Texts = None
 
-    def placed(self, texts: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    def placed(self, texts: Texts) -> Texts:
         return texts and {key: self._placed(key, text) for key, text in texts.items()}
 
-    def _placed(self, key: str, text: str) -> str:
+    def _placed(self, key: str, text: Any) -> Any:
         if not text or not self._is_path(key):
             return text
         return self.led[key] if self.led and (self.given or {}).get(key) == text else place(text)
 
-    def write(self, texts: Mapping[str, str] | None) -> None:
-        self.led = self.placed(texts)
-        self.given = texts
+    def read(self) -> Any:
+        return self.led and dict(self.led)
 
-    def save(self) -> tuple[Mapping[str, str] | None, Mapping[str, str] | None]:
+    def holds(self, texts: Any) -> bool:
+        return self.placed(texts) == self.led
+
+    def write(self, texts: Any) -> None:
+        self.given, self.led = texts, self.placed(texts)
+
+    def save(self) -> Any:
         return self.given, self.led
 
-    def load(self, found: tuple[Mapping[str, str] | None, Mapping[str, str] | None]) -> None:
+    def load(self, found: Any) -> None:
         self.given, self.led = found

@@ -143,11 +143,6 @@ def _blocked(value: Mapping[str, Any] | None) -> str:
 SWITCHES = (
     # a value holds some keys of DEFAULTS; None: as the user has it
     Switch(
-        name="torch.accelerator.allocator_settings",
-        read=_read,
-        write=_write,
-        state=(_save, _load),
-        satisfied=_is_satisfied,
-        blocked=_blocked,
+        "torch.accelerator.allocator_settings", _read, _write, state=(_save, _load), satisfied=_is_satisfied, blocked=_blocked
     ),
 )

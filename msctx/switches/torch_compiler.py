@@ -93,7 +93,7 @@ def _logs(name: str) -> Switch:
         for logger, level in zip(loggers, each(levels), strict=True):
             logger.setLevel(level)
 
-    return Switch(name=name, read=read, write=write, satisfied=lambda levels: read() == each(levels))
+    return Switch(name, read, write, satisfied=lambda levels: read() == each(levels))
 
 
 def _variable(name: str, default: str) -> Callable[[], bool]:
@@ -103,15 +103,15 @@ def _variable(name: str, default: str) -> Callable[[], bool]:
 _DYNAMO, _FUNCTORCH = "torch._dynamo.config", "torch._functorch.config"
 SWITCHES = (
     Switch(
-        name="graph.compilation",
-        read=_read,
-        write=_write,
+        "graph.compilation",
+        _read,
+        _write,
         state=(lambda: calls.compilation, _write),
         satisfied=lambda wanted: bool(calls.compilation == wanted),
     ),
-    Switch(name="graph.modules", read=calls.are_compiled, write=calls.compile_modules, state=(calls.found, calls.put_back)),
-    Switch(name="graph.grad_for_scalar", read=lambda: gradients.for_scalars, write=_for_scalars),
-    Switch(name="torch.dynamo.force_eager", read=_is_eager, write=_force_eager, state=(_stance, _put_stance)),
+    Switch("graph.modules", calls.are_compiled, calls.compile_modules, state=(calls.found, calls.put_back)),
+    Switch("graph.grad_for_scalar", lambda: gradients.for_scalars, _for_scalars),
+    Switch("torch.dynamo.force_eager", _is_eager, _force_eager, state=(_stance, _put_stance)),
     of("torch.dynamo.skip_nnmodule_hook_guards", Forced(_DYNAMO, "skip_nnmodule_hook_guards", lambda: True)),
     of("torch.dynamo.verbose", Forced(_DYNAMO, "verbose", _variable("TORCHDYNAMO_VERBOSE", "0"))),
     of("torch.functorch.debug_assert", Forced(_FUNCTORCH, "debug_assert", lambda: False)),
@@ -120,17 +120,17 @@ SWITCHES = (
         Forced(_FUNCTORCH, "enable_autograd_cache", _variable("TORCHINDUCTOR_AUTOGRAD_CACHE", "1")),
     ),
     Switch(
-        name="torch.compiler.cache",
-        read=reading(f"{_CACHE}:read"),
-        write=writing(f"{_CACHE}:write"),
+        "torch.compiler.cache",
+        reading(f"{_CACHE}:read"),
+        writing(f"{_CACHE}:write"),
         state=(lambda: import_module(_CACHE).save(), writing(f"{_CACHE}:load")),
         satisfied=lambda wanted: bool(import_module(_CACHE).serves(wanted)),
         blocked=lambda wanted: str(import_module(_CACHE).obstacle(wanted)),
     ),
     Switch(
-        name="torch.compiler.force_disable_caches",
-        read=cache_tag.are_disabled,
-        write=cache_tag.disable,
+        "torch.compiler.force_disable_caches",
+        cache_tag.are_disabled,
+        cache_tag.disable,
         state=(cache_tag.disabling, cache_tag.disable),
         satisfied=lambda off: cache_tag.disabling() is off,
     ),

@@ -49,33 +49,33 @@ def _sanitize(on: bool) -> None:
 
 
 SWITCHES = (
-    Switch(name="torch.cudnn.deterministic", read=_C._get_cudnn_deterministic, write=_C._set_cudnn_deterministic),
-    Switch(name="torch.cudnn.benchmark", read=_C._get_cudnn_benchmark, write=_C._set_cudnn_benchmark),
-    Switch(name="torch.cudnn.enabled", read=lambda: torch.backends.cudnn.enabled),
-    Switch(name="torch.cudnn.benchmark_limit", read=lambda: torch.backends.cudnn.benchmark_limit),
-    Switch(name="torch.cudnn.depthwise_kernel", read=lambda: getattr(torch.backends.cudnn, "depthwise_kernel", None)),
+    Switch("torch.cudnn.deterministic", _C._get_cudnn_deterministic, _C._set_cudnn_deterministic),
+    Switch("torch.cudnn.benchmark", _C._get_cudnn_benchmark, _C._set_cudnn_benchmark),
+    Switch("torch.cudnn.enabled", lambda: torch.backends.cudnn.enabled),
+    Switch("torch.cudnn.benchmark_limit", lambda: torch.backends.cudnn.benchmark_limit),
+    Switch("torch.cudnn.depthwise_kernel", lambda: getattr(torch.backends.cudnn, "depthwise_kernel", None)),
     Switch(
-        name="torch.cuda.matmul.allow_fp16_reduced_precision_reduction",
-        read=lambda: list(_C._get_cublas_allow_fp16_reduced_precision_reduction()),
+        "torch.cuda.matmul.allow_fp16_reduced_precision_reduction",
+        lambda: list(_C._get_cublas_allow_fp16_reduced_precision_reduction()),
     ),
     Switch(
-        name="torch.cuda.matmul.allow_bf16_reduced_precision_reduction",
-        read=lambda: list(_C._get_cublas_allow_bf16_reduced_precision_reduction()),
+        "torch.cuda.matmul.allow_bf16_reduced_precision_reduction",
+        lambda: list(_C._get_cublas_allow_bf16_reduced_precision_reduction()),
     ),
-    Switch(name="torch.cuda.matmul.allow_fp16_accumulation", read=lambda: torch.backends.cuda.matmul.allow_fp16_accumulation),
-    Switch(name="torch.sdp.flash", read=torch.backends.cuda.flash_sdp_enabled),
-    Switch(name="torch.sdp.mem_efficient", read=torch.backends.cuda.mem_efficient_sdp_enabled),
-    Switch(name="torch.sdp.math", read=torch.backends.cuda.math_sdp_enabled),
-    Switch(name="torch.sdp.cudnn", read=torch.backends.cuda.cudnn_sdp_enabled),
+    Switch("torch.cuda.matmul.allow_fp16_accumulation", lambda: torch.backends.cuda.matmul.allow_fp16_accumulation),
+    Switch("torch.sdp.flash", torch.backends.cuda.flash_sdp_enabled),
+    Switch("torch.sdp.mem_efficient", torch.backends.cuda.mem_efficient_sdp_enabled),
+    Switch("torch.sdp.math", torch.backends.cuda.math_sdp_enabled),
+    Switch("torch.sdp.cudnn", torch.backends.cuda.cudnn_sdp_enabled),
 )
 OF_DEVICE = (
     current_device("torch.cuda.current_device", lambda: torch.cuda),
     memory_cap("torch.cuda.memory_cap", lambda: torch.cuda, cuda_context.overhead),
     # by the functions below torch.cuda's, which does nothing before CUDA is initialised
-    Switch(name="torch.cuda.caching_allocator", read=_keeps, write=_keep, blocked=_has_no_cache),
+    Switch("torch.cuda.caching_allocator", _keeps, _keep, blocked=_has_no_cache),
     synchronize_each_op("torch.cuda.synchronize_each_op", lambda: torch.cuda),
     wait("torch.cuda.stream_sync_timeout", lambda: torch.cuda, "Stream"),
     wait("torch.cuda.event_sync_timeout", lambda: torch.cuda, "Event"),
-    Switch(name="torch.cuda.sanitizer", read=_sanitizes, write=_sanitize),
-    Switch(name="torch.cuda.context_overhead", read=cuda_context.observed),
+    Switch("torch.cuda.sanitizer", _sanitizes, _sanitize),
+    Switch("torch.cuda.context_overhead", cuda_context.observed),
 )

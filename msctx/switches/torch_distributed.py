@@ -68,4 +68,4 @@ def _is_satisfied(seconds: int) -> bool:
     return {*defaults.values(), *(timeout for _, timeout in backends)} == {_timedelta(seconds)}
 
 
-SWITCHES = (Switch(name="torch.distributed.timeout", read=read, write=write, state=(save, load), satisfied=_is_satisfied),)
+SWITCHES = (Switch("torch.distributed.timeout", read, write, state=(save, load), satisfied=_is_satisfied),)

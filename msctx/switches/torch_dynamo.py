@@ -14,7 +14,7 @@ import torch
 
 from msctx.graph import report
 from msctx.switches import paths
-from msctx.switches.base import Switch
+from msctx.switches.base import of
 
 Content = tuple[str, ...]
 _DEVICE = "mtia"
@@ -29,44 +29,49 @@ PATHS = {"debug_dir", "save_graphs_path", *paths.OF_THE_ENGINE, *(f"tuner.{key}"
 """The keys of words that name a place: the same text under another directory is another content."""
 
 
-class _Here(threading.local):
-    def __init__(self) -> None:
-        self.words = paths.Kept(lambda word: _key(word) in PATHS)
-        """Word, such as ``debug_dir=kernels``, → what follows its key."""
-
-    @property
-    def content(self) -> Content | None:
-        led = self.words.led
-        return tuple(f"{_key(word)}={text}" if text else word for word, text in led.items()) if led else None
-
-
 def _key(word: str) -> str:
     return word.partition("=")[0]
 
 
-_here = _Here()
-
-
 def _texts(words: Iterable[str] | None) -> dict[str, str] | None:
+    """Word, such as ``debug_dir=kernels``, → what follows its key."""
     return {word: word.partition("=")[2] for word in words} if words is not None else None
 
 
-def _read() -> list[str] | None:
-    return None if _here.content is None else [*_here.content]
+class _Words(threading.local, paths.Kept):
+    def __init__(self) -> None:
+        super().__init__(lambda word: _key(word) in PATHS)
+
+    @property
+    def content(self) -> Content | None:
+        return tuple(f"{_key(word)}={text}" if text else word for word, text in self.led.items()) if self.led else None
+
+    def read(self) -> list[str] | None:
+        return None if self.content is None else [*self.content]
+
+    def holds(self, words: Iterable[str] | None) -> bool:
+        return super().holds(_texts(words))
+
+    def write(self, words: Iterable[str] | None) -> None:
+        super().write(_texts(words))
+        content = self.content
+        if torch.mtia.is_available():  # its autocast means something
+            return
+        torch.set_autocast_enabled(_DEVICE, content is not None)
+        if content is not None:
+            torch.set_autocast_dtype(_DEVICE, _DTYPES[_numbers.setdefault(content, len(_numbers)) % len(_DTYPES)])
+
+    def save(self) -> Any:
+        return super().save(), torch.get_autocast_dtype(_DEVICE), torch.is_autocast_enabled(_DEVICE)
+
+    def load(self, found: Any) -> None:
+        words, dtype, enabled = found
+        super().load(words)
+        torch.set_autocast_dtype(_DEVICE, dtype)
+        torch.set_autocast_enabled(_DEVICE, enabled)
 
 
-def _is_satisfied(words: Iterable[str] | None) -> bool:
-    return _here.words.placed(_texts(words)) == _here.words.led
-
-
-def _write(words: Iterable[str] | None) -> None:
-    _here.words.write(_texts(words))
-    content = _here.content
-    if torch.mtia.is_available():  # its autocast means something
-        return
-    torch.set_autocast_enabled(_DEVICE, content is not None)
-    if content is not None:
-        torch.set_autocast_dtype(_DEVICE, _DTYPES[_numbers.setdefault(content, len(_numbers)) % len(_DTYPES)])
+_here = _Words()
 
 
 def _note() -> None:
@@ -75,19 +80,4 @@ def _note() -> None:
 
 
 report.ENDED.append(_note)
-
-
-def _save() -> tuple[Any, Any, bool]:
-    return _here.words.save(), torch.get_autocast_dtype(_DEVICE), torch.is_autocast_enabled(_DEVICE)
-
-
-def _load(state: tuple[Any, Any, bool]) -> None:
-    words, dtype, enabled = state
-    _here.words.load(words)
-    torch.set_autocast_dtype(_DEVICE, dtype)
-    torch.set_autocast_enabled(_DEVICE, enabled)
-
-
-SWITCHES = (
-    Switch(name="torch.dynamo.apart", read=_read, write=_write, scope="thread", state=(_save, _load), satisfied=_is_satisfied),
-)
+SWITCHES = (of("torch.dynamo.apart", _here, scope="thread"),)

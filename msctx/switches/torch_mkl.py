@@ -101,9 +101,9 @@ def obstacle() -> str:
 
 SWITCHES = (
     Switch(
-        name="torch.mkl.cbwr",
-        read=read,
-        write=_write,
+        "torch.mkl.cbwr",
+        read,
+        _write,
         restore=f"it is read only before {_ONCE}",
         satisfied=lambda value: is_strict() if value == STRICT else read() == value,
     ),

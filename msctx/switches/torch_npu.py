@@ -18,8 +18,8 @@ import torch
 from msctx.errors import SwitchError
 from msctx.native.core import has_float32_products
 from msctx.switches.accelerator import current_device, memory_cap, synchronize_each_op, wait
-from msctx.switches.base import Switch
-from msctx.switches.paths import Kept, place
+from msctx.switches.base import Switch, of, variable
+from msctx.switches.paths import Kept
 
 
 def is_here() -> bool:
@@ -72,20 +72,26 @@ def _starting(switch: Switch) -> Switch:
 
 def soc_name() -> str | None:
     """The chip as CANN names it; torch_npu has the name of a device only once that is initialised."""
-    try:
-        ask = ctypes.CDLL("libascendcl.so").aclrtGetSocName
-    except (OSError, AttributeError):
+    if (ask := _acl("aclrtGetSocName")) is None:
         return None
     ask.restype = ctypes.c_char_p
     found = ask()
     return found.decode() if found else None
 
 
+def _acl(function: str) -> Any:
+    """A function of CANN's runtime; ``None``: this CANN has none of that name, or there is no CANN."""
+    try:
+        return getattr(ctypes.CDLL("libascendcl.so"), function)
+    except (OSError, AttributeError):
+        return None
+
+
 def _hf32(name: str, kind: str) -> Switch:
     def write(on: bool) -> None:
         getattr(npu(), kind).allow_hf32 = on
 
-    return Switch(name=name, read=lambda: getattr(npu(), kind).allow_hf32, write=write)
+    return Switch(name, lambda: getattr(npu(), kind).allow_hf32, write)
 
 
 def _c() -> Any:
@@ -110,35 +116,31 @@ def _option(name: str, key: str, unset: Callable[[], str], **more: Any) -> Switc
         return unset() if value is None else value
 
     return Switch(
-        name=name,
-        read=lambda: effective(_get(key)),
-        write=lambda value: _set(key, effective(value)),
+        name,
+        lambda: effective(_get(key)),
+        lambda value: _set(key, effective(value)),
         satisfied=lambda value: effective(_get(key)) == effective(value),
         **more,
     )
 
 
-def _folder(name: str, key: str, unset: Callable[[], str]) -> Switch:
-    """An option of torch_npu that names a folder. A path that is in force leads where it did when it was set."""
-    option = _option(name, key, unset)
-    made: dict[str | None, str] = {}  # the path in force → where it leads
+def _folder(option: Switch) -> Switch:
+    """The same, for an option that names a folder. A path that is in force leads where it did when it was set."""
+    kept = Kept(lambda key: True)
+
+    def placed(path: str | None) -> Any:
+        return (kept.placed({"folder": path}) or {})["folder"]
 
     def write(path: str | None) -> None:
-        option.set(path if path is None else place(path))
-        made.clear()
-        made[path] = option.read()
+        option.set(placed(path))
+        kept.write({"folder": path})
 
-    def load(found: tuple[dict[str | None, str], str]) -> None:
-        option.put_back(found[1])
-        made.clear()
-        made.update(found[0])
+    def load(found: tuple[Any, Any]) -> None:
+        option.put_back(found[0])
+        kept.load(found[1])
 
-    return replace(
-        option,
-        write=write,
-        satisfied=lambda path: option.is_satisfied(made.get(path) or (path if path is None else place(path))),
-        state=(lambda: (dict(made), option.read()), load),
-    )
+    state = lambda: (option.read(), kept.save()), load
+    return replace(option, write=write, satisfied=lambda path: option.is_satisfied(placed(path)), state=state)
 
 
 def _cube_math_type() -> str | None:
@@ -152,10 +154,6 @@ def _write_cube_math_type(name: str | None) -> None:
         _set("CUBE_MATH_TYPE", "")  # torch_npu's own word for that: CANN gets none of its texts
     else:
         npu().matmul.cube_math_type = npu().CubeMathType[name]
-
-
-def _variable(name: str, otherwise: str) -> Callable[[], str]:
-    return lambda: os.environ.get(name) or otherwise
 
 
 def _cache_mode() -> str:
@@ -181,9 +179,9 @@ ALWAYS_ON = "torch_npu cannot switch it off again"
 def _once_set(name: str, key: str, lasts: str, blocked: str) -> Switch:
     """An option without a word for unset. *blocked*: why ``None``, as others have it, cannot come back; ``{}`` is what is set."""
     return Switch(
-        name=name,
-        read=lambda: _get(key),
-        write=lambda value: None if value is None else _set(key, value),
+        name,
+        lambda: _get(key),
+        lambda value: None if value is None else _set(key, value),
         restore=lasts,
         blocked=lambda value: blocked.format(_get(key)) if value is None else "",
     )
@@ -218,12 +216,12 @@ MILLISECONDS = 547_000
 
 def _op_limit() -> int | None:
     """In milliseconds, as CANN has it; torch_npu has no call that reads it. ``None``: an older CANN has none either."""
-    found = ctypes.c_uint32()
-    try:
-        failed = ctypes.CDLL("libascendcl.so").aclrtGetOpExecuteTimeout(ctypes.byref(found))
-    except (OSError, AttributeError):
-        return None
-    return None if failed else found.value
+    found, ask = ctypes.c_uint32(), _acl("aclrtGetOpExecuteTimeout")
+    return None if ask is None or ask(ctypes.byref(found)) else found.value
+
+
+LONGEST = (2**32 - 1) // 1000
+"""Seconds: torch_npu counts milliseconds in 32 bits."""
 
 
 class _Timeout:
@@ -232,35 +230,29 @@ class _Timeout:
     in_force: int | None = None
     """What CANN had after our own call: it may round a limit up."""
 
-    @classmethod
-    def read(cls) -> int | None:
+    def read(self) -> int | None:
         """A limit that the program has set since is not ours."""
-        return None if cls.seconds is None or cls.in_force != _op_limit() else cls.seconds
+        return None if self.seconds is None or self.in_force != _op_limit() else self.seconds
 
-    @classmethod
-    def write(cls, seconds: int | None) -> None:
+    def write(self, seconds: int | None) -> None:
         """``None``: as it was before."""
         if seconds is not None or npu().is_initialized():
             npu().current_stream()  # the first stream initialises the device, which sends a limit of its own
-            if cls.read() is None:
+            if self.read() is None:
                 limit = _op_limit()
-                cls.found = MILLISECONDS if limit is None else limit
-            npu().set_op_timeout_ms(cls.found if seconds is None else seconds * 1000)
-        cls.seconds = seconds
-        cls.in_force = None if seconds is None else _op_limit()
+                self.found = MILLISECONDS if limit is None else limit
+            npu().set_op_timeout_ms(self.found if seconds is None else seconds * 1000)
+        self.seconds = seconds
+        self.in_force = None if seconds is None else _op_limit()
 
-
-LONGEST = (2**32 - 1) // 1000
-"""Seconds: torch_npu counts milliseconds in 32 bits."""
-
-
-def _too_long(seconds: int | None) -> str:
-    return f"torch_npu takes at most {LONGEST} seconds" if seconds is not None and seconds > LONGEST else ""
+    def blocked(self, seconds: int | None) -> str:
+        return f"torch_npu takes at most {LONGEST} seconds" if seconds is not None and seconds > LONGEST else ""
 
 
 # --- what only the start of the device reads ----------------------------------------------------------------------------
 
 ACL_INIT = "TORCH_ACL_INIT_CONFIG_PATH"
+_init_path = variable(ACL_INIT)
 SCENES = {"1": "aic_err_norm_dump", "2": "aic_err_brief_dump"}
 """What exception_dump has CANN write → its word for it."""
 
@@ -313,14 +305,7 @@ def _write_exception_dump(value: str) -> None:
     with open(handle, "w", encoding="utf-8") as file:
         json.dump(found, file)
     atexit.register(_remove, name, os.getpid())
-    os.environ[ACL_INIT] = name
-
-
-def _load_exception_dump(path: str | None) -> None:
-    if path is None:
-        os.environ.pop(ACL_INIT, None)
-    else:
-        os.environ[ACL_INIT] = path
+    _init_path.set(name)
 
 
 def _remove(name: str, process: int) -> None:
@@ -338,27 +323,21 @@ def is_late(what: str) -> str:
 # --- graphs of single operators, recorded for CANN's tuner ---------------------------------------------------------------
 
 
-_recorded = Kept(lambda key: True)
-"""Where they go, which torch_npu cannot be requested."""
+class _Recorded:
+    folder: str | None = None
+    """Where they go, which torch_npu cannot be requested."""
+
+    def read(self) -> str | None:
+        return self.folder
+
+    def write(self, folder: str | None) -> None:
+        """torch_npu goes on once it records."""
+        if folder is not None:
+            npu().set_aoe(folder)
+            self.folder = folder
 
 
-def _recorded_in() -> str | None:
-    return (_recorded.led or {}).get("folder")
-
-
-def _record_in(folder: str) -> None:
-    wanted = {"folder": folder}
-    npu().set_aoe((_recorded.placed(wanted) or {})["folder"])
-    _recorded.write(wanted)
-
-
-def _record_again(found: tuple[Any, Any]) -> None:
-    """As before a call that failed; where nothing was recorded, torch_npu goes on, and the text means another folder elsewhere."""
-    if found[1] is None:
-        _recorded.given = None
-    elif found != _recorded.save():
-        npu().set_aoe(found[1]["folder"])
-        _recorded.load(found)
+_recorded = _Recorded()
 
 
 SWITCHES = (
@@ -367,7 +346,7 @@ SWITCHES = (
     synchronize_each_op("torch.npu.synchronize_each_op", npu),
     _hf32("torch.npu.matmul.allow_hf32", "matmul"),
     _hf32("torch.npu.conv.allow_hf32", "conv"),
-    Switch(name="torch.npu.matmul.cube_math_type", read=_cube_math_type, write=_write_cube_math_type),
+    Switch("torch.npu.matmul.cube_math_type", _cube_math_type, _write_cube_math_type),
     _option(
         "torch.npu.precision_mode",
         "ACL_PRECISION_MODE",
@@ -381,43 +360,31 @@ SWITCHES = (
         f"op_select_implmode is limited to {{}}, set before: {NO_EMPTY_LIST}",
     ),
     # whatever it is set to, torch_npu switches its debugged kernels on
-    _once_set(
-        "torch.npu.op_debug_option",
-        "ACL_OP_DEBUG_OPTION",
-        ALWAYS_ON,
-        f"{{}} is on in this process, and {ALWAYS_ON}",
-    ),
+    _once_set("torch.npu.op_debug_option", "ACL_OP_DEBUG_OPTION", ALWAYS_ON, f"{{}} is on in this process, and {ALWAYS_ON}"),
     _option("torch.npu.op_debug_level", "ACL_OP_DEBUG_LEVEL", lambda: "0"),
-    _folder("torch.npu.debug_dir", "ACL_DEBUG_DIR", _variable("ASCEND_WORK_PATH", ".")),
+    _folder(_option("torch.npu.debug_dir", "ACL_DEBUG_DIR", lambda: os.environ.get("ASCEND_WORK_PATH") or ".")),
     _option("torch.npu.op_compiler_cache_mode", "ACL_OP_COMPILER_CACHE_MODE", _cache_mode),
-    _folder("torch.npu.op_compiler_cache_dir", "ACL_OP_COMPILER_CACHE_DIR", _cache_dir),
+    _folder(_option("torch.npu.op_compiler_cache_dir", "ACL_OP_COMPILER_CACHE_DIR", _cache_dir)),
     Switch(
-        name="torch.npu.jit_compile",
-        read=_is_jit_compiled,
-        write=lambda on: npu().set_compile_mode(jit_compile=_jit(on)),
+        "torch.npu.jit_compile",
+        _is_jit_compiled,
+        lambda on: npu().set_compile_mode(jit_compile=_jit(on)),
         satisfied=lambda on: _is_jit_compiled() is _jit(on),
     ),
     Switch(
-        name="torch.npu.allow_internal_format",
-        read=_allows_internal_format,
-        write=lambda on: _set("ALLOW_INTERNAL_FORMAT", "enable" if on else "disable"),
+        "torch.npu.allow_internal_format",
+        _allows_internal_format,
+        lambda on: _set("ALLOW_INTERNAL_FORMAT", "enable" if on else "disable"),
     ),
-    _starting(Switch(name="torch.npu.op_timeout", read=_Timeout.read, write=_Timeout.write, blocked=_too_long)),
+    _starting(of("torch.npu.op_timeout", _Timeout())),
     wait("torch.npu.event_sync_timeout", npu, "Event"),
     Switch(
-        name="torch.npu.exception_dump",
-        read=_exception_dump,
-        write=_write_exception_dump,
-        state=(lambda: os.environ.get(ACL_INIT), _load_exception_dump),
+        "torch.npu.exception_dump",
+        _exception_dump,
+        _write_exception_dump,
+        state=(_init_path.read, _init_path.set),
         restore="it is read only before the first use of an NPU",
         blocked=_no_exception_dump,
     ),
-    Switch(
-        name="torch.npu.aoe_folder",
-        read=_recorded_in,
-        write=_record_in,
-        state=(_recorded.save, _record_again),
-        satisfied=lambda folder: _recorded.placed({"folder": folder}) == _recorded.led,
-        restore=ALWAYS_ON,
-    ),
+    _folder(of("torch.npu.aoe_folder", _recorded, restore=ALWAYS_ON)),
 )

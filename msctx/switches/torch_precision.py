@@ -165,25 +165,21 @@ def _reader(backend: str, op: str) -> Callable[[], str]:
 
 SWITCHES = (
     Switch(
-        name="torch.cuda.matmul.allow_tf32",
-        read=lambda: _is_tf32(("cuda", "matmul")),
-        write=_write_matmul,
+        "torch.cuda.matmul.allow_tf32",
+        lambda: _is_tf32(("cuda", "matmul")),
+        _write_matmul,
         state=(_save_matmul, _load_matmul),
         family="torch.fp32_precision",
         satisfied=lambda allow: _agree((_cublas_allows_tf32, torch.get_float32_matmul_precision), allow, _MATMUL[0]),
     ),
     Switch(
-        name="torch.cudnn.allow_tf32",
-        read=lambda: _is_tf32(*_CUDNN),
-        write=_write_cudnn,
+        "torch.cudnn.allow_tf32",
+        lambda: _is_tf32(*_CUDNN),
+        _write_cudnn,
         state=(_save_cudnn, _load_cudnn),
         family="torch.fp32_precision",
         satisfied=lambda allow: _agree((_cudnn_allows_tf32,), allow, *_CUDNN),
     ),
-    Switch(name="torch.float32_matmul_precision", read=_legacy_matmul_precision),
-    *(
-        Switch(name=f"torch.fp32_precision.{backend}.{op}", read=_reader(backend, op))
-        for backend, ops in _NODES.items()
-        for op in ops
-    ),
+    Switch("torch.float32_matmul_precision", _legacy_matmul_precision),
+    *(Switch(f"torch.fp32_precision.{backend}.{op}", _reader(backend, op)) for backend, ops in _NODES.items() for op in ops),
 )

@@ -14,7 +14,7 @@ from typing import Any
 
 from msctx.imports import when_imported
 from msctx.switches import paths
-from msctx.switches.base import Switch
+from msctx.switches.base import of
 from msctx.switches.torch_npu import npu
 
 CONVERTER = "torchair._ge_concrete_graph.fx2ge_converter"
@@ -32,25 +32,38 @@ DUMPS = (
 class _Kept(paths.Kept):
     """Options as they are wanted: torchair requests them when it compiles graphs, which is later."""
 
-    def write(self, texts: Options | None) -> None:
+    def write(self, texts: Any) -> None:
         super().write(texts)
-        _hook()
+        if not _waiting:
+            _waiting.append(when_imported(CONVERTER, _into_torchair))
 
-    def load(self, found: tuple[Options | None, Options | None]) -> None:
-        super().load(found)
-        _hook()
 
-    def switch(self, name: str) -> Switch:
-        return Switch(
-            name=name,
-            read=lambda: self.led and dict(self.led),
-            write=self.write,
-            state=(self.save, self.load),
-            satisfied=lambda options: self.placed(options) == self.led,
+class _Engine(_Kept):
+    def read(self) -> dict[str, str] | None:
+        return dict((self.led if _initialised() is None else _Sent.engine) or {}) or None
+
+    def holds(self, texts: Any) -> bool:
+        """Whether the engine has these; others that it has beside them stay."""
+        there, wanted = _initialised(), dict(self.placed(texts) or {})
+        if there is None:
+            return self.read() == (wanted or None)
+        return all(there.get(key) == value for key, value in wanted.items())
+
+    def blocked(self, texts: Any) -> str:
+        there, wanted = _initialised(), self.placed(texts) or {}
+        if there is None or self.holds(texts):
+            return ""
+        differing = next(key for key, value in wanted.items() if there.get(key) != value)
+        return (
+            f"{differing}={wanted[differing]} comes too late: torchair has initialised the graph engine with its first graph, "
+            f"with {differing}={there.get(differing, 'unset')}; start with `msctx run`, or enter the context before that graph"
         )
 
 
-_engine, _graph, _tuner = (_Kept(keys.__contains__) for keys in (paths.OF_THE_ENGINE, paths.OF_THE_ENGINE, paths.OF_THE_TUNER))
+_waiting: list[Callable[[], None]] = []
+"""Torchair asks here as soon as it is imported; it goes on asking, and gets nothing where nothing is wanted."""
+_engine = _Engine(paths.OF_THE_ENGINE.__contains__)
+_graph, _tuner = _Kept(paths.OF_THE_ENGINE.__contains__), _Kept(paths.OF_THE_TUNER.__contains__)
 
 
 class _Sent:
@@ -68,38 +81,6 @@ def _initialised() -> dict[str, str] | None:
     """What the engine was initialised with; ``None``: it was not."""
     found = getattr(sys.modules.get(ENGINE), "_GLOBAL_COMPILE_OPTION", None)
     return None if found is None else dict(found)
-
-
-def _read_engine() -> dict[str, str] | None:
-    return dict((_engine.led if _initialised() is None else _Sent.engine) or {}) or None
-
-
-def _holds(options: Options | None) -> bool:
-    """Whether the engine has these; others that it has beside them stay."""
-    there, wanted = _initialised(), dict(_engine.placed(options) or {})
-    if there is None:
-        return _read_engine() == (wanted or None)
-    return all(there.get(key) == value for key, value in wanted.items())
-
-
-def _late(options: Options | None) -> str:
-    there, wanted = _initialised(), _engine.placed(options) or {}
-    if there is None or _holds(options):
-        return ""
-    differing = next(key for key, value in wanted.items() if there.get(key) != value)
-    return (
-        f"{differing}={wanted[differing]} comes too late: torchair has initialised the graph engine with its first graph, "
-        f"with {differing}={there.get(differing, 'unset')}; start with `msctx run`, or enter the context before that graph"
-    )
-
-
-_waiting: list[Callable[[], None]] = []
-
-
-def _hook() -> None:
-    """Have torchair ask here, as soon as it is imported; it goes on asking, and gets nothing where nothing is wanted."""
-    if not _waiting:
-        _waiting.append(when_imported(CONVERTER, _into_torchair))
 
 
 def _into_torchair() -> None:
@@ -155,15 +136,7 @@ def _tuning(config: Any, tuner: Options) -> Any:
 
 
 SWITCHES = (
-    Switch(
-        name="torch.npu.engine_options",
-        read=_read_engine,
-        write=_engine.write,
-        state=(_engine.save, _engine.load),
-        satisfied=_holds,
-        blocked=_late,
-        restore="it is read only before the first graph that torchair compiles",
-    ),
-    _graph.switch("torch.npu.graph_options"),
-    _tuner.switch("torch.npu.graph_tuner"),
+    of("torch.npu.engine_options", _engine, restore="it is read only before the first graph that torchair compiles"),
+    of("torch.npu.graph_options", _graph),
+    of("torch.npu.graph_tuner", _tuner),
 )
