@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from msctx.errors import Diagnostic, Mark, one_line
+from msctx.errors import Diagnostic, Mark, Marks, one_line
 from msctx.migrate.names import AT_RUN_TIME, Constant, Names, Unknown
 from msctx.migrate.script import Script
 from msctx.options import OPTIONS, find, is_dictionary
@@ -56,10 +56,6 @@ ASKING = (
     *("stats", "reserved", "allocated", "summary", "empty_cache"),
 )
 """How the names of functions of ``runtime`` and ``device_context`` end that set nothing."""
-
-
-Marks = Callable[[tuple[Any, ...]], Mark | None]
-"""The places inside a value, for :func:`msctx.options.make_layer`."""
 
 
 @dataclass(frozen=True)
@@ -159,18 +155,17 @@ class Reader:
             self._keywords(call, found)
         elif function in PARAMETERS or (find(function) and function.startswith(("runtime.", "device_context."))):
             self._parameters(call, function, found)
-        elif self._is_getattr(call):
+        elif (
+            self.has_mindspore
+            and written == "getattr"
+            and any(isinstance(part, ast.Constant) and part.value == "set_context" for part in call.args)
+        ):
             return self._unread(call, "is looked up by name: migrate its options by hand")
         elif why := self._why_not(call, function):
             found.leave_out(why)
         else:
             return None
         return found
-
-    def _is_getattr(self, call: ast.Call) -> bool:
-        names = [a.value for a in call.args if isinstance(a, ast.Constant)]
-        by_name = isinstance(call.func, ast.Name) and call.func.id == "getattr" and "set_context" in names
-        return by_name and self.has_mindspore
 
     def _why_not(self, call: ast.Call, function: str) -> str:
         """Why a call that sets something cannot be migrated; ``""`` for one that sets nothing."""
@@ -198,17 +193,13 @@ class Reader:
             text = f"set_context takes options by name alone, not {one_line(self.script.written(part), 60)}"
             found.problems.append(Diagnostic(found.function, text, mark=self.script.mark(part)))
         for keyword in call.keywords:
-            if keyword.arg is None:
-                self._unpacked("", keyword.value, found)
-            else:
+            if keyword.arg is not None:
                 self._option(keyword.arg, keyword, keyword.value, found)
-
-    def _unpacked(self, prefix: str, node: ast.expr, found: Call) -> None:
-        """What ``**node`` brings in."""
-        try:
-            self._options(prefix, node, found)
-        except Unknown as unknown:
-            self._leave_out(f"{prefix}**{self.script.written(node)}", node, found, unknown)
+                continue
+            try:
+                self._options("", keyword.value, found)
+            except Unknown as unknown:
+                self._leave_out(f"**{self.script.written(keyword.value)}", keyword.value, found, unknown)
 
     def _options(self, prefix: str, node: ast.expr, found: Call) -> None:
         """The items of a dictionary, each on its own: what is known of it is migrated."""
@@ -235,8 +226,8 @@ class Reader:
 
         found.given.append(Entry(spelling, value, self.script.written(node), self.script.mark(node), marks=marks))
 
-    def _leave_out(self, spelling: str, node: ast.AST, found: Call, unknown: Unknown) -> None:
-        reason = AT_RUN_TIME + (f": {unknown}" if str(unknown) else "")
+    def _leave_out(self, spelling: str, node: ast.AST, found: Call, why: Unknown | str) -> None:
+        reason = why if isinstance(why, str) else AT_RUN_TIME + f": {why}" * bool(str(why))
         found.given.append(Entry(spelling, None, self.script.written(node), self.script.mark(node), reason))
 
     def _at(self, node: ast.expr, path: tuple[Any, ...]) -> ast.expr:
@@ -250,33 +241,30 @@ class Reader:
         return node
 
     def _parameters(self, call: ast.Call, function: str, found: Call) -> None:
-        parameters = PARAMETERS.get(function, ("value",))
-        given: list[tuple[str, ast.AST, ast.expr]] = []
-        for i, part in enumerate(call.args):
-            if isinstance(part, ast.Starred):
+        parts: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
+        for part in parts:
+            if isinstance(part, ast.Starred) or (isinstance(part, ast.keyword) and part.arg is None):
                 self._leave_out(f"{function}(*{self.script.written(part.value)})", part.value, found, Unknown())
                 return
-            given.append((parameters[i] if i < len(parameters) else "", part, part))
-        for keyword in call.keywords:
-            if keyword.arg is None:
-                self._leave_out(f"{function}(*{self.script.written(keyword.value)})", keyword.value, found, Unknown())
-                return
-            given.append((keyword.arg if function in PARAMETERS else "value", keyword, keyword.value))
-        names = [name for name, *_ in given]
-        implied = IMPLIED.get(function, {}) if not given else {}
-        if len(set(names)) < len(names) or not {*names, *implied} <= {*parameters, *implied} or not (given or implied):
+        parameters = PARAMETERS.get(function, ("value",))
+        names = ["value"]
+        if function in PARAMETERS:
+            names = [*parameters[: len(call.args)], *(keyword.arg or "" for keyword in call.keywords)]
+        implied = {} if parts else IMPLIED.get(function, {})
+        fits = len({*names}) == len(parts) and {*names} <= {*parameters} and (parts or implied)
+        if not fits:
             takes = ", ".join(parameters) if function in PARAMETERS else "one value"
             found.leave_out(f"these are not the arguments of {function.rpartition('.')[2]}: it takes {takes or 'none'}")
             return
-        for name, key, node in given:
+        for name, part in zip(names, parts, strict=True):
+            node = part.value if isinstance(part, ast.keyword) else part
             if isinstance(node, ast.Constant) and node.value is None and name != parameters[0]:
                 continue  # a default: not given
             spelling = _spelling(function, name)
             if find(spelling):
-                self._option(spelling, key, node, found)
+                self._option(spelling, part, node, found)
             else:
-                why = "no option of msctx stands behind it"
-                found.given.append(Entry(spelling, None, self.script.written(node), self.script.mark(key), why))
+                self._leave_out(spelling, node, found, "no option of msctx stands behind it")
         for name, value in implied.items():
             found.given.append(Entry(_spelling(function, name), value, "", found.mark))
 

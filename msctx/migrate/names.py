@@ -6,6 +6,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import chain
 from operator import add, mul, sub
 from typing import Any, NamedTuple, TypeVar
 
@@ -101,16 +102,6 @@ class Names:
                         self._stars.append((module, node.lineno))
                     else:
                         self._put(alias.asname or alias.name, self._scope(node), node, _Binding(f"{module}.{alias.name}"))
-            case (
-                ast.FunctionDef(name=str(name))
-                | ast.AsyncFunctionDef(name=str(name))
-                | ast.ClassDef(name=str(name))
-                | ast.ExceptHandler(name=str(name))
-                | ast.MatchAs(name=str(name))
-                | ast.MatchStar(name=str(name))
-                | ast.MatchMapping(rest=str(name))
-            ):
-                self._put(name, self._scope(node), node, _Binding())
             case ast.arg(arg=name):
                 function = next(outer for outer, *_ in self.script.around(node) if isinstance(outer, _SCOPES))
                 self._put(name, function, node, _Binding(is_argument=True))
@@ -122,6 +113,10 @@ class Names:
                 self._uses[name].append(node)
             case ast.Name(id=name):
                 self._bind_target(name, node)
+            case ast.stmt() | ast.ExceptHandler() | ast.pattern():
+                own = getattr(node, "name", None) or getattr(node, "rest", None)  # of a function, a class, a pattern
+                if isinstance(own, str):
+                    self._put(own, self._scope(node), node, _Binding())
 
     def _bind_target(self, name: str, node: ast.Name) -> None:
         parent = self.script.parents[node][0]
@@ -155,7 +150,7 @@ class Names:
 
     # --- what expressions stand for -----------------------------------------------------------------------------------
 
-    def paths(self, node: ast.AST) -> list[str]:
+    def paths(self, node: ast.AST | None) -> list[str]:
         """The dotted paths of what is imported that an expression may stand for: ``mindspore.context.set_context``."""
         attributes: list[str] = []
         while isinstance(node, ast.Attribute):
@@ -164,19 +159,11 @@ class Names:
         if not isinstance(node, ast.Name):
             return []
         if node not in self._paths:
-            self._paths[node] = []  # what a name that stands for itself comes to
+            self._paths[node] = []  # of a name that stands for itself
             with suppress(RecursionError):
-                self._paths[node] = self._paths_of(node)
+                several = [[b.path] if b.path else self.paths(b.value) for b in self._bindings(node)]
+                self._paths[node] = [*dict.fromkeys(chain(*several))][:_MEANINGS]
         return [".".join((base, *attributes)) for base in self._paths[node]]
-
-    def _paths_of(self, name: ast.Name) -> list[str]:
-        found: dict[str, None] = {}
-        for binding in self._bindings(name):
-            if binding.path:
-                found[binding.path] = None
-            elif binding.value is not None:
-                found.update(dict.fromkeys(self.paths(binding.value)))
-        return [*found][:_MEANINGS]
 
     def mindspore(self, node: ast.AST) -> str:
         """The path below ``mindspore`` of what an expression stands for, or ``""``."""
@@ -273,16 +260,12 @@ class Names:
                 return self.follow(self._assigned(name, node))
             case ast.Subscript(value=base, slice=key):
                 whole, wanted = self.follow(base), self._value(key)
-                if (
-                    isinstance(whole, ast.List | ast.Tuple)
-                    and type(wanted) is int
-                    and -len(whole.elts) <= wanted < len(whole.elts)
-                ):
-                    return self.follow(whole.elts[wanted])
-                found = [value for key, _, value in self.pairs(whole) if key == wanted]
-                if not found:
-                    raise Unknown
-                return self.follow(found[-1])
+                try:
+                    if isinstance(whole, ast.List | ast.Tuple):
+                        return self.follow(whole.elts[wanted])
+                    return self.follow({key: value for key, _, value in self.pairs(whole)}[wanted])
+                except (LookupError, TypeError):
+                    raise Unknown from None
         return node
 
     def _assigned(self, name: str, node: ast.Name) -> ast.expr:
@@ -300,54 +283,37 @@ class Names:
 
     def _holds_others(self, value: ast.expr) -> bool:
         """Whether a list or dictionary holds others, written out in it or by name."""
-        for part in ast.walk(value):
-            meant = [b.value for b in self._bindings(part)] if isinstance(part, ast.Name) else [part]
-            if any(v is not None and v is not value and _is_mutable(v) for v in meant):
-                return True
-        return False
+        parts = [part for part in ast.walk(value) if part is not value]
+        named = [binding.value for part in parts if isinstance(part, ast.Name) for binding in self._bindings(part)]
+        return any(part is not None and _is_mutable(part) for part in (*parts, *named))
 
     def _changing(self, name: str, holds_others: bool) -> ast.Name | None:
         """The first use of a name after which the list or dictionary that it stands for may be another."""
         return next((use for use in self._uses[name] if not self._only_reads(use, holds_others)), None)
 
     def _only_reads(self, use: ast.Name, holds_others: bool) -> bool:
-        """Whether a list or dictionary, and those that it holds, are the same after a use of its name."""
+        """Whether a list or dictionary, and those that it holds, are the same after a use of its name; when in doubt: no."""
         self._spend()
-        is_item = False  # of a dictionary that holds no other: then nothing can happen to it
-        is_copied = not holds_others  # what takes the items out leaves nothing behind by which they can be changed
-        for outer, field, part in self.script.around(use):
-            match outer, field:
-                case ast.Subscript(), "value":
-                    if not isinstance(outer.ctx, ast.Load):
-                        return False
-                    is_item = not holds_others
-                case ast.Dict(), _:
-                    if is_copied and any(k is None and v is part for k, v in zip(outer.keys, outer.values, strict=True)):
-                        return True
-                    is_copied = False
-                case ((ast.keyword() | ast.List() | ast.Tuple()), _):
-                    is_copied = is_copied and getattr(outer, "arg", "") is None
-                case ast.Call(), _:
-                    if self._is_reader(outer) or is_item:
-                        return True
-                    is_unpacked = isinstance(part, ast.keyword) and part.arg is None
-                    if not _is_mutable(outer):
-                        return is_unpacked and is_copied
-                    if is_copied:  # dict(name)
-                        return True
-                case ast.Attribute(), _:
-                    return is_copied and outer.attr in _READING_METHODS
-                case ((ast.Compare() | ast.FormattedValue() | ast.If()), _):
+        for outer, _, part in self.script.around(use):
+            match outer:
+                case ast.Subscript(value=base) if base is part:
+                    if not isinstance(outer.ctx, ast.Load) or not holds_others:
+                        return isinstance(outer.ctx, ast.Load)
+                case ast.keyword(arg=None) if part is use and not holds_others:
                     return True
-                case ((ast.BinOp(op=ast.Add() | ast.BitOr()) | ast.For() | ast.comprehension()), _):
-                    return is_copied or is_item
-                case ast.BinOp(), _:
+                case ast.Call() if not _is_mutable(outer):
+                    return self._is_reader(outer)
+                case ast.Attribute():
+                    return outer.attr in _READING_METHODS and part is use and not holds_others
+                case ast.Compare() | ast.FormattedValue() | ast.If():
                     return True
-                case ast.Assign(targets=[ast.Name(id=name)]), _ if part is not use:  # what holds it has a name too
-                    return is_item or self._changing(name, True) is None
+                case ast.Assign(targets=[ast.Name(id=name)]):  # what holds it has a name too
+                    return self._changing(name, True) is None
+                case ast.Dict() | ast.List() | ast.Tuple() | ast.keyword() | ast.BinOp() | ast.Call():
+                    pass
                 case _:
-                    return is_item
-        return True
+                    return False
+        return False
 
     def _is_reader(self, call: ast.Call) -> bool:
         function = call.func
@@ -356,25 +322,21 @@ class Names:
 
     def pairs(self, node: ast.expr) -> list[tuple[Any, ast.AST, ast.expr]]:
         """The items of a dictionary, written with braces or as ``dict(…)``: (key, where it stands, value)."""
-        found: list[tuple[Any, ast.AST, ast.expr]] = []
         self._spend()
+        items: list[tuple[ast.expr | ast.keyword | None, ast.expr]]
         match node:
             case ast.Dict(keys=keys, values=values):
-                for key, value in zip(keys, values, strict=True):
-                    if key is None:
-                        found += self.pairs(self.follow(value))
-                    else:
-                        found.append((_key(self._value(key)), key, value))
-            case ast.Call(func=ast.Name(id="dict") as function, args=parts, keywords=keywords) if not self._bindings(function):
-                for part in parts:
-                    found += self.pairs(self.follow(part))
-                for keyword in keywords:
-                    if keyword.arg is None:
-                        found += self.pairs(self.follow(keyword.value))
-                    else:
-                        found.append((keyword.arg, keyword, keyword.value))
+                items = [*zip(keys, values, strict=True)]
+            case ast.Call(func=ast.Name(id="dict") as function, args=parts) if not self._bindings(function):
+                items = [*((None, part) for part in parts), *((k if k.arg else None, k.value) for k in node.keywords)]
             case _:
                 raise Unknown
+        found: list[tuple[Any, ast.AST, ast.expr]] = []
+        for key, value in items:
+            if key is None:
+                found += self.pairs(self.follow(value))
+            else:
+                found.append((key.arg if isinstance(key, ast.keyword) else _key(self._value(key)), key, value))
         return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import io
 import json
 import platform
 import re
@@ -45,18 +44,17 @@ class Script:
                         self.parents[child] = node, field
 
     def _parse(self, text: str) -> ast.Module:
-        version = platform.python_version()
+        mark = None
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # what Python finds odd in the script is not our matter
                 return ast.parse(text)
-        except SyntaxError as error:
-            problem = f"this is not Python (as {version} reads it): {error.msg}"
-            raise FileError([Diagnostic("", problem, where=self.file, mark=self._error_mark(error))]) from None
+        except (SyntaxError, ValueError) as error:  # ValueError: characters that no source may hold
+            why = f"this is not Python (as {platform.python_version()} reads it): {getattr(error, 'msg', error)}"
+            mark = self._error_mark(error) if isinstance(error, SyntaxError) else None
         except (RecursionError, MemoryError):
-            raise FileError([Diagnostic("", "nested too deeply for Python to read", where=self.file)]) from None
-        except ValueError as error:  # characters that no source may hold
-            raise FileError([Diagnostic("", f"this is not Python (as {version} reads it): {error}", where=self.file)]) from None
+            why = "nested too deeply for Python to read"
+        raise FileError([Diagnostic("", why, where=self.file, mark=mark)])
 
     def _error_mark(self, error: SyntaxError) -> Mark | None:
         if not error.lineno or error.lineno > len(self.lines):
@@ -140,20 +138,18 @@ def _is_main(test: ast.expr) -> bool:
 def load(path: str) -> Script:
     """Read a script or a notebook; raises :class:`FileError` when it is missing, cannot be decoded or is not Python."""
     try:
-        data = Path(path).read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: a path that no system takes
-        raise FileError([Diagnostic("", f"cannot be read: {getattr(error, 'strerror', None) or error}", where=path)]) from None
-    try:
-        encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
-        text = data.decode(encoding)
+        with tokenize.open(path) as file:
+            text = file.read()
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        problem = f"not {error.encoding} text (byte {error.start}, line {line}), and the script declares no other encoding"
-        raise FileError([Diagnostic("", problem, where=path)]) from None
+        line = error.object.count(b"\n", 0, error.start) + 1
+        why = f"not {error.encoding} text (byte {error.start}, line {line}), and the script declares no other encoding"
     except (SyntaxError, LookupError, UnicodeError) as error:
-        problem = f"cannot be decoded: {one_line(str(error))}"
-        raise FileError([Diagnostic("", problem, where=path, suggestion="save it as UTF-8")]) from None
-    return Script(path, *_cells(path, text)) if path.endswith(".ipynb") else Script(path, text)
+        why = f"cannot be decoded: {one_line(str(error))}; save it as UTF-8"
+    except (OSError, ValueError) as error:  # ValueError: a path that no system takes
+        why = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+    else:
+        return Script(path, *_cells(path, text)) if path.endswith(".ipynb") else Script(path, text)
+    raise FileError([Diagnostic("", why, where=path)])
 
 
 def _cells(file: str, text: str) -> tuple[str, list[tuple[str, int]]]:

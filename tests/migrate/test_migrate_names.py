@@ -60,7 +60,7 @@ def test_a_canonical_spelling_means_the_same_devices():
         ("D = {'A': 5}\nD.update(A=6)\nms.set_context(max_call_depth=D['A'])", None),
         ("D = {'A': 5}\nprepare(D)\nms.set_context(max_call_depth=D['A'])", None),
         ("D = E = {'A': 5}\nms.set_context(max_call_depth=D['A'])", None),
-        ("D = {'A': 5}\nE = D\nms.set_context(max_call_depth=D['A'])", None),
+        ("D = {'A': 5}\nE = D\nms.set_context(max_call_depth=D['A'])", 5),
         ("D = {'A': [5]}\nE = D['A']\nms.set_context(max_call_depth=D['A'][0])", 5),
         ("D = {'A': [5]}\nE = D['A']\nE[0] = 6\nms.set_context(max_call_depth=D['A'][0])", None),
         ("D = {'A': [5]}\nfor e in D.values(): e[0] = 6\nms.set_context(max_call_depth=D['A'][0])", None),
