@@ -15,6 +15,7 @@ from functools import partial
 from types import GenericAlias
 from typing import Annotated, Any
 
+from pydantic import BeforeValidator
 from typing_extensions import Required, TypedDict
 
 from msctx.errors import Diagnostic
@@ -179,21 +180,14 @@ def parse_flags(text: str, file: str) -> Document:
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class DigitsKind(IntKind):
-    """A whole number in a file that knows nothing but text."""
-
-    def read(self, value: Any) -> int:
-        is_number = isinstance(value, str) and re.fullmatch("-?[0-9]{1,18}", value)
-        return super().read(int(value) if is_number else value)
+_DIGITS = BeforeValidator(lambda text: int(text) if isinstance(text, str) and re.fullmatch("-?[0-9]{1,18}", text) else text)
+"""A whole number in a file that knows nothing but text."""
 
 
 def _megabytes(text: str) -> str:
     """As CANN's profiler has an amount of disk."""
-    if not re.fullmatch("[1-9][0-9]{0,17}MB", text):
-        raise BadValue(f"{show(text)} is not an amount")
-    if not 200 <= int(text.removesuffix("MB")) <= 2**32 - 1:
-        raise BadValue(f"{show(text)} is out of range")
+    if not (number := re.fullmatch("([1-9][0-9]{0,17})MB", text)) or not 200 <= int(number[1]) <= 2**32 - 1:
+        raise BadValue(f"{show(text)} is no such amount")
     return text
 
 
@@ -292,8 +286,8 @@ _SECTIONS = ("ByOpType", "ByNodeName")
 _MOVES = _keys({"to-add": _each(Operator), "to-remove": _each(Operator)})
 _OF_OPERATOR = _keys(dict.fromkeys(("InputDtype", "OutputDtype"), Dtypes))
 _CACHE = {
-    "max_op_cache_size": Annotated[int, DigitsKind(-1, 2**31 - 2, zero=False)],
-    "remain_cache_size_ratio": Annotated[int, DigitsKind(1, 100)],
+    "max_op_cache_size": Annotated[int, IntKind(-1, 2**31 - 2, zero=False), _DIGITS],
+    "remain_cache_size_ratio": Annotated[int, IntKind(1, 100), _DIGITS],
     **dict.fromkeys(("adk_version", "ops_version"), Text),  # which CANN itself writes into the file
 }
 

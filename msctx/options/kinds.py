@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Integral
 from os import PathLike, fspath
-from typing import Annotated, Any, SupportsFloat, SupportsIndex
+from typing import Annotated, Any, SupportsFloat
 
 from msctx.errors import nearest
 from msctx.tables import in_words
@@ -199,16 +198,10 @@ class IntKind(Kind):
         if isinstance(value, Integral) and not isinstance(value, bool):  # numpy's, too
             value = int(value)
         if type(value) is not int:
-            hint: Any = ""
-            if isinstance(value, str) and re.fullmatch(r"\d+(:[0-5]?\d)+", value):
-                hint = "YAML 1.1 would read this as a base-60 number; write plain digits"
-            elif isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value):
-                hint = f"write it without quotes: {int(value)}"
-            elif isinstance(value, float) and value.is_integer():
+            is_quoted = isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value)
+            hint: Any = f"write it without quotes: {value}" if is_quoted else ""
+            if isinstance(value, float) and value.is_integer():
                 hint = int(value)
-            elif isinstance(value, SupportsIndex) and not isinstance(value, bool):  # an array of one
-                with suppress(Exception):
-                    hint = value.__index__()
             raise BadValue(f"{show(value)} is not a whole number", suggestion=hint)
         if not self.minimum <= value <= self.maximum or (value == 0 and not self.zero):
             raise BadValue(f"{show(value)} is out of range")
@@ -269,22 +262,15 @@ class MemoryKind(Kind):
     maximum: int | None = None
 
     def read(self, value: Any) -> Size:
-        if isinstance(value, Integral) and not isinstance(value, bool):
-            size = value = int(value)
-        elif not isinstance(value, str):
-            raise BadValue(f"{show(value)} is not an amount of memory")
-        elif not (match := _SIZE.fullmatch(value.strip())):
-            text = f"{show(value)} is not an amount of memory"
-            raise BadValue(text, suggestion=_near_size(value))
-        else:
-            number, unit, plain = match.groups()
-            size = int(plain) if plain else _bytes_of(number, unit)
-        if self.minimum and 0 < size < _SMALL and str(value).strip().isdecimal():
-            unit = "GB" if size <= 256 else "MB"
-            text = f"{show(value)} is a number of bytes; for that few, write {size}B"
-            raise BadValue(text, suggestion=f"{size}{unit}")
-        if size < min(1, self.minimum):
-            raise BadValue(f"{show(value)} is {'not more' if self.minimum else 'less'} than zero")
+        is_number = isinstance(value, Integral) and not isinstance(value, bool)
+        text = str(int(value) if is_number else value).strip() if is_number or isinstance(value, str) else ""
+        if not (match := _SIZE.fullmatch(text)):
+            raise BadValue(f"{show(value)} is not an amount of memory", suggestion=_near_size(text))
+        number, unit, plain = match.groups()
+        size = int(plain) if plain else _bytes_of(number, unit)
+        if self.minimum and 0 < size < _SMALL and text.isdecimal():
+            hint = f"{size}{'GB' if size <= 256 else 'MB'}"
+            raise BadValue(f"{text} is a number of bytes; for that few, write {size}B", suggestion=hint)
         if not self.minimum <= size <= (self.maximum or 2**63 - 1):
             raise BadValue(f"{show(value)} is out of range")
         return Size(size)
@@ -298,13 +284,13 @@ class MemoryKind(Kind):
 
 _SMALL = 4096
 """A smaller number without a unit was hardly meant as bytes."""
-_SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,19})?)\s*([KMGT])i?B?|([0-9]{1,19})\s*B?", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,19})?)\s*([KMGT])i?B?|(-?[0-9]{1,19})\s*B?", re.IGNORECASE)
 
 
 def _near_size(value: str) -> str:
     """The size somebody meant who wrote a letter for a digit: ``4OGB`` → ``40GB``."""
-    repaired = value.strip().translate(str.maketrans("oOlI", "0011"))
-    return repaired if _SIZE.fullmatch(repaired) and repaired != value.strip() else ""
+    repaired = value.translate(str.maketrans("oOlI", "0011"))
+    return repaired if _SIZE.fullmatch(repaired) and repaired != value else ""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import reduce
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,33 +44,27 @@ def with_preset(preset: str | PathLike[str] | None, options: dict[str, Any]) -> 
 
 def flatten(levels: Mapping[str, Layer]) -> Layer:
     """The levels below all with-blocks, merged into one layer."""
-    return stacked(levels.get(level, Layer()) for level in LEVELS)
+    return stacked(levels[level] for level in LEVELS if level in levels)
 
 
 def stacked(layers: Iterable[Layer]) -> Layer:
     """Layers, the lowest first, merged into one."""
-    merged = Layer()
-    for layer in layers:
-        merged = merged.under(layer, lower=True)
-    return merged
+    return reduce(lambda below, layer: below.under(layer, lower=True), layers, Layer())
 
 
 def layer_of(options: Mapping[str, Any], origin: str, marks: Marks | None = None) -> Layer:
     """The settings of one place: its preset, and over it the rest."""
     problems: list[Diagnostic] = []
-    layer = Layer()
-    rest = {k: v for k, v in options.items() if k != "preset"}
-    for make in (
-        lambda: preset_layer(options["preset"], origin, marks) if options.get("preset") is not None else Layer(),
-        lambda: make_layer(rest, origin, marks),
-    ):
+    layers: list[Layer] = []
+    for name, value in (("preset", options.get("preset")), ("", {k: v for k, v in options.items() if k != "preset"})):
         try:
-            layer = layer.under(make(), lower=True)
+            if value is not None:
+                layers.append(preset_layer(value, origin, marks) if name else make_layer(value, origin, marks))
         except OptionError as error:
             problems.extend(error.problems)
     if problems:
         raise OptionError(problems)
-    return layer
+    return stacked(layers)
 
 
 def preset_layer(preset: Any, origin: str, marks: Marks | None = None) -> Layer:

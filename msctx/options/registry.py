@@ -85,7 +85,7 @@ def ge_name(key: str) -> str:
 
 def _unknown(spelling: str, where: str = "", mark: Mark | None = None) -> Diagnostic:
     parts, instead = spelling.split("."), INSTEAD.get(spelling.lower(), "")
-    group = next((".".join(parts[:n]) for n in reversed(range(1, len(parts))) if ".".join(parts[:n]) in _DICTIONARIES), "")
+    group = next((g for n in reversed(range(1, len(parts))) if (g := ".".join(parts[:n])) in _DICTIONARIES), "")
     text, allowed, hint = "unknown option", "", ""
     if spelling in IGNORED:
         text = f"MindSpore ignores it, and msctx has no such option; {IGNORED[spelling]}"
@@ -95,25 +95,14 @@ def _unknown(spelling: str, where: str = "", mark: Mark | None = None) -> Diagno
         key = parts[group.count(".") + 1]
         keys = list(dict.fromkeys(s[len(group) + 1 :].partition(".")[0] for s in _SPELLINGS if s.startswith(f"{group}.")))
         text, allowed = f"{group} has no such key", ", ".join(keys) if len(keys) < 20 else ""
-        hint = _elsewhere(key) or nearest(key, keys)
+        hint = (
+            " or in ".join([f"{key} stands outside it", *_SPELLINGS[key].groups]) if key in _SPELLINGS else nearest(key, keys)
+        )
     elif spelling.startswith("context.") and (rest := spelling.removeprefix("context.")) in _SPELLINGS:
         hint = rest
     else:
-        near = instead or _with_word(f"_{spelling.lower()}_") or nearest(spelling.lower(), _NAMES)
-        hint = near or "`msctx options` lists them all"
+        hint = instead or nearest(spelling.lower(), _NAMES) or "`msctx options` lists them all"
     return Diagnostic(spelling, text, where, allowed, hint, mark)
-
-
-def _with_word(word: str) -> str:
-    """The options whose names have *word* as a part, if they are few."""
-    found = sorted(name for name in _NAMES if "." not in name and word in f"_{name}_")
-    return f"did you mean {' or '.join(found)}?" if 0 < len(found) <= 3 else ""
-
-
-def _elsewhere(key: str) -> str:
-    """Where an option stands that somebody put into a group which does not have it."""
-    option = _SPELLINGS.get(key)
-    return f"{key} stands outside it" + "".join(f", or in {group}" for group in option.groups) if option else ""
 
 
 @searching()
@@ -287,8 +276,6 @@ def _flatten(values: Mapping[str, Any], prefix: tuple[str, ...]) -> Iterator[tup
 
 def contradictions(settings: Mapping[str, Setting], origin: str) -> Iterator[Diagnostic]:
     """Two values for one option, and excluded pairs, in one layer and for the same device."""
-    if len(settings) < 2:
-        return
     seen: dict[tuple[str, str | None, int], Setting] = {}
     for setting in settings.values():
         first = seen.setdefault((setting.option.name, setting.device, setting.rank), setting)

@@ -33,9 +33,8 @@ class When:
         value = setting.value
         if self.test is not None:
             return self.test(value if setting.content is None else setting.content)
-        if self.values:
-            return any(type(v) is type(value) and v == value for v in self.values)
-        return not any(type(v) is type(value) and v == value for v in OFF)
+        is_one = any(type(v) is type(value) and v == value for v in self.values or OFF)
+        return is_one == bool(self.values)
 
     def __str__(self) -> str:
         if self.words:
@@ -44,29 +43,32 @@ class When:
 
 
 @dataclass(frozen=True)
-class Overrides:
-    """*first* takes the place of *second* in one layer. In different layers the higher one wins, unless *always*."""
-
+class _Pair:
     first: When
     second: When
+
+    def holds(self, first: Setting, second: Setting) -> bool:
+        return self.first.holds(first) and self.second.holds(second)
+
+
+@dataclass(frozen=True)
+class Overrides(_Pair):
+    """*first* takes the place of *second* in one layer. In different layers the higher one wins, unless *always*."""
+
     always: bool = False
     devices: tuple[str, ...] = DEVICES
     """Where the first has an effect: elsewhere it takes nobody's place."""
 
 
 @dataclass(frozen=True)
-class Excludes:
+class Excludes(_Pair):
     """Two options that must not be set together in one layer; *test* further narrows when (first value, second value)."""
 
-    first: When
-    second: When
     test: Callable[[Any, Any], bool] | None = None
     why: str = "they exclude each other, set one of them"
 
     def holds(self, first: Setting, second: Setting) -> bool:
-        if not (self.first.holds(first) and self.second.holds(second)):
-            return False
-        return self.test is None or self.test(first.value, second.value)
+        return super().holds(first, second) and (self.test is None or self.test(first.value, second.value))
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,10 @@ class Needs:
     others: tuple[When, ...]
     status: str = "refused"
     devices: tuple[str, ...] = DEVICES
+
+    @property
+    def words(self) -> str:
+        return "it has no effect without" if self.status == "inert" else "it needs"
 
     @property
     def others_text(self) -> str:
@@ -144,53 +150,38 @@ def _involving(name: str) -> tuple[tuple[Overrides, ...], tuple[Excludes, ...], 
 
 def overrides(winner: Setting, loser: Setting, device: str, *, always: bool | None = None) -> bool:
     """Whether one setting takes the place of another of the same layer on a device; *always*: by a rule of that sort alone."""
-    return any(
-        r.first.holds(winner) and r.second.holds(loser) and always in (None, r.always) and device in r.devices
-        for r in _involving(loser.option.name)[0]
-    )
+    candidates = _involving(loser.option.name)[0]
+    return any(r.holds(winner, loser) and always in (None, r.always) and device in r.devices for r in candidates)
 
 
 def clash(newer: Setting, older: Setting, device: str | None) -> bool:
     """Whether a setting of a higher layer takes the place of another option's in a lower one; *device*: ``None``: on any."""
     rivals, exclusive, *_ = _involving(older.option.name)
+    pairs = ((newer, older), (older, newer))
     return any(
-        not r.always
-        and (device is None or device in r.devices)
-        and ((r.first.holds(newer) and r.second.holds(older)) or (r.first.holds(older) and r.second.holds(newer)))
-        for r in rivals
-    ) or any(r.holds(newer, older) or r.holds(older, newer) for r in exclusive)
+        not r.always and (device is None or device in r.devices) and any(r.holds(*pair) for pair in pairs) for r in rivals
+    ) or any(r.holds(*pair) for r in exclusive for pair in pairs)
 
 
 def exclusions(settings: list[Setting]) -> Iterator[tuple[Setting, Setting, str]]:
     """The pairs set in one layer that must not be: (first, second, why)."""
-    for setting in settings:
-        for rule in _involving(setting.option.name)[1]:
-            if rule.first.name == setting.option.name:
-                for other in settings:
-                    if rule.holds(setting, other) and _meet(setting, other):
-                        yield setting, other, rule.why
-
-
-def _meet(a: Setting, b: Setting) -> bool:
-    return a.device is None or b.device is None or a.device == b.device
+    for one in settings:
+        for rule in _involving(one.option.name)[1]:
+            for other in settings:
+                if rule.holds(one, other) and (None in (one.device, other.device) or one.device == other.device):
+                    yield one, other, rule.why
 
 
 def obstacle(setting: Setting, get: Callable[[str], Setting | None], device: str) -> tuple[str, str] | None:
     """What keeps an option from acting on a device beside the others in force: (status, reason), or ``None``."""
     *_, needs, forbids = _involving(setting.option.name)
-    forbidding = [rule for rule in forbids if rule.option.holds(setting) and rule.other.holds(get(rule.other.name))]
-    for rule in forbidding:
-        if rule.status == "off":
-            return rule.status, rule.why
-    for need in needs:
-        if (
-            device in need.devices
-            and need.option.holds(setting)
-            and not any(other.holds(get(other.name)) for other in need.others)
-        ):
-            words = "it has no effect without" if need.status == "inert" else "it needs"
-            return need.status, f"{words} {need.others_text}"
-    return (forbidding[0].status, forbidding[0].why) if forbidding else None
+    found = [(f.status, f.why) for f in forbids if f.option.holds(setting) and f.other.holds(get(f.other.name))]
+    unmet = [
+        (n.status, f"{n.words} {n.others_text}")
+        for n in needs
+        if device in n.devices and n.option.holds(setting) and not any(other.holds(get(other.name)) for other in n.others)
+    ]
+    return next(iter([*(one for one in found if one[0] == "off"), *unmet, *found]), None)
 
 
 def sentences(name: str) -> list[str]:
@@ -208,7 +199,7 @@ def sentences(name: str) -> list[str]:
     for n in NEEDS:
         if name in (n.option.name, *(other.name for other in n.others)):
             where = "" if n.devices == DEVICES else f" on {' and '.join(n.devices)}"
-            found.append(f"{n.option} {'has no effect without' if n.status == 'inert' else 'needs'} {n.others_text}{where}")
+            found.append(f"{n.option} {n.words.removeprefix('it ')} {n.others_text}{where}")
     for f in FORBIDS:
         if name in (f.option.name, f.other.name):
             found.append(f"{f.option} is {'inert' if f.status == 'off' else f.status} with {f.other}: {f.why}")

@@ -57,7 +57,7 @@ _BY_HINT = {
     """,
     "precision_mode=allow_mix_precision_fp16": "fp16 float16 half precision_mode=16-mixed precision_mode=16 precision=16-mixed",
     "precision_mode=force_fp32": "fp32 float32 precision_mode=32-true precision_mode=32 full_precision",
-    "set conv_allow_tf32 and matmul_allow_tf32": "enable_tf32 cudnn_allow_tf32 cudnn.allow_tf32 precision_mode=tf32",
+    "set conv_allow_tf32 and matmul_allow_tf32": "tf32 allow_tf32 enable_tf32 cudnn_allow_tf32 cudnn.allow_tf32 precision_mode=tf32",
     "set matmul_allow_tf32, or matmul_algo=bf16x3": """
         float32_matmul_precision set_float32_matmul_precision matmul_precision fp32_precision
     """,
