@@ -10,19 +10,8 @@ from msctx.options.kinds import AnyText, Choice, Flag, Int, Text, TextFlag
 from msctx.options.option import ASCEND, Option, ascend_option, session_option
 from msctx.options.registry import named
 from msctx.options.rules import OF_INFERENCE, Forbids, Rule, When
+from msctx.themes import common
 from msctx.themes.base import On, Outcome, approximated, as_it_is, honoured, inert, reason, refused, translates
-from msctx.themes.common import (
-    DUMPS,
-    GRAPHS,
-    ONCE,
-    PINNED,
-    WITH_ENGINE,
-    WITH_GRAPHS,
-    apart,
-    engine_options,
-    sendable,
-    with_graphs,
-)
 from msctx.themes.graph import ALONE, LEVEL, compilation
 
 # fmt: off
@@ -65,14 +54,13 @@ OPTIONS = (
 
 RULES: tuple[Rule, ...] = (Forbids(When("buffer_optimize", ("l2_optimize", "off_optimize")), *OF_INFERENCE),)
 
-SENT = {*WITH_GRAPHS, *WITH_ENGINE, *DUMPS, "deterministic", "aoe_mode", "work_path", "aoe_config_file"}
+SENT = {*common.WITH_GRAPHS, *common.WITH_ENGINE, *common.DUMPS, "deterministic", "aoe_mode", "work_path", "aoe_config_file"}
 """The options whose keys the engine gets, from here or, of the last four, from torchair."""
 
 
 JIT_COMPILE = {"true": True, "false": False}
 """Values of jit_compile → of torch_npu's switch; it has none for auto."""
 BY_CHIP = "torch_npu's default for this chip applies to eager operators; it has no `auto`"
-BY_SHAPES = "torch.compile compiles for the first shapes, and then one kernel for those that change"
 CLEARS_BY_ITSELF = "PyTorch's operators each zero their own memory, just before they add into it"
 ONE_QUEUE = "PyTorch runs the operators of a graph one after the other, in its order"
 BESIDE = "the host's operators run beside those of the device, on the thread that calls"
@@ -80,8 +68,8 @@ FROM_THE_HOST = "compiled code launches its kernels one by one from the host, wh
 
 
 def _in_graphs(on: On, more: dict[str, Any] | None = None, differs: str = "") -> Outcome:
-    found = with_graphs(on) | (more or {})
-    return approximated(found, f"{differs}; {GRAPHS}") if differs else honoured(found, GRAPHS)
+    found = common.with_graphs(on) | (more or {})
+    return approximated(found, f"{differs}; {common.GRAPHS}") if differs else honoured(found, common.GRAPHS)
 
 
 @translates("jit_compile")
@@ -91,7 +79,7 @@ def _jit_compile(on: On, setting: Setting) -> Outcome:
         return _in_graphs(on, more, BY_CHIP if setting.value == "auto" else "")
 
     if setting.value == "auto":
-        return approximated({}, BY_SHAPES)
+        return approximated({}, "torch.compile compiles for the first shapes, and then one kernel for those that change")
     for name in (LEVEL, "enable_graph_kernel") if setting.value == "false" else ("compile_dynamic_mode", "dynamic_input"):
         if on.get(name) is not None:
             return inert(f"overridden by {name}={on.get(name)!r}")
@@ -139,7 +127,7 @@ def _buffer_optimize(on: On, setting: Setting) -> Outcome:
         "torch.inductor.inplace_buffers": optimizes,
         "torch.inductor.reorder_for_locality": optimizes,
     }
-    found = found | apart(on)
+    found = found | common.apart(on)
     if on.get("env_config_path.sys.mem_reuse") is False and optimizes:
         return inert("overridden by env_config_path.sys.mem_reuse=False, under which no tensor gets memory of another one")
     return honoured(found, "in code that torch.compile makes")
@@ -155,12 +143,12 @@ def _stream_max_parallel_num(on: On, setting: Setting) -> Outcome:
 
 @translates("ge_options.global")
 def _of_the_engine(on: On, setting: Setting) -> Outcome:
-    return _raw_keys(on, setting, "global", {"torch.npu.engine_options": engine_options(on)}, ONCE)
+    return _raw_keys(on, setting, "global", {"torch.npu.engine_options": common.engine_options(on)}, common.ONCE)
 
 
 @translates("ge_options.session")
 def _of_a_session(on: On, setting: Setting) -> Outcome:
-    return _raw_keys(on, setting, "session", with_graphs(on), "torchair has one session: they go with each graph")
+    return _raw_keys(on, setting, "session", common.with_graphs(on), "torchair has one session: they go with each graph")
 
 
 def _raw_keys(on: On, setting: Setting, level: str, assignments: dict[str, Any], how: str) -> Outcome:
@@ -168,16 +156,18 @@ def _raw_keys(on: On, setting: Setting, level: str, assignments: dict[str, Any],
         return as_it_is()
     if on.device != "ascend":
         return inert("ge_options goes to CANN's graph engine, which Ascend alone has")
-    left = sendable(setting.value, level)
+    left = common.sendable(setting.value, level)
     lost = [key for key in setting.value if key not in left and not known_to_ge(key)]
     unsent = [key for key in setting.value if known_to_ge(key) and named(key).name not in SENT]
-    pinned = [f"{key}={PINNED[key]}" for key in unsent if PINNED.get(key, setting.value[key]) != setting.value[key]]
+    pinned = [
+        f"{key}={common.PINNED[key]}" for key in unsent if common.PINNED.get(key, setting.value[key]) != setting.value[key]
+    ]
     overwrites = reason(
         f"torchair overwrites {', '.join(lost)} in the engine", "set them in ge_options.session, which goes with each graph"
     )
     if len(lost) == len(setting.value):
         return refused(overwrites)
-    reasons = [f"{', '.join(left)}: {GRAPHS}; {how}"] if left else ["its keys are options of their own"]
+    reasons = [f"{', '.join(left)}: {common.GRAPHS}; {how}"] if left else ["its keys are options of their own"]
     reasons += [f"{', '.join(unsent)}: msctx applies it; it is not passed to the engine"] if unsent else []
     reasons += [f"in graphs torchair's {', '.join(pinned)} holds"] if pinned else []
     reasons += [overwrites] if lost else []

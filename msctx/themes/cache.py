@@ -13,6 +13,8 @@ from msctx.options.rules import TRUE, WITHOUT_LIST, Forbids, Needs, Overrides, R
 from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, once, translates
 from msctx.themes.common import LEFT_TO_NPU, with_graphs
 
+KEEPS = When("op_compiler_cache_mode", ("enable", "force"))
+
 # fmt: off
 OPTIONS = (
     Option("enable_compile_cache", Bool, default=False, example=True,
@@ -36,35 +38,26 @@ OPTIONS = (
              "thrown away. It wins over kernel_cache/op_cache.ini, $ASCEND_MAX_OP_CACHE_SIZE and $ASCEND_REMAIN_CACHE_SIZE_RATIO, "
              "and limits the folder of enable_compile_cache, too."),
 )
-# fmt: on
 
 RULES: tuple[Rule, ...] = (
-    Overrides(When("op_debug_level"), When("op_compiler_cache_mode", ("enable", "force")), always=True),
-    Overrides(WITHOUT_LIST, When("op_compiler_cache_mode", ("enable", "force")), always=True),
+    Overrides(When("op_debug_level"), KEEPS, always=True),
+    Overrides(WITHOUT_LIST, KEEPS, always=True),
     Overrides(WITHOUT_LIST, When("enable_compile_cache", TRUE), always=True),
     *(  # torch has one cache for graphs and kernels
         Overrides(When("enable_compile_cache", (True, False)), loser, devices=("cpu", "cuda"))
         for loser in (When("op_compiler_cache_mode", ("enable", "force", "disable")), When("op_compiler_cache_dir"))
     ),
     Needs(When("compile_cache_path"), (When("enable_compile_cache", TRUE),), "inert"),
-    Needs(
-        When("op_compiler_cache_dir.op_cache_ini"),
-        (
-            When("op_compiler_cache_mode", ("enable", "force")),
-            When("op_compiler_cache_dir"),
-            When("enable_compile_cache", TRUE),
-        ),
-        "inert",
-    ),
-    Forbids(
-        When("op_compiler_cache_dir"), When("op_compiler_cache_mode", ("disable",)), "off", "op_compiler_cache_mode=disable"
-    ),
+    Needs(When("op_compiler_cache_dir.op_cache_ini"),
+        (KEEPS, When("op_compiler_cache_dir"), When("enable_compile_cache", TRUE)), "inert"),
+    Forbids(When("op_compiler_cache_dir"), When("op_compiler_cache_mode", ("disable",)), "off", "op_compiler_cache_mode=disable"),
     Forbids(When("compile_cache_path"), When("enable_compile_cache", (False,)), "off", "enable_compile_cache=False"),
     *(
         Forbids(When("op_compiler_cache_dir"), other, "inert", f"{other} ignores the cache")
         for other in (When("op_debug_level"), WITHOUT_LIST)
     ),
 )
+# fmt: on
 
 OFF = CompileCache(off=True)
 OF_NPU = {
@@ -117,9 +110,7 @@ def _kept(on: On) -> Outcome:
     return approximated(assignments, LEFT_TO_NPU) if on.device == "ascend" else honoured(assignments)
 
 
-@translates("enable_compile_cache", "compile_cache_path")
-def _graphs(on: On, setting: Setting) -> Outcome:
-    return _kept(on)
+translates("enable_compile_cache", "compile_cache_path")(lambda on, setting: _kept(on))
 
 
 @translates("op_compiler_cache_mode", "op_compiler_cache_dir")

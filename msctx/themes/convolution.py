@@ -39,7 +39,6 @@ CUDNN_NUMBERS = {
 """cuDNN's numbers of forward algorithms, which MindSpore gives by name; those of gradients it gives by number."""
 MEASURED = dict.fromkeys(("auto", "fastest", "benchmark"), "performance")
 """What others call it."""
-FIXED_ORDER = (When("deterministic", ("ON",)), When("thread_invariant", TRUE), When("batch_invariant", TRUE))
 
 # fmt: off
 OPTIONS = (
@@ -126,16 +125,16 @@ OPTIONS = (
         help="As conv_max_error, for matrix products, and matmul_allow_tf32. torch's own products have no stated bound: "
              "under thread_invariant and batch_invariant msctx's own kernel runs then."),
 )
-# fmt: on
 
 RULES: tuple[Rule, ...] = (
     Overrides(When("graph_run_mode", (0,)), When("enable_small_channel", (0,)), always=True),
     *(
         Forbids(option, other, "refused", reason(f"it adds in no fixed order, which {other} forbids", "set algo_1"))
-        for other in FIXED_ORDER
+        for other in (When("deterministic", ("ON",)), When("thread_invariant", TRUE), When("batch_invariant", TRUE))
         for option in (When("conv_dgrad_algo", ("algo_0",)), When("conv_wgrad_algo", ("algo_0", "algo_3")))
     ),
 )
+# fmt: on
 
 ALGORITHMS = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo")
 INVARIANT = ("thread_invariant", "batch_invariant")

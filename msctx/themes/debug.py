@@ -48,15 +48,13 @@ OPTIONS = (
         }), example=1, ge="ge.opDebugLevel",
         help="What to keep of generated kernels in debug_dir. Deprecated in favour of op_debug_config."),
 )
-# fmt: on
 
 RULES: tuple[Rule, ...] = (
-    Excludes(
-        When("op_debug_level", (2,)),
-        When("op_debug_config", test=lambda c: "oom" in c.get("op_debug_config", ()), words="with oom"),
-    ),
+    Excludes(When("op_debug_level", (2,)),
+        When("op_debug_config", test=lambda c: "oom" in c.get("op_debug_config", ()), words="with oom")),
     Needs(When("debug_dir"), (KEEPS_SOURCES, When("op_debug_level", (1, 2, 4))), "inert", devices=("cpu", "cuda")),
 )
+# fmt: on
 
 COUNTED = "torch counts a match where it takes effect; with code that it caches it keeps the sum of some patterns alone"
 WHOLE = "a fused kernel holds several operators: op_debug_list keeps torch's caches on, and narrows nothing"

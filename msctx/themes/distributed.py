@@ -69,18 +69,15 @@ OPTIONS = (
     session_option("event_sync_timeout", Int(-1, zero=False), default=-1, example=600000, ge="event_sync_timeout",
         help="Milliseconds that waiting for an event may take before it is an error; -1 waits for ever."),
 )
-# fmt: on
 
 RULES: tuple[Rule, ...] = (
-    Excludes(
-        When("hccl_timeout", test=lambda v: v >= 0),
-        When("stream_sync_timeout", test=lambda v: v >= 0),
+    Excludes(When("hccl_timeout", test=lambda v: v >= 0), When("stream_sync_timeout", test=lambda v: v >= 0),
         test=lambda seconds, milliseconds: seconds == 0 or seconds * 1000 >= milliseconds,
-        why="hccl_timeout (seconds) must be shorter than stream_sync_timeout (milliseconds)",
-    ),
+        why="hccl_timeout (seconds) must be shorter than stream_sync_timeout (milliseconds)"),
     Forbids(When("hcom_parallel", (True, False)), *OF_TRAINING),
     Forbids(When("is_tailing_optimization", TRUE), *OF_TRAINING),
 )
+# fmt: on
 
 RECOMPUTE, MATMUL = "parallel_speed_up_json_path.recompute_comm_overlap", "parallel_speed_up_json_path.matmul_grad_comm_overlap"
 GRADIENTS, HCOM = "parallel_speed_up_json_path.enable_grad_comm_opt", "hcom_parallel"

@@ -39,17 +39,13 @@ OPTIONS = (
         help="true keeps convolutions in the layout NCHW; false allows compiled models to be moved to channels_last where "
              "that is faster (inductor's layout_optimization). MindSpore knows it for CUDA alone."),
 )
-# fmt: on
 
 RULES: tuple[Rule, ...] = (
     Forbids(When("frozen_variable"), When("graph_run_mode", (1,)), "refused", "weights that are trained cannot be constants"),
-    Forbids(
-        When("graph_kernel_flags.online_tuning", test=bool, words="above 0"),
-        When("deterministic", ("ON",)),
-        "inert",
-        NOT_MEASURED,
-    ),
+    Forbids(When("graph_kernel_flags.online_tuning", test=bool, words="above 0"), When("deterministic", ("ON",)), "inert",
+        NOT_MEASURED),
 )
+# fmt: on
 
 BY_CANN = "CANN's graph engine fuses by its own rules, and has no such flags"
 EXTRAS = (DUMP, "enable_debug_mode", "online_tuning")

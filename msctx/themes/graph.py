@@ -22,6 +22,8 @@ from msctx.themes.common import apart, search
 from msctx.themes.convolution import POLICY, conv_policy, only_records, requested_of
 from msctx.themes.graph_kernel_flags import FLAGS, GROUP
 
+GEARS = (When("input_shape"), When("dynamic_dims"), When("dynamic_node_type", (0, 1)))
+
 # fmt: off
 OPTIONS = (
     Option("save_graphs", Choice({
@@ -91,26 +93,17 @@ OPTIONS = (
         help="With dynamic_input: the range of every dimension, as a number, a~b or -1 for any, getnext standing for "
              "batches of a data loader and data for arguments. Deprecated in CANN; dynamic_dims wins over it."),
 )
-# fmt: on
 
 RULES: tuple[Rule, ...] = (
     Overrides(When("graph_kernel_flags.opt_level", (0,)), When("enable_graph_kernel", TRUE)),
     Overrides(When("graph_kernel_flags.opt_level", (1, 2, 3)), When("enable_graph_kernel", (False,))),
     Overrides(When("dynamic_dims"), When("dynamic_inputs_shape_range")),
-    *(  # gears say more than ranges, and yield together where these are set further in
-        Overrides(When(gears, values), When("dynamic_input", TRUE))
-        for gears, values in (("input_shape", ()), ("dynamic_dims", ()), ("dynamic_node_type", (0, 1)))
-    ),
+    *(Overrides(gears, When("dynamic_input", TRUE)) for gears in GEARS),  # gears say more than ranges, and yield together
     Overrides(When("dynamic_input", TRUE), When("compile_dynamic_mode", (True, False))),
-    Excludes(When("compile_dynamic_mode"), When("input_shape")),
-    Excludes(When("compile_dynamic_mode"), When("dynamic_dims")),
-    Excludes(When("compile_dynamic_mode"), When("dynamic_node_type", (0, 1))),
-    Excludes(
-        When("input_shape"),
-        When("dynamic_dims"),
+    *(Excludes(When("compile_dynamic_mode"), gears) for gears in GEARS),
+    Excludes(When("input_shape"), When("dynamic_dims"),
         test=lambda shape, gears: len(re.findall(r"[:,]-1\b", shape)) != len(gears.partition(";")[0].split(",")),
-        why="a gear of dynamic_dims has one size for each -1 of input_shape",
-    ),
+        why="a gear of dynamic_dims has one size for each -1 of input_shape"),
     Excludes(When("mix_compile_mode"), When("iterations_per_loop", test=is_above_one, words="above 1")),
     Needs(When("input_shape"), (When("dynamic_dims"),)),
     Needs(When("input_shape"), (When("dynamic_node_type", (0, 1)),)),
@@ -121,10 +114,9 @@ RULES: tuple[Rule, ...] = (
     Needs(When("save_graphs_path"), (When("save_graphs", (1, 2, 3)),), "inert"),
     Needs(When("dynamic_graph_execute_mode"), (When("dynamic_input", TRUE),), "inert"),
     Needs(When("dynamic_inputs_shape_range"), (When("dynamic_input", TRUE),), "inert"),
-    Forbids(When("input_shape"), *OF_INFERENCE),
-    Forbids(When("dynamic_dims"), *OF_INFERENCE),
-    Forbids(When("dynamic_node_type", (0, 1)), *OF_INFERENCE),
+    *(Forbids(gears, *OF_INFERENCE) for gears in GEARS),
 )
+# fmt: on
 
 STRICT, LAX = 0, 2
 BY_TORCHAIR = "graphs of tensors on an NPU are compiled by torchair, when they first run"

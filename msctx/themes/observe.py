@@ -16,6 +16,7 @@ from msctx.options.rules import TRUE, Excludes, Forbids, Needs, Overrides, Rule,
 from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, joined, refused, translates
 from msctx.themes.common import LEFT_TO_NPU, apart, with_graphs
 
+DUMPS = When("session.enable_dump", TRUE)
 DUMPS_BY_FILE = When(
     "dump_config",
     test=lambda c: (
@@ -129,31 +130,24 @@ OPTIONS = (
         help='"1" keeps the input of each quantisation as a separate tensor, so that dumps contain it, instead of letting '
              "fusion remove it."),
 )
-# fmt: on
 
 RULES: tuple[Rule, ...] = (
     *(Overrides(When(name, TRUE), When("dump_config"), always=True) for name in ("session.enable_dump", "enable_dump_debug")),
     *(Overrides(When("dump_config"), When(name, (False,))) for name in ("session.enable_dump", "enable_dump_debug")),
     Overrides(When("enable_exception_dump", (0, 1, 2)), When("exception_dump", ("0", "1", "2"))),
     Excludes(When("session.enable_dump"), When("enable_dump_debug")),
-    Needs(When("session.enable_dump"), (When("dump_path"),), "error"),
-    Needs(When("enable_dump_debug"), (When("dump_path"),), "error"),
-    *(
-        Needs(When(name), (When("session.enable_dump", TRUE),), "inert")
-        for name in ("dump_mode", "dump_step", "dump_data", "dump_layer")
-    ),
-    *(
-        Needs(When(name), (When("session.enable_dump", TRUE), DUMPS_BY_FILE), "inert")
-        for name in ("dump_format", "quant_dumpable")
-    ),
+    *(Needs(When(name), (When("dump_path"),), "error") for name in ("session.enable_dump", "enable_dump_debug")),
+    *(Needs(When(name), (DUMPS,), "inert") for name in ("dump_mode", "dump_step", "dump_data", "dump_layer")),
+    *(Needs(When(name), (DUMPS, DUMPS_BY_FILE), "inert") for name in ("dump_format", "quant_dumpable")),
     Needs(When("dump_debug_mode"), (When("enable_dump_debug", TRUE),), "inert"),
-    Needs(When("dump_path"), (When("session.enable_dump", TRUE), When("enable_dump_debug", TRUE)), "inert"),
+    Needs(When("dump_path"), (DUMPS, When("enable_dump_debug", TRUE)), "inert"),
     Needs(When("profiling_options"), (When("profiling_mode", TRUE),), "inert"),
     Needs(When("env_config_path.rdr.mode"), (When("env_config_path.rdr.enable", TRUE),), "inert"),
     Needs(When("env_config_path.rdr.path"), (When("env_config_path.rdr.enable", TRUE),), "inert"),
     Needs(When("check_bprop_values"), (When("check_bprop", TRUE),), "inert"),
     Forbids(When("profiling_options"), When("profiling_mode", (False,)), "off", "profiling_mode is off"),
 )
+# fmt: on
 
 OBSERVERS = (
     "session.enable_dump",

@@ -103,26 +103,21 @@ OPTIONS = (
         help="One of the lists that CANN ships of operators and their modes of computing, by the name of its file. The "
              "lists are read-only: copy one, edit the copy and name it with op_precision_mode."),
 )
-# fmt: on
 
 RULES: tuple[Rule, ...] = (
     Overrides(When("op_precision_mode"), When("op_select_implmode")),
     Overrides(When("op_precision_mode"), IMPLMODE_LIST),
-    Overrides(When("op_precision_mode"), When("optypelist_for_implmode"), always=True),  # which does nothing by itself,
+    Overrides(When("op_precision_mode"), When("optypelist_for_implmode"), always=True),  # which does nothing by itself
     Overrides(When("op_select_implmode"), IMPLMODE_LIST),
     Excludes(When("precision_mode"), When("precision_mode_v2")),
     Needs(When("modify_mixlist"), MIXED),
     Needs(When("optypelist_for_implmode"), (When("op_select_implmode", ("high_precision", "high_performance")),)),
-    Forbids(
-        When("customize_dtypes"),
-        When("precision_mode", ("must_keep_origin_dtype",)),
-        "inert",
-        "precision_mode=must_keep_origin_dtype forbids every cast",
-    ),
-    Forbids(
-        When("customize_dtypes"), When("precision_mode_v2", ("origin",)), "inert", "precision_mode_v2=origin forbids every cast"
+    *(
+        Forbids(When("customize_dtypes"), mode, "inert", f"{mode} forbids every cast")
+        for mode in (When("precision_mode", ("must_keep_origin_dtype",)), When("precision_mode_v2", ("origin",)))
     ),
 )
+# fmt: on
 
 MODES = ("precision_mode", "precision_mode_v2")
 FILES = ("modify_mixlist", "customize_dtypes", "op_precision_mode")
@@ -144,7 +139,6 @@ BY_TORCH_NPU = {
     "optypelist_for_implmode": "torch.npu.optypelist_for_implmode",
     "op_select_implmode": "torch.npu.op_select_implmode",
 }
-LIST_STAYS = f"torch_npu's list {STAYS}: CANN has no word for an empty one"
 POLICY = {"cpu": "native.precision.cpu", "cuda": "native.precision.cuda", "ascend": "native.precision.ascend"}
 
 
@@ -285,7 +279,7 @@ def _implementation(on: On, setting: Setting) -> Outcome:
         reasons.append(f"in graphs torchair's ge.opSelectImplmode={PINNED['ge.opSelectImplmode']} holds")
     outcome = by_entry({name: _without_operator(name) or _without_choice(name) for name in types}, _with(on, reasons))
     if types and BY_TORCH_NPU[setting.option.name] in outcome.assignments:
-        return replace(outcome, reason=joined(outcome.reason, LIST_STAYS))
+        return replace(outcome, reason=joined(outcome.reason, f"torch_npu's list {STAYS}: CANN has no word for an empty one"))
     return outcome
 
 

@@ -218,7 +218,7 @@ def _matmul_allow_tf32(on: On, setting: Setting) -> Outcome:
         return inert(NO_PARTS)
     if on.facts.native or on.facts.matrix_unit:
         return inert(on.facts.native or f"{on.facts.matrix_unit}, which alone rounds to TF32")
-    outcome = _limited(on, detail(on, ability="round to TF32", of=(PRODUCT,)), "matmul_max_error", LEAST["matmul_max_error"])
+    outcome = _rounding(on, "matmul_max_error", PRODUCT)
     if outcome.status != "honoured":
         return outcome
     return inert(TOGETHER) if on.get("batch_invariant") else honoured(assignments_of(on), ON_UNIT)
@@ -248,13 +248,13 @@ def _conv_allow_tf32(on: On, setting: Setting) -> Outcome:
         return inert(NO_PARTS)
     if on.facts.matrix_unit:
         return inert(f"{on.facts.matrix_unit}, which alone rounds to TF32")
-    outcome = _limited(on, detail(on, ability="round to TF32", of=DIRECTIONS), "conv_max_error", LEAST["conv_max_error"])
+    outcome = _rounding(on, "conv_max_error", *DIRECTIONS)
     return replace(outcome, reason=f"{outcome.reason}; {ON_UNIT}") if outcome.status == "honoured" else outcome
 
 
-def _limited(on: On, outcome: Outcome, option: str, least: float) -> Outcome:
-    """The same where the bound of an error leaves something that rounds: what is named has no bound."""
-    of = (PRODUCT,) if option == "matmul_max_error" else DIRECTIONS
+def _rounding(on: On, option: str, *of: str) -> Outcome:
+    """Of rounding to TF32, where the bound of an error leaves something that rounds: what is named has no bound."""
+    outcome, least = detail(on, ability="round to TF32", of=of), LEAST[option]
     is_open = all(name in OPEN for _, name in requested_of(on, *of))
     if outcome.status == "honoured" and is_open and (on.get(option) or 1.0) < least:
         return inert(f"{option}={on.get(option)} is below every bound of what rounds to TF32 ({least:.0e})")

@@ -46,26 +46,20 @@ OPTIONS = (
              "into an error before anything changes, and a switch that other code changed inside the scope into an error at "
              "exit. Without it each is a single warning."),
 )
-# fmt: on
 
 RULES: tuple[Rule, ...] = (
     Needs(When("local_rank_id", test=is_set), (When("local_device_list", test=is_set),)),
     Needs(When("local_device_list", test=is_set), (When("local_rank_id", test=is_set),)),
     Needs(When("graph_max_parallel_model_num", test=is_above_one, words="above 1"), (When("graph_run_mode", (0,)),)),
-    Forbids(
-        When("experimental_accelerate_train_mode"),
+    Forbids(When("experimental_accelerate_train_mode"),
         When("precision_mode", tuple(m for m in PRECISION_MODES if m not in ("allow_fp32_to_fp16", "must_keep_origin_dtype"))),
-        "refused",
-        "it needs precision_mode=allow_fp32_to_fp16 or must_keep_origin_dtype, or none",
-    ),
-    Forbids(
-        When("experimental_accelerate_train_mode"),
-        When("precision_mode_v2", tuple(m for m in PRECISION_MODES_V2 if m != "origin")),
-        "refused",
-        "it needs precision_mode_v2=origin, or none",
-    ),
+        "refused", "it needs precision_mode=allow_fp32_to_fp16 or must_keep_origin_dtype, or none"),
+    Forbids(When("experimental_accelerate_train_mode"),
+        When("precision_mode_v2", tuple(m for m in PRECISION_MODES_V2 if m != "origin")), "refused",
+        "it needs precision_mode_v2=origin, or none"),
     Forbids(When("experimental_accelerate_train_mode"), *OF_TRAINING),
 )
+# fmt: on
 
 IN_RUN = "acts in run() of msctx.session"
 LOW_PRECISION = {

@@ -6,22 +6,8 @@ from msctx.options import Setting
 from msctx.options.kinds import Choice, Path
 from msctx.options.option import Option, extension, session_option
 from msctx.options.rules import NOT_MEASURED, TRUE, Forbids, Needs, Rule, When
+from msctx.themes import common
 from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, inert, reason, refused, translates
-from msctx.themes.common import (
-    BUCKETS,
-    GRAPHS,
-    OLDER,
-    OPERATORS,
-    SUB_GRAPHS,
-    TYPES,
-    apart,
-    job,
-    job_of_mode,
-    measured,
-    narrowed,
-    recorded_in,
-    tuner,
-)
 from msctx.themes.convolution import assignments_of, detail, obstacle, requested
 from msctx.themes.graph import compilation
 
@@ -55,7 +41,6 @@ OPTIONS = (
              "nothing. It need not be there yet, nor its folder. A relative path in a YAML file is meant from the folder of "
              "that file."),
 )
-# fmt: on
 
 RULES: tuple[Rule, ...] = (
     Needs(When("aoe_config.job_type"), (When("aoe_tune_mode"),), "inert"),
@@ -64,13 +49,10 @@ RULES: tuple[Rule, ...] = (
     Forbids(When("aoe_tune_mode", ("online",)), When("deterministic", ("ON",)), "inert", NOT_MEASURED),
     Forbids(When("aoe_mode"), When("deterministic", ("ON",)), "inert", NOT_MEASURED),
     Forbids(When("aoe_tune_mode", ("offline",)), When("aoe_mode"), "inert", "aoe_mode tunes while the program runs"),
-    Forbids(
-        When("aoe_tune_mode", ("offline",)),
-        When("batch_invariant", TRUE),
-        "inert",
-        "under batch_invariant=True no measurement is used: each batch size has one of its own",
-    ),
+    Forbids(When("aoe_tune_mode", ("offline",)), When("batch_invariant", TRUE), "inert",
+        "under batch_invariant=True no measurement is used: each batch size has one of its own"),
 )
+# fmt: on
 
 TUNING = ("aoe_tune_mode", "aoe_mode")
 ELSEWHERE = "inductor measures how operators are fused on CUDA alone"
@@ -92,43 +74,46 @@ MEASURED = f"each {{}} is measured when it is first met, and kept in tuning_file
 
 @translates("aoe_tune_mode", "aoe_mode", "aoe_config.job_type", "aoe_config_file", "work_path")
 def _tuning(on: On, setting: Setting) -> Outcome:
-    what = job(on)
+    what = common.job(on)
     if not what and on.get("aoe_tune_mode") == "offline":
         return _offline(on)
-    if what == OLDER:
+    if what == common.OLDER:
         return refused("3 is known to older CANN alone", "set 2")
-    if what == BUCKETS:
+    if what == common.BUCKETS:
         return refused("bucket sizes are not tuned", "set bucket_cap_mb of DistributedDataParallel")
     if on.device == "ascend":
         return _by_cann(on, what)
-    if what == SUB_GRAPHS and on.device == "cpu":
+    if what == common.SUB_GRAPHS and on.device == "cpu":
         return refused(ELSEWHERE)
     found = {"graph.compilation": compilation(on)}
-    if measured(on):
+    if common.measured(on):
         if why := obstacle(on):
             return approximated(found, f"{why}; {SEARCHED} alone")
         found |= assignments_of(on)
     if setting.option.name == "aoe_config_file":
-        left = [kind for kind in narrowed(on).get("tune_ops_type", ()) if kind not in TYPES]
-        left += narrowed(on).get("feature", ())
+        left = [kind for kind in common.narrowed(on).get("tune_ops_type", ()) if kind not in common.TYPES]
+        left += common.narrowed(on).get("feature", ())
         return approximated(found, f"nothing is tuned for {', '.join(left)}") if left else honoured(found)
-    return honoured(found, MEASURED.format(PROBLEM[on.device]) if what == OPERATORS else "")
+    return honoured(found, MEASURED.format(PROBLEM[on.device]) if what == common.OPERATORS else "")
 
 
 def _by_cann(on: On, what: str) -> Outcome:
-    if what == SUB_GRAPHS:
+    if what == common.SUB_GRAPHS:
         return refused("torchair has CANN tune single operators alone", "set 2")
     if not what:
         return as_it_is()
-    return approximated({"torch.npu.graph_tuner": tuner(on)} | apart(on), f"graphs of static shape alone are tuned; {GRAPHS}")
+    return approximated(
+        {"torch.npu.graph_tuner": common.tuner(on)} | common.apart(on),
+        f"graphs of static shape alone are tuned; {common.GRAPHS}",
+    )
 
 
 def _offline(on: On) -> Outcome:
     if on.device == "ascend":
-        if job_of_mode(on) != OPERATORS:
+        if common.job_of_mode(on) != common.OPERATORS:
             return refused("torch_npu records single operators alone", "set 2")
-        return approximated({"torch.npu.aoe_folder": recorded_in(on)}, RECORDED_BY_NPU)
-    if job_of_mode(on) != OPERATORS:
+        return approximated({"torch.npu.aoe_folder": common.recorded_in(on)}, RECORDED_BY_NPU)
+    if common.job_of_mode(on) != common.OPERATORS:
         return refused(ELSEWHERE if on.device == "cpu" else NOT_RECORDED)
     if why := obstacle(on):
         return refused(why)
