@@ -56,15 +56,4 @@ def translate(on: On) -> dict[str, Outcome | None]:
     return found
 
 
-__all__ = [
-    "AS_FOUND",
-    "BY_NAME",
-    "INVARIANT",
-    "NEED_CORE",
-    "SHOW_FREE",
-    "THEMES",
-    "Facts",
-    "On",
-    "Outcome",
-    "translate",
-]
+__all__ = ["AS_FOUND", "BY_NAME", "INVARIANT", "NEED_CORE", "SHOW_FREE", "THEMES", "Facts", "On", "Outcome", "translate"]

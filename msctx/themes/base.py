@@ -78,6 +78,11 @@ class On:
         setting = self.settings.get(name)
         return setting.value if setting is not None else default
 
+    def content(self, name: str) -> Mapping[str, Any]:
+        """What the file or text in force of an option holds; nothing, where it is not set."""
+        setting = self.settings.get(name)
+        return setting.content or {} if setting is not None else {}
+
     def at(self, device: str) -> On:
         """Another device of the same plan."""
         return self._others.get(device) or On(device, self.source, self.facts, self._others)

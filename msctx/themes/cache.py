@@ -83,10 +83,9 @@ def cache(on: On) -> CompileCache | None:
 
 
 def _limited(found: CompileCache, on: On) -> CompileCache:
-    setting = on.settings.get("op_compiler_cache_dir.op_cache_ini")
-    if setting is None or not setting.content:
+    section = on.content("op_compiler_cache_dir.op_cache_ini").get("op_compiler_cache")
+    if section is None:
         return found
-    section = setting.content["op_compiler_cache"]
     return replace(found, megabytes=section["max_op_cache_size"], percent=section["remain_cache_size_ratio"])
 
 

@@ -22,16 +22,10 @@ SUB_GRAPHS, OPERATORS, OLDER, BUCKETS = "1", "2", "3", "4"
 """Words of aoe_mode."""
 TUNED = ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo", "matmul_algo")
 TYPES = {
-    "Conv2D": ("conv_fprop_algo",),
-    "Conv3D": ("conv_fprop_algo",),
-    "DepthwiseConv2dNative": ("conv_fprop_algo",),
-    "Conv2DBackpropInput": ("conv_dgrad_algo",),
-    "Conv2DBackpropFilter": ("conv_wgrad_algo",),
-    "MatMul": ("matmul_algo",),
-    "MatMulV2": ("matmul_algo",),
-    "BatchMatMul": ("matmul_algo",),
-    "BatchMatMulV2": ("matmul_algo",),
-    "GEMM": ("matmul_algo",),
+    **dict.fromkeys(("Conv2D", "Conv3D", "DepthwiseConv2dNative"), "conv_fprop_algo"),
+    "Conv2DBackpropInput": "conv_dgrad_algo",
+    "Conv2DBackpropFilter": "conv_wgrad_algo",
+    **dict.fromkeys(("MatMul", "MatMulV2", "BatchMatMul", "BatchMatMulV2", "GEMM"), "matmul_algo"),
 }
 """Type of operator, as aoe_config_file has it → what chooses its algorithm."""
 SEARCH = {
@@ -57,22 +51,16 @@ def recorded_in(on: On) -> str | None:
     return str(on.get("work_path", HERE))
 
 
-def narrowed(on: On) -> dict[str, Any]:
-    """What aoe_config_file holds."""
-    found = on.settings.get("aoe_config_file")
-    return dict(found.content or {}) if found is not None else {}
-
-
 @once
 def measured(on: On) -> dict[str, str]:
     """The options of algorithms that tuning sets where they are unset."""
     if job(on) != OPERATORS:
         return {}
-    only = narrowed(on)
+    only = on.content("aoe_config_file")
     names, types = only.get("tune_ops_name", ()), only.get("tune_ops_type", ())
     if not names and not types:
         return dict.fromkeys(TUNED, "performance")
-    found = {option: "performance" for kind in types for option in TYPES.get(kind, ())}
+    found = {TYPES[kind]: "performance" for kind in types if kind in TYPES}
     if names:
         found |= dict.fromkeys(("conv_algo_rules", "matmul_algo_rules"), "; ".join(f"{name}: performance" for name in names))
     return found
@@ -87,7 +75,7 @@ def kept_in(on: On) -> str | None:
 def search(on: On) -> tuple[tuple[str, Any], ...]:
     """Entries of inductor's configuration."""
     found = dict(SEARCH.get(job(on), {}))
-    if found and narrowed(on).get("tune_optimization_level") == "O1":
+    if found and on.content("aoe_config_file").get("tune_optimization_level") == "O1":
         found["coordinate_descent_check_all_directions"] = True
     return tuple(found.items())
 
@@ -96,24 +84,14 @@ def search(on: On) -> tuple[tuple[str, Any], ...]:
 
 GRAPHS = "acts on graphs that torchair (torch_npu's compiler) makes"
 ONCE = "the engine is initialised with the first of them, and keeps what it got then"
-JIT = {"auto": "2", "true": "1", "false": "0"}
-"""Values of jit_compile → of ge.jit_compile."""
-WITH_GRAPHS = {
-    "jit_compile": JIT,
-    "atomic_clean_policy": {},
-    "host_scheduling_max_threshold": {},
-    "buffer_optimize": {},
-    "stream_max_parallel_num": {},
-    "ac_parallel_enable": {},
-    "input_fusion_size": {},
-    "enable_small_channel": {},
-    "op_debug_level": {},
-    "op_debug_config": {},
-    "debug_dir": {},
-    "op_compiler_cache_mode": {},
-    "op_compiler_cache_dir": {},
-}
-"""The options that go with each graph → the engine's words for their values."""
+WITH_GRAPHS = (
+    *("jit_compile", "atomic_clean_policy", "host_scheduling_max_threshold", "buffer_optimize", "stream_max_parallel_num"),
+    *("ac_parallel_enable", "input_fusion_size", "enable_small_channel", "op_debug_level", "op_debug_config", "debug_dir"),
+    *("op_compiler_cache_mode", "op_compiler_cache_dir"),
+)
+"""The options that go with each graph."""
+WORDS = {"jit_compile": {"auto": "2", "true": "1", "false": "0"}}
+"""Option → its values in the engine's words, where these are others."""
 WITH_ENGINE = ("fusion_switch_file", "export_compile_stat")
 """The options that it is initialised with."""
 ALLOW_HF32 = "ge.exec.allow_hf32"
@@ -143,9 +121,9 @@ def _raw(on: On, level: str) -> dict[str, str]:
 def graph_options(on: On) -> dict[str, str]:
     """What goes with each graph; there the engine looks first, before what it was initialised with."""
     found = {}
-    for name, words in WITH_GRAPHS.items():
+    for name in WITH_GRAPHS:
         if (setting := on.settings.get(name)) is not None:
-            found[setting.option.ge] = words.get(setting.value, str(setting.value))
+            found[setting.option.ge] = WORDS.get(name, {}).get(setting.value, str(setting.value))
     if any(name in on.settings for name in HF32):
         found[ALLOW_HF32] = "".join(str(int(on.get(name))) if name in on.settings else "-" for name in HF32)
     if on.get("session.enable_dump") and on.get("dump_path"):
@@ -186,8 +164,7 @@ LEVELS = {1: ("dump_cce", "dump_loc"), 2: ("dump_cce", "dump_loc", "ccec_O0", "c
 
 def debug_words(on: On) -> list[str]:
     """The words of op_debug_config, those of op_debug_level included."""
-    config = on.settings.get("op_debug_config")
-    words = (config.content or {}).get("op_debug_config", []) if config is not None else []
+    words = on.content("op_debug_config").get("op_debug_config", ())
     return [*dict.fromkeys([*words, *LEVELS.get(on.get("op_debug_level"), ())])]
 
 

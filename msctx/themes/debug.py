@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from msctx.options import DEVICES, Setting
@@ -110,8 +111,7 @@ def _op_debug_level(on: On, setting: Setting) -> Outcome:
 
 
 def _debugged(on: On, words: list[str]) -> Outcome:
-    config = on.settings.get("op_debug_config")
-    is_listed = config is not None and bool((config.content or {}).get("op_debug_list"))
+    is_listed = bool(on.content("op_debug_config").get("op_debug_list"))
     found = {
         "observers.kernels": kernels(on, words),
         "torch.inductor.debug_index_asserts": "oom" in words,
@@ -157,8 +157,6 @@ def _export_compile_stat(on: On, setting: Setting) -> Outcome:
     return honoured(found, joined(*reasons))
 
 
-DEBUG = 10
-"""The level of Python's logging."""
 TRACED = (
     "of graphs that torchair compiles, what Dynamo and AOTAutograd trace is logged and checked; inductor has no part in them"
 )
@@ -172,9 +170,7 @@ def _debug_level(on: On, setting: Setting) -> Outcome:
         "torch.dynamo.verbose": True,
         "torch.functorch.debug_assert": True,
         "torch.inductor.trace.provenance_tracking_level": 1,
-        "torch.logs.dynamo": DEBUG,
-        "torch.logs.aot": DEBUG,
-        "torch.logs.inductor": DEBUG,
+        **dict.fromkeys(("torch.logs.dynamo", "torch.logs.aot", "torch.logs.inductor"), logging.DEBUG),
     } | apart(on)
     return approximated(found, TRACED) if on.device == "ascend" else honoured(found)
 

@@ -223,8 +223,7 @@ def hides(on: On, name: str) -> bool:
 
 
 def _switches(on: On) -> list[tuple[str, str, str]]:
-    setting = on.settings.get("fusion_switch_file")
-    found = setting.content["Switch"] if setting else {}
+    found = on.content("fusion_switch_file").get("Switch", {})
     return [(g, n, s) for g, names in found.items() for n, s in names.items() if not (s == "on" and hides(on, n))]
 
 
@@ -250,47 +249,29 @@ def _mode(on: On, setting: Setting) -> Outcome:
 
 @translates("precompile_only")
 def _precompile_only(on: On, setting: Setting) -> Outcome:
-    outcome = compiled(on)
-    if on.device == "ascend" and setting.value:
-        return approximated(outcome.assignments, CAPTURED)
-    return outcome
+    return compiled(on, differs=CAPTURED if on.device == "ascend" and setting.value else "")
 
 
 @translates("jit_syntax_level")
 def _jit_syntax_level(on: On, setting: Setting) -> Outcome:
-    outcome = compiled(on)
     if on.device == "ascend" and setting.value != STRICT:
-        return approximated(outcome.assignments, f"{BY_TORCHAIR}; what it cannot compile is an error then")
-    if setting.value == 1 and outcome.status == "honoured":
-        return approximated(outcome.assignments, "COMPATIBLE acts as LAX")
-    return outcome
+        return compiled(on, differs=f"{BY_TORCHAIR}; what it cannot compile is an error then")
+    return compiled(on, differs="COMPATIBLE acts as LAX" if setting.value == 1 else "")
 
 
-@translates("input_shape", "dynamic_dims", "dynamic_inputs_shape_range")
-def _given_shapes(on: On, setting: Setting) -> Outcome:
-    return compiled(on, OF_MODELS if on.get("mode") == 0 else "")
+SHAPED = ("input_shape", "dynamic_dims", "dynamic_inputs_shape_range")
 
 
-@translates(
-    "enable_graph_kernel",
-    "compile_dynamic_mode",
-    "dynamic_input",
-    "dynamic_graph_execute_mode",
-    "in_out_pair",
-    "in_out_pair_flag",
-)
-def _others(on: On, setting: Setting) -> Outcome:
-    return compiled(on)
+@translates("enable_graph_kernel", "compile_dynamic_mode", "dynamic_input", "dynamic_graph_execute_mode")
+@translates("in_out_pair", "in_out_pair_flag", *SHAPED)
+def _compiled(on: On, setting: Setting) -> Outcome:
+    return compiled(on, OF_MODELS if setting.option.name in SHAPED and on.get("mode") == 0 else "")
 
 
 @translates("dynamic_node_type")
 def _dynamic_node_type(on: On, setting: Setting) -> Outcome:
-    outcome = compiled(on)
-    if setting.value == 0 and outcome.status == "honoured":
-        return approximated(
-            outcome.assignments, "batches have no names in PyTorch: input_shape applies to tensors in their order"
-        )
-    return outcome
+    unnamed = "batches have no names in PyTorch: input_shape applies to tensors in their order"
+    return compiled(on, differs="" if setting.value else unnamed)
 
 
 @translates("grad_for_scalar")

@@ -91,8 +91,8 @@ def _tuning(on: On, setting: Setting) -> Outcome:
             return approximated(found, f"{why}; {SEARCHED} alone")
         found |= assignments_of(on)
     if setting.option.name == "aoe_config_file":
-        left = [kind for kind in common.narrowed(on).get("tune_ops_type", ()) if kind not in common.TYPES]
-        left += common.narrowed(on).get("feature", ())
+        left = [kind for kind in on.content("aoe_config_file").get("tune_ops_type", ()) if kind not in common.TYPES]
+        left += on.content("aoe_config_file").get("feature", ())
         return approximated(found, f"nothing is tuned for {', '.join(left)}") if left else honoured(found)
     return honoured(found, MEASURED.format(PROBLEM[on.device]) if what == common.OPERATORS else "")
 
