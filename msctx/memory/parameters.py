@@ -7,9 +7,7 @@ import itertools
 import os
 import shutil
 import threading
-import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from msctx.errors import SwitchError
 from msctx.memory import offload
+from msctx.memory.changes import Changes, plainly
 from msctx.native import cachedir, watched
 from msctx.options.kinds import Size
 from msctx.signals import uninterrupted
@@ -34,85 +33,49 @@ if TYPE_CHECKING:
 # --- where they are ---------------------------------------------------------------------------------------------------
 
 
-class _Elsewhere:
-    """A parameter that was moved: where it was."""
-
-    def __init__(self, parameter: nn.Parameter) -> None:
-        self.number = number = id(parameter)
-        self.parameter = weakref.ref(parameter, lambda _: _moved.pop(number, None))
-        self.device = parameter.device
-
-
-_place: str | None = None
-_moved: dict[int, _Elsewhere] = {}
-"""id of a parameter → where it was; none is forgotten before it is put back or gone."""
-_folder: Path | None = None
-_sessions = itertools.count()
-
-
-def read() -> str | None:
+class _Places(Changes):
     """``"host"``, ``"file"``, or ``None``: where the program put them."""
-    return _place
 
+    folder: Path | None = None
 
-def write(place: str | None) -> None:
-    """Move the parameters of all watched models, those watched later too; ``None`` puts them back where they were.
+    def change(self, model: nn.Module) -> Iterator[tuple[nn.Parameter, torch.device]]:
+        for parameter in model.parameters():
+            if id(parameter) not in self.before and not self.is_there(parameter) and can_move(parameter):
+                device = parameter.device
+                _assign(parameter, _in_file(parameter) if self.wanted == "file" else _on_host(parameter))
+                yield parameter, device
 
-    Whatever fails, the place is ``None`` then, and an error names what could not be put back.
-    """
-    global _place
-    with watched.lock:
-        if place == _place and (place is not None or not _moved):
-            return
-        _place = None
-        _put_all_back()
-        _place = place
+    def is_there(self, parameter: nn.Parameter) -> bool:
+        return bool(self.wanted == "host") and parameter.device.type == "cpu"
+
+    def put_back(self, part: nn.Parameter, before: torch.device) -> None:
+        """One for which there is no room stays in the host's memory."""
+        _assign(part, memory_of(part, before).copy_(part.data))
+
+    def failure(self, parts: list[nn.Parameter]) -> str:
+        return f"{len(parts)} parameters ({in_words(sum(part.nbytes for part in parts))}) stay in host memory"
+
+    def _end_all(self) -> None:
         try:
-            for model in watched.models():
-                _move(model)
-        except BaseException:
-            _place = None
-            _put_all_back()
-            raise
+            super()._end_all()
+        finally:
+            if self.folder is not None:
+                shutil.rmtree(self.folder, ignore_errors=True)
+                self.folder = None
+
+
+PLACES = _Places()
+_sessions = itertools.count()
 
 
 def placed() -> dict[str, Any]:
     """Where the parameters of watched models are: how many were moved there, their bytes, and how many had to be left."""
     with uninterrupted(), watched.lock, plainly():
+        place = PLACES.wanted
         known = {id(parameter): parameter for model in watched.models() for parameter in model.parameters()}
-        moved = [parameter for before in list(_moved.values()) if (parameter := before.parameter()) is not None]
-        left = [p for number, p in known.items() if _place and number not in _moved and not _is_there(p)]
-        return {"place": _place, "moved": len(moved), "bytes": Size(sum(p.nbytes for p in moved)), "left": len(left)}
-
-
-@contextmanager
-def plainly() -> Iterator[None]:
-    """Moving is no part of what the program does: it makes ordinary tensors, records nothing, and is not itself given copies."""
-    # not to be interrupted: the guard of inference_mode, kept alive by a traceback, would put back later what was set by then
-    with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
-        yield
-
-
-def _move(model: nn.Module) -> None:
-    """All parameters of a model or, after an error, none."""
-    if _place is None:
-        return
-    moved: list[_Elsewhere] = []
-    with watched.lock, plainly():
-        try:
-            for parameter in model.parameters():
-                if id(parameter) not in _moved and not _is_there(parameter) and can_move(parameter):
-                    before = _Elsewhere(parameter)
-                    _assign(parameter, _in_file(parameter) if _place == "file" else _on_host(parameter))
-                    _moved[before.number] = before
-                    moved.append(before)
-        except BaseException:
-            _put_back(moved)
-            raise
-
-
-def _is_there(parameter: nn.Parameter) -> bool:
-    return _place == "host" and parameter.device.type == "cpu"
+        moved = [part for reference, _ in [*PLACES.before.values()] if (part := reference()) is not None]
+        left = [p for number, p in known.items() if place and number not in PLACES.before and not PLACES.is_there(p)]
+        return {"place": place, "moved": len(moved), "bytes": Size(sum(p.nbytes for p in moved)), "left": len(left)}
 
 
 def can_move(parameter: torch.Tensor) -> bool:
@@ -137,33 +100,6 @@ def _holders(tensor: torch.Tensor) -> int:
 
 
 _ALONE = _holders(torch.empty(1, device="meta"))  # no memory, which a cap would count
-
-
-def _put_all_back() -> None:
-    global _folder
-    try:
-        _put_back(list(_moved.values()))
-    finally:
-        if _folder is not None:
-            shutil.rmtree(_folder, ignore_errors=True)
-            _folder = None
-
-
-def _put_back(moved: Iterable[_Elsewhere]) -> None:
-    """Parameters where they were; one for which there is no room stays in the host's memory, and is reported at the end."""
-    left, errors = [], []
-    for before in moved:
-        if (parameter := before.parameter()) is not None:
-            try:
-                with plainly():
-                    _assign(parameter, memory_of(parameter, before.device).copy_(parameter.data))
-            except (RuntimeError, MemoryError) as error:
-                left.append(parameter)
-                errors.append(error)
-        _moved.pop(before.number, None)
-    if left:
-        size = sum(parameter.nbytes for parameter in left)
-        raise SwitchError(f"{len(left)} parameters ({in_words(size)}) stay in host memory: {errors[0]}") from errors[0]
 
 
 def memory_of(like: torch.Tensor, device: torch.device, *, pinned: bool = False) -> torch.Tensor:
@@ -218,23 +154,11 @@ def _in_file(parameter: nn.Parameter) -> torch.Tensor:
 
 def _weights_folder() -> Path:
     """As CANN has it: ``tmp_weight_<pid>_<session>`` in ``ASCEND_WORK_PATH``, else in the working directory."""
-    global _folder
-    if _folder is None:
+    if PLACES.folder is None:
         root = Path(os.environ.get("ASCEND_WORK_PATH") or ".").resolve()
-        _folder = root / f"tmp_weight_{os.getpid()}_{next(_sessions)}"
-    return _folder
+        PLACES.folder = root / f"tmp_weight_{os.getpid()}_{next(_sessions)}"
+    return PLACES.folder
 
-
-def _move_back(model: nn.Module) -> None:
-    """Nobody watches it now: its parameters are put back, unless another watched model has them."""
-    if _moved:
-        with watched.lock:
-            others = {id(parameter) for other in watched.models() for parameter in other.parameters()}
-            own = {id(parameter) for parameter in model.parameters()} - others
-            _put_back([_moved[number] for number in own if number in _moved])
-
-
-watched.listen(_move, _move_back)
 
 # --- copies for the device --------------------------------------------------------------------------------------------
 
@@ -257,7 +181,7 @@ class _Copies(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
-        if not _moved or name in TAKE_ANY_DEVICE or (name == "__get__" and _getter(function) == "grad"):
+        if not PLACES.before or name in TAKE_ANY_DEVICE or (name == "__get__" and _getter(function) == "grad"):
             return function(*args, **kwargs)
         tensors = _tensors((args, kwargs))
         if not any(map(_is_elsewhere, tensors)):
@@ -294,7 +218,7 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 
 def _is_elsewhere(tensor: torch.Tensor) -> bool:
-    return id(tensor) in _moved or tensor in _derived
+    return id(tensor) in PLACES.before or tensor in _derived
 
 
 def _copied(device: torch.device, value: torch.Tensor) -> torch.Tensor:

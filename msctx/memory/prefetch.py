@@ -5,30 +5,40 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from msctx.native import watched
-
-_wanted: dict[str, bool | None] = {"forward": None, "backward": None}
-_found: dict[str, WeakKeyDictionary[Any, tuple[list[Any], list[Any]]]] = {way: WeakKeyDictionary() for way in _wanted}
-"""Pass → an FSDP module → the list that it had, and the list that it has instead."""
+from msctx.memory.changes import Changes
 
 
-def read(way: str) -> bool | None:
+class _Ahead(Changes):
     """Whether one module ahead is gathered; ``None``: as the program has it."""
-    return _wanted[way]
 
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
 
-def write(way: str, ahead: bool | None) -> None:
-    with watched.lock:
-        if ahead == _wanted[way]:
-            return
-        _restore(way, [*_found[way]])
-        _wanted[way] = ahead
-        for model in watched.models():
-            _set(model, way)
+    def parts(self, model: nn.Module) -> Iterator[Any]:
+        return modules(model)
+
+    def change(self, model: nn.Module) -> Iterator[tuple[Any, tuple[list[Any], list[Any]]]]:
+        """What a module had is the list that was found, and the list in its place."""
+        order = _in_order(model, self.way)
+        for place, module in enumerate(order):
+            if id(module) in self.before:
+                continue
+            following = [one for one in order[place + 1 :] if _has_weights(one)][:1] if self.wanted else []
+            if not self.wanted and self.way == "backward":
+                following = [module]  # FSDP prefetches by itself if the list is empty; this module is gathered already
+            found = _list(module, self.way)
+            getattr(module, f"set_modules_to_{self.way}_prefetch")(following)
+            yield module, (found, _list(module, self.way))
+
+    def put_back(self, part: Any, before: tuple[list[Any], list[Any]]) -> None:
+        """A list that the program has set since stays."""
+        found, chosen = before
+        if _list(part, self.way) is chosen:
+            setattr(part._get_fsdp_state(), f"_states_to_{self.way}_prefetch", found)
 
 
 def modules(module: nn.Module, *, children_first: bool = False) -> Iterator[Any]:
@@ -59,42 +69,4 @@ def _has_weights(module: Any) -> bool:
     return bool(groups) if groups is not None else state._fsdp_param_group is not None
 
 
-def _set(model: nn.Module, way: str) -> None:
-    ahead = _wanted[way]
-    if ahead is None:
-        return
-    order = _in_order(model, way)
-    for place, module in enumerate(order):
-        if module in _found[way]:
-            continue
-        following = [one for one in order[place + 1 :] if _has_weights(one)][:1] if ahead else []
-        if not ahead and way == "backward":
-            following = [module]  # FSDP prefetches by itself if the list is empty; this module is gathered already
-        found = _list(module, way)
-        getattr(module, f"set_modules_to_{way}_prefetch")(following)
-        _found[way][module] = found, _list(module, way)
-
-
-def _restore(way: str, those: list[Any]) -> None:
-    """A list that the program has set since stays."""
-    for module in those:
-        found, chosen = _found[way].pop(module)
-        if _list(module, way) is chosen:
-            setattr(module._get_fsdp_state(), f"_states_to_{way}_prefetch", found)
-
-
-def _begins(model: nn.Module) -> None:
-    with watched.lock:
-        for way in _wanted:
-            _set(model, way)
-
-
-def _ends(model: nn.Module) -> None:
-    """Nobody watches it any more."""
-    with watched.lock:
-        others = {module for other in watched.models() for module in modules(other)}
-        for way, found in _found.items():
-            _restore(way, [module for module in dict.fromkeys(modules(model)) if module in found and module not in others])
-
-
-watched.listen(_begins, _ends)
+FORWARD, BACKWARD = _Ahead("forward"), _Ahead("backward")

@@ -14,12 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from msctx import notices
 from msctx.memory import prefetch
-from msctx.native import watched
+from msctx.memory.changes import Changes
 
 BUNDLE = 4 * 25 * 2**20
 """Bytes from which a bundle of buckets is sent; DDP's buckets have 25 MiB."""
-OPTIONS = {"postponed": "enable_grad_comm_opt, hcom_parallel", "bundled": "enable_task_opt"}
-wanted = {"postponed": False, "bundled": False}
 KEEPS_ITS_HOOK = "{}: no effect on {}, which has the communication hook {}"
 NOT_SHARDED = "{}: no effect on FSDP modules, which free the gradients of whole weights as they reduce them"
 
@@ -28,7 +26,7 @@ class _Reducer:
     """The state of the hook of one model: the buckets of this backward pass that were not sent, and the messages on their way."""
 
     def __init__(self, group: Any) -> None:
-        self.group, self.is_on = group, False
+        self.group, self.ways = group, set[str]()
         self.waiting: list[tuple[torch.Tensor, Any]] = []
         self._sent: list[tuple[Any, torch.Tensor, list[tuple[torch.Tensor, Any]]]] = []
 
@@ -36,8 +34,8 @@ class _Reducer:
         buffer = bucket.buffer()
         done: Any = torch.futures.Future(devices=None if buffer.device.type == "cpu" else [buffer.device])
         self.waiting.append((buffer, done))
-        least = BUNDLE if wanted["bundled"] else 0
-        if bucket.is_last() or (not wanted["postponed"] and sum(one.nbytes for one, _ in self.waiting) >= least):
+        least = BUNDLE if "bundled" in self.ways else 0
+        if bucket.is_last() or ("postponed" not in self.ways and sum(one.nbytes for one, _ in self.waiting) >= least):
             self._send(least)
         if bucket.is_last():
             self._finish()
@@ -71,7 +69,7 @@ class _Reducer:
 
 def reduce(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
     """The communication hook."""
-    if state.is_on and any(wanted.values()):
+    if state.ways:
         return state.add(bucket)  # type: ignore[no-any-return]
     buffer = bucket.buffer().mul_(1 / state.group.size())
     return dist.all_reduce(buffer, group=state.group, async_op=True).get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]
@@ -80,39 +78,42 @@ def reduce(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Te
 _reducers: WeakKeyDictionary[nn.Module, _Reducer] = WeakKeyDictionary()
 
 
-def read(way: str) -> bool:
-    return wanted[way]
-
-
-def write(way: str, value: bool) -> None:
-    with watched.lock:
-        wanted[way] = value
-        for model in watched.models():
-            _act(model)
-
-
 def data_parallel(model: nn.Module) -> Iterator[Any]:
     if dist.is_available():
         yield from (module for module in model.modules() if isinstance(module, DistributedDataParallel))
 
 
-def _act(model: nn.Module) -> None:
-    if not any(wanted.values()):
-        return
+class _Way(Changes):
+    """Whether the reducers of models reduce in one way."""
 
-    option = next(option for way, option in OPTIONS.items() if wanted[way])
-    with watched.lock:
+    def __init__(self, way: str, option: str) -> None:
+        super().__init__()
+        self.way, self.option = way, option
+
+    def read(self) -> bool:
+        return self.wanted is not None
+
+    def write(self, wanted: bool) -> None:
+        super().write(wanted or None)
+
+    def parts(self, model: nn.Module) -> Iterator[Any]:
+        return data_parallel(model)
+
+    def change(self, model: nn.Module) -> Iterator[tuple[Any, None]]:
         for parallel in data_parallel(model):
             if parallel not in _reducers:
                 if hook := _hook(parallel):
-                    name = type(parallel.module).__name__
-                    notices.warn(KEEPS_ITS_HOOK.format(option, name, hook))
+                    notices.warn(KEEPS_ITS_HOOK.format(self.option, type(parallel.module).__name__, hook))
                     continue
                 _reducers[parallel] = _Reducer(parallel.process_group)
                 parallel.register_comm_hook(_reducers[parallel], reduce)
-            _reducers[parallel].is_on = True
-    if next(prefetch.modules(model), None) is not None:
-        notices.warn(NOT_SHARDED.format(option))
+            _reducers[parallel].ways.add(self.way)
+            yield parallel, None
+        if next(prefetch.modules(model), None) is not None:
+            notices.warn(NOT_SHARDED.format(self.option))
+
+    def put_back(self, part: Any, before: None) -> None:
+        _reducers[part].ways.discard(self.way)
 
 
 def _hook(parallel: Any) -> str:
@@ -122,13 +123,4 @@ def _hook(parallel: Any) -> str:
     return str(parallel._get_ddp_logging_data().get("comm_hook", ""))
 
 
-def _ends(model: nn.Module) -> None:
-    """Nobody watches it any more."""
-    with watched.lock:
-        others = {parallel for other in watched.models() for parallel in data_parallel(other)}
-        for parallel in data_parallel(model):
-            if parallel in _reducers and parallel not in others:
-                _reducers[parallel].is_on = False
-
-
-watched.listen(_act, _ends)
+POSTPONED, BUNDLED = _Way("postponed", "enable_grad_comm_opt, hcom_parallel"), _Way("bundled", "enable_task_opt")

@@ -110,7 +110,7 @@ def _of_session(name: str) -> Switch:
 
 SWITCHES = (
     _turned("models.saved_on_host", "msctx.memory.offload:", "activations"),
-    _part("models.parameters", "msctx.memory.parameters:"),
+    _part("models.parameters", "msctx.memory.parameters:PLACES."),
     _part(
         "models.copies_of_parameters",
         "msctx.memory.parameters:",
@@ -118,12 +118,12 @@ SWITCHES = (
         verbs=("copies", "copy_for_operators"),
         scope="thread",
     ),
-    _part("models.weight_format", "msctx.memory.weight_format:"),
+    _part("models.weight_format", "msctx.memory.weight_format:FORMAT."),
     _part("models.recompute", "msctx.memory.recompute:", unwritten=False),
-    _part("models.gradients_postponed", "msctx.memory.reductions:", "postponed", unwritten=False),
-    _part("models.gradients_bundled", "msctx.memory.reductions:", "bundled", unwritten=False),
-    _part("models.gathered_ahead_forward", "msctx.memory.prefetch:", "forward"),
-    _part("models.gathered_ahead_backward", "msctx.memory.prefetch:", "backward"),
+    _part("models.gradients_postponed", "msctx.memory.reductions:POSTPONED.", unwritten=False),
+    _part("models.gradients_bundled", "msctx.memory.reductions:BUNDLED.", unwritten=False),
+    _part("models.gathered_ahead_forward", "msctx.memory.prefetch:FORWARD."),
+    _part("models.gathered_ahead_backward", "msctx.memory.prefetch:BACKWARD."),
     *(_observer(name, *reader) for name, reader in READERS.items()),
     _slot("observers.print_file", "msctx.observers.printing:SLOT"),
     _slot("observers.replicas", "msctx.observers.replicas:SLOT"),

@@ -26,13 +26,13 @@ SETUP = """
 
     @contextmanager
     def placed(place):
-        parameters.write(place)
+        parameters.PLACES.write(place)
         parameters.copy_for_operators(True)
         try:
             yield
         finally:
             parameters.copy_for_operators(False)
-            parameters.write(None)
+            parameters.PLACES.write(None)
 
     class Model(nn.Module):
         '''Uses its weights in all the ways that modules have.'''

@@ -230,18 +230,18 @@ def test_a_cap_on_memory_counts_neither_moving_nor_putting_back() -> None:
         before = msctx.memory_stats()["caps"][-1]["peak_bytes"]
         assert before < 2**20, "4 MB were copied into memory under the cap"
         with msctx.context(external_weight=False):
-            assert parameters.read() is None
+            assert parameters.PLACES.read() is None
             assert torch.equal(model.weight, expected)
-        assert parameters.read() == "file"
+        assert parameters.PLACES.read() == "file"
     assert torch.equal(model.weight, expected)
-    assert parameters.read() is None
+    assert parameters.PLACES.read() is None
 
 
 def test_what_cannot_be_put_back_is_told_and_the_switch_is_none(work_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = network()
     expected = [parameter.detach().clone() for parameter in model.parameters()]
     msctx.current().watch(model)
-    parameters.write("file")
+    parameters.PLACES.write("file")
     pointers = [parameter.data_ptr() for parameter in model.parameters()]
 
     def memory(parameter: nn.Parameter, device: torch.device) -> torch.Tensor:
@@ -251,8 +251,8 @@ def test_what_cannot_be_put_back_is_told_and_the_switch_is_none(work_path: Path,
 
     monkeypatch.setattr(parameters, "memory_of", memory)
     with pytest.raises(SwitchError, match=r"1 parameters \(432 bytes\) stay in host memory: there is no room"):
-        parameters.write(None)
-    assert parameters.read() is None
+        parameters.PLACES.write(None)
+    assert parameters.PLACES.read() is None
     assert [*work_path.iterdir()] == []
     assert all(torch.equal(*pair) for pair in zip(model.parameters(), expected, strict=True))
     same = [parameter.data_ptr() == pointer for parameter, pointer in zip(model.parameters(), pointers, strict=True)]

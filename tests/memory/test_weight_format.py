@@ -184,7 +184,7 @@ def test_a_model_watched_by_another_context_and_one_that_is_gone() -> None:
             assert strides(model) != found
             del other
         assert strides(model) == found
-    assert not weight_format._laid
+    assert not weight_format.FORMAT.before
 
 
 def test_choices_still_name_the_module() -> None:
@@ -219,4 +219,4 @@ def test_memory_that_fails_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch)
         ctx.watch(model)
         with pytest.raises(MemoryError), msctx.context(variable_format_optimize=True):
             pass
-        assert (strides(model), weight_format.read()) == (found, None)
+        assert (strides(model), weight_format.FORMAT.read()) == (found, None)

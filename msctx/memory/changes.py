@@ -1,0 +1,109 @@
+"""What switches change of parts of watched models: of those watched later, too; and put back when these or the watching end."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from msctx.errors import SwitchError
+from msctx.native import watched
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """A change is no part of what the program does: it makes ordinary tensors, records nothing, and is not itself given copies."""
+    # not to be interrupted: the guard of inference_mode, kept alive by a traceback, would put back later what was set by then
+    with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
+        yield
+
+
+class Changes:
+    """The value of a switch; ``None``: the parts are as the program has made them."""
+
+    def __init__(self) -> None:
+        self.wanted: Any = None
+        self.before: dict[int, tuple[weakref.ref[Any], Any]] = {}
+        """id of a part → the part, and what it had; none is forgotten before it is put back or gone."""
+        watched.listen(self._begin, self._end)
+
+    def parts(self, model: nn.Module) -> Iterable[Any]:
+        return model.parameters()
+
+    def change(self, model: nn.Module) -> Iterator[tuple[Any, Any]]:
+        """Change the parts of a model that are not changed yet; yields each, and what it had."""
+        raise NotImplementedError
+
+    def put_back(self, part: Any, before: Any) -> None:
+        raise NotImplementedError
+
+    def failure(self, parts: list[Any]) -> str:
+        """What is to be said of parts that could not be put back."""
+        return f"{len(parts)} modules stay changed"
+
+    def read(self) -> Any:
+        return self.wanted
+
+    def write(self, wanted: Any) -> None:
+        """Whatever fails, the value is ``None`` then, and an error names what could not be put back."""
+        with watched.lock:
+            if wanted == self.wanted and (wanted is not None or not self.before):
+                return
+            self._end_all()
+            self.wanted = wanted
+            try:
+                for model in watched.models():
+                    self._begin(model)
+            except BaseException:
+                self._end_all()
+                raise
+
+    def _begin(self, model: nn.Module) -> None:
+        """All parts of a model or, after an error, none."""
+        if self.wanted is None:
+            return
+        changed: list[int] = []
+        with watched.lock, plainly():
+            try:
+                for part, before in self.change(model):
+                    self.before[id(part)] = weakref.ref(part, self._forget(id(part))), before
+                    changed.append(id(part))
+            except BaseException:
+                self._put_back(changed)
+                raise
+
+    def _forget(self, number: int) -> Any:
+        return lambda _: self.before.pop(number, None)
+
+    def _end(self, model: nn.Module) -> None:
+        """Nobody watches it now: its parts are put back, unless another watched model has them."""
+        if self.before:
+            with watched.lock:
+                others = {id(part) for other in watched.models() for part in self.parts(other)}
+                own = {id(part) for part in self.parts(model)} - others
+                self._put_back([number for number in own if number in self.before])
+
+    def _end_all(self) -> None:
+        self.wanted = None
+        self._put_back([*self.before])
+
+    def _put_back(self, numbers: list[int]) -> None:
+        left, errors = [], []
+        for number in numbers:
+            reference, before = self.before.get(number, (lambda: None, None))
+            if (part := reference()) is not None:
+                try:
+                    with plainly():
+                        self.put_back(part, before)
+                except (RuntimeError, MemoryError) as error:
+                    left.append(part)
+                    errors.append(error)
+            self.before.pop(number, None)
+        if errors:
+            raise SwitchError(f"{self.failure(left)}: {errors[0]}") from errors[0]
