@@ -33,9 +33,8 @@ from msctx.context import Context, ledger
 from msctx.context.ledger import HELD
 from msctx.errors import MsctxWarning
 from msctx.options import Layer
-from msctx.options.compile_cache import CompileCache
 from msctx.options.conv_policy import ConvPolicy
-from msctx.options.graph import Compilation, Shapes
+from msctx.options.graph import Compilation, CompileCache, Shapes
 from msctx.options.observation import DeterministicExcept, Dump, ErrorDump, GraphFiles, Kernels, Overflow, Recorder, Watchdog
 from msctx.switches import SWITCHES, Switch, present
 from msctx.themes import Facts

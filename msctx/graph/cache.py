@@ -28,7 +28,7 @@ from msctx.errors import NativeError
 from msctx.native import cachedir, environment_key
 from msctx.notices import warn
 from msctx.observers import files
-from msctx.options.compile_cache import CompileCache
+from msctx.options.graph import CompileCache
 
 DO = "name another folder with compile_cache_path (op_compiler_cache_dir)"
 NOT_USED = "torch's caches stay where they are"

@@ -56,14 +56,14 @@ def read(environment: Mapping[str, str]) -> dict[str, Any]:
     if not (text := environment.get(VARIABLE)):
         return {}
     try:
-        found = json.loads(text)
+        found = dict(json.loads(text))
         version = found["version"]
     except (ValueError, TypeError, KeyError):
         raise _wrong("is not what `msctx exec` writes") from None
     if version != __version__:
         package = Path(__file__).resolve().parents[1]
         raise _wrong(f"is of msctx {version}; this process has msctx {__version__}, in {package}: install the same for both")
-    return dict(found)
+    return found
 
 
 def layer_of(environment: Mapping[str, str]) -> Layer:

@@ -30,13 +30,11 @@ class ConvPolicy:
     matmul_max_error: float | None = None
     fallback: str = "warn"
     tuning_file: str | None = None
-    work_path: str | None = None
-    """The folder in which problems are recorded, to be measured later; ``None``: they are not."""
+    work_path: str | None = None  # the folder in which problems are recorded, to be measured later; ``None``: they are not
     deterministic: bool = False
     thread_invariant: bool = False
     batch_invariant: bool = False
-    torch_keeps_products: bool = False
-    """No option: MKL's strict mode keeps the bits of torch's own products."""
+    torch_keeps_products: bool = False  # no option: MKL's strict mode keeps the bits of torch's own products
     conv_allow_tf32: bool = False
     matmul_allow_tf32: bool = False
     allow_fp32_emulation: bool = True

@@ -14,7 +14,7 @@ from pathlib import Path as File
 from typing import Any
 
 from msctx.errors import LONGEST_LINE, Diagnostic, Mark
-from msctx.options.kinds import YamlWord, show
+from msctx.options.kinds import BadValue, YamlWord, show
 
 Path = tuple[Any, ...]
 Span = tuple[int, int]
@@ -150,12 +150,11 @@ _DIGITS = 4000
 """Python reads no longer numbers."""
 
 
-class AmbiguousNumber(ValueError):
-    """A number that YAML 1.1 and 1.2 read differently, or that Python does not read."""
-
-
 def scalar(text: str) -> Any:
-    """The value of a plain (unquoted) scalar of YAML 1.2; also how ``key=value`` on a command line is read."""
+    """The value of a plain (unquoted) scalar of YAML 1.2; also how ``key=value`` on a command line is read.
+
+    :class:`BadValue`: a number that YAML 1.1 and 1.2 read differently, or that Python does not read.
+    """
     if text in _WORDS:
         return _WORDS[text]
     if text.lower() in YamlWord.TRUTH:
@@ -164,9 +163,9 @@ def scalar(text: str) -> Any:
         sign, digits = text[: text[0] == "-"], text.lstrip("+-").replace("_", "").lstrip("0") or "0"
         octal = f" {sign}{int(digits, 8)} in YAML 1.1 and" if re.fullmatch("[0-7]+", digits) else ""
         advice = "write the number without the leading zero, or quote it"
-        raise AmbiguousNumber(f"{text} is{octal} {sign}{digits} in YAML 1.2; {advice}")
+        raise BadValue(f"{text} is{octal} {sign}{digits} in YAML 1.2; {advice}")
     if _WHOLE.fullmatch(text):
         if len(text) > _DIGITS:
-            raise AmbiguousNumber("a number of thousands of digits; quote it if it is meant as text")
+            raise BadValue("a number of thousands of digits; quote it if it is meant as text")
         return int(text.replace("_", ""), 0)
     return float(text) if _BROKEN.fullmatch(text) else text

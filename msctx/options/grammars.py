@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from ast import literal_eval
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -23,17 +23,13 @@ _SIZE = "[1-9][0-9]{0,17}"
 
 @dataclass(frozen=True)
 class PartsKind(TextKind):
-    """Parts joined by a separator; a list of them is taken too. Blanks around signs mean nothing.
-
-    Attributes:
-        least, most: how many parts there may be; 0 means any number.
-    """
+    """Parts joined by a separator; a list of them is taken too. Blanks around signs mean nothing."""
 
     comma_list: bool = True
     part: str = ""  # what a part looks like, as a pattern without blanks; each sign of it stands alone between two spaces
     what: str = ""  # what a part is, for messages
-    least: int = 1
-    most: int = 0
+    least: int = 1  # how many parts there may be
+    most: int = 0  # 0: any number
     numbers: bool = False  # whether one part may be a plain number, and whether there may be a number in place of the text
     repeats: bool = False  # whether a part, or what stands before its colon, may stand twice
     words: tuple[str, ...] = ()  # what a part may begin with, where that is a closed set
@@ -196,13 +192,13 @@ ShapeRange = _parts(
 
 def gears_of(input_shape: str, dynamic_dims: str) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]:
     """For each gear, the shape of each input: input_shape, whose -1 are the gear's sizes in order."""
-    inputs = [(name, shape.split(",")) for name, _, shape in (part.rpartition(":") for part in input_shape.split(";"))]
-    found = []
-    for gear in dynamic_dims.split(";"):
-        sizes = iter(gear.split(","))
-        filled = [(name, tuple(int(next(sizes)) if size == "-1" else int(size) for size in shape)) for name, shape in inputs]
-        found.append(tuple((name, () if shape == (0,) else shape) for name, shape in filled))  # 0: a scalar
-    return tuple(found)
+
+    def gear(sizes: Iterator[str]) -> Iterator[tuple[str, tuple[int, ...]]]:
+        for name, _, shape in (part.rpartition(":") for part in input_shape.split(";")):
+            found = tuple(int(next(sizes)) if size == "-1" else int(size) for size in shape.split(","))
+            yield name, () if found == (0,) else found  # 0: a scalar
+
+    return tuple(tuple(gear(iter(one.split(",")))) for one in dynamic_dims.split(";"))
 
 
 def ranges_of(text: str) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -230,9 +226,8 @@ class AccelerateTrainModeKind(TextKind):
         speed, end, ratio = match.groups()
         low, high, default = self.RATIOS[end]
         if not low <= float(ratio or default) <= high:
-            raise BadValue(
-                f"{ratio} is not a ratio for {end}", allowed=f"{low} to {high}", suggestion=f"{speed}|{end}|{default}"
-            )
+            hint = f"{speed}|{end}|{default}"
+            raise BadValue(f"{ratio} is not a ratio for {end}", allowed=f"{low} to {high}", suggestion=hint)
         return f"{speed}|{end}|{float(ratio or default)}"
 
     def schema(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What shall become of code that is compiled: one value of one switch, to which all options about it come together."""
+"""What shall become of code that is compiled, and where torch keeps it: values of two switches, to which options come together."""
 
 from __future__ import annotations
 
@@ -14,16 +14,11 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The shapes that inputs of compiled code may have.
+    """The shapes that inputs of compiled code may have."""
 
-    Attributes:
-        gears: input_shape with the sizes of dynamic_dims: in each, the shape of each input by its name.
-        ranges: dynamic_inputs_shape_range: of each input, in order, the range of each dimension.
-    """
-
-    gears: tuple[tuple[tuple[str, Shape], ...], ...] = ()
+    gears: tuple[tuple[tuple[str, Shape], ...], ...] = ()  # of input_shape and dynamic_dims: the shape of each input, by name
     named: bool = True  # whether these are names of arguments; else inputs are taken in their order
-    ranges: tuple[tuple[Range, ...], ...] = ()
+    ranges: tuple[tuple[Range, ...], ...] = ()  # dynamic_inputs_shape_range: of each input the range of each dimension
     dynamic: bool | None = None  # code for any size (True), for each size alone (False), or as torch decides
 
     @property
@@ -44,22 +39,13 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """How msctx compiles modules and functions.
-
-    Attributes:
-        keeps: how much of the activations are kept for the backward pass, from all that torch keeps by itself (1) to the inputs
-            alone (0): torch._functorch.config.activation_memory_budget.
-        epilogues: convolutions of graphs without gradients take what follows them into their call, under the policy for
-            algorithms.
-        products: the policy by which linear layers do, where it requests products; it is known by what decides about these
-            alone.
-    """
+    """How msctx compiles modules and functions."""
 
     whole: bool = False  # what cannot be captured is an error (STRICT); else it runs eagerly (LAX)
     fused: bool | None = None  # by inductor, or one library kernel per node; None: as torch.compile does unasked
     ready_made: bool = False  # one library kernel per node, but on an NPU, whose compiler of graphs has kernels of both sorts
     only: bool = False  # nothing runs; what is compiled fills the caches
-    keeps: float | None = None
+    keeps: float | None = None  # torch._functorch.config.activation_memory_budget: from all activations (1) to inputs alone (0)
     shapes: Shapes = Shapes()  # which shapes inputs may have
     region: Region | None = None  # which part is compiled; None: all
     config: tuple[tuple[str, Any], ...] = ()  # entries of torch._inductor.config, for this code alone
@@ -68,5 +54,17 @@ class Compilation:
     scope_passes: tuple[str, ...] = ()  # which passes replace patterns that are off unless named
     frozen: bool = False  # weights become constants where no gradients are computed
     weights: bool = False  # convolutions read them where they are, since an algorithm is requested
-    epilogues: bool = False
-    products: ConvPolicy | None = None
+    epilogues: bool = False  # convolutions of graphs without gradients take what follows them into their call
+    products: ConvPolicy | None = None  # the policy by which linear layers do, where it requests products
+
+
+@dataclass(frozen=True, slots=True)
+class CompileCache:
+    """The folder of torch's caches of compiled code."""
+
+    path: str = ""  # as compile_cache_path or op_compiler_cache_dir names it; "": where that option has it by default
+    kernels: bool = False  # laid out as that of op_compiler_cache_mode, ``kernel_cache`` in *path*; else ``rank_<number>``
+    off: bool = False  # nothing is kept
+    renew: bool = False  # what is kept there is thrown away first
+    megabytes: int | None = None  # the oldest beyond that is thrown away; -1: there is no limit; None: as is found there
+    percent: int = 50  # of *megabytes* that stays then

@@ -107,10 +107,10 @@ class ValueKind(Kind):
     choices: tuple[Any, ...]
     aliases: dict[Any, Any] = field(default_factory=dict, hash=False)
     meanings: dict[Any, str] = field(default_factory=dict, hash=False)
-    zero_one: bool = False
-    """Whether the numbers 1 and 0 stand for true and false."""
-    hints: dict[str, Any] = field(default_factory=dict, hash=False)
-    """A word that is none of the values → the choice that is probably meant."""
+    zero_one: bool = False  # whether the numbers 1 and 0 stand for true and false
+    hints: dict[str, Any] = field(
+        default_factory=dict, hash=False
+    )  # a word that is none of the values → what is probably meant
 
     @property
     def others(self) -> list[tuple[Any, Any]]:
@@ -184,8 +184,7 @@ class IntKind(Kind):
 
     minimum: int = -(2**63)
     maximum: int = 2**63 - 1
-    zero: bool = True
-    """Whether 0 is one of them."""
+    zero: bool = True  # whether 0 is one of them
 
     @property
     def allowed(self) -> str:

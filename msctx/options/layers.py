@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from msctx.errors import Diagnostic, FileError, Marks, OptionError, nearest, searching
 from msctx.options import OPTIONS, UNSET, Layer, Option, Setting, Settings, carried, device_of, make_layer, option_of
-from msctx.options.documents import AmbiguousNumber
+from msctx.options.kinds import BadValue
 from msctx.options.registry import contradictions, find, from_text, ge_key, ge_name, is_dictionary
 from msctx.shipped import CONFIGS
 
@@ -118,7 +118,7 @@ def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
                 problems.append(Diagnostic(name, "is empty", "environment", suggestion="unset it, or give it a value"))
             else:
                 settings |= make_layer({spelling: _value(option, spelling, text)}, f"environment {name}").settings
-        except AmbiguousNumber as error:
+        except BadValue as error:
             problems.append(Diagnostic(name, str(error), "environment"))
         except (OptionError, FileError) as error:
             problems.extend(error.problems)

@@ -64,28 +64,21 @@ UNSET: Any = _Unset()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Option:
-    """One option, declared once; everything else about it is derived from this row.
-
-    Attributes:
-        defaults: group → default, where a vocabulary has another one than ``default``.
-        is_output: the value is the path of a file that msctx itself writes; in a YAML file it is meant from that file's folder.
-        content: the format of the file that the value names, or of the text that it is (in :mod:`msctx.options.formats`).
-        documented: the paths under which source documents define it, where these are not its groups or its name.
-    """
+    """One option, declared once; everything else about it is derived from this row."""
 
     name: str  # the flat name, or ``namespace.key`` where the flat name means something else
     type: Any  # the annotation that validates a value (see :mod:`msctx.options.kinds`)
     _: KW_ONLY
     help: str  # one paragraph for people: what it does, in our own words
     default: Any = UNSET  # the value that MindSpore (or CANN) has when nobody sets it; msctx never assigns it by itself
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # group → default, in a vocabulary that has another
     devices: tuple[str, ...] = DEVICES  # the devices on which the option has a meaning
     groups: tuple[str, ...] = ()  # the dictionaries in which it may also stand, e.g. ``("gpu_config", "cpu_config")``
     also: tuple[str, ...] = ()  # its names in MindSpore's newer vocabulary and later releases: ``"runtime.launch_blocking"`` …
     ge: str = ""  # its key among CANN's graph engine options, by which ``ge_options`` reaches it
-    is_output: bool = False
-    content: str = ""
-    documented: tuple[str, ...] = ()
+    is_output: bool = False  # the value is a path that msctx writes; in a YAML file it is meant from that file's folder
+    content: str = ""  # the format, in :mod:`msctx.options.formats`, of the file that the value names or the text that it is
+    documented: tuple[str, ...] = ()  # where source documents define it, unless at its groups or its name
     replaced_by: str = ""  # for a deprecated option: what to use instead. Such an option is inert everywhere
     source: str = "mindspore.set_context"  # the document that defines it; ``"msctx"`` marks an option of our own
     example: Any = UNSET  # one value a user could write

@@ -35,25 +35,19 @@ ORIGIN = "origin"
 
 @dataclass(frozen=True, slots=True)
 class PrecisionRule:
-    """The casts of one operator.
+    """The casts of one operator."""
 
-    Attributes:
-        float32, float16, bfloat16: the dtype that inputs of this dtype are cast to; ``""``: they are left.
-        follows: the widest is that of the inputs which operators have computed; weights and what else is trained follow them.
-        inputs, outputs: dtypes by position, over all else.
-    """
-
-    float32: str = ""
-    float16: str = ""
-    bfloat16: str = ""
+    float32: str = ""  # the dtype that inputs of this dtype are cast to; ``""``: they are left
+    float16: str = ""  # likewise
+    bfloat16: str = ""  # likewise
     output: str = ""  # ``""``: as computed; :data:`ORIGIN`; or a dtype
     widest: bool = False  # inputs of several dtypes become the widest of them
-    follows: bool = False
+    follows: bool = False  # the widest is that of inputs which operators have computed; weights and what else is trained follow
     through: str = ""  # inputs are rounded to this dtype first
     checks_index: bool = False  # indices are checked before they are used
     whole: bool = False  # it holds for all that the operator is made of
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()  # dtypes by position, over all else
+    outputs: tuple[str, ...] = ()  # likewise
     why: str = ""  # the option that sets it
 
     def computes_in(self, dtype: str) -> str:
@@ -138,14 +132,10 @@ BY_DEFAULT = tuple(name for name in SENSITIVE if not name.startswith("_"))
 
 @dataclass(frozen=True)
 class Precision:
-    """The meaning of a text.
-
-    Attributes:
-        modules: path of a module → the rules of its operators.
-    """
+    """The meaning of a text."""
 
     rules: Mapping[str, PrecisionRule] = field(default_factory=dict)  # operator → rule, for those that are not left alone
-    modules: Mapping[str, Mapping[str, PrecisionRule]] = field(default_factory=dict)
+    modules: Mapping[str, Mapping[str, PrecisionRule]] = field(default_factory=dict)  # path of a module → its rules
     low: str = ""  # the dtype that the mode lowers to, which an autocast inside inherits; ``""``: none
     retries: int = 0  # 1: what has no kernel for 16 bits is computed in float32, with a warning; 2: without one
     frozen: bool = False  # weights do not change while it is in force: their casts are kept

@@ -130,19 +130,17 @@ def make_layer(values: Mapping[str, Any], origin: str, marks: Marks | None = Non
             written_out.setdefault(level, {})[key] = path, value
         else:
             reading.add(path, spelling, value, marks)
-    for level, found in written_out.items():
-        places = _places(marks, {key: path for key, (path, _) in found.items()})
-        reading.add((), level, {key: value for key, (_, value) in found.items()}, places)
+    for level, found in written_out.items():  # the dictionary is where its first key is
+        paths = {(key,): path for key, (path, _) in found.items()} | {(): next(iter(found.values()))[0]}
+        reading.add((), level, {key: value for key, (_, value) in found.items()}, _moved(marks, paths))
     problems = [replace(one, mark=reading.places.get(one.path)) for one in contradictions(reading.settings, origin)]
     if reading.problems or problems:
         raise OptionError([*reading.problems, *problems])
     return Layer(reading.settings)
 
 
-def _places(marks: Marks, paths: Mapping[str, Keys]) -> Marks:
-    """Those of a dictionary whose keys stand at these paths; it is where its first key is."""
-    first = next(iter(paths.values()))
-    return lambda at: marks(paths.get(at[0], first) if at else first)
+def _moved(marks: Marks, paths: Mapping[Keys, Keys]) -> Marks:
+    return lambda at: marks(paths.get(at[:1], paths[()]))
 
 
 class _Reading:

@@ -56,8 +56,7 @@ class Overrides(_Pair):
     """*first* takes the place of *second* in one layer. In different layers the higher one wins, unless *always*."""
 
     always: bool = False
-    devices: tuple[str, ...] = DEVICES
-    """Where the first has an effect: elsewhere it takes nobody's place."""
+    devices: tuple[str, ...] = DEVICES  # where the first has an effect: elsewhere it takes nobody's place
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ _BY_RELEASE = {
     "the code of CANN's TensorFlow adapter": """
         enable_compress_weight compress_weight_conf HCCL_algorithm hcom_multi_mode device_type soc_config insert_op_file
         resource_config_path graph_parallel_option_path enable_graph_parallel graph_slice memory_optimization_policy
-        topo_sorting_mode distribute_config auto_tune_mode graph_exec_timeout oo_level optimization_switch
-        lower_functional_ops
+        topo_sorting_mode distribute_config auto_tune_mode graph_exec_timeout oo_level optimization_switch lower_functional_ops
     """,
 }
 LATER = {word: release for release, words in _BY_RELEASE.items() for word in words.split()}
@@ -36,8 +35,8 @@ IGNORED = {
 _BY_HINT = {
     "the option enable_graph_kernel is False for jit_level O0, and True for O1 and O2": "jit_config jit_level",
     "deterministic=ON": """
-        use_deterministic_algorithms are_deterministic_algorithms_enabled cudnn_deterministic cudnn.deterministic full_determinism
-        torch.use_deterministic_algorithms
+        use_deterministic_algorithms are_deterministic_algorithms_enabled cudnn_deterministic cudnn.deterministic
+        full_determinism torch.use_deterministic_algorithms
     """,
     "deterministic=ON raises where an operator has no deterministic kernel; deterministic_except names those to leave out": """
         deterministic=warn deterministic=warn_only warn_only deterministic_debug_mode
@@ -52,8 +51,8 @@ _BY_HINT = {
     """,
     "mode=PYNATIVE_MODE runs eagerly": "eager mode=eager",
     "precision_mode=allow_mix_precision_bf16": """
-        bf16 bfloat16 amp autocast mixed_precision precision torch_dtype dtype precision_mode=bf16-mixed precision_mode=bf16-true
-        precision=bf16-mixed
+        bf16 bfloat16 amp autocast mixed_precision precision torch_dtype dtype precision_mode=bf16-mixed
+        precision_mode=bf16-true precision=bf16-mixed
     """,
     "precision_mode=allow_mix_precision_fp16": "fp16 float16 half precision_mode=16-mixed precision_mode=16 precision=16-mixed",
     "precision_mode=force_fp32": "fp32 float32 precision_mode=32-true precision_mode=32 full_precision",

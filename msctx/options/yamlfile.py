@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from msctx.errors import Diagnostic, FileError, Mark
-from msctx.options.documents import AmbiguousNumber, Document, Path, read_file, scalar
-from msctx.options.kinds import INVALID
+from msctx.options.documents import Document, Path, read_file, scalar
+from msctx.options.kinds import INVALID, BadValue
 
 _TAGS = {"map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value"}
 _RESOLVER = yaml.SafeLoader("")
@@ -53,7 +53,7 @@ class _Builder:
             return [self.value(child, (*path, i), above | {id(node)}) for i, child in enumerate(node.value)]
         try:
             return self.scalar(node)
-        except AmbiguousNumber as error:
+        except BadValue as error:
             return self.problem(path, node, str(error))
 
     def scalar(self, node: Any) -> Any:
@@ -128,17 +128,14 @@ def parse(text: str, file: str, *, collect: bool = False) -> Document:
     try:
         if (node := _composed(document.text)) is not None:
             document.data = _Builder(document).value(node)
-    except yaml.MarkedYAMLError as error:
-        if place := error.problem_mark or error.context_mark:
-            mark = document.place((place.index, place.index + 1))
-        what = f"this is not YAML: {'; '.join(filter(None, (error.context, error.problem)))}"
-    except yaml.YAMLError as error:
-        what = f"this is not YAML: {str(error).splitlines()[0]}"
     except RecursionError:
         few = f"nested more than {_DEPTH} levels deep"
         what = f"more than {_NODES} values, counted again at each alias" if document.values else few
-    except ValueError:
-        what = "this is not YAML: an escape (\\U…) has a number that no character has"
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: an escape whose number no character has
+        if place := getattr(error, "problem_mark", None) or getattr(error, "context_mark", None):
+            mark = document.place((place.index, place.index + 1))
+        said = [getattr(error, "context", ""), getattr(error, "problem", "")]
+        what = f"this is not YAML: {'; '.join(filter(None, said)) or str(error).splitlines()[0]}"
     else:
         if document.problems and not collect:
             raise FileError(document.in_order().problems)

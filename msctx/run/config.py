@@ -13,7 +13,7 @@ from typing import Any
 from msctx import devices
 from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, nearest, searching
 from msctx.options import Layer, Settings, all_at, find, make_layer
-from msctx.options.documents import AmbiguousNumber, Document
+from msctx.options.documents import Document
 from msctx.options.kinds import INVALID, BadValue, IntKind, Kind, TextKind
 from msctx.options.layers import environment_layers, flatten, preset_layer, presets
 from msctx.options.registry import from_text
@@ -235,7 +235,7 @@ class _Source:
             given.add(key)
             try:
                 value = _value(key, text)
-            except AmbiguousNumber as error:
+            except BadValue as error:
                 self.report(key, str(error))
                 continue
             except FileError as error:

@@ -17,7 +17,7 @@ import yaml
 from msctx.errors import Diagnostic, FileError, OptionError, nearest
 from msctx.native.children import Children
 from msctx.options import OPTIONS, find
-from msctx.options.documents import AmbiguousNumber
+from msctx.options.kinds import BadValue
 from msctx.options.registry import from_text
 from msctx.options.yamlfile import parse
 from msctx.run.config import Experiment
@@ -62,7 +62,7 @@ def read(words: Sequence[str], flag: str = "--sweep") -> dict[str, list[Any]]:
         else:
             try:
                 found[key] = values_of(key, text)
-            except AmbiguousNumber as error:
+            except BadValue as error:
                 wrong(f"{key}={text}: {error}")
             except FileError as error:
                 wrong(f"{key}={text}: {error.problems[0].text}")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from msctx.options import Setting
-from msctx.options.compile_cache import CompileCache
+from msctx.options.graph import CompileCache
 from msctx.options.kinds import Bool, Choice, Path
 from msctx.options.option import Option, session_option
 from msctx.options.rules import TRUE, WITHOUT_LIST, Forbids, Needs, Overrides, Rule, When
