@@ -1,16 +1,16 @@
 """The folders that travel with msctx: inside the package once it is installed, beside it in a checkout."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
 
 
-def _folder(name: str) -> Path:
-    installed = PACKAGE / f"_{name}"  # as pyproject.toml has it
-    return installed if installed.is_dir() else PACKAGE.parent / name
+CONFIGS, KERNEL_SOURCES = (
+    installed if (installed := PACKAGE / f"_{name}").is_dir() else PACKAGE.parent / name for name in ("configs", "kernels")
+)
+"""Inside the package as pyproject.toml has it."""
 
 
-CONFIGS = _folder("configs")
-KERNEL_SOURCES = _folder("kernels")
+def shipped(folder: str) -> dict[str, Path]:
+    """The YAML files in a folder of configs, by name."""
+    return {path.stem: path for path in sorted((CONFIGS / folder).glob("*.yaml"))}

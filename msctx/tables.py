@@ -136,14 +136,15 @@ def _joined(value: Any) -> Any:
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
-def grid(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Grid:
+def grid(columns: Iterable[str], rows: Iterable[Iterable[Any]], right: Iterable[str] = NUMBERS) -> Grid:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     made = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for column in columns:
-        made.add_column(column, justify="right" if column in NUMBERS else "left", overflow="fold", no_wrap=column in PLACES)
+        side: Any = "right" if column in right else "left"
+        made.add_column(Text(column), justify=side, overflow="fold", no_wrap=column in PLACES)
     for row in rows:
         made.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return made
@@ -151,12 +152,9 @@ def grid(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Grid:
 
 def in_words(size: int) -> str:
     """In four digits, as kernels/common/process.cpp does."""
-    amount, unit = float(size), "bytes"
-    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
-        if amount < 1024:
-            break
-        amount, unit = amount / 1024, larger
-    return f"{amount:.4g} {unit}"
+    units = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
+    power = min((max(size, 1).bit_length() - 1) // 10, len(units) - 1)
+    return f"{size / 1024**power:.4g} {units[power]}"
 
 
 def plain(table: Grid) -> str:

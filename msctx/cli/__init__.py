@@ -14,7 +14,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -111,8 +111,7 @@ def main(argv: list[str] | None = None) -> None:
             raise
         sys.exit(code or 0)
     except MsctxError as error:
-        _report(error, as_json)
-        sys.exit(error.exit_code)
+        _end(error, str(error), error.exit_code, as_json)
     except KeyboardInterrupt:
         print("interrupted; everything was restored", file=sys.stderr)
         sys.exit(130)
@@ -120,43 +119,35 @@ def main(argv: list[str] | None = None) -> None:
         sys.stderr.close()
         sys.exit(0)
     except MsctxWarning as warning:  # python -W error
-        print(f"error: {warning}", file=sys.stderr)
-        sys.exit(StrictError.exit_code)
+        _end(warning, str(warning), StrictError.exit_code)
     except OSError as error:
         if error.filename is None and error.errno in UNWRITTEN:
             print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
             os._exit(FileError.exit_code)  # Python would try to write the rest once more
         message = f"{error.filename}  " * bool(error.filename) + (error.strerror or str(error))
-        print(f"error: {message}", file=sys.stderr)
-        if as_json:
-            _report_json(type(error).__name__, message, [], FileError.exit_code)
-        sys.exit(FileError.exit_code)
+        _end(error, message, FileError.exit_code, as_json)
     except Exception as error:
         if str(error).startswith(f"{NOT_LOADED} torch_npu"):
-            _report(found := DeviceError(f"torch cannot be imported: {NOT_LOADED} torch_npu; {NO_CANN}"), as_json)
-            sys.exit(found.exit_code)
+            found = DeviceError(f"torch cannot be imported: {NOT_LOADED} torch_npu; {NO_CANN}")
+            _end(found, str(found), found.exit_code, as_json)
         if (show := getattr(error, "show", None)) is None:  # not one of click's own: a bug of ours, shown whole
             raise
         show()
-        code = getattr(error, "exit_code", 2)
-        if as_json:
-            _report_json(type(error).__name__, getattr(error, "message", str(error)), [], code)
-        sys.exit(code)
+        _end(error, getattr(error, "message", str(error)) * as_json, getattr(error, "exit_code", 2), as_json)
     finally:
         warnings.formatwarning = plain_format
 
 
-def _report(error: MsctxError, as_json: bool) -> None:
-    if not as_json:
-        print(f"error: {error}", file=sys.stderr)
-        return
-    problems = error.problems if isinstance(error, _ProblemsError) else ()
-    listed = [
+def _end(error: BaseException, message: str, code: int, as_json: bool = False) -> NoReturn:
+    """Report an error, as JSON on stdout where that is wanted, and end with its exit code."""
+    problems = [
         {"path": p.path, "where": str(p.mark or p.where), "problem": p.text, "allowed": p.allowed, "hint": p.suggestion}
-        for p in problems
+        for p in (error.problems if isinstance(error, _ProblemsError) else ())
     ]
-    _report_json(type(error).__name__, str(error), listed, error.exit_code)
-
-
-def _report_json(kind: str, message: str, problems: list[dict[str, str]], code: int) -> None:
-    print(json.dumps({"error": kind, "message": message, "problems": problems, "exit_code": code}, indent=2))
+    if as_json:
+        print(
+            json.dumps({"error": type(error).__name__, "message": message, "problems": problems, "exit_code": code}, indent=2)
+        )
+    elif message:
+        print(f"error: {message}", file=sys.stderr)
+    sys.exit(code)

@@ -10,7 +10,9 @@ import typer
 from msctx.cli import render
 from msctx.cli.output import Json, emit
 from msctx.errors import Diagnostic, OptionError
-from msctx.native import artifacts
+from msctx.native import artifacts, core
+from msctx.native import build as native
+from msctx.native.cuda import build as kernels
 from msctx.native.cuda.manifest import ARCHS
 
 
@@ -43,9 +45,7 @@ def build(
 
 
 def _build_core(verbose: bool) -> dict[str, Any]:
-    from msctx.native import build, core
-
-    made, library = build.build(verbose), core.load()
+    made, library = native.build(verbose), core.load()
     return {
         "library": str(made.path),
         "seconds": round(made.seconds, 1),
@@ -59,9 +59,7 @@ def _build_core(verbose: bool) -> dict[str, Any]:
 
 def _build_cuda(archs: list[str], verbose: bool, json_: bool) -> None:
     """Compile every module of the manifest, print the report, and end with 1 where one failed."""
-    from msctx.native.cuda import build
-
-    reports = build.build(archs)
+    reports = kernels.build(archs)
     listed = [report.as_dict() for report in reports]
     emit(listed, json_, lambda: render.modules_table(listed))
     for report in reports:

@@ -13,8 +13,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from msctx.cli import completion, render
-from msctx.cli.output import Json, print_json, print_text, write_new
-from msctx.errors import Diagnostic, FileError, OptionError
+from msctx.cli.output import Json, Words, print_json, print_text, write_new
+from msctx.errors import Diagnostic, OptionError
 from msctx.recorded import command_line
 from msctx.run.record import Record
 
@@ -30,21 +30,10 @@ def compare(
             autocompletion=completion.subject,
         ),
     ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...",
-            help="Options that hold for all.",
-            autocompletion=completion.settings,
-        ),
-    ] = None,
+    overrides: Words = None,
     axis: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="KEY=A,B",
-            help="Values of an option to compare; repeatable.",
-            autocompletion=completion.settings,
-        ),
+        typer.Option(metavar="KEY=A,B", help="Values of an option to compare; repeatable.", autocompletion=completion.settings),
     ] = None,
     seconds: Annotated[float | None, typer.Option(help="Seconds per row.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Under a minute: less time for each row, the largest first.")] = False,
@@ -64,21 +53,21 @@ def compare(
     comparison = config.read(subject, config.Given(overrides or (), axis or (), keys, quick, command))
     if fail_below is not None and not 0 < fail_below < 100:
         raise OptionError([Diagnostic("--fail-below", f"{fail_below} is not a ratio", "command line", "such as 0.95")])
-    folder = _folder(out)
+    record = Record.create(out, "", "") if out is not None else None  # now: hours later it would be too late to fail
     from msctx.compare import summary, terminal
     from msctx.compare.comparison import run
 
     console = render.console(sys.stderr if json_ else sys.stdout)
     with redirect_stdout(sys.stderr), _bar() as watch:  # what a model prints is no result
         found = run(comparison, watch)
-    names = _write(found, folder) if folder is not None else []
+    written = _write(found, record) if record is not None else ""
     if json_:
         print_json(found.as_json())
     else:
         for part in terminal.parts(found):
             console.print(part)
-        if folder is not None:
-            console.print(f"wrote {', '.join(str(folder / name) for name in names)}", markup=False)
+        if written:
+            console.print(f"wrote {written}", markup=False)
     if found.interrupted:
         print("interrupted; what was measured so far is marked as partial", file=sys.stderr)
         raise typer.Exit(130)
@@ -91,31 +80,16 @@ def compare(
     raise typer.Exit(1 if slower else 0)
 
 
-def _folder(out: str | None) -> Path | None:
-    """The folder for the result, made now: hours later it would be too late to fail."""
-    if out is None:
-        return None
-    folder = Path(out)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError([Diagnostic("", f"cannot be made: {error.strerror}", out)]) from None
-    if used := sorted(p.name for p in folder.iterdir()):
-        text = f"is not empty ({', '.join(used[:4])}{' …' if len(used) > 4 else ''}); a result never overwrites another"
-        raise FileError([Diagnostic("", text, out, suggestion="name a folder that is empty or not there yet")])
-    return folder
-
-
-def _write(found: Result, folder: Path) -> list[str]:
+def _write(found: Result, record: Record) -> str:
+    """Write it; returns what was written, for the user."""
     from msctx.compare import report, result
 
-    record = Record(folder.absolute())
-    record.json("result.json", found.as_json())
     best = {"best.yaml": found.recommended} if found.recommended else {}
     texts = {"report.html": report.page(found), "result.csv": result.as_csv(found), **best}
+    record.json("result.json", found.as_json())
     for name, text in texts.items():
         record.text(name, text)
-    return [*texts, "result.json"]
+    return ", ".join(str(record.folder / name) for name in (*texts, "result.json"))
 
 
 @contextmanager

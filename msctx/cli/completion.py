@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from glob import escape, glob
 from os.path import isdir
 
 import typer
 
 from msctx.options import OPTIONS, find
-from msctx.shipped import CONFIGS
+from msctx.shipped import shipped
 
 
 def settings(context: typer.Context, incomplete: str) -> list[str]:
@@ -39,13 +40,12 @@ def option(incomplete: str) -> list[str]:
 
 def experiment(incomplete: str) -> list[str]:
     """Names of shipped experiments, and files."""
-    return _shipped("experiments", incomplete) + _files(incomplete)
+    return _named(("experiments",), incomplete) + _files(incomplete)
 
 
 def subject(incomplete: str) -> list[str]:
     """What ``msctx compare`` takes by name."""
-    names = {name for folder in ("compare", "experiments", "workloads") for name in _shipped(folder)}
-    return sorted(name for name in names if name.startswith(incomplete)) + _files(incomplete)
+    return _named(("compare", "experiments", "workloads"), incomplete) + _files(incomplete)
 
 
 def _files(start: str) -> list[str]:
@@ -54,8 +54,8 @@ def _files(start: str) -> list[str]:
     return sorted(f"{path}/" if isdir(path) else path for path in found)
 
 
-def _shipped(folder: str, start: str = "") -> list[str]:
-    return sorted(path.stem for path in (CONFIGS / folder).glob(f"{start}*.yaml"))
+def _named(folders: Iterable[str], start: str) -> list[str]:
+    return sorted({name for folder in folders for name in shipped(folder) if name.startswith(start)})
 
 
 def _example(key: str) -> str:

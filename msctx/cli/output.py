@@ -12,12 +12,26 @@ from typing import Annotated, Any
 
 import typer
 
-from msctx.cli import render
+from msctx.cli import completion, render
 from msctx.errors import Diagnostic, FileError
 from msctx.plan import Plan
-from msctx.run.record import plain
+from msctx.run.record import plain, unwritten
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Entry = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE|ENTRY",
+        help="A YAML file, the name of a shipped experiment (digits), package.module:function, or a script.",
+        autocompletion=completion.experiment,
+    ),
+]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="Options, args.NAME=…, experiment.seed=…", autocompletion=completion.settings
+    ),
+]
 
 NO_CANN = "source CANN's set_env.sh; without CANN: set TORCH_DEVICE_BACKEND_AUTOLOAD=0, or uninstall torch_npu"
 
@@ -60,19 +74,10 @@ def write_new(path: Path, text: str) -> None:
     Raises:
         FileError: the file exists already, or cannot be written.
     """
-    refuse_other(path)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
-    except (OSError, ValueError) as error:  # ValueError: a path that no system takes
-        raise FileError([unwritten(path, error)]) from None
-
-
-def refuse_other(path: Path) -> None:
-    """Fail where :func:`write_new` would find another file: before hours of work."""
-    if os.path.lexists(path):
-        raise FileError([Diagnostic("", "exists already; nothing was written: choose another name", str(path))])
-
-
-def unwritten(path: Path, error: OSError | ValueError) -> Diagnostic:
-    return Diagnostic("", f"cannot be written: {getattr(error, 'strerror', None) or error}", str(path))
+    except FileExistsError:
+        raise FileError([Diagnostic("", "exists already; nothing was written: choose another name", str(path))]) from None
+    except (OSError, ValueError) as error:
+        raise unwritten(path, error) from None

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
+from itertools import chain, repeat
 from typing import Any, TypeVar
 
 from rich.console import Console, Group
@@ -55,10 +56,10 @@ def show(console: Console, shown: Any) -> None:
 
 def plan_page(plan: Plan) -> tuple[Group, Text]:
     """A plan, and below it in one line how many of its options are applied."""
-    return plan_table(plan), _applied(plan)
+    return _plan_table(plan), _applied(plan)
 
 
-def plan_table(plan: Plan) -> Group:
+def _plan_table(plan: Plan) -> Group:
     """Each option with its value and where that came from; below it, per device, its status and the switches or the reason."""
     blocks: dict[tuple[str, str, str], Table] = {}
     for row in plan.rows:
@@ -98,68 +99,63 @@ DEVICE_WORDS = {"cpu": "CPU", "cuda": "CUDA", "ascend": "Ascend"}
 
 def catalogue_page(rows: Sequence[Mapping[str, Any]], device: str) -> tuple[Table, Text]:
     """Every path of the catalogue with the value set, or a typical one, and its status on one device; below it the counts."""
-    table = _table("path", "value", "from", "status", "switches, or why")
+    lines = []
     for row in rows:
         value, origin = (row["value"], row["origin"]) if row["typical"] is None else (row["typical"], "typical")
         why = "; ".join([", ".join(row["switches"]) or row["reason"], *(f"{s} {how}" for s, how in row["otherwise"].items())])
-        table.add_row(
-            row["path"],
-            Text("" if value is None else str(value)),
-            Text(origin, style="dim"),
-            Text(row["status"], style=COLOURS[row["status"]]),
-            Text(why),
-        )
+        shown = "" if value is None else value
+        lines.append((row["path"], shown, Text(origin, style="dim"), _status(row["status"]), why))
     counts = Counter(row["status"] for row in rows)
-    return table, Text(
-        f"{sum(counts.values())} paths on {device}: " + ", ".join(f"{counts[s]} {s}" for s in COLOURS if counts[s])
+    told = ", ".join(f"{counts[status]} {status}" for status in COLOURS if counts[status])
+    return _table(("path", "value", "from", "status", "switches, or why"), lines), Text(
+        f"{len(rows)} paths on {device}: {told}"
     )
 
 
 def options_table(options: Iterable[Mapping[str, Any]]) -> Table:
     """Every option in a line: what it takes, and its status on each device."""
-    table = _table("option", "takes", *DEVICE_WORDS.values())
+    lines = []
     for option in options:
         values = ", ".join(str(v["value"]) for v in option["values"]) or option["allowed"]
-        table.add_row(option["name"], Text(values), *(_status(option["status"][device]["status"]) for device in DEVICE_WORDS))
-    return table
+        lines.append((option["name"], values, *(_status(option["status"][device]["status"]) for device in DEVICE_WORDS)))
+    return _table(("option", "takes", *DEVICE_WORDS.values()), lines)
 
 
 def option_page(option: Mapping[str, Any]) -> Group:
     """All about one option."""
     parts: list[Any] = [Text(option["name"], style="bold"), Text(option["help"]), Text("")]
     if option["values"]:
-        values = _table("value", "means", *DEVICE_WORDS.values())
+        lines = []
         for v in option["values"]:
-            name = str(v["value"]) + (f" ({', '.join(map(str, v['also']))})" if v["also"] else "")
-            values.add_row(Text(name), Text(v["means"]), *(_status(v["status"][device]) for device in DEVICE_WORDS))
-        parts += [values, Text("")]
-    facts = {} if option["values"] else {"takes": option["allowed"]}
-    facts |= {"default": option["default_in_words"] or "unset"}
-    facts |= {f"default in {group}": value for group, value in option["defaults_in_words"].items()}
-    facts |= {"example": f"{option['name']}={option['example']}"}
-    facts |= {"also written": ", ".join(option["aliases"])} if option["aliases"] else {}
-    facts |= {"CANN's key": option["ge"]} if option["ge"] else {}
-    facts |= {"keys in it": ", ".join(option["keys"])} if option["keys"] else {}
-    facts |= {"instead": option["replaced_by"]} if option["replaced_by"] else {}
-    facts |= {"source": option["source"]}
+            also = f" ({', '.join(map(str, v['also']))})" if v["also"] else ""
+            lines.append((f"{v['value']}{also}", v["means"], *(_status(v["status"][device]) for device in DEVICE_WORDS)))
+        parts += [_table(("value", "means", *DEVICE_WORDS.values()), lines), Text("")]
+    facts = {
+        "takes": "" if option["values"] else option["allowed"],
+        "default": option["default_in_words"] or "unset",
+        **{f"default in {group}": value for group, value in option["defaults_in_words"].items()},
+        "example": f"{option['name']}={option['example']}",
+        "also written": ", ".join(option["aliases"]),
+        "CANN's key": option["ge"],
+        "keys in it": ", ".join(option["keys"]),
+        "instead": option["replaced_by"],
+        "source": option["source"],
+    }
     for device, word in DEVICE_WORDS.items():
         found = option["status"][device]
         facts[f"on {word}"] = "; ".join(filter(None, [found["status"], ", ".join(found["switches"]), found["reason"]]))
-    table = _table("", "")
-    table.show_header = False
-    for name, value in facts.items():
-        table.add_row(Text(name, style="dim"), Text(str(value)))
-    for i, sentence in enumerate(option["interactions"]):
-        table.add_row(Text("" if i else "with others", style="dim"), Text(sentence))
-    if option["file"]:
-        table.add_row(Text("such a file", style="dim"), Text(option["file"].rstrip()))
-    return Group(*parts, table)
+    facts |= {"with others": "\n".join(option["interactions"]), "such a file": (option["file"] or "").rstrip()}
+    return Group(*parts, _table(("", ""), ((Text(name, style="dim"), value) for name, value in facts.items() if value)))
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+def _table(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:
+    """A table of values, which are shown as they are written."""
+    columns = [*columns]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(columns))
     for column in columns:
         table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
     return table
 
 
@@ -169,29 +165,18 @@ def _status(status: str) -> Text:
 
 def pairs_table(data: Mapping[str, Any], columns: Iterable[str] = ("switch", "value")) -> Table:
     """A table of names and one value, or several."""
-    table = _table(*columns)
-    for name, value in data.items():
-        values = value if isinstance(value, tuple) else (value,)
-        table.add_row(str(name), *(Text(str(v)) for v in values))
-    return table
+    return _table(columns, ((name, *(value if isinstance(value, tuple) else (value,))) for name, value in data.items()))
 
 
-def sweep_table(points: Iterable[Mapping[str, Any]], results: Iterable[Mapping[str, Any]]) -> Table:
+def sweep_table(points: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]]) -> Table:
     """A line for each run of a grid: its point, and the numbers of its result."""
-    points, results = list(points), list(results)
-    names = list(
-        dict.fromkeys(k for r in results for k, v in r.items() if isinstance(v, int | float) and not isinstance(v, bool))
-    )
-    table = _table(*(points[0] if points else ()), *(("status", *names) if results else ()))
-    for number, point in enumerate(points):
-        cells = [str(value) for value in point.values()]
-        if number < len(results):
-            result = results[number]
-            cells += [str(result["status"])] + [
-                f"{result[n]:.4g}" if isinstance(result.get(n), float) else str(result.get(n, "")) for n in names
-            ]
-        table.add_row(*map(Text, cells))
-    return table
+    names = dict.fromkeys(name for result in results for name, value in result.items() if type(value) in (int, float))
+    shown = ("status", *names) if results else ()
+    lines = []
+    for point, result in zip(points, chain(results, repeat({})), strict=False):
+        numbers = [result.get(name, "") for name in shown]
+        lines.append([*point.values(), *(f"{one:.4g}" if isinstance(one, float) else one for one in numbers)])
+    return _table((*points[0], *shown), lines)
 
 
 def tuning_page(found: Mapping[str, Any]) -> Group:
@@ -208,26 +193,26 @@ def tuning_page(found: Mapping[str, Any]) -> Group:
             None: f"of {group['place']}, which cannot be asked here" * bool(found["stamps_here"]),
         }
         parts += [Text(""), Text(used[group["used"]], style="bold"), pairs_table(group["stamp"], ("stamp", ""))]
-        table = _table(
-            "direction", "problem", "threads", "permissions", "ran", "math", "torch takes", "A/A", "agree", "measured"
-        )
-        for e in group["entries"]:
-            ran = e["ran"] or "not measured yet"
-            figures = (f"{e['measured'].get('torch', 1):.2f}x", f"{e['again']:.2f}x") if e["measured"] else ("", "")
-            words = [e["direction"], e["problem"], str(e["threads"]), e["permissions"], ran, e["math"], *figures]
-            table.add_row(*map(Text, [*words, str(max(map(e["votes"].count, e["votes"]), default="")), e["when"]]))
-        parts.append(table)
+        columns = ("direction", "problem", "threads", "permissions", "ran", "math", "torch takes", "A/A", "agree", "measured")
+        parts.append(_table(columns, map(_tuned, group["entries"])))
     return Group(*parts)
+
+
+def _tuned(entry: Mapping[str, Any]) -> list[Any]:
+    """The cells of an entry of a tuning file."""
+    measured, votes = entry["measured"], entry["votes"]
+    figures = (f"{measured.get('torch', 1):.2f}x", f"{entry['again']:.2f}x") if measured else ("", "")
+    words = [entry["direction"], entry["problem"], entry["threads"], entry["permissions"], entry["ran"] or "not measured yet"]
+    return [*words, entry["math"], *figures, max(map(votes.count, votes), default=""), entry["when"]]
 
 
 def modules_table(reports: Sequence[Mapping[str, Any]]) -> Group:
     """The modules of CUDA kernels as they were compiled; below, how many were."""
-    table = _table("module", "arch", "bytes", "status")
-    for r in reports:
-        status = Text("not compiled", style="red") if r["error"] else Text("compiled", style="green")
-        table.add_row(r["module"], r["arch"], str(r["bytes"] or ""), status)
+    failed, made = Text("not compiled", style="red"), Text("compiled", style="green")
+    lines = [(r["module"], r["arch"], r["bytes"] or "", failed if r["error"] else made) for r in reports]
     good, by = sum(not r["error"] for r in reports), ", ".join(dict.fromkeys(r["compiler"] for r in reports))
-    return Group(table, Text(f"{good} of {len(reports)} modules compiled by {by}"))
+    told = Text(f"{good} of {len(reports)} modules compiled by {by}")
+    return Group(_table(("module", "arch", "bytes", "status"), lines), told)
 
 
 class Progress:

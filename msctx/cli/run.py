@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from msctx.cli import completion, render
-from msctx.cli.output import Json, emit, emit_plan, only_json, print_json, print_text
+from msctx.cli.output import Entry, Json, Words, emit, emit_plan, only_json, print_json, print_text
 from msctx.context import explain
 from msctx.context.base import refuse
 from msctx.errors import Diagnostic, OptionError
@@ -22,28 +22,14 @@ from msctx.run.ranks import is_one_of_several, rank
 
 
 def run(
-    file: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE|ENTRY",
-            help="A YAML file, the name of a shipped experiment (digits), package.module:function, or a script.",
-            autocompletion=completion.experiment,
-        ),
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...", help="Options, args.NAME=…, experiment.seed=…", autocompletion=completion.settings
-        ),
-    ] = None,
+    file: Entry,
+    overrides: Words = None,
     out: Annotated[str | None, typer.Option(help="The run directory. Default: a new one under record.dir.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan; run nothing.")] = False,
     sweep: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=A,B",
-            help="Run once per value, or per combination of several keys.",
-            autocompletion=completion.settings,
+            metavar="KEY=A,B", help="Run once per value, or per combination of keys.", autocompletion=completion.settings
         ),
     ] = None,
     resume: Annotated[
@@ -153,18 +139,16 @@ def _interrupted(text: str, record: Any, json_: bool) -> None:
 
 def _sweep(sweep: Any, out: str | None, resume: bool, json_: bool) -> None:
     """Run it; ends with 1 where a point failed."""
-    from msctx.run.sweep import Interrupted, why, words_of
-
     console = render.console(sys.stderr)
 
     def done(number: int, result: Any) -> None:
-        told = f"{number} of {len(sweep.grid)}: {' '.join(words_of(sweep.grid[number - 1]))}: {result['status']}"
+        told = f"{number} of {len(sweep.grid)}: {' '.join(sweeping.words_of(sweep.grid[number - 1]))}: {result['status']}"
         with suppress(OSError):
-            console.print(told + f": {why(result)}" * (result["status"] != "completed"), markup=False, soft_wrap=True)
+            console.print(told + f": {sweeping.why(result)}" * (result["status"] != "completed"), markup=False, soft_wrap=True)
 
     try:
         found = sweep.run(out, done, resume=resume)
-    except Interrupted as interrupted:
+    except sweeping.Interrupted as interrupted:
         record = interrupted.args[0] / "sweep.json"
         _interrupted(f"{record} holds the finished runs, marked as partial", record, json_)
     results = [point["result"] for point in found["points"]]

@@ -12,12 +12,13 @@ from typing import Annotated
 
 import typer
 
-from msctx.cli.output import Json, emit, unwritten, write_new
+from msctx.cli.output import Json, emit, write_new
 from msctx.errors import Diagnostic, FileError
 from msctx.options import OPTIONS
 from msctx.options.documents import scalar
 from msctx.options.layers import presets
 from msctx.options.precision_rules import BY_DEFAULT, CHOOSABLE
+from msctx.run.record import unwritten
 from msctx.schema import dump
 from msctx.shipped import CONFIGS
 
@@ -137,7 +138,7 @@ def write(name: str) -> list[Path]:
         schema.write_text(dump(), encoding="utf-8")
     except OSError as error:
         path.unlink()  # an experiment without its schema would have no completion, and a second try would refuse
-        raise FileError([unwritten(schema, error)]) from None
+        raise unwritten(schema, error) from None
     if os.path.lexists(entry):
         return written[:2]
     write_new(entry, (CONFIGS / "files" / ENTRY).read_text(encoding="utf-8"))

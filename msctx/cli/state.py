@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from msctx.cli import render
-from msctx.cli.output import Json, emit
+from msctx.cli.output import Json, Words, emit
 from msctx.context.base import BASE
 from msctx.inspection import diff as differences
 from msctx.inspection import read_record
@@ -16,9 +16,7 @@ from msctx.run.config import read
 
 
 def state(
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Show the state under these options.")
-    ] = None,
+    overrides: Words = None,
     json_: Json = False,
 ) -> None:
     """The whole numerics state of a fresh process: every switch of PyTorch and around it."""

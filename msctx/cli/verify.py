@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from msctx.cli import completion, render
-from msctx.cli.output import Json, emit
+from msctx.cli import render
+from msctx.cli.output import Entry, Json, Words, emit
 from msctx.errors import Diagnostic, OptionError
 from msctx.run.config import read, subject_of
 from msctx.run.ending import terminable
@@ -21,20 +21,8 @@ if TYPE_CHECKING:
 
 
 def verify(
-    subject: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE|ENTRY",
-            help="A YAML file, the name of a shipped experiment, package.module:function, or a script.",
-            autocompletion=completion.experiment,
-        ),
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[KEY=VALUE]...", help="Options and arguments of both runs.", autocompletion=completion.settings
-        ),
-    ] = None,
+    subject: Entry,
+    overrides: Words = None,
     against: Annotated[
         list[str] | None,
         typer.Option(
@@ -64,6 +52,5 @@ def verify(
 
 
 def _page(result: Result) -> tuple[Any, ...]:
-    table = render.pairs_table(result.facts(), ("", ""))
-    table.show_header = False
-    return Text(result.sentence, style="green" if result.finding is None else "red"), table
+    style = "green" if result.finding is None else "red"
+    return Text(result.sentence, style=style), render.pairs_table(result.facts(), ("", ""))

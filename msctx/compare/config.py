@@ -22,7 +22,7 @@ from msctx.options.validation import checked
 from msctx.options.yamlfile import load, parse
 from msctx.run import sweep
 from msctx.run.config import COMPARED, Experiment, read_document
-from msctx.shipped import CONFIGS
+from msctx.shipped import shipped
 
 PHASES = ("inference", "training")
 ALGORITHMS = (*map(option_of, DIRECTIONS), option_of(PRODUCT))
@@ -113,11 +113,7 @@ def find_file(name: str) -> Path | None:
     path = Path(name)
     if path.suffix in (".yaml", ".yml") or (path.is_file() and path.suffix != ".py"):
         return path
-    return _shipped("compare").get(name)
-
-
-def _shipped(folder: str) -> dict[str, Path]:
-    return {path.stem: path for path in sorted((CONFIGS / folder).glob("*.yaml"))}
+    return shipped("compare").get(name)
 
 
 @searching()
@@ -289,9 +285,9 @@ def _kind_of(subject: str) -> str:
         hint = f"name the function that makes the model: {subject}:FUNCTION"
         raise FileError([Diagnostic("", "is a file of Python", subject, suggestion=hint)])
     for kind, folder in (("workload", "workloads"), ("experiment", "experiments")):
-        if subject in _shipped(folder):
+        if subject in shipped(folder):
             return kind
-    names = sorted(name for folder in ("compare", "experiments", "workloads") for name in _shipped(folder))
+    names = sorted(name for folder in ("compare", "experiments", "workloads") for name in shipped(folder))
     allowed = f"a YAML file; package.module:function; {', '.join(names)}"
     text = f"cannot compare {subject!r}: no such file, model, workload or experiment"
     raise FileError([Diagnostic("", text, "", allowed, nearest(subject, names))])

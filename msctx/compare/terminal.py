@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from msctx.compare.measure import is_faster, margin
 from msctx.compare.result import Cell, Result, Row
-from msctx.tables import in_words
+from msctx.tables import grid, in_words
 
 MANY = 12
 """Lines of reasons."""
@@ -49,18 +48,12 @@ def _reasons(result: Result) -> list[str]:
     return lines if len(lines) <= MANY else [*lines[:MANY], f"  … {len(lines) - MANY} more: --out DIR and --json give all"]
 
 
-def _grid(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for number, column in enumerate(columns):
-        table.add_column(Text(column), justify="right" if number else "left", overflow="fold")
-    return table
-
-
 def _rows(result: Result) -> Table:
     """All choices beside each other, or the best three of each row."""
     names = [point.name for point in result.points]
     is_whole = len(names) <= WIDE
-    table = _grid(TIMES, "torch, ms (error)", *(names if is_whole else ("best", "second", "third")))
+    columns = [TIMES, "torch, ms (error)", *(names if is_whole else ("best", "second", "third"))]
+    lines = []
     for row in result.rows:
         if is_whole:
             cells = [_cell(row, cell) for cell in row.cells]
@@ -69,8 +62,8 @@ def _rows(result: Result) -> Table:
             cells = [Text.assemble(f"{cell.point} ", _cell(row, cell)) for cell in ranked]
         name = row.label + f" x{row.count}" * (row.count > 1) + " (noisy)" * row.noisy
         torchs = f"{row.baseline.ms:.3g}{_error(row.baseline.error)}" if row.baseline.ms else ""
-        table.add_row(Text(name), Text(torchs), *(cells or [Text(row.reason or "nothing ran", style="red")]))
-    return table
+        lines.append((name, torchs, *(cells or [Text(row.reason or "nothing ran", style="red")])))
+    return grid(columns, lines, columns[1:])
 
 
 def _error(error: float | None) -> str:
@@ -95,18 +88,15 @@ def kind(row: Row, cell: Cell) -> str:
 
 
 def _totals(result: Result) -> Table:
-    table = _grid("over all rows", "speed", "largest error", "workspace", "rows", "left to torch")
+    columns = ("over all rows", "speed", "largest error", "workspace", "rows", "left to torch")
+    lines: list[tuple[str | Text, ...]] = []
     for total in sorted(result.totals, key=lambda total: -total.ratio):
-        numbers = (
-            f"{total.ratio:.2f}",
-            f"{total.error:.0e}" if total.error is not None else "",
-            in_words(total.workspace) if total.workspace else "",
-            str(total.rows),
-            str(total.rows_of_torch),
-        )
-        table.add_row(Text(total.point), *numbers)
-    if len({*result.best.points}) > 1:
-        left = result.best.points.count("")
-        numbers = (f"{result.best.ratio:.2f}", "", "", str(len(result.best.points) - left), str(left))
-        table.add_row(Text("the best of each row", style="bold"), *numbers)
-    return table
+        error = f"{total.error:.0e}" if total.error is not None else ""
+        memory = in_words(total.workspace) if total.workspace else ""
+        lines.append((total.point, f"{total.ratio:.2f}", error, memory, str(total.rows), str(total.rows_of_torch)))
+    best = result.best
+    if len({*best.points}) > 1:
+        left = best.points.count("")
+        own = Text("the best of each row", style="bold")
+        lines.append((own, f"{best.ratio:.2f}", "", "", str(len(best.points) - left), str(left)))
+    return grid(columns, lines, columns[1:])

@@ -19,7 +19,7 @@ from msctx.options.documents import Document
 from msctx.options.kinds import BadValue, Bool, ChoiceKind, Int, Kind, show
 from msctx.options.validation import Misfit, checked
 from msctx.options.yamlfile import load
-from msctx.shipped import CONFIGS
+from msctx.shipped import shipped
 
 Shape = tuple[int, ...]
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -175,16 +175,11 @@ class Section(BaseModel):
     layers: list[Any] = Field(min_length=1)
 
 
-def known() -> dict[str, Path]:
-    """The workloads that msctx ships, by name."""
-    return {path.stem: path for path in sorted((CONFIGS / "workloads").glob("*.yaml"))}
-
-
 def read(name: str) -> Workload:
     """The workload of a name, or of a file."""
     path = Path(name)
     if not (path.exists() or path.suffix in (".yaml", ".yml")):
-        if name not in (names := known()):
+        if name not in (names := shipped("workloads")):
             hint = nearest(name, names)
             raise FileError([Diagnostic("", "is not a workload", name, f"a YAML file; {', '.join(names)}", hint)])
         path = names[name]

@@ -13,7 +13,7 @@ from msctx.errors import Diagnostic, FileError, Marks, OptionError, nearest, sea
 from msctx.options import OPTIONS, UNSET, Layer, Option, Setting, Settings, carried, device_of, make_layer, option_of
 from msctx.options.kinds import BadValue
 from msctx.options.registry import contradictions, find, from_text, ge_key, ge_name, is_dictionary
-from msctx.shipped import CONFIGS
+from msctx.shipped import shipped
 
 INHERITED = "with-blocks of the parent process"
 LEVELS = ("preset", "yaml", "environment", "command line", "set_context", INHERITED)
@@ -26,7 +26,7 @@ RESERVED = {"MSCTX_CACHE_DIR", "MSCTX_ISA", carried.VARIABLE}
 
 def presets() -> dict[str, Path]:
     """The presets that msctx ships, by name."""
-    return {path.stem: path for path in sorted((CONFIGS / "presets").glob("*.yaml"))}
+    return shipped("presets")
 
 
 def with_preset(preset: str | PathLike[str] | None, options: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from msctx.options.layers import environment_layers, flatten, preset_layer, pres
 from msctx.options.registry import from_text
 from msctx.options.yamlfile import load, parse
 from msctx.plan import Plan, make
-from msctx.shipped import CONFIGS
+from msctx.shipped import shipped
 from msctx.themes import Facts
 
 
@@ -94,7 +94,7 @@ def find_file(name: str) -> Path:
     path = Path(name)
     if os.path.exists(path) or path.suffix in (".yaml", ".yml"):
         return path
-    known = {p.stem: p for p in sorted((CONFIGS / "experiments").glob("*.yaml"))}
+    known = shipped("experiments")
     if name in known:
         return known[name]
     hint = nearest(name, known) or (f"{name}.yaml" if Path(f"{name}.yaml").exists() else f"{name}=VALUE" if find(name) else "")

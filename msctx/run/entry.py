@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from msctx.errors import MOST, EntryError, EntryFailed, Mark, did_you_mean
+from msctx.errors import MOST, EntryError, EntryFailed, did_you_mean
 from msctx.run.config import Experiment
 from msctx.shipped import CONFIGS
 
@@ -27,55 +27,52 @@ def resolve(experiment: Experiment) -> Entry:
     Raises:
         EntryError: it is not there, cannot be imported, or does not take the arguments given.
     """
-    assert experiment.entry is not None
-    target, _, name = experiment.entry.partition(":")
+    try:
+        return _resolve(experiment, experiment.entry or "")
+    except EntryError as error:
+        mark = experiment.entry_mark
+        raise EntryError(f"{mark}  " * bool(mark) + str(error)) from None
+
+
+def _resolve(experiment: Experiment, entry: str) -> Entry:
+    target, _, name = entry.partition(":")
     base = experiment.file.parent if experiment.file else Path()
-    mark = experiment.entry_mark
     if target.endswith(".py"):
         path = next((p for p in (base / target, Path(target)) if os.path.isfile(p)), None)
         if path is None:
-            raise _error(
-                mark, f"entry {experiment.entry!r}: there is no file {target} beside {experiment.file or 'the command'}"
-            )
+            raise EntryError(f"entry {entry!r}: there is no file {target} beside {experiment.file or 'the command'}")
         if not name:
             return _script(path.resolve(), experiment.args)
-        module = _import(lambda: _load_file(path.resolve()), experiment.entry, mark)
+        function = _import(lambda: _load_file(path.resolve()), entry)
     elif name:
         if "" not in sys.path and str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
-        module = _import(lambda: importlib.import_module(target), experiment.entry, mark)
+        function = _import(lambda: importlib.import_module(target), entry)
     else:
-        raise _error(
-            mark, f"entry {experiment.entry!r}: write package.module:function, file.py:function, or the path of a .py file"
-        )
-    function = module
+        raise EntryError(f"entry {entry!r}: write package.module:function, file.py:function, or the path of a .py file")
     for part in name.split("."):
-        names = [n for n in dir(function) if not n.startswith("_")]
         if not hasattr(function, part):
-            raise _error(mark, f"entry {experiment.entry!r}: {target} has no {part!r}{did_you_mean(part, names)}")
+            names = [n for n in dir(function) if not n.startswith("_")]
+            raise EntryError(f"entry {entry!r}: {target} has no {part!r}{did_you_mean(part, names)}")
         function = getattr(function, part)
     if not callable(function):
-        raise _error(mark, f"entry {experiment.entry!r}: {name} is not a function")
+        raise EntryError(f"entry {entry!r}: {name} is not a function")
     if any(lazy(function) for lazy in (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)):
-        raise _error(mark, f"entry {experiment.entry!r}: {name} is a generator or coroutine; to call it runs nothing")
-    return _with_arguments(function, experiment, mark)
+        raise EntryError(f"entry {entry!r}: {name} is a generator or coroutine; to call it runs nothing")
+    return _with_arguments(function, experiment)
 
 
-def _error(mark: Mark | None, text: str) -> EntryError:
-    return EntryError(f"{mark}  {text}" if mark else text)
-
-
-def _import(load: Callable[[], Any], entry: str, mark: Mark | None) -> Any:
+def _import(load: Callable[[], Any], entry: str) -> Any:
     try:
         return load()
     except ModuleNotFoundError as error:
         hint = ": pip install scikit-learn, which the shipped experiments need" if error.name == "sklearn" else ""
-        failed = _error(mark, f"entry {entry!r}: no module named {error.name!r}{hint}")
+        why = f": no module named {error.name!r}{hint}"
     except SystemExit as end:
-        failed = _error(mark, f"entry {entry!r} cannot be imported: it ends itself with {end.code!r}")
+        why = f" cannot be imported: it ends itself with {end.code!r}"
     except Exception as error:
-        failed = _error(mark, f"entry {entry!r} cannot be imported: {in_a_line(error)}\n{users_traceback(error)}")
-    raise failed
+        why = f" cannot be imported: {in_a_line(error)}\n{users_traceback(error)}"
+    raise EntryError(f"entry {entry!r}{why}")
 
 
 def _load_file(path: Path) -> Any:
@@ -90,7 +87,7 @@ def _load_file(path: Path) -> Any:
     return module
 
 
-def _with_arguments(function: Entry, experiment: Experiment, mark: Mark | None) -> Entry:
+def _with_arguments(function: Entry, experiment: Experiment) -> Entry:
     """Check the arguments against the signature before anything runs; a parameter named ``run`` gets the run itself."""
     try:
         signature = inspect.signature(function)
@@ -105,7 +102,7 @@ def _with_arguments(function: Entry, experiment: Experiment, mark: Mark | None) 
     lines += [f"{len(unknown) - MOST} more"] if len(unknown) > MOST else []
     lines += [f"args.{name}: is missing" for name in required if name not in experiment.args]
     if lines:
-        raise _error(mark, "\n".join([*lines, f"      allowed: {', '.join(names) or 'none'}"]))
+        raise EntryError("\n".join([*lines, f"      allowed: {', '.join(names) or 'none'}"]))
     return lambda run: function(**experiment.args, **({"run": run} if wants_run else {}))
 
 

@@ -40,9 +40,9 @@ class Record:
             folder.mkdir(parents=True, exist_ok=out is not None)
             used = sorted(p.name for p in folder.iterdir())
         except OSError as error:
-            raise FileError([Diagnostic("", f"cannot be made a run directory: {error.strerror}", where=str(folder))]) from None
+            raise FileError([Diagnostic("", f"cannot be made: {error.strerror}", where=str(folder))]) from None
         if used:
-            text = f"is not empty ({', '.join(used[:4])}{' …' if len(used) > 4 else ''}); a run never overwrites another"
+            text = f"is not empty ({', '.join(used[:4])}{' …' if len(used) > 4 else ''}); a record never overwrites another"
             raise FileError([Diagnostic("", text, str(folder), suggestion="name a folder that is empty or new")])
         return cls(folder)
 
@@ -57,7 +57,7 @@ class Record:
         try:
             cachedir.write(self.folder / name, text.encode())  # nodes may write ranks.json at once
         except OSError as error:
-            raise _unwritten(self.folder / name, error) from None
+            raise unwritten(self.folder / name, error) from None
 
     def metrics(self, row: Mapping[str, Any]) -> None:
         """Append one line; it is on disk when this returns to the caller."""
@@ -66,11 +66,12 @@ class Record:
             with open(path, "a", encoding="utf-8", opener=_for_the_user_alone) as lines:
                 lines.write(json.dumps(plain(row), allow_nan=False) + "\n")
         except OSError as error:
-            raise _unwritten(path, error) from None
+            raise unwritten(path, error) from None
 
 
-def _unwritten(path: Path, error: OSError) -> FileError:
-    return FileError([Diagnostic("", f"cannot be written: {error.strerror}", str(path))])
+def unwritten(path: Path, error: OSError | ValueError) -> FileError:
+    """The error of a file that cannot be written; ValueError: a path that no system takes."""
+    return FileError([Diagnostic("", f"cannot be written: {getattr(error, 'strerror', None) or error}", str(path))])
 
 
 def _for_the_user_alone(path: str, flags: int) -> int:

@@ -47,7 +47,7 @@ def test_all_files_are_written(msctx: Any, tmp_path: Path) -> None:
     assert (tmp_path / "compared" / "result.csv").read_text().count("\n") == 3
     assert "<h1>one</h1>" in (tmp_path / "compared" / "report.html").read_text()
     code, _, err = msctx(*words)
-    assert (code, "a result never overwrites another" in err) == (3, True)
+    assert (code, "a record never overwrites another" in err) == (3, True)
     code, _, err = msctx("compare", "one.yaml", *AXIS, *FAST, "--fail-below", "50")
     assert (code, "below 50: deterministic=OFF: " in err) == (1, True)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from msctx.compare.workload import NetworkLayer, Product, Workload, dump, known, parse, read
+from msctx.compare.workload import NetworkLayer, Product, Workload, dump, parse, read
 from msctx.errors import OptionError
 from msctx.native.choices import ConvProblem
 from msctx.options.yamlfile import parse as parse_yaml
+from msctx.shipped import shipped
 
 
 def parsed(text: str) -> Workload:
@@ -18,7 +19,7 @@ def layer(text: str) -> NetworkLayer:
     return parsed(f"workload: {{layers: [{{{text}}}]}}").layers[0]
 
 
-@pytest.mark.parametrize("name", known())
+@pytest.mark.parametrize("name", shipped("workloads"))
 def test_shipped_workloads(name: str) -> None:
     found = read(name)
     assert found.name == name
