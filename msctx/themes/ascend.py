@@ -122,12 +122,8 @@ def _buffer_optimize(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend":
         return _in_graphs(on)
     optimizes = setting.value == "l2_optimize"
-    found = {
-        "torch.inductor.allow_buffer_reuse": optimizes,
-        "torch.inductor.inplace_buffers": optimizes,
-        "torch.inductor.reorder_for_locality": optimizes,
-    }
-    found = found | common.apart(on)
+    reuse = ("torch.inductor.allow_buffer_reuse", "torch.inductor.inplace_buffers", "torch.inductor.reorder_for_locality")
+    found = dict.fromkeys(reuse, optimizes) | common.apart(on)
     if on.get("env_config_path.sys.mem_reuse") is False and optimizes:
         return inert("overridden by env_config_path.sys.mem_reuse=False, under which no tensor gets memory of another one")
     return honoured(found, "in code that torch.compile makes")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -311,12 +310,6 @@ def requested_of(on: On, *directions: str) -> dict[tuple[str, str], str]:
     return {key: who for key, who in requested(on).items() if key[0] in directions}
 
 
-def _are_able(on: On, ability: str, who: Collection[tuple[str, str]]) -> bool:
-    """Whether an algorithm that is requested has an ability on the CPU; what runs where one falls back is not requested."""
-    found = able(ability, on_matrix_unit=not on.facts.matrix_unit)
-    return any(each in found or each[1] in OPEN for each in who)
-
-
 def obstacle(on: On) -> str:
     """Why the native core cannot serve on this device, or ``""``."""
     return on.facts.native or (on.facts.cudnn if on.device == "cuda" else "")
@@ -357,9 +350,7 @@ def _conv_algo_rules(on: On, setting: Setting) -> Outcome:
     assignments, moves = assignments_of(on), ""
     if any(field == "module" for rule in rules_of(setting.value) for field, _ in rule.conditions):
         if on.get("disable_format_transform") is False:
-            moves = (
-                "under disable_format_transform=False, rules by module find no convolution that inductor moves to channels_last"
-            )
+            moves = "disable_format_transform=False: rules by module find no convolution that inductor moves to channels_last"
         else:
             assignments |= OWN_FORMATS
     unordered = [f"{d}={name}" for d, name in requested_by({}, setting.value) if (d, name) in able("add in no fixed order")]
@@ -433,7 +424,8 @@ def _max_error(on: On, setting: Setting) -> Outcome:
     outcome = detail(on, of=directions)
     mine = requested_of(on, *directions)
     named = [who for (_, name), who in mine.items() if name not in OPEN]
-    differs = [NO_BOUND] if _may_choose_torch(on, mine) else []
+    may_be_torch = any(name in ("normal", "performance") for _, name in mine) and not any(map(on.get, INVARIANT))
+    differs = [NO_BOUND] if may_be_torch else []
     if outcome.status != "honoured" or not (named or differs):
         return outcome
     taken = ", ".join(dict.fromkeys(named))
@@ -443,10 +435,6 @@ def _max_error(on: On, setting: Setting) -> Outcome:
         chosen = "normal, performance, thread_invariant and batch_invariant"
         differs = [f"holds for what {chosen} choose; {taken} runs whatever its bound", *differs]
     return approximated({}, joined(*differs))
-
-
-def _may_choose_torch(on: On, mine: Collection[tuple[str, str]]) -> bool:
-    return any(name in ("normal", "performance") for _, name in mine) and not any(map(on.get, INVARIANT))
 
 
 @translates("fallback")
@@ -474,7 +462,8 @@ def detail(on: On, also: str = "", ability: str = "", of: tuple[str, ...] = REQU
         return replace(inert("no algorithm is requested", f"set one of {asking}{also}"), quiet=waits)
     if why := obstacle(on):
         return refused(why)
-    if ability and on.device == "cpu" and not _are_able(on, ability, mine):
+    have_it = able(ability, on_matrix_unit=not on.facts.matrix_unit) if ability and on.device == "cpu" else mine
+    if not any(each in have_it or each[1] in OPEN for each in mine):  # what runs where one falls back is not requested
         who = ", ".join(dict.fromkeys(mine.values()))
         return inert(joined(f"no algorithm that is requested can {ability}: {who}", on.facts.matrix_unit))
     return honoured(cause="part of the policy for convolutions and matrix products")

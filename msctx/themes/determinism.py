@@ -144,17 +144,14 @@ def _invariant(on: On, setting: Setting, nothing_for: str) -> Outcome:
         assignments |= {} if lacking else {"torch.inductor.batch_invariant": True}
     by_mkl = f"those of float32 and float64 run in MKL's strict mode, which {STAYS}"
     how = f"products run msctx's own kernels, since {on.facts.mkl}" if on.facts.mkl else by_mkl
-    what = "convolutions, attention, LSTM and matrix products"
-    differs = f"holds for {what}; {how}; not for {nothing_for}{lacking}"
+    differs = f"holds for convolutions, attention, LSTM and matrix products; {how}; not for {nothing_for}{lacking}"
     return approximated(assignments if on.facts.mkl else assignments | MKL, differs)
 
 
 @translates("seed")
 def _seed(on: On, setting: Setting) -> Outcome:
     value = {"seed": setting.value, "by_rank": True} if on.get("seed_by_rank") else setting.value
-    if on.get("seed_scope"):
-        return honoured({"rng.saved": True, "rng.seed": value})
-    return honoured({"rng.seed": value}, GO_ON)
+    return honoured({"rng.saved": True, "rng.seed": value}) if on.get("seed_scope") else honoured({"rng.seed": value}, GO_ON)
 
 
 @translates("seed_by_rank")

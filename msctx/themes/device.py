@@ -82,8 +82,7 @@ def _default_device(on: On, setting: Setting) -> Outcome | None:
         return None
     kind = {"cpu": "cpu", "cuda": "cuda", "ascend": "npu"}[on.device]
     number = on.get("session_device_id", on.get("device_id"))
-    name = kind if number is None or kind == "cpu" else f"{kind}:{number}"
-    return honoured({"torch.default_device": name})
+    return honoured({"torch.default_device": kind if number is None or kind == "cpu" else f"{kind}:{number}"})
 
 
 @translates("use_off_line")

@@ -83,16 +83,8 @@ POOL = ("max_device_memory", "env_config_path.sys.mem_reuse", "memory_optimize_l
 """The options that put the native core's allocator in place of torch's CPU allocator."""
 SHOW_FREE = ("max_device_memory",)
 """The options for which a plan that is shown reports how much memory is free."""
-NOT_KEPT = "nothing is kept while env_config_path.sys.mem_reuse is false"
-IN_GRAPHS = {
-    True: {"torch.inductor.allow_buffer_reuse": True, "torch.inductor.inplace_buffers": True},
-    False: {
-        "torch.inductor.allow_buffer_reuse": False,
-        "torch.inductor.inplace_buffers": False,
-        "torch.inductor.memory_planning": False,
-    },
-}
-"""Memory is reused → what becomes of the buffers in compiled code."""
+BUFFERS = ("torch.inductor.allow_buffer_reuse", "torch.inductor.inplace_buffers")
+"""Whether buffers in compiled code are reused."""
 AGAIN = (
     "released memory goes back to the driver, which may give out its address again; code that torch.compile makes inside reuses no "
     "buffer"
@@ -103,11 +95,6 @@ CAP = {
     "ascend": "counts what torch's caching allocator holds; the device context itself is not counted",
 }
 """Device → what differs of max_device_memory."""
-CACHING: dict[str, dict[bool, dict[str, Any]]] = {
-    "cuda": {True: {"torch.cuda.caching_allocator": True}, False: {"torch.cuda.caching_allocator": False}},
-    "ascend": {True: {"env.PYTORCH_NO_NPU_MEMORY_CACHING": None}, False: {"env.PYTORCH_NO_NPU_MEMORY_CACHING": "1"}},
-}
-"""Device → memory is reused → the assignments."""
 ALLOCATOR = {"cuda": "torch's CUDA allocator", "ascend": "torch_npu's allocator"}
 UNCACHED = "{} keeps and counts nothing while env_config_path.sys.mem_reuse is false"
 PART_OF_CAP = 8
@@ -175,7 +162,7 @@ def _pool_policy(on: On, setting: Setting) -> Outcome | None:
     if setting.option.name == "memory_optimize_level" and setting.value == "O1":
         return honoured(pool(on) | recomputation(on, setting), RECOMPUTED)
     if not reuses(on):
-        return refused(NOT_KEPT)
+        return refused("nothing is kept while env_config_path.sys.mem_reuse is false")
     return honoured(pool(on) | recomputation(on, setting))
 
 
@@ -246,15 +233,18 @@ ON_ACCELERATOR: dict[tuple[str, Any], tuple[Callable[..., Outcome], str]] = {
 
 def in_graphs(on: On, setting: Setting) -> dict[str, Any]:
     """Of buffers in compiled code: ``buffer_optimize`` may forbid what ``mem_reuse`` allows."""
-    is_left = setting.value and on.get("buffer_optimize") == "off_optimize"
-    return {} if is_left else IN_GRAPHS[setting.value]
+    if not setting.value:
+        return dict.fromkeys((*BUFFERS, "torch.inductor.memory_planning"), False)
+    return {} if on.get("buffer_optimize") == "off_optimize" else dict.fromkeys(BUFFERS, True)
 
 
 def on_accelerator(on: On, setting: Setting) -> Outcome:
     """The same options on a device whose memory torch already pools: they are settings of its allocator."""
     option, name = setting.option.name, ALLOCATOR[on.device]
     if option == "env_config_path.sys.mem_reuse":
-        found = CACHING[on.device][setting.value] | in_graphs(on, setting)
+        by_npu = {"env.PYTORCH_NO_NPU_MEMORY_CACHING": None if setting.value else "1"}
+        found = by_npu if on.device == "ascend" else {"torch.cuda.caching_allocator": setting.value}
+        found |= in_graphs(on, setting)
         return honoured(found) if setting.value else approximated(found, AGAIN)
     found = allocator(on) | (recomputation(on, setting) if option == "memory_optimize_level" else {})
     if option == "memory_optimize_level" and recomputes_graphs(on):

@@ -150,15 +150,8 @@ RULES: tuple[Rule, ...] = (
 # fmt: on
 
 OBSERVERS = (
-    "session.enable_dump",
-    "dump_config",
-    "enable_dump_debug",
-    "enable_exception_dump",
-    "exception_dump",
-    "env_config_path.rdr.enable",
-    "op_timeout",
-    "op_execute_timeout",
-    "deterministic_except",
+    *("session.enable_dump", "dump_config", "enable_dump_debug", "enable_exception_dump", "exception_dump"),
+    *("env_config_path.rdr.enable", "op_timeout", "op_execute_timeout", "deterministic_except"),
 )
 """The options that have the native core watch operators."""
 BY_CANN = f"what CANN writes itself {STAYS}, since it reads that once: TORCH_ACL_INIT_CONFIG_PATH"
@@ -261,9 +254,8 @@ def _dump_config(on: On, setting: Setting) -> Outcome:
     mode, path = given.get("op_debug_mode", 0), given.get("path", "")
     if mode in (3, 4):
         overflows = Overflow(path, most=given.get("overflow_number", 0), option="dump_config")
-        outcome = _seen(
-            on, {"observers.overflow": overflows} if mode == 3 else {"observers.errors": ErrorDump(1, path, "dump_config")}
-        )
+        errors = ErrorDump(1, path, "dump_config")
+        outcome = _seen(on, {"observers.overflow": overflows} if mode == 3 else {"observers.errors": errors})
         left = [key for key, default in OF_DUMPS.items() if (given.get(key) or default) != default]
         unused = f"op_debug_mode {mode} watches all operators in all steps; ignored: {', '.join(left)}"
         return replace(outcome, reason=f"{outcome.reason}; {unused}") if left and outcome.assignments else outcome
@@ -357,9 +349,8 @@ def _check_bprop_values(on: On, setting: Setting) -> Outcome:
 
 def _checks(assignments: dict[str, bool]) -> Outcome:
     """torch.compile takes a Function into its graph, where nothing is left that returns gradients of its own when it runs."""
-    if not any(assignments.values()):
-        return honoured(assignments)
-    return approximated(assignments, "Functions in compiled code are checked when torch traces them, not when they run")
+    traced = "Functions in compiled code are checked when torch traces them, not when they run"
+    return approximated(assignments, traced) if any(assignments.values()) else honoured(assignments)
 
 
 RECORDED = (

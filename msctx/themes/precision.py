@@ -248,9 +248,8 @@ def _customize_dtypes(on: On, setting: Setting) -> Outcome:
             entries[entry] = entries[entry] or joined(*left)
         else:
             reasons += left
-        reasons += (
-            [f"{entry[1]}: what follows the eighth dtype is as that one"] if any(len(d) > 8 for d in listed.values()) else []
-        )
+        if any(len(dtypes) > 8 for dtypes in listed.values()):
+            reasons.append(f"{entry[1]}: what follows the eighth dtype is as that one")
     return by_entry(entries, _with(on, reasons))
 
 
