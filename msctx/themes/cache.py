@@ -60,6 +60,7 @@ RULES: tuple[Rule, ...] = (
 # fmt: on
 
 OFF = CompileCache(off=True)
+CACHES = ("torch.inductor.fx_graph_cache", "torch.inductor.autotune_local_cache", "torch.functorch.enable_autograd_cache")
 OF_NPU = {
     "op_compiler_cache_mode": "torch.npu.op_compiler_cache_mode",
     "op_compiler_cache_dir": "torch.npu.op_compiler_cache_dir",
@@ -101,9 +102,7 @@ def _kept(on: On) -> Outcome:
     if found.off:
         assignments["torch.inductor.cpp_cache_precompile_headers"] = False
     else:
-        assignments["torch.inductor.fx_graph_cache"] = True
-        assignments["torch.inductor.autotune_local_cache"] = True
-        assignments["torch.functorch.enable_autograd_cache"] = True
+        assignments |= dict.fromkeys(CACHES, True)
         if not _has_same_bits(on):
             assignments["torch.compiler.job_id"] = "msctx"
     return approximated(assignments, LEFT_TO_NPU) if on.device == "ascend" else honoured(assignments)
@@ -114,9 +113,8 @@ translates("enable_compile_cache", "compile_cache_path")(lambda on, setting: _ke
 
 @translates("op_compiler_cache_mode", "op_compiler_cache_dir")
 def _kernels(on: On, setting: Setting) -> Outcome:
-    name = setting.option.name
     if on.device == "ascend":
-        return honoured({OF_NPU[name]: setting.value} | with_graphs(on))
+        return honoured({OF_NPU[setting.option.name]: setting.value} | with_graphs(on))
     return _kept(on)
 
 

@@ -37,7 +37,6 @@ CUDNN_NUMBERS = {
 }
 """cuDNN's numbers of forward algorithms, which MindSpore gives by name; those of gradients it gives by number."""
 MEASURED = dict.fromkeys(("auto", "fastest", "benchmark"), "performance")
-"""What others call it."""
 
 # fmt: off
 OPTIONS = (
@@ -145,7 +144,6 @@ NATIVE = (*ALGORITHMS, "conv_algo_rules", *PRODUCTS, *INVARIANT, SMALL)
 NAMED = (*ALGORITHMS, "conv_algo_rules")
 """Those of them that name algorithms for cuDNN, too."""
 BY_NAME = (*NAMED, *PRODUCTS)
-"""The options that name algorithms."""
 FOR_SMALL = {"cpu": "normal", "cuda": "performance"}
 """What convolutions of few channels run: on CUDA normal is torch's own path."""
 CHOOSING = ("normal", "performance", RECORDED)

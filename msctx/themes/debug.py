@@ -157,9 +157,7 @@ def _export_compile_stat(on: On, setting: Setting) -> Outcome:
     return honoured(found, joined(*reasons))
 
 
-TRACED = (
-    "of graphs that torchair compiles, what Dynamo and AOTAutograd trace is logged and checked; inductor has no part in them"
-)
+TRACED = "of torchair's graphs, what Dynamo and AOTAutograd trace is logged and checked; inductor has no part in them"
 
 
 @translates("debug_level")

@@ -130,11 +130,8 @@ def _frozen_variable(on: On, setting: Setting) -> Outcome:
         return inert(_not_fused(on))
     if hides(on, FROZEN):
         return refused(KEEP_CONVOLUTIONS.format("constant weights"))
-    return compiled(
-        on,
-        "where no gradients are computed (torch.no_grad or inference_mode)",
-        more={"torch.inductor.freezing": True},  # Dynamo looks at it, too, before a back end is called
-    )
+    freezing = {"torch.inductor.freezing": True}  # Dynamo looks at it, too, before a back end is called
+    return compiled(on, "where no gradients are computed (torch.no_grad or inference_mode)", more=freezing)
 
 
 @translates("disable_format_transform")

@@ -276,9 +276,8 @@ def _dynamic_node_type(on: On, setting: Setting) -> Outcome:
 
 @translates("grad_for_scalar")
 def _grad_for_scalar(on: On, setting: Setting) -> Outcome:
-    return honoured(
-        {"graph.grad_for_scalar": setting.value}, "in the functions that msctx.grad and msctx.value_and_grad return"
-    )
+    where = "in the functions that msctx.grad and msctx.value_and_grad return"
+    return honoured({"graph.grad_for_scalar": setting.value}, where)
 
 
 @translates("support_binary")

@@ -20,7 +20,6 @@ PATTERN = "pattern."
 """The prefix of the names of patterns of inductor's pattern matcher: whether each is replaced."""
 DUMP = "dump_as_text"
 DUMPS = "graph_kernel_dump"
-"""The folder of that flag."""
 
 Names = TextList("names separated by commas")
 Count = Int(0, 2**31 - 1)

@@ -12,22 +12,20 @@ from msctx.themes.convolution import assignments_of, detail, obstacle, requested
 from msctx.themes.graph import compilation
 
 # fmt: off
+JOBS = {
+    "1": "sub-graphs: how operators are grouped and fused", "2": "single operators, such as matrix products and convolutions",
+}
 OPTIONS = (
     Option("aoe_tune_mode", Choice({
             "online": "variants of kernels are measured while the program runs",
             "offline": "nothing is measured; problems are recorded in work_path, for performance",
         }), example="online", also=("device_context.ascend.op_tuning.aoe_tune_mode",),
         help="Automatic tuning of kernels, now or later; aoe_config.job_type sets what is tuned."),
-    Option("aoe_config.job_type", Choice({
-            "1": "sub-graphs: how operators are grouped and fused",
-            "2": "single operators, such as matrix products and convolutions",
-        }, {1: "1", 2: "2"}), default="2", example="1", also=("device_context.ascend.op_tuning.aoe_job_type",),
+    Option("aoe_config.job_type", Choice(JOBS, {1: "1", 2: "2"}), default="2", example="1",
+        also=("device_context.ascend.op_tuning.aoe_job_type",),
         help="What aoe_tune_mode tunes."),
     session_option("aoe_mode", Choice({
-            "1": "sub-graphs: how operators are grouped and fused",
-            "2": "single operators, such as matrix products and convolutions",
-            "3": "known to older CANN alone",
-            "4": "the size of the buckets in which gradients are reduced",
+            **JOBS, "3": "known to older CANN alone", "4": "the size of the buckets in which gradients are reduced",
         }, {1: "1", 2: "2", 3: "3", 4: "4"}), example="2", ge="ge.jobType",
         help="What is tuned automatically."),
     session_option("work_path", Path, default="./", example="tuning", ge="ge.tuningPath",
@@ -60,9 +58,7 @@ NOT_RECORDED = reason(
     "inductor measures a graph while it compiles it, and none that was recorded",
     "set aoe_tune_mode=online, and enable_compile_cache=True to keep what it finds for later runs",
 )
-FOR_LATER = (
-    "nothing is measured: each {} is recorded in work_path/msctx_tuning.json; performance measures it with that tuning_file"
-)
+FOR_LATER = "nothing is measured: each {} is recorded in work_path/msctx_tuning.json; performance measures it with that file"
 RECORDED_BY_NPU = (
     f"{STAYS}, since torch_npu cannot switch it off again; operators of torch_npu's list that CANN compiles are recorded "
     "for CANN's own tuner (aoe); nothing is measured"
