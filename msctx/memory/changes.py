@@ -107,3 +107,13 @@ class Changes:
             self.before.pop(number, None)
         if errors:
             raise SwitchError(f"{self.failure(left)}: {errors[0]}") from errors[0]
+
+
+class Switched(Changes):
+    """A change that is on or off."""
+
+    def read(self) -> bool:
+        return self.wanted is not None
+
+    def write(self, wanted: bool) -> None:
+        super().write(wanted or None)

@@ -229,17 +229,12 @@ def _copied(device: torch.device, value: torch.Tensor) -> torch.Tensor:
     return copy
 
 
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.mode: _Copies | None = None
-
-
-_thread = _Thread()
+_thread = threading.local()
 
 
 def copies() -> bool:
     """Whether this thread's operators get copies of moved parameters."""
-    return _thread.mode is not None
+    return getattr(_thread, "mode", None) is not None
 
 
 def copy_for_operators(on: bool) -> None:

@@ -6,7 +6,7 @@ import itertools
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from msctx.memory import offload
+from msctx.memory.changes import Switched
 from msctx.memory.meter import Meter, room_under_caps
 from msctx.memory.trial import trial, unchanged
 from msctx.native import watched
@@ -133,7 +134,8 @@ class _Block:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module: Any = self.module()
         forward = partial(type(module).forward, module)
-        if torch.compiler.is_compiling() or self not in _installed or not torch.is_grad_enabled():
+        is_installed = RECOMPUTE.before.get(self.number, (None, None))[1] is self
+        if torch.compiler.is_compiling() or not is_installed or not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         self.recomputed, self.reason, step = self._decide(module, partial(forward, *args, **kwargs), (args, kwargs))
         if not self.recomputed or step is None:
@@ -181,41 +183,40 @@ class _Block:
 
 _models: weakref.WeakKeyDictionary[nn.Module, dict[_Block, None]] = weakref.WeakKeyDictionary()
 _blocks: weakref.WeakKeyDictionary[nn.Module, _Block] = weakref.WeakKeyDictionary()
-_installed: dict[_Block, None] = {}
-_hook: Any = None
+_hooks: list[Any] = []
 
 
-def read() -> bool:
-    return _hook is not None
+class _Recompute(Switched):
+    """Blocks of all watched models are recomputed; off: as torch does."""
 
+    def write(self, wanted: bool) -> None:
+        if wanted and not _hooks:
+            _hooks.append(register_optimizer_step_pre_hook(_before_optimizer))
+        super().write(wanted)
+        while _hooks and not wanted:
+            _hooks.pop().remove()
 
-def write(on: bool) -> None:
-    """Recompute blocks of all watched models, those watched later too; ``False``: as torch does."""
-    global _hook
-    with watched.lock:
-        if on and _hook is None:
-            _hook = register_optimizer_step_pre_hook(_before_optimizer)
-        elif not on and _hook is not None:
-            _hook = _hook.remove()
-        _install()
+    def parts(self, model: nn.Module) -> Iterable[nn.Module]:
+        return model.modules()
 
-
-def _install(_: nn.Module | None = None) -> None:
-    """Exactly the blocks of the models that are watched now have ours."""
-    with watched.lock:
-        wanted = {block: None for model in watched.models() for block in _blocks_of(model)} if read() else {}
-        for block in [block for block in _installed if block not in wanted]:
-            del _installed[block]
+    def change(self, model: nn.Module) -> Iterator[tuple[nn.Module, _Block]]:
+        for block in _blocks_of(model):
             module: Any = block.module()
-            if module is not None and vars(module).get("forward") is block:
-                del vars(module)["forward"]
-        for block in [block for block in wanted if block not in _installed]:
-            module = block.module()
+            if block.number in self.before:
+                continue
             own = None if isinstance(module, torch.jit.ScriptModule) else vars(module).get("forward", block)
             if isinstance(own, _Block) or (isinstance(own, MethodType) and own.__func__ is type(module).forward):  # of a copy
-                vars(module)["forward"], _installed[block] = block, None
+                vars(module)["forward"] = block
+                yield module, block
             else:
                 block.reason = "it is scripted, or its forward attribute is set on the instance"
+
+    def put_back(self, part: nn.Module, before: _Block) -> None:
+        if vars(part).get("forward") is before:
+            del vars(part)["forward"]
+
+
+RECOMPUTE = _Recompute()
 
 
 def _blocks_of(model: nn.Module) -> dict[_Block, None]:
@@ -236,6 +237,3 @@ def decisions() -> list[dict[str, Any]]:
     names = ("path", "saved_bytes", "recomputed", "reason")
     with watched.lock:
         return [{name: getattr(block, name) for name in names} for _, rows in _models.items() for block in rows]
-
-
-watched.listen(_install, _install)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from msctx import notices
 from msctx.memory import prefetch
-from msctx.memory.changes import Changes
+from msctx.memory.changes import Switched
 
 BUNDLE = 4 * 25 * 2**20
 """Bytes from which a bundle of buckets is sent; DDP's buckets have 25 MiB."""
@@ -83,18 +83,12 @@ def data_parallel(model: nn.Module) -> Iterator[Any]:
         yield from (module for module in model.modules() if isinstance(module, DistributedDataParallel))
 
 
-class _Way(Changes):
+class _Way(Switched):
     """Whether the reducers of models reduce in one way."""
 
     def __init__(self, way: str, option: str) -> None:
         super().__init__()
         self.way, self.option = way, option
-
-    def read(self) -> bool:
-        return self.wanted is not None
-
-    def write(self, wanted: bool) -> None:
-        super().write(wanted or None)
 
     def parts(self, model: nn.Module) -> Iterator[Any]:
         return data_parallel(model)

@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Any
 
 from msctx.switches import (
-    denormals,
     environment,
     generators,
     native,
@@ -26,23 +25,17 @@ from msctx.switches import (
 )
 from msctx.switches.base import Switch
 
+_ALWAYS = (
+    *(torch_core, torch_compiler, torch_dynamo, torch_inductor, torch_precision, torch_cuda),
+    *(generators, environment, native, parts),
+)
 _ROWS: tuple[tuple[Callable[[], bool] | None, tuple[Switch, ...]], ...] = (
-    (None, denormals.SWITCHES),
-    (None, torch_core.SWITCHES),
-    (None, torch_inductor.SWITCHES),
-    (None, torch_compiler.SWITCHES),
-    (None, torch_dynamo.SWITCHES),
+    *((None, module.SWITCHES) for module in _ALWAYS),
     (torch_mkl.is_here, torch_mkl.SWITCHES),
-    (None, torch_precision.SWITCHES),
-    (None, torch_cuda.SWITCHES),
     (torch_cuda.is_here, (*torch_cuda.OF_DEVICE, *native.OF_CUDA)),
     (torch_distributed.is_here, torch_distributed.SWITCHES),
     (torch_npu.is_here, (*torch_npu.SWITCHES, *torchair.SWITCHES, *native.OF_ASCEND)),
     (torch_accelerator.is_here, torch_accelerator.SWITCHES),
-    (None, generators.SWITCHES),
-    (None, environment.SWITCHES),
-    (None, native.SWITCHES),
-    (None, parts.SWITCHES),
 )
 """Whether the globals exist in this process (``None``: always), and their rows."""
 SWITCHES: Mapping[str, Switch] = MappingProxyType({row.name: row for _, rows in _ROWS for row in rows})

@@ -6,7 +6,8 @@ import math
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from msctx.errors import MsctxWarning, SwitchError
@@ -54,14 +55,20 @@ def memory_cap(name: str, module: Module, overhead: Callable[[int], int | None] 
     def total(device: int) -> int:
         return int(module().get_device_properties(device).total_memory)
 
-    def fraction(device: int) -> float:
-        """The allocator's limit; torch_npu makes the device it is asked about current, so the current one is kept."""
+    @contextmanager
+    def current_kept() -> Iterator[None]:
+        """torch_npu makes the device current whose limit it is asked about."""
         before = module().current_device()
         try:
-            return float(module().get_per_process_memory_fraction(device))
+            yield
         finally:
             if module().current_device() != before:
                 module().set_device(before)
+
+    def fraction(device: int) -> float:
+        """The allocator's limit."""
+        with current_kept():
+            return float(module().get_per_process_memory_fraction(device))
 
     def read() -> int | None:
         if not module().is_initialized():
@@ -95,10 +102,8 @@ def memory_cap(name: str, module: Module, overhead: Callable[[int], int | None] 
         written.pop(device, None)
         if before_it:
             written[device] = before_it
-        before = module().current_device()
-        module().set_per_process_memory_fraction(limit, device)
-        if module().current_device() != before:
-            module().set_device(before)
+        with current_kept():
+            module().set_per_process_memory_fraction(limit, device)
 
     def satisfied(cap: int) -> bool:
         in_force = read()
@@ -141,23 +146,19 @@ def synchronize_each_op(name: str, module: Module) -> Switch:
             module().synchronize()
             return result
 
-    class Stack(threading.local):
-        def __init__(self) -> None:
-            self.modes: list[Any] = []
-
-    stack = Stack()
+    here = threading.local()
 
     def write(on: bool) -> None:
-        modes = stack.modes
-        if on and not modes:
-            modes.append(Synchronize())
-            modes[-1].__enter__()
-        elif not on and modes:
-            if _get_current_dispatch_mode() is not modes[-1]:
+        mode = getattr(here, "mode", None)
+        if on and mode is None:
+            here.mode = Synchronize()
+            here.mode.__enter__()
+        elif not on and mode is not None:
+            if _get_current_dispatch_mode() is not mode:
                 raise SwitchError(f"{name}: another dispatch mode was entered inside the scope and is still active")
-            modes.pop().__exit__(None, None, None)
+            here.mode = here.mode.__exit__(None, None, None)
 
-    return Switch(name, lambda: bool(stack.modes), write, scope="thread")
+    return Switch(name, lambda: getattr(here, "mode", None) is not None, write, scope="thread")
 
 
 def _where() -> str:

@@ -12,9 +12,9 @@ import torch
 LIBRARY = "libnvidia-ml.so.1"
 KINDS = ("GPU", "MIG")
 """What NVML puts before the number of a device, or of a part of one."""
-INSUFFICIENT_SIZE = 7
 NOT_AVAILABLE = 2**64 - 1
-TRIES = 8
+MOST = 1024
+"""Processes on one device; of more nothing is known."""
 
 
 class _Process(ctypes.Structure):
@@ -54,14 +54,8 @@ def used(uuid: str, library: str = LIBRARY) -> int | None:
 
 def _processes(nvml: Any, handle: ctypes.c_void_p) -> list[_Process]:
     ask: Any = getattr(nvml, "nvmlDeviceGetComputeRunningProcesses_v3", None)  # older drivers lack it
-    room = 16
-    for _ in range(TRIES if ask else 0):
-        count, found = ctypes.c_uint(room), (_Process * room)()
-        status = ask(handle, ctypes.byref(count), found)
-        if status != INSUFFICIENT_SIZE:
-            return [] if status else found[: count.value]
-        room = count.value + 16  # more may start meanwhile
-    return []
+    count, found = ctypes.c_uint(MOST), (_Process * MOST)()
+    return [] if ask is None or ask(handle, ctypes.byref(count), found) else found[: count.value]
 
 
 def overhead(device: int) -> int | None:

@@ -14,8 +14,7 @@ from msctx.switches.base import Switch
 
 
 def _convolution(name: str) -> Switch:
-    place = name.rpartition(".")[2]
-    here = conv_policy.PLACES[place]
+    here = conv_policy.PLACES[name.rpartition(".")[2]]
     return Switch(name, here.read, here.write, state=(here.take, here.write), satisfied=here.is_in_force)
 
 

@@ -88,24 +88,16 @@ READERS: dict[str, tuple[Any, ...]] = {
 # --- sessions ---------------------------------------------------------------------------------------------------------
 
 
-class _Session(threading.local):
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-
-
-_session = _Session()
+_session = threading.local()
 
 
 def of_session(name: str) -> Any:
     """What ``run()`` of a session is to do in this thread; ``None``: nothing is requested."""
-    return _session.values.get(name)
+    return getattr(_session, name, None)
 
 
 def _of_session(name: str) -> Switch:
-    def write(requested: Any) -> None:
-        _session.values[name] = requested
-
-    return Switch(name, partial(of_session, name), write, scope="thread")
+    return Switch(name, partial(of_session, name), partial(setattr, _session, name), scope="thread")
 
 
 SWITCHES = (
@@ -119,7 +111,7 @@ SWITCHES = (
         scope="thread",
     ),
     _part("models.weight_format", "msctx.memory.weight_format:FORMAT."),
-    _part("models.recompute", "msctx.memory.recompute:", unwritten=False),
+    _part("models.recompute", "msctx.memory.recompute:RECOMPUTE.", unwritten=False),
     _part("models.gradients_postponed", "msctx.memory.reductions:POSTPONED.", unwritten=False),
     _part("models.gradients_bundled", "msctx.memory.reductions:BUNDLED.", unwritten=False),
     _part("models.gathered_ahead_forward", "msctx.memory.prefetch:FORWARD."),

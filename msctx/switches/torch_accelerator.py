@@ -17,7 +17,7 @@ import torch
 from torch import _C
 
 from msctx.errors import SwitchError
-from msctx.switches.base import Switch
+from msctx.switches.base import of
 from msctx.switches.torch_npu import ALLOCATOR, REFUSALS, allocator_problem
 from msctx.switches.torch_npu import is_here as npu_is_here
 
@@ -104,45 +104,38 @@ def _plain(text: str) -> Any:
     return WORDS.get(text, int(text) if text.isdecimal() else text)
 
 
-def _read() -> dict[str, Any] | None:
-    return {key: _plain(value) for key, value in _ours(_now()).items()} or None
+class _Settings:
+    """A value holds some keys of DEFAULTS; ``None``: as the user has it."""
+
+    def read(self) -> dict[str, Any] | None:
+        return {key: _plain(value) for key, value in _ours(_now()).items()} or None
+
+    def write(self, value: Mapping[str, Any] | None) -> None:
+        global _laid
+        users, text = _users(), _over(value)
+        if complaint := _complaint(text, keep=True):
+            raise SwitchError(complaint)
+        _laid = (text, users)
+
+    def save(self) -> tuple[str, tuple[str, str]]:
+        return _now(), _laid
+
+    def load(self, state: tuple[str, tuple[str, str]]) -> None:
+        global _laid
+        text, _laid = state
+        if text != _now():
+            _send(text)
+
+    def holds(self, value: Mapping[str, Any] | None) -> bool:
+        return _ours(_now()) == _ours(_over(value))
+
+    def blocked(self, value: Mapping[str, Any] | None) -> str:
+        if not is_here():
+            return f"torch {torch.__version__} has no settings of its allocators that can be set late"
+        if npu_is_here() and (problem := allocator_problem()):
+            raise SwitchError(problem)
+        text = _over(value)
+        return obstacle(parse(text), npu=npu_is_here()) or _complaint(text, keep=False)
 
 
-def _write(value: Mapping[str, Any] | None) -> None:
-    global _laid
-    users, text = _users(), _over(value)
-    if complaint := _complaint(text, keep=True):
-        raise SwitchError(complaint)
-    _laid = (text, users)
-
-
-def _save() -> tuple[str, tuple[str, str]]:
-    return _now(), _laid
-
-
-def _load(state: tuple[str, tuple[str, str]]) -> None:
-    global _laid
-    text, _laid = state
-    if text != _now():
-        _send(text)
-
-
-def _is_satisfied(value: Mapping[str, Any] | None) -> bool:
-    return _ours(_now()) == _ours(_over(value))
-
-
-def _blocked(value: Mapping[str, Any] | None) -> str:
-    if not is_here():
-        return f"torch {torch.__version__} has no settings of its allocators that can be set late"
-    if npu_is_here() and (problem := allocator_problem()):
-        raise SwitchError(problem)
-    text = _over(value)
-    return obstacle(parse(text), npu=npu_is_here()) or _complaint(text, keep=False)
-
-
-SWITCHES = (
-    # a value holds some keys of DEFAULTS; None: as the user has it
-    Switch(
-        "torch.accelerator.allocator_settings", _read, _write, state=(_save, _load), satisfied=_is_satisfied, blocked=_blocked
-    ),
-)
+SWITCHES = (of("torch.accelerator.allocator_settings", _Settings()),)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import threading
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import _C
 
 from msctx.native import core, module_calls
-from msctx.switches import denormals
 from msctx.switches.base import LateError, Switch
 
 # --- determinism ------------------------------------------------------------------------------------------------------
@@ -70,18 +72,61 @@ def _enter_module(module: Any, call: module_calls.Call) -> None:
         )
 
 
+# --- denormals: whether numbers below the smallest normal one are zero, a mode of each thread's floating-point unit ----
+
+_ENVIRONMENT = 64
+"""Bytes, more than any C library's fenv_t has."""
+_process = os.getpid()
+
+
+class _Pool:
+    most = torch.get_num_threads()
+    """Threads that torch's pool may have: those that a smaller number leaves out sleep, and keep their mode."""
+    is_reached = False
+    """Whether it has got the mode of a thread from us."""
+
+
+_smallest = sys.float_info.min
+"""A name, not a constant: the compiler would halve it once and for all."""
+
+
+def _is_flushed() -> bool:
+    return _smallest / 2 == 0.0
+
+
+@cache
+def _libraries() -> tuple[Any, Any] | None:
+    """Of the floating-point environment, and the OpenMP that torch computes with; ``None``: torch's is another."""
+    try:
+        libm, torch_itself = ctypes.CDLL("libm.so.6"), ctypes.CDLL(torch._C.__file__)
+        torch_itself.GOMP_parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+        return libm, torch_itself
+    except (OSError, AttributeError):
+        return None
+
+
+def _write_denormals(on: bool) -> None:
+    """torch's own setter reaches the calling thread alone: its pool's threads take over the mode here, or each chunk of an operator
+    would follow another."""
+    torch.set_flush_denormal(on)
+    _Pool.is_reached = True
+    reach_pool()
+
+
+def reach_pool() -> None:
+    """The pool's threads take over the mode of this one, if it was ever changed here: to be called when their number has changed."""
+    _Pool.most = max(_Pool.most, torch.get_num_threads())
+    threads, found = _Pool.most, _libraries()
+    # after a fork the pool is not there, and waiting for it hangs
+    if not _Pool.is_reached or found is None or threads < 2 or os.getpid() != _process:
+        return
+    libm, openmp = found
+    environment = ctypes.create_string_buffer(_ENVIRONMENT)
+    libm.fegetenv(environment)
+    openmp.GOMP_parallel(ctypes.cast(libm.fesetenv, ctypes.c_void_p), ctypes.addressof(environment), threads, 0)
+
+
 # --- threads ----------------------------------------------------------------------------------------------------------
-
-_forked = False
-
-
-def _after_fork() -> None:
-    global _forked
-    _forked = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _in_new_thread(function: Callable[[], Any]) -> Any:
@@ -103,7 +148,7 @@ def _save_threads() -> tuple[int, int]:
 
 def _write_threads(number: int) -> None:
     torch.set_num_threads(number)
-    denormals.reach_pool()
+    reach_pool()
 
 
 def _load_threads(state: tuple[int, int]) -> None:
@@ -115,7 +160,7 @@ def _load_threads(state: tuple[int, int]) -> None:
 
 def _threads_blocked(number: int) -> str:
     """OpenMP's threads do not survive a fork; to ask a forked process for more than it has would hang it."""
-    if _forked and number > torch.get_num_threads():
+    if os.getpid() != _process and number > torch.get_num_threads():
         return f"runtime_num_threads={number} is not taken in a forked process: its threads were left behind in the parent"
     return ""
 
@@ -151,6 +196,7 @@ SWITCHES = (
         lambda: _DETERMINISTIC.fill_uninitialized_memory,
         lambda on: setattr(_DETERMINISTIC, "fill_uninitialized_memory", on),
     ),
+    Switch("torch.flush_denormal", _is_flushed, _write_denormals, scope="inherited"),
     Switch("torch.mkldnn.deterministic", _C._get_mkldnn_deterministic, _C._set_mkldnn_deterministic),
     Switch(
         "torch.num_threads",

@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -94,19 +95,13 @@ def _hf32(name: str, kind: str) -> Switch:
     return Switch(name, lambda: getattr(npu(), kind).allow_hf32, write)
 
 
-def _c() -> Any:
-    import torch_npu
-
-    return torch_npu._C
-
-
 def _get(key: str) -> str | None:
-    found = _c()._npu_getOption(key)
+    found = sys.modules["torch_npu"]._C._npu_getOption(key)
     return (found.decode() if isinstance(found, bytes) else found) or None
 
 
 def _set(key: str, value: str) -> None:
-    _c()._npu_setOption({key: value})
+    sys.modules["torch_npu"]._C._npu_setOption({key: value})
 
 
 def _option(name: str, key: str, unset: Callable[[], str], **more: Any) -> Switch:
@@ -167,13 +162,7 @@ def _cache_dir() -> str:
     return os.environ.get("ACL_OP_COMPILER_CACHE_DIR") or os.environ.get("ASCEND_CACHE_PATH") or home
 
 
-# --- operators whose list cannot be emptied, whose checks cannot be switched off ----------------------------------------
-
-
-NO_EMPTY_LIST = "CANN has no word for an empty list"
-
-
-ALWAYS_ON = "torch_npu cannot switch it off again"
+NO_EMPTY_LIST, ALWAYS_ON = "CANN has no word for an empty list", "torch_npu cannot switch it off again"
 
 
 def _once_set(name: str, key: str, lasts: str, blocked: str) -> Switch:

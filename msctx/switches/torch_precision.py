@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -159,10 +160,6 @@ def _agree(getters: tuple[Callable[[], Any], ...], allow: bool, *nodes: tuple[st
     return values[0] is allow and all(_get(*node) in (("tf32",) if allow else _WITHOUT_TF32) for node in nodes)
 
 
-def _reader(backend: str, op: str) -> Callable[[], str]:
-    return lambda: _get(backend, op)
-
-
 SWITCHES = (
     Switch(
         "torch.cuda.matmul.allow_tf32",
@@ -181,5 +178,9 @@ SWITCHES = (
         satisfied=lambda allow: _agree((_cudnn_allows_tf32,), allow, *_CUDNN),
     ),
     Switch("torch.float32_matmul_precision", _legacy_matmul_precision),
-    *(Switch(f"torch.fp32_precision.{backend}.{op}", _reader(backend, op)) for backend, ops in _NODES.items() for op in ops),
+    *(
+        Switch(f"torch.fp32_precision.{backend}.{op}", partial(_get, backend, op))
+        for backend, ops in _NODES.items()
+        for op in ops
+    ),
 )
