@@ -10,6 +10,7 @@ file when somebody completes ``context:``, and unset does not mean MindSpore's d
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any
@@ -88,15 +89,11 @@ def _dictionary(group: str, spellings: dict[str, str], groups: Iterable[str]) ->
         if name.startswith(prefix):
             rest = name.removeprefix(prefix)
             found = patterns if "." in rest else properties
-            found[f"^{_escaped(rest)}$" if "." in rest else rest] = {"$ref": f"#/definitions/{spellings.get(name, name)}"}
+            found[f"^{re.escape(rest)}$" if "." in rest else rest] = {"$ref": f"#/definitions/{spellings.get(name, name)}"}
             if spellings.get(name) in _RAW:
-                patterns[rf"^{_escaped(rest)}\.ge\..+$"] = {"type": "string"}
+                patterns[rf"^{re.escape(rest)}\.ge\..+$"] = {"type": "string"}
     schema = {"type": "object", "additionalProperties": False, "properties": properties}
     return {**schema, "patternProperties": patterns} if patterns else schema
-
-
-def _escaped(name: str) -> str:
-    return name.replace(".", r"\.")
 
 
 def _section(keys: dict[str, Kind]) -> dict[str, Any]:

@@ -36,9 +36,7 @@ def read_file(path: Any, *, pipes: bool = False) -> tuple[str, str]:
         with suppress(OSError):  # the current directory may be gone
             where = "" if File(path).is_absolute() else f" ({File.cwd() / path})"
         return "", f"{error.strerror}{where}"
-    except ValueError:
-        return "", "no system takes such a path"
-    except RuntimeError as error:  # ~ of nobody
+    except (ValueError, RuntimeError) as error:  # a path that no system takes; ~ of nobody
         return "", str(error)
 
 

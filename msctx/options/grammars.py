@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from msctx.errors import nearest
-from msctx.options.fusion_passes import SCOPE_PASSES
+from msctx.options.graph import SCOPE_PASSES
 from msctx.options.kinds import BadValue, CheckedKind, TextKind, show
 
 _ = r"\s*"

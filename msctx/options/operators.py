@@ -200,17 +200,11 @@ def _known() -> dict[str, str]:
     return {name.lower(): name for name in (*CLASS_OF, *ALIASES, *CANN)}
 
 
-def nearest_names(name: str) -> list[str]:
-    """The names that somebody may have meant."""
-    near = nearest_of(name.removeprefix("aten::").lower(), _known(), 3)
-    return [_known()[found] for found in near]
-
-
 def _operator(text: str) -> str:
     name = text.strip()
     if resolve(name) is None:
-        near = " or ".join(nearest_names(name))
-        raise BadValue(f"{show(name)} is no operator that policies govern", suggestion=near)
+        near = [_known()[found] for found in nearest_of(name.removeprefix("aten::").lower(), _known(), 3)]
+        raise BadValue(f"{show(name)} is no operator that policies govern", suggestion=" or ".join(near))
     return name
 
 

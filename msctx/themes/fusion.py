@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 from msctx.options import Setting
-from msctx.options.fusion_passes import ALL, TWINS, WITHOUT_A_TWIN
 from msctx.options.grammars import ScopePasses
+from msctx.options.graph import ALL, TWINS, WITHOUT_A_TWIN
 from msctx.options.kinds import Bool, Path, TextKind
 from msctx.options.option import Option, session_option
 from msctx.options.rules import NOT_MEASURED, Forbids, Rule, When
