@@ -135,14 +135,13 @@ class RulesKind(TextKind):
             kinds = {d: _algorithms(d) for d in self.directions}
             able = [d for d, kind in kinds.items() if words[0] in (*kind.choices, *kind.aliases)]
             if not able:
-                _checked(
-                    ValueKind(tuple(dict.fromkeys(name for kind in kinds.values() for name in kind.choices))), words[0], text
-                )
+                names = dict.fromkeys(name for kind in kinds.values() for name in kind.choices)
+                ValueKind(tuple(names)).parse(words[0], text)
             words = [f"{d}={words[0]}" for d in able]
         requested = {}
         for direction, _, name in (word.partition("=") for word in words):
-            _checked(ValueKind(self.directions), direction, text)
-            requested[direction] = _checked(_algorithms(direction), name, text)
+            direction = ValueKind(self.directions).parse(direction.strip(), text)
+            requested[direction] = _algorithms(direction).parse(name.strip(), text)
         return ConvRule(conditions, tuple((d, requested[d]) for d in self.directions if d in requested))
 
     def _condition(self, word: str) -> tuple[str, str]:
@@ -150,12 +149,12 @@ class RulesKind(TextKind):
         field, sign, pattern = word.partition("=")
         if not sign:
             return "module", word
-        _checked(ValueKind(self.fields), field, word)
+        ValueKind(self.fields).parse(field, word)
         pattern = pattern.lower() if field == "transposed" else pattern
         if any(sign in pattern for sign in "*?["):
             return field, pattern
         if values := self.layouts if field == "layout" else VALUES.get(field):
-            _checked(ValueKind(values), pattern, word)
+            ValueKind(values).parse(pattern, word)
         elif not re.fullmatch(r"\d+(x\d+)*" if field in SIZES else ".+", pattern):
             allowed = "numbers with x between them, * and ?: 2, 64x3x*" * (field in SIZES)
             raise BadValue(f"{show(pattern)} is no {field} of a problem", allowed=allowed)
@@ -165,14 +164,6 @@ class RulesKind(TextKind):
 
 def _joined(algorithms: Any) -> str:
     return ", ".join(f"{d}={name}" for d, name in algorithms.items()) if isinstance(algorithms, Mapping) else str(algorithms)
-
-
-def _checked(kind: ValueKind, word: str, whole: str) -> Any:
-    """A word of a whole rule or condition, as a kind reads it."""
-    try:
-        return kind.parse(word.strip())
-    except BadValue as error:
-        raise BadValue(f"{whole}: {error.text}", allowed=error.allowed, suggestion=error.suggestion) from None
 
 
 CONVOLUTION_RULES = RulesKind(

@@ -76,13 +76,13 @@ class Kind:
         """The accepted values, for messages and the reference."""
         raise NotImplementedError
 
-    def parse(self, value: Any) -> Any:
-        """The canonical form of *value*; else :class:`BadValue`, which says what is allowed."""
+    def parse(self, value: Any, within: str = "") -> Any:
+        """The canonical form of *value*; else :class:`BadValue`, which says what is allowed, and *within* what it stands."""
         try:
             return self.read(value)
         except BadValue as error:
-            error.allowed = error.allowed or self.allowed
-            raise
+            text = f"{within}: {error.text}" if within else error.text
+            raise BadValue(text, allowed=error.allowed or self.allowed, suggestion=error.suggestion) from None
 
     def read(self, value: Any) -> Any:
         raise NotImplementedError
@@ -108,9 +108,7 @@ class ValueKind(Kind):
     aliases: dict[Any, Any] = field(default_factory=dict, hash=False)
     meanings: dict[Any, str] = field(default_factory=dict, hash=False)
     zero_one: bool = False  # whether the numbers 1 and 0 stand for true and false
-    hints: dict[str, Any] = field(
-        default_factory=dict, hash=False
-    )  # a word that is none of the values → what is probably meant
+    hints: dict[str, Any] = field(default_factory=dict, hash=False)  # a word that is none of the values → what is meant
 
     @property
     def others(self) -> list[tuple[Any, Any]]:
