@@ -2,6 +2,7 @@
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/aminmax_ops.h>
+#include <ATen/ops/contiguous_ops.h>
 #include <ATen/ops/to_ops.h>
 #include <c10/core/GradMode.h>
 #include <ATen/TracerMode.h>
@@ -25,6 +26,8 @@ using torch::jit::Stack;
 
 constexpr c10::DispatchKey keys_of_devices[precision_devices] = {
     c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA, c10::DispatchKey::AutocastPrivateUse1};
+constexpr c10::DispatchKey sparse_keys_of_devices[precision_devices] = {
+    c10::DispatchKey::SparseCPU, c10::DispatchKey::SparseCUDA, c10::DispatchKey::SparsePrivateUse1};
 constexpr c10::DeviceType types_of_devices[precision_devices] = {at::kCPU, at::kCUDA, at::kPrivateUse1};
 
 std::atomic<bool> lowered{false};       // something that will have gradients was computed in float16
@@ -56,7 +59,10 @@ class AsWhole {
 bool is_16_bit(c10::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
 
 at::Tensor cast(const at::Tensor& tensor, c10::ScalarType dtype) {
-  return tensor.scalar_type() == dtype ? tensor : at::_ops::to_dtype::call(tensor, dtype, false, false, std::nullopt);
+  if (tensor.scalar_type() == dtype) return tensor;
+  const bool is_nested = tensor.layout() == at::kStrided && tensor.is_nested();  // PyTorch casts these only where they are contiguous
+  const at::Tensor given = is_nested ? at::_ops::contiguous::call(tensor, at::MemoryFormat::Contiguous) : tensor;
+  return at::_ops::to_dtype::call(given, dtype, false, false, std::nullopt);
 }
 
 // Whether an error means that an operator has no kernel for its dtype.
@@ -67,6 +73,10 @@ bool lacks_kernel(const c10::Error& error) {
         "doesn't support tensors of type: BFloat16", "Unsupported dtype Half", "Unsupported dtype BFloat16", "must be either float or double", "of float, double", "other than float and double", "to be Half, Float or Double"})
     if (text.find(part) != std::string_view::npos) return true;
   return false;
+}
+
+c10::DispatchKeySet keys_below(c10::DispatchKeySet keys, int device) {
+  return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, keys_of_devices[device]);
 }
 
 // One operator at one device's key.
@@ -93,7 +103,7 @@ class Governed final : public c10::OperatorKernel {
   }
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-    const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, keys_of_devices[device_]);
+    const c10::DispatchKeySet below = keys_below(keys, device_);
     const Combination* combination = combination_in_force();
     const PrecisionPolicy* policy = combination ? combination->policies[size_t(device_)] : nullptr;
     if (!policy || combination->overruled >> device_ & 1) {
@@ -381,6 +391,23 @@ class Governed final : public c10::OperatorKernel {
   std::atomic<bool> lacks_[2]{}, warned_[2]{};  // for bfloat16, for float16
 };
 
+// One that writes to a tensor. Its results have their dtype already, and so do the values of a sparse one, which operators compute.
+class Writing final : public c10::OperatorKernel {
+ public:
+  explicit Writing(int device) : device_(device) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+    const Combination* combination = combination_in_force();
+    const bool is_governed = combination && combination->policies[size_t(device_)] && !(combination->overruled >> device_ & 1);
+    std::optional<AsWhole> guard;
+    if (is_governed && keys.has_any(c10::DispatchKeySet(c10::DispatchKey::Sparse))) guard.emplace(device_);
+    op.redispatchBoxed(keys_below(keys, device_), stack);
+  }
+
+ private:
+  int device_;
+};
+
 bool is_functional(const c10::FunctionSchema& schema) {
   for (const auto& argument : schema.arguments())
     if (argument.alias_info() && argument.alias_info()->isWrite()) return false;
@@ -395,8 +422,9 @@ bool is_functional(const c10::FunctionSchema& schema) {
 using namespace msctx;
 using namespace msctx::glue;
 
-// Registers the operators of these names, in this order, at a device's autocast key: all overloads that make new tensors. `matrix`: those
-// that multiply matrices: casts of their frozen weights may be kept, and they take the dtype of a sparse factor. "" or what went wrong.
+// Registers the operators of these names, in this order, at a device's autocast key: all overloads that make new tensors, and those that write to
+// sparse ones. `matrix`: those that multiply matrices: casts of their frozen weights may be kept, and they take the dtype of a sparse factor.
+// "" or what went wrong.
 MSCTX_API const char* msctx_precision_install(int device, const char* const* names, const uint8_t* matrix, int count) {
   return problem_of([&] {
     const Silent silent;
@@ -407,9 +435,13 @@ MSCTX_API const char* msctx_precision_install(int device, const char* const* nam
       const auto slot = slots.find(name.name);
       if (slot == slots.end()) continue;
       const auto op = c10::Dispatcher::singleton().findSchema(name);
-      if (!op || !is_functional(op->schema())) continue;
-      auto kernel = std::make_unique<Governed>(*op, slot->second, device, matrix[slot->second] != 0, before(*op, key));
-      implement(*op, key, torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)));
+      if (!op) continue;
+      if (is_functional(op->schema())) {
+        auto governed = std::make_unique<Governed>(*op, slot->second, device, matrix[slot->second] != 0, before(*op, key));
+        implement(*op, key, torch::CppFunction::makeFromBoxedFunctor(std::move(governed)));
+      } else if (op->hasKernelForDispatchKey(sparse_keys_of_devices[device]) && !op->hasKernelForDispatchKey(key)) {
+        implement(*op, key, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Writing>(device)));
+      }
     }
     return "";
   });

@@ -111,6 +111,25 @@ def test_sums_of_sparse_tensors_keep_their_dtype(layout, mode):
         assert torch.equal(found.to_dense(), 2 * torch.eye(8, dtype=dtype))
 
 
+@each_mode
+@pytest.mark.parametrize("factor", [2.0, torch.full((8, 8), 2.0)], ids=["number", "dense"])
+def test_products_of_sparse_tensors_in_place(factor, mode):
+    given = torch.eye(8).to_sparse()
+    with msctx.context(precision_mode=mode):
+        given.mul_(factor)
+    assert torch.equal(given.to_dense(), 2 * torch.eye(8))
+
+
+@each_mode
+def test_attention_of_jagged_tensors(mode):
+    given = torch.nested.nested_tensor([torch.randn(3, 16), torch.randn(5, 16)], layout=torch.jagged)
+    heads = given.unflatten(-1, [2, 8]).transpose(1, 2)
+    with msctx.context(precision_mode=mode):
+        found = nn.functional.scaled_dot_product_attention(heads, heads, heads)
+    right = nn.functional.scaled_dot_product_attention(heads, heads, heads)
+    torch.testing.assert_close(found.values().float(), right.values(), atol=0.03, rtol=0.03)
+
+
 SPARSE_PRODUCTS = {  # of a sparse factor, a layer's output and a bias, with the layouts that PyTorch's CPU kernels take
     "sparse.mm": (lambda s, y, b: torch.sparse.mm(s, y), "COO CSR CSC BSR"),
     "sparse.mm, sparse second": (lambda s, y, b: torch.sparse.mm(y, s), "COO CSR CSC BSC"),
