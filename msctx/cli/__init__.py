@@ -47,10 +47,7 @@ COMMANDS: dict[Callable[..., None], tuple[str, str | None]] = {
     ),
     starter.init: ("Write an experiment to start from.", "msctx init mine.yaml && msctx run mine.yaml"),
     explain.options: ("The reference of all options, or of one.", "msctx options conv_fprop_algo"),
-    compare.compare: (
-        "Measure which choice is fastest and still right.",
-        "msctx compare resnet50 --quick --out compared",
-    ),
+    compare.compare: ("Measure which choice is fastest and still right.", "msctx compare resnet50 --quick --out compared"),
     verify.verify: (
         "Run a training twice and name the first operator that differs.",
         "msctx verify configs/experiments/digits.yaml --against threads --steps 10",
@@ -86,8 +83,6 @@ def root(
 
 NOT_LOADED = "Failed to load the backend extension:"
 """How torch begins where it cannot import a device's package, which is installed."""
-
-
 UNWRITTEN = {errno.EAGAIN, errno.EBADF, errno.ECONNRESET, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.ESTALE}
 """The errors of a stream, or file, that cannot be written."""
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from msctx.cli import completion, render
 from msctx.cli.output import Json, Words, print_json, print_text, write_new
@@ -99,9 +98,7 @@ def _bar() -> Iterator[Any]:
     if not console.is_terminal:
         yield lambda done, of, name: None
         return
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as bar:
+    with render.bar(console) as bar:
         task = bar.add_task("measuring", total=None)
         yield lambda done, of, name: bar.update(task, completed=done, total=of, description=name[:40])
 

@@ -119,13 +119,15 @@ def _compilers() -> Iterator[Check]:
 
 def _libraries() -> Iterator[Check]:
     """The dependencies as the package declares them; extras are optional."""
-    for name in ("numpy", "pyyaml", "pydantic", "rich", "typer", "filelock", "platformdirs"):
-        version = library_version(name)
-        yield Check(name, "ok", version) if version else Check(name, "broken", "not installed", f"pip install {name}")
-    for name, extra, what in (("scikit-learn", "experiments", "the digits experiment"), ("pytest", "test", "the test suite")):
-        version = library_version(name)
-        fix = f"pip install 'msctx[{extra}]' ({what})"
-        yield Check(name, "ok", version) if version else Check(name, "missing", "not installed", fix)
+    needed = ("numpy", "pyyaml", "pydantic", "rich", "typer", "filelock", "platformdirs")
+    extras = {"scikit-learn": "'msctx[experiments]' (the digits experiment)", "pytest": "'msctx[test]' (the test suite)"}
+    for name in (*needed, *extras):
+        if version := library_version(name):
+            yield Check(name, "ok", version)
+        else:
+            yield Check(
+                name, "broken" if name in needed else "missing", "not installed", f"pip install {extras.get(name, name)}"
+            )
 
 
 def _native() -> Iterator[Check]:

@@ -215,6 +215,12 @@ def modules_table(reports: Sequence[Mapping[str, Any]]) -> Group:
     return Group(_table(("module", "arch", "bytes", "status"), lines), told)
 
 
+def bar(console: Console, *more: TextColumn) -> Bar:
+    """A progress bar with a description, and more columns."""
+    description = TextColumn("{task.description}", markup=False)
+    return Bar(description, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), *more, console=console)
+
+
 class Progress:
     """A progress bar on a terminal (stderr), a line per :meth:`log` elsewhere."""
 
@@ -227,14 +233,7 @@ class Progress:
             yield from steps
             return
         total = len(steps) if isinstance(steps, Sized) else None
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[last]}"),
-        )
-        with Bar(*columns, console=self.console) as self.bar:
+        with bar(self.console, TextColumn("{task.fields[last]}")) as self.bar:
             task = self.bar.add_task(description, total=total, last="")
             for step in steps:
                 yield step

@@ -79,11 +79,8 @@ def load(entry: str, file: Path | None = None, mark: Mark | None = None) -> Mode
     module, given = made
     kwargs = dict(given) if isinstance(given, Mapping) else {}
     args = () if isinstance(given, Mapping) else tuple(given) if isinstance(given, tuple | list) else (given,)
-    named = [
-        *module.named_parameters(),
-        *module.named_buffers(),
-        *((f"input {i}", v) for i, v in enumerate(pytree.tree_leaves(given))),
-    ]
+    inputs = [(f"input {i}", value) for i, value in enumerate(pytree.tree_leaves(given))]
+    named = [*module.named_parameters(), *module.named_buffers(), *inputs]
     if empty := next((name for name, value in named if isinstance(value, torch.Tensor) and value.is_meta), ""):
         raise EntryError(
             f"entry {entry!r}: {empty} is on the meta device, which has no values. Return a module and an input "

@@ -107,8 +107,7 @@ class Call:
         return self
 
     def as_dict(self) -> dict[str, Any]:
-        names = ("line", "column", "function", "options", "notes")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("line", "column", "function", "options", "notes")}
 
 
 class Reader:

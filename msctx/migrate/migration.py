@@ -14,7 +14,10 @@ from msctx.options import GROUPS, Layer, device_of, find, make_layer
 from msctx.options.kinds import show
 from msctx.options.option import rank_of
 
-LOOKED_FOR = "set_context, set_device, set_deterministic, set_recursion_limit, set_seed, device_context.…, runtime.…"
+LOOKED_FOR = (
+    "set_context, set_device, set_deterministic, set_recursion_limit, set_seed, device_context.…, runtime.…; "
+    "in the file given alone, not in what it imports"
+)
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,9 @@ def read(path: str) -> Migration:
     for found in reader.calls():
         merging.add(found)
     if not merging.calls:
-        where = "" if reader.has_mindspore else "; this file does not import it"
-        text = f"no call that sets MindSpore's context was found{where}"
-        merging.problems.append(
-            Diagnostic("", text, script.file, f"{LOOKED_FOR}; in the file given alone, not in what it imports")
-        )
+        text = "no call that sets MindSpore's context was found"
+        text += "; this file does not import it" * (not reader.has_mindspore)
+        merging.problems.append(Diagnostic("", text, script.file, LOOKED_FOR))
     return merging.result()
 
 
@@ -184,14 +185,8 @@ class _Merging:
     def result(self) -> Migration:
         layer = self._combine()
         options = nested({key: entry.value for key, entry in self.entries.items() if not entry.reason})
-        return Migration(
-            file=self.script.file,
-            calls=tuple(self.calls),
-            options=options,
-            problems=tuple(sorted(self.problems, key=self._order)),
-            entries=tuple(self.entries.values()),
-            layer=layer,
-        )
+        problems, entries = sorted(self.problems, key=self._order), self.entries.values()
+        return Migration(self.script.file, tuple(self.calls), options, tuple(problems), tuple(entries), layer)
 
     def _order(self, problem: Diagnostic) -> tuple[int, int, int]:
         mark = problem.mark

@@ -51,17 +51,11 @@ class Script:
                 return ast.parse(text)
         except (SyntaxError, ValueError) as error:  # ValueError: characters that no source may hold
             why = f"this is not Python (as {platform.python_version()} reads it): {getattr(error, 'msg', error)}"
-            mark = self._error_mark(error) if isinstance(error, SyntaxError) else None
+            line = getattr(error, "lineno", None) or 0
+            mark = self._mark(line, max(1, getattr(error, "offset", None) or 1), 1) if 0 < line <= len(self.lines) else None
         except (RecursionError, MemoryError):
             why = "nested too deeply for Python to read"
         raise FileError([Diagnostic("", why, where=self.file, mark=mark)])
-
-    def _error_mark(self, error: SyntaxError) -> Mark | None:
-        if not error.lineno or error.lineno > len(self.lines):
-            return None
-        start = max(1, error.offset or 1)
-        same = error.end_lineno == error.lineno and error.end_offset
-        return self._mark(error.lineno, start, max(1, (error.end_offset or 0) - start) if same else 1)
 
     def _mark(self, line: int, column: int, width: int) -> Mark:
         file, number = self.place(line)

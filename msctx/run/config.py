@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from msctx import devices
-from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, nearest, searching
+from msctx.errors import Diagnostic, FileError, Mark, OptionError, nearest, searching
 from msctx.options import Layer, Settings, all_at, find, make_layer
 from msctx.options.documents import Document
 from msctx.options.kinds import INVALID, BadValue, IntKind, Kind, TextKind
@@ -157,7 +157,7 @@ def read_document(
         where = str(path) if path else "command line"
         problems.append(Diagnostic("experiment.entry", "is missing", where, SECTIONS["experiment"]["entry"].allowed))
     environment: dict[str, Layer] = {}
-    with _collected(problems):
+    with collected(problems):
         environment = environment_layers(os.environ)
     if problems:
         raise OptionError(sorted(problems, key=lambda p: (0, p.mark.line, p.mark.column) if p.mark else (1, 0, 0)))
@@ -175,11 +175,11 @@ def read_document(
 
 
 @contextmanager
-def _collected(problems: list[Diagnostic]) -> Iterator[None]:
-    """Errors of options become some of many."""
+def collected(problems: list[Diagnostic], of: type[OptionError | FileError] = OptionError) -> Iterator[None]:
+    """Errors become some of many."""
     try:
         yield
-    except OptionError as error:
+    except of as error:
         problems.extend(error.problems)
 
 
@@ -188,6 +188,7 @@ class _Source:
 
     def __init__(self, where: str, problems: list[Diagnostic], document: Document | None = None) -> None:
         self.where, self.problems, self.document = where, problems, document
+        self.marks = document.under("context") if document else None
         self.found: dict[str, dict[str, Any]] = {"context": {}, **{name: {} for name in SECTIONS}}
 
     def mark(self, *path: str) -> Mark | None:
@@ -238,9 +239,6 @@ class _Source:
             except BadValue as error:
                 self.report(key, str(error))
                 continue
-            except FileError as error:
-                self.report(key, error.problems[0].text)
-                continue
             section, _, rest = key.partition(".")
             if section == "args":
                 section, rest = "experiment", f"args.{rest}"
@@ -278,17 +276,12 @@ class _Source:
             text = f"{seed} contradicts context.seed={values['seed']!r}; they are one option"
             self.report("experiment.seed", text, mark=mark)
         found = Layer()
-        with _collected(self.problems):
+        with collected(self.problems):
             found = make_layer(values, self.where, self.marks)
             if seed is not None and "seed" not in values:
                 extra = make_layer({"seed": seed}, self.where, all_at(mark) if self.document else None)
                 found = Layer({**found.settings, **extra.settings})
         return found
-
-    @property
-    def marks(self) -> Marks | None:
-        """The places of the options."""
-        return self.document.under("context") if self.document else None
 
 
 def _levels(file: _Source, words: _Source) -> dict[str, Layer]:
@@ -298,7 +291,7 @@ def _levels(file: _Source, words: _Source) -> dict[str, Layer]:
     levels = {"yaml": file.layer(), "command line": words.layer()}
     named = next((source for source in (words, file) if source.found["context"].get("preset") is not None), None)
     if named is not None:
-        with _collected(file.problems):
+        with collected(file.problems):
             levels["preset"] = preset_layer(named.found["context"]["preset"], named.where, named.marks)
     return {level: layer for level, layer in levels.items() if layer.settings}
 
@@ -308,8 +301,16 @@ def _value(key: str, text: str) -> Any:
     option = find(key)
     is_text = option is not None and option.is_text and text[:1] == "{"  # a text that is JSON itself
     if text[:1] in "[{\"'" and text and not is_text:
-        return parse(text, "command line").data
+        return flow(text)
     return from_text(key, text)
+
+
+def flow(text: str) -> Any:
+    """A YAML list, dictionary or quoted text; one that is not YAML is a :class:`BadValue`."""
+    try:
+        return parse(text, "command line").data
+    except FileError as error:
+        raise BadValue(error.problems[0].text) from None
 
 
 def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ from msctx.native import watched as models
 from msctx.notices import warn
 from msctx.plan import Plan
 from msctx.run import ranks
-from msctx.run.config import Experiment
+from msctx.run.config import Experiment, collected
 from msctx.run.ending import Terminated, is_terminated, terminable, undisturbed
 from msctx.run.entry import in_a_line, resolve, users_traceback
 from msctx.run.memory import MemoryOfRun
@@ -121,7 +121,7 @@ def run_experiment(
                 held = run.memory.record()
             computed.close()
             made.close()
-            with _noting(unwritten):
+            with collected(unwritten, FileError):  # it hides neither the entry's result nor its error
                 _write_computed(run, result, held, computed.precisions(), made.choices())
         left = _left_changed(found)
         result["restored"] = not left.keys() & plan.assignments.keys()
@@ -130,7 +130,7 @@ def run_experiment(
         if ranks.is_one_of_several():
             result |= {"host": socket.gethostname(), "plan": plan.digest}
         result["run_dir"] = str(record.folder)
-        with _noting(unwritten):
+        with collected(unwritten, FileError):
             record.json("result.json", result)
         recording.close()  # a signal that came after the entry had ended raises here
     if error is not None:
@@ -141,15 +141,6 @@ def run_experiment(
     for text in [*unwatched(plan, layers, begin), *(unrun(plan, layers) if Ran.count == ran_before else [])]:
         warn(text)
     return result
-
-
-@contextmanager
-def _noting(problems: list[Diagnostic]) -> Iterator[None]:
-    """A file that cannot be written hides neither the entry's result nor its error."""
-    try:
-        yield
-    except FileError as error:
-        problems.extend(error.problems)
 
 
 def _write_computed(run: Run, result: dict[str, Any], held: Mapping[str, Any], computed: Any, made: Any) -> None:

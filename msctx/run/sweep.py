@@ -19,8 +19,7 @@ from msctx.native.children import Children
 from msctx.options import OPTIONS, find
 from msctx.options.kinds import BadValue
 from msctx.options.registry import from_text
-from msctx.options.yamlfile import parse
-from msctx.run.config import Experiment
+from msctx.run.config import Experiment, flow
 from msctx.run.ending import Terminated, terminable, undisturbed
 from msctx.run.record import Record, plain
 
@@ -64,8 +63,6 @@ def read(words: Sequence[str], flag: str = "--sweep") -> dict[str, list[Any]]:
                 found[key] = values_of(key, text)
             except BadValue as error:
                 wrong(f"{key}={text}: {error}")
-            except FileError as error:
-                wrong(f"{key}={text}: {error.problems[0].text}")
             else:
                 if not found[key] or None in found[key]:
                     wrong(f"{key}={text} has no values, or an empty one")
@@ -79,7 +76,7 @@ def read(words: Sequence[str], flag: str = "--sweep") -> dict[str, list[Any]]:
 def values_of(key: str, text: str) -> list[Any]:
     """``a,b,c`` as the values of an option; a value that has commas of its own stands in a YAML list: ``['a,b','c']``."""
     if text.startswith("["):
-        data = parse(text, "command line").data
+        data = flow(text)
         return list(data) if isinstance(data, list) else [data]
     return [from_text(key, part) for part in text.split(",")]
 
