@@ -41,19 +41,19 @@ class _Ahead(Changes):
             setattr(part._get_fsdp_state(), f"_states_to_{self.way}_prefetch", found)
 
 
-def modules(module: nn.Module, *, children_first: bool = False) -> Iterator[Any]:
-    """The FSDP modules in a module."""
+def modules(module: nn.Module, *, backward: bool = False) -> Iterator[Any]:
+    """The FSDP modules in a module, in the order of the pass if they run in the order in which they were registered."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    own = [module] if fsdp is not None and isinstance(module, fsdp.FSDPModule) else []
-    yield from own if not children_first else ()
-    for child in module.children():
-        yield from modules(child, children_first=children_first)
-    yield from own if children_first else ()
+    if fsdp is not None and isinstance(module, fsdp.FSDPModule):
+        yield module
+    children = [*module.children()]
+    for child in reversed(children) if backward else children:
+        yield from modules(child, backward=backward)
 
 
 def _in_order(model: nn.Module, way: str) -> list[Any]:
-    """In the order of the pass, if modules run in the order in which they were registered; one of those that share a state."""
-    order = modules(model) if way == "forward" else reversed([*modules(model, children_first=True)])
+    """One of those that share a state."""
+    order = modules(model, backward=way == "backward")
     return [*{id(module._get_fsdp_state()): module for module in reversed([*order])}.values()][::-1]
 
 

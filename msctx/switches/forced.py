@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -18,6 +19,11 @@ NOTHING, UNSET = object(), _UNSET_SENTINEL
 _waiting: dict[str, Callable[[], None]] = {}
 """Module → what gives up waiting for it to be loaded."""
 _all: dict[str, list[Forced]] = {}
+
+
+def by_variable(name: str, default: str = "0") -> Callable[[], bool]:
+    """What a key is when its module is loaded that takes its first value from an environment variable."""
+    return lambda: os.environ.get(name, default) == "1"
 
 
 class Forced:

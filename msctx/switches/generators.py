@@ -35,8 +35,6 @@ def _save() -> dict[str, Any]:
 
 
 def _load(state: dict[str, Any]) -> None:
-    if not isinstance(state, dict):
-        return
     random.setstate(state["python"])
     numpy.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])

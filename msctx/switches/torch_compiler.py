@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -16,7 +15,7 @@ from msctx.graph import calls, gradients
 from msctx.imports import when_imported
 from msctx.native import cache_tag
 from msctx.switches.base import Switch, of, reading, writing
-from msctx.switches.forced import NOTHING, Forced
+from msctx.switches.forced import NOTHING, Forced, by_variable
 
 # --- graph mode -------------------------------------------------------------------------------------------------------
 
@@ -96,10 +95,6 @@ def _logs(name: str) -> Switch:
     return Switch(name, read, write, satisfied=lambda levels: read() == each(levels))
 
 
-def _variable(name: str, default: str) -> Callable[[], bool]:
-    return lambda: os.environ.get(name, default) == "1"
-
-
 _DYNAMO, _FUNCTORCH = "torch._dynamo.config", "torch._functorch.config"
 SWITCHES = (
     Switch(
@@ -113,11 +108,11 @@ SWITCHES = (
     Switch("graph.grad_for_scalar", lambda: gradients.for_scalars, _for_scalars),
     Switch("torch.dynamo.force_eager", _is_eager, _force_eager, state=(_stance, _put_stance)),
     of("torch.dynamo.skip_nnmodule_hook_guards", Forced(_DYNAMO, "skip_nnmodule_hook_guards", lambda: True)),
-    of("torch.dynamo.verbose", Forced(_DYNAMO, "verbose", _variable("TORCHDYNAMO_VERBOSE", "0"))),
+    of("torch.dynamo.verbose", Forced(_DYNAMO, "verbose", by_variable("TORCHDYNAMO_VERBOSE"))),
     of("torch.functorch.debug_assert", Forced(_FUNCTORCH, "debug_assert", lambda: False)),
     of(
         "torch.functorch.enable_autograd_cache",
-        Forced(_FUNCTORCH, "enable_autograd_cache", _variable("TORCHINDUCTOR_AUTOGRAD_CACHE", "1")),
+        Forced(_FUNCTORCH, "enable_autograd_cache", by_variable("TORCHINDUCTOR_AUTOGRAD_CACHE", "1")),
     ),
     Switch(
         "torch.compiler.cache",

@@ -15,7 +15,7 @@ import torch
 from msctx.imports import when_imported
 from msctx.inductor_pass import Beside
 from msctx.switches.base import of
-from msctx.switches.forced import INDUCTOR, NOTHING, UNSET, Flag, Forced
+from msctx.switches.forced import INDUCTOR, NOTHING, UNSET, Flag, Forced, by_variable
 
 
 @cache
@@ -39,37 +39,33 @@ _FLAGS = {
 # --- above all that programs set --------------------------------------------------------------------------------------
 
 
-def _variable(name: str, default: str = "0") -> Callable[[], bool]:
-    return lambda: os.environ.get(name, default) == "1"
-
-
 def _provenance() -> int:
     return int(os.environ.get("INDUCTOR_PROVENANCE", os.environ.get("TORCH_COMPILE_DEBUG", "0")))
 
 
 _FORCED: dict[str, Callable[[], Any]] = {
-    "torch.inductor.freezing": _variable("TORCHINDUCTOR_FREEZING"),
-    "torch.inductor.max_autotune": _variable("TORCHINDUCTOR_MAX_AUTOTUNE"),
-    "torch.inductor.max_autotune_gemm": _variable("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM"),
+    "torch.inductor.freezing": by_variable("TORCHINDUCTOR_FREEZING"),
+    "torch.inductor.max_autotune": by_variable("TORCHINDUCTOR_MAX_AUTOTUNE"),
+    "torch.inductor.max_autotune_gemm": by_variable("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM"),
     "torch.inductor.max_autotune_conv_backends": lambda: os.environ.get(
         "TORCHINDUCTOR_MAX_AUTOTUNE_CONV_BACKENDS", "ATEN,TRITON"
     ).upper(),
     "torch.inductor.conv_1x1_as_mm": lambda: False,
-    "torch.inductor.batch_invariant": _variable("TORCHINDUCTOR_BATCH_INVARIANT"),
-    "torch.inductor.emulate_precision_casts": _variable("TORCHINDUCTOR_EMULATE_PRECISION_CASTS"),
+    "torch.inductor.batch_invariant": by_variable("TORCHINDUCTOR_BATCH_INVARIANT"),
+    "torch.inductor.emulate_precision_casts": by_variable("TORCHINDUCTOR_EMULATE_PRECISION_CASTS"),
     "torch.inductor.fallback_random": lambda: False,
     "torch.inductor.allow_buffer_reuse": lambda: True,
     "torch.inductor.inplace_buffers": lambda: True,
     "torch.inductor.reorder_for_locality": lambda: True,
-    "torch.inductor.memory_planning": _variable("TORCHINDUCTOR_MEMORY_PLANNING"),
+    "torch.inductor.memory_planning": by_variable("TORCHINDUCTOR_MEMORY_PLANNING"),
     "torch.inductor.assert_indirect_indexing": lambda: True,
     "torch.inductor.debug_index_asserts": lambda: False,
-    "torch.inductor.aot_inductor.debug_compile": _variable("AOT_INDUCTOR_DEBUG_COMPILE"),
-    "torch.inductor.aot_inductor.debug_symbols": _variable("AOT_INDUCTOR_DEBUG_SYMBOLS"),
-    "torch.inductor.fx_graph_cache": _variable("TORCHINDUCTOR_FX_GRAPH_CACHE", "1"),
+    "torch.inductor.aot_inductor.debug_compile": by_variable("AOT_INDUCTOR_DEBUG_COMPILE"),
+    "torch.inductor.aot_inductor.debug_symbols": by_variable("AOT_INDUCTOR_DEBUG_SYMBOLS"),
+    "torch.inductor.fx_graph_cache": by_variable("TORCHINDUCTOR_FX_GRAPH_CACHE", "1"),
     "torch.inductor.autotune_local_cache": lambda: True,
-    "torch.inductor.cpp_cache_precompile_headers": _variable("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "1"),
-    "torch.inductor.trace.enabled": _variable("TORCH_COMPILE_DEBUG"),
+    "torch.inductor.cpp_cache_precompile_headers": by_variable("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "1"),
+    "torch.inductor.trace.enabled": by_variable("TORCH_COMPILE_DEBUG"),
     "torch.inductor.trace.debug_dir": lambda: None,
     "torch.inductor.trace.provenance_tracking_level": _provenance,
     "torch.inductor.bucket_all_gathers_fx": lambda: "none",
@@ -164,7 +160,7 @@ _BESIDE = {
 
 _KEY = len("torch.inductor.")
 SWITCHES = (
-    *(of(name, Flag(INDUCTOR, name[_KEY:], _variable(*variable)), family=name) for name, variable in _FLAGS.items()),
+    *(of(name, Flag(INDUCTOR, name[_KEY:], by_variable(*variable)), family=name) for name, variable in _FLAGS.items()),
     *(of(name, Forced(INDUCTOR, name[_KEY:], unloaded)) for name, unloaded in _FORCED.items()),
     *(of(name, value) for name, value in _BESIDE.items()),
 )

@@ -27,17 +27,17 @@ _TOO_LATE = -8  # MKL_CBWR_ERR_MODE_CHANGE_FAILURE
 
 
 @cache
-def _functions() -> tuple[Any, Any] | None:
+def _cbwr() -> tuple[Any, ...]:
     """mkl_cbwr_get and mkl_cbwr_set, as PyTorch's library has or leads to them under the names that MKL gives them inside."""
     try:
         library = ctypes.CDLL(str(Path(torch.__path__[0], "lib", "libtorch_cpu.so")))
         return library.mkl_serv_cbwr_get, library.mkl_serv_cbwr_set
     except (OSError, AttributeError):
-        return None
+        return ()
 
 
 def is_here() -> bool:
-    return _functions() is not None
+    return bool(_cbwr())
 
 
 @cache
@@ -51,9 +51,7 @@ def is_intels() -> bool:
 
 def read() -> str:
     """The mode in force, as the variable MKL_CBWR has it: ``OFF``, ``AVX512,STRICT``."""
-    functions = _functions()
-    assert functions is not None
-    found = functions[0](_ALL)
+    found = _cbwr()[0](_ALL)
     name = _CODES.get(found & ~_IS_STRICT, str(found & ~_IS_STRICT))
     return f"{name},STRICT" if found & _IS_STRICT else name
 
@@ -63,11 +61,9 @@ def is_strict() -> bool:
 
 
 def _set(value: str) -> int:
-    functions = _functions()
-    assert functions is not None
     name, _, strict = value.partition(",")
     code = next((code for code, known in _CODES.items() if known == name), None) or int(name)
-    return int(functions[1](code | bool(strict) * _IS_STRICT))
+    return int(_cbwr()[1](code | bool(strict) * _IS_STRICT))
 
 
 def _write(value: str) -> None:
