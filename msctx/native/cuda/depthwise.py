@@ -6,9 +6,8 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from msctx.native.cuda.manifest import KERNELS, THREADS, WINDOWS, finish, name, sum_size
+from msctx.native.cuda.manifest import THREADS, WINDOWS, finish, name, sum_size
 
-OPS = ("fprop", "dgrad", "wgrad")
 MOST_BLOCKS = 2**20
 """Of one launch: each goes on to further results until there are none left."""
 WANTED_BLOCKS = 4096
@@ -83,16 +82,13 @@ class Launch:
     tensors: tuple[str, ...]
     parameters: Parameters
 
-    @property
-    def threads(self) -> int:
-        return KERNELS[self.kernel].threads
 
-
-def own_window(problem: DepthwiseProblem) -> tuple[int, int]:
-    """Window and stride of the kernel that is made for this problem, or (0, 0): the general one computes it."""
+def own_window(problem: DepthwiseProblem, general: bool = False) -> tuple[int, int]:
+    """Window and stride of the kernel that is made for this problem, or (0, 0): the general one computes it, if *general* always."""
     window, stride = (problem.window[0], problem.stride[0])
     is_square = problem.window == (window, window) and problem.stride == (stride, stride) and problem.dilation == (1, 1)
-    return (window, stride) if is_square and problem.dtype != "float64" and (window, stride) in WINDOWS else (0, 0)
+    is_made = is_square and problem.dtype != "float64" and (window, stride) in WINDOWS
+    return (window, stride) if is_made and not general else (0, 0)
 
 
 def rows_of(op: str, window: int) -> int:
@@ -115,7 +111,7 @@ def _across(problem: DepthwiseProblem, window: int) -> int:
 
 def chunks(problem: DepthwiseProblem, window: int) -> tuple[int, int]:
     """Into how many chunks wgrad's sums are cut, and how many positions each has."""
-    lanes, rows = THREADS["wgrad"] // _channels(problem), rows_of("wgrad", window)
+    lanes, rows = THREADS // _channels(problem), rows_of("wgrad", window)
     positions = problem.n * _up(problem.out[0], rows) * problem.out[1]
     wanted = _up(WANTED_BLOCKS, max(1, _across(problem, window)))
     count = max(min(wanted, _up(positions, LEAST_POSITIONS * lanes)), _up(positions, MOST_ADDITIONS // rows * lanes))
@@ -125,7 +121,7 @@ def chunks(problem: DepthwiseProblem, window: int) -> tuple[int, int]:
 
 def workspace(problem: DepthwiseProblem, op: str, general: bool = False) -> int:
     """Bytes beside the tensors; *general* as in launches()."""
-    window, _ = (0, 0) if general else own_window(problem)
+    window, _ = own_window(problem, general)
     return chunks(problem, window)[0] * problem.w_size * sum_size(problem.dtype) if op == "wgrad" else 0
 
 
@@ -135,9 +131,9 @@ def additions(problem: DepthwiseProblem, op: str, general: bool = False) -> int:
     if op != "wgrad":
         chain = taps if taps <= MOST_AT_ONCE else sum(problem.window)
         return chain * (problem.multiplier if op == "dgrad" else 1)
-    window, _ = (0, 0) if general else own_window(problem)
+    window, _ = own_window(problem, general)
     count, each = chunks(problem, window)
-    lanes, sums = THREADS["wgrad"] // _channels(problem), _up(count, MOST_AT_ONCE)
+    lanes, sums = THREADS // _channels(problem), _up(count, MOST_AT_ONCE)
     in_steps = min(count, MOST_AT_ONCE) + min(sums, MOST_AT_ONCE) + _up(sums, MOST_AT_ONCE)
     return _up(each, lanes) * rows_of("wgrad", window) + (lanes - 1).bit_length() + in_steps
 
@@ -147,20 +143,20 @@ def launches(problem: DepthwiseProblem, op: str, general: bool = False) -> Seque
 
     *general*: by the kernels for any window, even where there is one for this.
     """
-    window, stride = (0, 0) if general else own_window(problem)
+    window, stride = own_window(problem, general)
     main, rows = name(op, problem.dtype, problem.layout, window, stride), rows_of(op, window)
     parameters = _parameters(problem, *(chunks(problem, window) if op == "wgrad" else (0, 0)))
     if op == "wgrad":
         grid = min(parameters.chunks * _across(problem, window), MOST_BLOCKS)
-        finishing = Launch(finish(problem.dtype), _grid(problem.w_size, op), ("workspace", "w"), parameters)
+        finishing = Launch(finish(problem.dtype), _grid(problem.w_size), ("workspace", "w"), parameters)
         found = [Launch(main, grid, ("x", "y", "workspace"), parameters), finishing]
     elif op == "fprop":
         work = problem.n * problem.k * _up(problem.out[0], rows) * problem.out[1]
-        found = [Launch(main, _grid(work, op), ("x", "w", "y"), parameters)]
+        found = [Launch(main, _grid(work), ("x", "w", "y"), parameters)]
     else:  # blocks of results begin where the padded image's index is a multiple of the stride
         height, width = (problem.extent[axis] + (problem.pad[axis] % stride if window else 0) for axis in range(2))
         work = problem.n * problem.c * _up(height, rows) * _up(width, stride or 1) if problem.x_size else 0
-        found = [Launch(main, _grid(work, op), ("y", "w", "x"), parameters)]
+        found = [Launch(main, _grid(work), ("y", "w", "x"), parameters)]
     return [launch for launch in found if launch.grid]
 
 
@@ -170,8 +166,8 @@ def _parameters(problem: DepthwiseProblem, count: int, each: int) -> Parameters:
     return Parameters(problem.n, problem.c, problem.multiplier, *(pair(*values) for values in pairs), count, each)
 
 
-def _grid(work: int, op: str) -> int:
-    return min(_up(work, THREADS[op]), MOST_BLOCKS)
+def _grid(work: int) -> int:
+    return min(_up(work, THREADS), MOST_BLOCKS)
 
 
 def _up(a: int, b: int) -> int:

@@ -1,8 +1,9 @@
-"""Every kernel of kernels/cuda as data: which module has it, and how many threads run it."""
+"""Every kernel of kernels/cuda as data: which module has it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 ARCHS = ("sm_80", "sm_90a")
 """What kernels are compiled for: A100, and H100 and H200."""
@@ -11,7 +12,9 @@ DTYPES = {"float32": "f32", "float64": "f64", "float16": "f16", "bfloat16": "bf1
 LAYOUTS = ("nchw", "channels_last")
 WINDOWS = ((3, 1), (3, 2), (5, 1), (5, 2), (7, 1))
 """Square windows and strides with kernels of their own; all else, and all of float64, is computed by the general one."""
-THREADS = {"fprop": 128, "dgrad": 128, "wgrad": 128}
+OPS = ("fprop", "dgrad", "wgrad")
+THREADS = 128
+"""Of a block of any kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +26,6 @@ class Module:
 
     def __str__(self) -> str:
         return " ".join([self.source, *(f"-D{macro}" for macro in self.macros)])
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """An ``extern "C"`` symbol of a module, and how many threads a block of it has."""
-
-    name: str
-    module: Module
-    threads: int
 
 
 def name(op: str, dtype: str, layout: str, window: int = 0, stride: int = 0) -> str:
@@ -50,21 +44,18 @@ def sum_size(dtype: str) -> int:
     return 8 if dtype == "float64" else 4
 
 
-def _kernels() -> dict[str, Kernel]:
-    found = []
-    for op, threads in THREADS.items():
-        for dtype, element in DTYPES.items():
-            general = ("GENERAL_ONLY",) if dtype == "float64" else ()
-            module = Module(f"depthwise_{op}.cu", (f"ELEMENT={element}", *general))
-            windows = ((0, 0),) if general else ((0, 0), *WINDOWS)
-            for layout in LAYOUTS:
-                for window, stride in windows:
-                    symbol = name(op, dtype, layout, window, stride)
-                    found.append(Kernel(symbol, module, threads))
-            if op == "wgrad":
-                found.append(Kernel(finish(dtype), module, threads))
-    return {kernel.name: kernel for kernel in found}
+def _kernels() -> dict[str, Module]:
+    found: dict[str, Module] = {}
+    for op, (dtype, element) in product(OPS, DTYPES.items()):
+        general = ("GENERAL_ONLY",) if dtype == "float64" else ()
+        module = Module(f"depthwise_{op}.cu", (f"ELEMENT={element}", *general))
+        windows = [(0, 0), *(() if general else WINDOWS)]
+        found |= {name(op, dtype, layout, *window): module for layout in LAYOUTS for window in windows}
+        if op == "wgrad":
+            found[finish(dtype)] = module
+    return found
 
 
 KERNELS = _kernels()
-MODULES = tuple(dict.fromkeys(kernel.module for kernel in KERNELS.values()))
+"""The symbol of each ``extern "C"`` kernel → its module."""
+MODULES = tuple(dict.fromkeys(KERNELS.values()))

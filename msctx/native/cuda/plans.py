@@ -9,8 +9,8 @@ from typing import Any
 from msctx import locks
 from msctx.errors import NativeError
 from msctx.native.cuda import build, depthwise, driver
-from msctx.native.cuda.depthwise import OPS, DepthwiseProblem, Parameters
-from msctx.native.cuda.manifest import DTYPES, KERNELS, LAYOUTS, Module
+from msctx.native.cuda.depthwise import DepthwiseProblem, Parameters
+from msctx.native.cuda.manifest import DTYPES, KERNELS, LAYOUTS, OPS, THREADS, Module
 
 PLACES = ("x", "w", "y", "workspace")
 """How the core numbers tensors."""
@@ -78,21 +78,16 @@ def plan(requested: int, op: int, channels_last: int, load: int, found: int) -> 
 
 def problem_of(requested: CConvProblem, channels_last: bool) -> DepthwiseProblem:
     """A depthwise problem of the core's; 1-D is 2-D of height 1."""
-
-    def pair(values: Any) -> tuple[int, int]:
-        return values[1], values[2]
-
+    pairs: dict[str, Any] = {
+        name: tuple(getattr(requested, name)[1:]) for name in ("extent", "window", "stride", "pad", "dilation")
+    }
     return DepthwiseProblem(
         list(DTYPES)[requested.dtype],
         LAYOUTS[channels_last],
         requested.n,
         requested.c,
         requested.k // requested.c,
-        pair(requested.extent),
-        pair(requested.window),
-        pair(requested.stride),
-        pair(requested.pad),
-        pair(requested.dilation),
+        **pairs,
     )
 
 
@@ -109,9 +104,9 @@ def fill(found: CudaPlan, problem: DepthwiseProblem, op: str, load: bool) -> Non
     if load:
         with driver.relaxed():
             for slot, launch in zip(found.launch, launches, strict=False):
-                slot.function = kernels(KERNELS[launch.kernel].module).function(launch.kernel)
+                slot.function = kernels(KERNELS[launch.kernel]).function(launch.kernel)
     for slot, launch in zip(found.launch, launches, strict=False):
-        slot.grid, slot.threads, slot.count = launch.grid, launch.threads, len(launch.tensors)
+        slot.grid, slot.threads, slot.count = launch.grid, THREADS, len(launch.tensors)
         slot.tensor = (c_int32 * 4)(*(PLACES.index(name) for name in launch.tensors))
         slot.bytes = ctypes.sizeof(Parameters)
         ctypes.memmove(slot.parameters, ctypes.byref(launch.parameters), slot.bytes)

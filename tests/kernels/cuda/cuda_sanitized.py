@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from emulated import GARBAGE, Emulation
 
-from msctx.native.cuda.depthwise import OPS, DepthwiseProblem
+from msctx.native.cuda.depthwise import DepthwiseProblem
+from msctx.native.cuda.manifest import OPS
 
 TARGET = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
 SHAPES = (

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from emulated import GARBAGE, Emulation
 
-from msctx.native.cuda.depthwise import OPS, DepthwiseProblem
+from msctx.native.cuda.depthwise import DepthwiseProblem
+from msctx.native.cuda.manifest import OPS
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 LAYOUTS = ("nchw", "channels_last")

@@ -16,7 +16,7 @@ from processes import compiled
 from msctx.native import build_spec, compiler
 from msctx.native.artifacts import digest, hashes, obtain
 from msctx.native.cuda.depthwise import DepthwiseProblem, Launch, launches, workspace
-from msctx.native.cuda.manifest import KERNELS, Module
+from msctx.native.cuda.manifest import KERNELS, THREADS, Module
 from msctx.shipped import KERNEL_SOURCES
 
 HERE = Path(__file__).resolve().parent
@@ -52,7 +52,7 @@ def library(modules: list[Module], sanitize: bool = False) -> Path:
 def modules(*dtypes: str) -> list[Module]:
     """The modules of these dtypes, or all."""
     wanted = {f"ELEMENT={name}" for name in dtypes}
-    return [m for m in dict.fromkeys(k.module for k in KERNELS.values()) if not wanted or m.macros[0] in wanted]
+    return [m for m in dict.fromkeys(KERNELS.values()) if not wanted or m.macros[0] in wanted]
 
 
 class Emulation:
@@ -84,7 +84,7 @@ class Emulation:
         places = (c_void_p * 3)(*(pointers[name] for name in launch.tensors))
         kernel = ctypes.cast(getattr(self._c, launch.kernel), c_void_p)
         parameters, count = ctypes.byref(launch.parameters), len(launch.tensors)
-        met = self._c.emulated_depthwise(kernel, places, count, parameters, launch.grid, launch.threads, backwards)
+        met = self._c.emulated_depthwise(kernel, places, count, parameters, launch.grid, THREADS, backwards)
         assert met, f"{launch.kernel}: threads of a block ended while others waited for them"
 
     def from_binary16(self, bits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -11,8 +11,8 @@ from depthwise_cases import BOUNDS, CASES, DTYPES, LAYOUTS, ROUNDING, TARGET, bi
 from emulated import Emulation, library, modules
 
 from msctx.native.cuda import depthwise
-from msctx.native.cuda.depthwise import OPS, DepthwiseProblem, Parameters, launches, own_window
-from msctx.native.cuda.manifest import KERNELS
+from msctx.native.cuda.depthwise import DepthwiseProblem, Parameters, launches, own_window
+from msctx.native.cuda.manifest import KERNELS, OPS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,8 +10,8 @@ import torch
 
 from msctx.errors import NativeError
 from msctx.native.cuda import build, driver
-from msctx.native.cuda.depthwise import OPS, DepthwiseProblem, launches, own_window, workspace
-from msctx.native.cuda.manifest import DTYPES, KERNELS, LAYOUTS
+from msctx.native.cuda.depthwise import DepthwiseProblem, launches, own_window, workspace
+from msctx.native.cuda.manifest import DTYPES, KERNELS, LAYOUTS, OPS, THREADS
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 BOUNDS = {"float32": 2e-6, "float64": 4e-15, "float16": 2**-11 + 2e-6, "bfloat16": 2**-8 + 2e-6}
@@ -61,8 +61,8 @@ def loaded() -> dict[str, driver.Kernels]:
     """By the name of a kernel, the module that holds it."""
     torch.zeros(1, device="cuda")  # makes the context
     arch = driver.arch()
-    modules = {module: driver.Kernels(build.cubin(module, arch)) for module in {k.module for k in KERNELS.values()}}
-    return {name: modules[kernel.module] for name, kernel in KERNELS.items()}
+    modules = {module: driver.Kernels(build.cubin(module, arch)) for module in {*KERNELS.values()}}
+    return {name: modules[module] for name, module in KERNELS.items()}
 
 
 def run(
@@ -75,9 +75,7 @@ def run(
         arguments = (c_void_p * len(values))(*map(addressof, values))
         stream = c_void_p(torch.cuda.current_stream().cuda_stream)
         kernel = loaded[launch.kernel].function(launch.kernel)
-        assert not CDLL(driver.LIBRARY).cuLaunchKernel(
-            kernel, launch.grid, 1, 1, launch.threads, 1, 1, 0, stream, arguments, None
-        )
+        assert not CDLL(driver.LIBRARY).cuLaunchKernel(kernel, launch.grid, 1, 1, THREADS, 1, 1, 0, stream, arguments, None)
     return places[TARGET[op]]
 
 
