@@ -84,7 +84,7 @@ bool has_tf32(int device) {
 
 namespace {
 
-std::mutex& lock = fork_safe_mutex();
+std::mutex& cuda_depthwise_lock = fork_safe_mutex();
 
 // What runs for a problem of the device that is current. With `load` the kernels are ready to be launched; else only the sizes are
 // known. 1: found; 0: there is an obstacle, for good; -1: there is one this time.
@@ -97,7 +97,7 @@ std::shared_ptr<const CudaPlan> planned(const ConvProblem& p, Op op, bool load) 
   const ConvCall& call = call_in_question();
   const std::string key = (key_of(p, call) += char(op)) += char(load);
   {
-    const std::lock_guard<std::mutex> guard(lock);
+    const std::lock_guard<std::mutex> guard(cuda_depthwise_lock);
     if (const auto found = all.find(key); found != all.end()) return found->second;
   }
   if (const int code = load ? bind_context(call.device) : 0)
@@ -107,7 +107,7 @@ std::shared_ptr<const CudaPlan> planned(const ConvProblem& p, Op op, bool load) 
     if (found < 0) decide_anew();
     throw CudaFailed(*made->obstacle ? made->obstacle : "it was interrupted", /*for_good=*/found == 0);
   }
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(cuda_depthwise_lock);
   if (all.size() >= most) all.clear();
   return all.try_emplace(key, std::move(made)).first->second;
 }

@@ -13,7 +13,7 @@
 namespace msctx::glue {
 namespace {
 
-std::mutex& lock = fork_safe_mutex();
+std::mutex& except_lock = fork_safe_mutex();
 std::atomic<PythonFunction> decide{nullptr};  // Python's, for the life of the process
 at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;
 auto& decided = immortal<std::map<std::pair<const Operator*, std::string>, bool>>();
@@ -23,11 +23,11 @@ thread_local int inside = 0;
 bool is_excepted(const Operator& op) {
   const std::pair key{&op, std::string(module_here())};
   {
-    const std::lock_guard<std::mutex> guard(lock);
+    const std::lock_guard<std::mutex> guard(except_lock);
     if (const auto found = decided.find(key); found != decided.end()) return found->second;
   }
   const bool answer = call_python(decide.load(), 0, "(ss)", op.name.c_str(), key.second.c_str()) != 0;
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(except_lock);
   return decided[key] = answer;
 }
 
@@ -98,7 +98,7 @@ using namespace msctx::glue;
 
 // `choose` gets an operator and the module in which it runs; nullptr: deterministic mode has no exceptions. 0: there was no memory.
 MSCTX_API int msctx_deterministic_except(PythonFunction choose) try {
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(except_lock);
   decided.clear();
   decide = choose;
   {

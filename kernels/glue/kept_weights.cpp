@@ -53,7 +53,7 @@ struct Entry {
 };
 using Entries = std::list<Entry>;
 
-std::mutex& lock = fork_safe_mutex();
+std::mutex& kept_weights_lock = fork_safe_mutex();
 struct AllKept {
   Entries entries;  // last used first
   std::unordered_map<std::string, Entries::iterator> by_key;
@@ -75,7 +75,7 @@ struct AllKept {
 };
 AllKept& kept = immortal<AllKept>();
 
-c10::StorageImpl* storage_of(const at::Tensor& t) { return t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); }
+c10::StorageImpl* impl_of(const at::Tensor& t) { return t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); }
 
 // What the form of a weight depends on: see prepared_size in conv.h.
 ConvProblem form_of(const ConvAlgorithm& algorithm, ConvProblem p) {
@@ -85,13 +85,13 @@ ConvProblem form_of(const ConvAlgorithm& algorithm, ConvProblem p) {
 }
 
 std::string key_of(const at::Tensor& weight, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, int form) {
-  Form key{storage_of(weight), weight.storage_offset(), {}, &algorithm, form_of(algorithm, p), int32_t(op), form};
+  Form key{impl_of(weight), weight.storage_offset(), {}, &algorithm, form_of(algorithm, p), int32_t(op), form};
   std::ranges::copy(weight.strides(), key.strides);
   return std::string(reinterpret_cast<const char*>(&key), sizeof key);
 }
 
 std::shared_ptr<KeptWeight> look_up(const std::string& key) {
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(kept_weights_lock);
   const auto found = kept.by_key.find(key);
   if (found == kept.by_key.end()) return nullptr;
   kept.entries.splice(kept.entries.begin(), kept.entries, found->second);
@@ -102,7 +102,7 @@ std::shared_ptr<KeptWeight> look_up(const std::string& key) {
 bool take_away(const std::string& key, const std::shared_ptr<KeptWeight>& weight) {
   Entries gone;
   {
-    const std::lock_guard<std::mutex> guard(lock);
+    const std::lock_guard<std::mutex> guard(kept_weights_lock);
     const auto found = kept.by_key.find(key);
     if (found != kept.by_key.end() && found->second->weight == weight) kept.drop(found->second, gone);
   }
@@ -113,10 +113,10 @@ bool take_away(const std::string& key, const std::shared_ptr<KeptWeight>& weight
 }
 
 void keep(const std::string& key, const at::Tensor& of, std::shared_ptr<KeptWeight> weight) {
-  auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_of(of));
+  auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(impl_of(of));
   Entries gone, added;
   added.push_back({key, c10::weak_intrusive_ptr<c10::StorageImpl>(storage), std::move(weight)});
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(kept_weights_lock);
   kept.drop_dead(gone);
   if (const auto found = kept.by_key.find(key); found != kept.by_key.end()) kept.drop(found->second, gone);  // another thread's
   kept.bytes += added.front().weight->bytes;
@@ -191,7 +191,7 @@ KeptTensor kept_tensor(
     bool is_frozen, const std::function<KeptTensor()>& make) {
   std::string key = what;
   const auto add = [&](const auto& part) { key.append(reinterpret_cast<const char*>(&part), sizeof part); };
-  add(storage_of(weight)), add(weight.storage_offset());
+  add(impl_of(weight)), add(weight.storage_offset());
   for (int64_t i = 0; i < weight.dim(); i++) add(weight.stride(i));
   const auto print_of = [&](const at::Tensor& t) {
     const at::Tensor plain = t.is_non_overlapping_and_dense() ? t : t.contiguous();
@@ -215,7 +215,7 @@ KeptTensor kept_tensor(
 
 void drop_kept_weights(bool all_of_them) {
   Entries gone;
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(kept_weights_lock);
   while (all_of_them && !kept.entries.empty()) kept.drop(kept.entries.begin(), gone);
   kept.drop_dead(gone);
 }

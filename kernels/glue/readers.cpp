@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t most = 1 << 16;  // rows that wait for Python
 
-std::mutex& lock = fork_safe_mutex();
+std::mutex& readers_lock = fork_safe_mutex();
 std::atomic<int64_t> latest{0};  // version of the config
 std::atomic<PythonFunction> sink{nullptr}, chooser{nullptr};  // Python's, for the life of the process
 struct State {
@@ -48,7 +48,7 @@ Config::Config(const Json& given) {
 }
 
 void set_readers(std::shared_ptr<const Config> given, PythonFunction take, PythonFunction choose) {
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(readers_lock);
   std::map<int64_t, std::deque<Row>> waiting;  // what waits for those that have gone, goes
   if (given)
     for (const Reader& one : given->readers) waiting[one.reader] = std::move(state().waiting[one.reader]);
@@ -63,7 +63,7 @@ void set_readers(std::shared_ptr<const Config> given, PythonFunction take, Pytho
 void update(std::shared_ptr<const Config>& known, int64_t& version) {
   const int64_t now = latest.load(std::memory_order_acquire);
   if (version == now) return;
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(readers_lock);
   known = state().config;
   version = now;
 }
@@ -75,21 +75,21 @@ bool is_chosen(const Reader& by, const Row& row) {
   if (!by.chooses) return true;
   const std::tuple key{by.reader, row.op, row.module};
   {
-    const std::lock_guard<std::mutex> guard(lock);
+    const std::lock_guard<std::mutex> guard(readers_lock);
     if (const auto found = state().chosen.find(key); found != state().chosen.end()) return found->second;
   }
   const auto module = reinterpret_cast<unsigned long long>(row.module);
   const long answer =
       call_python(chooser, chosen, "(LssLK)", (long long)by.reader, row.op->name.c_str(), row.module, (long long)row.id, module);
   if (answer & ask_again) return answer & chosen;
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(readers_lock);
   return state().chosen[key] = answer & chosen;
 }
 
 void hand_over(const Reader& to, Row&& row, size_t enough_of_them) {
   size_t waiting;
   {
-    const std::lock_guard<std::mutex> guard(lock);
+    const std::lock_guard<std::mutex> guard(readers_lock);
     const auto queue = state().waiting.find(to.reader);
     if (queue == state().waiting.end()) return;  // it has gone meanwhile
     auto& all = queue->second;
@@ -107,7 +107,7 @@ using namespace msctx::glue;
 
 // In a forked process: its parent's observers do not read what it computes.
 MSCTX_API void msctx_collect_nothing() {
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(readers_lock);
   state().config = nullptr;
   latest++;
 }
@@ -117,7 +117,7 @@ MSCTX_API char* msctx_collected(int64_t reader) try {
   if (!reader) return strdup(recent_as_json().c_str());
   std::deque<Row> taken;
   {
-    const std::lock_guard<std::mutex> guard(lock);
+    const std::lock_guard<std::mutex> guard(readers_lock);
     if (const auto queue = state().waiting.find(reader); queue != state().waiting.end()) taken.swap(queue->second);
   }
   return strdup(json_of(taken).c_str());

@@ -15,7 +15,7 @@
 namespace msctx::glue {
 namespace {
 
-std::mutex& lock = fork_safe_mutex();
+std::mutex& running_lock = fork_safe_mutex();
 struct Thread {
   std::atomic<const Operator*> op{nullptr};
   std::atomic<int64_t> began{0};
@@ -39,7 +39,7 @@ std::shared_ptr<Thread>& running_here() {
   if (process != forks) {
     process = forks;
     mine = std::make_shared<Thread>();
-    const std::lock_guard<std::mutex> guard(lock);
+    const std::lock_guard<std::mutex> guard(running_lock);
     auto& all = running();
     all.erase(std::remove_if(all.begin(), all.end(), [](const auto& one) { return one.use_count() == 1; }), all.end());
     all.push_back(mine);
@@ -161,7 +161,7 @@ using namespace msctx::glue;
 // What runs now in each thread, and since when (microseconds of the epoch). As JSON, to be freed.
 MSCTX_API char* msctx_running() try {
   std::string json = "[";
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(running_lock);
   for (const auto& one : running()) {
     const Operator* op = one->op.load();
     if (!op) continue;

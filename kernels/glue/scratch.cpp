@@ -27,7 +27,7 @@ struct Block {
   size_t bytes;
 };
 using Blocks = std::list<Block>;
-std::mutex& lock = fork_safe_mutex();
+std::mutex& scratch_lock = fork_safe_mutex();
 struct Pool {
   Blocks used, idle;  // the idle ones: last used first
   size_t idle_bytes = 0;
@@ -69,7 +69,7 @@ void free_blocks(Blocks&& dropped) {
 void trim(size_t bytes) {
   Blocks dropped;  // freed when the lock is not held
   {
-    const std::lock_guard<std::mutex> guard(lock);
+    const std::lock_guard<std::mutex> guard(scratch_lock);
     drop(bytes, dropped);
   }
   free_blocks(std::move(dropped));
@@ -91,12 +91,12 @@ size_t size_of(size_t bytes) {
 void* allocate(void*, size_t asked) {
   const size_t bytes = size_of(asked);
   {
-    const std::lock_guard<std::mutex> guard(lock);
+    const std::lock_guard<std::mutex> guard(scratch_lock);
     if (take_idle(bytes)) return pool.used.front().data.get();
   }
   Blocks made;
   made.push_back(fresh(bytes));
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(scratch_lock);
   pool.used.splice(pool.used.begin(), made);
   return pool.used.front().data.get();
 }
@@ -104,7 +104,7 @@ void* allocate(void*, size_t asked) {
 void release(void*, void* data) {
   Blocks dropped;
   {
-    const std::lock_guard<std::mutex> guard(lock);
+    const std::lock_guard<std::mutex> guard(scratch_lock);
     auto block = pool.used.begin();
     while (block->data.get() != data) ++block;
     pool.idle_bytes += block->bytes;

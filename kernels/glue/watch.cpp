@@ -35,7 +35,7 @@ struct WatchedWeight {
 
   bool is_newly_gone() const { return !was_gone && storage.expired(); }
 };
-std::mutex& lock = fork_safe_mutex();
+std::mutex& watch_lock = fork_safe_mutex();
 struct Stranger {
   WeakStorage storage;
   int64_t met = 0;
@@ -83,7 +83,7 @@ Search search_for(const Spot& place, const at::Tensor& weight) {
 
 const std::string* module_of(const at::Tensor& weight, bool by_shape) {
   if (!any.load(std::memory_order_relaxed)) return nullptr;
-  std::unique_lock<std::mutex> guard(lock);
+  std::unique_lock<std::mutex> guard(watch_lock);
   const Spot place{weight.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(), weight.storage_offset()};
   auto found = watched.by_place.find(place);
   if (found == watched.by_place.end()) {
@@ -97,7 +97,7 @@ const std::string* module_of(const at::Tensor& weight, bool by_shape) {
   if (found != watched.by_place.end()) return path_of(found->second);
   if (!by_shape) return nullptr;
   const at::IntArrayRef sizes = weight.sizes();  // cast, gathered or computed, it has another storage
-  const auto same = watched.by_shape.find(joined(sizes.data(), sizes.size()));
+  const auto same = watched.by_shape.find(msctx::joined(sizes.data(), sizes.size()));
   if (same == watched.by_shape.end()) return nullptr;
   const WatchedWeight* only = nullptr;
   for (const Spot& one : same->second) {
@@ -126,7 +126,7 @@ std::string name_of_dtype(const std::string& python) {
 // `storage` is alive now. 0: there was no memory for it.
 MSCTX_API int msctx_watch(void* storage, int64_t offset, const char* shape, const char* dtype, const char* path, int64_t model) try {
   auto alive = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(static_cast<c10::StorageImpl*>(storage));
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(watch_lock);
   const Spot place{storage, offset};
   const Module module{&*watched.paths.emplace(path).first, model};
   // What stands in by_place has a path, and what stands in by_shape stands in by_place, also where memory ends half way.
@@ -146,7 +146,7 @@ MSCTX_API int msctx_watch(void* storage, int64_t offset, const char* shape, cons
 MSCTX_API void msctx_unwatch(void* storage, int64_t offset, const char* path, int64_t model) try {
   const std::string module = path;  // nothing below needs memory
   const Spot place{storage, offset};
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(watch_lock);
   const auto found = watched.by_place.find(place);
   if (found == watched.by_place.end()) return;
   auto& modules = found->second.modules;
@@ -165,7 +165,7 @@ MSCTX_API void msctx_unwatch(void* storage, int64_t offset, const char* path, in
 
 // Whether a context that watches a model is open: else its modules have no names. 0: there was no memory for it.
 MSCTX_API int msctx_watch_model(int64_t model, int is_open) try {
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(watch_lock);
   if (is_open)
     watched.models.insert(model);
   else
@@ -181,6 +181,6 @@ MSCTX_API void msctx_look_for_weights(msctx::PythonFunction function) { look.sto
 
 // All modules are about to be looked at: what is gone by now is no news afterwards.
 MSCTX_API void msctx_watch_looks() {
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(watch_lock);
   for (auto& [_, weight] : watched.by_place) weight.was_gone = weight.storage.expired();
 }

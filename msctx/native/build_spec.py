@@ -171,7 +171,8 @@ def spec_of(product: str, sanitize: str, sources: Path | None) -> BuildSpec:
     by_isa += [of_isa("cpu/amx", isa, f) for isa, f in tiles.items()]
     once = units("common", *(("-DMSCTX_WITH_X86", *(["-DMSCTX_WITH_EMULATED"] if emulated else ())) if x86 else ()))
     include = ("-isystem", f"{TORCH}/include", "-isystem", f"{TORCH}/include/torch/csrc/api/include")
-    glue = units("glue", "-I.", "-fopenmp", "-DNDEBUG", *include)  # torch was built so, and its classes are laid out by it
+    # torch was built without assertions, and its classes are laid out by that. A unit includes the files that are compiled as one
+    glue = units("glue/units", "-I.", "-fopenmp", "-DNDEBUG", "-Wno-subobject-linkage", *include)
     # The linker keeps the first copy of an inline function: one for every processor must come before those for newer ones
     linked = (*by_isa[0], *once, *glue, *(unit for rest in by_isa[1:] for unit in rest))
     if not linked:

@@ -12,6 +12,7 @@ from msctx.errors import NativeError
 from msctx.native import artifacts, build_spec
 from msctx.native import build as native
 from msctx.native.build_spec import spec_of
+from msctx.shipped import KERNEL_SOURCES
 
 
 def test_a_library_is_built_once(cache, sources, watched, forked, capfd):
@@ -80,8 +81,8 @@ def test_inline_functions_of_all_objects_are_the_baseline_ones(sources, forked):
 
 
 def test_the_glue_uses_the_openmp_that_torch_has_loaded(sources, watched, passes):
-    (sources / "glue").mkdir()
-    (sources / "glue" / "threads.cpp").write_text(GLUE)
+    (sources / "glue/units").mkdir(parents=True)
+    (sources / "glue/units/threads.cpp").write_text(GLUE)
     (sources / "glue" / "parts.h").write_text("#pragma once\n")
     made(sources)
     built = native.build(sources=sources)
@@ -171,3 +172,9 @@ def test_warnings_are_in_the_log_and_do_not_stop_it(sources, capfd):
     native.build(verbose=True, sources=sources)
     err = capfd.readouterr().err
     assert [word for word in ("-c common/api.cpp", "unused variable", "-shared") if word not in err] == []
+
+
+def test_each_file_of_the_glue_is_in_one_unit():
+    glue = KERNEL_SOURCES / "glue"
+    included = [line.split('"')[1] for path in glue.glob("units/*.cpp") for line in path.read_text().splitlines()[1:]]
+    assert sorted(included) == sorted(f"glue/{path.name}" for path in glue.glob("*.cpp"))

@@ -75,8 +75,8 @@ def test_a_compiler_that_is_too_old(path, sources):
 
 
 def test_clang_gets_no_openmp_of_its_own(sources):
-    (sources / "glue").mkdir()
-    (sources / "glue" / "threads.cpp").write_text(GLUE)
+    (sources / "glue/units").mkdir(parents=True)
+    (sources / "glue/units/threads.cpp").write_text(GLUE)
     made_of = spec_of("library", "", sources)
     unit = next(unit for unit in made_of.units if unit.source.startswith("glue/"))
     for version, has in (("g++ 12.2.0", True), ("Debian clang version 16.0.6", False)):

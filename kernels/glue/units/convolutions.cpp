@@ -1,0 +1,5 @@
+// Convolutions, as PyTorch's dispatcher calls them.
+#include "glue/convolution.cpp"
+#include "glue/finished.cpp"
+#include "glue/kept_weights.cpp"
+#include "glue/scratch.cpp"

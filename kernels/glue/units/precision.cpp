@@ -1,0 +1,4 @@
+// Mixed precision.
+#include "glue/autocasts.cpp"
+#include "glue/precision.cpp"
+#include "glue/precision_policy.cpp"

@@ -1,0 +1,4 @@
+// Matrix products, as PyTorch's dispatcher calls them.
+#include "glue/operators.cpp"
+#include "glue/product.cpp"
+#include "glue/routes.cpp"
