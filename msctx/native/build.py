@@ -154,7 +154,7 @@ def _make(spec: BuildSpec, tool: Compiler, verbose: bool) -> bytes:
         cachedir.write(log, output.encode())
         if status:
             raise _failure(spec, output, log)
-        return (folder / spec.result).read_bytes()
+        return (folder / f"{spec.product}.so").read_bytes()
 
 
 def _run_ninja(folder: Path, verbose: bool) -> tuple[int, str]:

@@ -92,10 +92,6 @@ class BuildSpec:
         """The folders that its sources are in."""
         return {name.partition("/")[0] for name in self.files}
 
-    @property
-    def result(self) -> str:
-        return f"{self.product}.so"
-
     def folder(self, tool: Compiler) -> str:
         """Where it is built: what is compiled for one product serves the others with this compiler and this torch."""
         return digest(FORMAT, machine(), tool.command, tool.version, self.torch_folder, *torch_identity())[:16]
@@ -110,7 +106,7 @@ class BuildSpec:
             lines.append(f"build {unit.object}: compile {unit.source}\n flags = {_escaped(self.flags(unit, tool))}")
         objects = " ".join(unit.object for unit in self.units)
         lines.append(f"rule link\n command = {_escaped(cxx)} -shared $in $last -o $out")
-        lines.append(f"build {self.result}: link {objects}\n last = {_escaped(self.last())}\ndefault {self.result}\n")
+        lines.append(f"build {self.product}.so: link {objects}\n last = {_escaped(self.last())}\ndefault {self.product}.so\n")
         return "\n".join(lines)
 
     def flags(self, unit: Unit, tool: Compiler) -> str:
