@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 GROUPS = Path("/sys/fs/cgroup")
@@ -13,6 +14,8 @@ FILES = (
 )
 """What a line of /proc/self/cgroup has in it, the root, and the names of the cap, of the use, and of the pages of files in it, which
 the kernel takes back when memory is short."""
+NO_CAP = 1 << 60
+"""Version 1 has a number of this order in the place of no cap."""
 
 
 def share_left() -> float:
@@ -61,13 +64,22 @@ def _address_space() -> Iterator[tuple[int, int]]:
 
 
 def _groups() -> Iterator[tuple[int, int]]:
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    for cap, used, counts, pages in _capped(Path("/proc/self/cgroup").read_text()):
+        yield int(_text(used)) - int(dict(entry.split() for entry in _text(counts).splitlines()).get(pages, 0)), cap
+
+
+@cache
+def _capped(groups: str) -> list[tuple[int, Path, Path, str]]:
+    """The caps of control groups, looked up once, with the files of their use, and the entry of what the kernel takes back."""
+    found = []
+    for line in groups.splitlines():
         for sign, root, cap, used, pages in FILES:
             own = root / line.partition(sign)[2]
             for group in (own, *own.parents) if sign in line else ():
-                if root in (group, *group.parents) and _text(group / cap).isdigit():
-                    counts = dict(entry.split() for entry in _text(group / "memory.stat").splitlines())
-                    yield int(_text(group / used)) - int(counts.get(pages, 0)), int(_text(group / cap))
+                limit = _text(group / cap) if root in (group, *group.parents) else ""
+                if limit.isdigit() and int(limit) < NO_CAP:
+                    found.append((int(limit), group / used, group / "memory.stat", pages))
+    return found
 
 
 def _text(file: Path) -> str:

@@ -157,6 +157,8 @@ def as_it_is(cause: str = "nothing is requested") -> Outcome:
 
 def by_entry(entries: Mapping[Any, str], outcome: Outcome) -> Outcome:
     """*outcome* of a file; *entries*: each of it → why it does nothing, or ``""``. Where all do nothing, the file is inert."""
+    if not entries:
+        return inert("the file has no entries")
     idle = dict.fromkeys(filter(None, entries.values()))
     if not idle:
         return outcome

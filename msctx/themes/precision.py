@@ -276,7 +276,8 @@ def _implementation(on: On, setting: Setting) -> Outcome:
     reasons = []
     if on.device == "ascend" and setting.value in ("high_performance", "high_performance_for_all"):
         reasons.append(f"in graphs torchair's ge.opSelectImplmode={PINNED['ge.opSelectImplmode']} holds")
-    outcome = by_entry({name: _without_operator(name) or _without_choice(name) for name in types}, _with(on, reasons))
+    entries = {name: _without_operator(name) or _without_choice(name) for name in types}
+    outcome = by_entry(entries, _with(on, reasons)) if types else _with(on, reasons)
     if types and BY_TORCH_NPU[setting.option.name] in outcome.assignments:
         return replace(outcome, reason=joined(outcome.reason, f"torch_npu's list {STAYS}: CANN has no word for an empty one"))
     return outcome

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import msctx
 from msctx.native import limits
 
 
@@ -45,3 +46,16 @@ def test_ulimit_counts(passes: Callable[..., str]) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (used + used // 9, resource.RLIM_INFINITY))
         assert limits.share_left() < 0.2 and limits.free_bytes() <= used // 9
     """)
+
+
+def test_a_cap_reads_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caps of the control groups are known once the first scope has looked them up."""
+    read: list[Path] = []
+    text_of = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path, *args, **kwargs: read.append(path) or text_of(path, *args, **kwargs))
+    with msctx.context(max_device_memory="4GB"):
+        read.clear()
+        with msctx.context(max_device_memory="2GB"):
+            names = [path.name for path in read]
+    assert not {cap for _, _, cap, *_ in limits.FILES} & {*names}
+    assert names.count("meminfo") == 2

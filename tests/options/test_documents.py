@@ -4,11 +4,13 @@ What each format takes, and what is said of all else, is in ``data/values.txt``.
 """
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import msctx
 from msctx.errors import Mark
 from msctx.options import OPTIONS, formats
 from msctx.options.documents import Document
@@ -117,3 +119,14 @@ def test_sections_keys_and_values() -> None:
     found = parse_ini("a=1\n[B]\nb=2\n[A]\nc=3", "f", sections=("A", "C"), inside=("A",)).data
     assert found == {"A": {"a": "1", "c": "3"}, "B": {"b": "2"}, "C": {}}
     assert parse_ini("a=1", "f", inside=()).data == {"a": "1"}
+
+
+EMPTY = {"fusion_switch_file": '{"Switch": {}}', "op_precision_mode": "", "modify_mixlist": "{}", "customize_dtypes": ""}
+
+
+@pytest.mark.parametrize(("option", "text"), EMPTY.items())
+def test_a_file_without_entries_is_inert(option: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(text)
+    options = {"precision_mode": "allow_mix_precision_fp16", option: str(tmp_path / "file")}
+    (row,) = [row for row in msctx.explain(device="cpu", **options).rows if row.option == option]
+    assert (row.status, row.reason) == ("inert", "the file has no entries")
