@@ -6,8 +6,6 @@ import logging as logging  # a fork takes the locks in the reverse order of thei
 import os
 import threading
 import weakref
-from functools import cache
-from importlib import import_module
 from typing import Any, TypeVar
 
 Lock = TypeVar("Lock")
@@ -37,13 +35,6 @@ def _after_fork() -> None:
     for lock in _made:
         if not (hasattr(lock, "_is_owned") and is_ours(lock)):  # by the thread that forked, which goes on
             lock._at_fork_reinit()  # as the standard library does with its own
-
-
-@cache
-def imported(*modules: str) -> None:
-    """Import what functions need that are called often."""
-    for module in modules:
-        import_module(module)
 
 
 if hasattr(os, "register_at_fork"):

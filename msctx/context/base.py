@@ -64,7 +64,6 @@ def plan_here(settings: Settings, shown: Iterable[str] = ()) -> Plan:
     key = devices.here(), os.environ.get(devices.CUBLAS)
     if (plan := settings.plans.get(key)) is not None:
         return cast(Plan, plan)
-    locks.imported("msctx.context.ledger")
     free = devices.free_memory() if any(name in SHOW_FREE for name in shown) else 0
     plan = plan_of(settings, replace(devices.facts(settings), free_memory=free))
     if CHANGING.isdisjoint(settings):

@@ -80,8 +80,15 @@ def cached(sources: Path | None = None) -> Build | None:
     return _build_of(found) if found else None
 
 
+_served: set[tuple[Any, ...]] = set()
+"""The sources and the environments for which no obstacle was found; loading reports what fails later."""
+
+
 def obstacle(sources: Path | None = None) -> str:
     """Why there can be no native core here, or ``""``: it is cached, or there is what it takes to build it. Cheap when repeated."""
+    environment = sources, *map(os.environ.get, ("CXX", "PATH", "HOME", "XDG_CACHE_HOME", cachedir.VARIABLE))
+    if environment in _served:
+        return ""
     try:
         check_platform()
         compiler.find()
@@ -91,6 +98,7 @@ def obstacle(sources: Path | None = None) -> str:
             if not os.environ.get("CXX") and _is_cached(cachedir.location(), os.environ.get("PATH", ""), sources):
                 return ""
         return str(error)
+    _served.add(environment)
     return ""
 
 
