@@ -22,7 +22,8 @@ def _seed(requested: int | dict[str, Any]) -> None:
     seed = requested if isinstance(requested, int) else of_rank(requested["seed"], distributed.known_rank() or 0)
     random.seed(seed)
     numpy.random.seed(seed if isinstance(requested, int) else [seed % 2**32, seed >> 32])  # it takes words of 32 bits
-    torch.manual_seed(seed)  # every device; workers of a DataLoader draw theirs from it
+    # every device; workers of a DataLoader draw theirs from it. Without an accelerator manual_seed formats three tracebacks.
+    (torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed)(seed)
 
 
 def _save() -> dict[str, Any]:
