@@ -52,7 +52,7 @@ def within(outer: Settings, own: tuple[Layer, ...]) -> Settings:
         return outer
     key = (id(outer), *(layer.key for layer in own))
     if (found := _within.get(key)) is None:
-        found = _within[key] = (outer, Settings((*outer.layers, *own)))
+        found = _within[key] = (outer, Settings(own, outer))
         while len(_within) > KEPT:
             with suppress(KeyError, RuntimeError):  # another thread
                 del _within[next(iter(_within))]

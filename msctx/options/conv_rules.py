@@ -127,7 +127,7 @@ class RulesKind(TextKind):
         return {"anyOf": [{"type": "string", "pattern": r"\S\s*:\s*\S"}, mapping]}
 
     def _rule(self, text: str) -> ConvRule:
-        if not (found := re.fullmatch(r"([^:{}]*[^:{}\s])\s*:\s*([^:{}]+)", text)):
+        if not (found := re.fullmatch(r"((?!\{)[^:]*[^:\s])\s*:\s*([^:{}]+)", text)):
             raise BadValue(f"{show(text)} is not 'condition: algorithm'")
         conditions = tuple(self._condition(word) for word in found[1].split())
         words = [word.strip() for word in found[2].split(",")]

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 from msctx.options import rules
@@ -21,8 +20,10 @@ class Setting:
     spelling: str
     value: Any
     origin: str
-    content: Any = None  # of the file that the value names, as plain data
-    via: str = ""  # the spelling of the setting whose file or text held this one
+    content: Any = None
+    """The content of the file that the value names, as plain data."""
+    via: str = ""
+    """The spelling of the setting whose file or text held this one."""
 
     @property
     def device(self) -> str | None:
@@ -92,21 +93,23 @@ class Settings:
     option yields to another that overrides it (:mod:`msctx.options.rules`). Groups therefore merge key by key.
     """
 
-    def __init__(self, layers: Iterable[Layer] = ()) -> None:
-        self.layers = tuple(layer for layer in layers if layer.settings)
+    def __init__(self, layers: Sequence[Layer] = (), below: Settings | None = None) -> None:
+        own = [layer for layer in layers if layer.settings]
+        self._below = below
+        self.layers: tuple[Layer, ...] = (*(below.layers if below else ()), *own)
         self.plans: dict[Any, Any] = {}
         """Facts about a machine → the plan there, kept since a plan is pure."""
         self._on: dict[str, _OnDevice] = {}
-        self._highest: dict[str, Setting | None] = {}  # None: only lost ones
-        for layer in self.layers:
-            own = [*layer.settings.values()]
-            for setting in (*(lost for lost, _ in layer.lost), *own):
-                self._highest.setdefault(setting.option.name, None)
-            own.sort(key=lambda s: (s.device is not None, -s.rank))
-            for setting in reversed(own):
-                self._highest[setting.option.name] = setting
-        self.devices = frozenset(s.device for layer in self.layers for s in layer.settings.values() if s.device)
+        self._highest: dict[str, Setting | None] = {**below._highest} if below else {}  # None: only lost ones
+        self.devices = frozenset(s.device for layer in own for s in layer.settings.values() if s.device)
         """Those that some setting names by its group."""
+        self.devices |= below.devices if below else frozenset()
+        for layer in own:
+            for lost, _ in layer.lost:
+                self._highest.setdefault(lost.option.name, None)
+            self._highest |= _highest(layer)
+        self._differ = bool(self.devices) or not rules.YIELDING.isdisjoint(self._highest)
+        """Whether devices may differ: some setting means one of them, or a rule may hold on some alone."""
 
     def all(self, name: str, device: str) -> list[Setting]:
         """Every setting of an option that applies to a device, the winning one first."""
@@ -114,9 +117,10 @@ class Settings:
 
     def get(self, name: str, device: str | None = None) -> Setting | None:
         """The setting in force, or ``None``. Without a device: the highest one, whichever device it means."""
-        if device is None:
-            return self._highest.get(name)
-        return next(iter(self.all(name, device)), None)
+        if device is not None:
+            found = self.all(name, device)
+            return found[0] if found else None
+        return self._highest.get(name)
 
     def on(self, device: str) -> dict[str, list[Setting]]:
         """Option name → its settings on one device, the winning one first."""
@@ -131,9 +135,11 @@ class Settings:
         return any(name in self.on(d) or any(o.setting.option.name == name for o in self.overridden(d)) for d in DEVICES)
 
     def _at(self, device: str) -> _OnDevice:
-        if device not in self._on:
-            self._on[device] = _OnDevice(self.layers, device)
-        return self._on[device]
+        key = device if self._differ else ""
+        if key not in self._on:
+            below = self._below._on.get(device if self._below._differ else "") if self._below else None
+            self._on[key] = _OnDevice(self.layers, device, below)
+        return self._on[key]
 
     def __iter__(self) -> Iterator[str]:
         """The names of the options that somebody set."""
@@ -141,6 +147,14 @@ class Settings:
 
     def __bool__(self) -> bool:
         return bool(self.layers)
+
+
+def _highest(layer: Layer) -> dict[str, Setting]:
+    """Option name → the setting of a layer that counts where no device is named: the one for all, else that of the highest rank."""
+    found: dict[str, Setting] = {}
+    for setting in sorted(layer.settings.values(), key=lambda s: (s.device is not None, -s.rank)):
+        found.setdefault(setting.option.name, setting)
+    return {s.option.name: found[s.option.name] for s in layer.settings.values()}
 
 
 class Overridden(NamedTuple):
@@ -156,60 +170,81 @@ class Overridden(NamedTuple):
 
 
 class _OnDevice:
-    """The result of layers on one device."""
+    """The result of layers on one device; *below* is that of the outer ones, if it is known."""
 
-    def __init__(self, layers: Sequence[Layer], device: str) -> None:
-        self.found: dict[str, list[Setting]] = {}
-        self.overridden: list[Overridden] = []
-        rivals: list[Setting] = []  # what may take another's place, the innermost first
-        levels: dict[str, int] = {}  # name → the layer of the setting in force, from the outermost
-        for number, layer in reversed([*enumerate(layers)]):
-            self.overridden += [Overridden(s, by, True) for s, by in layer.lost if s.device in (None, device)]
+    def __init__(self, layers: Sequence[Layer], device: str, below: _OnDevice | None) -> None:
+        self.count = len(layers)
+        self.laid: dict[str, list[Setting]] = {}  # before options yield by a rule that always holds
+        self.yielded: list[Overridden] = []
+        self.rivals: list[Setting] = []  # what of it may take another's place, the innermost first
+        self.level: dict[str, int] = {}  # name → the layer of the setting in force, from the outermost
+        outer = below if below and below.stays_under(layers[below.count :]) else None
+        for number in reversed(range(outer.count if outer else 0, len(layers))):
+            layer = layers[number]
+            self.yielded += [Overridden(s, by, True) for s, by in layer.lost if s.device in (None, device)]
             here = self._spelled_best(layer, device)
-            lost = {s.spelling: yields for s in here if (yields := _yields(s, here, rivals, device))}
-            self.overridden += lost.values()
+            lost = {s.spelling: yields for s in here if (yields := _yields(s, here, self.rivals, device))}
+            self.yielded += lost.values()
             for setting in here:
                 if setting.spelling not in lost:
-                    self.found.setdefault(setting.option.name, []).append(setting)
-                    levels.setdefault(setting.option.name, number)
-                    rivals += [setting] if setting.option.name in rules.YIELDING else []
-        able = [settings[0] for name, settings in self.found.items() if name in rules.YIELDING]
+                    self.laid.setdefault(setting.option.name, []).append(setting)
+                    self.rivals += [setting] if setting.option.name in rules.YIELDING else []
+                    self.level.setdefault(setting.option.name, number)
+        if outer:
+            for name, found in outer.laid.items():
+                self.laid.setdefault(name, []).extend(found)
+            self.rivals, self.yielded = self.rivals + outer.rivals, self.yielded + outer.yielded
+            self.level = {**outer.level, **self.level}
+        beaten = _beaten([found[0] for found in self.laid.values()], device)
+        gone = {setting.option.name for setting, _ in beaten}
+        self.found = {name: found for name, found in self.laid.items() if name not in gone}
+        inner = [Overridden(s, by, self.level[by.option.name] > self.level[s.option.name]) for s, by in beaten]
+        self.overridden = self.yielded + inner
 
-        def winner(setting: Setting) -> Setting | None:  # by a rule that always holds; what yields itself takes nobody's place
-            return next((w for w in able if rules.overrides(w, setting, device, always=True) and winner(w) is None), None)
-
-        for setting, by in [(setting, by) for setting in able if (by := winner(setting))]:
-            self.overridden.append(Overridden(setting, by, levels[by.option.name] > levels[setting.option.name]))
-            del self.found[setting.option.name]
+    def stays_under(self, more: Sequence[Layer]) -> bool:
+        """Whether no option of more layers takes the place of another, or replaces a file."""
+        names = {setting.option.name for layer in more for setting in layer.settings.values()}
+        return names.isdisjoint(rules.YIELDING) and names.isdisjoint(file for name in self.laid for file in _files(name))
 
     def _spelled_best(self, layer: Layer, device: str) -> list[Setting]:
         """The winning spelling of each option in a layer, without keys of a file that an inner layer replaces."""
-        best: dict[str, Setting] = {}
+        found: dict[str, Setting] = {}
         mine = [s for s in layer.settings.values() if s.device in (None, device)]
         for setting in sorted(mine, key=lambda s: -s.rank):
-            if any(_is_part(setting, whole) for name in _files(setting.option.name) for whole in self.found.get(name, ())):
+            if any(_is_part(setting, whole) for name in _files(setting.option.name) for whole in self.laid.get(name, ())):
                 continue
-            if (winner := best.setdefault(setting.option.name, setting)) is not setting:
+            if (winner := found.setdefault(setting.option.name, setting)) is not setting:
                 meant = winner.place == setting.place or mine.index(winner) > mine.index(setting)
                 grouped = (winner.rank, setting.rank) == (1, 0) and meant
-                self.overridden.append(Overridden(setting, winner, winner.value == setting.value or grouped))
-        return [*best.values()]
+                self.yielded.append(Overridden(setting, winner, winner.value == setting.value or grouped))
+        return [*found.values()]
+
+
+def _beaten(settings: Sequence[Setting], device: str) -> list[tuple[Setting, Setting]]:
+    """The settings that yield to one of the others by a rule that always holds; one that yields itself takes nobody's place."""
+    able = [s for s in settings if s.option.name in rules.YIELDING]
+
+    def winner(setting: Setting) -> Setting | None:
+        return next((w for w in able if rules.overrides(w, setting, device, always=True) and winner(w) is None), None)
+
+    return [(setting, w) for setting in able if (w := winner(setting)) is not None]
 
 
 @cache
 def _files(name: str) -> tuple[str, ...]:
     """The options that may name a file of which this one is a key."""
-    return tuple(accumulate(name.split(".")[:-1], "{}.{}".format))
+    parts = name.split(".")
+    return tuple(".".join(parts[:n]) for n in range(1, len(parts)))
 
 
-def _yields(setting: Setting, beside: Iterable[Setting], inner: Iterable[Setting], device: str) -> Overridden | None:
+def _yields(setting: Setting, beside: Iterable[Setting], higher: Iterable[Setting], device: str) -> Overridden | None:
     """Whether another option takes the place of a setting: one further in, or one beside it."""
     if setting.option.name not in rules.YIELDING:
         return None
-    if by := next((one for one in inner if rules.clash(one, setting, device)), None):
-        return Overridden(setting, by, True)
-    by = next((one for one in beside if rules.overrides(one, setting, device, always=False)), None)
-    return Overridden(setting, by, False) if by else None
+    if (inner := next((h for h in higher if rules.clash(h, setting, device)), None)) is not None:
+        return Overridden(setting, inner, True)
+    winner = next((b for b in beside if rules.overrides(b, setting, device, always=False)), None)
+    return None if winner is None else Overridden(setting, winner, False)
 
 
 assert set(GROUPS.values()) <= set(DEVICES)

@@ -38,7 +38,7 @@ def run_sanitized(libraries: list[str], *command: str, after_return: bool = True
         "PYTHONMALLOC": "malloc",  # or tensors would lie side by side in Python's own pools
         "OPENBLAS_NUM_THREADS": "1",
         "PATH": os.environ["PATH"],
-        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        "PYTHONPATH": os.pathsep.join(str(path) for path in Path(__file__).resolve().parents[1:3]),
     }
     command = (sys.executable, *command)
     return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=300, check=False)
