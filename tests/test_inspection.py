@@ -61,6 +61,7 @@ def test_a_context_is_visible() -> None:
         "torch.cudnn.deterministic",
         "env.CUBLAS_WORKSPACE_CONFIG",
         "env.NCCL_ALGO",
+        "env.TORCHINDUCTOR_DETERMINISTIC",
     }
     assert msctx.diff(before, msctx.state()).keys() <= {"env.CUBLAS_WORKSPACE_CONFIG"}
 

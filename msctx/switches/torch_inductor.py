@@ -160,7 +160,7 @@ _BESIDE = {
 
 _KEY = len("torch.inductor.")
 SWITCHES = (
-    *(of(name, Flag(INDUCTOR, name[_KEY:], by_variable(*variable)), family=name) for name, variable in _FLAGS.items()),
+    *(of(name, Flag(name[_KEY:], *variable), family=name) for name, variable in _FLAGS.items()),
     *(of(name, Forced(INDUCTOR, name[_KEY:], unloaded)) for name, unloaded in _FORCED.items()),
     *(of(name, value) for name, value in _BESIDE.items()),
 )
