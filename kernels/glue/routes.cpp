@@ -9,7 +9,9 @@
 #include <ATen/ops/_safe_softmax.h>
 #include <ATen/ops/_slow_conv2d_backward_ops.h>
 #include <ATen/ops/_slow_conv2d_forward_ops.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/conv_depthwise3d_ops.h>
+#include <ATen/ops/dropout.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
@@ -83,27 +85,81 @@ Three attention_backward(
   return {laid(at::matmul(of_scores, k), query), laid(of_keys, key), laid(of_values, value)};
 }
 
-// A layer of an LSTM, step by step. Torch's sigmoid depends on a value's place in its row: it is 0.5 tanh(x / 2) + 0.5 here.
+// One direction of a layer of an LSTM, step by step. Torch's sigmoid depends on a value's place in its row: it is 0.5 tanh(x / 2) + 0.5 here.
+struct Lstm {
+  at::Tensor of_input, of_state;
+  std::optional<at::Tensor> bias_of_input, bias_of_state, projection;
+
+  Lstm(at::TensorList given, bool has_biases) : of_input(wide(given[0])), of_state(wide(given[1])) {
+    if (has_biases) bias_of_input = wide(given[2]), bias_of_state = wide(given[3]);
+    if (const size_t first = has_biases ? 4 : 2; given.size() > first) projection = wide(given[first]);
+  }
+  at::Tensor rows(const at::Tensor& input) const { return at::linear(wide(input), of_input, bias_of_input); }
+  void step(const at::Tensor& row, at::Tensor& h, at::Tensor& c) const {
+    const auto sigmoid = [](const at::Tensor& t) { return t.mul(0.5).tanh().mul(0.5).add(0.5); };
+    const auto gates = (row + at::linear(h, of_state, bias_of_state)).chunk(4, 1);
+    c = sigmoid(gates[1]) * c + sigmoid(gates[0]) * gates[2].tanh();
+    h = sigmoid(gates[3]) * c.tanh();
+    if (projection) h = at::linear(h, *projection);
+  }
+};
+
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> lstm_layer(
     const at::Tensor& input, const at::Tensor& of_input, const at::Tensor& of_state, const at::Tensor& bias_of_input,
     const at::Tensor& bias_of_state, const at::Tensor& hx, const at::Tensor& cx, bool reverse, at::IntArrayRef batch_sizes, int64_t mode,
     int64_t, int64_t, bool has_biases, bool, bool, bool) {
   TORCH_CHECK(mode == 2 && batch_sizes.empty() && input.dim() == 3, "an LSTM of one length only");
-  const auto bias = [&](const at::Tensor& t) { return has_biases ? std::optional(wide(t)) : std::nullopt; };
-  const auto sigmoid = [](const at::Tensor& t) { return t.mul(0.5).tanh().mul(0.5).add(0.5); };
-  const at::Tensor rows = at::linear(wide(input).reshape({-1, input.size(2)}), wide(of_input), bias(bias_of_input));
-  std::vector<at::Tensor> steps = rows.view({input.size(0), input.size(1), -1}).unbind(0);
-  const at::Tensor weight = wide(of_state);
-  const auto added = bias(bias_of_state);
+  const std::vector<at::Tensor> given{of_input, of_state, bias_of_input, bias_of_state};
+  const Lstm lstm(at::TensorList(given).slice(0, has_biases ? 4 : 2), has_biases);
+  std::vector<at::Tensor> steps = lstm.rows(input.reshape({-1, input.size(2)})).view({input.size(0), input.size(1), -1}).unbind(0);
   at::Tensor h = wide(hx), c = wide(cx);
   for (size_t i = 0; i < steps.size(); i++) {
     at::Tensor& step = steps[reverse ? steps.size() - 1 - i : i];
-    const auto gates = (step + at::linear(h, weight, added)).chunk(4, 1);
-    c = sigmoid(gates[1]) * c + sigmoid(gates[0]) * gates[2].tanh();
-    step = h = sigmoid(gates[3]) * c.tanh();
+    lstm.step(step, h, c);
+    step = h;
   }
   const auto type = input.scalar_type();
   return {at::stack(steps).to(type), h.to(type), c.to(type), at::empty({0}, input.options().dtype(at::kByte))};
+}
+
+// An LSTM over sequences of several lengths, the longest first: each step has `batch_sizes` rows.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> packed_lstm(
+    const at::Tensor& data, const at::Tensor& batch_sizes, at::TensorList hx, at::TensorList parameters, bool has_biases, int64_t layers,
+    double dropout, bool train, bool bidirectional) {
+  const at::IntArrayRef sizes(batch_sizes.const_data_ptr<int64_t>(), batch_sizes.numel());
+  const int64_t directions = bidirectional ? 2 : 1, count = parameters.size() / (layers * directions);
+  const auto type = data.scalar_type();
+  at::Tensor input = data;
+  std::vector<at::Tensor> last[2];  // h and c
+  for (int64_t layer = 0; layer < layers; layer++) {
+    if (layer && train && dropout > 0) input = at::dropout(input, dropout, true);
+    std::vector<at::Tensor> results;
+    for (int64_t n = layer * directions; n < (layer + 1) * directions; n++) {
+      const Lstm lstm(parameters.slice(n * count, count), has_biases);
+      const bool reverse = n % directions == 1;
+      std::vector<at::Tensor> steps = lstm.rows(input).split_with_sizes(sizes), ended[2];
+      const at::Tensor first[2] = {wide(hx[0][n]), wide(hx[1][n])};
+      at::Tensor state[2] = {first[0].narrow(0, 0, 0), first[1].narrow(0, 0, 0)};
+      for (size_t i = 0; i < steps.size(); i++) {
+        at::Tensor& step = steps[reverse ? steps.size() - 1 - i : i];
+        const int64_t rows = step.size(0), before = state[0].size(0);
+        for (int k = 0; k < 2; k++) {
+          if (rows < before) ended[k].push_back(state[k].narrow(0, rows, before - rows)), state[k] = state[k].narrow(0, 0, rows);
+          if (rows > before) state[k] = at::cat({state[k], first[k].narrow(0, before, rows - before)});
+        }
+        lstm.step(step, state[0], state[1]);
+        step = state[0];
+      }
+      for (int k = 0; k < 2; k++) {
+        ended[k].push_back(state[k]);
+        std::ranges::reverse(ended[k]);
+        last[k].push_back(at::cat(ended[k]).to(type));
+      }
+      results.push_back(at::cat(steps).to(type));
+    }
+    input = at::cat(results, -1);
+  }
+  return {input, at::stack(last[0]), at::stack(last[1])};
 }
 
 template <auto* function>
@@ -123,11 +179,12 @@ struct OfTorch {
   std::string_view name;
   c10::DispatchKeySet keys = dense;
   const c10::KernelFunction& (*composed)() = nullptr;
+  std::string_view overload = "";  // this one alone
 };
 constexpr OfTorch products_of_torch[] = {
     {"aten::_scaled_dot_product_flash_attention_for_cpu", dense, composed<attention>},
     {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", dense, composed<attention_backward>},
-    {"aten::mkldnn_rnn_layer", dense | differentiated, composed<lstm_layer>},
+    {"aten::mkldnn_rnn_layer", dense | differentiated, composed<lstm_layer>}, {"aten::lstm", differentiated, composed<packed_lstm>, "data"},
     {"aten::mkldnn_rnn_layer_backward"}, {"aten::mkldnn_linear"}, {"aten::mkldnn_linear_backward"}, {"aten::mkldnn_linear_backward_input"},
     {"aten::mkldnn_linear_backward_weights"}, {"aten::_weight_int8pack_mm"}, {"aten::_weight_int4pack_mm_for_cpu"},
     {"aten::_dyn_quant_matmul_4bit"}, {"aten::_scaled_mm"}, {"aten::_scaled_mm_v2"}, {"aten::_int_mm"}, {"aten::quantized_lstm"}, {"aten::quantized_gru"},
@@ -137,8 +194,9 @@ constexpr OfTorch products_of_torch[] = {
     {"aten::sspaddmm", sparse}, {"aten::_sparse_sparse_matmul", sparse}, {"aten::sparse_sampled_addmm", sparse},
     {"aten::_sparse_mm_reduce_impl", sparse}, {"aten::_sparse_mm_reduce_impl_backward", sparse}};
 
-const OfTorch* row_of(std::string_view name) {
-  const auto found = std::ranges::find(products_of_torch, name, &OfTorch::name);
+const OfTorch* row_of(std::string_view name, std::string_view overload = "") {
+  const auto is_of = [&](const OfTorch& row) { return row.name == name && (row.overload.empty() || row.overload == overload); };
+  const auto found = std::ranges::find_if(products_of_torch, is_of);
   return found == std::end(products_of_torch) ? nullptr : found;
 }
 
@@ -155,7 +213,7 @@ constexpr std::string_view called_by_torch[] = {
 
 bool is_route(const c10::OperatorName& op, c10::DispatchKey key) {
   const auto has = [&](const char* part) { return op.name.find(part) != std::string::npos; };
-  if (const OfTorch* row = row_of(op.name)) return row->keys.has(key);
+  if (const OfTorch* row = row_of(op.name, op.overload_name)) return row->keys.has(key);
   if (sparse.has(key) || differentiated.has(key)) return false;
   if (has("aten::")) {
     if (key == c10::DispatchKey::MkldnnCPU) return op.name == "aten::convolution" || op.name == "aten::mkldnn_convolution";
@@ -198,7 +256,7 @@ void count_route(Place place, const std::string& name, bool is_backward, const a
 class Route : public c10::OperatorKernel {
  public:
   Route(const c10::OperatorHandle& op, Place place, c10::DispatchKey key)
-      : place_(place), is_differentiated_(differentiated.has(key)), row_(row_of(op.schema().name())),
+      : place_(place), is_differentiated_(differentiated.has(key)), row_(row_of(op.schema().name(), op.schema().overload_name())),
         before_(is_differentiated_ ? Before{op.getComputedKernelForDispatchKey(key)} : before(op, key)) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -287,6 +345,24 @@ struct ByAddress<at::Tensor(const at::Tensor&, const at::Tensor&, Rest...)> {
   }
 };
 
+// A linear layer of 16 bits whose input is not contiguous: torch rounds its products before it adds the bias, and for one row it does not.
+struct Linear {
+  static inline auto& torchs = immortal<c10::KernelFunction>();
+  static inline auto& op = immortal<std::optional<c10::OperatorHandle>>();
+
+  static at::Tensor run(c10::DispatchKeySet keys, const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+    const bool is_rounded = input.dim() > 2 && input.element_size() == 2 && !input.is_contiguous() && is_asked(Place::cpu) && is_invariant(Place::cpu);
+    return torchs.call<at::Tensor, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&>(
+        *op, keys, is_rounded ? input.contiguous() : input, weight, bias);
+  }
+
+  static void install() {
+    op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::linear", "");
+    torchs = in_table(*op, c10::DispatchKey::AutogradCPU);
+    implement(*op, c10::DispatchKey::AutogradCPU, torch::CppFunction(TORCH_FN(run)));
+  }
+};
+
 template <Place place, class... Ops>
 void install_direct(c10::DispatchKey key) {
   (Direct<place, Ops>::install(key), ...);
@@ -300,6 +376,7 @@ void install_routes(Place place, const std::vector<c10::DispatchKey>& keys) {
       if (is_route(name, key))
         if (const auto op = c10::Dispatcher::singleton().findSchema(name); op && op->hasComputedKernelForDispatchKey(key))
           install_boxed(*op, place, key);
+  if (place == Place::cpu) Linear::install();
   if (place == Place::cpu)
     install_direct<
         Place::cpu, at::_ops::mkldnn_convolution, at::_ops::_nnpack_spatial_convolution, at::_ops::_slow_conv2d_forward,
