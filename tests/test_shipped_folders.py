@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from msctx import shipped
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -14,12 +12,6 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_a_checkout_uses_its_own_folders() -> None:
     assert ROOT / "configs" == shipped.CONFIGS
     assert ROOT / "kernels" == shipped.KERNEL_SOURCES
-
-
-def test_what_is_installed_lies_in_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shipped, "PACKAGE", tmp_path)
-    (tmp_path / "_kernels").mkdir()
-    assert shipped._folder("kernels") == tmp_path / "_kernels"
 
 
 def test_dir_shows_what_is_public() -> None:
