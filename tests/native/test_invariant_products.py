@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -129,7 +130,7 @@ def test_lstm_and_attention_are_as_exact_as_torchs_and_laid_alike(heads: tuple[i
 @pytest.mark.parametrize(
     "how", [{"proj_size": 4}, {"bidirectional": True, "bias": False}, {"num_layers": 2, "dropout": 0.5}], ids=str
 )
-def test_a_packed_lstm_is_as_exact_as_torchs(how: dict[str, int]) -> None:
+def test_a_packed_lstm_is_as_exact_as_torchs(how: dict[str, Any]) -> None:
     """Values, states and all gradients of sequences of 5, 3, 3 and 1 steps."""
     lstm = torch.nn.LSTM(10, 9, **how)
 
