@@ -49,6 +49,6 @@ def execute(
         refuse(plan)
     except MsctxError:  # PyTorch, whose import would double the start, knows whether that is true
         refuse(plan := explain(experiment.settings))
-    if verbose:
-        render.show(render.console(sys.stderr), render.plan_page(plan))
+    if verbose:  # PyTorch knows the processor, too
+        render.show(render.console(sys.stderr), render.plan_page(explain(experiment.settings)))
     raise typer.Exit(execute(command, flatten(experiment.levels), strict=plan.strict))
