@@ -63,9 +63,9 @@ def _serve(prepare: str) -> None:
             status, until = None, time.monotonic() + job["timeout"]
             while status is None:
                 ended, found = os.waitpid(child, os.WNOHANG)
-                if ended:
+                if ended and not os.WIFSTOPPED(found):
                     status = os.waitstatus_to_exitcode(found)
-                elif time.monotonic() > until:
+                elif ended or time.monotonic() > until:  # one that is traced has stopped for a signal: nobody lets it go on
                     os.kill(child, signal.SIGKILL)
                 time.sleep(0.005)
             out.seek(0)
