@@ -2,7 +2,6 @@
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/aminmax_ops.h>
-#include <ATen/ops/contiguous_ops.h>
 #include <ATen/ops/to_ops.h>
 #include <c10/core/GradMode.h>
 #include <ATen/TracerMode.h>
@@ -60,9 +59,12 @@ bool is_16_bit(c10::ScalarType dtype) { return dtype == at::kHalf || dtype == at
 
 at::Tensor cast(const at::Tensor& tensor, c10::ScalarType dtype) {
   if (tensor.scalar_type() == dtype) return tensor;
-  const bool is_nested = tensor.layout() == at::kStrided && tensor.is_nested();  // PyTorch casts these only where they are contiguous
-  const at::Tensor given = is_nested ? at::_ops::contiguous::call(tensor, at::MemoryFormat::Contiguous) : tensor;
-  return at::_ops::to_dtype::call(given, dtype, false, false, std::nullopt);
+  // Those of jagged attention, which torch.nested has rounded to the dtype of autocast, whatever the policy is
+  TORCH_CHECK(
+      tensor.layout() != at::kStrided || !tensor.is_nested() || tensor.is_contiguous(),
+      "PyTorch cannot cast a nested tensor that is not contiguous: call contiguous(). For attention of jagged tensors set "
+      "precision_mode=force_fp16, or none.");
+  return at::_ops::to_dtype::call(tensor, dtype, false, false, std::nullopt);
 }
 
 // Whether an error means that an operator has no kernel for its dtype.

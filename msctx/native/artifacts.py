@@ -120,7 +120,7 @@ def locked(path: Path) -> Iterator[None]:
         try:
             lock.acquire(timeout=seconds)
         except Timeout:
-            say("another process is building the native core; waiting for it")
+            say("another process is building kernels; waiting for it")
             seconds = EVERY
         except NotImplementedError:
             raise NativeError(f"{path.parent}: files cannot be locked there; {cachedir.ELSEWHERE}") from None
@@ -130,7 +130,12 @@ def locked(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def say(line: str) -> None:
-    """On standard error, if there is one."""
+def say(line: str, *, over: bool = False) -> None:
+    """On standard error, if there is one. *over*: in place of the last line of a terminal."""
     with suppress(OSError, ValueError):
-        print(f"msctx: {line}", file=sys.stderr, flush=True)
+        print(
+            f"\r\x1b[K{line and f'msctx: {line}'}" if over else f"msctx: {line}",
+            end="" if over else "\n",
+            file=sys.stderr,
+            flush=True,
+        )

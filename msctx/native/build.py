@@ -202,6 +202,7 @@ def _progress(verbose: bool) -> Iterator[Callable[[str], None]]:
     """What is told of the lines that ninja prints: a count on a terminal, else a line every half a minute."""
     began, told = time.perf_counter(), -float(EVERY)
     is_terminal = not verbose and sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
+    what = "building the native core (once)"
 
     def show(line: str) -> None:
         nonlocal told
@@ -210,13 +211,11 @@ def _progress(verbose: bool) -> Iterator[Callable[[str], None]]:
             say(line.rstrip("\n"))
         elif step and (is_terminal or seconds >= told + EVERY):
             told = seconds
-            text = f"building the native core (once): {step[1]} of {step[2]} files, {seconds:.0f} s"
-            print(f"\r{text}", end="", file=sys.stderr, flush=True) if is_terminal else say(text)
+            say(f"{what}: {step[1]} of {step[2]} files, {seconds:.0f} s", over=is_terminal)
 
-    if not is_terminal:
-        say("building the native core (once)")
+    say(what, over=is_terminal)
     try:
         yield show
     finally:
         if is_terminal:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            say("", over=True)

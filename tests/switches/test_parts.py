@@ -30,20 +30,17 @@ def test_what_is_written_is_read_back_and_taken_back(name: str) -> None:
     assert _C._autograd._top_saved_tensors_default_hooks(True) is None
 
 
-@pytest.mark.parametrize("place", ["host", "file", None])
-def test_a_place_without_models_is_a_place(place: str | None) -> None:
-    switch = SWITCHES["models.parameters"]
-    switch.write(place)
-    assert switch.read() == place
-    switch.write(None)
-    assert switch.read() is None
-
-
-@pytest.mark.parametrize("wanted", ["channels_last", "contiguous", None])
-def test_a_format_without_models_is_a_format(wanted: str | None) -> None:
-    switch = SWITCHES["models.weight_format"]
-    switch.write(wanted)
-    assert switch.read() == wanted
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("models.parameters", place) for place in ("host", "file", None)),
+        *(("models.weight_format", wanted) for wanted in ("channels_last", "contiguous", None)),
+    ],
+)
+def test_a_value_without_models_is_a_value(name: str, value: str | None) -> None:
+    switch = SWITCHES[name]
+    switch.write(value)
+    assert switch.read() == value
     switch.write(None)
     assert switch.read() is None
 
