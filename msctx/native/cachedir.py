@@ -80,7 +80,7 @@ def usable() -> None:
             raise NativeError(f"{place}: cannot be {'written' if there else 'made'}; {ELSEWHERE}")
 
 
-def is_trusted(status: os.stat_result) -> bool:
+def _is_trusted(status: os.stat_result) -> bool:
     """Whether what is there belongs to the user or root."""
     return status.st_uid in (0, os.geteuid())
 
@@ -116,7 +116,7 @@ def _check(path: Path, do: str) -> None:
     status = path.stat()
     if not stat.S_ISDIR(status.st_mode):
         raise NativeError(f"{path}: is not a folder; {do}")
-    if not is_trusted(status):
+    if not _is_trusted(status):
         raise refused(path, "belongs to another user", do)
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise refused(path, "can be written by others", do)
