@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # it sets up once, and takes from the other's when done. Modules are compiled once, not by each process of a test.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: run test test-all lint docs wheel bench clean
+.PHONY: run test test-all lint docs dist wheel bench clean
 
 run: .venv/experiments
 	$(BIN)/msctx run configs/experiments/digits.yaml
@@ -31,8 +31,12 @@ docs: .venv/docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs/html
 	$(BIN)/python -m sphinx -q -W --keep-going -b linkcheck docs build/docs/linkcheck
 
-# Built, installed where there is no checkout, and used there.
-wheel: .venv/made
+# The sdist and the wheel, which brings the native core for the installed torch; TORCHS="2.12.1 2.14.1" adds others.
+dist: .venv/dist .venv/experiments
+	$(BIN)/python .ci/dist.py $(TORCHS)
+
+# The same, then installed where there is no checkout, no compiler and no network, and used there.
+wheel: dist
 	$(BIN)/python .ci/wheel.py
 
 bench: .venv/test

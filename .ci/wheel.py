@@ -1,4 +1,4 @@
-"""The package as others get it: sdist and wheel are built, and the wheel is used where there is no checkout.
+"""The package as others get it: the wheel of dist/ is used where there is no checkout, no compiler and no network.
 
 It is installed with its dependencies into an environment of its own; home and working folder are empty ones, and nothing may
 be written into the installed packages: their files are compared before and after, as modes do not bind root.
@@ -7,6 +7,7 @@ be written into the installed packages: their files are compared before and afte
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -72,45 +73,32 @@ msctx migrate mindspore.py
 
 
 def main() -> None:
+    (sdist,), (wheel,) = ROOT.glob("dist/*.tar.gz"), ROOT.glob("dist/*.whl")
     with tempfile.TemporaryDirectory(prefix="msctx-wheel-") as name:
         folder = Path(name).resolve()
-        wheel = built(folder)
-        python = installed(folder / "env", wheel)
-        used(folder, python)
+        whole(folder, sdist, wheel)
+        used(folder, installed(folder / "env", wheel))
 
 
-def built(folder: Path) -> Path:
-    """The wheel of a copy of the checkout, after it was found to be the wheel of the sdist, too."""
-    tree, tools, out = folder / "tree", folder / "tools", folder / "sdist"
-    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
-    for name in filter(None, listed.split("\0")):
-        if (ROOT / name).exists():
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, tree / name)
-    pip(sys.executable, "install", "--target", tools, "hatchling>=1.27")
-    sdist = f"from hatchling import build; build.build_sdist({str(out)!r})"
-    run(sys.executable, "-c", sdist, cwd=shutil.copytree(tree, folder / "for-sdist"), PYTHONPATH=str(tools))
-    (archive,) = out.iterdir()
-    pip(sys.executable, "wheel", "--no-deps", "--wheel-dir", folder / "of-sdist", archive)
-    pip(sys.executable, "wheel", "--no-deps", "--wheel-dir", folder / "of-tree", tree)
-    (of_sdist,), (of_tree,) = (folder / "of-sdist").iterdir(), (folder / "of-tree").iterdir()
-    differing = contents(of_sdist) ^ contents(of_tree)
-    assert not differing, f"the wheels of checkout and sdist differ: {sorted(differing)}"
-    missing = files(tree) - {name for name, _ in contents(of_tree)}
+def whole(folder: Path, sdist: Path, wheel: Path) -> None:
+    """The sdist and the wheel have the same files, and all of the checkout's that travel; the libraries are the wheel's alone."""
+    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT).split("\0")
+    tracked = {Path(name) for name in listed if name and (ROOT / name).exists()}
+    pip(sys.executable, "wheel", "--no-deps", "--wheel-dir", folder / "of-sdist", sdist)
+    (of_sdist,) = (folder / "of-sdist").iterdir()
+    differing = {pair for pair in contents(of_sdist) ^ contents(wheel) if ".dist-info/" not in pair[0]}
+    libraries = [name for name, _ in differing if name.startswith("msctx/_libraries/")]
+    assert len(libraries) == len(differing) >= 2, f"the wheels of checkout and sdist differ: {sorted(differing)}"
+    missing = travelling(tracked) - {name for name, _ in contents(wheel)}
     assert not missing, f"not in the wheel: {sorted(missing)}"
-    print(f"{archive.name}, {of_tree.name}: {len(contents(of_tree))} files", flush=True)
-    return of_tree
+    print(f"{sdist.name}, {wheel.name}: {len(contents(wheel))} files, {wheel.stat().st_size / 2**20:.1f} MB", flush=True)
 
 
-def files(tree: Path) -> set[str]:
+def travelling(tracked: set[Path]) -> set[str]:
     """The files that travel with msctx, as the wheel names them."""
     folders = {"msctx": "msctx", "configs": "msctx/_configs", "kernels": "msctx/_kernels"}
-    return {
-        f"{name}/{path.relative_to(tree / folder).as_posix()}"
-        for folder, name in folders.items()
-        for path in (tree / folder).rglob("*")
-        if path.is_file() and path.suffix != ".pth"  # it stands beside the package
-    }
+    named = {path: folders.get(path.parts[0]) for path in tracked if path.suffix != ".pth"}  # it stands beside the package
+    return {f"{name}/{'/'.join(path.parts[1:])}" for path, name in named.items() if name}
 
 
 def contents(wheel: Path) -> set[tuple[str, int]]:
@@ -134,9 +122,8 @@ def used(folder: Path, python: Path) -> None:
     packages = next((python.parents[1] / "lib").glob("python*/site-packages"))
     before = listing(packages)
     run("chmod", "-R", "a-w", packages)
-    alone = {"PATH": f"{python.parent}:/usr/local/bin:/usr/bin:/bin", "HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
-    # what is built here, of the installed sources, serves the tests after it: the same sources have the same key
-    alone["MSCTX_CACHE_DIR"] = os.environ.get("MSCTX_CACHE_DIR") or str(Path.home() / ".cache" / "msctx")
+    alone = {"PATH": f"{python.parent}:{without_compilers(folder / 'bin')}", "HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+    alone |= dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")  # nobody answers there
     try:
         for words in (
             ["python", "-c", EVERY_MODULE],
@@ -151,6 +138,18 @@ def used(folder: Path, python: Path) -> None:
         run("chmod", "-R", "u+w", packages)
     changed = before ^ listing(packages)
     assert not changed, f"written into the installed packages: {sorted(changed)}"
+    built = [*home.rglob("*.so")]
+    assert not built, f"built although the wheel has it: {built}"
+
+
+def without_compilers(folder: Path) -> Path:
+    """A folder with the programs of this machine, but for compilers."""
+    folder.mkdir()
+    for path in (path for place in ("/usr/bin", "/bin") for path in Path(place).iterdir()):
+        if not re.search(r"(^|-)(cc|gcc|g\+\+|c\+\+|clang\+?\+?|c[89]9)(-|$)", path.name) and not (folder / path.name).exists():
+            (folder / path.name).symlink_to(path)
+    assert not any(shutil.which(name, path=str(folder)) for name in ("c++", "g++", "gcc", "cc", "clang++"))
+    return folder
 
 
 def listing(packages: Path) -> set[tuple[str, int, int]]:

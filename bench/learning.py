@@ -131,9 +131,11 @@ def trained(name: str, options: dict[str, Any], steps: int) -> dict[str, Any]:
 def use_emulated() -> None:
     """A matrix unit in software, for this process and those that it starts."""
     os.environ.setdefault("MSCTX_ISA", EMULATED)
+    from functools import partial
+
     from msctx.native import build
 
-    build.library = build.emulated_library
+    build.build = partial(build.build, emulated=True)
 
 
 def work(given: argparse.Namespace) -> None:

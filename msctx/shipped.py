@@ -9,6 +9,8 @@ CONFIGS, KERNEL_SOURCES = (
     installed if (installed := PACKAGE / f"_{name}").is_dir() else PACKAGE.parent / name for name in ("configs", "kernels")
 )
 """Inside the package as pyproject.toml has it."""
+LIBRARIES = PACKAGE / "_libraries"
+"""The native core that a wheel brings; a checkout has none."""
 
 
 def shipped(folder: str) -> dict[str, Path]:

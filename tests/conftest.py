@@ -351,7 +351,7 @@ def passed() -> Callable[..., str]:
 def native_core() -> None:
     """Where there can be one, it is built now: that takes minutes, which no time limit of a test is to count."""
     if not build.obstacle():
-        build.library()
+        build.build()
 
 
 @pytest.fixture(scope="session")

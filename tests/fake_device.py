@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import platform
 import sys
 import time
 from importlib import import_module
@@ -42,14 +43,14 @@ def library(file: Path = SOURCE) -> Path:
     tool, folder = compiler.find(), Path(torch.__file__).parent
     flags = (*FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
     files = hashes({path.name: path.read_bytes() for path in (file, *sorted(file.parent.glob("*.h")))})
-    torchs = (torch.__version__, torch.version.git_version, build_spec.machine())
+    torchs = (torch.__version__, torch.version.git_version, platform.libc_ver())
 
-    def make() -> tuple[bytes, dict[str, Any]]:
+    def make() -> bytes:
         paths = ("-isystem", folder / "include", f"-L{folder / 'lib'}")
         with TemporaryDirectory() as scratch:
-            return compiled(*tool.command, *flags, *paths, file, *LINK, result=Path(scratch, "result.so")), {}
+            return compiled(*tool.command, *flags, *paths, file, *LINK, result=Path(scratch, "result.so"))
 
-    return obtain("far", f"{digest(files, flags, LINK, torchs, tool.command, tool.version)[:16]}.so", make).path
+    return obtain("far", f"{digest(files, flags, LINK, torchs, tool.command, tool.version)[:16]}.so", make)[0]
 
 
 def register(path: str | Path | None = None) -> ModuleType:

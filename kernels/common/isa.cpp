@@ -100,6 +100,8 @@ const char* msctx_isa(int index) {
   return nullptr;
 }
 
+const char* msctx_compiler() { return __VERSION__; }
+
 const char* msctx_isa_in_use() { return msctx::current->isa; }
 
 int msctx_use_isa(const char* name) {

@@ -12,6 +12,7 @@ from msctx.cli.output import Json, emit
 from msctx.errors import Diagnostic, OptionError
 from msctx.native import artifacts, core
 from msctx.native import build as native
+from msctx.native.build_spec import isas
 from msctx.native.cuda import build as kernels
 from msctx.native.cuda.manifest import ARCHS
 
@@ -47,11 +48,12 @@ def build(
 def _build_core(verbose: bool) -> dict[str, Any]:
     made, library = native.build(verbose), core.load()
     return {
-        "library": str(made.path),
+        "kernels": str(made.kernels),
+        "library": str(made.glue),
+        "origin": made.origin,
         "seconds": round(made.seconds, 1),
-        "cached": made.cached,
-        "compiler": made.compiler,
-        "built_for": list(made.isas),
+        "compiler": library.c.msctx_compiler(),
+        "built_for": list(isas()),
         "processor_has": library.isas(),
         "in_use": library.isa(),
     }

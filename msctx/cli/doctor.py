@@ -133,11 +133,11 @@ def _libraries() -> Iterator[Check]:
 def _native() -> Iterator[Check]:
     if reason := build.obstacle():
         yield Check("native core", "missing", reason, "conv_fprop_algo and its like need it; everything else works without")
-    elif (made := build.cached()) is None:
+    elif (made := build.found()) is None:
         yield Check("native core", "ok", "not built yet: the first option that needs it builds it", "msctx build")
     else:
         library = core.load()
-        yield Check("native core", "ok", f"{library.isa()} of {', '.join(library.isas())}, {made.path}")
+        yield Check("native core", "ok", f"{made.origin}, {library.isa()} of {', '.join(library.isas())}, {made.glue}")
 
 
 def _switches() -> Iterator[Check]:

@@ -1,7 +1,4 @@
-"""What is compiled once and kept: a file named after everything it was made from, with a note.
-
-In the cache: ``<kind>/<key>.<suffix>``, and ``<kind>/<key>.json``, written last: its size, and facts for people.
-"""
+"""What is compiled once and kept in the cache, in ``<kind>/``: a file that is named after everything it was made from."""
 
 from __future__ import annotations
 
@@ -12,8 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +25,6 @@ EVERY = 30
 """Seconds between two lines about what takes long."""
 
 
-@dataclass(frozen=True, slots=True)
-class Artifact:
-    """A whole file; *note*: what its maker recorded; *cached*: it was there before."""
-
-    path: Path
-    note: dict[str, Any]
-    cached: bool
-
-    @property
-    def data(self) -> bytes:
-        return self.path.read_bytes()
-
-
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
@@ -55,42 +38,30 @@ def digest(*parts: Any) -> str:
     return sha256(json.dumps(parts, sort_keys=True).encode())
 
 
-def cached(kind: str, name: str, fits: Callable[[dict[str, Any]], bool] = bool) -> Artifact | None:
-    """The file if it is whole and its note *fits*. Takes no lock and needs no right to write."""
-    folder = cachedir.existing(kind)
-    if folder is None:
-        return None
-    path = folder / name
-    beside = path.with_suffix(".json")
-    with cachedir.naming(folder):
-        try:
-            note = json.loads(beside.read_bytes())
-            if note["size"] != path.stat().st_size or not fits(note):
-                return None
-        except (FileNotFoundError, ValueError, TypeError, KeyError):  # another process tidies up; the note is something else
+def cached(kind: str, name: str) -> Path | None:
+    """The file, if it was made. Takes no lock and needs no right to write."""
+    place = cachedir.location()
+    path = place / kind / name
+    with cachedir.naming(path):
+        if not cachedir.check(place) or not path.is_file():
             return None
     with suppress(OSError):  # what is used stays
-        os.utime(beside)
-    return Artifact(path, note, True)
+        os.utime(path)
+    return path
 
 
-def obtain(
-    kind: str, name: str, make: Callable[[], tuple[bytes, dict[str, Any]]], fits: Callable[[dict[str, Any]], bool] = bool
-) -> Artifact:
-    """The file from the cache, else made by one process and thread: *make* returns its content and its note."""
-    if (found := cached(kind, name, fits)) is not None:
-        return found
+def obtain(kind: str, name: str, make: Callable[[], bytes]) -> tuple[Path, bool]:
+    """The file from the cache, else made by one process and thread; whether it was made now."""
+    if (found := cached(kind, name)) is not None:
+        return found, False
     path = cachedir.folder(kind) / name
     with cachedir.naming(path), locked(path):
-        if (found := cached(kind, name, fits)) is not None:
-            return found
-        data, note = make()
-        note = {"size": len(data), **note}
-        cachedir.write(path, data)
-        cachedir.write(path.with_suffix(".json"), json.dumps(note, indent=2).encode())
+        if (found := cached(kind, name)) is not None:
+            return found, False
+        cachedir.write(path, make())
     with suppress(OSError, NativeError):
         _clear(time.time() - KEEP_DAYS * 86400)
-    return Artifact(path, note, False)
+    return path, True
 
 
 def remove() -> int:
@@ -100,13 +71,11 @@ def remove() -> int:
 
 def _clear(before: float) -> int:
     """Remove what was last used before a time."""
-    cache, size = cachedir.existing(), 0
-    for path in [path for kind in KINDS for path in cache.glob(f"{kind}/*")] if cache else ():
-        if path.suffix == ".lock":
-            continue
-        with suppress(FileNotFoundError), locked(path) if path.is_dir() else nullcontext():  # another process tidies up, too
-            note = path / ".ninja_log" if path.is_dir() else path.with_suffix(".json")
-            if (note if note.exists() else path).lstat().st_mtime < before:
+    cache, size = cachedir.location(), 0
+    for path in [path for kind in KINDS for path in cache.glob(f"{kind}/*")] if cachedir.check(cache) else ():
+        used = path / ".ninja_log" if path.is_dir() else path
+        with suppress(FileNotFoundError):  # another process tidies up, too
+            if path.suffix != ".lock" and (used if used.exists() else path).lstat().st_mtime < before:
                 size += sum(each.lstat().st_size for each in [path, *path.rglob("*")] if each.is_file())
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
     return size
@@ -133,9 +102,5 @@ def locked(path: Path) -> Iterator[None]:
 def say(line: str, *, over: bool = False) -> None:
     """On standard error, if there is one. *over*: in place of the last line of a terminal."""
     with suppress(OSError, ValueError):
-        print(
-            f"\r\x1b[K{line and f'msctx: {line}'}" if over else f"msctx: {line}",
-            end="" if over else "\n",
-            file=sys.stderr,
-            flush=True,
-        )
+        text, end = (f"\r\x1b[K{line and f'msctx: {line}'}", "") if over else (f"msctx: {line}", "\n")
+        print(text, end=end, file=sys.stderr, flush=True)

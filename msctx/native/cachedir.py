@@ -34,9 +34,12 @@ def folder(*parts: str) -> Path:
     Raises:
         NativeError: somebody else could have written there, or it cannot be made.
     """
-    found = location().joinpath(*parts)
-    made(location(), ELSEWHERE)
-    return made(found, ELSEWHERE) if parts else found
+    path = made(location(), ELSEWHERE)
+    with naming(path):
+        for part in parts:
+            path /= part
+            path.mkdir(mode=0o700, exist_ok=True)
+    return path
 
 
 def made(path: Path, do: str) -> Path:
@@ -46,41 +49,45 @@ def made(path: Path, do: str) -> Path:
         NativeError: somebody else could have written there, or it cannot be made.
     """
     with naming(path, do):
-        for each in [*reversed(path.parents), path]:
-            if not each.exists():
-                each.mkdir(mode=0o700, exist_ok=True)
-                each.chmod(0o700)  # a umask can take the user's own rights away
-        _check(path, do)
+        if not check(path, do):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if path.stat().st_uid == os.geteuid() and path.stat().st_mode & 0o077:
             with suppress(OSError):  # it is mounted read-only
                 path.chmod(0o700)
     return path
 
 
-def existing(*parts: str) -> Path | None:
-    """The same folder if it exists, else ``None``; writes nothing."""
-    place = location()
-    with naming(place):
-        if not place.exists():
-            return None
-        _check(place, ELSEWHERE)
-        found = place.joinpath(*parts)
-        return found if found.is_dir() else None
+def check(path: Path, do: str = ELSEWHERE) -> bool:
+    """Whether there is such a folder.
+
+    Raises:
+        NativeError: somebody else could have written there.
+    """
+    with naming(path, do):
+        if not path.exists():
+            return False
+        status = path.stat()
+        if not stat.S_ISDIR(status.st_mode):
+            raise NativeError(f"{path}: is not a folder; {do}")
+        if not is_trusted(status):
+            raise refused(path, "belongs to another user", do)
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise refused(path, "can be written by others", do)
+    return True
 
 
 def usable() -> None:
     """Raise the NativeError with which a build would end because of the folder; writes nothing."""
     place = location()
-    there = existing() is not None
-    with naming(place):
-        found = next(folder for folder in [place, *place.parents] if folder.exists())
-        if os.statvfs(found).f_flag & os.ST_NOEXEC:
-            raise NativeError(f"{place}: nothing can be loaded from there (it is mounted noexec); {ELSEWHERE}")
-        if not os.access(found, os.W_OK | os.X_OK, effective_ids=True):
-            raise NativeError(f"{place}: cannot be {'written' if there else 'made'}; {ELSEWHERE}")
+    check(place)
+    found = next(folder for folder in [place, *place.parents] if folder.exists())
+    if os.statvfs(found).f_flag & os.ST_NOEXEC:
+        raise NativeError(f"{place}: nothing can be loaded from there (it is mounted noexec); {ELSEWHERE}")
+    if not os.access(found, os.W_OK | os.X_OK, effective_ids=True):
+        raise NativeError(f"{place}: cannot be written; {ELSEWHERE}")
 
 
-def _is_trusted(status: os.stat_result) -> bool:
+def is_trusted(status: os.stat_result) -> bool:
     """Whether what is there belongs to the user or root."""
     return status.st_uid in (0, os.geteuid())
 
@@ -110,13 +117,3 @@ def naming(path: Path, do: str = ELSEWHERE) -> Iterator[None]:
     except OSError as error:
         room = "make room there, or " if error.errno in (ENOSPC, EDQUOT) else ""
         raise NativeError(f"{error.filename or path}: {error.strerror or error}; {room}{do}") from None
-
-
-def _check(path: Path, do: str) -> None:
-    status = path.stat()
-    if not stat.S_ISDIR(status.st_mode):
-        raise NativeError(f"{path}: is not a folder; {do}")
-    if not _is_trusted(status):
-        raise refused(path, "belongs to another user", do)
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise refused(path, "can be written by others", do)

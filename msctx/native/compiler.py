@@ -6,33 +6,24 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
 
 from msctx.errors import NativeError
 
 NAMES = ("c++", "g++", "clang++")
-PROBE = """
-#include <bit>
-#include <concepts>
-#include <cstdint>
-template <std::unsigned_integral T> constexpr int bits(T x) { return std::popcount(x); }
-static_assert(bits(std::uint32_t{7}) == 3);
-"""
-T = TypeVar("T")
+PROBE = "#include <bit>\nstatic_assert(std::popcount(7u) == 3);"
 
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A compiler that works; *version* is its own description."""
+    """A compiler that works; *version* is the first line of its own description."""
 
     command: tuple[str, ...]
     version: str
 
     def __str__(self) -> str:
-        return f"{shlex.join(self.command)} ({self.version.splitlines()[0]})"
+        return f"{shlex.join(self.command)} ({self.version})"
 
     @property
     def is_clang(self) -> bool:
@@ -41,16 +32,12 @@ class Compiler:
 
 def find() -> Compiler:
     """The compiler that CXX names, else the first of c++, g++ and clang++ that works. Cheap when called again."""
-    given = os.environ.get("CXX", "").strip()
-    if given:
-        found = _examined(given)
-        if isinstance(found, str):
-            raise NativeError(f"CXX={given}: {found}; correct CXX, or unset it so that c++, g++ or clang++ is looked for")
-        return found
-    why = ""
-    for name in NAMES:
-        if isinstance(found := _examined(name), Compiler):
+    given, why = os.environ.get("CXX", "").strip(), ""
+    for name in (given,) if given else NAMES:
+        if isinstance(found := _examined(name, os.environ.get("PATH", "")), Compiler):
             return found
+        if given:
+            raise NativeError(f"CXX={given}: {found}; correct CXX, or unset it so that c++, g++ or clang++ is looked for")
         if shutil.which(name):
             why = why or f"{name}: {found}; "
     raise NativeError(f"{why}{'no other' if why else 'no'} C++ compiler (set CXX, or install g++ or clang++)")
@@ -62,42 +49,30 @@ def first_lines(log: str, most: int = 12) -> str:
     return "\n".join([*lines[:most], *(["…"] if len(lines) > most else [])])
 
 
-def _examined(words: str) -> Compiler | str:
+@lru_cache(maxsize=16)
+def _examined(words: str, _path: str) -> Compiler | str:
+    """The compiler that a name or CXX stands for, or why it will not do."""
     try:
         program, *arguments = shlex.split(words)
-    except ValueError as error:
-        return f"cannot be read as a command: {error}"
-    path = shutil.which(program)
-    if path is None:
-        return "there is no such program"
-    status = os.stat(path)
-    return _examine((os.path.abspath(path), *arguments), (status.st_ino, status.st_size, status.st_mtime_ns))
+        if (path := shutil.which(program)) is None:
+            return "there is no such program"
+        command = (os.path.abspath(path), *arguments)
+        version = _said(*command, "--version")
+        _said(*command, "-std=c++20", "-x", "c++", "-fsyntax-only", "-")
+    except (ValueError, NativeError) as error:
+        return str(error)
+    return Compiler(command, version) if version else "does not print a --version"
 
 
-@lru_cache(maxsize=16)
-def _examine(command: tuple[str, ...], _stamp: tuple[int, ...]) -> Compiler | str:
-    """The compiler behind *command*, or why it will not do."""
-    version = _ask(command, "--version")
-    if version.returncode or not version.stdout.strip():
-        return f"does not print a --version: {_first_line(version)}"
-    probe = _ask(command, "-std=c++20", "-x", "c++", "-fsyntax-only", "-")
-    if probe.returncode:
-        return f"cannot compile C++20 ({version.stdout.strip().splitlines()[0]}): {_first_line(probe)}"
-    return Compiler(command, version.stdout.strip())
-
-
-def _ask(command: Sequence[str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A short run, of a minute at most; one that cannot be started ends with exit code 126."""
-    words, env = [*command, *arguments], {**os.environ, "LC_ALL": "C"}
+def _said(*command: str) -> str:
+    """The first line that a short run prints."""
+    env = {**os.environ, "LC_ALL": "C"}
     try:
-        return subprocess.run(
-            words, input=PROBE, capture_output=True, encoding="utf-8", errors="replace", env=env, timeout=60, check=False
-        )
+        done = subprocess.run(command, input=PROBE, capture_output=True, text=True, timeout=60, env=env, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return subprocess.CompletedProcess(words, 126, "", str(error))
-
-
-def _first_line(done: subprocess.CompletedProcess[str]) -> str:
-    lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-    errors = [line for line in lines if "error" in line.lower()]
-    return (errors or lines or [f"exit code {done.returncode}"])[0].strip()
+        raise NativeError(f"cannot be run: {error}") from None
+    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    if done.returncode:
+        why = next((line for line in lines if "error" in line.lower()), f"exit code {done.returncode}")
+        raise NativeError(f"cannot be used for C++20: {why}")
+    return lines[0] if lines else ""

@@ -16,6 +16,7 @@ from msctx.native import environment_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from msctx.native.build import Build
     from msctx.native.tuning_file import Entry
 
 ISA_VARIABLE = "MSCTX_ISA"
@@ -80,6 +81,7 @@ def declared(library: Any, signatures: Mapping[str, tuple[Any, list[Any]]]) -> A
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_isa": (TEXT, [c_int]),
     "msctx_isa_in_use": (TEXT, []),
+    "msctx_compiler": (TEXT, []),
     "msctx_use_isa": (c_int, [STR]),
     "msctx_install": (TEXT, [py_object]),
     "msctx_leave_python": (None, []),
@@ -128,12 +130,13 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 class Core:
     """The library in this process; ``c`` has its functions, which release the GIL."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, made: Build) -> None:
         import torch
 
-        torch.ops.load_library(path)
-        self.path = path
-        self.c = c = declared(ctypes.CDLL(path), _SIGNATURES)
+        ctypes.CDLL(str(made.kernels))  # found by its name when the glue is loaded
+        torch.ops.load_library(str(made.glue))
+        self.made = made
+        self.c = c = declared(ctypes.CDLL(str(made.glue)), _SIGNATURES)
         self._hooked = {"cpu"}
         self._choose_isa()
         if problem := c.msctx_install(_warn):
@@ -267,7 +270,7 @@ def _load() -> Core:
     from msctx.native import build
 
     try:
-        _core = Core(str(build.library()))
+        _core = Core(build.build())
     except (NativeError, OSError, AttributeError) as error:
         _failed = f"{error}: {error.__cause__}" if error.__cause__ is not None else str(error)
         raise NativeError(_failed) from error

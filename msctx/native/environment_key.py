@@ -57,14 +57,11 @@ def stamp(library: Core, place: str = "cpu") -> Stamp:
     """That of this process, of what it measures on a kind of device."""
     import torch
 
-    from msctx.native import build
-
     if place == "cuda":
         return _of_cuda()
-    made_of, compiler = build.origin(Path(library.path))
-    version = compiler.partition(" (")[2].removesuffix(")")  # without a path of this machine
-    capability = torch.backends.cpu.get_cpu_capability()
-    return Stamp(*cpu(), library.isa(), f"{torch.__version__} {capability}", made_of[:16], version, __version__)
+    kernels = library.made.kernels.stem.rpartition("-")[2]
+    version = f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
+    return Stamp(*cpu(), library.isa(), version, kernels, str(library.c.msctx_compiler()), __version__)
 
 
 def _of_cuda() -> Stamp:

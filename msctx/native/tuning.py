@@ -121,7 +121,7 @@ def here() -> dict[str, Stamp]:
     """The stamps of this machine by kind of device: none where the native core is not built, nor of CUDA without a GPU to ask."""
     import torch
 
-    if build.obstacle() or build.cached() is None:
+    if build.obstacle() or build.found() is None:
         return {}
     places = ["cpu", *(["cuda"] if torch.cuda.device_count() else [])]  # on an NPU nothing is measured
     return {place: stamp(core.load(), place) for place in places}

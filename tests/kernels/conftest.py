@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def kernels() -> Kernels:
     if why := build.obstacle():
         pytest.skip(why)
-    build.library()  # its kernels are the same files: two workers that begin with one each would compile them twice
+    build.build()  # its kernels are the same files: two workers that begin with one each would compile them twice
     return Kernels(str(build.kernels_library()))
 
 

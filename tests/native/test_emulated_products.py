@@ -22,7 +22,8 @@ PROGRAM = """
 import sys
 import torch
 from msctx.native import build
-build.library = build.emulated_library
+from functools import partial
+build.build = partial(build.build, emulated=True)
 import msctx
 from product_data import KINDS, factors
 
@@ -115,7 +116,8 @@ def test_values_bounds_and_kept_weights(isa: str) -> None:
 PLANTED = """
 import torch
 from msctx.native import build
-build.library = build.emulated_library
+from functools import partial
+build.build = partial(build.build, emulated=True)
 import msctx
 
 def split(a, b):  # as a program might do by itself: both parts, in float16's precision, are lost where code is compiled
@@ -145,7 +147,8 @@ def test_parts_survive_compiling() -> None:
 IMAGES = """
 import torch
 from msctx.native import build
-build.library = build.emulated_library
+from functools import partial
+build.build = partial(build.build, emulated=True)
 import msctx
 
 torch.manual_seed(0)

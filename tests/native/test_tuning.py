@@ -155,7 +155,7 @@ def test_a_forked_worker_measures_nothing(passes: Callable[..., str], tmp_path: 
         f"""
         import os, signal, torch, msctx
         from msctx.native import build, core
-        build.library()  # before the clock runs
+        build.build()  # before the clock runs
         torch.set_num_threads(1)  # torch's own threads do not come along
         x, w = torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3)
 

@@ -47,6 +47,7 @@ Parallel serial();
 // The instruction sets of this processor, best first; nullptr after the last.
 MSCTX_API const char* msctx_isa(int index);
 MSCTX_API const char* msctx_isa_in_use();
+MSCTX_API const char* msctx_compiler();
 MSCTX_API int msctx_use_isa(const char* name);  // 0: not on this processor
 
 // One row of an instruction set's table, for tests and tools: calls without torch.

@@ -11,16 +11,18 @@ from typing import Any
 
 from msctx.errors import NativeError
 from msctx.native import artifacts, cachedir, compiler
-from msctx.native.artifacts import Artifact, digest, hashes
+from msctx.native.artifacts import digest, hashes
 from msctx.native.build_spec import read_sources
 from msctx.native.cuda import nvrtc
 from msctx.native.cuda.manifest import ARCHS, MODULES, Module
 from msctx.native.cuda.nvrtc import Nvrtc
 from msctx.shipped import KERNEL_SOURCES
 
-FORMAT = 2
+FORMAT = 3
 """Part of every key: to be raised when what a build means changes."""
 SUFFIXES = (".cu", ".cuh")
+SEPARATOR = b"\0"
+"""In the cache, between what ptxas told and the cubin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ def cubin(module: Module, arch: str, *, tool: Nvrtc | None = None, sources: Path
     """
     tool = tool or nvrtc.find()
     try:
-        return _obtain(tool, _read(sources, [module]), module, arch).data
+        return _obtain(tool, _read(sources, [module]), module, arch)[0]
     except _Rejected as error:
         source = (sources or KERNEL_SOURCES / "cuda") / module.source
         raise NativeError(f"{source} cannot be compiled for {arch} by {tool}:\n{error}") from None
@@ -96,23 +98,25 @@ class _Rejected(Exception):
     """What a compiler says against a source."""
 
 
-def _obtain(tool: Nvrtc, files: Mapping[str, bytes], module: Module, arch: str) -> Artifact:
-    """The module's cubin from the cache or compiled now."""
+def _obtain(tool: Nvrtc, files: Mapping[str, bytes], module: Module, arch: str) -> tuple[bytes, str, bool]:
+    """The module's cubin and what ptxas told, from the cache or compiled now, and whether it was."""
     used = {name: data for name, data in files.items() if name == module.source or name.endswith(".cuh")}
 
-    def make() -> tuple[bytes, dict[str, Any]]:
+    def make() -> bytes:
         data, log = tool.compile(used, module, arch)
         if data is None:
             raise _Rejected(compiler.first_lines(log) or "the compiler gives no reason")
-        return data, {"log": log}
+        return log.encode() + SEPARATOR + data
 
     key = digest(FORMAT, hashes(used), str(module), tool.version, arch)
-    return artifacts.obtain("cuda", f"{key[:32]}.cubin", make)
+    path, is_new = artifacts.obtain("cuda", f"{key[:32]}.cubin", make)
+    log, _, data = path.read_bytes().partition(SEPARATOR)
+    return data, log.decode(), is_new
 
 
 def _report(tool: Nvrtc, files: Mapping[str, bytes], module: Module, arch: str) -> Report:
     try:
-        made = _obtain(tool, files, module, arch)
+        data, log, is_new = _obtain(tool, files, module, arch)
     except _Rejected as error:
         return Report(module, arch, str(tool), error=str(error))
-    return Report(module, arch, str(tool), made.cached, len(made.data), made.note["log"])
+    return Report(module, arch, str(tool), not is_new, len(data), log)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_bool, c_int, c_longlong, c_uint, c_void_p
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 from processes import compiled
 
-from msctx.native import build_spec, compiler
+from msctx.native import compiler
 from msctx.native.artifacts import digest, hashes, obtain
 from msctx.native.cuda.depthwise import DepthwiseProblem, Launch, launches, workspace
 from msctx.native.cuda.manifest import KERNELS, THREADS, Module
@@ -38,15 +39,15 @@ def library(modules: list[Module], sanitize: bool = False) -> Path:
     commands = [(*language, *(f"-D{m}" for m in module.macros), "-c", str(kernels / module.source)) for module in modules]
     commands.append(("-c", str(HERE / "emulation.cpp")))
 
-    def make() -> tuple[bytes, dict[str, Any]]:
+    def make() -> bytes:
         with TemporaryDirectory() as scratch, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             objects = [Path(scratch, f"{number}.o") for number in range(len(commands))]
             for _ in pool.map(lambda words, result: compiled(*tool.command, *flags, *words, result=result), commands, objects):
                 pass
-            return compiled(*tool.command, *flags, "-shared", *objects, result=Path(scratch, "whole.so")), {}
+            return compiled(*tool.command, *flags, "-shared", *objects, result=Path(scratch, "whole.so"))
 
-    key = digest(hashes({path.name: path.read_bytes() for path in files}), flags, commands, build_spec.machine(), str(tool))
-    return obtain("emulated", f"{key[:16]}.so", make).path
+    key = digest(hashes({path.name: path.read_bytes() for path in files}), flags, commands, platform.libc_ver(), str(tool))
+    return obtain("emulated", f"{key[:16]}.so", make)[0]
 
 
 def modules(*dtypes: str) -> list[Module]:

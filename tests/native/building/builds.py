@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
+from typing import NamedTuple
 
 from msctx.native import build as native
 from msctx.native import build_spec
-from msctx.native.build_spec import spec_of
+from msctx.native.build_spec import kernels_spec
 
 ISAS = len(build_spec.VECTORS) if len(build_spec.isas()) > 1 else 1
 """The instruction sets that the small kernels are compiled for: they have none for a matrix unit."""
 
 
+class Made(NamedTuple):
+    path: Path
+    seconds: float
+
+    @property
+    def cached(self):
+        return not self.seconds
+
+
 def made(sources):
-    """What is built in most tests: everything but the glue, and no need of torch."""
-    return native._obtain(spec_of("kernels", "", sources))
+    """What is built in most tests: the library of the kernels, which needs no torch."""
+    return Made(*native._obtain(kernels_spec(sources), "kernels"))
 
 
 def call(path, name="msctx_one"):

@@ -119,7 +119,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("MSCTX_CACHE_DIR", str(folder))
     monkeypatch.delenv("CXX", raising=False)
-    native._is_cached.cache_clear()
+    native._is_there.cache_clear()
     return folder
 
 

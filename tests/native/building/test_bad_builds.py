@@ -34,7 +34,7 @@ def test_a_kernel_with_a_mistake(cache, sources):
     assert "-c common/api.cpp" in text
     assert "error: " in text
     assert f"The sources are in {sources}" in text
-    log = next(cache.glob("native/*.log"))
+    log = next(cache.glob("build/*/log"))
     assert str(log) in text
     assert "error: " in log.read_text()
     assert "-c common/api.cpp" in log.read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from builds import GLUE, ISAS, call, edit, leftovers, made
@@ -11,7 +12,7 @@ from builds import GLUE, ISAS, call, edit, leftovers, made
 from msctx.errors import NativeError
 from msctx.native import artifacts, build_spec
 from msctx.native import build as native
-from msctx.native.build_spec import spec_of
+from msctx.native.build_spec import glue_spec, kernels_spec
 from msctx.shipped import KERNEL_SOURCES
 
 
@@ -22,20 +23,16 @@ def test_a_library_is_built_once(cache, sources, watched, forked, capfd):
     assert first.path.parent == cache / "native"
     assert forked(lambda: call(first.path)).ended() == {"returned": 41}
     err = capfd.readouterr().err
-    assert err.startswith("msctx: building the native core (once)\nmsctx: building the native core (once): 1 of ")
-    assert "\nmsctx: built the native core in " in err
-    again = made(sources)
-    assert (again.cached, again.path, again.compiler, again.isas, again.log) == (
-        *(True, first.path, first.compiler, first.isas, first.log),
-    )
+    assert err.startswith("msctx: building the kernels (once)\nmsctx: building the kernels (once): 1 of ")
+    assert "\nmsctx: built the kernels in " in err
+    assert made(sources) == (first.path, 0)
     assert len(watched.runs) == ISAS + 2
     assert capfd.readouterr() == ("", "")
-    assert native.kernels_library(sources=sources) == first.path
     assert leftovers(cache) == []
 
 
 def test_what_takes_long_is_told_again(monkeypatch, capsys):
-    with native._progress(False) as show:
+    with native._progress("building (once)", False) as show:
         show("[1/7] c++ one.cpp\n")
         show("[2/7] c++ two.cpp\n")
         monkeypatch.setattr(native, "EVERY", 0)
@@ -49,9 +46,8 @@ def test_how_kernels_are_compiled(sources, watched):
     generic = next(line for line in watched.compiled if "-DMSCTX_ISA=generic" in line)
     assert not any(word.startswith("-m") for word in generic.split())
     for line in watched.compiled:
-        assert {"-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno"} <= set(
-            line.split()
-        )
+        assert {"-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno"} <= set(line.split())
+        assert ("-fvisibility=hidden" in line) == ("common/" not in line)
         assert "-march=native" not in line
         assert "torch" not in line
         if "-DMSCTX_ISA=" in line:
@@ -80,25 +76,72 @@ def test_inline_functions_of_all_objects_are_the_baseline_ones(sources, forked):
     assert forked(lambda: call(path, "here")).ended() == {"returned": 0}
 
 
-def test_the_glue_uses_the_openmp_that_torch_has_loaded(sources, watched, passes):
+@pytest.fixture
+def glue(sources):
+    """A glue beside the small kernels."""
     (sources / "glue/units").mkdir(parents=True)
     (sources / "glue/units/threads.cpp").write_text(GLUE)
     (sources / "glue" / "parts.h").write_text("#pragma once\n")
-    made(sources)
+
+
+def test_the_glue_uses_the_openmp_that_torch_has_loaded(sources, glue, watched, passes):
     built = native.build(sources=sources)
-    path = built.path
-    assert len(watched.compiled) == ISAS + 1 + 2
+    assert len(watched.compiled) == ISAS + 1 + 1
     if shutil.which("readelf"):
-        needed = subprocess.run(["readelf", "-d", path], capture_output=True, text=True, check=True).stdout
+        needed = subprocess.run(["readelf", "-d", built.glue], capture_output=True, text=True, check=True).stdout
         assert "libtorch_cpu.so" in needed
         assert not any(word in needed for word in ("gomp", "libomp", "RPATH", "RUNPATH"))
     code = f"""
         import ctypes, torch
         torch.set_num_threads(3)
-        print(ctypes.CDLL({str(path)!r}).threads_used())
+        ctypes.CDLL({str(built.kernels)!r})
+        print(ctypes.CDLL({str(built.glue)!r}).threads_used())
         print(len({{line.split()[-1] for line in open("/proc/self/maps") if "gomp" in line or "libomp" in line}}))
     """
     assert passes(code).split() == ["3", "1"]
+
+
+def test_what_the_wheel_brings_is_used_and_only_the_glue_of_another_torch_is_built(
+    sources, glue, watched, tmp_path, monkeypatch, cache
+):
+    built = native.build(sources=sources)
+    shipped = tmp_path / "shipped"
+    shipped.mkdir()
+    monkeypatch.setattr(native, "LIBRARIES", shipped)
+    for path in (built.kernels, built.glue):
+        path.rename(shipped / path.name)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX")
+    there = native.build(sources=sources)
+    assert (there.seconds, there.origin, there == native.found(sources)) == (0, "from the wheel", True)
+    assert native.obstacle(sources) == ""
+    import torch
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "9.9.9+cu130")
+        assert native.found(sources) is None
+        assert native.obstacle(sources) == "no C++ compiler (set CXX, or install g++ or clang++)"
+        with pytest.raises(NativeError, match=r"no C\+\+ compiler"):
+            native.build(sources=sources)
+    monkeypatch.undo()
+    monkeypatch.setenv("MSCTX_CACHE_DIR", str(cache))
+    monkeypatch.setattr(native, "LIBRARIES", shipped)
+    monkeypatch.setattr(torch, "__version__", "9.9.9+cu130")
+    other = native.build(sources=sources)
+    assert (other.kernels, other.origin) == (there.kernels, "kernels from the wheel, glue built here")
+    assert other.glue.parent == cache / "native"
+    assert other.glue.name.startswith("libmsctx_torch-9.9.9-")
+
+
+def test_a_build_of_the_same_release_serves_every_kind_of_it(sources, glue, monkeypatch):
+    import torch
+
+    kernels = kernels_spec(sources)
+    names = set()
+    for version in ("9.9.9+cpu", "9.9.9+cu130", "9.9.9"):
+        monkeypatch.setattr(torch, "__version__", version)
+        names.add(glue_spec(kernels, Path("x.so")).file)
+    assert len(names) == 1
 
 
 def test_sanitizers(sources):
@@ -136,40 +179,42 @@ def test_a_header_by_way_of_another_and_one_of_an_instruction_set(sources, watch
     assert forked(lambda: call(second.path)).ended() == {"returned": 47}
 
 
-def test_what_the_key_depends_on(sources, monkeypatch):
-    def key(product="library", sanitize=""):
-        return spec_of(product, sanitize, sources).inputs
-
+def test_what_the_name_depends_on(sources, glue, monkeypatch):
     import torch
 
-    keys = [key(), key("kernels"), key("kernels", "undefined")]
-    assert key() == keys[0]
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "__version__", "9.9")
-        keys.append(key())
-        assert key("kernels") == keys[1]
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.version, "git_version", "another")
-        keys.append(key())
-    with monkeypatch.context() as patch:
-        patch.setattr(build_spec.platform, "machine", lambda: "aarch64")
-        keys.append(key())
+    def names():
+        kernels = kernels_spec(sources)
+        return kernels.file, glue_spec(kernels, Path("x.so")).file
+
+    kernels, first = names()
+    assert (kernels, first) == names()
+    assert len({kernels, kernels_spec(sources, "undefined").file, kernels_spec(sources, emulated=True).file}) > 1
+    for module, name in ((torch, "__version__"), (torch.version, "git_version")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, "9.9")
+            assert names()[0] == kernels
+            assert names()[1] != first
     (sources / "README.md").write_text("no source")
-    assert key() == keys[0]
+    assert names() == (kernels, first)
+    (sources / "glue/parts.h").write_text("#pragma once\n//\n")
+    assert names()[0] == kernels
+    assert names()[1] != first
     (sources / "cpu/one.cpp").rename(sources / "cpu/uno.cpp")
-    keys.append(key())
-    assert len(set(keys)) == len(keys)
+    assert names()[0] != kernels
+    monkeypatch.setattr(build_spec.platform, "machine", lambda: "aarch64")
+    assert names()[0] != kernels
 
 
 # --- what is seen of it ------------------------------------------------------------------------------------------------
 
 
-def test_warnings_are_in_the_log_and_do_not_stop_it(sources, capfd):
+def test_warnings_are_in_the_log_and_do_not_stop_it(cache, sources, capfd):
     edit(sources, "common/api.cpp", "return", "int unused; return")
-    assert "unused variable" in made(sources).log.read_text()
+    made(sources)
+    assert "unused variable" in next(cache.glob("build/*/log")).read_text()
     assert "unused variable" not in capfd.readouterr().err
     artifacts.remove()
-    native.build(verbose=True, sources=sources)
+    native._obtain(kernels_spec(sources), "kernels", verbose=True)
     err = capfd.readouterr().err
     assert [word for word in ("-c common/api.cpp", "unused variable", "-shared") if word not in err] == []
 

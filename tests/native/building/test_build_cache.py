@@ -4,28 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 
-import pytest
-from builds import ISAS, call, edit, leftovers, made
+from builds import edit, leftovers, made
 
 from msctx.native import artifacts
-
-
-def truncate(path):
-    path.write_bytes(path.read_bytes()[:100])
-
-
-@pytest.mark.parametrize("damage", [truncate, Path.unlink])
-def test_a_damaged_build_is_built_again(sources, watched, forked, damage):
-    path = made(sources).path
-    for damaged in (path, path.with_suffix(".json")):
-        damage(damaged)
-        again = made(sources)
-        assert (again.path, again.cached) == (path, False), damaged
-    assert len(watched.compiled) == ISAS + 1
-    assert forked(lambda: call(path)).ended() == {"returned": 41}
-    assert made(sources).cached
 
 
 def test_what_nobody_uses_is_removed(cache, sources):

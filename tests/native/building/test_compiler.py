@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
-from builds import GLUE, edit
+from builds import GLUE, made
 
 from msctx.errors import NativeError
 from msctx.native import build as native
 from msctx.native import compiler
-from msctx.native.build_spec import spec_of
+from msctx.native.build_spec import glue_spec, kernels_spec
 
 
 @pytest.fixture
@@ -34,29 +33,18 @@ def test_no_compiler(path, sources):
     reason = "no C++ compiler (set CXX, or install g++ or clang++)"
     assert native.obstacle(sources) == native.obstacle(sources) == reason
     with pytest.raises(NativeError) as caught:
-        native.library(sources)
+        native.build(sources=sources)
     assert str(caught.value) == reason
 
 
-def test_what_is_cached_needs_no_compiler(sources, monkeypatch, tmp_path):
-    built = native.build(sources=sources)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert native.obstacle(sources) == ""
-    assert native.build(sources=sources).path == built.path
-    edit(sources, "common/api.cpp", "return", "return 1 +")
-    with pytest.raises(NativeError, match="no C\\+\\+ compiler"):
-        native.build(sources=sources)
-
-
-def test_a_cxx_that_does_not_work_is_an_error_even_if_the_library_is_cached(sources, monkeypatch):
-    native.build(sources=sources)
+def test_a_cxx_that_does_not_work_is_an_error(sources, monkeypatch):
     for cxx, why in (
         ("/not/there/g++", "there is no such program"),
-        ("false", "does not print a --version"),
-        ("g++ '", "cannot be read as a command"),
+        ("false", "cannot be used for C++20: exit code 1"),
+        ("g++ '", "No closing quotation"),
     ):
         monkeypatch.setenv("CXX", cxx)
-        assert native.obstacle(sources).startswith(f"CXX={cxx}: {why}")
+        assert native.obstacle(sources).startswith(f"CXX={cxx}: {why}; correct CXX, or unset it")
         with pytest.raises(NativeError, match="correct CXX, or unset it"):
             native.build(sources=sources)
 
@@ -69,7 +57,7 @@ case "$*" in *--version*) echo 'g++ 8.5.0';; *) echo "g++: error: unrecognized c
 def test_a_compiler_that_is_too_old(path, sources):
     program(path / "g++", OLD)
     assert native.obstacle(sources) == (
-        "g++: cannot compile C++20 (g++ 8.5.0): g++: error: unrecognized command line option '-std=c++20'; "
+        "g++: cannot be used for C++20: g++: error: unrecognized command line option '-std=c++20'; "
         "no other C++ compiler (set CXX, or install g++ or clang++)"
     )
 
@@ -77,18 +65,18 @@ def test_a_compiler_that_is_too_old(path, sources):
 def test_clang_gets_no_openmp_of_its_own(sources):
     (sources / "glue/units").mkdir(parents=True)
     (sources / "glue/units/threads.cpp").write_text(GLUE)
-    made_of = spec_of("library", "", sources)
-    unit = next(unit for unit in made_of.units if unit.source.startswith("glue/"))
+    made_of = glue_spec(kernels_spec(sources), Path("kernels.so"))
     for version, has in (("g++ 12.2.0", True), ("Debian clang version 16.0.6", False)):
-        assert ("-fopenmp" in made_of.flags(unit, compiler.Compiler(("/usr/bin/c++",), version))) == has
+        assert ("-fopenmp" in made_of.ninja(compiler.Compiler(("/usr/bin/c++",), version))) == has
 
 
 def test_torchs_c_runtime_is_linked_where_a_compiler_would_bring_its_own(sources: Path, tmp_path: Path) -> None:
     """Its own would see none of torch's exceptions."""
     static = compiler.Compiler((*compiler.find().command, "-static-libstdc++"), "g++")
     (tmp_path / "one.cpp").write_text("#include <iostream>\nvoid print(int n) { std::cout << n; }\n")
-    made, result = tmp_path / "one.o", tmp_path / "one.so"
-    subprocess.run([*static.command, "-fPIC", "-c", tmp_path / "one.cpp", "-o", made], check=True)
-    last = shlex.split(spec_of("library", "", sources).last())
-    subprocess.run([*static.command, "-shared", made, *last, "-o", result], check=True, cwd=tmp_path)
+    one, result = tmp_path / "one.o", tmp_path / "one.so"
+    subprocess.run([*static.command, "-fPIC", "-c", tmp_path / "one.cpp", "-o", one], check=True)
+    kernels = made(sources).path
+    last = glue_spec(kernels_spec(sources), kernels).link
+    subprocess.run([*static.command, "-shared", one, *last, "-o", result], check=True, cwd=tmp_path)
     assert b"libstdc++.so.6" in result.read_bytes()

@@ -137,9 +137,6 @@ def test_what_is_compiled_is_kept_until_something_changes(tool: nvrtc.Nvrtc, sou
     assert made()
     (sources / "copy.cu").write_text(f"// changed\n{SMALL}")
     assert made()
-    for path in own_cache.glob("cuda/*.cubin"):
-        path.write_bytes(path.read_bytes()[:-1])
-    assert made()
     assert artifacts.remove() > 0
     assert not list(own_cache.glob("cuda/*.cubin"))
     assert made()
