@@ -27,7 +27,7 @@ import msctx
 package = Path(msctx.__file__).parent
 assert package.is_relative_to(sys.prefix), f"{package} is not what was installed"
 paths = [p.relative_to(package.parent).with_suffix("") for p in package.rglob("*.py")]
-names = [".".join(p.parts).removesuffix(".__init__") for p in paths if not p.parts[1].startswith("_con")]
+names = [".".join(p.parts).removesuffix(".__init__") for p in paths if not p.parts[1].startswith(("_con", "_ker"))]
 for name in sorted({*names} - {"msctx.__main__"}):
     try:
         importlib.import_module(name)
@@ -86,7 +86,7 @@ def whole(folder: Path, sdist: Path, wheel: Path) -> None:
     tracked = {Path(name) for name in listed if name and (ROOT / name).exists()}
     pip(sys.executable, "wheel", "--no-deps", "--wheel-dir", folder / "of-sdist", sdist)
     (of_sdist,) = (folder / "of-sdist").iterdir()
-    differing = {pair for pair in contents(of_sdist) ^ contents(wheel) if ".dist-info/" not in pair[0]}
+    differing = {(n, crc) for n, crc in contents(of_sdist) ^ contents(wheel) if ".dist-info/" not in n and not n.endswith("/")}
     libraries = [name for name, _ in differing if name.startswith("msctx/_libraries/")]
     assert len(libraries) == len(differing) >= 2, f"the wheels of checkout and sdist differ: {sorted(differing)}"
     missing = travelling(tracked) - {name for name, _ in contents(wheel)}

@@ -120,6 +120,8 @@ def test_what_the_wheel_brings_is_used_and_only_the_glue_of_another_torch_is_bui
     with monkeypatch.context() as patch:
         patch.setattr(torch, "__version__", "9.9.9+cu130")
         assert native.found(sources) is None
+        native._served.clear()
+        native._is_there.cache_clear()
         assert native.obstacle(sources) == "no C++ compiler (set CXX, or install g++ or clang++)"
         with pytest.raises(NativeError, match=r"no C\+\+ compiler"):
             native.build(sources=sources)
