@@ -1,12 +1,13 @@
 """The folder of torch's caches of compiled code: compile_cache_path/rank_<number>, or op_compiler_cache_dir/kernel_cache.
 
 It has a folder for each processor, system and version, since machines that share a disk cannot run each other's code. torch loads
-code from there, so msctx only uses a folder in which nobody but the user can write.
+code from there, so msctx only uses a folder in which all belongs to the user, and drops what is damaged.
 """
 
 from __future__ import annotations
 
 import atexit
+import base64
 import hashlib
 import os
 import platform
@@ -19,6 +20,8 @@ from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from msctx._version import __version__
 from msctx.errors import NativeError
@@ -90,6 +93,10 @@ class Cache:
         """
         if not self.wanted.off:
             self.folder = cachedir.made(cachedir.made(self.root, DO) / stamp(), DO)
+            if self.folder not in _sifted:
+                with cachedir.naming(self.folder, DO):
+                    _sift(self.folder)
+                _sifted.add(self.folder)
             self.keep_within()
 
     def renew(self) -> None:
@@ -98,6 +105,15 @@ class Cache:
             _renewed.add(self.root)
             for folder in self.root.glob(f"{PREFIX}*"):
                 shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Note the digests of new libraries, and keep the size within the limit."""
+        if "torch._inductor" in sys.modules:
+            for path in self.folder.rglob("*.so"):
+                if path.is_file() and not _digest_of(path).exists():
+                    with suppress(OSError, NativeError):  # such a library is compiled again
+                        cachedir.write(_digest_of(path), hashlib.sha256(path.read_bytes()).hexdigest().encode())
+        self.keep_within()
 
     def keep_within(self) -> None:
         """Remove the files that were idle for longest until the given percentage of the limit remains."""
@@ -122,6 +138,38 @@ class Cache:
 
 
 _renewed: set[Path] = set()
+_sifted: set[Path] = set()
+"""Folders that this process has looked through: since then only the user could write there."""
+
+
+def _sift(folder: Path) -> None:
+    """Refuse what another user has put there; remove damaged code, which torch would load again in each process."""
+    for at, inner, names in os.walk(folder):
+        for path in (Path(at, name) for name in [*inner, *names]):
+            with suppress(FileNotFoundError, Timeout):  # another process removes it, or compiles it
+                if not cachedir.is_trusted(path.lstat()):
+                    raise cachedir.refused(folder, f"holds {path.relative_to(folder)} of another user", DO)
+                if path.suffix in (".py", ".so") and not _is_whole(path):
+                    key = path.name.partition(".")[0]
+                    (folder / "locks").mkdir(exist_ok=True)
+                    with FileLock(folder / "locks" / f"{key}.lock", timeout=0):  # torch's
+                        for part in {path, _digest_of(path), *path.parent.glob(f"{key}.main.*")}:
+                            shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a module of torch's has the hash that it is named after, and a library the one that is noted beside it."""
+    if not path.is_file():
+        return False
+    data = path.read_bytes()
+    if path.suffix == ".py":
+        return path.stem == f"c{base64.b32encode(hashlib.sha256(data.strip()).digest())[:51].decode().lower()}"
+    beside = _digest_of(path)
+    return beside.is_file() and beside.read_bytes() == hashlib.sha256(data).hexdigest().encode()
+
+
+def _digest_of(library: Path) -> Path:
+    return library.with_name(f"{library.name}.sha256")
 
 
 def obstacle(wanted: CompileCache | None) -> str:
@@ -185,12 +233,12 @@ def load(state: State) -> None:
     if (inductor := sys.modules.get("torch._inductor.utils")) is not None:
         inductor.clear_caches()  # inductor writes code that it has loaded already to no second folder
     if leaving is not None and leaving is not current:
-        leaving.keep_within()
+        leaving.close()
 
 
 def _at_exit() -> None:
     if current is not None:
-        current.keep_within()
+        current.close()
     if own := _scratch.pop(os.getpid(), None):  # a forked process has its parent's entry, too
         shutil.rmtree(own, ignore_errors=True)
 

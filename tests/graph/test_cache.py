@@ -8,6 +8,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,56 @@ def test_torch_moves_it_to_another_folder_as_one_file(run: Run) -> None:
     load += "torch.compiler.load_cache_artifacts(open('moved', 'rb').read())"
     assert run(f"found = {code.format('a')}\n{save}")["fxgraph_cache_miss"] == 1
     assert run(f"{load}\n{code.format('b')}")["fxgraph_cache_hit"] == 1
+
+
+def a_folder_instead(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def test_a_library_with_other_bytes_than_were_stored_is_removed(tmp_path: Path) -> None:
+    import_module("torch._inductor.utils")
+
+    kept = msctx.context(enable_compile_cache=True, compile_cache_path=str(tmp_path))
+    with kept:
+        libraries = [Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "ab" / f"c{name}.main.so" for name in "abc"]
+        libraries[0].parent.mkdir()
+        for library in libraries:
+            library.write_bytes(b"\x7fELF" + bytes(range(1, 200)))
+    libraries[0].write_bytes(b"\x7fELF" + bytes(199))  # as after a loss of power
+    libraries[1].with_name("cb.main.so.sha256").unlink()  # its process was killed
+    cache._sifted.clear()
+    with kept:
+        assert [library.exists() for library in libraries] == [False, False, True]
+
+
+@pytest.mark.full
+def test_what_is_damaged_is_compiled_again(run: Run, tmp_path: Path) -> None:
+    code = "compiles(enable_compile_cache=True, compile_cache_path='kept')"
+    run(code)
+    folder = folder_in(tmp_path / "kept")
+    libraries, modules, graphs = "*/*.main.so", "[!d]?/*.py", "*/*/*/*"
+    kinds: list[tuple[str, Callable[[Path], object]]] = [
+        (libraries, lambda path: os.truncate(path, path.stat().st_size // 2)),
+        (libraries, lambda path: os.truncate(path, 0)),
+        (libraries, lambda path: path.write_bytes(path.read_bytes()[:64].ljust(path.stat().st_size, b"\0"))),
+        (libraries, a_folder_instead),
+        (modules, lambda path: path.write_text("def (")),
+        (modules, lambda path: os.truncate(path, 0)),
+        (modules, a_folder_instead),
+        (graphs, lambda path: os.truncate(path, path.stat().st_size // 2)),
+        (graphs, lambda path: os.truncate(path, 0)),
+        (graphs, a_folder_instead),
+    ]
+    for pattern, damage in kinds:
+        damaged = [path for path in folder.glob(pattern) if path.is_file()]
+        assert damaged, pattern
+        for path in damaged:
+            damage(path)
+        run(code)
+        whole = [path for path in folder.rglob("*") if path.suffix in (".py", ".so")]
+        assert [path.suffix for path in whole if not cache._is_whole(path)] == []
+        assert {path.suffix for path in whole} == {".py", ".so"}
 
 
 # --- the cache of kernels ---------------------------------------------------------------------------------------------
@@ -214,11 +265,22 @@ def a_file(folder: Path) -> None:
     folder.touch()
 
 
+def planted(folder: Path) -> None:
+    (folder / "fxgraph").mkdir()
+    os.chown(folder / "fxgraph", 65534, 65534)
+    cache._sifted.clear()  # a process looks through a folder once: afterwards nobody else can write there
+
+
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
         (open_to_all, "can be written by others, so code from there might be somebody else's and is not loaded; delete it, or"),
         (a_file, "is not a folder"),
+        pytest.param(
+            planted,
+            "holds fxgraph of another user, so code from there might be somebody else's and is not loaded; delete it, or",
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away"),
+        ),
     ],
 )
 def test_a_folder_that_cannot_be_trusted_or_made_is_not_used(
