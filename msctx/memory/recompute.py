@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import MethodType
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from msctx.memory import offload
 from msctx.memory.changes import Switched
 from msctx.memory.meter import Meter, room_under_caps
-from msctx.memory.trial import trial, unchanged
 from msctx.native import watched
 from msctx.notices import warn
+from msctx.options.kinds import Size
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 MARGIN = 0.05
 """Part of a cap that is not planned for: sizes differ a little from step to step."""
+SPECIAL = {"ScriptModule", "FullyShardedDataParallel", "FSDPModule", "SyncBatchNorm"}
 NO_BLOCKS = "memory_optimize_level=O1: {} has no blocks, so nothing is recomputed. Put repeated layers into an nn.Sequential"
 
 
@@ -120,6 +125,46 @@ def _before_optimizer(*_: Any) -> None:
         step.stop()
 
 
+def _is_special(block: nn.Module) -> bool:
+    """A block that is an FSDP module itself gathers its weights outside its forward."""
+    inside = [*block.modules()][0 if isinstance(block, torch.jit.ScriptModule) else 1 :]
+    return not SPECIAL.isdisjoint(kind.__name__ for module in inside for kind in type(module).__mro__)
+
+
+def _tensors(inputs: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+
+
+def _versions(tensors: Iterable[torch.Tensor]) -> list[int]:
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+def _storage(tensor: torch.Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+class _State:
+    """What the forward pass of a block may change: attributes and buffers of its modules, random numbers of Python and NumPy."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self._tables = [(table, dict(table)) for m in block.modules() for table in (m._parameters, m._buffers, vars(m))]
+        self._random = random.getstate(), numpy.random.get_state()
+        self._buffers = [(buffer, buffer._version, buffer.clone()) for buffer in block.buffers()]
+
+    def keep_changes(self) -> None:
+        self._buffers = [found for found in self._buffers if found[0]._version != found[1]]
+
+    def restore(self) -> None:
+        for buffer, _, value in self._buffers:
+            buffer.data.copy_(value)  # of .data: its version, which another pass may have saved, stays
+        for table, before in self._tables:
+            if [*map(id, table.values())] != [*map(id, before.values())]:
+                table.clear()
+                table.update(before)
+        random.setstate(self._random[0])
+        numpy.random.set_state(self._random[1])
+
+
 class _Block:
     """A block of a watched model: it stands in the module's ``__dict__`` as ``forward``, and holds no reference to it."""
 
@@ -128,8 +173,7 @@ class _Block:
         self.saved_bytes: int | None = None
         self.recomputed, self.reason = False, "it has not been called with gradients in eager code"
         self.step: _Step | None = None
-        self._obstacles: dict[bool, str] = {}
-        """Whether it trains → why it must not run twice, if so."""
+        self._writes_to_inputs = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module: Any = self.module()
@@ -137,25 +181,58 @@ class _Block:
         is_installed = RECOMPUTE.before.get(self.number, (None, None))[1] is self
         if torch.compiler.is_compiling() or not is_installed or not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        self.recomputed, self.reason, step = self._decide(module, partial(forward, *args, **kwargs), (args, kwargs))
+        self.recomputed, self.reason, step = self._decide(module, (args, kwargs))
         if not self.recomputed or step is None:
             return forward(*args, **kwargs)
-        versions, passes = [parameter._version for parameter in module.parameters()], itertools.count()
+        then, versions = _State(module), _versions(module.parameters())
+        copies = tree_map_only(torch.Tensor, torch.clone, (args, kwargs)) if self.saved_bytes is None else None
+        passes = itertools.count()
 
         def run(args: Any, kwargs: Any) -> Any:
+            nonlocal copies
             if next(passes) == 0:
-                return forward(*args, **kwargs)
+                inputs = _tensors((args, kwargs))
+                at = _versions(inputs)
+                with self._counting(module, inputs, step) if copies or step.meter is not None else nullcontext():
+                    result = forward(*args, **kwargs)
+                then.keep_changes()
+                self._writes_to_inputs = self._writes_to_inputs or at != _versions(inputs)
+                copies = copies if self._writes_to_inputs else None
+                return result
             step.is_over = True
-            if versions != [parameter._version for parameter in module.parameters()]:
+            if versions != _versions(module.parameters()):
                 raise RuntimeError(f"parameters of {self.path!r} were modified between its forward and its backward pass")
-            with unchanged(module):
+            args, kwargs = copies or (args, kwargs)
+            now = _State(module)
+            then.restore()
+            try:
                 return forward(*args, **kwargs)
+            finally:
+                now.restore()
 
         return checkpoint(run, args, kwargs, use_reentrant=False)
 
-    def _decide(self, module: nn.Module, forward: Callable[[], Any], inputs: Any) -> tuple[bool, str, _Step | None]:
+    @contextmanager
+    def _counting(self, module: nn.Module, inputs: list[torch.Tensor], step: _Step) -> Iterator[None]:
+        """Count the bytes that are saved beside inputs and parameters, which torch's hooks in force drop."""
+        given = {*map(_storage, (*inputs, *module.parameters()))}
+        saved = dict[StorageWeakRef, int]()  # a weak reference keeps the address of memory that is given back
+        pack, unpack = offload.hooks_in_force()
+
+        def count(tensor: torch.Tensor) -> Any:
+            if tensor.layout is torch.strided and (storage := _storage(tensor)) not in given:
+                saved[storage] = tensor.untyped_storage().nbytes()
+            return pack(tensor)
+
+        with torch.autograd.graph.saved_tensors_hooks(count, unpack):
+            yield
+        self.saved_bytes = Size(sum(saved.values()))
+        if step.meter is not None:
+            step.saved[self] += self.saved_bytes
+
+    def _decide(self, module: nn.Module, inputs: Any) -> tuple[bool, str, _Step | None]:
         """Whether this call is recomputed, why, and in which step."""
-        tensors, parameters = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)], [*module.parameters()]
+        tensors, parameters = _tensors(inputs), [*module.parameters()]
         if not any(tensor.requires_grad for tensor in (*tensors, *parameters)) or any(map(is_lazy, parameters)):
             return False, self.reason, None
         if not tensors or torch.jit.is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None:  # type: ignore[attr-defined]
@@ -164,13 +241,11 @@ class _Block:
             return False, "hooks on saved tensors are in force (torch.utils.checkpoint, save_on_cpu)", None
         device = max((tensor.device for tensor in tensors), key=lambda device: device.type != "cpu")
         step = _step_of(self, sum(tensor.nbytes for tensor in tensors), device)
-        if module.training not in self._obstacles or (step.meter is not None and self not in step.saved):
-            self.saved_bytes, self._obstacles[module.training] = trial(module, forward, tensors, device)
-        reason = self._obstacles[module.training] or ("" if self.saved_bytes else "it saves only its inputs")
-        if step.meter is not None:
-            step.saved[self] += 0 if reason else self.saved_bytes or 0
-        is_kept = bool(reason) or self in step.kept
-        return not is_kept, reason or ("fits under the cap" if is_kept else step.reason), step
+        obstacle = (
+            "it writes to its inputs" if self._writes_to_inputs else "" if self.saved_bytes != 0 else "it saves only its inputs"
+        )
+        is_kept = bool(obstacle) or self in step.kept
+        return not is_kept, obstacle or ("fits under the cap" if is_kept else step.reason), step
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Block:
         return _Block(memo[self.number])
@@ -204,12 +279,14 @@ class _Recompute(Switched):
             module: Any = block.module()
             if block.number in self.before:
                 continue
-            own = None if isinstance(module, torch.jit.ScriptModule) else vars(module).get("forward", block)
+            own = None if _is_special(module) else vars(module).get("forward", block)
             if isinstance(own, _Block) or (isinstance(own, MethodType) and own.__func__ is type(module).forward):  # of a copy
                 vars(module)["forward"] = block
                 yield module, block
             else:
-                block.reason = "it is scripted, or its forward attribute is set on the instance"
+                block.reason = (
+                    "it holds a scripted module or one that communicates, or its forward attribute is set on the instance"
+                )
 
     def put_back(self, part: nn.Module, before: _Block) -> None:
         if vars(part).get("forward") is before:
