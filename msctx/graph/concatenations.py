@@ -74,43 +74,23 @@ def _joined(node: Any) -> tuple[Sequence[Any], int] | None:
 
 
 def _piece(node: Any) -> Piece | None:
-    args: tuple[Any, ...] = node.args
-    if node.target is aten.slice.Tensor and not node.kwargs:
-        given = dict(zip(("whole", "axis", "start", "end", "step"), args, strict=False))
-        return _slice(**given)
-    if node.target is operator.getitem and isinstance(args[0], fx.Node) and args[0].target in _SPLITS:
-        whole, sizes, *more = args[0].args
-        return _part(whole, sizes, *more, **args[0].kwargs, place=args[1])
-    return None
-
-
-def _slice(whole: Any, axis: Any = 0, start: Any = None, end: Any = None, step: Any = 1) -> Piece | None:
-    if not _is_static(whole) or step != 1 or not _are_plain(axis, start or 0, end or 0):
+    """By the place in memory: both are views."""
+    whole = node.args[0] if node.target is aten.slice.Tensor else None
+    if node.target is operator.getitem and isinstance(node.args[0], fx.Node) and node.args[0].target in _SPLITS:
+        whole = node.args[0].args[0]
+    if not (_is_static(whole) and _is_static(node)):
         return None
-    axis %= whole.meta["val"].ndim
-    first, last, _ = slice(start, end).indices(_size(whole, axis))
-    return Piece(whole, axis, first, max(first, last))
-
-
-def _part(whole: Any, sizes: Any, dim: Any = 0, *, place: Any) -> Piece | None:
-    each = sizes if isinstance(sizes, (list, tuple)) else [sizes]
-    if not _is_static(whole) or not _are_plain(dim, *each):
+    value, of = node.meta["val"], whole.meta["val"]
+    axes = [axis for axis in range(of.ndim) if value.shape[axis] != of.shape[axis]]
+    if len(axes) != 1 or value.stride() != of.stride() or not of.stride(axes[0]):
         return None
-    dim %= whole.meta["val"].ndim
-    if isinstance(sizes, int):
-        size = _size(whole, dim)
-        each = [min(sizes, size - at) for at in range(0, size, sizes)] if sizes else [0]
-    start = sum(each[:place])
-    return Piece(whole, dim, start, start + each[place])
-
-
-def _are_plain(*numbers: Any) -> bool:
-    return all(isinstance(number, int) for number in numbers)
+    start = (value.storage_offset() - of.storage_offset()) // of.stride(axes[0])
+    return Piece(whole, axes[0], start, start + value.shape[axes[0]])
 
 
 def _is_static(node: Any) -> bool:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return isinstance(value, torch.Tensor) and value.ndim > 0 and _are_plain(*value.shape)
+    return isinstance(value, torch.Tensor) and value.ndim > 0 and all(isinstance(size, int) for size in value.shape)
 
 
 def _size(node: Any, axis: int) -> int:

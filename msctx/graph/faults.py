@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from types import CodeType
@@ -65,17 +64,3 @@ def of_program(error: Exception) -> Exception:
     found.args = (f"{text_of(found)} ({parse(text_of(error)).where})",)
     found.__cause__ = found.__context__ = None
     return found.with_traceback(None)
-
-
-class Quiet(logging.Filter):
-    """Keeps torch from logging pages about an exception that it raises as well."""
-
-    LOGGER = "torch._subclasses.fake_tensor"
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        import torch._dynamo.config as config
-
-        return config.verbose or not str(record.msg).startswith("failed while attempting to run meta for")
-
-
-QUIET = Quiet()

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from msctx import locks
 from msctx.graph.breaks import Break, parse
-from msctx.graph.faults import QUIET, Quiet
 from msctx.native.scope_counter import ScopeCounter
 from msctx.notices import warn
 from msctx.observers.compile_trace import LOGGER
@@ -209,8 +208,6 @@ def listen(who: object, on: bool) -> None:
         with uninterrupted(), _lock:
             (_listening.add if on else _listening.discard)(who)
             (LOGGER.addHandler if _listening else LOGGER.removeHandler)(LISTENER)
-            log = logging.getLogger(Quiet.LOGGER)
-            (log.addFilter if _listening else log.removeFilter)(QUIET)
 
 
 class Tally(ScopeCounter):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from ctypes import py_object
 from fnmatch import fnmatchcase
+from functools import cache
 
 from msctx import notices
 from msctx.errors import did_you_mean
@@ -44,21 +45,22 @@ class ExceptReader(Reader):
 
     def end_step(self) -> None:
         """Warn of names that have not been met and that nothing has: another operator may be one that runs later."""
-        paths = (
-            {path for model in watched.models() for path, _ in watched.paths_of(model)} if self._unmet - _operators else set()
-        )
-        left = [pattern for pattern in self._unmet - _operators if not _means_any(pattern, paths)]
-        names = {name for operator in known_operators() for name in _names_of(operator)} if left else set()
-        _operators.update(pattern for pattern in left if _means_any(pattern, names))
+        paths = {path for model in watched.models() for path, _ in watched.paths_of(model)} if self._unmet else set()
+        unknown = sorted(name for name in self._unmet if not (_means_any(name, paths) or _means_operator(name)))
         self._unmet.clear()
-        if unknown := sorted({*left} - _operators):
-            near = [f"{name!r}{did_you_mean(name, (*names, *paths))}" for name in unknown]
+        if unknown:
+            near = [f"{name!r}{did_you_mean(name, (*_operators(), *paths))}" for name in unknown]
             text = "\n".join(f"{OPTION}: no operator, and no module of a watched model, is called {one}" for one in near)
             notices.warn(text)
 
 
-_operators: set[str] = set()
-"""Names and patterns of operators that there are."""
+def _operators() -> set[str]:
+    return {name for operator in known_operators() for name in _names_of(operator)}
+
+
+@cache
+def _means_operator(pattern: str) -> bool:
+    return _means_any(pattern, _operators())
 
 
 def _means_any(pattern: str, names: Iterable[str]) -> bool:

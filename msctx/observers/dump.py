@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -18,14 +17,11 @@ from msctx import notices
 from msctx.errors import did_you_mean
 from msctx.native import watched
 from msctx.observers import collector, files, modules, steps
-from msctx.observers.collector import BITS, Reader, Row, dtype_of, known_operators
+from msctx.observers.collector import BITS, Reader, Row, dtype_of
 from msctx.observers.dump_layouts import MindSpore, MsProbe
 from msctx.options import operators
 from msctx.options.grammars import expression_in
 from msctx.options.observation import Dump
-
-if TYPE_CHECKING:
-    from torch import nn
 
 SET_DUMP = "msctx.set_dump(module)"
 _marked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -184,31 +180,20 @@ class DumpReader(Reader):
         self._guarded(self._layout.flush)
         self._scratch.remove()
         if self.settings.marked and SET_DUMP not in self._met:
-            notices.warn(
-                f"dump_mode 2 dumps modules marked by {SET_DUMP} in models passed to ctx.watch(model): none ran",
-            )
+            notices.warn(f"dump_mode 2 dumps modules marked by {SET_DUMP} in models passed to ctx.watch(model): none ran")
         if self._is_of_rank:
             self._tell_unmet()
 
     def _tell_unmet(self) -> None:
-        """Once for each layer, of those that nothing was called so far; where no operator was asked about, that nothing is."""
-        self._look_at_models()
-        if self._missed:
-            left, names, what = self.settings.layers, self._missed, "operator or module that ran"
-        else:
-            left = tuple(layer for layer in self.settings.layers if not self._is_module(layer) and not _may_be_operator(layer))
-            names, what = {*self._names, *map(_kind, known_operators())} if left else set(), "operator or module"
-        left = tuple(layer for layer in left if layer not in self._met)
+        """Once for each layer that nothing that ran was called so far."""
+        left = [layer for layer in self.settings.layers if self._missed and layer not in self._met]
         self._met.update(left)
-        texts = [
-            f"module {layer!r} has not run"
-            if self._is_module(layer)
-            else f"no {what} is called {layer!r}{did_you_mean(layer, sorted(names))}"
-            for layer in left
-        ]
-        if texts:
-            name = "kernels of dump_config" if self.settings.option == "dump_config" else "dump_layer"
-            notices.warn("\n".join(f"{name}: {text}" for text in texts))
+        name = "kernels of dump_config" if self.settings.option == "dump_config" else "dump_layer"
+        near = {layer: did_you_mean(layer, sorted(self._missed)) for layer in left}
+        if left:
+            notices.warn(
+                "\n".join(f"{name}: no operator or module that ran is called {layer!r}{near[layer]}" for layer in left)
+            )
 
 
 def _fail(text: str) -> None:
@@ -217,14 +202,6 @@ def _fail(text: str) -> None:
 
 def _kind(operator: str) -> str:
     return operator.rpartition("::")[2]
-
-
-@functools.cache
-def _may_be_operator(layer: str) -> bool:
-    """Or an expression, or an operator in a module."""
-    if "/" in layer or expression_in(layer) is not None:
-        return True
-    return any(_is_meant(layer, {name, _kind(name)}, _kind(name)) for name in known_operators())
 
 
 def _is_meant(layer: str, names: set[str], kind: str) -> bool:

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -25,10 +25,6 @@ from msctx.native.module_calls import Call
 from msctx.observers import files, modules
 from msctx.observers.collector import ASK_AGAIN, Row, dtype_of, kind_of
 from msctx.options.observation import Dump
-
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
 
 MOST = 2**16
 """Operators of one step that msProbe's layout keeps in memory, also those that raise; lines of a step that MindSpore's does."""

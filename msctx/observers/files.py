@@ -19,11 +19,6 @@ from typing import Any
 from msctx import notices
 from msctx.native import distributed
 
-try:
-    from fcntl import LOCK_EX, LOCK_UN, flock
-except ImportError:  # a system without: appending alone keeps records apart there
-    flock = None  # type: ignore[assignment]
-
 
 def rank() -> int:
     """Also before torch.distributed is initialised, where torchrun has given it."""
@@ -127,13 +122,12 @@ def write_json(path: Path, data: Any) -> None:
 
 def append_csv(path: Path, head: Sequence[str], lines: Sequence[Sequence[object]]) -> None:
     """All lines or none, with the head where the file is new; one with another head stays as it is."""
-    first, rest = _csv([head]), _csv(lines)
     path.touch()
-    if path.stat().st_size:
-        with path.open("rb") as file:
-            if file.readline() != first:
-                path = reserve(path)
-    append(path, lambda end: rest if end else first + rest)
+    with path.open("rb") as file:
+        found = file.readline()
+    if found not in (b"", _csv([head])):
+        path, found = reserve(path), b""
+    append(path, _csv(lines if found else [head, *lines]))
 
 
 def _csv(lines: Sequence[Sequence[object]]) -> bytes:
@@ -142,30 +136,10 @@ def _csv(lines: Sequence[Sequence[object]]) -> bytes:
     return text.getvalue().encode()
 
 
-def append(path: Path | str, data: Callable[[int], bytes]) -> None:
-    """Add to a file, of whose length *data* makes the bytes, by one call of the system; one that fails leaves the file as it was.
-
-    Other processes may append, too: a lock keeps the bytes of each together.
-    """
-    file = os.open(path, os.O_WRONLY | os.O_APPEND)  # anew each time: a lock belongs to what one call opened
-    try:
-        if flock is not None:
-            with suppress(OSError):  # some network file systems have no locks
-                flock(file, LOCK_EX)
-        end = os.lseek(file, 0, os.SEEK_END)
-        rest = memoryview(data(end))
-        try:
-            while rest:
-                rest = rest[os.write(file, rest) :]
-        except BaseException:
-            with suppress(OSError):
-                os.ftruncate(file, end)
-            raise
-    finally:
-        if flock is not None:
-            with suppress(OSError):
-                flock(file, LOCK_UN)  # a process that was forked meanwhile has the file open, too
-        os.close(file)
+def append(path: Path | str, data: bytes) -> None:
+    """By one call of the system: what other processes append at the same time stays whole, too."""
+    with open(path, "ab", buffering=0) as file:
+        file.write(data)
 
 
 def name_of(text: str) -> str:

@@ -93,11 +93,12 @@ def _apply(node: Callable[[], Any], name: str, *gradients: Any) -> Any:
 def _check(node: Any, given: tuple[Any, ...]) -> None:
     needed = node.needs_input_grad
     if len(given) != len(needed):
-        source = Source(node._forward_cls)
-        count, inputs = len(given) - source.hidden, len(needed) - source.hidden
+        if node._forward_cls.__module__ == _OPERATORS:
+            return  # torch adds inputs, and reports it
+        source, inputs = Source(node._forward_cls), len(needed)
         source.wrong(
             GradientError,
-            f"returned {count} gradient{'s' * (count != 1)} for {inputs} input{'s' * (inputs != 1)}",
+            f"returned {len(given)} gradient{'s' * (len(given) != 1)} for {inputs} input{'s' * (inputs != 1)}",
             f"return one for each input ({', '.join(map(source.argument, range(inputs)))}), None where there is none",
         )
     edges = (edge for edge in node.next_functions if edge[0] is not None)
@@ -140,28 +141,17 @@ class Source:
     """Where a Function was written, for messages."""
 
     def __init__(self, function: Any) -> None:
-        self.hidden = 0
-        """Inputs that torch adds to the user's, at the end."""
-        if function.__module__ == _TRANSFORMS and (inner := _enclosed(function.backward, "autograd_function")):
-            function = inner
-        is_traced = function.__module__ == _TRANSFORMS  # torch.compile has put the inputs into another order
+        if function.__module__ == _TRANSFORMS:
+            function = _enclosed(function.backward, "autograd_function") or function
         backward = function.backward if function.vjp is torch.autograd.Function.vjp else function.vjp
-        self.name = "a Function in compiled code" if is_traced else f"{function.__qualname__}.{backward.__name__}"
-        self._names = [] if is_traced else _parameters(function)
-        self._other = "an input" if is_traced else "input {}"
+        self.name, self._names = f"{function.__qualname__}.{backward.__name__}", _parameters(function)
         if function.__module__ == _OPERATORS:
-            self.hidden = 1
-            if inner := _enclosed(backward, "orig_backward"):
-                backward, self.hidden = inner, 2
-            operator = _enclosed(backward, "op")
-            backward = _enclosed(backward, "info")._backward_fn or backward
-            self.name = f"{getattr(backward, '__qualname__', 'backward')} of the operator {operator.name()}"
-            self._names = [] if self.hidden == 2 else [argument.name for argument in operator._schema.arguments]
+            backward = _enclosed(_enclosed(backward, "orig_backward") or backward, "info")._backward_fn or backward
         code = getattr(inspect.unwrap(backward), "__code__", None)
         self.place = f"{code.co_filename}:{code.co_firstlineno}" if code else "no source"
 
     def argument(self, index: int) -> str:
-        return self._names[index] if index < len(self._names) else self._other.format(index)
+        return self._names[index] if index < len(self._names) else f"input {index}"
 
     def wrong(self, kind: type[Exception], text: str, advice: str, option: str = "check_bprop") -> NoReturn:
         raise kind(f"{self.name} ({self.place}) {text}; {advice} ({option}=True of the msctx context reports this)")

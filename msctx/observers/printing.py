@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -182,7 +183,7 @@ class PrintFile:
     def append(self, record: bytes) -> None:
         if path := self.made():
             try:
-                files.append(path, lambda end: record)
+                files.append(path, record)
             except OSError as error:
                 _warn(path, f"cannot be written ({error.strerror}); some records are missing")
 
@@ -199,11 +200,7 @@ SLOT = Slot(PrintFile)
 
 def encode(values: Iterable[str | torch.Tensor]) -> bytes:
     """One message: texts, and tensors that lie in the CPU's memory without gaps."""
-    return b"".join(_field(1, _text(value) if isinstance(value, str) else _message(value)) for value in values)
-
-
-def _text(value: str) -> bytes:
-    return _field(1, value.encode())
+    return b"".join(_field(1, _field(1, value.encode()) if isinstance(value, str) else _message(value)) for value in values)
 
 
 def _message(value: torch.Tensor) -> bytes:
@@ -247,71 +244,60 @@ def parse_print(path: str | os.PathLike[str]) -> list[str | torch.Tensor]:
         data = Path(name).read_bytes()
         if not data:
             raise ValueError("the file is empty")
-        for number, content in _fields(data):
-            ((kind, inner), *_) = [*_fields(_bytes(content)), (0, b"")]
-            if number != 1 or kind not in (1, 2):
-                raise ValueError("this is no printed value")
-            values.append(_bytes(inner).decode(errors="replace") if kind == 1 else _read_tensor(_bytes(inner)))
+        for _, content in _fields(data):
+            ((kind, inner), *_) = _fields(content)
+            values.append(_read_tensor(inner) if kind == 2 else inner.decode(errors="replace"))
     except OSError as error:
         raise _error(name, f"it cannot be read: {error.strerror}") from None
+    except (TypeError, AttributeError):  # a number where bytes belong
+        raise _error(f"{name}, value {len(values) + 1}", CUT_OFF) from None
     except ValueError as error:
         raise _error(f"{name}, value {len(values) + 1}", str(error)) from None
     return values
+
+
+CUT_OFF = "the file is cut off, or no printed values"
 
 
 def _error(where: str, text: str) -> FileError:
     return FileError([Diagnostic("parse_print", text, where, "a file that Print wrote under print_file_path, whole")])
 
 
-def _bytes(content: bytes | int) -> bytes:
-    if isinstance(content, int):
-        raise ValueError("this is no printed value")
-    return content
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """The number and content of each field of a message."""
-    position = 0
-    while position < len(data):
-        tag, position = _read_varint(data, position)
-        number, form = tag >> 3, tag & 7
-        if form not in (_NUMBER, _BYTES) or not number:
-            raise ValueError("this is no printed value")
-        length, position = _read_varint(data, position)
-        if form == _NUMBER:
-            yield number, length
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """The number of each field of a message, and its content: a number, or bytes."""
+    at = 0
+    while at < len(data):
+        tag, at = _read_varint(data, at)
+        size, at = _read_varint(data, at)
+        if tag & 7 == _NUMBER:
+            yield tag >> 3, size
             continue
-        if position + length > len(data):
-            raise ValueError("the file is cut off, or no printed values")
-        yield number, data[position : position + length]
-        position += length
+        if tag & 7 != _BYTES or at + size > len(data):
+            raise ValueError(CUT_OFF)
+        yield tag >> 3, data[at : at + size]
+        at += size
 
 
-def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    number = shift = 0
-    while position < len(data) and shift < 64:
-        byte = data[position]
-        number |= (byte & 0x7F) << shift
-        position, shift = position + 1, shift + 7
-        if byte < 0x80:
-            return number, position
-    raise ValueError("the file is cut off, or no printed values")
+def _read_varint(data: bytes, begin: int) -> tuple[int, int]:
+    """A number, and the place after it."""
+    number = 0
+    for at in range(begin, min(begin + 10, len(data))):
+        number |= (data[at] & 0x7F) << 7 * (at - begin)
+        if data[at] < 0x80:
+            return number, at + 1
+    raise ValueError(CUT_OFF)
 
 
 def _read_tensor(message: bytes) -> torch.Tensor:
-    shape, name, content = list[int](), "", b""
+    found = defaultdict[int, list[Any]](list)
     for number, inner in _fields(message):
-        if number == 1 and isinstance(inner, int):
-            shape.append(inner)
-        elif number == 1:  # packed
-            position, packed = 0, _bytes(inner)
-            while position < len(packed):
-                size, position = _read_varint(packed, position)
-                shape.append(size)
-        elif number == 2:
-            name = _bytes(inner).decode(errors="replace")
-        elif number == 3:
-            content = _bytes(inner)
+        found[number].append(inner)
+    shape, name, content = list[int](), b"".join(found[2]).decode(errors="replace"), b"".join(found[3])
+    for dim in found[1]:
+        packed, at = dim if isinstance(dim, bytes) else _varint(dim), 0
+        while at < len(packed):
+            size, at = _read_varint(packed, at)
+            shape.append(size)
     if (dtype := _DTYPES.get(name.lower())) is None:
         raise ValueError(f"a tensor has the unknown type {name!r}")
     if shape == [0] and len(content) == dtype.itemsize:  # so MindSpore writes a number

@@ -1,9 +1,8 @@
 """``op_timeout``: ends the process where one operator runs too long, with the stacks of all threads.
 
 The time of an operator is counted in the watchdog's own ticks, each of which counts as at most two: while the whole process stands
-still (a machine that was suspended, SIGSTOP, a debugger of another process), the watchdog does so, too. Ticks do not count while a
-debugger of Python's waits for its user or traces a thread, nor while Python runs inside an operator: a hook that packs what autograd
-keeps, or a mode.
+still (a machine that was suspended, SIGSTOP), the watchdog does so, too. Ticks do not count while Python runs inside an operator: a
+hook that packs what autograd keeps, or a mode.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from msctx.native import core
@@ -27,8 +24,6 @@ from msctx.options.observation import Watchdog
 
 EXIT_CODE = 124
 """As of timeout(1)."""
-_DEBUGGERS = {"bdb", "pdb", "debugpy", "pydevd", "_pydevd_bundle"}
-"""The packages of Python's debuggers."""
 
 
 class WatchdogReader(Reader):
@@ -57,8 +52,6 @@ class WatchdogReader(Reader):
             now = time.monotonic()
             passed, before = min(now - before, 2 * tick), now
             found = {(row["thread"], row["began"]): row for row in core.load().c.msctx_running()}
-            if found and _is_debugged():
-                passed = 0.0
             frames = sys._current_frames()
             is_own = {key: row["caller"] in (0, id(frames.get(row["ident"]))) for key, row in found.items()}
             del frames
@@ -77,22 +70,3 @@ class WatchdogReader(Reader):
         if isinstance(found := collector.reader("observers.recorder"), RecorderReader):
             found.fail(TimeoutError(text))
         os._exit(EXIT_CODE)
-
-
-def _is_debugged() -> bool:
-    """By another process, or by a debugger of Python's: its code is in the stack of a thread, or traces a function there."""
-    with contextlib.suppress(OSError):
-        if "TracerPid:\t0\n" not in Path("/proc/self/status").read_text("ascii", "replace"):
-            return True
-    return any(map(_is_in_debugger, sys._current_frames().values()))
-
-
-def _is_in_debugger(frame: FrameType | None) -> bool:
-    while frame is not None:
-        names = [frame.f_globals.get("__name__", "")]
-        if frame.f_back is not None:  # pdb leaves its trace on the outermost one when its user continues
-            names.append(getattr(frame.f_trace, "__module__", None) or "")
-        if not _DEBUGGERS.isdisjoint(name.partition(".")[0] for name in names):
-            return True
-        frame = frame.f_back
-    return False
