@@ -184,8 +184,7 @@ def _compile_gear(forms: Forms, failed: str, args: list[Any], kwargs: dict[str, 
     except Exception as error:
         if not faults.is_of_capture(error):
             raise
-        text = f"dynamic_dims: {failed}: {text_of(faults.of_program(error))}"
-        warn(text)
+        warn(f"dynamic_dims: {failed}: {breaks.parse(text_of(error))}")
 
 
 def _call(forms: Forms, wanted: Compilation, /, *args: Any, **kwargs: Any) -> Any:
@@ -194,13 +193,9 @@ def _call(forms: Forms, wanted: Compilation, /, *args: Any, **kwargs: Any) -> An
         return _run(forms, wanted, *args, **kwargs)
     except Exception as error:
         if wanted.only or not faults.is_of_capture(error):
-            if (own := faults.of_program(error)) is error:
-                raise
-        else:
-            own, found = None, breaks.parse(text_of(error))
-    if own is not None:  # here, so that torch's exceptions are not chained to it
-        raise own
-    result = _inside(forms.eager, *args, **kwargs)
+            raise
+        found = breaks.parse(text_of(error))
+    result = _inside(forms.eager, *args, **kwargs)  # here, so that torch's exceptions are not chained to those of the program
     if wanted.whole:
         raise GraphError.of(found.where, found.reason, found.hints)
     warn(f"mode=GRAPH_MODE: {found}. This call runs eagerly; jit_syntax_level='STRICT' makes it an error.")

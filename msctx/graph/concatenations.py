@@ -75,7 +75,7 @@ def _joined(node: Any) -> tuple[Sequence[Any], int] | None:
 
 def _piece(node: Any) -> Piece | None:
     """By the place in memory: both are views."""
-    whole = node.args[0] if node.target is aten.slice.Tensor else None
+    whole: Any = node.args[0] if node.target is aten.slice.Tensor else None
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node) and node.args[0].target in _SPLITS:
         whole = node.args[0].args[0]
     if not (_is_static(whole) and _is_static(node)):

@@ -8,7 +8,6 @@ from types import CodeType
 from typing import Any
 
 from msctx.errors import GraphError, MsctxError, text_of
-from msctx.graph.breaks import parse
 
 NOTHING_RAN = (
     "precompile_only=True compiles what is called and runs nothing. So the call returned None, and the program cannot go on with "
@@ -50,17 +49,3 @@ def is_of_capture(error: Exception) -> bool:
 def _is_ours(code: CodeType) -> bool:
     """Not those that Dynamo captures: they have names of the program."""
     return os.path.dirname(code.co_filename) == os.path.dirname(__file__) and code.co_name.startswith("_")
-
-
-def of_program(error: Exception) -> Exception:
-    """The exception of the program that Dynamo met while it captured, of the type that it has in eager code, with its line."""
-    from torch._dynamo.exc import TorchDynamoException, TorchRuntimeError
-
-    found: BaseException | None = error
-    while isinstance(found, TorchDynamoException):
-        found = found.__cause__ or found.__context__
-    if not isinstance(error, TorchRuntimeError) or not isinstance(found, Exception):
-        return error
-    found.args = (f"{text_of(found)} ({parse(text_of(error)).where})",)
-    found.__cause__ = found.__context__ = None
-    return found.with_traceback(None)

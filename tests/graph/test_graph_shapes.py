@@ -140,6 +140,6 @@ def test_compiling_ahead_runs_nothing_of_what_cannot_be_captured(capsys: pytest.
 def test_a_gear_that_the_program_cannot_take_is_a_warning(syntax: str) -> None:
     net, x = Rows(), image(4, 3)
     gears = {"input_shape": "x:-1,-1", "dynamic_dims": "2,5;4,3", "dynamic_node_type": 1}
-    told = pytest.warns(msctx.MsctxWarning, match=r"dynamic_dims: Rows cannot be compiled for x:2,5: .*\(.*shapes.py:\d+\)")
+    told = pytest.warns(msctx.MsctxWarning, match=r"dynamic_dims: Rows cannot be compiled for x:2,5: .*shapes.py:\d+: ")
     with msctx.context(session=gears, jit_syntax_level=syntax, **EAGER_GRAPHS), told:
         assert net(x).shape == (4, 2)
