@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from msctx.errors import Diagnostic, Mark, Marks, one_line
-from msctx.migrate.names import AT_RUN_TIME, Constant, Names, Unknown
+from msctx.errors import Diagnostic, Mark, one_line
+from msctx.migrate.names import AT_RUN_TIME, CONSTANTS, Names, Unknown
 from msctx.migrate.script import Script
 from msctx.options import OPTIONS, find, is_dictionary
-from msctx.options.kinds import ChoiceKind
 
 HOMES = ("common.seed.", "common.api.", "common.", "device_manager.")
 """Modules of MindSpore whose functions the top level has too, beside ``context``, which many modules import."""
@@ -67,7 +66,6 @@ class Entry:
     written: str
     mark: Mark
     reason: str = ""
-    marks: Marks | None = None
     rank: int = 0
     inside: str = ""
     """The conditions and loops around the call."""
@@ -193,7 +191,7 @@ class Reader:
             found.problems.append(Diagnostic(found.function, text, mark=self.script.mark(part)))
         for keyword in call.keywords:
             if keyword.arg is not None:
-                self._option(keyword.arg, keyword, keyword.value, found)
+                self._option(keyword.arg, keyword.value, found)
                 continue
             try:
                 self._options("", keyword.value, found)
@@ -202,42 +200,31 @@ class Reader:
 
     def _options(self, prefix: str, node: ast.expr, found: Call) -> None:
         """The items of a dictionary, each on its own: what is known of it is migrated."""
-        for key, place, value in self.names.known_pairs(node):
-            self._option(f"{prefix}{key}", place, value, found)
+        for key, value in self.names.known_pairs(node):
+            self._option(f"{prefix}{key}", value, found)
 
-    def _option(self, spelling: str, key: ast.AST, node: ast.expr, found: Call) -> None:
+    def _option(self, spelling: str, node: ast.expr, found: Call) -> None:
         """One option, or a group of them."""
         if is_dictionary(spelling):
             with suppress(Unknown):  # not a dictionary, or not known: reported as a whole
                 self._options(f"{spelling}.", node, found)
                 return
         try:
-            value = _as_written(spelling, self.names.value(node))
+            value = self._as_written(spelling, node)
         except Unknown as unknown:
             self._leave_out(spelling, node, found, unknown)
             return
-        width = len(key.arg) if isinstance(key, ast.keyword) and key.arg else 0
+        found.given.append(Entry(spelling, value, self.script.written(node), self.script.mark(node)))
 
-        def marks(path: tuple[Any, ...]) -> Mark | None:
-            if path[1:] == ("",):
-                return self.script.mark(key, width)
-            return self.script.mark(self._at(node, path[1:]))
-
-        found.given.append(Entry(spelling, value, self.script.written(node), self.script.mark(node), marks=marks))
+    def _as_written(self, spelling: str, node: ast.expr) -> Any:
+        """A value; a constant by its word where the option knows that, ``GRAPH_MODE``, else by its number."""
+        value, option, word = self.names.value(node), find(spelling), self.names.word(node)
+        aliases = getattr(option.kind, "aliases", {}) if option else {}
+        return word if word and aliases.get(word) == CONSTANTS[word] else value
 
     def _leave_out(self, spelling: str, node: ast.AST, found: Call, why: Unknown | str) -> None:
         reason = why if isinstance(why, str) else AT_RUN_TIME + f": {why}" * bool(str(why))
         found.given.append(Entry(spelling, None, self.script.written(node), self.script.mark(node), reason))
-
-    def _at(self, node: ast.expr, path: tuple[Any, ...]) -> ast.expr:
-        """The part of a value at a path of keys, as far as the value is a dictionary written out."""
-        for key in path:
-            try:
-                pairs = self.names.known_pairs(node)
-            except Unknown:
-                break
-            node = next((value for name, _, value in reversed(pairs) if name == key), node)
-        return node
 
     def _parameters(self, call: ast.Call, function: str, found: Call) -> None:
         parts: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
@@ -261,7 +248,7 @@ class Reader:
                 continue  # a default: not given
             spelling = _spelling(function, name)
             if find(spelling):
-                self._option(spelling, part, node, found)
+                self._option(spelling, node, found)
             else:
                 self._leave_out(spelling, node, found, "no option of msctx stands behind it")
         for name, value in implied.items():
@@ -274,16 +261,6 @@ def _spelling(function: str, parameter: str) -> str:
     if find(dotted) is None and find(function) is not None:
         return function
     return SPELLINGS.get(dotted, dotted)
-
-
-def _as_written(spelling: str, value: Any) -> Any:
-    """A constant by its word where the option knows that, ``GRAPH_MODE``; else by its number."""
-    if not isinstance(value, Constant):
-        return value
-    option = find(spelling)
-    kind = option.kind if option else None
-    knows = isinstance(kind, ChoiceKind) and kind.aliases.get(value.word) == int(value)
-    return value.word if knows else int(value)
 
 
 @cache

@@ -149,7 +149,7 @@ class _Merging:
     def _wrong(self, given: Entry, value: Any) -> list[Diagnostic]:
         """What the options say to a value."""
         try:
-            make_layer({given.spelling: value}, self.script.file, given.marks or (lambda path: given.mark))
+            make_layer({given.spelling: value}, self.script.file, lambda path: given.mark)
         except OptionError as error:
             return [replace(problem, path=one_line(problem.path)) for problem in error.problems]
         return []
@@ -185,12 +185,9 @@ class _Merging:
     def result(self) -> Migration:
         layer = self._combine()
         options = nested({key: entry.value for key, entry in self.entries.items() if not entry.reason})
-        problems, entries = sorted(self.problems, key=self._order), self.entries.values()
-        return Migration(self.script.file, tuple(self.calls), options, tuple(problems), tuple(entries), layer)
-
-    def _order(self, problem: Diagnostic) -> tuple[int, int, int]:
-        mark = problem.mark
-        return (self.script.order.get(mark.file, 0), mark.line, mark.column) if mark else (0, 0, 0)
+        return Migration(
+            self.script.file, tuple(self.calls), options, tuple(self.problems), tuple(self.entries.values()), layer
+        )
 
     def _combine(self) -> Layer:
         """All options together; those that msctx does not take beside the others stay out."""

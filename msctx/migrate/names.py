@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain
 from operator import add, mul, sub
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from msctx.errors import one_line
 from msctx.migrate.script import Script
-
-T = TypeVar("T")
 
 AT_RUN_TIME = "known only when the script runs"
 
@@ -25,28 +23,15 @@ _SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Cl
 _IN_SCOPE = {"body", "elt", "key", "value", "generators"}
 """The fields of a scope that see its names; decorators, defaults and base classes do not."""
 
-_READING_METHODS = {"copy", "get", "items", "keys", "values"}
 _READING_FUNCTIONS = {"bool", "len", "print", "repr", "str"}
 _MEANINGS = 20
 """The most meanings of one name that are followed."""
-_BUDGET = 10_000
-"""The most parts that one value may have: names that stand for lists of names grow without end."""
+_MOST = 10_000
+"""The most items of a dictionary: those that hold others twice grow without end."""
 
 
 class Unknown(Exception):
     """The script does not show what a value is; the text explains, or is empty."""
-
-
-class Constant(int):
-    """A constant of MindSpore: its number, and what it is called."""
-
-    word: str
-
-    @classmethod
-    def of(cls, word: str) -> Constant:
-        constant = cls(CONSTANTS[word])
-        constant.word = word
-        return constant
 
 
 class _Binding(NamedTuple):
@@ -68,7 +53,6 @@ class Names:
         self._stars: list[tuple[str, int]] = []
         self._uses: dict[str, list[ast.Name]] = defaultdict(list)
         self._paths: dict[ast.Name, list[str]] = {}
-        self._left = 0
         for node in script.parents:
             if isinstance(node, ast.Global):
                 self._globals[self._scope(node)].update(node.names)
@@ -187,30 +171,33 @@ class Names:
         Raises:
             Unknown: the script alone does not show what it is.
         """
-        return self._within_budget(lambda: self._value(node))
-
-    def known_pairs(self, node: ast.expr) -> list[tuple[Any, ast.AST, ast.expr]]:
-        """The items of a dictionary, or of the one that a name stands for; raises :class:`Unknown` as :meth:`value` does."""
-        return self._within_budget(lambda: self.pairs(self.follow(node)))
-
-    def _within_budget(self, find: Callable[[], T]) -> T:
-        self._left = _BUDGET
         try:
-            return find()
+            return self._value(node)
         except RecursionError:  # a name that stands for itself, or very deep brackets
             raise Unknown from None
 
+    def known_pairs(self, node: ast.expr) -> list[tuple[Any, ast.expr]]:
+        """The items of a dictionary, or of the one that a name stands for; raises :class:`Unknown` as :meth:`value` does."""
+        try:
+            return self.pairs(self.follow(node))
+        except RecursionError:
+            raise Unknown from None
+
+    def word(self, node: ast.expr) -> str:
+        """The constant of MindSpore that an expression, whose value is known, stands for by name; else ``""``."""
+        word = self._constant(self.follow(node))
+        return word if word in CONSTANTS else ""
+
     def _value(self, node: ast.expr) -> Any:
-        self._spend()
         match node:
             case ast.Constant(value=value):
                 return value
             case ast.Tuple(elts=parts):
-                return tuple(_number(self._value(part)) for part in parts)
+                return tuple(self._value(part) for part in parts)
             case ast.List(elts=parts):
-                return [_number(self._value(part)) for part in parts]
+                return [self._value(part) for part in parts]
             case ast.Dict() | ast.Call():
-                return {key: _number(self._value(value)) for key, _, value in self.pairs(node)}
+                return {key: self._value(value) for key, value in self.pairs(node)}
             case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
                 number = self._value(operand)
                 if isinstance(number, int | float):
@@ -220,7 +207,7 @@ class Names:
             case ast.JoinedStr(values=parts):
                 return "".join(self._formatted(part) for part in parts)
             case ast.Name() | ast.Attribute() if (word := self._constant(node)) in CONSTANTS:
-                return Constant.of(word)
+                return CONSTANTS[word]
             case ast.Name() | ast.Subscript():
                 meant = self.follow(node)
                 try:
@@ -231,12 +218,7 @@ class Names:
                     raise Unknown(f"{self.script.written(node)} = {one_line(self.script.written(meant), 80)}") from None
         raise Unknown
 
-    def _spend(self) -> None:
-        self._left -= 1
-        if self._left < 0:
-            raise Unknown("it has too many parts")
-
-    def _constant(self, node: ast.Name | ast.Attribute) -> str:
+    def _constant(self, node: ast.expr) -> str:
         """The last part of the path of what an expression can only stand for, in MindSpore."""
         if isinstance(node, ast.Name) and not all(binding.path for binding in self._bindings(node)):
             return ""  # a name assigned to: how often counts
@@ -247,23 +229,22 @@ class Names:
             case ast.Constant(value=str(text)):
                 return text
             case ast.FormattedValue(value=inner, conversion=-1, format_spec=None):
-                value = _number(self._value(inner))
+                value = self._value(inner)
                 if isinstance(value, str) or (isinstance(value, int) and abs(value) < 2**64):
                     return str(value)
         raise Unknown
 
     def follow(self, node: ast.expr) -> ast.expr:
         """The expression that a name, or an item of a dictionary or list, stands for; others stand for themselves."""
-        self._spend()
         match node:
-            case ast.Name(id=name):
+            case ast.Name(id=name) if self._constant(node) not in CONSTANTS:
                 return self.follow(self._assigned(name, node))
             case ast.Subscript(value=base, slice=key):
                 whole, wanted = self.follow(base), self._value(key)
                 try:
                     if isinstance(whole, ast.List | ast.Tuple):
                         return self.follow(whole.elts[wanted])
-                    return self.follow({key: value for key, _, value in self.pairs(whole)}[wanted])
+                    return self.follow(dict(self.pairs(whole))[wanted])
                 except (LookupError, TypeError):
                     raise Unknown from None
         return node
@@ -277,66 +258,49 @@ class Names:
             raise Unknown(f"{name} is an argument" if bindings and bindings[0].is_argument else "")
         if any(line > bindings[0].line for _, line in self._stars):
             raise Unknown(f"an `import *` after line {bindings[0].line} may replace {name}")
-        if _is_mutable(value) and (changing := self._changing(name, self._holds_others(value))):
-            raise Unknown(f"{name} may be changed on line {changing.lineno}")
+        if _is_mutable(value):
+            is_flat = not any(_is_mutable(part) for part in ast.walk(value) if part is not value)
+            if use := next((use for use in self._uses[name] if self._may_change(use, is_flat)), None):
+                raise Unknown(f"{name} may be changed on line {use.lineno}")
         return value
 
-    def _holds_others(self, value: ast.expr) -> bool:
-        """Whether a list or dictionary holds others, written out in it or by name."""
-        parts = [part for part in ast.walk(value) if part is not value]
-        named = [binding.value for part in parts if isinstance(part, ast.Name) for binding in self._bindings(part)]
-        return any(part is not None and _is_mutable(part) for part in (*parts, *named))
-
-    def _changing(self, name: str, holds_others: bool) -> ast.Name | None:
-        """The first use of a name after which the list or dictionary that it stands for may be another."""
-        return next((use for use in self._uses[name] if not self._only_reads(use, holds_others)), None)
-
-    def _only_reads(self, use: ast.Name, holds_others: bool) -> bool:
-        """Whether a list or dictionary, and those that it holds, are the same after a use of its name; when in doubt: no."""
-        self._spend()
+    def _may_change(self, use: ast.Name, is_flat: bool) -> bool:
+        """Whether a list or dictionary, or one that it holds, may be another after a use of its name; when in doubt: yes."""
         for outer, _, part in self.script.around(use):
             match outer:
                 case ast.Subscript(value=base) if base is part:
-                    if not isinstance(outer.ctx, ast.Load) or not holds_others:
-                        return isinstance(outer.ctx, ast.Load)
-                case ast.keyword(arg=None) if part is use and not holds_others:
-                    return True
-                case ast.Call() if not _is_mutable(outer):
-                    return self._is_reader(outer)
-                case ast.Attribute():
-                    return outer.attr in _READING_METHODS and part is use and not holds_others
+                    if is_flat or not isinstance(outer.ctx, ast.Load):
+                        return not isinstance(outer.ctx, ast.Load)
+                case ast.keyword(arg=None) | ast.Attribute(attr="copy" | "get" | "items" | "keys" | "values") if is_flat:
+                    return part is not use
+                case ast.Dict(keys=keys, values=values) if is_flat and keys[[*map(id, values)].index(id(part))] is None:
+                    return False
                 case ast.Compare() | ast.FormattedValue() | ast.If():
-                    return True
-                case ast.Assign(targets=[ast.Name(id=name)]):  # what holds it has a name too
-                    return self._changing(name, True) is None
-                case ast.Dict() | ast.List() | ast.Tuple() | ast.keyword() | ast.BinOp() | ast.Call():
+                    return False
+                case ast.Call(func=function):
+                    if isinstance(function, ast.Name) and function.id in _READING_FUNCTIONS:
+                        return bool(self._bindings(function))
+                    return not self.mindspore(function)
+                case ast.Dict() | ast.List() | ast.Tuple() | ast.keyword() | ast.BinOp():
                     pass
                 case _:
-                    return False
-        return False
+                    return True
+        return True
 
-    def _is_reader(self, call: ast.Call) -> bool:
-        function = call.func
-        is_plain = isinstance(function, ast.Name) and function.id in _READING_FUNCTIONS and not self._bindings(function)
-        return is_plain or bool(self.mindspore(function))
-
-    def pairs(self, node: ast.expr) -> list[tuple[Any, ast.AST, ast.expr]]:
-        """The items of a dictionary, written with braces or as ``dict(…)``: (key, where it stands, value)."""
-        self._spend()
-        items: list[tuple[ast.expr | ast.keyword | None, ast.expr]]
+    def pairs(self, node: ast.expr) -> list[tuple[Any, ast.expr]]:
+        """The items of a dictionary, written with braces or as ``dict(…)``: keys with expressions."""
+        found: list[tuple[Any, ast.expr]] = []
         match node:
             case ast.Dict(keys=keys, values=values):
-                items = [*zip(keys, values, strict=True)]
+                items = [(key and _key(self._value(key)), value, key is None) for key, value in zip(keys, values, strict=True)]
             case ast.Call(func=ast.Name(id="dict") as function, args=parts) if not self._bindings(function):
-                items = [*((None, part) for part in parts), *((k if k.arg else None, k.value) for k in node.keywords)]
+                items = [*((None, part, True) for part in parts), *((k.arg, k.value, not k.arg) for k in node.keywords)]
             case _:
                 raise Unknown
-        found: list[tuple[Any, ast.AST, ast.expr]] = []
-        for key, value in items:
-            if key is None:
-                found += self.pairs(self.follow(value))
-            else:
-                found.append((key.arg if isinstance(key, ast.keyword) else _key(self._value(key)), key, value))
+        for key, value, is_spread in items:
+            found += self.pairs(self.follow(value)) if is_spread else [(key, value)]
+            if len(found) > _MOST:
+                raise Unknown("it has too many parts")
         return found
 
 
@@ -346,11 +310,6 @@ def _key(value: Any) -> Any:
     except TypeError:
         raise Unknown from None
     return value
-
-
-def _number(value: Any) -> Any:
-    """A constant inside a larger value counts as its number."""
-    return int(value) if isinstance(value, Constant) else value
 
 
 def _is_mutable(node: ast.AST) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -104,15 +105,8 @@ def _arguments(tree: Mapping[str, Any], indent: str = "    ", is_call: bool = Tr
 
 
 def _python(value: Any) -> str:
-    """A value as Python, with double quotes where that is all there is to it."""
-    match value:
-        case str() if value.isprintable() and not {'"', "\\"} & set(value):
-            return f'"{value}"'
-        case dict():
-            return "{" + ", ".join(f"{_python(k)}: {_python(v)}" for k, v in value.items()) + "}"
-        case list():
-            return "[" + ", ".join(map(_python, value)) + "]"
-    return repr(value)
+    """A value as Python, texts with double quotes."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) and value.isprintable() else repr(value)
 
 
 def _tree(migration: Migration) -> dict[str, Any]:

@@ -9,7 +9,6 @@ import re
 import tokenize
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from msctx.errors import Diagnostic, FileError, Mark, one_line
@@ -17,7 +16,7 @@ from msctx.errors import Diagnostic, FileError, Mark, one_line
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 """What ends a line for Python; ``str.splitlines`` also breaks at form feeds and Unicode's separators."""
 
-_MAGIC = re.compile(r"(\s*)(?:[\w, ]+=\s*)?[%!?]|(?=[\w.]+\?+\s*$)")
+_MAGIC = re.compile(r"(\s*)(?:(?:[\w, ]+=\s*)?(?:%{1,2}\w|!(?!=)|\?)|[\w.]+\?+\s*$).*")
 """A line of a notebook that IPython reads and Python does not: a magic, a command of the shell, a question."""
 _PYTHON_CELLS = ("%%time", "%%timeit", "%%capture", "%%prun")
 """Magics of whole cells that hold Python."""
@@ -33,8 +32,6 @@ class Script:
         self.file, self.name = file, Path(file).name
         self.lines = _NEWLINE.split(text)
         self.places = places
-        self.order = {name: i for i, name in enumerate(dict.fromkeys(name for name, _ in places))}
-        """The cells of a notebook in their order."""
         self.tree = self._parse(text)
         self.parents: dict[ast.AST, tuple[ast.AST, str]] = {}
         for node in ast.walk(self.tree):  # no function here calls itself: a sum of 900 terms is a tree 900 deep
@@ -79,14 +76,11 @@ class Script:
         return self._mark(line, column, max(1, width))
 
     def written(self, node: ast.AST) -> str:
-        """An expression as it is written, on one line."""
-        first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0) or 0
-        if not 0 < first <= last <= len(self.lines):
-            return ""
-        lines = [line.encode() for line in self.lines[first - 1 : last]]
-        lines[-1] = lines[-1][: getattr(node, "end_col_offset", None)]
-        lines[0] = lines[0][getattr(node, "col_offset", 0) :]
-        return one_line(" ".join(line.decode(errors="replace") for line in lines))
+        """An expression on one line."""
+        try:
+            return one_line(ast.unparse(node))
+        except RecursionError:
+            return "…"
 
     def around(self, node: ast.AST) -> Iterator[tuple[ast.AST, str, ast.AST]]:
         """What an expression stands inside, from the inside out: (what, in which field of it, the part of it)."""
@@ -134,9 +128,6 @@ def load(path: str) -> Script:
     try:
         with tokenize.open(path) as file:
             text = file.read()
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        why = f"not {error.encoding} text (byte {error.start}, line {line}), and the script declares no other encoding"
     except (SyntaxError, LookupError, UnicodeError) as error:
         why = f"cannot be decoded: {one_line(str(error))}; save it as UTF-8"
     except (OSError, ValueError) as error:  # ValueError: a path that no system takes
@@ -163,22 +154,6 @@ def _cells(file: str, text: str) -> tuple[str, list[tuple[str, int]]]:
 
 def _python_of(source: str) -> list[str]:
     """The lines of a cell; what is not Python for IPython alone becomes ``pass``."""
-    lines = _NEWLINE.split(source)
-    first = lines[0].split()
-    if first and first[0].startswith("%%") and first[0] not in _PYTHON_CELLS:
-        return ["pass"] * len(lines)
-    with (
-        warnings.catch_warnings(),
-        suppress(ValueError, RecursionError, MemoryError),
-    ):  # a script with that is refused as a whole
-        warnings.simplefilter("ignore")
-        for _ in lines:  # one at a time: a line that begins with % may also go on with a calculation
-            try:
-                ast.parse("\n".join(lines))
-                break
-            except SyntaxError as error:
-                at = (error.lineno or 1) - 1
-                if at >= len(lines) or not (found := _MAGIC.match(lines[at])):
-                    break
-                lines[at] = f"{found[1]}pass"
-    return lines
+    lines, magic = _NEWLINE.split(source), next(iter(source.split()), "")
+    is_python = not magic.startswith("%%") or magic in _PYTHON_CELLS
+    return [_MAGIC.sub(r"\1pass", line) if is_python else "pass" for line in lines]

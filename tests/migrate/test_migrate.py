@@ -59,14 +59,14 @@ def test_a_script_of_the_model_zoo():
     ]
     notes = {call.line: call.notes for call in migration.calls}
     assert notes[33] == (
-        'inside `def set_parameter()`, line 25, `if args.device_target == "GPU"`, line 32: applied unconditionally',
+        "inside `def set_parameter()`, line 25, `if args.device_target == 'GPU'`, line 32: applied unconditionally",
     )
     assert "save_graphs: 2 replaces False of line 29" in notes[45]
     assert notes[49] == ()  # __name__ == "__main__" needs no word
     assert [str(p.mark).rpartition("/")[2] for p in migration.problems] == [
         "resnet.py:28:23",
         "resnet.py:36:39",
-        "resnet.py:36:50",
+        "resnet.py:36:78",
         "resnet.py:37:9",
         "resnet.py:45:37",
     ]

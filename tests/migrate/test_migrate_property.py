@@ -57,7 +57,7 @@ def rendered(options: dict[str, Any], seed: int) -> str:
         nested = f"{{{last!r}: {text}}}"
         for group in reversed(groups[1:]):
             nested = f"{{{group!r}: {nested}}}"
-        if choose.random() < 0.3:
+        if choose.random() < 0.3 and not isinstance(value, dict):
             lines.append(f"GROUP_{i} = dict({groups[0]}={nested})")
             lines.append(f"ms.set_context(**GROUP_{i})")
         else:
