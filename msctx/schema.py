@@ -16,8 +16,9 @@ from itertools import accumulate
 from typing import Any
 
 from msctx.options import OPTIONS, Option
-from msctx.options.kinds import Kind, YamlWord
+from msctx.options.kinds import YamlWord
 from msctx.options.layers import presets
+from msctx.options.validation import adapter
 from msctx.run.config import COMPARED, SECTIONS
 
 HELP = {
@@ -96,8 +97,9 @@ def _dictionary(group: str, spellings: dict[str, str], groups: Iterable[str]) ->
     return {**schema, "patternProperties": patterns} if patterns else schema
 
 
-def _section(keys: dict[str, Kind]) -> dict[str, Any]:
-    properties = {key: {"description": HELP[key], **_as_an_editor_reads(kind.schema())} for key, kind in keys.items()}
+def _section(kind: Any) -> dict[str, Any]:
+    found = adapter(kind).json_schema()["properties"]
+    properties = {key: {"description": HELP[key], **_as_an_editor_reads(schema)} for key, schema in found.items()}
     return {"type": ["object", "null"], "additionalProperties": False, "properties": properties}
 
 

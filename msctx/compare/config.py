@@ -17,8 +17,8 @@ from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, neares
 from msctx.native.choices import ConvProblem
 from msctx.options import OPTIONS, all_at, find, make_layer
 from msctx.options.conv_rules import DIRECTIONS, PRODUCT, option_of
-from msctx.options.kinds import BadValue, ChoiceKind, IntKind, Kind, ShareKind, TextKind, show
-from msctx.options.validation import checked
+from msctx.options.kinds import ChoiceKind, IntKind, Kind, ShareKind, TextKind, nowhere, refusal
+from msctx.options.validation import check
 from msctx.options.yamlfile import load, parse
 from msctx.run import sweep
 from msctx.run.config import COMPARED, Experiment, read_document
@@ -44,7 +44,7 @@ class SecondsKind(Kind):
 
     def read(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 86400:
-            raise BadValue(f"{show(value)} is not a number of seconds")
+            raise refusal(value)
         return float(value)
 
 
@@ -178,10 +178,11 @@ class _Reading:
             self.problems += error.problems
             return Experiment({}, entry="?" if "experiment" in self.data else "")  # it is the subject all the same
 
-    def _keys(self, section: Any, where: str = "", marks: Marks = lambda path: None) -> dict[str, Any]:
-        found = checked(Keys, section, self.problems, section="compare", where=where, marks=marks)
+    def _keys(self, section: Any, where: str = "", marks: Marks = nowhere) -> dict[str, Any]:
+        found, wrong = check(Keys, section, ("compare",), where, marks)
+        self.problems += wrong
         if found is not None:
-            return found.model_dump(exclude_unset=True)
+            return dict(found.model_dump(exclude_unset=True))
         return {key: section[key] for key in SUBJECTS if isinstance(section, dict) and key in section}
 
     def _subject(self, keys: dict[str, Any], base: Experiment) -> str:

@@ -16,8 +16,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from msctx.errors import Diagnostic, FileError, OptionError, nearest, searching
 from msctx.native.choices import ConvProblem
 from msctx.options.documents import Document
-from msctx.options.kinds import BadValue, Bool, ChoiceKind, Int, Kind, show
-from msctx.options.validation import Misfit, checked
+from msctx.options.kinds import BadValue, Bool, ChoiceKind, Int, Kind, refusal
+from msctx.options.validation import check
 from msctx.options.yamlfile import load
 from msctx.shipped import shipped
 
@@ -97,7 +97,7 @@ class SizesKind(Kind):
         if isinstance(value, str) and re.fullmatch(r"\d+(x\d+)*", value):
             sizes = [int(size) for size in value.split("x")]
         if not isinstance(sizes, list) or not sizes or not all(type(n) is int and n >= (not self.single) for n in sizes):
-            raise BadValue(f"{show(value)} is no size" if self.single else f"{show(value)} is no shape")
+            raise refusal(value)
         return tuple(sizes)
 
 
@@ -128,7 +128,7 @@ class ProductLayer(_Layer):
     def _fits(self) -> ProductLayer:
         a, b = self.a, self.b
         if min(len(a), len(b)) < 2 or a[-1] != b[-2] or (len(b) > 2 and a[:-2] != b[:-2]):
-            raise Misfit("b", f"{text(a)} @ {text(b)} is not a product of matrices")
+            raise BadValue(f"{text(a)} @ {text(b)} is not a product of matrices", path=("b",))
         return self
 
 
@@ -153,15 +153,16 @@ class ConvLayer(_Layer):
     def _fits(self) -> ConvLayer:
         axes = len(self.input)
         if axes not in (3, 4, 5) or len(self.weight) != axes:
-            raise Misfit("weight", "input and weight must have the same number of axes", "3, 4 or 5 of each")
+            raise BadValue("input and weight must have the same number of axes", allowed="3, 4 or 5 of each", path=("weight",))
         for key in _ALONG:
             sizes, least = getattr(self, key), int(key in ("stride", "dilation"))
             if len(sizes) not in (1, axes - 2) or min(sizes) < least:
-                raise Misfit(key, f"{text(sizes)} does not fit", f"one number from {least} on, or {axes - 2} of them")
+                allowed = f"one number from {least} on, or {axes - 2} of them"
+                raise BadValue(f"{text(sizes)} does not fit", allowed=allowed, path=(key,))
         try:
             output_of(self.problem)
         except (RuntimeError, IndexError) as error:
-            raise Misfit("input", f"does not fit the weight: {str(error).partition(chr(10))[0]}") from None
+            raise BadValue(f"does not fit the weight: {str(error).partition(chr(10))[0]}", path=("input",)) from None
         return self
 
 
@@ -195,13 +196,16 @@ def parse(document: Document, name: str) -> Workload:
         raise OptionError(problems)
     for key in data.keys() - {"workload"}:
         problems.append(Diagnostic(key, "unknown section", allowed="workload", mark=document.mark((key, ""))))
-    section = checked(Section, data["workload"], problems, section="workload", marks=document.under("workload"))
+    section, wrong = check(Section, data["workload"], ("workload",), marks=document.under("workload"))
+    problems += wrong
     layers: list[NetworkLayer] = []
     rows = data["workload"].get("layers")
     for number, row in enumerate(rows if isinstance(rows, list) else ()):
         marks = document.under("workload", "layers", number)
         kind: type[_Layer] = ProductLayer if isinstance(row, dict) and "a" in row else ConvLayer
-        if (one := checked(kind, _as_written(row, marks), problems, marks=marks)) is None:
+        one, wrong = check(kind, _as_written(row, marks), marks=marks)
+        problems += wrong
+        if one is None:
             continue
         layer = NetworkLayer(one.name or f"layer {number + 1}", one.problem, one.count)
         if any(layer.name == other.name for other in layers):

@@ -74,9 +74,9 @@ def layer_of(environment: Mapping[str, str]) -> Layer:
             setting = Setting(OPTIONS[row["option"]], *(row[field] for field in FIELDS))
         except (KeyError, TypeError):
             raise _wrong("is not what `msctx exec` writes") from None
-        value, wrong = check(setting.option.adapter, setting.value)
+        value, wrong = check(setting.option.type, setting.value)
         if wrong:
-            raise _wrong(f"{setting.spelling}: {wrong[0].bad.text}")
+            raise _wrong(f"{setting.spelling}: {wrong[0].text}")
         settings[setting.spelling] = replace(setting, value=value)
     return Layer(settings)
 

@@ -14,9 +14,8 @@ from pathlib import Path as File
 from typing import Any
 
 from msctx.errors import LONGEST_LINE, Diagnostic, Mark
-from msctx.options.kinds import BadValue, YamlWord, show
+from msctx.options.kinds import INVALID, BadValue, Keys, YamlWord, dotted
 
-Path = tuple[Any, ...]
 Span = tuple[int, int]
 
 
@@ -40,11 +39,6 @@ def read_file(path: Any, *, pipes: bool = False) -> tuple[str, str]:
         return "", str(error)
 
 
-def dotted(path: Path) -> str:
-    """A path of keys as one name; keys of a user's dictionary may be anything."""
-    return ".".join(str(key) if isinstance(key, str | int) else show(key) for key in path)
-
-
 class Document:
     """A text as plain data, where everything in it stands, and what is wrong with it.
 
@@ -56,11 +50,11 @@ class Document:
         self.file, self.text = file, text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
         self.data: Any = {}
         self.problems: list[Diagnostic] = []
-        self.values: dict[Path, Mark] = {}
-        self.keys: dict[Path, Mark] = {}
+        self.values: dict[Keys, Mark] = {}
+        self.keys: dict[Keys, Mark] = {}
         self._lines = [0, *(newline.end() for newline in re.finditer("\n", self.text))]
 
-    def mark(self, path: Path) -> Mark:
+    def mark(self, path: Keys) -> Mark:
         """The place of the value at a path; with ``""`` appended, of its key; else of the nearest thing around it."""
         if path[-1:] == ("",):
             path = path[:-1]
@@ -70,10 +64,10 @@ class Document:
             path = path[:-1]
         return self.values.get(path) or self.place((0, 0))
 
-    def under(self, *prefix: Any) -> Callable[[Path], Mark | None]:
+    def under(self, *prefix: Any) -> Callable[[Keys], Mark | None]:
         """:meth:`mark` for paths below *prefix*; paths may hold dotted keys that the file nests."""
 
-        def mark(path: Path) -> Mark | None:
+        def mark(path: Keys) -> Mark | None:
             if (*prefix, *path) not in self.values and path[-1:] != ("",):
                 path = tuple(part for key in path for part in str(key).split("."))
             return self.mark((*prefix, *path))
@@ -89,38 +83,9 @@ class Document:
         shown = "" if last - first > LONGEST_LINE else self.text[first:last]
         return Mark(self.file, number, start - first + 1, shown, max(1, end - start) if end <= last else 1)
 
-    def report(self, path: Path, span: Span, text: str, *, allowed: str = "", suggestion: str = "") -> None:
+    def report(self, path: Keys, span: Span, text: str, *, allowed: str = "", suggestion: str = "") -> Any:
         self.problems.append(Diagnostic(dotted(path), text, "", allowed, suggestion, self.place(span)))
-
-    def add(self, path: Path, key: Span, value: Span) -> bool:
-        """Note where a key and its value stand; the answer is ``False`` for a key that is given twice, a problem."""
-        if path in self.keys:
-            self.report(path, key, f"is given twice; first in {self.keys[path]}")
-            return False
-        self.keys[path], self.values[path] = self.place(key), self.place(value)
-        return True
-
-    def put(self, path: Path, found: re.Match[str], key: str, value: str, *, listed: bool = False) -> None:
-        """Read a key and its value, two groups of a match; *listed*: the value is a list, separated by commas."""
-        path = (*path, found[key])
-        if self.add(path, found.span(key), found.span(value)):
-            self.dictionary(path[:-1])[found[key]] = self._listed(path, *found.span(value)) if listed else found[value]
-
-    def dictionary(self, path: Path) -> dict[str, Any]:
-        """The one at a path, made where there is none."""
-        data: dict[str, Any] = self.data
-        for key in path:
-            data = data.setdefault(key, {})
-        return data
-
-    def _listed(self, path: Path, start: int, end: int) -> list[str]:
-        found: list[str] = []
-        for part in self.text[start:end].split(","):
-            at = start + len(part) - len(part.lstrip())
-            self.values[(*path, len(found))] = self.place((at, at + len(part.strip())))
-            found.append(part.strip())
-            start += len(part) + 1
-        return found
+        return INVALID
 
     def lines(self) -> Iterator[Span]:
         """The offsets of every line that holds more than blanks or a comment."""

@@ -6,26 +6,23 @@ checked like those of any option.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import GenericAlias
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
-from typing_extensions import Required, TypedDict
 
 from msctx.errors import Diagnostic
 from msctx.options import operators
-from msctx.options.documents import Document, Path, dotted, read_file
+from msctx.options.documents import Document, Span, read_file
 from msctx.options.grammars import DumpIteration, DumpLayer
-from msctx.options.kinds import BadValue, Bool, CheckedKind, Int, IntKind, TextKind, ValueKind, show
+from msctx.options.kinds import BadValue, Bool, CheckedKind, Int, IntKind, TextKind, ValueKind, dotted, show
 from msctx.options.operators import Operator
-from msctx.options.validation import Wrong, adapter, check
-from msctx.options.yamlfile import parse_json
+from msctx.options.validation import check, each, keys, named
+from msctx.options.yamlfile import Nodes, build, parse_json
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class Format:
 
     read: Callable[[str, str], Document]
     kind: Any
-    rule: Callable[[Any], Iterator[Wrong]] | None = None
+    rule: Callable[[Any], Iterator[BadValue]] | None = None
     is_file: bool = True
 
     def parse(self, text: str, file: str) -> Document:
@@ -45,30 +42,12 @@ class Format:
         found = self.read(text, file)
         if found.problems and not found.data:  # not even its form is right
             return found
-        data, wrong = check(adapter(self.kind), found.data)
+        data, wrong = check(self.kind, found.data, marks=found.mark)
         if self.rule and not (wrong or found.problems):
-            wrong = list(self.rule(data))
+            wrong = [bad.at(marks=found.mark) for bad in self.rule(data)]
         found.data = {} if data is None else data
-        for path, bad, at_key in wrong:
-            hint = json.dumps(bad.suggestion) if isinstance(bad.suggestion, bool) else str(bad.suggestion)
-            mark = found.mark((*path, "") if at_key else path)
-            found.problems.append(Diagnostic(dotted(path), bad.text, "", bad.allowed, hint, mark))
+        found.problems += wrong
         return found.in_order()
-
-
-def _keys(fields: Mapping[str, Any], needed: Sequence[str] = ()) -> Any:
-    """A closed set of keys, of which some must stand there."""
-    kind: Any = TypedDict("kind", {k: Required[v] if k in needed else v for k, v in fields.items()}, total=False)  # type: ignore
-    setattr(kind, "__pydantic_config__", {"extra": "forbid"})  # noqa: B010  # mypy takes it for a type
-    return kind
-
-
-def _each(item: Any) -> Any:
-    return GenericAlias(list, item)
-
-
-def _named(value: Any, key: Any = str) -> Any:
-    return GenericAlias(dict, (key, value))
 
 
 def _one_of(words: str) -> Any:
@@ -79,101 +58,101 @@ def _one_of(words: str) -> Any:
 
 
 def parse_ini(
-    text: str,
-    file: str,
-    *,
-    sections: tuple[str, ...] = (),
-    inside: Path | None = None,
-    lists: Container[str] = (),
-    sign: str = "=",
+    text: str, file: str, *, sections: Sequence[str] = (), within: str = "", lists: Container[str] = (), sign: str = "="
 ) -> Document:
     """Read ``key=value`` lines under ``[section]`` headings, as ``{section: {key: text}}``; # and ; begin comment lines.
 
     Args:
-        sections: those that the data has in any case.
-        inside: the dictionary of the lines before the first heading; that of a section stands beside it; (): there are no sections.
+        sections: those that the data has in any case; lines before the first heading belong to the first of them. Where that has
+            no name, its keys are all there is.
+        within: the key of a dictionary around the sections.
         lists: keys whose value is a list of texts, separated by commas.
     """
-    document = Document(text, file)
-    path, what = inside, f"key{sign}value"
-    pair = re.compile(rf"(?P<key>[^{sign}]*[^{sign}\s])\s*{sign}\s*(?P<value>.*)")
-    for section in sections:
-        document.dictionary((*(inside or ("",))[:-1], section))
+    document, what = Document(text, file), f"key{sign}value"
+    nodes, around = Nodes(document), (within,) * bool(within)
+    pair = re.compile(rf"([^{sign}]*[^{sign}\s])\s*{sign}\s*(.*)")
+    found: dict[str, tuple[Span, list[Any]]] = {section: ((0, 0), []) for section in sections}
+    section = next(iter(sections), None)
     for span in document.lines():
         line = document.text[slice(*span)]
-        if heading := re.fullmatch(r"\[\s*(.*?)\s*\]", line) if path != () else None:
-            path = (*(path or ("",))[:-1], heading[1])
-            document.keys.setdefault(path, document.place(span))
-            document.values.setdefault(path, document.place(span))
-            document.dictionary(path)
-        elif not (found := pair.fullmatch(document.text, *span)):
-            allowed = f"{what}, one to a line" + ", or [section]" * (path != ())
-            document.report(path or (), span, f"{show(line)} is not {what}", allowed=allowed)
-        elif path is None:
-            document.report((found["key"],), span, "stands before the first [section]")
+        if (heading := re.fullmatch(r"\[\s*(.*?)\s*\]", line)) and section != "":
+            section = heading[1]
+            found[section] = span, found.get(section, (span, []))[1]
+        elif not (match := pair.fullmatch(document.text, *span)):
+            allowed = f"{what}, one to a line" + ", or [section]" * (section != "")
+            document.report((*around, section) if section else (), span, f"{show(line)} is not {what}", allowed=allowed)
+        elif section is None:
+            document.report((match[1],), span, "stands before the first [section]")
         else:
-            document.put(path, found, "key", "value", listed=found["key"] in lists)
-    return document.in_order()
+            value = nodes.texts if match[1] in lists else nodes.text
+            found[section][1].append((nodes.text(match.span(1)), value(match.span(2))))
+    if section == "":
+        return build(document, nodes.mapping(found[""][1]))
+    root = nodes.mapping([(nodes.text(span, name), nodes.mapping(pairs, span)) for name, (span, pairs) in found.items()])
+    return build(document, nodes.mapping([(within, root)]) if within else root)
 
 
 _OPERATOR = re.compile(r"optype\s*::\s*(?P<ByOpType>[^:]*[^:\s])\s*:|(?!optype\s*::)(?P<ByNodeName>.*?\S)\s*::", re.IGNORECASE)
-_LABEL = re.compile(r"(?P<key>[^\s,:]*)\s*:(?P<value>[^:]*?)\s*(?=,[^,:]*:|$)")
+_LABEL = re.compile(r"([^\s,:]*)\s*:([^:]*?)\s*(?=,[^,:]*:|$)")
 """A label and its list; a comma may stand before the next label."""
 
 
 def parse_dtypes(text: str, file: str) -> Document:
     """Read the dtypes of operators, one operator to a line: ``{ByOpType or ByNodeName: {name: {label: [dtypes]}}}``."""
     document = Document(text, file)
-    document.data = {"ByOpType": {}, "ByNodeName": {}}
+    nodes = Nodes(document)
+    found: dict[str, list[Any]] = {"ByOpType": [], "ByNodeName": []}
     allowed = "name::InputDtype:float16,…,OutputDtype:float16,… or OpType::Type:InputDtype:…,OutputDtype:…"
     for start, end in document.lines():
         head = _OPERATOR.match(document.text, start, end)
         labels = [*_LABEL.finditer(document.text, head.end(), end)] if head else []
         if not head or not labels or document.text[head.end() : labels[0].start()].strip():
             document.report((), (start, end), "these are no dtypes of an operator", allowed=allowed)
-        elif document.add(
-            path := (head.lastgroup, head[head.lastgroup or 0]), head.span(head.lastgroup or 0), (head.end(), end)
-        ):
-            for label in labels:
-                document.put(path, label, "key", "value", listed=True)
-    return document.in_order()
+            continue
+        dtypes = [(nodes.text(label.span(1)), nodes.texts(label.span(2))) for label in labels]
+        section = head.lastgroup or ""
+        found[section].append((nodes.text(head.span(section)), nodes.mapping(dtypes, (head.end(), end))))
+    return build(document, nodes.mapping([(name, nodes.mapping(pairs)) for name, pairs in found.items()]))
 
 
 def parse_switches(text: str, file: str) -> Document:
     """Read CANN's switches of passes: as JSON, or in its older form, one ``Pass:on`` or ``Pass:off`` to a line."""
     if text.lstrip("\ufeff \t\r\n").startswith("{"):
         return parse_json(text, file)
-    return parse_ini(text, file, sections=("GraphFusion",), inside=("Switch", "GraphFusion"), sign=":")
+    return parse_ini(text, file, sections=("GraphFusion",), within="Switch", sign=":")
 
 
 def parse_flags(text: str, file: str) -> Document:
     """Read ``--name=value --name …``; ``--path=file.json`` reads further flags from a file of texts. A bare flag is ``True``."""
-    document = Document(text, file)
-    for token in re.finditer(r"(?P<flag>--(?P<name>[^\s=]+))(=(?P<value>[^\s=]*))?(?!\S)|\S+", document.text):
-        name, value = token["name"], token["value"]
-        if not name:
+    document, pairs, files = Document(text, file), [], []
+    nodes = Nodes(document)
+    for token in re.finditer(r"(--([^\s=]+))(?:=([^\s=]*))?(?!\S)|\S+", document.text):
+        span = token.span(1 if token[3] is None else 3)
+        if not token[2]:
             hint = f"--{token[0].lstrip('-')}" if re.fullmatch(r"-*[^-\s=][^\s=]*(=[^\s=]*)?", token[0]) else ""
             what = f"{show(token[0])} is not a flag"
             document.report((), token.span(), what, allowed="--name or --name=value", suggestion=hint)
-        elif name == "path":
-            content, why_not = read_file(value)
-            inner = parse_json(content, value or "")
-            if why_not or not isinstance(inner.data, dict):
-                why = f"{show(value or '')} cannot be read: {why_not}" if why_not else "the file holds no dictionary of flags"
-                document.report((name,), token.span("value" if value else 0), why)
-                continue
-            for flag, found in inner.data.items():
-                if flag in document.data or flag == "path":
-                    inner.problems.append(Diagnostic(flag, "is given twice", mark=inner.mark((flag, ""))))
-                if not isinstance(found, str):
-                    what = f"{show(found)} is not text"
-                    inner.problems.append(Diagnostic(flag, what, allowed="text in quotes", mark=inner.mark((flag,))))
-            document.problems += inner.problems
-            document.data |= inner.data
-            document.keys |= inner.keys
-            document.values |= {path: mark for path, mark in inner.values.items() if path}
-        elif document.add((name,), token.span("flag"), token.span("flag" if value is None else "value")):
-            document.data[name] = True if value is None else value
+        elif token[2] != "path":
+            pairs.append((nodes.text(token.span(1), token[2]), nodes.text(span) if token[3] is not None else nodes.true(span)))
+        elif (content := read_file(token[3]))[1]:
+            document.report(("path",), span, f"{show(token[3] or '')} cannot be read: {content[1]}")
+        else:
+            files.append(parse_json(content[0], token[3]))
+    build(document, nodes.mapping(pairs))
+    for inner in files:
+        if not isinstance(inner.data, dict):
+            inner.report((), (0, 1), "the file holds no dictionary of flags")
+            inner.data = {}
+        for flag, value in inner.data.items():
+            if flag in document.data or flag == "path":
+                inner.problems.append(Diagnostic(flag, "is given twice", mark=inner.mark((flag, ""))))
+            if not isinstance(value, str):
+                bad = BadValue(f"{show(value)} is not text", allowed="text in quotes", path=(flag,))
+                inner.problems.append(bad.at(marks=inner.mark))
+        document.problems += inner.problems
+        document.data |= inner.data
+        document.keys |= inner.keys
+        document.values |= {path: mark for path, mark in inner.values.items() if path}
     return document
 
 
@@ -227,12 +206,12 @@ Way = _one_of(
     "keep_fp16 super_performance"
 )
 _DTYPES = "float16 float32 bfloat16 float64 int8 uint8 int16 uint16 int32 uint32 int64 uint64 bool complex64 complex128"
-Dtypes = _each(Annotated[str, ValueKind(tuple(_DTYPES.split()), {"float": "float32", "double": "float64"})])
+Dtypes = each(Annotated[str, ValueKind(tuple(_DTYPES.split()), {"float": "float32", "double": "float64"})])
 
 # --- rules between parts ----------------------------------------------------------------------------------------------
 
 
-def _moved_once(data: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterator[Wrong]:
+def _moved_once(data: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterator[BadValue]:
     """An operator can leave one list and join another; it cannot join two, nor join the list that it leaves."""
     before: list[tuple[str, str, str]] = []
     for colour, lists in data.items():
@@ -242,17 +221,17 @@ def _moved_once(data: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterator[Wro
                 if clash := next((m for m in same if m[0] == colour or m[1] == move == "to-add"), None):
                     other = f" as {clash[2]}" if clash[2] != name else ""
                     text = f"{name} stands in {dotted(clash[:2])} already{other}"
-                    yield Wrong((colour, move, number), BadValue(text))
+                    yield BadValue(text, path=(colour, move, number))
                 before.append((colour, move, name))
 
 
-def _one_way(data: Mapping[str, Mapping[str, Any]]) -> Iterator[Wrong]:
+def _one_way(data: Mapping[str, Mapping[str, Any]]) -> Iterator[BadValue]:
     """An operator goes by several names; all of them must have the same value."""
     modes = data["ByOpType"]
     for number, (name, value) in enumerate(modes.items()):
         if other := next((o for o in [*modes][:number] if modes[o] != value and _are_one(o, name)), None):
             text = f"{name} and {other} are one operator, and their values differ: {_words(value)} and {_words(modes[other])}"
-            yield Wrong(("ByOpType", name), BadValue(text))
+            yield BadValue(text, path=("ByOpType", name))
 
 
 def _words(value: Any) -> str:
@@ -265,26 +244,26 @@ def _are_one(name: str, other: str) -> bool:
     return name == other or (bool(shared) and not {name, other} <= operators.CANN.keys())
 
 
-def _no_o0_with_oom(data: Mapping[str, Sequence[str]]) -> Iterator[Wrong]:
+def _no_o0_with_oom(data: Mapping[str, Sequence[str]]) -> Iterator[BadValue]:
     if {"ccec_O0", "oom"} <= {*data["op_debug_config"]}:
-        bad = BadValue("ccec_O0 and oom exclude each other", suggestion="leave one of the two out")
-        yield Wrong(("op_debug_config",), bad)
+        what, advice = "ccec_O0 and oom exclude each other", "leave one of the two out"
+        yield BadValue(what, suggestion=advice, path=("op_debug_config",))
 
 
-def _tasks_need_training(data: Mapping[str, str]) -> Iterator[Wrong]:
+def _tasks_need_training(data: Mapping[str, str]) -> Iterator[BadValue]:
     names = [name for name in ("task_trace", "task_time") if name in data]
     if len(names) > 1:
-        yield Wrong((names[1],), BadValue(f"{' and '.join(names)} are one key; it is set twice"), True)
+        yield BadValue(f"{' and '.join(names)} are one key; it is set twice", path=(names[1],), at_key=True)
     elif names and data[names[0]] == "on" and data.get("training_trace") != "on":
-        bad = BadValue("on needs training_trace", suggestion='"training_trace": "on" must stand beside it')
-        yield Wrong((names[0],), bad)
+        advice = '"training_trace": "on" must stand beside it'
+        yield BadValue("on needs training_trace", suggestion=advice, path=(names[0],))
 
 
 # --- the formats ------------------------------------------------------------------------------------------------------
 
 _SECTIONS = ("ByOpType", "ByNodeName")
-_MOVES = _keys({"to-add": _each(Operator), "to-remove": _each(Operator)})
-_OF_OPERATOR = _keys(dict.fromkeys(("InputDtype", "OutputDtype"), Dtypes))
+_MOVES = keys({"to-add": each(Operator), "to-remove": each(Operator)})
+_OF_OPERATOR = keys(dict.fromkeys(("InputDtype", "OutputDtype"), Dtypes))
 _CACHE = {
     "max_op_cache_size": Annotated[int, IntKind(-1, 2**31 - 2, zero=False), _DIGITS],
     "remain_cache_size_ratio": Annotated[int, IntKind(1, 100), _DIGITS],
@@ -294,34 +273,34 @@ _CACHE = {
 ENV_CONFIG = SPEED_UP = Format(parse_json, dict[str, Any])
 GRAPH_KERNEL_FLAGS = Format(parse_flags, dict[str, Any], is_file=False)
 OP_PRECISION_MODE = Format(
-    partial(parse_ini, sections=_SECTIONS, inside=_SECTIONS[:1]),
-    _keys({"ByOpType": _named(Way, Operator), "ByNodeName": _named(Way)}),
+    partial(parse_ini, sections=_SECTIONS),
+    keys({"ByOpType": named(Way, Operator), "ByNodeName": named(Way)}),
     _one_way,
 )
 CUSTOMIZE_DTYPES = Format(
-    parse_dtypes, _keys({"ByOpType": _named(_OF_OPERATOR, Operator), "ByNodeName": _named(_OF_OPERATOR)}), _one_way
+    parse_dtypes, keys({"ByOpType": named(_OF_OPERATOR, Operator), "ByNodeName": named(_OF_OPERATOR)}), _one_way
 )
 MIXLIST = Format(
-    partial(parse_json, comments=True), _keys({f"{c}-list": _MOVES for c in ("black", "white", "gray")}), _moved_once
+    partial(parse_json, comments=True), keys({f"{c}-list": _MOVES for c in ("black", "white", "gray")}), _moved_once
 )
 _DEBUGGED = {
-    "op_debug_config": _each(_one_of("oom dump_cce dump_loc ccec_O0 ccec_g check_flag")),
-    "op_debug_list": _each(_checked("the name of an operator, or OpType::Type", _name_or_type, empty=True)),
+    "op_debug_config": each(_one_of("oom dump_cce dump_loc ccec_O0 ccec_g check_flag")),
+    "op_debug_list": each(_checked("the name of an operator, or OpType::Type", _name_or_type, empty=True)),
 }
 OP_DEBUG = Format(
-    partial(parse_ini, inside=(), lists=tuple(_DEBUGGED)), _keys(_DEBUGGED, needed=("op_debug_config",)), _no_o0_with_oom
+    partial(parse_ini, sections=("",), lists=tuple(_DEBUGGED)), keys(_DEBUGGED, needed=("op_debug_config",)), _no_o0_with_oom
 )
-_PASSES = _keys(dict.fromkeys(("GraphFusion", "UBFusion"), _named(OnOff)))
-FUSION_SWITCH = Format(parse_switches, _keys({"Switch": _PASSES}, needed=("Switch",)))
+_PASSES = keys(dict.fromkeys(("GraphFusion", "UBFusion"), named(OnOff)))
+FUSION_SWITCH = Format(parse_switches, keys({"Switch": _PASSES}, needed=("Switch",)))
 _TUNED = {
-    "tune_ops_name": _each(Annotated[str, TextKind("the name of an operator")]),
-    "tune_ops_type": _each(Annotated[str, TextKind("the type of an operator")]),
+    "tune_ops_name": each(Annotated[str, TextKind("the name of an operator")]),
+    "tune_ops_type": each(Annotated[str, TextKind("the type of an operator")]),
     "tune_optimization_level": _one_of("O1 O2"),
-    "feature": _each(_one_of("deeper_opat nonhomo_split")),
+    "feature": each(_one_of("deeper_opat nonhomo_split")),
 }
-AOE = Format(parse_json, _keys(_TUNED))
+AOE = Format(parse_json, keys(_TUNED))
 OP_CACHE = Format(  # CANN ignores the file unless both numbers are there
-    parse_ini, _keys({"op_compiler_cache": _keys(_CACHE, needed=tuple(_CACHE)[:2])}, needed=("op_compiler_cache",))
+    parse_ini, keys({"op_compiler_cache": keys(_CACHE, needed=tuple(_CACHE)[:2])}, needed=("op_compiler_cache",))
 )
 _METRICS = "ArithmeticUtilization PipeUtilization Memory MemoryL0 MemoryUB ResourceConflictRatio L2Cache"
 _PROFILED = {
@@ -332,7 +311,7 @@ _PROFILED = {
     **dict.fromkeys(("fp_point", "bp_point"), AnyName),
     "aic_metrics": _one_of(_METRICS),
 }
-PROFILING = Format(parse_json, _keys(_PROFILED), _tasks_need_training, is_file=False)
+PROFILING = Format(parse_json, keys(_PROFILED), _tasks_need_training, is_file=False)
 
 
 def _chosen(*numbers: int) -> Any:
@@ -352,9 +331,9 @@ _COMMON = {
     "net_name": _checked("the name of a folder, without / and \\, and neither . nor ..", _folder_name),
     "iteration": DumpIteration,
     "saved_data": _one_of("tensor statistic full"),
-    "kernels": _each(DumpLayer),
-    "support_device": _each(Int(0)),
-    "statistic_category": _each(Annotated[str, ValueKind(_CATEGORIES)]),
+    "kernels": each(DumpLayer),
+    "support_device": each(Int(0)),
+    "statistic_category": each(Annotated[str, ValueKind(_CATEGORIES)]),
     "overflow_number": Int(0),
     "initial_iteration": Int(0),
 }
@@ -365,5 +344,5 @@ _E2E = {
     "sample_mode": _chosen(0, 1),
     "sample_num": Int(1),
 }
-_DUMP = {"common_dump_settings": _keys(_COMMON, needed=("path",)), "e2e_dump_settings": _keys(_E2E)}
-DUMP_CONFIG = Format(parse_json, _keys(_DUMP, needed=("common_dump_settings",)))
+_DUMP = {"common_dump_settings": keys(_COMMON, needed=("path",)), "e2e_dump_settings": keys(_E2E)}
+DUMP_CONFIG = Format(parse_json, keys(_DUMP, needed=("common_dump_settings",)))

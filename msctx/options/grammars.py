@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from msctx.errors import nearest
 from msctx.options.graph import SCOPE_PASSES
-from msctx.options.kinds import BadValue, CheckedKind, TextKind, show
+from msctx.options.kinds import BadValue, CheckedKind, TextKind, refusal, show
 
 _ = r"\s*"
 _NUMBER = "(0|[1-9][0-9]{0,17})"
@@ -27,7 +27,6 @@ class PartsKind(TextKind):
 
     comma_list: bool = True
     part: str = ""  # what a part looks like, as a pattern without blanks; each sign of it stands alone between two spaces
-    what: str = ""  # what a part is, for messages
     least: int = 1  # how many parts there may be
     most: int = 0  # 0: any number
     numbers: bool = False  # whether one part may be a plain number, and whether there may be a number in place of the text
@@ -41,8 +40,6 @@ class PartsKind(TextKind):
             return self.instead
         if self.numbers and type(value) is int:
             value = [value]
-        if not isinstance(value, str | list | tuple):  # TextKind would propose a number as a text of digits
-            raise BadValue(f"{show(value)} is not text")
         parts = [re.sub(rf"{_}([^\w\s]){_}", r"\1", part.strip()) for part in super().read(value).split(self.separator)]
         if self.part.startswith(_LONG):
             parts = [re.sub(r"\b0+(?=[0-9])", "", part) for part in parts]
@@ -53,9 +50,7 @@ class PartsKind(TextKind):
         for part in parts:
             if not re.fullmatch(self._pattern(""), part):
                 word = re.split(r"\W", part)[0]
-                raise BadValue(
-                    f"{show(part)} is not {self.what}", suggestion="" if word in self.words else nearest(word, self.words)
-                )
+                raise refusal(part, suggestion="" if word in self.words else nearest(word, self.words))
         names = [part.rpartition(":")[0] or part for part in parts]
         if not self.repeats and (twice := [name for name in names if names.count(name) > 1]):
             raise BadValue(f"{show(twice[0])} is given twice")
@@ -129,7 +124,6 @@ _SOME_STEPS = "at most 100 steps and ranges a-b (a below b), separated by |, suc
 _STEPS: dict[str, Any] = {
     "separator": "|",
     "part": f"{_LONG}( - {_LONG})?",
-    "what": "a step or a range of steps",
     "most": 100,
     "numbers": True,
     "repeats": True,
@@ -149,13 +143,11 @@ InputShape = _parts(
     "name:d1,d2 for each input, separated by ;: sizes from 1 on, -1 for one of dynamic_dims, 0 alone for a scalar",
     separator=";",
     part=rf"[^;\s][^;]* : (0|(-1|{_SIZE})( , (-1|{_SIZE}))*)",
-    what="name:sizes",
 )
 DynamicDims = _parts(
     "2 to 100 gears separated by ;, each with the same number of sizes from 1 on, such as 20,20;40,40",
     separator=";",
     part=f"{_SIZE}( , {_SIZE})*",
-    what="a gear of sizes",
     least=2,
     most=100,
     numbers=True,
@@ -165,26 +157,22 @@ DynamicDims = _parts(
 StreamParallel = _parts(
     "DNN_VM_AICPU:n and AIcoreEngine:n, separated by a comma, with n from 1 on",
     part=f"(DNN_VM_AICPU|AIcoreEngine) : {_SIZE}",
-    what="an engine with a number",
     words=("DNN_VM_AICPU", "AIcoreEngine"),
 )
 ScopePasses = _parts(
     f"names of passes separated by commas: {', '.join(SCOPE_PASSES)}",
     part=f"({'|'.join(SCOPE_PASSES)})",
-    what="a pass",
     words=SCOPE_PASSES,
 )
 DeviceList = _parts(
     "numbers of devices from 0 on, separated by commas, none twice",
     part=_LONG,
-    what="the number of a device",
     numbers=True,
 )
 ShapeRange = _parts(
     "getnext:[…],[…];data:[…] with a size, a range a~b (a not above b) or -1 for each dimension; [] is a scalar",
     separator=";",
     part=f"(getnext|data) : {_SHAPE}( , {_SHAPE})*",
-    what="a group of inputs with its shapes",
     words=("getnext", "data"),
     check=_ascending("~", strictly=False),
 )
@@ -215,23 +203,22 @@ def ranges_of(text: str) -> tuple[tuple[tuple[int, int], ...], ...]:
 class AccelerateTrainModeKind(TextKind):
     """How training in low precision begins and when it ends: ``fast|step|0.9``."""
 
+    FORM = rf"{_}(fast1?){_}\|{_}(step|loss){_}(\|{_}([0-9]{{1,18}}(\.[0-9]{{1,18}})?){_})?"
     RATIOS = {"step": (0.2, 0.9, 0.9), "loss": (1.01, 1.5, 1.05)}
     """The end of the phase → lowest, highest and default ratio."""
 
     def read(self, value: Any) -> str:
-        text = re.sub(r"\s", "", value) if isinstance(value, str) else ""
-        match = re.fullmatch(r"(fast1?)\|(step|loss)(?:\|([0-9]{1,18}(?:\.[0-9]{1,18})?))?", text)
+        match = re.fullmatch(self.FORM, value) if isinstance(value, str) else None
         if not match:
-            raise BadValue(f"{show(value)} is no such mode")
-        speed, end, ratio = match.groups()
+            raise refusal(value)
+        speed, end, _, ratio, _ = match.groups()
         low, high, default = self.RATIOS[end]
         if not low <= float(ratio or default) <= high:
-            hint = f"{speed}|{end}|{default}"
-            raise BadValue(f"{ratio} is not a ratio for {end}", allowed=f"{low} to {high}", suggestion=hint)
+            raise refusal(value, suggestion=f"{speed}|{end}|{default}")
         return f"{speed}|{end}|{float(ratio or default)}"
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "string", "pattern": rf"^{_}fast1?{_}\|{_}(step|loss)({_}\|{_}[0-9]+(\.[0-9]+)?)?{_}$"}
+        return {"type": "string", "pattern": f"^{self.FORM}$"}
 
 
 class InOutPairKind(TextKind):
@@ -250,7 +237,7 @@ class InOutPairKind(TextKind):
             if type(pair) is type(first) is type(last) is list and all(re.search(self.NAME, name) for name in first + last):
                 text = str(pair) if first and last else ""
         if not text or "\\" in text:  # which stands for what cannot be printed
-            raise BadValue(f"{show(value)} is not one pair of lists with quoted names")
+            raise refusal(value)
         return text
 
     def schema(self) -> dict[str, Any]:

@@ -7,15 +7,15 @@ type can offer the nearest allowed value.
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Integral
 from os import PathLike, fspath
-from typing import Annotated, Any, SupportsFloat
+from typing import Annotated, Any
 
-from msctx.errors import nearest
+from msctx.errors import Diagnostic, Mark, Marks, nearest
 from msctx.tables import in_words
 
 
@@ -33,26 +33,44 @@ class YamlWord(str):
         return self.TRUTH[self.lower()]
 
 
-class BadValue(ValueError):
-    """A value that a kind does not take; carries what a message needs.
+Keys = tuple[Any, ...]
+"""The keys that lead to a value within a value."""
 
-    The suggestion is a value to write instead, or a sentence of advice.
+
+def dotted(path: Keys) -> str:
+    """A path of keys as one name; keys of a user's dictionary may be anything."""
+    return ".".join(str(key) if isinstance(key, str | int) else show(key) for key in path)
+
+
+def nowhere(path: Keys) -> Mark | None:
+    """The :data:`msctx.errors.Marks` of what stands in no file."""
+    return None
+
+
+class BadValue(ValueError):
+    """What is wrong with a value, or (*at_key*) with its key.
+
+    Args:
+        suggestion: a value to write instead, or a sentence of advice.
+        path: the keys that lead to it, from the value that was checked.
     """
 
-    def __init__(self, text: str, *, allowed: str = "", suggestion: Any = "") -> None:
+    def __init__(self, text: str, *, allowed: str = "", suggestion: Any = "", path: Keys = (), at_key: bool = False) -> None:
         super().__init__(text)
-        self.text, self.allowed, self.suggestion = text, allowed, suggestion
+        self.text, self.allowed, self.suggestion, self.path, self.at_key = text, allowed, suggestion, path, at_key
 
-    @property
-    def hint(self) -> str:
-        """The suggested value as it can be written; advice as it stands."""
-        is_advice = isinstance(self.suggestion, str) and (not self.suggestion or " " in self.suggestion)
-        return self.suggestion if is_advice else repr(self.suggestion)
+    def at(self, name: Keys = (), where: str = "", marks: Marks = nowhere) -> Diagnostic:
+        """The same with its place: *name* leads to the value that was checked, and *marks* are those of what is below that."""
+        hint = self.suggestion if isinstance(self.suggestion, str) else repr(self.suggestion)
+        if isinstance(self.suggestion, str) and hint and " " not in hint and not self.at_key:
+            hint = repr(hint)
+        mark = marks((*self.path, "") if self.at_key else self.path)
+        return Diagnostic(dotted((*name, *self.path)), self.text, where, self.allowed, hint, mark)
 
 
-def plain(value: str) -> str:
-    """A text without what a subclass (an enumeration, numpy's) makes of it when it is printed."""
-    return str.__str__(value)
+def refusal(value: Any, **more: Any) -> BadValue:
+    """Of a value that is none of those that are allowed."""
+    return BadValue(f"{show(value)} is not allowed", **more)
 
 
 def show(value: Any) -> str:
@@ -68,6 +86,32 @@ INVALID: Any = type("Invalid", (), {"__repr__": lambda self: "(unreadable)"})()
 """Stands in a file's data for what could not be read; the problem is reported already."""
 
 
+def _plain(value: Any) -> Any:
+    """Paths, enumerations and numbers of numpy as what they mean."""
+    if isinstance(value, PathLike):
+        return fspath(value)
+    if isinstance(value, str):
+        return value if isinstance(value, YamlWord) else str.__str__(value)
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    return value.item() if type(value).__module__ == "numpy" and not getattr(value, "shape", 1) else value
+
+
+def _variants(value: Any) -> Iterator[Any]:
+    """What somebody may have meant: without brackets or quotes, or with quotes; digits for letters that look like them."""
+    match value:
+        case [one]:
+            yield one
+        case str():
+            yield {"true": True, "false": False}.get(value.lower(), value)
+            with suppress(ValueError):
+                yield float(value) if re.search("[.eE]", value) else int(value)
+            yield value.translate(str.maketrans("oOlI", "0011"))
+        case float() | int() if abs(value) < 2**63 and not isinstance(value, bool):
+            yield from [int(value)] * (value == int(value))
+            yield str(value)
+
+
 class Kind:
     """A scalar type. Subclasses :meth:`read` a value and describe themselves."""
 
@@ -78,14 +122,25 @@ class Kind:
 
     def parse(self, value: Any, within: str = "") -> Any:
         """The canonical form of *value*; else :class:`BadValue`, which says what is allowed, and *within* what it stands."""
+        value = _plain(value)
         try:
             return self.read(value)
         except BadValue as error:
             text = f"{within}: {error.text}" if within else error.text
-            raise BadValue(text, allowed=error.allowed or self.allowed, suggestion=error.suggestion) from None
+            hint = self.nearest(value) if error.suggestion == "" else error.suggestion
+            raise BadValue(text, allowed=error.allowed or self.allowed, suggestion=hint) from None
 
     def read(self, value: Any) -> Any:
+        """:class:`BadValue`: it is none of the values."""
         raise NotImplementedError
+
+    def nearest(self, value: Any) -> Any:
+        """A value that may have been meant; ``""``: nobody knows."""
+        for other in _variants(value):
+            with suppress(BadValue):
+                self.read(other)
+                return other
+        return ""
 
     def schema(self) -> dict[str, Any]:
         """The JSON Schema of what a YAML file may hold."""
@@ -108,7 +163,6 @@ class ValueKind(Kind):
     aliases: dict[Any, Any] = field(default_factory=dict, hash=False)
     meanings: dict[Any, str] = field(default_factory=dict, hash=False)
     zero_one: bool = False  # whether the numbers 1 and 0 stand for true and false
-    hints: dict[str, Any] = field(default_factory=dict, hash=False)  # a word that is none of the values → what is meant
 
     @property
     def others(self) -> list[tuple[Any, Any]]:
@@ -130,27 +184,18 @@ class ValueKind(Kind):
         return any(value is True for value in (*self.choices, *self.aliases))
 
     def read(self, value: Any) -> Any:
-        if isinstance(value, str) and type(value) not in (str, YamlWord):
-            value = plain(value)
-        if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):  # numpy 2's and numpy 1's name
-            value = bool(value)
         words = [str(value), value.truth] if isinstance(value, YamlWord) else [value]
         for word in words:
             for given, choice in [*((c, c) for c in self.choices), *self.others]:
                 if type(given) is type(word) and given == word:  # by type too: 1 == True, and neither is the other here
                     return choice
-        raise BadValue(f"{show(words[0])} is not one of the values", suggestion=self._nearest(words[0]))
+        raise refusal(words[0])
 
-    def _nearest(self, value: Any) -> Any:
-        """The choice or alias whose spelling is nearest, as a value that can be written; or what to do instead."""
-        if isinstance(value, str) and value.lower() in ("true", "false") and self.takes_truth:
-            return "quotes make it text: write it without"
-        if isinstance(value, list) and len(value) == 1:
-            value = value[0]
-        if not isinstance(value, str | int) or (isinstance(value, int) and abs(value) > 2**63):
-            return ""
-        spelled = {str(c).lower(): c for c in (*self.aliases, *self.choices)} | self.hints
-        return spelled.get(nearest(str(value).lower(), spelled), "")
+    def nearest(self, value: Any) -> Any:
+        if (found := super().nearest(value)) != "" or not isinstance(value, str):
+            return found
+        spelled = {str(c).lower(): c for c in (*self.aliases, *self.choices)}
+        return spelled.get(nearest(value.lower(), spelled), "")
 
     def schema(self) -> dict[str, Any]:
         if self.choices == (True, False):
@@ -192,16 +237,8 @@ class IntKind(Kind):
         return f"a whole number{limits}" + ("" if self.zero else ", not 0")
 
     def read(self, value: Any) -> int:
-        if isinstance(value, Integral) and not isinstance(value, bool):  # numpy's, too
-            value = int(value)
-        if type(value) is not int:
-            is_quoted = isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value)
-            hint: Any = f"write it without quotes: {value}" if is_quoted else ""
-            if isinstance(value, float) and value.is_integer():
-                hint = int(value)
-            raise BadValue(f"{show(value)} is not a whole number", suggestion=hint)
-        if not self.minimum <= value <= self.maximum or (value == 0 and not self.zero):
-            raise BadValue(f"{show(value)} is out of range")
+        if type(value) is not int or not self.minimum <= value <= self.maximum or (value == 0 and not self.zero):
+            raise refusal(value)
         return value
 
     def schema(self) -> dict[str, Any]:
@@ -216,17 +253,9 @@ class ShareKind(Kind):
     allowed: str = "a number above 0 and below 1, such as 1e-5"
 
     def read(self, value: Any) -> float:
-        if not isinstance(value, float) and (isinstance(value, (bool, str)) or not isinstance(value, SupportsFloat)):
-            is_quoted = isinstance(value, str) and re.fullmatch(r"[0-9.]+(e-?[0-9]+)?", value, re.I)
-            hint = "write it without quotes" if is_quoted else ""
-            raise BadValue(f"{show(value)} is not a number", suggestion=hint)
-        try:
-            number = float(value)
-        except Exception:  # numpy's arrays, numbers beyond any float
-            number = math.nan
-        if not 0.0 < number < 1.0:
-            raise BadValue(f"{show(value)} is out of range")
-        return number
+        if not isinstance(value, float) or not 0.0 < value < 1.0:
+            raise refusal(value)
+        return value
 
     def schema(self) -> dict[str, Any]:
         return {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
@@ -256,25 +285,23 @@ class MemoryKind(Kind):
 
     allowed: str = 'a size such as "4GB", "512MB" or "1.5GiB" (GB = 2**30 bytes), or a number of bytes; more than zero'
     minimum: int = 1
-    maximum: int | None = None
+    maximum: int = 2**63 - 1
 
     def read(self, value: Any) -> Size:
-        is_number = isinstance(value, Integral) and not isinstance(value, bool)
-        text = str(int(value) if is_number else value).strip() if is_number or isinstance(value, str) else ""
+        text = str(value).strip() if isinstance(value, str) or type(value) is int else ""
         if not (match := _SIZE.fullmatch(text)):
-            raise BadValue(f"{show(value)} is not an amount of memory", suggestion=_near_size(text))
+            raise refusal(value)
         number, unit, plain = match.groups()
         size = int(plain) if plain else _bytes_of(number, unit)
         if self.minimum and 0 < size < _SMALL and text.isdecimal():
             hint = f"{size}{'GB' if size <= 256 else 'MB'}"
             raise BadValue(f"{text} is a number of bytes; for that few, write {size}B", suggestion=hint)
-        if not self.minimum <= size <= (self.maximum or 2**63 - 1):
-            raise BadValue(f"{show(value)} is out of range")
+        if not self.minimum <= size <= self.maximum:
+            raise refusal(value)
         return Size(size)
 
     def schema(self) -> dict[str, Any]:
-        low = self.minimum and max(self.minimum, _SMALL)
-        number = {"type": "integer", "minimum": low, "maximum": self.maximum or 2**63 - 1}
+        number = {"type": "integer", "minimum": self.minimum and max(self.minimum, _SMALL), "maximum": self.maximum}
         pattern = r"^\s*[0-9]{1,19}((\.[0-9]{1,19})?\s*[KkMmGgTt][Ii]?[Bb]?|\s*[Bb]?)\s*$"
         return {"anyOf": [number, {"type": "string", "pattern": pattern}]}
 
@@ -282,12 +309,6 @@ class MemoryKind(Kind):
 _SMALL = 4096
 """A smaller number without a unit was hardly meant as bytes."""
 _SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,19})?)\s*([KMGT])i?B?|(-?[0-9]{1,19})\s*B?", re.IGNORECASE)
-
-
-def _near_size(value: str) -> str:
-    """The size somebody meant who wrote a letter for a digit: ``4OGB`` → ``40GB``."""
-    repaired = value.translate(str.maketrans("oOlI", "0011"))
-    return repaired if _SIZE.fullmatch(repaired) and repaired != value else ""
 
 
 @dataclass(frozen=True)
@@ -302,16 +323,13 @@ class TextKind(Kind):
     def read(self, value: Any) -> str:
         if self.comma_list and isinstance(value, list | tuple) and all(type(v) in (str, int) for v in value):
             value = self.separator.join(str(v) for v in value)
-        if isinstance(value, PathLike):
-            value = fspath(value)
         if not isinstance(value, str):
-            hint = str(value) if isinstance(value, int | float) and len(show(value)) < 40 else ""
-            raise BadValue(f"{show(value)} is not text", suggestion=hint)
+            raise refusal(value)
         if not value.strip() and not self.empty:
-            raise BadValue("the text is blank" if value else "the text is empty")
+            raise BadValue("the text is empty")
         if re.search("[\0\ud800-\udc7f\udd00-\udfff]", value):  # \udc80 … are bytes of a path that is not UTF-8
             raise BadValue(f"{show(value)} holds a character that neither a file nor a path can hold")
-        return plain(value)
+        return str(value)
 
     def schema(self) -> dict[str, Any]:
         text: dict[str, Any] = {"type": "string"} if self.empty else {"type": "string", "pattern": r"\S"}
@@ -342,7 +360,7 @@ AnyText = Annotated[str, TextKind(empty=True)]
 Path = Annotated[str, TextKind(allowed="a path")]
 
 
-def MemoryBetween(allowed: str, minimum: int = 1, maximum: int | None = None) -> Any:
+def MemoryBetween(allowed: str, minimum: int = 1, maximum: int = MemoryKind.maximum) -> Any:
     return Annotated[int, MemoryKind(allowed, minimum, maximum)]
 
 
@@ -350,15 +368,14 @@ def Int(minimum: int = IntKind.minimum, maximum: int = IntKind.maximum, *, zero:
     return Annotated[int, IntKind(minimum, maximum, zero)]
 
 
-def Choice(meanings: dict[Any, str], aliases: dict[Any, Any] | None = None, hints: dict[str, Any] | None = None) -> Any:
+def Choice(meanings: dict[Any, str], aliases: dict[Any, Any] | None = None) -> Any:
     """A closed set of values, each with what it means: ``Choice({"O0": "speed first", "O1": "memory first"})``.
 
     Args:
         meanings: value → a few words.
         aliases: another spelling → the value it stands for.
-        hints: a word that is not accepted → the value that messages suggest instead.
     """
-    return Annotated[Any, ChoiceKind(tuple(meanings), aliases or {}, meanings, hints=hints or {})]
+    return Annotated[Any, ChoiceKind(tuple(meanings), aliases or {}, meanings)]
 
 
 def TextList(allowed: str, separator: str = ",") -> Any:

@@ -13,9 +13,8 @@ from typing import Any
 
 from msctx.errors import Diagnostic, Mark, Marks, OptionError, nearest, searching
 from msctx.options import rules
-from msctx.options.documents import Path as Keys
-from msctx.options.documents import dotted, read_file, scalar
-from msctx.options.kinds import BOOL, INVALID, IntKind, ValueKind, show
+from msctx.options.documents import read_file, scalar
+from msctx.options.kinds import BOOL, INVALID, IntKind, Keys, ValueKind, dotted, nowhere, show
 from msctx.options.layer import Layer, Setting
 from msctx.options.option import Option
 from msctx.options.unsupported import IGNORED, INSTEAD, LATER
@@ -122,7 +121,7 @@ def make_layer(values: Mapping[str, Any], origin: str, marks: Marks | None = Non
     if not values:
         return Layer()
     reading = _Reading(origin)
-    marks = marks or all_at(None)
+    marks = marks or nowhere
     written_out: dict[str, dict[str, Any]] = {}
     for path, spelling, value in _flatten(values, ()):
         level, key = ge_key(spelling)
@@ -175,11 +174,10 @@ class _Reading:
                 self.problems.append(_unknown(spelling, self.origin, marks((*path, ""))))
             return
         given = _from_words(option, value) if is_text else value
-        value, wrong = check(option.adapter, given)
-        for at, bad, _ in wrong:
-            hint = INSTEAD.get(f"{option.name}={show(given)}".replace("'", "").lower(), bad.hint)
-            self._problem(dotted((spelling, *at)), bad.text, marks((*path, *at)), bad.allowed, hint)
+        value, wrong = check(option.type, given, (spelling,), self.origin, lambda at: marks((*path, *at)))
         if wrong:
+            hint = INSTEAD.get(f"{option.name}={show(given)}".replace("'", "").lower())
+            self.problems += [replace(one, suggestion=hint or one.suggestion) for one in wrong]
             return
         first = self.settings.get(spelling)
         if first is not None and first.value != value and bool(first.via) == bool(via):

@@ -51,11 +51,22 @@ _BY_HINT = {
     """,
     "mode=PYNATIVE_MODE runs eagerly": "eager mode=eager",
     "precision_mode=allow_mix_precision_bf16": """
-        bf16 bfloat16 amp autocast mixed_precision precision torch_dtype dtype precision_mode=bf16-mixed
-        precision_mode=bf16-true precision=bf16-mixed
+        bf16 bfloat16 amp autocast mixed_precision precision torch_dtype dtype precision_mode=bf16-mixed precision_mode=bf16
+        precision_mode=bf16-true precision=bf16-mixed precision_mode=bfloat16 precision_mode=amp
     """,
-    "precision_mode=allow_mix_precision_fp16": "fp16 float16 half precision_mode=16-mixed precision_mode=16 precision=16-mixed",
-    "precision_mode=force_fp32": "fp32 float32 precision_mode=32-true precision_mode=32 full_precision",
+    "precision_mode=allow_mix_precision_fp16": """
+        fp16 float16 half precision_mode=16-mixed precision_mode=16 precision=16-mixed precision_mode=fp16 precision_mode=float16
+        precision_mode=half
+    """,
+    "precision_mode=force_fp32": """
+        fp32 float32 precision_mode=32-true precision_mode=32 full_precision precision_mode=fp32 precision_mode=float32
+    """,
+    "precision_mode_v2=mixed_bfloat16": "precision_mode_v2=bf16 precision_mode_v2=bfloat16",
+    "performance measures all algorithms": " ".join(
+        f"{name}={word}"
+        for name in ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo", "matmul_algo")
+        for word in ("auto", "fastest", "benchmark")
+    ),
     "set conv_allow_tf32 and matmul_allow_tf32": "tf32 allow_tf32 enable_tf32 cudnn_allow_tf32 cudnn.allow_tf32 precision_mode=tf32",
     "set matmul_allow_tf32, or matmul_algo=bf16x3": """
         float32_matmul_precision set_float32_matmul_precision matmul_precision fp32_precision

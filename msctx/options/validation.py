@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from types import GenericAlias
+from typing import Any
+
+from typing_extensions import Required, TypedDict
 
 from msctx.errors import Diagnostic, Marks, nearest
-from msctx.options.kinds import INVALID, BadValue, show
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-
-    M = TypeVar("M", bound=BaseModel)
-
-Path = tuple[Any, ...]
-
-
-class Wrong(NamedTuple):
-    """A problem with the value at a path of keys, or (*at_key*) with its key."""
-
-    path: Path
-    bad: BadValue
-    at_key: bool = False
+from msctx.options.kinds import INVALID, BadValue, Keys, nowhere, show
 
 
 @cache
@@ -33,75 +21,61 @@ def adapter(kind: Any) -> Any:
     return TypeAdapter(kind)
 
 
-class Misfit(BadValue):
-    """Values of several keys that do not fit together, which is shown at one of them; ``""``: at the whole part."""
+def keys(fields: Mapping[str, Any], needed: Sequence[str] = ()) -> Any:
+    """The type of a dictionary with a closed set of keys, of which some must stand there."""
+    kind: Any = TypedDict("kind", {k: Required[v] if k in needed else v for k, v in fields.items()}, total=False)  # type: ignore
+    setattr(kind, "__pydantic_config__", {"extra": "forbid"})  # noqa: B010  # mypy takes it for a type
+    return kind
 
-    def __init__(self, key: str, text: str, allowed: str = "") -> None:
-        super().__init__(text, allowed=allowed)
-        self.key = key
+
+def each(item: Any) -> Any:
+    return GenericAlias(list, item)
 
 
-def checked(
-    model: type[M],
-    data: Any,
-    problems: list[Diagnostic],
-    *,
-    section: str = "",
-    where: str = "",
-    marks: Marks = lambda path: None,
-) -> M | None:
-    """A part of a file or of a command line as its model; ``None`` where something is wrong, which is added to *problems*.
+def named(value: Any, key: Any = str) -> Any:
+    return GenericAlias(dict, (key, value))
+
+
+def check(kind: Any, value: Any, name: Keys = (), where: str = "", marks: Marks = nowhere) -> tuple[Any, list[Diagnostic]]:
+    """The canonical value, or ``None`` and what is wrong; what could not be read is reported already.
 
     Args:
-        section: what the names of its keys begin with in messages.
+        name: the keys that lead to the value, for messages.
         where: the place, where there are no marks.
+        marks: of what is within the value.
     """
-    found: M | None
-    found, wrong = check(adapter(model), data)
-    for path, bad, at_key in wrong:
-        name, mark = ".".join(filter(None, [section, *map(str, path)])), marks((*path, "") if at_key else path)
-        problems.append(Diagnostic(name, bad.text, where, bad.allowed, bad.suggestion if at_key else bad.hint, mark))
-    return found
-
-
-def check(validator: Any, value: Any) -> tuple[Any, list[Wrong]]:
-    """The canonical value, or ``None`` and what is wrong; what could not be read is reported already."""
     from pydantic import ValidationError
 
     try:
-        return validator.validate_python(value, strict=True), []
+        return adapter(kind).validate_python(value, strict=True), []
     except ValidationError as error:
-        found = [_wrong(one, validator) for one in error.errors(include_url=False) if one["input"] is not INVALID]
-        return None, found
+        wrong = [_bad(one, kind) for one in error.errors(include_url=False) if one["input"] is not INVALID]
+    return None, [bad.at(name, where, marks) for bad in wrong]
 
 
-def _wrong(error: Mapping[str, Any], validator: Any) -> Wrong:
+def _bad(error: Mapping[str, Any], kind: Any) -> BadValue:
     path = tuple(part for part in error["loc"] if part != "[key]")
     value, bad, shown = error["input"], error.get("ctx", {}).get("error"), show(error["input"])
     match error["type"]:
         case "missing":
-            return Wrong(path[:-1], BadValue(f"{path[-1]} is missing"))
+            return BadValue(f"{path[-1]} is missing", path=path[:-1])
         case "extra_forbidden":
-            keys = _keys(validator.json_schema(), path[:-1])
-            bad = BadValue("unknown key", allowed=", ".join(keys), suggestion=nearest(str(path[-1]), keys))
-            return Wrong(path, bad, True)
+            known = _keys(adapter(kind).json_schema(), path[:-1])
+            hint = nearest(str(path[-1]), known)
+            return BadValue("unknown key", allowed=", ".join(known), suggestion=hint, path=path, at_key=True)
         case "list_type":
-            hint = f'["{value}"]' if isinstance(value, str) and len(value) < 40 else ""
-            return Wrong(path, BadValue(f"{shown} is not a list", allowed='["a", "b"]', suggestion=hint))
+            advice: Any = [value] if isinstance(value, str) and len(value) < 40 else ""
+            return BadValue(f"{shown} is not a list", allowed='["a", "b"]', suggestion=advice, path=path)
         case "dict_type" | "model_type":
-            return Wrong(path, BadValue(f"{shown} is not a dictionary", allowed='{"key": value}'))
-        case "string_unicode":
-            bad = BadValue("half of a surrogate pair is not a character", allowed="text")
-    if isinstance(bad, Misfit):
-        path += tuple(filter(None, [bad.key]))
-    elif not isinstance(bad, BadValue):
-        bad = BadValue(f"{shown} is not of the right type", allowed="a value of another type")
-    elif value is None:
-        bad = BadValue("None is not a value; omit the option to leave PyTorch as it is", allowed=bad.allowed)
-    return Wrong(path, bad, "[key]" in error["loc"])
+            return BadValue(f"{shown} is not a dictionary", allowed='{"key": value}', path=path)
+    if not isinstance(bad, BadValue):  # half of a surrogate pair as a key
+        return BadValue(f"{shown} is not of the right type", path=path)
+    text = "None is not a value; omit the option to leave PyTorch as it is" if value is None else bad.text
+    hint = "" if value is None else bad.suggestion
+    return BadValue(text, allowed=bad.allowed, suggestion=hint, path=path + bad.path, at_key="[key]" in error["loc"])
 
 
-def _keys(schema: Mapping[str, Any], path: Path) -> list[str]:
+def _keys(schema: Mapping[str, Any], path: Keys) -> list[str]:
     """The keys that a dictionary within a schema may have."""
     definitions, at = schema.get("$defs", {}), schema
     for part in (*path, None):
@@ -109,6 +83,6 @@ def _keys(schema: Mapping[str, Any], path: Path) -> list[str]:
         if isinstance(part, int):
             at = at["items"]
         elif part is not None:
-            named: Any = at.get("additionalProperties") or next(iter(at.get("patternProperties", {}).values()), {})
-            at = at.get("properties", {}).get(part, named)
+            inner: Any = at.get("additionalProperties") or next(iter(at.get("patternProperties", {}).values()), {})
+            at = at.get("properties", {}).get(part, inner)
     return list(at["properties"])

@@ -9,99 +9,127 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from os import PathLike
+from types import SimpleNamespace
 from typing import Any
 
 import yaml
 
 from msctx.errors import Diagnostic, FileError, Mark
-from msctx.options.documents import Document, Path, read_file, scalar
-from msctx.options.kinds import INVALID, BadValue
+from msctx.options.documents import Document, Span, read_file, scalar
+from msctx.options.kinds import BadValue, Keys
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's, where PyYAML was built with it: some ten times as fast."""
+_DEPTH = 200
 
 _TAGS = {"map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value"}
 _RESOLVER = yaml.SafeLoader("")
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's, where PyYAML was built with it: some ten times as fast."""
-
-_DEPTH = 200
 _NODES = 200_000
 
 
-class _Builder:
-    """Makes plain data of the nodes of a document, and notes their places."""
+def span_of(node: yaml.Node) -> Span:
+    return node.start_mark.index, node.end_mark.index
+
+
+def _ends(span: Span) -> Any:
+    return {"start_mark": SimpleNamespace(index=span[0]), "end_mark": SimpleNamespace(index=span[1])}
+
+
+class Nodes:
+    """Nodes for parts of a text that is not YAML; *span*: the offsets where they stand."""
 
     def __init__(self, document: Document) -> None:
+        self._text = document.text
+
+    def text(self, span: Span, text: str | None = None) -> yaml.Node:
+        return yaml.ScalarNode("str", self._text[slice(*span)] if text is None else text, **_ends(span), style='"')
+
+    def true(self, span: Span) -> yaml.Node:
+        return yaml.ScalarNode("bool", "true", **_ends(span))
+
+    def texts(self, span: Span) -> yaml.Node:
+        """The texts between commas."""
+        parts = re.finditer(r"(?:^|,)\s*([^,]*?)\s*(?=,|$)", self._text[slice(*span)])
+        found = [self.text((span[0] + part.start(1), span[0] + part.end(1))) for part in parts]
+        return yaml.SequenceNode("seq", found, **_ends(span))
+
+    def mapping(self, pairs: Iterable[tuple[Any, yaml.Node]], span: Span = (0, 1)) -> yaml.Node:
+        """A key is a node, or a word that stands nowhere."""
+        found = [(self.text((0, 0), key) if isinstance(key, str) else key, value) for key, value in pairs]
+        return yaml.MappingNode("map", found, **_ends(span))
+
+
+def build(document: Document, root: yaml.Node | None, read: Callable[[Any], Any] | None = None) -> Document:
+    """Take over what a tree holds, with its places and the problems of its form.
+
+    Args:
+        read: of JSON, the value of a node for a scalar or a key.
+    """
+    if root is not None:
+        document.data = _Builder(document, read).value(root)
+    return document.in_order()
+
+
+class _Builder:
+    """Makes plain data of the nodes of a document."""
+
+    def __init__(self, document: Document, read: Callable[[Any], Any] | None) -> None:
         self.document, self.left = document, _NODES
+        self.scalar, self.key = read or plain_scalar, read or (lambda node: str(node.value))
 
-    def problem(self, path: Path, node: yaml.Node, text: str) -> Any:
-        self.document.report(path, _span(node), text)
-        return INVALID
-
-    def value(self, node: Any, path: Path = (), above: frozenset[int] = frozenset()) -> Any:
-        self.document.values[path] = self.document.place(_span(node))
+    def value(self, node: Any, path: Keys = (), above: frozenset[int] = frozenset()) -> Any:
+        report, span = self.document.report, span_of(node)
+        self.document.values[path] = self.document.place(span)
         self.left -= 1
         if self.left < 0:
-            raise RecursionError
+            raise RecursionError(f"more than {_NODES} values, counted again at each alias")
         if id(node) in above:
-            return self.problem(path, node, "an alias that contains itself")
+            return report(path, span, "an alias that contains itself")
         if node.tag.removeprefix("tag:yaml.org,2002:") not in _TAGS:
-            return self.problem(path, node, f"the tag {node.tag} is not understood here")
+            return report(path, span, f"the tag {node.tag} is not understood here")
+        above |= {id(node)}
         if isinstance(node, yaml.MappingNode):
-            return self.mapping(node, path, above | {id(node)})
+            return self.mapping(node, path, above)
         if isinstance(node, yaml.SequenceNode):
-            return [self.value(child, (*path, i), above | {id(node)}) for i, child in enumerate(node.value)]
+            return [self.value(child, (*path, i), above) for i, child in enumerate(node.value)]
         try:
             return self.scalar(node)
         except BadValue as error:
-            return self.problem(path, node, str(error))
+            return report(path, span, error.text)
 
-    def scalar(self, node: Any) -> Any:
-        is_text = node.style or (node.tag.endswith(":str") and _is_tagged(node))
-        return node.value if is_text else scalar(node.value)
-
-    def key(self, node: Any) -> str:
-        return str(node.value)
-
-    def mapping(self, node: yaml.Node, path: Path, above: frozenset[int]) -> dict[Any, Any]:
+    def mapping(self, node: yaml.Node, path: Keys, above: frozenset[int]) -> dict[Any, Any]:
+        report = self.document.report
         pairs: dict[Any, tuple[Mark, yaml.Node]] = {}
         merged: list[yaml.Node] = []
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                self.problem(path, key, "a key must be a plain word")
+                report(path, span_of(key), "a key must be a plain word")
             elif (name := self.key(key)) in pairs:
-                self.problem((*path, name), key, f"is given twice; first in {pairs[name][0]}")
+                report((*path, name), span_of(key), f"is given twice; first in {pairs[name][0]}")
             elif key.tag.endswith(":merge"):  # of several the first wins
                 merged += reversed(value.value) if isinstance(value, yaml.SequenceNode) else [value]
             else:
-                pairs[name] = self.document.place(_span(key)), value
+                pairs[name] = self.document.place(span_of(key)), value
         data: dict[Any, Any] = {}
         for source in merged:
             if not isinstance(source, yaml.MappingNode):
-                self.problem((*path, "<<"), source, "only dictionaries can be merged")
+                report((*path, "<<"), span_of(source), "only dictionaries can be merged")
             elif isinstance(part := self.value(source, path, above), dict):
                 data |= part
-        self.document.values[path] = self.document.place(_span(node))
+        self.document.values[path] = self.document.place(span_of(node))
         for name, (place, value) in pairs.items():  # after what is merged: their places count
             self.document.keys[(*path, name)] = place
             data[name] = self.value(value, (*path, name), above)
         return data
 
 
-class _JsonBuilder(_Builder):
-    def scalar(self, node: Any) -> Any:
-        return json.loads(self.document.text[slice(*_span(node))])
-
-    key = scalar
-
-
-def _span(node: yaml.Node) -> tuple[int, int]:
-    return node.start_mark.index, node.end_mark.index
-
-
-def _is_tagged(node: yaml.ScalarNode) -> bool:
-    """Whether the file itself sets the type of a scalar (``!!str 5``)."""
-    return bool(_RESOLVER.resolve(yaml.ScalarNode, node.value, (True, False)) != node.tag)
+def plain_scalar(node: yaml.ScalarNode) -> Any:
+    """The value of a scalar of YAML 1.2: quoted, and where the file itself sets its type (``!!str 5``), it is a text."""
+    is_set = node.tag.endswith(":str") and _RESOLVER.resolve(yaml.ScalarNode, node.value, (True, False)) != node.tag
+    return node.value if node.style or is_set else scalar(node.value)
 
 
 def _composed(text: str) -> yaml.Node | None:
@@ -111,7 +139,7 @@ def _composed(text: str) -> yaml.Node | None:
         for event in yaml.parse(text, Loader=_LOADER):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > _DEPTH:
-                raise RecursionError
+                raise RecursionError(f"nested more than {_DEPTH} levels deep")
         return yaml.compose(text, Loader=_LOADER)
     except (yaml.YAMLError, UnicodeError):
         return yaml.compose(text, Loader=yaml.SafeLoader)  # its errors say more, and show the place
@@ -124,23 +152,20 @@ def parse(text: str, file: str, *, collect: bool = False) -> Document:
         collect: leave what else is wrong with its form (a key that is given twice, a number that could mean two) in
             ``problems``, for the caller to report together with its own; else that raises too.
     """
-    document, mark = Document(text, file), None
+    document = Document(text, file)
     try:
-        if (node := _composed(document.text)) is not None:
-            document.data = _Builder(document).value(node)
-    except RecursionError:
-        few = f"nested more than {_DEPTH} levels deep"
-        what = f"more than {_NODES} values, counted again at each alias" if document.values else few
+        build(document, _composed(document.text))
+    except RecursionError as error:
+        raise FileError([Diagnostic("", str(error), file)]) from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: an escape whose number no character has
-        if place := getattr(error, "problem_mark", None) or getattr(error, "context_mark", None):
-            mark = document.place((place.index, place.index + 1))
+        place = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         said = [getattr(error, "context", ""), getattr(error, "problem", "")]
         what = f"this is not YAML: {'; '.join(filter(None, said)) or str(error).splitlines()[0]}"
-    else:
-        if document.problems and not collect:
-            raise FileError(document.in_order().problems)
-        return document.in_order()
-    raise FileError([Diagnostic("", what, where=file, mark=mark)]) from None
+        mark = document.place((place.index, place.index + 1)) if place else None
+        raise FileError([Diagnostic("", what, file, mark=mark)]) from None
+    if document.problems and not collect:
+        raise FileError(document.problems)
+    return document
 
 
 def load(path: str | PathLike[str], *, collect: bool = False) -> Document:
@@ -169,14 +194,14 @@ def parse_json(text: str, file: str, *, comments: bool = False) -> Document:
         document.data = data
         plain = _NOT_PLAIN.sub(lambda match: " " if match[0] == "\t" else "_" * len(match[0]), text)
         with suppress(yaml.YAMLError):  # it takes no keys of more than 1,024 characters
-            document.data = _JsonBuilder(document).value(yaml.compose(plain, Loader=_LOADER))
+            build(document, yaml.compose(plain, Loader=_LOADER), lambda node: json.loads(text[slice(*span_of(node))]))
     except json.JSONDecodeError as error:
         at = min(error.pos, len(document.text.rstrip()))  # not the empty line after the last one
         document.report((), (at, at + 1), f"this is not JSON: {error.msg}")
     except (ValueError, RecursionError) as error:
         document.data = {}
         document.report((), (0, 1), f"this is not JSON: {error}")
-    return document.in_order()
+    return document
 
 
 def _refuse(word: str) -> Any:

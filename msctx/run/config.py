@@ -8,15 +8,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from msctx import devices
 from msctx.errors import Diagnostic, FileError, Mark, OptionError, nearest, searching
 from msctx.options import Layer, Settings, all_at, find, make_layer
 from msctx.options.documents import Document
-from msctx.options.kinds import INVALID, BadValue, IntKind, Kind, TextKind
+from msctx.options.kinds import INVALID, BadValue, CheckedKind, Int, Kind, TextKind, nowhere, refusal
 from msctx.options.layers import environment_layers, flatten, preset_layer, presets
 from msctx.options.registry import from_text
+from msctx.options.validation import check, keys
 from msctx.options.yamlfile import load, parse
 from msctx.plan import Plan, make
 from msctx.shipped import shipped
@@ -26,35 +27,33 @@ from msctx.themes import Facts
 class _Arguments(Kind):
     """The entry's arguments: a dictionary with names for keys; the values are the entry's own matter."""
 
-    allowed = "{name: value}"
+    allowed = "a dictionary of named arguments: {name: value}"
 
     def read(self, value: Any) -> dict[str, Any]:
         if isinstance(value, dict) and all(isinstance(k, str) and k.isidentifier() for k in value):
             return value
-        raise BadValue("is not a dictionary of named arguments")
+        raise refusal(value)
 
     def schema(self) -> dict[str, Any]:
         return {"type": "object"}
 
 
-class _Name(TextKind):
-    def read(self, value: Any) -> str:
-        allowed = "letters, digits, dots, dashes and underscores: it names the folder of the run"
-        name = super().read(value)
-        if not re.fullmatch(r"[\w.-]+", name) or not name.strip("."):
-            raise BadValue(f"{name!r} cannot be a name", allowed=allowed)
-        return name
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[\w.-]+", text) or not text.strip("."):
+        raise refusal(text)
+    return text
 
 
-SECTIONS: dict[str, dict[str, Kind]] = {
-    "experiment": {
-        "name": _Name(),
-        "entry": TextKind("package.module:function, path/to/file.py:function, or the path of a script"),
-        "args": _Arguments(),
-        "seed": IntKind(0, 2**32 - 1),
-    },
-    "record": {"dir": TextKind("the folder in which run directories are made")},
+NAME = "letters, digits, dots, dashes and underscores: it names the folder of the run"
+ENTRY = "package.module:function, path/to/file.py:function, or the path of a script"
+_EXPERIMENT = {
+    "name": Annotated[str, CheckedKind(NAME, check=_name)],
+    "entry": Annotated[str, TextKind(ENTRY)],
+    "args": Annotated[dict[str, Any], _Arguments()],
+    "seed": Int(0, 2**32 - 1),
 }
+_RECORD = {"dir": Annotated[str, TextKind("the folder in which run directories are made")]}
+SECTIONS = {"experiment": keys(_EXPERIMENT), "record": keys(_RECORD)}
 """What a file may hold beside ``context:``."""
 
 COMPARED = ("compare", "axes")
@@ -155,7 +154,7 @@ def read_document(
     record = file.found["record"] | words.found["record"]
     if need_entry and "entry" not in experiment and not problems:
         where = str(path) if path else "command line"
-        problems.append(Diagnostic("experiment.entry", "is missing", where, SECTIONS["experiment"]["entry"].allowed))
+        problems.append(Diagnostic("experiment.entry", "is missing", where, ENTRY))
     environment: dict[str, Layer] = {}
     with collected(problems):
         environment = environment_layers(os.environ)
@@ -189,38 +188,29 @@ class _Source:
     def __init__(self, where: str, problems: list[Diagnostic], document: Document | None = None) -> None:
         self.where, self.problems, self.document = where, problems, document
         self.marks = document.under("context") if document else None
-        self.found: dict[str, dict[str, Any]] = {"context": {}, **{name: {} for name in SECTIONS}}
+        self.found: dict[str, Any] = {"context": {}, **{name: {} for name in SECTIONS}}
 
     def mark(self, *path: str) -> Mark | None:
         return self.document.mark(path) if self.document else None
 
     def report(self, path: str, text: str, *, allowed: str = "", hint: str = "", mark: Mark | None = None) -> None:
-        where = "" if self.document else self.where
-        self.problems.append(Diagnostic(path, text, where, allowed, hint, mark))
+        self.problems.append(Diagnostic(path, text, self.where, allowed, hint, mark))
 
     def sections(self, data: Any, others: Collection[str]) -> None:
         """Take over the sections of a file; those named in *others* are skipped."""
-        if data is None or data is INVALID:
-            return
         if not isinstance(data, dict):
-            allowed = ", ".join(f"{name}:" for name in self.found)
-            self.problems.append(Diagnostic("", "is not a dictionary", self.where, allowed))
+            if data is not None and data is not INVALID:
+                self.report("", "is not a dictionary", allowed=", ".join(f"{name}:" for name in self.found))
             return
         for key, value in data.items():
-            if key in others or (key in self.found and (value is None or value is INVALID)):
-                continue
-            if key not in self.found:
+            if key in self.found and value is not None and value is not INVALID:
+                self.found[key] = value
+            elif key not in (*self.found, *others):
                 allowed = ", ".join((*self.found, *others))
                 text = "is an option: it belongs under `context:`" if find(key) else "unknown section"
                 hint = "" if find(key) else nearest(key, (*self.found, *others))
                 self.report(key, text, allowed=allowed, hint=hint, mark=self.mark(key, ""))
-            elif not isinstance(value, dict):
-                self.report(key, "is not a dictionary", mark=self.mark(key))
-            elif key == "context":
-                self.found[key] = value
-            else:
-                for name, item in value.items():
-                    self.take(key, name, item)
+        self._check()
 
     def words(self, words: Sequence[str]) -> None:
         """Take over ``key=value`` words."""
@@ -239,33 +229,21 @@ class _Source:
             except BadValue as error:
                 self.report(key, str(error))
                 continue
-            section, _, rest = key.partition(".")
-            if section == "args":
-                section, rest = "experiment", f"args.{rest}"
+            section, *path = ["experiment"] * key.startswith("args.") + key.split(".")
             if section not in SECTIONS:
                 self.found["context"][key] = value
                 continue
-            name, _, inner = rest.partition(".")
-            if name == "args" and inner:
-                for part in reversed(inner.split(".")):
-                    value = {part: value}
-                value = _merged(self.found[section].get("args", {}), value)
-            self.take(section, name, value)
+            for part in reversed(path or [""]):
+                value = {part: value}
+            self.found[section] = _merged(self.found[section], value)
+        self._check()
 
-    def take(self, section: str, name: str, value: Any) -> None:
-        """One key of a section."""
-        known = SECTIONS[section]
-        path = f"{section}.{name}"
-        if value is INVALID:
-            return
-        if name not in known:
-            mark = self.mark(section, name, "")
-            self.report(path, "unknown key", allowed=", ".join(known), hint=nearest(name, known), mark=mark)
-            return
-        try:
-            self.found[section][name] = known[name].parse(value)
-        except BadValue as bad:
-            self.report(path, bad.text, allowed=bad.allowed, hint=bad.hint, mark=self.mark(section, name))
+    def _check(self) -> None:
+        for section, kind in {"context": dict[str, Any], **SECTIONS}.items():
+            marks = self.document.under(section) if self.document else nowhere
+            found, wrong = check(kind, self.found[section], (section,), self.where, marks)
+            self.found[section] = found or {}
+            self.problems += wrong
 
     def layer(self) -> Layer:
         """The options as one layer; ``experiment.seed`` is another way to set ``seed``."""

@@ -29,14 +29,6 @@ NORMAL = "a choice by shape and dtype, without measuring"
 PERFORMANCE = "all that can take the shape are measured, the fastest is taken"
 REFERENCE = "ours: slow and readable; the others are checked against it"
 
-CUDNN_NUMBERS = {
-    f"algo_{number}": name
-    for number, name in enumerate(
-        ("implicit_gemm", "implicit_precomp_gemm", "gemm", "direct", "fft", "fft_tiling", "winograd", "winograd_nonfused")
-    )
-}
-"""cuDNN's numbers of forward algorithms, which MindSpore gives by name; those of gradients it gives by number."""
-MEASURED = dict.fromkeys(("auto", "fastest", "benchmark"), "performance")
 
 # fmt: off
 OPTIONS = (
@@ -52,7 +44,7 @@ OPTIONS = (
             "winograd": "by Winograd transforms of tiles, in one kernel",
             "winograd_nonfused": "by Winograd transforms and matrix products, as separate kernels",
             "reference": REFERENCE,
-        }, {"precomp_gemm": "implicit_precomp_gemm"}, CUDNN_NUMBERS | MEASURED), default="normal", example="winograd",
+        }, {"precomp_gemm": "implicit_precomp_gemm"}), default="normal", example="winograd",
         also=("device_context.gpu.op_tuning.conv_fprop_algo",),
         help="The algorithm of the forward convolution. A shape that the named one does not support runs torch's own path, "
              "with a warning."),
@@ -66,7 +58,7 @@ OPTIONS = (
             "winograd": "by Winograd transforms of tiles, in one kernel; deterministic",
             "winograd_nonfused": "by Winograd transforms and matrix products, as separate kernels; deterministic",
             "reference": REFERENCE,
-        }, hints=MEASURED), default="normal", example="algo_1", also=("device_context.gpu.op_tuning.conv_dgrad_algo",),
+        }), default="normal", example="algo_1", also=("device_context.gpu.op_tuning.conv_dgrad_algo",),
         help="The algorithm of the convolution's gradient with respect to its input. algo_0 is refused under "
              "deterministic=ON; for a shape that the named one cannot take see conv_fprop_algo."),
     gpu_option("conv_wgrad_algo", Choice({
@@ -79,7 +71,7 @@ OPTIONS = (
             "fft_tiling": "by Fourier transforms of tiles; deterministic",
             "winograd_nonfused": "by Winograd transforms and matrix products, as separate kernels; deterministic",
             "reference": REFERENCE,
-        }, hints=MEASURED), default="normal", example="algo_1", also=("device_context.gpu.op_tuning.conv_wgrad_algo",),
+        }), default="normal", example="algo_1", also=("device_context.gpu.op_tuning.conv_wgrad_algo",),
         documented=("gpu_config.conv_wgrad_algo", "device_context.gpu.op_tuning.conv_wgrad_algo"),
         help="The algorithm of the convolution's gradient with respect to its weight. algo_0 and algo_3 are refused under "
              "deterministic=ON; for a shape that the named one cannot take see conv_fprop_algo."),

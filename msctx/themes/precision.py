@@ -44,10 +44,6 @@ OPTIONS = (
             "allow_mix_precision_fp16": "autocast to float16, by lists of operators; the clearer name",
             "allow_mix_precision_bf16": "autocast to bfloat16, by lists of operators",
             "must_keep_origin_dtype": "no casts at all, also none of an enclosing autocast",
-        }, hints={
-            "bf16": "allow_mix_precision_bf16", "bfloat16": "allow_mix_precision_bf16", "amp": "allow_mix_precision_bf16",
-            "fp16": "allow_mix_precision_fp16", "float16": "allow_mix_precision_fp16", "half": "allow_mix_precision_fp16",
-            "fp32": "force_fp32", "float32": "force_fp32",
         }), example="allow_mix_precision_bf16", groups=("ascend_config", "session"),
         also=("device_context.ascend.op_precision.precision_mode",), ge="ge.exec.precision_mode", source=ASCEND,
         help="In which dtype the operators of a whole program compute. It excludes precision_mode_v2. CANN's own choice, "
@@ -68,8 +64,6 @@ OPTIONS = (
             "mixed_bfloat16": "autocast to bfloat16, by lists of operators",
             "mixed_hif8": "autocast to HiFloat8, a dtype that torch does not have",
             "cube_hif8": "matrix operators in HiFloat8, a dtype that torch does not have",
-        }, hints={
-            "bf16": "mixed_bfloat16", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16", "fp32": "origin",
         }), example="mixed_bfloat16", ge="ge.exec.precision_mode_v2",
         help="precision_mode in newer words. Excludes precision_mode."),
     session_option("modify_mixlist", Path, example="mixlist.json", ge="ge.exec.modify_mixlist", content="MIXLIST",

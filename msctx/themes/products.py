@@ -15,7 +15,6 @@ from msctx.themes.common import DIGITS, with_graphs
 from msctx.themes.convolution import (
     ALGORITHMS,
     CHOOSING,
-    MEASURED,
     NO_OTHER,
     NORMAL,
     ON_CPU_ALONE,
@@ -56,7 +55,7 @@ OPTIONS = (
             "bf16x3": "three products of two bfloat16 parts: 16 bits of each value",
             "tf32": "of values rounded to 11 bits or more, on a matrix unit",
             "reference": REFERENCE,
-        }, JAX, MEASURED), default="normal", example="strict", source="msctx", devices=DEVICES,
+        }, JAX), default="normal", example="strict", source="msctx", devices=DEVICES,
         help="How matrix products are computed: mm, addmm, bmm, baddbmm, mv and addmv, and so what linear, matmul, einsum "
              "and LSTM cells call, forward and backward. A product that the named way does not support runs torch's own "
              "path, with a warning. On CUDA torch's own flags decide, and performance measures in compiled code "

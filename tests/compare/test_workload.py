@@ -41,11 +41,11 @@ def test_what_has_a_default_may_be_left_out() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("input: 1x8x0x16, weight: 4x8x3x3", "'1x8x0x16' is no shape"),
+        ("input: 1x8x0x16, weight: 4x8x3x3", "'1x8x0x16' is not allowed"),
         ("input: 1x8x16x16, weight: 4x7x3x3", "does not fit the weight: Invalid channel dimensions"),
         ("input: 1x8x2x2, weight: 4x8x3x3", "Kernel size can't be greater than actual input size"),
         ("input: 1x8x16x16, weight: 4x8x3x3, strid: 2", "did you mean stride?"),
-        ("input: 1x8x16x16, weight: 4x8x3x3, dtype: float8", "'float8' is not one of the values"),
+        ("input: 1x8x16x16, weight: 4x8x3x3, dtype: float8", "'float8' is not allowed"),
         ("a: 3x4, b: 5x6", "3x4 @ 5x6 is not a product of matrices"),
         ("a: 3x4, b: 4x6, weight: 3x3", "weight: unknown key"),
         ("input: 1x8x16x16, weight: 4x8x1x3, padding: 0x1, stride: 0x1", "stride: 0x1 does not fit"),

@@ -91,6 +91,6 @@ def test_a_pattern_of_several_dtypes_stays() -> None:
 
 
 def test_an_unknown_pass_is_an_error_with_the_nearest_name() -> None:
-    with pytest.raises(OptionError, match="'ScopeLayerNorm' is not a pass") as error:
+    with pytest.raises(OptionError, match="'ScopeLayerNorm' is not allowed") as error:
         msctx.explain(enable_scope_fusion_passes="ScopeLayerNorm")
     assert "ScopeLayerNormPass" in str(error.value)

@@ -198,7 +198,7 @@ def test_what_msctx_rejects_is_reported_with_its_place():
         "env_config_path: './there/is/no.json' cannot be read: No such file or directory",
         "enable_dump: deprecated and without effect; instead: session.enable_dump with dump_path",
         "save_dump_path: deprecated and without effect; instead: dump_path",
-        "ge.x: 1 is not text",
+        "ge.x: 1 is not allowed",
         "they exclude each other",
         "these are not the arguments of set_device: it takes device_target, device_id",
         "these are not the arguments of set_seed: it takes seed",

@@ -13,7 +13,7 @@ from msctx.options import OPTIONS, Layer, Settings, carried, make_layer
 from msctx.options.layers import environment_layers
 from msctx.options.validation import check
 
-EXAMPLES = [(o.name, o.example) for o in OPTIONS.values() if o.example is not None and not check(o.adapter, o.example)[1]]
+EXAMPLES = [(o.name, o.example) for o in OPTIONS.values() if o.example is not None and not check(o.type, o.example)[1]]
 EXAMPLES.append(("max_device_memory", "1KB"))
 
 

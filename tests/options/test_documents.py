@@ -116,9 +116,9 @@ def test_sections_keys_and_values() -> None:
     assert at(parsed, "One", "") == "4:1 [One]"
     assert at(parsed, "One", "b") == "6:4 x=y"
     assert at(parsed, "Two", "l", 1) == "8:7 b"
-    found = parse_ini("a=1\n[B]\nb=2\n[A]\nc=3", "f", sections=("A", "C"), inside=("A",)).data
+    found = parse_ini("a=1\n[B]\nb=2\n[A]\nc=3", "f", sections=("A", "C")).data
     assert found == {"A": {"a": "1", "c": "3"}, "B": {"b": "2"}, "C": {}}
-    assert parse_ini("a=1", "f", inside=()).data == {"a": "1"}
+    assert parse_ini("a=1", "f", sections=("",)).data == {"a": "1"}
 
 
 EMPTY = {"fusion_switch_file": '{"Switch": {}}', "op_precision_mode": "", "modify_mixlist": "{}", "customize_dtypes": ""}
