@@ -6,23 +6,26 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from msctx._version import __version__
-from msctx.context import context, current, explain, get_context, reset_context, set_context
-from msctx.errors import (
-    DeviceError,
-    GradientDtypeError,
-    GradientError,
-    GraphError,
-    MsctxError,
-    MsctxWarning,
-    NativeError,
-    OptionError,
-    RestoreError,
-    ScopeError,
-    StrictError,
-    SwitchError,
-)
-from msctx.inspection import diff, state
+from msctx.imports import collected_later
+
+with collected_later():
+    from msctx._version import __version__
+    from msctx.context import context, current, explain, get_context, reset_context, set_context
+    from msctx.errors import (
+        DeviceError,
+        GradientDtypeError,
+        GradientError,
+        GraphError,
+        MsctxError,
+        MsctxWarning,
+        NativeError,
+        OptionError,
+        RestoreError,
+        ScopeError,
+        StrictError,
+        SwitchError,
+    )
+    from msctx.inspection import diff, state
 
 if TYPE_CHECKING:
     from msctx.graph.calls import jit as jit

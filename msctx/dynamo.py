@@ -17,9 +17,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 REASON = "a msctx context cannot be entered or changed inside compiled code: put the with-block around the call of the function"
 
-_called: dict[Any, Any] = {}
-"""What :func:`call_outside` has called, which stays: functions of modules."""
-
 
 def untraced(function: F) -> F:
     """Dynamo breaks the graph at a call of *function*, and under ``fullgraph=True`` raises with our reason."""
@@ -27,16 +24,6 @@ def untraced(function: F) -> F:
     marked._torchdynamo_disable = True
     marked._torchdynamo_disable_msg = REASON
     return function
-
-
-@untraced
-def call_outside(function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
-    """Call a function of a module with Dynamo's evaluation of frames switched off."""
-    outside: Callable[..., R] | None = _called.get(function) or _without_frames(function)
-    if outside is None:
-        return function(*args, **kwargs)
-    _called[function] = outside
-    return outside(*args, **kwargs)
 
 
 def _without_frames(function: Callable[P, R]) -> Callable[P, R] | None:

@@ -1,14 +1,31 @@
-"""What is to be done as soon as another module has been imported."""
+"""What imports of msctx cost; and what is to be done as soon as another module has been imported."""
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+
+@contextmanager
+def collected_later() -> Iterator[None]:
+    """Import in this block: what is imported stays, and a collection walks over all objects of torch, longer than an import takes.
+
+    The import of torch has made one due, which the program's next objects begin.
+    """
+    is_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_on:
+            gc.enable()
 
 
 class _Watch(MetaPathFinder):

@@ -13,6 +13,7 @@ from typing import Any
 
 from msctx import recorded
 from msctx.errors import Diagnostic, FileError
+from msctx.options.conv_policy import plain
 from msctx.tables import in_words
 
 LIBRARIES = ("msctx", "torch", "numpy", "pyyaml", "pydantic", "torch-npu", "triton", "scikit-learn")
@@ -25,7 +26,7 @@ def state() -> dict[str, Any]:
     """
     from msctx.switches import read_all
 
-    found = read_all()
+    found = {name: plain(value) for name, value in read_all().items()}
     found["native.memory_caps"] = ", ".join(f"{in_words(size)} of {origin}" for size, origin in found["native.memory_caps"])
     found.update({f"env.{name}": value for name, value in recorded.variables(os.environ).items()})
     return found

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from msctx.errors import MsctxWarning, user_frame
 
@@ -28,13 +26,13 @@ def warn_or_print(text: str) -> None:
         print(f"warning: {warning}", file=sys.stderr)
 
 
-@contextmanager
-def put_off() -> Iterator[None]:
+class put_off:  # noqa: N801
     """This thread's warnings are issued after the block, in which settings are restored."""
-    before, _here.waiting = getattr(_here, "waiting", None), (waiting := list[str]())
-    try:
-        yield
-    finally:
-        _here.waiting = before
+
+    def __enter__(self) -> None:
+        self._before, _here.waiting = getattr(_here, "waiting", None), []
+
+    def __exit__(self, *_: object) -> None:
+        waiting, _here.waiting = _here.waiting, self._before
         for text in waiting:
             (warn_or_print if sys.exc_info()[1] else warn)(text)

@@ -124,7 +124,7 @@ def left_open() -> list[str]:
     """Scopes and settings of msctx that are still in force."""
     return [
         *(f"{scope.context.origin} is still open" for scope in context_module.stack.scopes),
-        *(f"{key} is still held by {[h.owner for h in holds]}" for key, holds in HELD.items() if holds),
+        *(f"{key} is still held by {[h.name for h in holds]}" for key, holds in HELD.items() if holds),
         *(f"the {level} layer is still in force" for level in BASE.levels),
     ]
 

@@ -37,8 +37,9 @@ def context(preset: str | PathLike[str] | None = None, /, **options: Any) -> Con
             train(model, ctx.device)
     """
     origin = f"with-block at {user_frame()[0]}"
-    made = Context(layers_of(options if preset is None else with_preset(preset, options), origin), origin)
-    made.is_unused = bool(made.layers)
+    layers = layers_of(options if preset is None else with_preset(preset, options), origin)
+    made = Context(layers, origin)
+    made.is_unused = bool(layers)
     return made
 
 

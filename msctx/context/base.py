@@ -212,7 +212,7 @@ class Base:
         for name, record in [*self.hold.records.items()]:
             if record.switch.scope == "process" or record.who is here or record.switch.is_satisfied(record.want):
                 continue
-            holds = holders(record.switch)
+            holds = holders(record.switch, here)
             if not holds or holds[-1].base:
                 found[name] = MISSED
         return found

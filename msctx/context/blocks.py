@@ -15,12 +15,11 @@ from msctx.context import agreement
 from msctx.context.base import BASE, MISSED, explain, make_ready, plan_here, refuse, warn_failing, warn_late, within
 from msctx.context.children import WorkerInit
 from msctx.context.idle import ON_SOMETHING, unrun, unwatched
-from msctx.context.scopes import Scope, end_stranded, in_force, settings_in_force, stack
-from msctx.dynamo import call_outside, untraced
+from msctx.context.scopes import Scope, counted, end_stranded, in_force, settings_in_force, stack
+from msctx.dynamo import outside_dynamo, untraced
 from msctx.errors import MsctxWarning, RestoreError, ScopeError, StrictError
 from msctx.graph import report
-from msctx.native import precisions
-from msctx.native.choices import Tally
+from msctx.native import choices, precisions
 from msctx.native.watched import Watched
 from msctx.notices import warn
 from msctx.options import Layer, Settings
@@ -36,9 +35,6 @@ if TYPE_CHECKING:
 
     from msctx.amp import GradScaler
     from msctx.context.bound import Bound
-    from msctx.graph.report import Graphs
-    from msctx.native.choices import Choices
-    from msctx.native.precisions import Precisions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -129,14 +125,8 @@ class Context:
         self.origin = origin
         self._watched = Watched() if models is None else models
         self._late: dict[str, str] = {}  # switch → why it could not be written when this was last entered
-
-    @property
-    def counters(self) -> tuple[Tally, precisions.Tally, report.Tally]:
-        """Made when there may be something to count."""
-        if (found := vars(self).get("_counters")) is None:
-            rules = (s.value for layer in self._layers for name in RULES if (s := layer.settings.get(name)) is not None)
-            found = vars(self).setdefault("_counters", (Tally(rules), precisions.Tally(), report.Tally()))
-        return cast(tuple[Tally, precisions.Tally, report.Tally], found)
+        self.counters: dict[Any, Any] = {}
+        """Kind of :class:`ScopeCounter` → the one of this context, once there has been something to count."""
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -156,7 +146,7 @@ class Context:
     def __enter__(self) -> Context:
         entered: list[Scope] = []
         try:
-            call_outside(_enter, self, entered)
+            _enter(self, entered)
             return self
         except BaseException:  # Ctrl-C too: a with-block whose __enter__ raises is never left
             if entered:
@@ -169,7 +159,7 @@ class Context:
             return
         begun: list[Scope | None] = []
         try:
-            call_outside(_exit, self, error, begun)
+            _exit(self, error, begun)
         except KeyboardInterrupt:
             if not begun:  # it came before Ctrl-C was deferred
                 self.__exit__(kind, error, trace)
@@ -259,20 +249,20 @@ class Context:
         """The value of an option in force inside this context; see :func:`get_context`."""
         return look_up(name, self.acting(), self.plan.main_device).value
 
-    def choices(self) -> Choices:
+    def choices(self) -> choices.Choices:
         """Which algorithm each convolution and matrix product ran while this context was open, and why: a row for each problem."""
-        return self.counters[0].choices()
+        return counted(self, choices.Tally, choices.Tally.choices, choices.Choices())
 
-    def precisions(self) -> Precisions:
+    def precisions(self) -> precisions.Precisions:
         """In which dtype each operator computed while this context was open, by which option, and how many casts were inserted."""
-        return self.counters[1].precisions()
+        return counted(self, precisions.Tally, precisions.Tally.precisions, precisions.Precisions())
 
-    def graphs(self) -> Graphs:
+    def graphs(self) -> report.Graphs:
         """What was compiled while this context was open: graph breaks and what to change, recompilations and why, times, caches.
 
         By graph mode, by :func:`msctx.jit` and by the program itself (``torch.compile``).
         """
-        return self.counters[2].graphs()
+        return counted(self, report.Tally, report.Tally.graphs, report.Graphs())
 
     def grad_scaler(self, **options: Any) -> GradScaler:
         """A GradScaler for :attr:`device`, enabled exactly where a precision_mode computes in float16; *options* are its own."""
@@ -322,6 +312,7 @@ class Context:
         return Bound(function, (), BASE.layers + in_force()[0] + self.layers, not self.layers, self._watched)
 
 
+@outside_dynamo
 def _enter(context: Context, entered: list[Scope]) -> None:
     if stack.scopes and stack.scopes[-1].leaving:
         with uninterrupted():
@@ -343,6 +334,7 @@ def _enter(context: Context, entered: list[Scope]) -> None:
         BASE.opened.add(scope)
 
 
+@outside_dynamo
 def _exit(context: Context, error: Any, begun: list[Scope | None]) -> None:
     scopes = stack.scopes
     with uninterrupted():

@@ -112,7 +112,7 @@ def _visit(assignments: Mapping[str, Any]) -> Hold:
             for (name, _), holds in ledger.HELD.items():
                 switch, there = SWITCHES[name], holds[-1].records[name].wrote
                 if switch.scope == "inherited" and switch.read() != there:
-                    hold.records[name] = ledger.Record(switch, switch.take(), there, there)
+                    hold.records[name] = ledger.Record(switch, hold.who, switch.take(), there, there)
                     switch.set(there)
     except BaseException:
         ledger.undo(hold, quiet=True)

@@ -28,17 +28,17 @@ class Record:
     """One switch: the state that a scope found, what it wants (a value, or :data:`AS_FOUND`), and what the switch read after that."""
 
     switch: Switch
+    who: threading.Thread
     found: Any
     want: Any
     wrote: Any = None
-    who: threading.Thread = field(default_factory=threading.current_thread)
 
 
 @dataclass(slots=True, eq=False)
 class Hold:
     """What one scope, or the base, has written and will restore. *late*: switch → why it could not be written any more."""
 
-    owner: str
+    name: str
     base: bool = False
     who: threading.Thread = field(default_factory=threading.current_thread)
     records: dict[str, Record] = field(default_factory=dict)
@@ -54,9 +54,9 @@ def _key(switch: Switch, who: threading.Thread) -> tuple[str, threading.Thread |
     return switch.name, who if switch.scope == "thread" else None
 
 
-def holders(switch: Switch) -> list[Hold]:
-    """Who holds a switch in this thread, the outermost first."""
-    return HELD.get(_key(switch, threading.current_thread()), [])
+def holders(switch: Switch, who: threading.Thread) -> list[Hold]:
+    """Who holds a switch in a thread, the outermost first."""
+    return HELD.get(_key(switch, who), [])
 
 
 def _hold(record: Record, hold: Hold) -> None:
@@ -73,35 +73,35 @@ def apply(wants: Mapping[str, Any], hold: Hold, *, strict: bool = False, fresh: 
     with LOCK, replacing() if HOOKS else nullcontext():
         hold.late, hold.who = {}, threading.current_thread()
         wanted = [s for n, want in wants.items() if (s := SWITCHES[n]).restore == "exact" or want is not AS_FOUND]
-        early = [s for s in wanted if s.lasts]  # another switch may make it too late for them
-        wanted = [*early, *(s for s in wanted if not s.lasts)]
-        leaving = [SWITCHES[name] for name in reversed(hold.records) if name not in wants]
-        for switch in (*wanted, *leaving):
-            _check_thread(switch, hold)
+        if lasting := [s for s in wanted if s.lasts]:  # another switch may make it too late for them
+            wanted = [*lasting, *(s for s in wanted if not s.lasts)]
+        todo = [*wanted, *(SWITCHES[name] for name in reversed(hold.records) if name not in wants)]
+        _check_threads(todo, hold)
         check_writable([s for s in wanted if wants[s.name] is not AS_FOUND], wants, hold, strict)
-        steps: list[tuple[str, Callable[[], None]]] = []
+        steps: list[tuple[Any, ...]] = []
         try:
-            for switch in (*wanted, *leaving):
+            for switch in todo:
                 record, state = hold.records.get(switch.name), switch.take()
-                steps.append((switch.name, partial(put_back, switch, state, hold, record and replace(record), undone=True)))
+                steps.append((switch, state, hold, record and replace(record), True))
                 if switch.name in wants and switch.name not in hold.late:
                     _write(switch, wants[switch.name], state, hold, switch.name in fresh)
                 elif record:
-                    _each([(switch.name, partial(put_back, switch, record.found, hold))])
+                    _each(put_back, [(switch, record.found, hold)])
             if strict and hold.late:
                 raise StrictError.of(sorted(hold.late.values()))
         except BaseException as error:
-            _each(reversed(steps), error)
+            _each(put_back, reversed(steps), error)
             raise
     return hold
 
 
-def _check_thread(switch: Switch, hold: Hold) -> None:
-    """Raise if an open scope of another thread holds the switch; restore what a thread left that has ended."""
-    if (holds := holders(switch)) and (top := holds[-1]).who is not threading.current_thread() and not top.base:
-        if top.who.is_alive():
-            raise ScopeError.held(hold.owner, switch.name, top.owner)
-        settle()
+def _check_threads(switches: list[Switch], hold: Hold) -> None:
+    """Raise if an open scope of another thread holds one of them; restore what a thread left that has ended."""
+    for switch in switches if HELD else ():
+        if (holds := holders(switch, hold.who)) and (top := holds[-1]).who is not hold.who and not top.base:
+            if top.who.is_alive():
+                raise ScopeError.held(hold.name, switch.name, top.name)
+            settle()
 
 
 def check_writable(switches: list[Switch], wants: Mapping[str, Any], hold: Hold, strict: bool) -> None:
@@ -121,19 +121,19 @@ def check_writable(switches: list[Switch], wants: Mapping[str, Any], hold: Hold,
 
 def _write(switch: Switch, want: Any, state: Any, hold: Hold, is_fresh: bool) -> None:
     """Write one switch for *hold*, which finds this *state* unless it has a record of it."""
-    holds, record = holders(switch), hold.records.get(switch.name)
+    holds, record = holders(switch, hold.who), hold.records.get(switch.name)
     if want is AS_FOUND and not holds:
         return  # what set it out there is not in force in this thread
-    is_kept = record is not None and (switch.restore == "kept" or record.who is not threading.current_thread())
+    is_kept = record is not None and (switch.restore == "kept" or record.who is not hold.who)
     if record and record.want == want and not is_fresh and (is_kept or switch.is_satisfied(want)):
         return
     goes_back = holds and holds[-1].records[switch.name].want != want and (want is AS_FOUND or switch.family)
     if record is None and (hold.base or switch.restore in RESTORED):
-        _hold(record := Record(switch, state, want), hold)
+        _hold(record := Record(switch, hold.who, state, want), hold)
     if record:
         record.want = want
     if goes_back:
-        _go_back(switch)
+        _go_back(switch, hold.who)
     if want is not AS_FOUND and not switch.is_satisfied(want):
         try:
             switch.set(want)
@@ -150,11 +150,11 @@ def _write(switch: Switch, want: Any, state: Any, hold: Hold, is_fresh: bool) ->
         record.wrote = switch.read()
 
 
-def _go_back(switch: Switch) -> None:
+def _go_back(switch: Switch, who: threading.Thread) -> None:
     """Restore what was found first, for a switch and those that share its state; then write again what is wanted of the others."""
     kin = [s for name, _ in HELD if (s := SWITCHES[name]) is switch or (s.family and s.family == switch.family)]
-    held = [(other, holds) for other in dict.fromkeys(kin) if (holds := holders(other))]
-    _each((other.name, partial(other.put_back, holds[0].records[other.name].found)) for other, holds in reversed(held))
+    held = [(other, holds) for other in dict.fromkeys(kin) if (holds := holders(other, who))]
+    _each(Switch.put_back, ((other, holds[0].records[other.name].found) for other, holds in reversed(held)))
     for other, holds in held:
         want = holds[-1].records[other.name].want
         if other is not switch and want is not AS_FOUND and not other.is_satisfied(want):
@@ -163,29 +163,34 @@ def _go_back(switch: Switch) -> None:
 
 def undo(hold: Hold, *, strict: bool = False, quiet: bool = False) -> None:
     """Restore what *hold* found, in reverse order; nothing that is raised keeps the rest from being restored."""
-    foreign: list[str] = []
     with notices.put_off(), LOCK, replacing() if HOOKS else nullcontext():
         records = [*reversed(hold.records.values())]
-        for record in () if quiet else records:
-            with suppress(Exception):  # restoring it shows what is wrong
-                if (now := record.switch.read()) != record.wrote:
-                    foreign.append(f"  {record.switch.name}: set {record.wrote!r}, found {now!r} at exit")
-        _each((record.switch.name, partial(put_back, record.switch, record.found, hold)) for record in records)
+        foreign = [text for record in records if (text := _foreign(record))] if not quiet else []
+        _each(put_back, ((record.switch, record.found, hold) for record in records))
     if foreign:
-        error = RestoreError.changed(hold.owner, foreign)
+        error = RestoreError.changed(hold.name, foreign)
         if strict:
             raise error
         notices.warn(str(error))
 
 
-def _each(steps: Iterable[tuple[str, Callable[[], object]]], cause: BaseException | None = None) -> None:
-    """Run each step, by its switch, and raise at the end what one of them has raised. *cause*: why they run."""
+def _foreign(record: Record) -> str:
+    """What other code has made of a switch since it was written."""
+    try:
+        now = record.switch.read()
+    except Exception:  # restoring it shows what is wrong
+        return ""
+    return "" if now == record.wrote else f"  {record.switch.name}: set {record.wrote!r}, found {now!r} at exit"
+
+
+def _each(call: Callable[..., object], steps: Iterable[tuple[Any, ...]], cause: BaseException | None = None) -> None:
+    """Call it for each step, which begins with a switch or a hold, and raise at the end what one has raised. *cause*: why."""
     failed, interruption = [], None
-    for name, step in steps:
+    for step in steps:
         try:
-            step()
+            call(*step)
         except Exception as error:
-            failed.append(f"\n  {name}: {error}")
+            failed.append(f"\n  {step[0].name}: {error}")
         except BaseException as error:
             interruption = interruption or error
     if interruption is not None:
@@ -195,7 +200,7 @@ def _each(steps: Iterable[tuple[str, Callable[[], object]]], cause: BaseExceptio
         raise RestoreError(f"{first}could not be put back:{''.join(failed)}") from cause
 
 
-def put_back(switch: Switch, state: Any, hold: Hold, record: Record | None = None, *, undone: bool = False) -> None:
+def put_back(switch: Switch, state: Any, hold: Hold, record: Record | None = None, undone: bool = False) -> None:
     """Restore one switch, of which *hold* has this *record* from then on. *undone*: as if it had not been written."""
     is_here = switch.scope != "thread"
     if (now := hold.records.pop(switch.name, None)) is not None:
@@ -217,4 +222,4 @@ def settle() -> None:
     """Restore what nobody will: of scopes whose threads have ended inside them."""
     with LOCK:
         ended = dict.fromkeys(h for holds in HELD.values() for h in holds if not (h.base or h.who.is_alive()))
-        _each((hold.owner, partial(undo, hold, quiet=True)) for hold in ended)
+        _each(partial(undo, quiet=True), ((hold,) for hold in ended))

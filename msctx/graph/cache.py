@@ -16,10 +16,8 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -204,8 +202,8 @@ def serves(wanted: CompileCache | None) -> bool:
     return current.wanted == wanted and (wanted.off or current.root == root_of(wanted))
 
 
-def read() -> dict[str, Any] | None:
-    return None if current is None else asdict(current.wanted)
+def read() -> CompileCache | None:
+    return None if current is None else current.wanted
 
 
 def save() -> State:

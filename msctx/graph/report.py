@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from msctx import locks
 from msctx.graph.breaks import Break, parse
-from msctx.native.scope_counter import ScopeCounter
 from msctx.notices import warn
 from msctx.observers.compile_trace import LOGGER
 from msctx.signals import uninterrupted
@@ -210,29 +209,27 @@ def listen(who: object, on: bool) -> None:
             (LOGGER.addHandler if _listening else LOGGER.removeHandler)(LISTENER)
 
 
-class Tally(ScopeCounter):
+class Tally:
     """What was compiled while a context was open."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, context: Any) -> None:
         self._spans: list[tuple[int, int]] = []
-        self._since = 0
+        self._since: int | None = None
 
-    def __reduce__(self) -> tuple[type[Tally], tuple[()]]:
-        return Tally, ()
+    def begin(self) -> None:
+        if self._since is None:
+            self._since = LISTENER.count
+            listen(self, True)
 
-    def _begin(self) -> None:
-        self._since = LISTENER.count
-        listen(self, True)
-
-    def _end(self) -> list[str]:
-        listen(self, False)
-        if LISTENER.count > self._since:
+    def end(self) -> list[str]:
+        if self._since is not None:
             self._spans.append((self._since, LISTENER.count))
+            self._since = None
+            listen(self, False)
         return []
 
     def graphs(self) -> Graphs:
-        spans = [*self._spans, *([(self._since, LISTENER.count)] if self._open else [])]
+        spans = [*self._spans, *([(self._since, LISTENER.count)] if self._since is not None else [])]
         return Graphs(row for number, row in LISTENER.rows.copy() if any(a < number <= b for a, b in spans))
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from msctx.dynamo import call_outside, untraced
+from msctx.dynamo import outside_dynamo
 from msctx.errors import Diagnostic, OptionError, nearest, searching
 from msctx.mindspore import absent, state
 from msctx.mindspore.errors import OptionTypeError
@@ -19,7 +18,8 @@ STRICT, COMPATIBLE, LAX = 0, 1, 2
 RELEASE, DEBUG = 0, 1
 
 
-@untraced
+@outside_dynamo
+@searching()
 def set_context(**kwargs: Any) -> None:
     """Set options for the process, with MindSpore's keys and its rules of which device has which key.
 
@@ -29,11 +29,6 @@ def set_context(**kwargs: Any) -> None:
         TypeError: a value of the wrong type.
         ValueError: a wrong value, or an unknown key.
     """
-    call_outside(_set, kwargs)
-
-
-@searching()
-def _set(kwargs: Mapping[str, Any]) -> None:
     where = state.origin("ms.set_context")
     types: list[Diagnostic] = []
     values: list[Diagnostic] = []
@@ -99,18 +94,14 @@ def _unknown(name: str, where: str) -> Diagnostic:
     return Diagnostic(name, "unknown key", where, suggestion=nearest(name, KEYS))
 
 
-@untraced
+@outside_dynamo
 def get_context(attr_key: str) -> Any:
     """The value of an option in force, in MindSpore's form: sizes are numbers of GB, O0 and O1 are 0 and 1, and so on.
 
     Raises:
         ValueError: MindSpore's get_context knows no such name.
     """
-    return call_outside(_get, attr_key)
-
-
-def _get(name: str) -> Any:
-    where = state.origin("ms.get_context")
+    name, where = attr_key, state.origin("ms.get_context")
     if wrong := state.wrong_type("attr_key", name, (str,), where):
         raise OptionTypeError(wrong)
     target = state.target()

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from msctx import locks
 from msctx.native import core, watched, watching
-from msctx.native.scope_counter import ScopeCounter
-from msctx.options.conv_rules import PRODUCT, ConvRule, rules_of
-from msctx.signals import uninterrupted
+from msctx.options.conv_rules import PRODUCT, RULES, ConvRule, rules_of
 from msctx.tables import Row, Rows, in_words
 
 Shape = tuple[int, ...]
@@ -152,51 +149,39 @@ def _rows(book: int | None) -> Choices:
     return Choices(map(_choice, found["rows"]), found["dropped"])
 
 
-class Tally(ScopeCounter):
+class Tally:
     """The calls made while a context was open, by whichever of its scopes: a call inside several of them counts once.
 
-    *rules* are its own, canonical texts. :meth:`close` returns a warning for each of those that no call matched, though some ran
-    under them.
+    At the end it returns a warning for each rule of the context that no call matched, though some ran under it.
     """
 
-    def __init__(self, rules: Iterable[str] = ()) -> None:
-        super().__init__()
-        self._rules = tuple(rules)
+    def __init__(self, context: Any) -> None:
+        found = (layer.settings.get(name) for layer in context._layers for name in RULES)
+        self._rules = [rule for setting in found if setting is not None for rule in rules_of(setting.value)]
         self._book: int | None = None
+        self._is_open = False
 
-    def __reduce__(self) -> tuple[type[Tally], tuple[tuple[str, ...]]]:
-        return Tally, (self._rules,)  # what was counted in one process means nothing in another
-
-    def _begin(self) -> None:
-        with _early_lock:
-            _early.append(self)
-        if (library := core.loaded()) is not None:
-            _begin_early(library)
-
-    def begin_in(self, library: core.Core) -> None:
+    def begin(self) -> None:
+        if self._is_open:
+            return
+        library = core.load()
         if self._book is None:
-            self._book = library.c.msctx_book_new(core.json_of([asdict(rule) for rule in self._parsed()]))
+            self._book = library.c.msctx_book_new(core.json_of([asdict(rule) for rule in self._rules]))
             weakref.finalize(self, library.c.msctx_book_delete, self._book).atexit = False
         library.c.msctx_book_open(self._book)
+        self._is_open = True
 
-    def _parsed(self) -> tuple[ConvRule, ...]:
-        return tuple(rule for text in self._rules for rule in rules_of(text))
-
-    def _end(self) -> list[str]:
-        with _early_lock:
-            if self in _early:
-                _early.remove(self)
-        if self._book is None or (library := core.loaded()) is None:
+    def end(self) -> list[str]:
+        if not self._is_open:
             return []
-        unmatched: list[int] = []
+        library, unmatched, self._is_open = core.load(), list[int](), False
         while (place := library.c.msctx_book_unmatched(self._book, unmatched[-1] + 1 if unmatched else 0)) >= 0:
             unmatched.append(place)
         library.c.msctx_book_close(self._book)
-        return [_unmatched(self._parsed()[place]) for place in unmatched]
+        return [_unmatched(self._rules[place]) for place in unmatched]
 
     def choices(self) -> Choices:
-        with uninterrupted(), self._lock:
-            return Choices() if self._book is None else _rows(self._book)
+        return _rows(self._book)
 
 
 def _unmatched(rule: ConvRule) -> str:
@@ -209,20 +194,6 @@ def _unmatched(rule: ConvRule) -> str:
             "; a watched model has this module: it was not called, or by code with copies of its weights (scripted, exported)"
         )
     return f"{option}: no {what} matched {str(rule).partition(': ')[0]}{hint}"
-
-
-_early_lock = locks.plain()
-_early: list[Tally] = []
-"""Those that are open and wait for the library, in the order of opening."""
-
-
-def _begin_early(library: core.Core) -> None:
-    with _early_lock:
-        while _early:
-            _early.pop(0).begin_in(library)  # out first: a child that is forked in between must not open a book twice
-
-
-core.when_loaded(_begin_early)
 
 
 def _choice(entry: dict[str, Any]) -> Choice:

@@ -117,8 +117,8 @@ def _enter(after: precision.Policies) -> None:
 
 numbers: Counter[int] = Counter()
 """Number of a policy → in how many threads it is in force."""
-ON_ENTRY: list[Callable[[int], None]] = []
-"""Called with the number of each policy that is about to be put in force: see precisions.Tally."""
+COMING: list[Callable[[], object]] = []
+"""What is called once :data:`numbers` has others, before these are in force."""
 
 
 class _Life:
@@ -143,11 +143,9 @@ def _need(policies: Iterable[Policy], more: int) -> None:
 def _want(policies: Iterable[Policy]) -> None:
     """They are about to be put in force in this thread. The caller holds the lock of ``at_work``; so does that of release."""
     found = [*policies]
-    entered = Counter(number for policy in found for number in policy.numbers)
-    numbers.update(entered)
-    for number in entered:  # only now: a context that opens meanwhile finds it in force, or is called here
-        for note in list(ON_ENTRY):
-            note(number)
+    numbers.update(number for policy in found for number in policy.numbers)
+    for note in COMING:  # only now: a context that opens meanwhile finds them in force, or is called here
+        note()
     _here.policies += found
     _need(found, 1)
     optimizer_steps.installed.want(len(found))

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from msctx.native import optimizer_steps, precision, precision_switch, watched
-from msctx.native.scope_counter import ScopeCounter
 from msctx.options.precision_rules import LEAVE, precision_of
-from msctx.signals import uninterrupted
 from msctx.tables import Row, Rows
 
 if TYPE_CHECKING:
@@ -61,32 +59,19 @@ class Precisions(Rows[Computed]):
         return columns, ([str(getattr(row, name)) for name in columns] for row in self)
 
 
-class Tally(ScopeCounter):
+class Tally:
     """What was counted while a context was open, by whichever of its scopes."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, context: Any) -> None:
         self._since: Counts = {}  # where the policies stood that were in force since
         self._made: Counts = {}
 
-    def __reduce__(self) -> tuple[type[Tally], tuple[()]]:
-        return Tally, ()
+    def begin(self) -> None:
+        self._since |= precision.counts(number for number in [*precision_switch.numbers] if number not in self._since)
 
-    def _begin(self) -> None:
-        precision_switch.ON_ENTRY.append(self._note)  # first: none that is put in force meanwhile is missed
-        try:
-            self._since = precision.counts(precision_switch.numbers)
-        except BaseException:
-            precision_switch.ON_ENTRY.remove(self._note)
-            raise
-
-    def _note(self, number: int) -> None:
-        with uninterrupted(), self._lock:
-            if number not in self._since:
-                self._since |= precision.counts([number])
-
-    def _end(self) -> list[str]:
-        precision_switch.ON_ENTRY.remove(self._note)
+    def end(self) -> list[str]:
+        if not self._since:
+            return []
         self._made, self._since = self._sum(), {}
         return optimizer_steps.left_over()
 
@@ -95,8 +80,7 @@ class Tally(ScopeCounter):
         return self._made | {number: self._made.get(number, 0) + found for number, found in made.items()}
 
     def precisions(self) -> Precisions:
-        with uninterrupted(), self._lock:
-            return Precisions(_rows(self._sum()))
+        return Precisions(_rows(self._sum()))
 
 
 def of_process() -> Precisions:

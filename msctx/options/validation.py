@@ -10,15 +10,17 @@ from typing import Any
 from typing_extensions import Required, TypedDict
 
 from msctx.errors import Diagnostic, Marks, nearest
+from msctx.imports import collected_later
 from msctx.options.kinds import INVALID, BadValue, Keys, nowhere, show
 
 
 @cache
 def adapter(kind: Any) -> Any:
     """The validator of a type."""
-    from pydantic import TypeAdapter
+    with collected_later():
+        from pydantic import TypeAdapter
 
-    return TypeAdapter(kind)
+        return TypeAdapter(kind)
 
 
 def keys(fields: Mapping[str, Any], needed: Sequence[str] = ()) -> Any:

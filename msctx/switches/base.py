@@ -23,7 +23,7 @@ class Switch:
 
     Attributes:
         name: dotted; the first word is its owner (``torch``, ``env``, ``python``, ``rng``).
-        read: the value in effect now, as plain data.
+        read: the value in effect now: plain data, or a frozen dataclass.
         write: sets it; ``None`` for a global that is only observed.
         scope: ``"process"``; ``"thread"``: each thread has its own; ``"inherited"``: a thread's own, and new threads start
             with the one written last.
@@ -50,10 +50,10 @@ class Switch:
     @property
     def lasts(self) -> str:
         """Why a write cannot be undone; ``""``: it can, or stays on purpose."""
-        return "" if self.restore in (*RESTORED, "kept") else self.restore
+        return "" if self.restore in ("exact", "closing", "kept") else self.restore
 
     def is_satisfied(self, value: Any) -> bool:
-        return self.satisfied(value) if self.satisfied else self.read() == value
+        return self.satisfied(value) if self.satisfied else bool(self.read() == value)
 
     def set(self, value: Any) -> None:
         assert self.write is not None, f"{self.name} is only observed"

@@ -14,8 +14,8 @@ from msctx.switches.base import Switch
 
 
 def _convolution(name: str) -> Switch:
-    here = conv_policy.PLACES[name.rpartition(".")[2]]
-    return Switch(name, here.read, here.write, state=(here.take, here.write), satisfied=here.is_in_force)
+    place = name.rpartition(".")[2]
+    return Switch(name, partial(conv_policy.IN_FORCE.get, place), partial(conv_policy.write, place))
 
 
 def _precision(name: str) -> Switch:
@@ -35,13 +35,8 @@ SWITCHES = (
     _precision("native.precision.cpu"),
     _precision("native.precision.cuda"),
     _precision("native.precision.ascend"),
-    Switch(
-        "native.memory_pool",
-        memory.read_pool,
-        memory.write_pool,
-        # always: while another allocator is in force, there is a pool that does not show
-        state=(memory.read_pool, memory.write_pool),
-    ),
+    # put back always: while another allocator is in force, there is a pool that does not show
+    Switch("native.memory_pool", memory.read_pool, memory.write_pool, state=(memory.read_pool, memory.write_pool)),
     Switch("native.memory_caps", memory.read_caps, memory.write_caps),
 )
 OF_CUDA = (_convolution("native.convolution.cuda"),)
@@ -59,6 +54,6 @@ def prepare(assignments: Mapping[str, Any]) -> None:
 _NEED_CORE = (*SWITCHES, *(row for row in parts.SWITCHES if row.name in parts.READERS))
 LOADS = {
     **{row.name: core.load for row in _NEED_CORE},
-    **{f"native.convolution.{p}": at.load for p, at in conv_policy.PLACES.items()},
+    **{f"native.convolution.{place}": load for place, load in conv_policy.LOAD.items()},
 }
 """Switch → what loads the library that it needs."""

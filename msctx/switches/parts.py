@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -50,7 +49,7 @@ def _observer(name: str, place: str, *more: Any) -> Switch:
 
     def read() -> Any:
         found = save()
-        return None if found is None else asdict(found.settings)
+        return None if found is None else found.settings
 
     def put(found: Any, **how: Any) -> None:
         if found is not None or _COLLECTOR in sys.modules:
@@ -66,13 +65,7 @@ def _observer(name: str, place: str, *more: Any) -> Switch:
             while len(going_on) > KEPT:
                 del going_on[next(iter(going_on))]
 
-    return Switch(
-        name,
-        read,
-        write,
-        state=(save, partial(put, resumes=True)),
-        satisfied=lambda wanted: read() == (wanted and asdict(wanted)),
-    )
+    return Switch(name, read, write, state=(save, partial(put, resumes=True)))
 
 
 READERS: dict[str, tuple[Any, ...]] = {

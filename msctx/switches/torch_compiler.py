@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from importlib import import_module
 from typing import Any
 
@@ -18,10 +17,6 @@ from msctx.switches.base import Switch, of, reading, writing
 from msctx.switches.forced import NOTHING, Forced, by_variable
 
 # --- graph mode -------------------------------------------------------------------------------------------------------
-
-
-def _read() -> dict[str, Any] | None:
-    return None if calls.compilation is None else asdict(calls.compilation)
 
 
 def _write(wanted: Any) -> None:
@@ -97,13 +92,7 @@ def _logs(name: str) -> Switch:
 
 _DYNAMO, _FUNCTORCH = "torch._dynamo.config", "torch._functorch.config"
 SWITCHES = (
-    Switch(
-        "graph.compilation",
-        _read,
-        _write,
-        state=(lambda: calls.compilation, _write),
-        satisfied=lambda wanted: bool(calls.compilation == wanted),
-    ),
+    Switch("graph.compilation", lambda: calls.compilation, _write),
     Switch("graph.modules", calls.are_compiled, calls.compile_modules, state=(calls.found, calls.put_back)),
     Switch("graph.grad_for_scalar", lambda: gradients.for_scalars, _for_scalars),
     Switch("torch.dynamo.force_eager", _is_eager, _force_eager, state=(_stance, _put_stance)),

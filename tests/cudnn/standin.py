@@ -13,8 +13,9 @@ from typing import Any
 import fake_device
 import torch
 
+from msctx.context import Context, scopes
 from msctx.native import conv_policy, core
-from msctx.native.choices import Choice, Tally
+from msctx.native.choices import Choice
 from msctx.native.choices import rows as rows_of
 from msctx.options.conv_policy import ConvPolicy
 
@@ -69,7 +70,7 @@ def _transposed(x: Any, w: Any, padding: Any, output_padding: Any, stride: Any, 
 
 def ask(**fields: Any) -> None:
     """Have a policy in force, of these fields and no others."""
-    conv_policy.PLACES["cuda"].write(ConvPolicy(**fields) if fields else None)
+    conv_policy.write("cuda", ConvPolicy(**fields) if fields else None)
 
 
 def log(library: ctypes.CDLL) -> list[str]:
@@ -122,14 +123,14 @@ def refused(compute: Callable[[], object]) -> str:
     raise AssertionError("it was computed")
 
 
-def since() -> Tally:
+def since() -> Context:
     """For :func:`rows`: what is counted from now on."""
-    tally = Tally()
-    tally.open()
-    return tally
+    counted = Context()
+    scopes.begin(counted)
+    return counted
 
 
-def rows(counted: Tally | None = None) -> list[Choice]:
+def rows(counted: Context | None = None) -> list[Choice]:
     """The choices of this process, or those that were counted since."""
     return list(rows_of() if counted is None else counted.choices())
 

@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from msctx.native import core, precision
+from msctx.native import conv_policy, core, precision
 from msctx.options.conv_policy import ConvPolicy
 from msctx.options.conv_rules import REQUESTED, RULES, option_of
 from msctx.shipped import KERNEL_SOURCES
@@ -25,10 +25,10 @@ def test_a_policy_is_written_and_put_back_whole() -> None:
     CPU.set(policy)
     try:
         assert CPU.is_satisfied(policy)
-        assert CPU.read() == policy.as_dict()
+        assert CPU.read() == policy
         assert CUDA.read() is None, "it has a policy of its own"
         CPU.set(ConvPolicy(conv_wgrad_algo="fft"))
-        assert CPU.read() == {"conv_wgrad_algo": "fft"}
+        assert CPU.read() == ConvPolicy(conv_wgrad_algo="fft")
     finally:
         CPU.put_back(found)
     assert CPU.read() is None
@@ -62,7 +62,7 @@ def test_what_the_library_does_not_take_is_not_kept(monkeypatch: pytest.MonkeyPa
     def broken() -> core.Core:
         raise core.NativeError("no")
 
-    monkeypatch.setattr(core, "load", broken)
+    monkeypatch.setitem(conv_policy.LOAD, "cpu", broken)
     with pytest.raises(core.NativeError):
         CPU.set(ConvPolicy(conv_fprop_algo="gemm"))
     assert CPU.read() is None
