@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Set
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from torch import fx
 
 Match = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """What a node is replaced by: a function and its arguments."""
-_SAME = {"truediv": "div", "subtract": "sub", "multiply": "mul", "divide": "div", "clip": "clamp"}
 
 
 def apply(graph: fx.GraphModule, passes: Collection[str]) -> fx.GraphModule:
@@ -74,96 +74,73 @@ def _erase(graph: fx.Graph, node: fx.Node) -> None:
             graph.erase_node(one)
 
 
-def _op(value: Any) -> str:
-    """The plain name of what a node calls: of an operator of Python's, a function of torch, or a method."""
-    if not isinstance(value, fx.Node) or value.op not in ("call_function", "call_method"):
-        return ""
-    name = value.target if isinstance(value.target, str) else getattr(value.target, "__name__", "")
-    return "" if name in ("iadd", "imul") else _SAME.get(name, name)  # those write into their input
-
-
-def _argument(node: fx.Node, place: int, *names: str, default: Any = None) -> Any:
-    if len(node.args) > place:
-        return node.args[place]
-    return next((node.kwargs[name] for name in names if name in node.kwargs), default)
-
-
-def _two(node: Any, name: str, *, swapped: bool = True) -> Iterator[tuple[Any, Any]]:
-    """The two arguments of a binary operator, in both orders."""
-    if _op(node) == name and len(node.args) == 2 and not node.kwargs:
-        yield node.args[0], node.args[1]
-        if swapped:
-            yield node.args[1], node.args[0]
-
-
 def _meta(node: Any) -> torch.Tensor | None:
     value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
 
 
-# --- layer norm, written out ------------------------------------------------------------------------------------------
+# --- expressions ------------------------------------------------------------------------------------------------------
+
+_SAME = {"truediv": "div", "subtract": "sub", "multiply": "mul", "divide": "div", "clip": "clamp"}
+_NAMES = {
+    "mean": ("input", "dim", "keepdim"),
+    "var": ("input", "dim"),
+    "clamp": ("input", "min", "max"),
+    "clamp_min": ("input", "min"),
+    "clamp_max": ("input", "max"),
+}
+
+
+def _call(value: Any) -> tuple[Any, ...]:
+    """What a node calls, by its plain name, and its arguments: one of a mean and a variance over the last dimension. Else ``()``."""
+    if not isinstance(value, fx.Node) or value.op not in ("call_function", "call_method"):
+        return ()
+    name = value.target if isinstance(value.target, str) else getattr(value.target, "__name__", "")
+    name = _SAME.get(name, name)  # not iadd or imul, which write into their input
+    if name not in _NAMES:
+        return () if value.kwargs else ("pow", *value.args, 2) if name == "square" else (name, *value.args)
+    given = dict(zip(_NAMES[name], value.args, strict=False)) | value.kwargs
+    if name.startswith("clamp"):
+        return "clamp", given.get("input"), given.get("min"), given.get("max")
+    of, dim, kept = given.pop("input", None), given.pop("dim", None), given.pop("keepdim", False)
+    is_biased = given == {} if name == "mean" else given in ({"unbiased": False}, {"correction": 0})
+    return (name, of) if is_biased and kept is True and dim in (-1, [-1], (-1,)) else ()
+
+
+def _match(pattern: Any, value: Any, found: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What the names in a pattern stand for: a tuple is a call, a list has alternatives."""
+    if isinstance(pattern, list):
+        for one in pattern:
+            yield from _match(one, value, found)
+    elif isinstance(pattern, str):
+        if found.get(pattern, value) is value:
+            yield found | {pattern: value}
+    elif not isinstance(pattern, tuple):
+        if pattern == value:
+            yield found
+    elif (call := _call(value)) and call[0] == pattern[0]:
+        for args in permutations(call[1:]) if call[0] in ("add", "mul") else [call[1:]]:
+            results = [found]
+            for part, arg in zip(pattern[1:], args, strict=False):
+                results = [more for result in results for more in _match(part, arg, result)]
+            yield from results
+
+
+_CENTRED = ("sub", "x", ("mean", "x"))
+_VARIANCE = [("var", "x"), ("mean", [("pow", _CENTRED, 2), ("mul", _CENTRED, _CENTRED)])]
+_NORMAL = [("div", _CENTRED, ("sqrt", ("add", _VARIANCE, "eps"))), ("mul", _CENTRED, ("rsqrt", ("add", _VARIANCE, "eps")))]
 
 
 def _layer_norm(node: fx.Node) -> Iterator[Match]:
     """``(x - mean) / sqrt(var + eps) * weight + bias`` over the last dimension."""
-    for scaled, bias in _two(node, "add"):
-        for normal, weight in _two(scaled, "mul"):
-            for x, eps in _normalised(normal):
-                if _is_vector_of(weight, x) and _is_vector_of(bias, x):
-                    yield torch.nn.functional.layer_norm, (x, (_meta(x).shape[-1],), weight, bias, eps), {}  # type: ignore[union-attr]
-
-
-def _is_vector_of(value: Any, x: fx.Node) -> bool:
-    vector, whole = _meta(value), _meta(x)
-    return vector is not None and whole is not None and vector.dim() == 1 and vector.shape[0] == whole.shape[-1]
-
-
-def _normalised(node: Any) -> Iterator[tuple[fx.Node, float]]:
-    for centred, root in _two(node, "div", swapped=False):
-        yield from _centred(centred, root, "sqrt")
-    for centred, root in _two(node, "mul"):
-        yield from _centred(centred, root, "rsqrt")
-
-
-def _centred(centred: Any, root: Any, name: str) -> Iterator[tuple[fx.Node, float]]:
-    if _op(root) != name or len(root.args) != 1:
-        return
-    for x, mean in _two(centred, "sub", swapped=False):
-        for variance, eps in _two(root.args[0], "add"):
-            if (
-                isinstance(eps, float)
-                and _is_mean(mean, x)
-                and _is_variance(variance, x, centred)
-                and _stays_inside(centred, root)
-            ):
-                yield x, eps
-
-
-def _is_mean(node: Any, of: Any) -> bool:
-    if _op(node) != "mean" or _argument(node, 0, "input") is not of:
-        return False
-    if _argument(node, 2, "keepdim", default=False) is not True:
-        return False
-    return _argument(node, 1, "dim", "axis") in (-1, [-1], (-1,)) and "dtype" not in node.kwargs
-
-
-def _is_variance(node: Any, x: Any, centred: Any) -> bool:
-    """``var(x, unbiased=False)``, or the mean of the squares of what is centred."""
-    if _op(node) == "var":
-        last = _argument(node, 1, "dim") in (-1, [-1], (-1,))
-        biased = node.kwargs.get("unbiased", True) is False or node.kwargs.get("correction", 1) == 0
-        return bool(_argument(node, 0, "input") is x and last and biased and node.kwargs.get("keepdim", False))
-    if _op(node) != "mean" or not isinstance(square := _argument(node, 0, "input"), fx.Node) or not _is_mean(node, square):
-        return False
-    return (_op(square), square.args) in (("pow", (centred, 2)), ("square", (centred,)), ("mul", (centred, centred)))
-
-
-def _stays_inside(centred: fx.Node, root: fx.Node) -> bool:
-    """Nobody else needs the intermediate results."""
-    return len(centred.users) <= 2 and len(root.users) == 1
-
-
-# --- boxes clipped in steps -------------------------------------------------------------------------------------------
+    for found in _match(("add", ("mul", _NORMAL, "weight"), "bias"), node, {}):
+        x, *vectors = (_meta(found[name]) for name in ("x", "weight", "bias"))
+        if (
+            x is not None
+            and isinstance(found["eps"], float)
+            and all(v is not None and v.shape == x.shape[-1:] for v in vectors)
+        ):
+            yield torch.nn.functional.layer_norm, (found["x"], (x.shape[-1],), found["weight"], found["bias"], found["eps"]), {}
 
 
 def _clip(node: fx.Node) -> Iterator[Match]:
@@ -179,18 +156,11 @@ def _clip(node: fx.Node) -> Iterator[Match]:
 
 def _limits(node: Any) -> tuple[Any, float, float] | None:
     """What is clamped, and to which numbers."""
-    name = _op(node)
-    if name == "clamp":
-        low, high = _argument(node, 1, "min"), _argument(node, 2, "max")
-    elif name == "clamp_min":
-        low, high = _argument(node, 1, "min"), None
-    elif name == "clamp_max":
-        low, high = None, _argument(node, 1, "max")
-    else:
+    name, *args = _call(node) or ("",)
+    if name != "clamp" or not all(isinstance(limit, int | float | None) for limit in args[1:]):
         return None
-    if any(limit is not None and not isinstance(limit, int | float) for limit in (low, high)):
-        return None
-    return _argument(node, 0, "input"), -math.inf if low is None else low, math.inf if high is None else high
+    of, low, high = args
+    return of, -math.inf if low is None else low, math.inf if high is None else high
 
 
 PASSES: dict[str, Callable[[fx.Node], Iterator[Match]]] = {"ScopeLayerNormPass": _layer_norm, "ScopeClipBoxesPass": _clip}
