@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Set
-from itertools import permutations
 from typing import Any
 
 import torch
 from torch import fx
+
+from msctx.graph.expressions import call_of, match
 
 Match = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """What a node is replaced by: a function and its arguments."""
@@ -79,53 +80,6 @@ def _meta(node: Any) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
-# --- expressions ------------------------------------------------------------------------------------------------------
-
-_SAME = {"truediv": "div", "subtract": "sub", "multiply": "mul", "divide": "div", "clip": "clamp"}
-_NAMES = {
-    "mean": ("input", "dim", "keepdim"),
-    "var": ("input", "dim"),
-    "clamp": ("input", "min", "max"),
-    "clamp_min": ("input", "min"),
-    "clamp_max": ("input", "max"),
-}
-
-
-def _call(value: Any) -> tuple[Any, ...]:
-    """What a node calls, by its plain name, and its arguments: one of a mean and a variance over the last dimension. Else ``()``."""
-    if not isinstance(value, fx.Node) or value.op not in ("call_function", "call_method"):
-        return ()
-    name = value.target if isinstance(value.target, str) else getattr(value.target, "__name__", "")
-    name = _SAME.get(name, name)  # not iadd or imul, which write into their input
-    if name not in _NAMES:
-        return () if value.kwargs else ("pow", *value.args, 2) if name == "square" else (name, *value.args)
-    given = dict(zip(_NAMES[name], value.args, strict=False)) | value.kwargs
-    if name.startswith("clamp"):
-        return "clamp", given.get("input"), given.get("min"), given.get("max")
-    of, dim, kept = given.pop("input", None), given.pop("dim", None), given.pop("keepdim", False)
-    is_biased = given == {} if name == "mean" else given in ({"unbiased": False}, {"correction": 0})
-    return (name, of) if is_biased and kept is True and dim in (-1, [-1], (-1,)) else ()
-
-
-def _match(pattern: Any, value: Any, found: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What the names in a pattern stand for: a tuple is a call, a list has alternatives."""
-    if isinstance(pattern, list):
-        for one in pattern:
-            yield from _match(one, value, found)
-    elif isinstance(pattern, str):
-        if found.get(pattern, value) is value:
-            yield found | {pattern: value}
-    elif not isinstance(pattern, tuple):
-        if pattern == value:
-            yield found
-    elif (call := _call(value)) and call[0] == pattern[0]:
-        for args in permutations(call[1:]) if call[0] in ("add", "mul") else [call[1:]]:
-            results = [found]
-            for part, arg in zip(pattern[1:], args, strict=False):
-                results = [more for result in results for more in _match(part, arg, result)]
-            yield from results
-
-
 _CENTRED = ("sub", "x", ("mean", "x"))
 _VARIANCE = [("var", "x"), ("mean", [("pow", _CENTRED, 2), ("mul", _CENTRED, _CENTRED)])]
 _NORMAL = [("div", _CENTRED, ("sqrt", ("add", _VARIANCE, "eps"))), ("mul", _CENTRED, ("rsqrt", ("add", _VARIANCE, "eps")))]
@@ -133,7 +87,7 @@ _NORMAL = [("div", _CENTRED, ("sqrt", ("add", _VARIANCE, "eps"))), ("mul", _CENT
 
 def _layer_norm(node: fx.Node) -> Iterator[Match]:
     """``(x - mean) / sqrt(var + eps) * weight + bias`` over the last dimension."""
-    for found in _match(("add", ("mul", _NORMAL, "weight"), "bias"), node, {}):
+    for found in match(("add", ("mul", _NORMAL, "weight"), "bias"), node, {}):
         x, *vectors = (_meta(found[name]) for name in ("x", "weight", "bias"))
         if (
             x is not None
@@ -156,7 +110,7 @@ def _clip(node: fx.Node) -> Iterator[Match]:
 
 def _limits(node: Any) -> tuple[Any, float, float] | None:
     """What is clamped, and to which numbers."""
-    name, *args = _call(node) or ("",)
+    name, *args = call_of(node) or ("",)
     if name != "clamp" or not all(isinstance(limit, int | float | None) for limit in args[1:]):
         return None
     of, low, high = args

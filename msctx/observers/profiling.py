@@ -130,20 +130,13 @@ class _Recording:
 
 def _keep_within(folder: Path, limit: int, newest: str) -> None:
     """Remove the oldest files of observers until all of them have *limit* bytes; those that begin with *newest* stay."""
-    found = []
-    for path in folder.iterdir():
-        with suppress(OSError):  # another process keeps within its limit, too
-            if _OURS.fullmatch(path.name) and path.is_file() and not path.is_symlink():
-                status = path.stat()
-                found.append((status.st_mtime_ns, path.name, status.st_size))
-    total = sum(size for *_, size in found)
-    for _, name, size in sorted(found):
-        if total <= limit:
-            return
-        if not name.startswith(newest):
-            with suppress(OSError):
-                (folder / name).unlink()
-            total -= size
+    with suppress(OSError):  # another process keeps within its limit, too
+        found = [path for path in folder.iterdir() if _OURS.fullmatch(path.name) and path.is_file() and not path.is_symlink()]
+        total = sum(path.stat().st_size for path in found)
+        for path in sorted(found, key=lambda path: path.stat().st_mtime_ns):
+            if total > limit and not path.name.startswith(newest):
+                total -= path.stat().st_size
+                path.unlink()
 
 
 def _warn(what: str) -> None:

@@ -53,27 +53,24 @@ class Check:
 
 def _compare(step: int, path: str, model: Any, told: set[str]) -> None:
     """The parameters: each rank has its own buffers until the next forward pass."""
-    import torch
     from torch import distributed as dist
 
-    parameters = {name.removeprefix("module."): value for name, value in model.named_parameters() if value.numel()}
-    mine = torch.stack([_digest(value) for value in parameters.values()]).to(next(iter(parameters.values())).device)
-    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(model.process_group))]
-    dist.all_gather(everyone, mine, group=model.process_group)
-    digests = torch.stack([one.cpu() for one in everyone])  # rank, parameter, digest
-    differing = (digests != digests[0]).any(2).any(0).tolist()
-    names = [".".join(filter(None, (path, name))) for name, differs in zip(parameters, differing, strict=True) if differs]
-    if not names or names[0] in told:
+    group = model.process_group
+    mine = {
+        name.removeprefix("module."): (*_digest(value).tolist(),) for name, value in model.named_parameters() if value.numel()
+    }
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, mine, group=group)
+    names = [name for name in mine if any(digests[name] != everyone[0][name] for digests in everyone)]
+    if not names or (first := ".".join(filter(None, (path, names[0])))) in told:
         return
-    told.add(names[0])
+    told.add(first)
     holders: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
-    first = digests[:, differing.index(True)].tolist()
-    for rank, digest in zip(dist.get_process_group_ranks(model.process_group), first, strict=True):
-        holders[tuple(digest)].append(rank)
+    for rank, digests in zip(dist.get_process_group_ranks(group), everyone, strict=True):
+        holders[digests[names[0]]].append(rank)
     groups = sorted(holders.values(), key=lambda ranks: (-len(ranks), ranks))
     more = f", and {len(names) - 1} more parameter{'s' * (len(names) > 2)}" if len(names) > 1 else ""
-    text = f"replica_check: after step {step}, {names[0]} differs between " + " and ".join(map(in_words, groups)) + more
-    notices.warn(text)
+    notices.warn(f"replica_check: after step {step}, {first} differs between " + " and ".join(map(in_words, groups)) + more)
 
 
 def _digest(value: torch.Tensor) -> torch.Tensor:
