@@ -28,7 +28,7 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd");
 }
 
-// Linux gives a process its tile registers when it asks for them; it asks once, for all of its threads.
+// Linux gives a process its tile registers when it requests them; it does so once, for all of its threads.
 bool has_tiles() {
   static const bool granted = [] {
     constexpr long request_permission = 0x1023, tile_data = 18;

@@ -1,4 +1,4 @@
-// Which weights have had a forward pass under a policy that asks for gradients' algorithms, and no backward pass yet.
+// Which weights have had a forward pass under a policy that names gradients' algorithms, and no backward pass yet.
 #include "msctx/late.h"
 
 #include <atomic>

@@ -18,7 +18,7 @@ constexpr double gain_without_order = 1.1;  // what a row that adds in no order 
 constexpr size_t few = 5, enough = 9, most = 61;  // rounds
 constexpr double tiny_time = 0.001, short_time = 0.02, long_time = 0.1;  // seconds: small problems are noisier, and cost nothing
 constexpr double budget = 1.5;  // seconds for our first runs of one problem, for the rounds, and for those that confirm
-constexpr double asking = 0.05;  // seconds after which permission is asked for again: somebody may have interrupted the process
+constexpr double asking = 0.05;  // seconds after which permission is requested again: somebody may have interrupted the process
 constexpr double never = 1e30;  // the time of what was not run
 
 using Clock = std::chrono::steady_clock;

@@ -1,4 +1,4 @@
-// Decides, for each call, which algorithm runs: what is named, what a rule asks for, what the heuristic of `normal` expects.
+// Decides, for each call, which algorithm runs: what is named, what a rule requests, what the heuristic of `normal` expects.
 #include "msctx/policy.h"
 
 #include <algorithm>
@@ -34,7 +34,7 @@ std::string brief(const Choice& choice) {
   return t.module.empty() ? words : words + " of " + t.module;
 }
 
-// What a policy that records problems asks for where nothing else is asked for: torch's own path.
+// What a policy that records problems requests where nothing else is requested: torch's own path.
 constexpr const char* only_recorded = "torch";
 
 // The options under which torch's own path is not taken, where they alone ask.
@@ -76,7 +76,7 @@ std::atomic<int64_t> changes{0};
 
 struct Policies {
   std::shared_ptr<Policy> in_force[places];
-  std::list<std::pair<std::string, std::shared_ptr<Policy>>> known;  // by their texts, the last one that was asked for first
+  std::list<std::pair<std::string, std::shared_ptr<Policy>>> known;  // by their texts, the last one that was used first
   int64_t times = 0;       // how often one came into force
   int64_t made_under = 0;  // of `changes`
 };
@@ -174,7 +174,7 @@ Decided Policy::known(const std::string& key) {
   return decision;
 }
 
-// Unless `instead`, the first of two threads wins. Where the latest are many, they become those before: what nobody asks for meanwhile goes.
+// Unless `instead`, the first of two threads wins. Where the latest are many, they become those before: what nobody uses meanwhile goes.
 Decided Policy::keep(const std::string& key, Decided decision, bool instead) {
   decltype(decisions_) gone;  // freed without the lock
   const std::lock_guard<std::mutex> guard(decisions_lock);
@@ -259,7 +259,7 @@ bool Policy::may_compute(const ConvCall& whole, Direction direction, int threads
   return by(asked_by_option(direction));
 }
 
-// The first row of the name asked for that can take the call. nullptr: none, and why; or no algorithm is named.
+// The first row of the requested name that can take the call. nullptr: none, and why; or no algorithm is named.
 const ConvRow* Policy::named(const ConvCall& call, Direction direction, Choice& choice) const {
   std::string label, reason;  // of the last one that could not
   bool is_known = choice.asked == "normal" || is_invariance(choice.asked);
@@ -268,7 +268,7 @@ const ConvRow* Policy::named(const ConvCall& call, Direction direction, Choice& 
     if (row.direction != direction || choice.asked != row.name) continue;
     is_known = true;
     if (!allows_math(row, choice.asked)) {
-      if (direction == Direction::matmul) choice.reasons.push_back("allow_fp32_emulation=False asks for products in float32 alone");
+      if (direction == Direction::matmul) choice.reasons.push_back("allow_fp32_emulation=False allows products in float32 alone");
       continue;  // a convolution's name has a row in float32, too
     }
     const std::vector<std::string> why = obstacles(row, call);

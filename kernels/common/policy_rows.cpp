@@ -19,7 +19,7 @@ std::string in_words(double number) {
   return {digits, std::to_chars(digits, digits + sizeof digits, number).ptr};
 }
 
-// A product's row whose name is asked for may round as that says.
+// A product's row whose name is requested may round as that says.
 bool Policy::allows_math(const ConvRow& row, const std::string& asked) const {
   const bool is_product = row.direction == Direction::matmul;
   const bool may_round = is_product ? matmul_allow_tf32 || asked == row.name : allow_tf32;
@@ -37,14 +37,14 @@ std::vector<std::string> Policy::obstacles(const ConvRow& row, const ConvCall& c
   for (int i = 0; i < found.count; i++) why.push_back(filled(found.text[i], call));
   if (!why.empty()) return why;
   if (!a.fixed_order && thread_invariant)
-    why.push_back("it adds in no fixed order, and " + std::string(invariance()) + "=True asks for the same bits");
+    why.push_back("it adds in no fixed order, and " + std::string(invariance()) + "=True requires the same bits");
   if (!a.fixed_order && (deterministic || call.torch_is_deterministic))
     why.push_back(
         std::string("it adds in no fixed order, and ") + (deterministic ? "deterministic=ON asks" : "torch's own flags ask") +
         " for the same bits");
   size_t bytes = memory_of(a, call.problem, op, 1);  // with one thread, or the number of threads would choose the row
   if (looks_at_all(row) && batch_invariant && is_product)
-    why.push_back("the values of other rows decide how it computes one, and batch_invariant=True asks for the same bits");
+    why.push_back("the values of other rows decide how it computes one, and batch_invariant=True requires the same bits");
   if (looks_at_all(row)) bytes = std::max(bytes, safe_->workspace(call.problem, op, 1));
   if (!is_product && workspace_limit >= 0 && bytes > size_t(workspace_limit))
     why.push_back(

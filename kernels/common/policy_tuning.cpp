@@ -73,7 +73,7 @@ bool Policy::follows(
       return false;
     }
   } else if (!allows_torch(call)) {
-    choice.reasons.push_back(refused + "promises no bits, and thread_invariant=True asks for them");
+    choice.reasons.push_back(refused + "promises no bits, and thread_invariant=True requires them");
     return false;
   }
   choice.reasons.push_back(known.source);

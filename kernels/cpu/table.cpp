@@ -1,4 +1,4 @@
-// Every algorithm, by direction and the name that asks for it, in order of priority: what `normal` looks at first stands first.
+// Every algorithm, by direction and the name that requests it, in order of priority: what `normal` looks at first stands first.
 
 #include "msctx/table.h"
 

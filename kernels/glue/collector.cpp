@@ -402,7 +402,7 @@ const char* module_here() { return here.module; }
 using namespace msctx;
 using namespace msctx::glue;
 
-// What each reader asks for from now on, as JSON; an empty list: nothing is collected. 0: there was no memory for it.
+// What each reader wants from now on, as JSON; an empty list: nothing is collected. 0: there was no memory for it.
 MSCTX_API int msctx_collect(const char* readers, PythonFunction on_rows, PythonFunction choose, PythonFunction place) try {
   const Json given = Json::of(readers);
   const bool is_on = !given.members.empty();

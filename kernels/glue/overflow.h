@@ -12,7 +12,7 @@
 namespace msctx::glue {
 
 // Whether its results hold what is not finite and nothing that went into it does, or nothing that reaches the same place: an infinity is
-// passed on, with either sign. What is passed on may be asked for, too: then NaN, and what a parameter holds, is reported, and what
+// passed on, with either sign. A reader may want what is passed on, too: then NaN, and what a parameter holds, is reported, and what
 // cannot be read.
 // `wanted`: 1, of operators that compute; 2, of those that accumulate into memory; 4, what is passed on, too. `before`: what was known of
 // the arguments that are written to.

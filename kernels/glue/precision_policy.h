@@ -71,7 +71,7 @@ class KeptCasts {
 struct PrecisionPolicy {
   explicit PrecisionPolicy(const Json&);
   const PrecisionRule& rule(int op) const { return distinct[place[size_t(op)]]; }
-  PrecisionCounts& counts(int op) const;                                             // made when it is first asked for
+  PrecisionCounts& counts(int op) const;                                             // made at the first use
   const PrecisionCounts* counted(int op) const { return made[size_t(op)].load(std::memory_order_acquire); }  // nullptr: nothing yet
   int64_t retries;                     // 1: what has no kernel for 16 bits is computed in float32, with a warning; 2: without one
   std::optional<c10::ScalarType> low;  // that its mode lowers to

@@ -283,7 +283,7 @@ at::Tensor computed(Place place, Kind kind, const Terms& terms, bool in_place = 
   return result;
 }
 
-// torch_npu has kernels of its own for matmul and its gradients, past mm and bmm: where products are asked for, they are what torch makes
+// torch_npu has kernels of its own for matmul and its gradients, past mm and bmm: where an option names products, they are what torch makes
 // of them on other devices.
 struct matmul_double_backward {
   using schema = std::tuple<at::Tensor, at::Tensor, at::Tensor>(

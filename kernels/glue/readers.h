@@ -1,4 +1,4 @@
-// Who reads what the collector sees: what each asks for, and the rows that wait for it.
+// Who reads what the collector sees: what each wants, and the rows that wait for it.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@
 
 namespace msctx::glue {
 
-// What one reader asks for: each member reads its field of Python's (msctx/observers/collector.py).
+// What one reader wants: each member reads its field of Python's (msctx/observers/collector.py).
 struct Reader {
   Json given;
   int64_t reader = given["reader"].integer();    // whose queue the rows go to: a number that no other reader has had, above 0
@@ -35,7 +35,7 @@ struct Reader {
 };
 struct Config {
   std::vector<Reader> readers;
-  bool overflow = false, errors = false, recent = false, running = false, lines = false;  // that any of them asks for
+  bool overflow = false, errors = false, recent = false, running = false, lines = false;  // that any of them wants
 
   explicit Config(const Json& readers);
 };

@@ -115,7 +115,7 @@ def test_determinism_refuses_what_adds_atomically(asking: Run) -> None:
     check(x, w)
     assert not [line for line in log(cudnn) if "algo_0" in line or "algo_3" in line]
     for row in rows():
-        assert "it adds in no fixed order, and deterministic=ON asks for the same bits" in row.reasons[0]
+        assert "it adds in no fixed order, and deterministic=ON requires the same bits" in row.reasons[0]
     """)
 
 

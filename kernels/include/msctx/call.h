@@ -1,4 +1,4 @@
-// One convolution as PyTorch asks for it, and what was decided about it.
+// One convolution as PyTorch requests it, and what was decided about it.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What is asked for, as a snapshot that does not change, and what it decides for each call: decided once, then looked up. Policies that ask
+// What is requested, as a snapshot that does not change, and what it decides for each call: decided once, then looked up. Policies that ask
 // for the same are one: what was decided stays decided when a context is entered again.
 #pragma once
 
@@ -53,14 +53,14 @@ std::string in_short(const Choice&);
 
 struct Decision {
   const ConvRow* row = nullptr;  // null: torch's own path
-  std::shared_ptr<Choice> choice;  // nullptr: nothing is asked for
+  std::shared_ptr<Choice> choice;  // nullptr: nothing is requested
   std::vector<bool> held;        // for which rules of the policy: their conditions
   bool fell_back = false;        // the named algorithm did not run
   bool to_measure = false;       // `performance`, and too few have measured this problem: row is what they found, or that of `normal`
   std::string message;           // for the warning or the error of a fallback
   bool recorded = false;
 };
-using Decided = std::shared_ptr<const Decision>;  // nullptr: nothing is asked for in this direction
+using Decided = std::shared_ptr<const Decision>;  // nullptr: nothing is requested in this direction
 
 class Policy : public PolicyOptions {
  public:
@@ -73,7 +73,7 @@ class Policy : public PolicyOptions {
   // A call that is not ours to compute: to be refused.
   Decided refuse(Direction, const ConvText&, const std::string& reason, int64_t books);
 
-  // Whether an algorithm is asked for in this direction, for some call at least.
+  // Whether an algorithm is requested in this direction, for some call at least.
   bool asks(Direction) const;
   // Whether a row of ours would compute the call, whose module is not known yet: under some of the rules that may hold for it.
   bool may_compute(const ConvCall&, Direction, int threads) const;

@@ -174,7 +174,7 @@ static inline void multiply_block(const Product& product, int64_t i, int64_t j) 
 #pragma GCC unroll 4
       for (int c = 0; c < columns; c++) sum[r][c] = {Vec::zero(), Vec::zero()};
     for (int64_t l = product.begin; l < product.end; l++) {
-      // Spectra of weights come from memory, in runs too short to be foreseen: each block of rows asks for a column to come.
+      // Spectra of weights come from memory, in runs too short to be foreseen: each block of rows prefetches a column to come.
       const float* const next = product.b.block(j + columns + i / block_rows % columns, l);
       for (int line = 0; line < row_floats; line += lanes) __builtin_prefetch(next + line);
       Complex left[rows];
