@@ -59,7 +59,7 @@ class ErrorReader(Reader):
         try:
             if row["problem"]:
                 raise OSError(row["problem"])
-            files.create(path, partial(_save, self._contents(row)))
+            files.write(path, partial(_save, self._contents(row)))
         finally:
             for tensor in row["inputs"]:
                 if tensor["file"]:
@@ -101,5 +101,5 @@ def _value(value: Any, tensors: list[torch.Tensor | None]) -> Any:
 
 
 def _save(found: dict[str, Any], path: Path) -> None:
-    with path.open("wb") as file:
+    with path.open("wb") as file:  # by whose errors it is known that a disk is full
         torch.save(found, file)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from msctx import notices
@@ -71,27 +70,15 @@ def move(old: Path, new: Path) -> None:
         old.replace(new)
 
 
-def create(path: Path, fill: Callable[[Path], object]) -> None:
-    """Have *fill* write a file beside *path*, and rename it once it is whole.
-
-    Raises:
-        OSError: it cannot be written, or something of this name is there. Nothing is left behind.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent, ignore_cleanup_errors=True) as folder:
-        part = Path(folder, path.name)  # libraries have files of their own on the way
-        fill(part)
-        if path.exists():
-            raise FileExistsError(f"{path} is there already")
-        part.rename(path)
-
-
-def write(path: Path, data: str | bytes) -> None:
-    """A whole file or none; one of ours in its place goes."""
+def write(path: Path, data: str | bytes | Callable[[Path], object]) -> None:
+    """A whole file or none, in the place of one of ours; *data* may be a function that fills a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     try:
-        part.write_bytes(data.encode() if isinstance(data, str) else data)
+        if callable(data):
+            data(part)
+        else:
+            part.write_bytes(data.encode() if isinstance(data, str) else data)
         part.replace(path)
     finally:
         with suppress(OSError):

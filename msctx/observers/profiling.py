@@ -118,10 +118,10 @@ class _Recording:
             return
         stem = f"msctx_{socket.gethostname()}_{os.getpid()}.{time.time_ns():019d}"  # as TensorBoard wants it
         try:
-            files.create(self._folder / f"{stem}.pt.trace.json", lambda path: part.export_chrome_trace(str(path)))
+            files.write(self._folder / f"{stem}.pt.trace.json", lambda path: part.export_chrome_trace(str(path)))
             if self.settings["operators"]:
                 table = averages.table(sort_by="self_cpu_time_total", row_limit=ROWS)
-                files.create(self._folder / f"{stem}.operators.txt", lambda path: path.write_text(table, encoding="utf-8"))
+                files.write(self._folder / f"{stem}.operators.txt", table)
             if limit := self.settings["storage_limit"]:
                 _keep_within(self._folder, limit << 20, stem)
         except OSError as error:
