@@ -15,7 +15,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -143,35 +143,6 @@ def _lines(frames: tuple[tuple[CodeType, int], ...]) -> list[str]:
     return [f"File {code.co_filename}, line {line}, in {code.co_name}, \n {text}" for code, line, text in lines if text]
 
 
-class Origin(NamedTuple):
-    """Where an operator of a step was called: Python's frames, and the calls of modules around it."""
-
-    frames: tuple[tuple[CodeType, int], ...] = ()
-    """With the line of each, the innermost first, without msctx."""
-    modules: tuple[tuple[str, int], ...] = ()
-    """The outermost first: ``path.Class``, and how often it had been called in the step."""
-
-
-class Origins:
-    def __init__(self) -> None:
-        self._met: dict[int, Origin] = {}
-        self._calls: dict[Call, tuple[str, int]] = {}
-        self._counts: defaultdict[str, Iterator[int]] = defaultdict(count)
-
-    def meet(self, number: int) -> None:
-        """The operator that will have the row of this number begins here, in this thread."""
-        self._met[number] = Origin(tuple(_frames()), tuple(self._call(*call) for call in modules.around()))
-
-    def _call(self, call: Call, name: str) -> tuple[str, int]:
-        if call not in self._calls:
-            self._calls[call] = name, next(self._counts[name])
-        return self._calls[call]
-
-    def of(self, row: Row) -> Origin:
-        """In a backward pass: of the operator of the forward pass that made the node."""
-        return self._met.get(row["maker" if row["direction"] == "backward" else "id"], Origin())
-
-
 def _frames() -> Iterator[tuple[CodeType, int]]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -188,13 +159,19 @@ class MsProbe:
 
     def __init__(self, folder: Path, settings: Dump) -> None:
         self._folder, self._settings = folder, settings
+        self.end_step()
+
+    def end_step(self) -> None:
         self._data: dict[str, Any] = {}
         self._parents: dict[str, str | None] = {}
         self._stacks: defaultdict[Any, list[str]] = defaultdict(list)
-        self._origins = Origins()
         self._calls: Counter[tuple[str, bool]] = Counter()
         self._count = 0
         self._place: Path | None = None
+        self._met: dict[int, tuple[tuple[tuple[CodeType, int], ...], list[tuple[str, int]]]] = {}
+        """Operator → Python's frames, the innermost first, and the modules around it, with how often each had been called."""
+        self._modules: dict[Call, tuple[str, int]] = {}
+        self._counts: defaultdict[str, Iterator[int]] = defaultdict(count)
 
     def meet(self, number: int) -> int:
         self._count += 1
@@ -204,7 +181,11 @@ class MsProbe:
                 text += "a step ends with optimizer.step() or msctx.step()"
                 notices.warn(f"session.enable_dump: {text}")
             return 0
-        self._origins.meet(number)
+        around = modules.around()
+        for call, name in around:
+            if call not in self._modules:
+                self._modules[call] = name, next(self._counts[name])
+        self._met[number] = tuple(_frames()), [self._modules[call] for call, _ in around]
         return 1 | ASK_AGAIN
 
     def write(self, rows: list[Row], scratch: Path) -> None:
@@ -230,9 +211,10 @@ class MsProbe:
                 given.unlink(missing_ok=True)
                 sides["input_args" if side == "input" and not is_backward else side].append(found)
             self._data[name] = sides
-            origin = self._origins.of(row)
-            self._stacks[origin.frames].append(name)
-            around = [f"Module.{path}.{direction}.{call}" for path, call in origin.modules]
+            # in a backward pass: of the operator of the forward pass that made the node
+            frames, calls = self._met.get(row["maker" if is_backward else "id"], ((), []))
+            self._stacks[frames].append(name)
+            around = [f"Module.{path}.{direction}.{number}" for path, number in calls]
             if row["direction"] == "optimizer":
                 around = ["optimizer"]
             self._parents |= zip((*around, name), (None, *around), strict=True)
@@ -267,7 +249,3 @@ class MsProbe:
         files.write_json(self._place / "construct.json", self._parents)
         stacks = [[names, _lines(frames)] for frames, names in self._stacks.items() if frames]
         files.write_json(self._place / "stack.json", dict(enumerate(stacks)))
-
-    def end_step(self) -> None:
-        self._data, self._parents, self._calls, self._count, self._place = {}, {}, Counter(), 0, None
-        self._stacks, self._origins = defaultdict(list), Origins()
