@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import fx
@@ -21,7 +21,6 @@ from msctx.native import core
 
 aten = torch.ops.aten
 PRODUCTS = (aten.mm.default, aten.addmm.default)
-Number: TypeAlias = float | int | fx.Node
 
 
 def fold(graph: fx.GraphModule, convolutions: bool, products: bool) -> None:
@@ -147,8 +146,8 @@ class Epilogue:
     *shape* is that of the last view in between, as its node has it.
     """
 
-    scale: Number = 1
-    shift: Number = 0
+    scale: fx.Node | None = None
+    shift: fx.Node | None = None
     other: fx.Node | None = None
     activation: str = "none"
     low: float = 0.0
@@ -159,11 +158,10 @@ class Epilogue:
 
 def _replace_convolution(graph: fx.Graph, node: fx.Node) -> bool:
     given, weight, bias, stride, padding, dilation, _, _, groups = node.args
-    epilogue = Epilogue(shift=bias or 0)  # type: ignore[arg-type]
+    epilogue = Epilogue(shift=bias)  # type: ignore[arg-type]
     last = _all_that_follows(graph, node, epilogue)
     parts = (given, weight, stride, padding, dilation, groups)
-    call = _call(graph, torch.ops.msctx.convolution.default, node, last, parts, epilogue)
-    last.replace_all_uses_with(call, delete_user_cb=lambda user: user is not call)
+    _call(graph, torch.ops.msctx.convolution.default, node, last, parts, epilogue)
     return True
 
 
@@ -175,14 +173,7 @@ def _replace_product(graph: fx.Graph, node: fx.Node) -> bool:
     last = _all_that_follows(graph, node, epilogue)
     if epilogue == alone or not _may_compute(node, epilogue):
         return False
-    left, right = _factors(node)
-    call = _call(graph, torch.ops.msctx.linear.default, node, last, (left, right), epilogue)
-    result = call
-    if _value(last).dim() != 2:
-        with graph.inserting_after(call):
-            result = graph.call_function(aten.reshape.default, (call, epilogue.shape))
-        result.meta = dict(last.meta)
-    last.replace_all_uses_with(result, delete_user_cb=lambda user: user not in (call, result))
+    _call(graph, torch.ops.msctx.linear.default, node, last, _factors(node), epilogue)
     return True
 
 
@@ -209,8 +200,8 @@ def _may_compute(product: fx.Node, e: Epilogue) -> bool:
         "left_transposed": lying[0][0] == 1 != lying[0][1],
         "right_transposed": lying[1][0] == 1 != lying[1][1],
         "activation": ACTIVATIONS.index(e.activation),
-        "has_scale": e.scale != 1,
-        "has_shift": e.shift != 0,
+        "has_scale": e.scale is not None,
+        "has_shift": e.shift is not None,
         "has_other": e.other is not None,
         "adds_last": e.adds_last,
     }
@@ -224,31 +215,25 @@ def _all_that_follows(graph: fx.Graph, node: fx.Node, e: Epilogue) -> fx.Node:
     return last
 
 
-def _call(graph: fx.Graph, target: Any, node: fx.Node, last: fx.Node, parts: tuple[Any, ...], e: Epilogue) -> fx.Node:
+def _call(graph: fx.Graph, target: Any, node: fx.Node, last: fx.Node, parts: tuple[Any, ...], e: Epilogue) -> None:
     with graph.inserting_after(last):
-        call = graph.call_function(target)
+        result = call = graph.call_function(target)
     with graph.inserting_before(call):
-        scale, shift = (_filled(graph, part, usual, _channels(node)) for part, usual in ((e.scale, 1), (e.shift, 0)))
         other = e.other
         if other is not None and _value(other).dim() != _value(node).dim():
             other = graph.call_function(aten.reshape.default, (other, [-1, _channels(node)]))
-    call.args = (*parts, scale, shift, other, e.activation, e.low, e.high, e.adds_last)
+    call.args = (*parts, e.scale, e.shift, other, e.activation, e.low, e.high, e.adds_last)
     call.meta = dict(node.meta)
-    return call
+    if _value(last).dim() != _value(node).dim():
+        with graph.inserting_after(call):
+            result = graph.call_function(aten.reshape.default, (call, e.shape))
+        result.meta = dict(last.meta)
+    last.replace_all_uses_with(result, delete_user_cb=lambda user: user not in (call, result))
 
 
 def _channels(node: fx.Node) -> int:
     """Of a convolution, or the columns of a product."""
     return int(_value(node).shape[1])
-
-
-def _filled(graph: fx.Graph, part: Number, usual: int, channels: int) -> fx.Node | None:
-    if isinstance(part, fx.Node):
-        return part
-    if part == usual:
-        return None
-    how: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu"), "pin_memory": False}
-    return graph.call_function(aten.full.default, ([channels], float(part)), how)
 
 
 def _follow(graph: fx.Graph, base: fx.Node, node: fx.Node, e: Epilogue) -> fx.Node | None:
@@ -271,16 +256,14 @@ def _follow(graph: fx.Graph, base: fx.Node, node: fx.Node, e: Epilogue) -> fx.No
     if user.target is aten.add.Tensor and isinstance(other, fx.Node) and e.other is None and _is_like(node, other):
         e.other, e.adds_last = other, e.activation != "none"
         return user
-    if (
-        e.activation != "none"
-        or e.other is not None
-        or not _is_of_channels(base, node, other)
-        or (left is not node and user.target not in SWAP)
-    ):
+    target = user.target
+    if target is aten.div.Tensor and isinstance(other, float | int) and other != 0:
+        target, other = aten.mul.Tensor, 1 / other
+    is_last = e.activation != "none" or e.other is not None
+    if is_last or not _is_of_channels(base, node, other) or (left is not node and target not in SWAP):
         return None
     with graph.inserting_before(user):
-        value = _flat(graph, base, other)
-        return user if _affine(graph, e, user.target, value) else None
+        return user if _affine(graph, e, target, _flat(graph, base, other)) else None
 
 
 SWAP = (aten.add.Tensor, aten.mul.Tensor)
@@ -288,31 +271,18 @@ SMALLEST, LARGEST = 2.0**-10, 2.0**10
 """Of numbers that are multiplied before they meet a result: what overflows there might not have."""
 
 
-def _affine(graph: fx.Graph, e: Epilogue, target: Any, value: Number) -> bool:
+def _affine(graph: fx.Graph, e: Epilogue, target: Any, value: fx.Node) -> bool:
     if target is aten.sub.Tensor:
-        target, value = (
-            aten.add.Tensor,
-            -value if not isinstance(value, fx.Node) else graph.call_function(aten.neg.default, (value,)),
-        )
-    elif target is aten.div.Tensor and not isinstance(value, fx.Node) and value != 0:
-        target, value = aten.mul.Tensor, 1 / value
-    if target not in SWAP or not (isinstance(value, fx.Node) or value == 0 or SMALLEST <= abs(value) <= LARGEST):
+        target, value = aten.add.Tensor, graph.call_function(aten.neg.default, (value,))
+    if target not in SWAP:
         return False
-    if target is aten.add.Tensor:
-        e.shift = _of(graph, target, e.shift, value)
-    else:
-        e.scale = _of(graph, target, e.scale, value)
-        if e.shift != 0:  # there is one, whose NaN times zero is a NaN
-            e.shift = _of(graph, target, e.shift, value)
+    if target is aten.mul.Tensor:
+        e.scale = value if e.scale is None else graph.call_function(target, (e.scale, value))
+    if e.shift is not None:  # its NaN times zero is a NaN
+        e.shift = graph.call_function(target, (e.shift, value))
+    elif target is aten.add.Tensor:
+        e.shift = value
     return True
-
-
-def _of(graph: fx.Graph, target: Any, a: Number, b: Number) -> Number:
-    """The sum or the product of numbers, or of tensors of the channels."""
-    if not isinstance(a, fx.Node) and not isinstance(b, fx.Node):
-        return a + b if target is aten.add.Tensor else a * b
-    a, b = (a, b) if isinstance(a, fx.Node) else (b, a)
-    return a if b == (0 if target is aten.add.Tensor else 1) else graph.call_function(target, (a, b))
 
 
 def _keeps_columns(product: fx.Node, view: fx.Node) -> bool:
@@ -335,7 +305,7 @@ def _is_shaped(node: fx.Node, shape: list[int]) -> bool:
 def _is_of_channels(base: fx.Node, node: fx.Node, other: Any) -> bool:
     """Whether *other* has a value for each channel of *node*, or is a number."""
     if not isinstance(other, fx.Node):
-        return isinstance(other, float | int)
+        return isinstance(other, float | int) and (other == 0 or SMALLEST <= abs(other) <= LARGEST)
     channels = _channels(base)
     if base.target in PRODUCTS:
         shapes = [[1] * ones + [channels] for ones in range(_value(node).dim())]
@@ -344,9 +314,10 @@ def _is_of_channels(base: fx.Node, node: fx.Node, other: Any) -> bool:
     return any(_is_shaped(other, shape) for shape in shapes)
 
 
-def _flat(graph: fx.Graph, base: fx.Node, other: Any) -> Number:
+def _flat(graph: fx.Graph, base: fx.Node, other: Any) -> fx.Node:
     if not isinstance(other, fx.Node):
-        return float(other)
+        how: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu"), "pin_memory": False}
+        return graph.call_function(aten.full.default, ([_channels(base)], float(other)), how)
     while other.target is aten.unsqueeze.default:  # [channels] as it was before
         (other, *_) = other.args
     flat: fx.Node = other
