@@ -11,10 +11,11 @@ from typing import Any
 class uninterrupted:  # noqa: N801
     """Defer Ctrl-C until the with-block is done. Inside another such block the outer one decides.
 
-    It takes the place of the handler of SIGINT, and calls that one at the end. Python runs signal handlers in the main thread alone;
+    It takes the place of the handler, and calls that one at the end. Python runs signal handlers in the main thread alone;
     elsewhere this does nothing.
     """
 
+    number = _signal.SIGINT
     _handler: Any = None
     _call: tuple[int, FrameType | None] | None = None
 
@@ -23,15 +24,15 @@ class uninterrupted:  # noqa: N801
 
     def __enter__(self) -> None:
         if threading.get_ident() == threading.main_thread().ident:
-            handler: Any = _signal.getsignal(_signal.SIGINT)
+            handler: Any = _signal.getsignal(self.number)
             if callable(handler) and not isinstance(handler, uninterrupted):
                 self._handler = handler
-                _signal.signal(_signal.SIGINT, self)
+                _signal.signal(self.number, self)
 
     def __exit__(self, *_: object) -> None:
         if self._handler is not None:
-            found: Any = _signal.getsignal(_signal.SIGINT)
+            found: Any = _signal.getsignal(self.number)
             if found is self:  # the block itself may have set another
-                _signal.signal(_signal.SIGINT, self._handler)
+                _signal.signal(self.number, self._handler)
             if self._call is not None:
                 self._handler(*self._call)

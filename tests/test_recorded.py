@@ -16,9 +16,10 @@ SECRET = "hunter2"
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "MSCTX"])
-def test_of_a_family_only_listed_names_are_recorded(family: str) -> None:
+def test_what_may_be_a_secret_is_not_recorded(family: str) -> None:
     name = f"{family}_API_TOKEN"
     assert variables({name: SECRET, "PATH": SECRET, "AWS_SECRET": SECRET}) == {name: UNRECORDED}
+    assert variables({f"{family}_URL": f"https://me:{SECRET}@host"}) == {f"{family}_URL": UNRECORDED}
 
 
 def test_what_changes_the_numerics_is_recorded() -> None:

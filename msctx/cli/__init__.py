@@ -20,10 +20,10 @@ import typer
 
 from msctx._version import __version__
 from msctx.at_start import refuse_other_torch
-from msctx.cli import build, compare, doctor, execution, explain, run, starter, state, tune, verify
+from msctx.cli import build, compare, doctor, explain, run, starter, verify
 from msctx.cli.output import NO_CANN
 from msctx.errors import DeviceError, FileError, MsctxError, MsctxWarning, StrictError, _ProblemsError
-from msctx.run.ranks import RUN_ID
+from msctx.run.launch import RUN_ID
 
 app = typer.Typer(
     name="msctx",
@@ -37,7 +37,7 @@ COMMANDS: dict[Callable[..., None], tuple[str, str | None]] = {
         "Run an experiment under its options and record it.",
         "msctx run configs/experiments/digits.yaml deterministic=ON args.epochs=5 --out runs/first",
     ),
-    execution.execute: (
+    run.execute: (
         "Run any command under options.",
         "msctx exec deterministic=ON max_device_memory=4GB -- torchrun --nproc-per-node 2 train.py",
     ),
@@ -55,17 +55,17 @@ COMMANDS: dict[Callable[..., None], tuple[str, str | None]] = {
     compare.capture: ("Write down the layers of a model.", "msctx capture mymodel:make --out mine.yaml"),
     build.build: ("Build the native core now.", "msctx build"),
     explain.migrate: ("Translate what a MindSpore script sets.", "msctx migrate train_mindspore.py --as yaml > train.yaml"),
-    state.state: ("Show every switch of a fresh process.", None),
-    state.diff: ("Compare the states of two runs.", None),
+    explain.state: ("Show every switch of a fresh process.", None),
+    explain.diff: ("Compare the states of two runs.", None),
     doctor.doctor: ("Check what this machine can do.", None),
     explain.schema: ("Print the JSON Schema of experiments.", None),
 }
 """Each command with what ``msctx --help`` shows of it, and an example, in the order shown there."""
 for command, (short, example) in COMMANDS.items():
-    is_exec = command is execution.execute
-    name, settings = ("exec", execution.SETTINGS) if is_exec else (None, None)
+    is_exec = command is run.execute
+    name, settings = ("exec", run.SETTINGS) if is_exec else (None, None)
     app.command(name, context_settings=settings, short_help=short, epilog=example and f"Example: {example}")(command)
-app.add_typer(tune.tune, name="tune", short_help="Show or clear what was measured.")
+app.add_typer(build.tune, name="tune", short_help="Show or clear what was measured.")
 
 
 def _version(wanted: bool) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from msctx.cli import completion, render
 from msctx.cli.output import Json, Words, print_json, print_text, write_new
@@ -47,23 +47,25 @@ def compare(
     """Which algorithm, precision and determinism to use, and what each costs: measured beside torch's own path."""
     from msctx.compare import config
 
-    keys = {"seconds": seconds}
     command = shlex.join(command_line(["msctx", *sys.argv[1:]]))
-    comparison = config.read(subject, config.Given(overrides or (), axis or (), keys, quick, command))
+    comparison = config.read(subject, config.Given(overrides or (), axis or (), seconds, quick, command))
     if fail_below is not None and not 0 < fail_below < 100:
         raise OptionError([Diagnostic("--fail-below", f"{fail_below} is not a ratio", "command line", "such as 0.95")])
     record = Record.create(out, "", "") if out is not None else None  # now: hours later it would be too late to fail
-    from msctx.compare import summary, terminal
+    from msctx.compare import report, summary
     from msctx.compare.comparison import run
 
     console = render.console(sys.stderr if json_ else sys.stdout)
-    with redirect_stdout(sys.stderr), _bar() as watch:  # what a model prints is no result
-        found = run(comparison, watch)
+    with (
+        redirect_stdout(sys.stderr),
+        render.console(sys.stderr).status("measuring") as status,
+    ):  # what a model prints is no result
+        found = run(comparison, lambda done, of, name: status.update(Text(f"{done} of {of}: {name}")))
     written = _write(found, record) if record is not None else ""
     if json_:
         print_json(found.as_json())
     else:
-        for part in terminal.parts(found):
+        for part in report.parts(found):
             console.print(part)
         if written:
             console.print(f"wrote {written}", markup=False)
@@ -91,18 +93,6 @@ def _write(found: Result, record: Record) -> str:
     return ", ".join(str(record.folder / name) for name in (*texts, "result.json"))
 
 
-@contextmanager
-def _bar() -> Iterator[Any]:
-    """Progress on stderr where that is a terminal."""
-    console = render.console(sys.stderr)
-    if not console.is_terminal:
-        yield lambda done, of, name: None
-        return
-    with render.bar(console) as bar:
-        task = bar.add_task("measuring", total=None)
-        yield lambda done, of, name: bar.update(task, completed=done, total=of, description=name[:40])
-
-
 def capture(
     model: Annotated[str, typer.Argument(metavar="package.module:function", help="Returns a torch.nn.Module and an input.")],
     out: Annotated[
@@ -111,7 +101,7 @@ def capture(
     json_: Json = False,
 ) -> None:
     """Run a model once and write down its layer problems as a workload, for `msctx compare FILE`."""
-    from msctx.compare.capture import capture as captured
+    from msctx.compare.model import capture as captured
     from msctx.compare.model import load
     from msctx.compare.workload import DTYPES, dump
 

@@ -27,9 +27,9 @@ def settings(context: typer.Context, incomplete: str) -> list[str]:
     if sign:
         return [f"{key}={value}" for value in _values(key, start)]
     names = option(incomplete)
-    if len(names) > 1:
-        return [f"{name}=" for name in names]
-    return [f"{name}={value}" for name in names for value in _values(name, "") or ["", _example(name)]]
+    if len(names) == 1 and (values := _values(names[0], "")):
+        return [f"{names[0]}={value}" for value in values]
+    return [f"{name}=" for name in names]
 
 
 def option(incomplete: str) -> list[str]:
@@ -56,11 +56,6 @@ def _files(start: str) -> list[str]:
 
 def _named(folders: Iterable[str], start: str) -> list[str]:
     return sorted({name for folder in folders for name in shipped(folder) if name.startswith(start)})
-
-
-def _example(key: str) -> str:
-    found = find(key)
-    return str(found.example) if found and isinstance(found.example, str | int | float) else "VALUE"
 
 
 def _values(key: str, start: str) -> list[str]:

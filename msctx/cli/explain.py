@@ -1,4 +1,4 @@
-"""`msctx explain`, `options`, `schema` and `migrate`: what options mean, and what they would do. Nothing is changed."""
+"""`msctx explain`, `options`, `schema`, `migrate`, `state`, `diff`: what options mean and do. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ import typer
 from msctx import migrate as migrating
 from msctx import reference
 from msctx.cli import completion, render
-from msctx.cli.output import Json, emit, emit_plan, print_json, print_text
+from msctx.cli.output import Json, Words, emit, emit_plan, print_json, print_text
 from msctx.cli.starter import write_implementations
 from msctx.context import explain as plan_of
+from msctx.context.base import BASE
 from msctx.errors import Diagnostic, OptionError
+from msctx.inspection import diff as differences
+from msctx.inspection import read_record
+from msctx.inspection import state as read_state
 from msctx.options import OPTIONS, Option, find, is_dictionary
 from msctx.options.registry import named
 from msctx.reference import catalogue
@@ -128,3 +132,25 @@ def migrate(
     for _, note in () if json_ else sorted(notes):
         print(f"note: {note}", file=sys.stderr)
     raise typer.Exit(0 if found.options else 1)
+
+
+def state(
+    overrides: Words = None,
+    json_: Json = False,
+) -> None:
+    """The whole numerics state of a fresh process: every switch of PyTorch and around it."""
+    with BASE.laid_under(read(None, overrides or ()).levels):
+        found = read_state()
+    emit(found, json_, lambda: render.pairs_table(found))
+
+
+def diff(
+    a: Annotated[str, typer.Argument(help="A state saved by `msctx state --json`, or a run directory.")],
+    b: Annotated[str, typer.Argument(help="Another.")],
+    json_: Json = False,
+) -> None:
+    """How two states, or the states and environments of two runs, differ. Ends with 1 if they do."""
+    found = differences(read_record(a), read_record(b))
+    data = {key: {"a": x, "b": y} for key, (x, y) in found.items()}
+    emit(data, json_, lambda: render.pairs_table(found, ("switch", a, b)) if found else "no differences")
+    raise typer.Exit(bool(found))

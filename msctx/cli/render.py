@@ -6,14 +6,13 @@ import io
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, repeat
 from typing import Any, TypeVar
 
 from rich.console import Console, Group
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
@@ -215,35 +214,16 @@ def modules_table(reports: Sequence[Mapping[str, Any]]) -> Group:
     return Group(_table(("module", "arch", "bytes", "status"), lines), told)
 
 
-def bar(console: Console, *more: TextColumn) -> Bar:
-    """A progress bar with a description, and more columns."""
-    description = TextColumn("{task.description}", markup=False)
-    return Bar(description, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), *more, console=console)
-
-
 class Progress:
-    """A progress bar on a terminal (stderr), a line per :meth:`log` elsewhere."""
+    """A progress bar on a terminal (stderr), and a line per :meth:`log`."""
 
     def __init__(self) -> None:
         self.console = console(sys.stderr)
-        self.bar: Bar | None = None
 
-    def track(self, steps: Iterable[T], description: str) -> Iterator[T]:
-        if not self.console.is_terminal:
-            yield from steps
-            return
-        total = len(steps) if isinstance(steps, Sized) else None
-        with bar(self.console, TextColumn("{task.fields[last]}")) as self.bar:
-            task = self.bar.add_task(description, total=total, last="")
-            for step in steps:
-                yield step
-                self.bar.advance(task)
-        self.bar = None
+    def track(self, steps: Iterable[T], description: str) -> Iterable[T]:
+        return track(steps, description, console=self.console, disable=not self.console.is_terminal)
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         line = "  ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in metrics.items())
-        if self.bar is not None:
-            self.bar.update(self.bar.task_ids[0], last=line)
-        else:
-            with suppress(OSError):  # nobody reads any more: the run goes on
-                self.console.print(Text(line))
+        with suppress(OSError):  # nobody reads any more: the run goes on
+            self.console.print(Text(line))

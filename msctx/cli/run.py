@@ -1,24 +1,24 @@
-"""`msctx run`: an experiment, or a grid of them."""
+"""`msctx run`: an experiment, or a grid of them; `msctx exec`: a command of the user's under options."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from itertools import takewhile
 from typing import Annotated, Any
 
 import typer
 
 from msctx.cli import completion, render
 from msctx.cli.output import Entry, Json, Words, emit, emit_plan, only_json, print_json, print_text
-from msctx.context import explain
-from msctx.context.base import refuse
-from msctx.errors import Diagnostic, OptionError
-from msctx.run import jobs, run_experiment
+from msctx.context.base import explain, refuse
+from msctx.errors import Diagnostic, MsctxError, OptionError
+from msctx.options.layers import flatten, presets
+from msctx.run import run_experiment
 from msctx.run import sweep as sweeping
-from msctx.run.config import prepare_environment, read, subject_of
+from msctx.run.config import file_of, prepare_environment, read, subject_of
 from msctx.run.entry import resolve
-from msctx.run.launch import launch
-from msctx.run.ranks import is_one_of_several, rank
+from msctx.run.launch import is_one_of_several, launch, rank
 
 
 def run(
@@ -74,7 +74,7 @@ def run(
             emit(grid, json_, lambda: render.sweep_table(grid, []))
             return
         words += ["--nproc", str(nproc), "--max-restarts", str(max_restarts)] if nproc else []
-        runs_in = jobs.engine(engine, job or []) if engine else sweeping.in_turn
+        runs_in = sweeping.engine(engine, job or []) if engine else sweeping.in_turn
         _sweep(sweeping.Sweep(file, experiment, words, values, runs_in), out, resume, json_)
         return
     _refuse({"--engine": engine, "--resume": resume}, "needs --sweep")
@@ -158,3 +158,43 @@ def _sweep(sweep: Any, out: str | None, resume: bool, json_: bool) -> None:
         render.console().print(render.sweep_table(sweep.grid, results))
         print(f"sweep.json is in {found['dir']}")
     raise typer.Exit(any(result["status"] != "completed" for result in results))
+
+
+SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
+"""For typer: what begins with a dash is the command's own."""
+
+
+def execute(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[FILE.yaml] [PRESET] [KEY=VALUE]... -- COMMAND...",
+            help="Options, as `msctx run` takes them, and the command.",
+            autocompletion=completion.settings,
+        ),
+    ],
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="First show what each option is likely to do here.")] = False,
+) -> None:
+    """Run any command; its Python processes compute under options from their first import of torch on.
+
+    That holds for what the command starts, too: torchrun, accelerate, spawned workers, `python -m`. It ends with the command's exit
+    code. Python processes that run with -S, or in an environment without msctx, are not reached.
+    """
+    own = [*takewhile(lambda word: "=" in word or word.endswith((".yaml", ".yml")) or word in presets(), words)]
+    command = words[len(own) :][words[len(own) : len(own) + 1] == ["--"] :]
+    if not command or command[0].startswith("-"):
+        text = f"{command[0]} is no command; flags stand before the options" if command else "there is no command to run"
+        raise OptionError(
+            [Diagnostic("exec", text, "command line", suggestion="msctx exec -v deterministic=ON -- python train.py")]
+        )
+    experiment = read(*file_of(own, "exec"))
+    plan = prepare_environment(experiment)
+    from msctx.run.execution import execute as start
+
+    try:
+        refuse(plan)
+    except MsctxError:  # PyTorch, whose import would double the start, knows whether that is true
+        refuse(plan := explain(experiment.settings))
+    if verbose:  # PyTorch knows the processor, too
+        render.show(render.console(sys.stderr), render.plan_page(explain(experiment.settings)))
+    raise typer.Exit(start(command, flatten(experiment.levels), strict=plan.strict))

@@ -15,7 +15,6 @@ import typer
 from msctx.cli.output import Json, emit, write_new
 from msctx.errors import Diagnostic, FileError
 from msctx.options import OPTIONS
-from msctx.options.documents import scalar
 from msctx.options.layers import presets
 from msctx.options.precision_rules import BY_DEFAULT, CHOOSABLE
 from msctx.run.record import unwritten
@@ -98,10 +97,7 @@ def text(name: str) -> str:
         parts.append(f"\n  # --- {heading}\n")
         parts += [line + "\n" for option in names for line in _lines(option)]
     stem = re.sub(r"[^\w.-]+", "-", Path(name).stem).strip("-.") or "experiment"
-    is_word = re.match("[A-Za-z_]", stem) and type(scalar(stem)) is str
-    return (
-        "".join(parts) + ONE_DEVICE + REST.format(entry=ENTRY, name=stem if is_word else json.dumps(stem, ensure_ascii=False))
-    )
+    return "".join(parts) + ONE_DEVICE + REST.format(entry=ENTRY, name=json.dumps(stem, ensure_ascii=False))
 
 
 def _lines(name: str) -> list[str]:
@@ -122,22 +118,13 @@ def write(name: str) -> list[Path]:
     """
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
-        better = path.with_suffix(".yaml") if path.stem.strip(".") and path.suffix else Path(f"{name}.yaml")
-        if path.name in ("", "..") or path.name.startswith("."):
-            better = path.parent / "experiment.yaml"
-        raise FileError([Diagnostic("", "an experiment file ends in .yaml or .yml", name, suggestion=str(better))])
-    if not path.parent.is_dir():
-        there = path.parent.exists()
-        wrong = f"{path.parent} is not a folder" if there else f"there is no folder {path.parent}"
-        hint = "" if there else f"make it first: mkdir -p {shlex.quote(str(path.parent))}"
-        raise FileError([Diagnostic("", wrong, name, suggestion=hint)])
+        raise FileError([Diagnostic("", "an experiment file ends in .yaml or .yml", name)])
     written = [path, path.parent / SCHEMA, path.parent / ENTRY]
     _, schema, entry = written
     write_new(path, text(path.name))
     try:
         schema.write_text(dump(), encoding="utf-8")
     except OSError as error:
-        path.unlink()  # an experiment without its schema would have no completion, and a second try would refuse
         raise unwritten(schema, error) from None
     if os.path.lexists(entry):
         return written[:2]

@@ -13,11 +13,11 @@ from msctx.cli.output import Entry, Json, Words, emit
 from msctx.errors import Diagnostic, OptionError
 from msctx.run.config import read, subject_of
 from msctx.run.ending import terminable
-from msctx.run.ranks import is_one_of_several
+from msctx.run.launch import is_one_of_several
 from msctx.verify.runs import sides
 
 if TYPE_CHECKING:
-    from msctx.verify.result import Result
+    from msctx.verify.verify import Result
 
 
 def verify(

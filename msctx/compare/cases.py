@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from msctx.compare.model import Model
-from msctx.compare.workload import NetworkLayer, Product, geometry, output_of, text
+from msctx.compare.workload import LAST, NetworkLayer, Product, geometry, output_of, text
 from msctx.native.choices import ConvProblem
 
 Results = list[torch.Tensor]
@@ -108,10 +108,6 @@ def images(problem: ConvProblem, device: torch.device) -> Results:
     made = _made((problem.input, problem.weight, output_of(problem)), problem.dtype, device)
     last = LAST.get(len(problem.input)) if problem.layout == "channels_last" else None
     return [tensor.contiguous(memory_format=last) for tensor in made] if last else made
-
-
-LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""Number of axes → the memory format with channels last."""
 
 
 def _convolution(problem: ConvProblem, direction: str) -> Callable[..., Results]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -103,7 +103,7 @@ class Given:
 
     overrides: Sequence[str] = ()
     axes: Sequence[str] = ()
-    keys: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float | None = None
     quick: bool = False
     command: str = ""
 
@@ -131,7 +131,7 @@ class _Reading:
         self.path = find_file(subject)
         self.document = load(self.path, collect=True) if self.path else parse("", "")
         self.data = self.document.data if isinstance(self.document.data, dict) else {}
-        self.typed = {key: value for key, value in given.keys.items() if value is not None}
+        self.typed = {} if given.seconds is None else {"seconds": given.seconds}
 
     def comparison(self) -> Comparison:
         base = self._base()

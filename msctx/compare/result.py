@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
 from msctx.compare.config import Point
 from msctx.run.record import plain
-from msctx.run.sweep import unformulated
 
 Status = Literal["measured", "no_say", "unable", "failed", "slow", "skipped"]
 """no_say: none of its options applies to the row; unable: it cannot run, or has no effect; failed: it raised, or its result
@@ -145,6 +143,5 @@ def as_csv(result: Result) -> str:
     for row in result.rows:
         head = row.model_dump(include={"name", "direction", "problem", "count"}) | {"baseline_ms": row.baseline.ms or ""}
         for cell in row.cells or [Cell(reason=row.reason)]:
-            line: Mapping[str, Any] = head | cell.model_dump(exclude_unset=True)
-            lines.writerow({key: unformulated(value) for key, value in line.items()})
+            lines.writerow(head | cell.model_dump(exclude_unset=True))
     return text.getvalue()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import yaml
@@ -12,7 +12,7 @@ import yaml
 from msctx.compare.config import Comparison, besides, requested_algorithm
 from msctx.compare.measure import is_faster, margin
 from msctx.compare.result import Best, Result, Row, Total
-from msctx.compare.workload import LAYOUTS, Product, beside_defaults, text
+from msctx.compare.workload import Product, text
 from msctx.native.choices import ConvProblem
 from msctx.options import OPTIONS, make_layer
 from msctx.options.conv_rules import PRODUCT
@@ -169,70 +169,41 @@ def below(result: Result, limit: float) -> list[str]:
     return found + [f"{name}: {speed:.2f} of torch's speed" for name, speed in slower]
 
 
-FIELDS = ("stride", "padding", "dilation", "output_padding", "groups", "transposed", "dtype", "layout")
-
-
 def as_matched(problem: ConvProblem | Product) -> ConvProblem | Product:
-    """A problem as rules see it: those for which this is equal always get the same algorithms.
+    """A problem as rules see it, of any batch (``*``): those for which this is equal always get the same algorithms.
 
     torch.matmul makes rows of leading axes where these share the right factor, else one batch. Strides do not show every layout.
     """
+    some: Any = ("*",)
     if isinstance(problem, Product):
-        *lead, rows, depth = problem.a
-        batch, is_transposed = math.prod(lead), problem.b_transposed and _shows_layout(problem)
-        if len(problem.b) == 2:
-            return replace(problem, a=(batch * rows, depth), b_transposed=is_transposed)
-        return replace(problem, a=(batch, rows, depth), b=(batch, *problem.b[-2:]), b_transposed=is_transposed)
+        is_one = len(problem.b) == 2
+        a, b = some + problem.a[-1 if is_one else -2 :], problem.b if is_one else some + problem.b[-2:]
+        return replace(problem, a=a, b=b, b_transposed=problem.b_transposed and _shows_layout(problem))
+    return replace(problem, input=some + problem.input[1:], layout=problem.layout if _shows_layout(problem) else "")
+
+
+def _shows_layout(problem: ConvProblem | Product) -> bool:
+    if isinstance(problem, Product):
+        return min(problem.b[-2:]) > 1
     _, channels, *image = problem.input
-    shows_layout = len(image) > 1 and channels > 1 and set(image) != {1}
-    return replace(problem, layout=problem.layout if shows_layout else LAYOUTS[0])
+    return len(image) > 1 and channels > 1 and {*image} != {1}
 
 
 def rules_of(requested: Mapping[Any, Any]) -> dict[str, Any]:
-    """Conditions → the algorithms of the problems that they match.
-
-    A rule applies to any batch, unless problems that differ in nothing else have other algorithms.
-
-    Args:
-        requested: each problem of a workload :func:`as_matched` → its algorithms, empty: PyTorch's own path.
-    """
-    rules = {}
-    for problem, algorithms in requested.items():
-        if algorithms:
-            alike = [other for other in requested if _of_any_batch(other) == _of_any_batch(problem)]
-            is_for_any = all(requested[other] == algorithms for other in alike)
-            of = _of_product if isinstance(problem, Product) else _of_convolution
-            rules[of(problem, "*" if is_for_any else None, requested)] = algorithms
-    return rules
+    """Conditions → the algorithms of the problems that they match, :func:`as_matched`; empty ones: PyTorch's own path."""
+    return {_conditions(problem): algorithms for problem, algorithms in requested.items() if algorithms}
 
 
-def _of_any_batch(problem: ConvProblem | Product) -> ConvProblem | Product:
-    if isinstance(problem, ConvProblem):
-        return replace(problem, input=(0, *problem.input[1:]))
-    b = problem.b if len(problem.b) == 2 else (0, *problem.b[1:])
-    return replace(problem, a=(0, *problem.a[1:]), b=b)
-
-
-def _of_convolution(problem: ConvProblem, batch: str | None, others: Iterable[ConvProblem]) -> str:
-    """A problem's image, weight and what else sets it apart from the other ones."""
-    words = [f"input={batch or problem.input[0]}x{text(problem.input[1:])}", f"weight={text(problem.weight)}"]
-    alike = [one for one in others if (one.input[1:], one.weight) == (problem.input[1:], problem.weight)]
-    set_apart = beside_defaults(problem).keys() - {"dtype", "layout"}
-    for field in FIELDS:
-        value = getattr(problem, field)
-        if field in set_apart or any(getattr(one, field) != value for one in alike):
-            if isinstance(value, tuple):
-                value = text(value if len(set(value)) > 1 else value[:1])
-            words.append(f"{field}={str(value).lower()}")
-    return " ".join(words)
-
-
-def _of_product(problem: Product, batch: str | None, _: Any) -> str:
-    first = batch or str(problem.a[0])
-    weight = text(problem.b) if len(problem.b) == 2 else f"{first}x{text(problem.b[1:])}"
-    words = [f"input={first}x{text(problem.a[1:])}", f"weight={weight}", f"dtype={problem.dtype}"]
-    return " ".join([*words, *([f"layout={'NT' if problem.b_transposed else 'NN'}"] if _shows_layout(problem) else [])])
-
-
-def _shows_layout(problem: Product) -> bool:
-    return min(problem.b[-2:]) > 1
+def _conditions(problem: ConvProblem | Product) -> str:
+    """All that sets a problem apart from others."""
+    if isinstance(problem, Product):
+        layout = ("NT" if problem.b_transposed else "NN") if _shows_layout(problem) else ""
+        found = {"input": problem.a, "weight": problem.b, "dtype": problem.dtype, "layout": layout}
+    else:
+        found = asdict(problem)
+    shown = {}
+    for key, value in found.items():
+        if isinstance(value, tuple):
+            value = text(value if len({*value}) > 1 or key in ("input", "weight") else value[:1])
+        shown[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    return " ".join(f"{key}={value}" for key, value in shown.items() if value or key != "layout")

@@ -24,6 +24,8 @@ from msctx.shipped import shipped
 Shape = tuple[int, ...]
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 LAYOUTS = ("channels_first", "channels_last")
+LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""Number of axes → the memory format with channels last."""
 
 
 @dataclass(frozen=True)

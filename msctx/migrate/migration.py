@@ -1,18 +1,23 @@
-"""All that a script sets: its calls merged in order, checked by the options, and what had to be left out."""
+"""All that a script sets: its calls merged in order, checked by the options; as a YAML file, a with-block and data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import yaml
+
+from msctx.context import explain
 from msctx.errors import Diagnostic, Mark, OptionError, one_line, searching
 from msctx.migrate.calls import Call, Entry, Reader
 from msctx.migrate.names import AT_RUN_TIME
 from msctx.migrate.script import Script, load
-from msctx.options import GROUPS, Layer, device_of, find, make_layer
-from msctx.options.kinds import show
+from msctx.options import GROUPS, Layer, Settings, device_of, find, make_layer
 from msctx.options.option import rank_of
+from msctx.plan import Plan
 
 LOOKED_FOR = (
     "set_context, set_device, set_deterministic, set_recursion_limit, set_seed, device_context.…, runtime.…; "
@@ -96,7 +101,9 @@ class _Merging:
         self.calls.append(call)
         self.problems += call.problems
         notes: list[str] = []
-        inside = ", ".join(words for words, _ in call.inside if not words.startswith("def "))  # functions: in notes alone
+        inside = ", ".join(
+            words for words, _ in call.inside if not words.startswith(("def ", "async def "))
+        )  # functions: in notes alone
         if call.left_out:
             self.entries[f"{call.mark}"] = Entry(f"{call.function}(…)", None, "", call.mark, call.left_out, inside=inside)
         elif call.inside:
@@ -113,23 +120,7 @@ class _Merging:
             else:
                 call.options[entry.spelling] = entry.value
             notes += self._merge(entry)
-        notes += self._ignored(call)
         call.notes = tuple(notes)
-
-    def _ignored(self, call: Call) -> list[str]:
-        """What MindSpore ignores on the device that the script names, and msctx applies there."""
-        from msctx.mindspore.keys import DEVICE, KEYS
-
-        target = self.entries.get("device_target")
-        if call.function.rpartition(".")[2] != "set_context" or target is None or target.reason or target.value not in DEVICE:
-            return []
-        here, device = f"device_target={target.value!r}", DEVICE[target.value]
-        taken = [name for name in call.options if (option := find(name)) and device in option.devices and name in KEYS]
-        return [
-            f"{name}: MindSpore ignores it with {here}, and msctx does not; leave it out for the same behaviour"
-            for name in taken
-            if KEYS[name].targets and target.value not in KEYS[name].targets
-        ]
 
     def _why_not(self, given: Entry) -> str:
         """Why an option has to stay out, which is reported as a problem too; ``""`` if it can be migrated."""
@@ -167,20 +158,11 @@ class _Merging:
     def _merge(self, new: Entry) -> list[str]:
         """Lay an option over what came before; returns what is to be noted of that."""
         key = new.spelling if not new.spelling.startswith("**") else str(new.mark)
-        old = self.entries.get(key)
-        if old is not None and old.rank > new.rank:
-            if _differ(old, new):
-                return [
-                    f"{key}: {_value(old)} of {old.place} stays in force, since MindSpore's newer functions win over set_context"
-                ]
+        old = self.entries.pop(key, new)  # it stands where it was given last
+        self.entries[key] = new if new.rank >= old.rank else old
+        if self.entries[key] is new or old.value == new.value:
             return []
-        self.entries.pop(key, None)  # it stands where it was given last
-        self.entries[key] = new
-        if old is None or old.reason or not _differ(old, new):
-            return []
-        if new.reason:
-            return [f"{key}: {_value(old)} of {old.place} is left out too, since it is replaced here"]
-        return [f"{key}: {_value(new)} replaces {_value(old)} of {old.place}"]
+        return [f"{key}: that of {old.place} stays in force, since MindSpore's newer functions win over set_context"]
 
     def result(self) -> Migration:
         layer = self._combine()
@@ -210,9 +192,109 @@ class _Merging:
         return self.entries[self._owner(".".join(map(str, path)), self.entries)].mark
 
 
-def _differ(old: Entry, new: Entry) -> bool:
-    return bool(old.reason or new.reason) or type(old.value) is not type(new.value) or old.value != new.value
+def planned(migration: Migration, device: str | None = None) -> Plan:
+    """What the options would come to on ``"cpu"``, ``"cuda"`` or ``"ascend"`` (default: on this machine), with their statuses."""
+    return explain(Settings([migration.layer]), device)
 
 
-def _value(entry: Entry) -> str:
-    return one_line(entry.written if entry.reason else show(entry.value), 60)
+def as_dict(migration: Migration, plan: Plan) -> dict[str, Any]:
+    """All of it, for ``--json``."""
+    return {
+        "file": migration.file,
+        "calls": [call.as_dict() for call in migration.calls],
+        "options": dict(migration.options),
+        "problems": [
+            {"path": p.path, "where": str(p.mark or p.where), "problem": p.text, "allowed": p.allowed}
+            for p in migration.problems
+        ],
+        "yaml": as_yaml(migration),
+        "with_block": as_with_block(migration),
+        "plan": plan.as_dict(),
+    }
+
+
+def as_yaml(migration: Migration) -> str:
+    """A YAML file that ``msctx explain`` reads; each option shows where it came from, what is left out is a comment."""
+    lines = [f"# What {_name(migration)} sets, found by `msctx migrate`."]
+    body = [*_yaml(_set(migration), "  "), *(f"  # {_left_out(entry)}" for entry in migration.entries if entry.reason)]
+    return "\n".join([*lines, "context:" if body else "context: {}", *body, ""])
+
+
+def _yaml(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield f"{indent}{_scalar(key)}:"
+            yield from _yaml(value, f"{indent}  ")
+        else:
+            yield f"{indent}{_scalar(key)}: {_scalar(value.value)}  # {_comment(value)}"
+
+
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+"""Words that are not text in YAML 1.1, or not in 1.2."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text plain only where that reads alike in YAML 1.1 and 1.2."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_str(self, text: str) -> yaml.ScalarNode:
+        is_plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if is_plain else '"')
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
+def _scalar(value: Any) -> str:
+    """A value on one line."""
+    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=float("inf"), allow_unicode=True, sort_keys=False)
+    return text.removesuffix("...\n").removesuffix("\n")
+
+
+def as_with_block(migration: Migration) -> str:
+    """The same as Python: a with-block for the code that the options are meant for."""
+    lines = ["import msctx", ""]
+    body = [*_arguments(_set(migration)), *(f"    # {_left_out(entry)}" for entry in migration.entries if entry.reason)]
+    lines += ["with msctx.context(", *body, ") as ctx:"] if body else ["with msctx.context() as ctx:"]
+    return "\n".join([*lines, "    ...  # what the options are meant for; ctx.device is the device", ""])
+
+
+def _arguments(tree: Mapping[str, Any], indent: str = "    ", is_call: bool = True) -> Iterator[str]:
+    """The lines between the brackets of a call, or between those of a dictionary."""
+    for key, value in tree.items():
+        name = f"{key}=" if is_call else f"{_python(key)}: "
+        if isinstance(value, dict):
+            yield f"{indent}{name}{{"
+            yield from _arguments(value, f"{indent}    ", is_call=False)
+            yield f"{indent}}},"
+        elif is_call and not key.isidentifier():
+            yield f"{indent}**{{{_python(key)}: {_python(value.value)}}},  # {_comment(value)}"
+        else:
+            yield f"{indent}{name}{_python(value.value)},  # {_comment(value)}"
+
+
+def _python(value: Any) -> str:
+    """A value as Python, texts with double quotes."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) and value.isprintable() else repr(value)
+
+
+def _set(migration: Migration) -> dict[str, Any]:
+    return nested({entry.spelling: entry for entry in migration.entries if not entry.reason})
+
+
+def _name(migration: Migration) -> str:
+    return one_line(migration.file.replace("\\", "/").rpartition("/")[2])
+
+
+def _left_out(entry: Entry) -> str:
+    spelling = one_line(entry.spelling)
+    value = f" = {entry.written}" if entry.written and "*" not in spelling else ""
+    return f"{spelling}{value}  # {_comment(entry)}: {one_line(entry.reason, 200)}"
+
+
+def _comment(entry: Entry) -> str:
+    place = f"{one_line(entry.mark.file.replace(chr(92), '/').rpartition('/')[2])}:{entry.mark.line}"
+    return f"{place}, {entry.inside}" if entry.inside else place

@@ -18,11 +18,8 @@ AT_RUN_TIME = "known only when the script runs"
 CONSTANTS = {"GRAPH_MODE": 0, "PYNATIVE_MODE": 1, "STRICT": 0, "COMPATIBLE": 1, "LAX": 2, "RELEASE": 0, "DEBUG": 1}
 """The constants of MindSpore that stand as values of context options."""
 
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, *_COMPREHENSIONS)
-_IN_SCOPE = {"body", "elt", "key", "value", "generators"}
-"""The fields of a scope that see its names; decorators, defaults and base classes do not."""
-
+_SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+"""What has names of its own; those of a class or a comprehension count as names of what is around it."""
 _READING_FUNCTIONS = {"bool", "len", "print", "repr", "str"}
 _MEANINGS = 20
 """The most meanings of one name that are followed."""
@@ -49,28 +46,18 @@ class Names:
     def __init__(self, script: Script) -> None:
         self.script = script
         self._bound: dict[ast.AST, dict[str, list[_Binding]]] = defaultdict(lambda: defaultdict(list))
-        self._globals: dict[ast.AST, set[str]] = defaultdict(set)
         self._stars: list[tuple[str, int]] = []
         self._uses: dict[str, list[ast.Name]] = defaultdict(list)
         self._paths: dict[ast.Name, list[str]] = {}
-        for node in script.parents:
-            if isinstance(node, ast.Global):
-                self._globals[self._scope(node)].update(node.names)
         for node in script.parents:
             self._bind(node)
 
     # --- where names are bound ----------------------------------------------------------------------------------------
 
     def _scopes(self, node: ast.AST) -> Iterator[ast.AST]:
-        for outer, field, _ in self.script.around(node):
-            if isinstance(outer, _SCOPES) and field in _IN_SCOPE:
-                yield outer
-
-    def _scope(self, node: ast.AST) -> ast.AST:
-        return next(self._scopes(node))
+        return (outer for outer, field, _ in self.script.around(node) if isinstance(outer, _SCOPES) and field == "body")
 
     def _put(self, name: str, scope: ast.AST, node: ast.AST, binding: _Binding) -> None:
-        scope = self.script.tree if name in self._globals[scope] else scope
         self._bound[scope][name].append(binding._replace(line=getattr(node, "lineno", 0)))
 
     def _bind(self, node: ast.AST) -> None:
@@ -78,18 +65,20 @@ class Names:
             case ast.Import(names=names):
                 for alias in names:
                     path = alias.name if alias.asname else alias.name.partition(".")[0]
-                    self._put(alias.asname or path, self._scope(node), node, _Binding(path))
+                    self._put(alias.asname or path, next(self._scopes(node)), node, _Binding(path))
             case ast.ImportFrom(names=names):
                 module = "." * node.level + (node.module or "")
                 for alias in names:
                     if alias.name == "*":
                         self._stars.append((module, node.lineno))
                     else:
-                        self._put(alias.asname or alias.name, self._scope(node), node, _Binding(f"{module}.{alias.name}"))
+                        self._put(
+                            alias.asname or alias.name, next(self._scopes(node)), node, _Binding(f"{module}.{alias.name}")
+                        )
             case ast.arg(arg=name):
                 function = next(outer for outer, *_ in self.script.around(node) if isinstance(outer, _SCOPES))
                 self._put(name, function, node, _Binding(is_argument=True))
-            case ast.Nonlocal(names=several):
+            case ast.Global(names=several) | ast.Nonlocal(names=several):  # assigned to elsewhere, too
                 for scope in self._scopes(node):
                     for name in several:
                         self._put(name, scope, node, _Binding())
@@ -100,34 +89,28 @@ class Names:
             case ast.stmt() | ast.ExceptHandler() | ast.pattern():
                 own = getattr(node, "name", None) or getattr(node, "rest", None)  # of a function, a class, a pattern
                 if isinstance(own, str):
-                    self._put(own, self._scope(node), node, _Binding())
+                    self._put(own, next(self._scopes(node)), node, _Binding())
 
     def _bind_target(self, name: str, node: ast.Name) -> None:
         parent = self.script.parents[node][0]
-        scopes = self._scopes(node)
         value: ast.expr | None = None
         match parent:
-            case ast.Assign() if len(parent.targets) == 1 or not _is_mutable(parent.value):
-                value = parent.value
-            case ast.AnnAssign():
-                value = parent.value
-                if value is None:  # an annotation alone
-                    return
-            case ast.NamedExpr():
-                value = parent.value
-                scopes = (scope for scope in scopes if not isinstance(scope, _COMPREHENSIONS))
+            case ast.AnnAssign(value=None):  # an annotation alone
+                return
+            case ast.Assign(value=given) if len(parent.targets) == 1 or not _is_mutable(given):
+                value = given
+            case ast.AnnAssign(value=given) | ast.NamedExpr(value=given):
+                value = given
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
                 whole, role = self.script.parents[parent]
                 values = getattr(whole, "value", None) if isinstance(whole, ast.Assign) and role == "targets" else None
                 parts = getattr(values, "elts", [])
                 if len(parts) == len(targets) and not any(isinstance(t, ast.Starred) for t in (*parts, *targets)):
                     value = parts[targets.index(node)]
-        self._put(name, next(iter(scopes)), node, _Binding(value=value))
+        self._put(name, next(self._scopes(node)), node, _Binding(value=value))
 
     def _bindings(self, name: ast.Name) -> list[_Binding]:
-        for depth, scope in enumerate(self._scopes(name)):
-            if isinstance(scope, ast.ClassDef) and depth:
-                continue  # methods do not see the names of their class
+        for scope in self._scopes(name):
             if name.id in self._bound[scope]:
                 return self._bound[scope][name.id]
         return [_Binding(f"{module}.{name.id}") for module, _ in self._stars]

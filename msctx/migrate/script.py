@@ -21,8 +21,10 @@ _MAGIC = re.compile(r"(\s*)(?:(?:[\w, ]+=\s*)?(?:%{1,2}\w|!(?!=)|\?)|[\w.]+\?+\s
 _PYTHON_CELLS = ("%%time", "%%timeit", "%%capture", "%%prun")
 """Magics of whole cells that hold Python."""
 
-_Outer = ast.stmt | ast.expr | ast.ExceptHandler | ast.pattern
-"""What a condition is read from; all of them have a place."""
+_BLOCKS = (
+    *(ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While),
+    *(ast.ExceptHandler, ast.match_case),
+)
 
 
 class Script:
@@ -91,35 +93,18 @@ class Script:
 
     def inside(self, node: ast.AST) -> list[tuple[str, int]]:
         """The functions, conditions and loops on which it depends whether an expression is ever evaluated, with their lines."""
-        found = [(words, self.place(outer.lineno)[1]) for outer, words in self._conditions(node)]
+        found = []
+        for outer, field, _ in self.around(node):
+            if isinstance(outer, _BLOCKS) and field in ("body", "orelse") and not (field == "body" and _is_main(outer)):
+                line = (outer.pattern if isinstance(outer, ast.match_case) else outer).lineno
+                words = one_line(self.lines[line - 1].partition("#")[0].strip(), 60).removesuffix(":")
+                found.append((f"else of {words}" if field == "orelse" else words, self.place(line)[1]))
         return found[::-1]
 
-    def _conditions(self, node: ast.AST) -> Iterator[tuple[_Outer, str]]:
-        for outer, field, _ in self.around(node):
-            match outer, field:
-                case ast.FunctionDef() | ast.AsyncFunctionDef(), "body":
-                    yield outer, f"def {outer.name}()"
-                case ast.Lambda(), "body":
-                    yield outer, "lambda"
-                case ast.If() | ast.IfExp(), "body" if not _is_main(outer.test):
-                    yield outer, f"if {self._short(outer.test)}"
-                case ast.If() | ast.IfExp(), "orelse":
-                    yield outer, f"else of if {self._short(outer.test)}"
-                case ast.For() | ast.AsyncFor(), "body" | "orelse":
-                    yield outer, f"for {self._short(outer.target)} in {self._short(outer.iter)}"
-                case ast.While(), "body" | "orelse" if not isinstance(outer.test, ast.Constant):
-                    yield outer, f"while {self._short(outer.test)}"
-                case ast.ExceptHandler(), "body":
-                    yield outer, f"except {self._short(outer.type)}" if outer.type else "except"
-                case ast.match_case(), "body":
-                    yield outer.pattern, f"case {self._short(outer.pattern)}"
 
-    def _short(self, node: ast.AST) -> str:
-        return one_line(self.written(node), 60)
-
-
-def _is_main(test: ast.expr) -> bool:
-    """``__name__ == "__main__"``: so it is when a script runs, and it needs no note."""
+def _is_main(outer: ast.AST) -> bool:
+    """``if __name__ == "__main__"``: so it is when a script runs, and it needs no note."""
+    test = getattr(outer, "test", None)
     return isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and test.left.id == "__name__"
 
 

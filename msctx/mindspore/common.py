@@ -3,11 +3,11 @@
 import sys
 from typing import Any
 
-from msctx.mindspore.absent import CONTEXT, Absent
 from msctx.mindspore.device import get_seed, set_seed
+from msctx.mindspore.errors import CONTEXT, Absent
 
 __all__ = ["get_seed", "set_seed"]
-__path__: list[str] = []  # importing what is below it raises the reason, but for
+__path__: list[str] = []
 seed = sys.modules[f"{__name__}.seed"] = sys.modules[__name__]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from msctx.dynamo import outside_dynamo
 from msctx.errors import Diagnostic, OptionError, nearest, searching
-from msctx.mindspore import absent, state
+from msctx.mindspore import errors, state
 from msctx.mindspore.errors import OptionTypeError
 from msctx.mindspore.keys import DEVICE, FLAT, GROUP_DEVICE, GROUPS, KEYS, Key
 from msctx.notices import warn
@@ -135,7 +135,7 @@ def _shown(group: str, key: str, unset: Any) -> Any:
     return unset if found is None else GROUPS[group][key].shows(found.value)
 
 
-globals().update(absent.OF_CONTEXT)
+globals().update(errors.OF_CONTEXT)
 
 __all__ = [
     "COMPATIBLE",
@@ -145,5 +145,5 @@ __all__ = [
     "STRICT",
     "get_context",
     "set_context",
-    *absent.OF_CONTEXT,
+    *errors.OF_CONTEXT,
 ]

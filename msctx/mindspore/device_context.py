@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from msctx.mindspore import state
-from msctx.mindspore.absent import Absent
+from msctx.mindspore.errors import Absent
 from msctx.vocabulary import build, setter
 
 cpu: Any

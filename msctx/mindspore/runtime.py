@@ -10,8 +10,7 @@ from typing import Any
 from msctx.dynamo import outside_dynamo
 from msctx.errors import Diagnostic, MsctxError
 from msctx.mindspore import state
-from msctx.mindspore.absent import Absent
-from msctx.mindspore.errors import OptionRuntimeError, OptionTypeError
+from msctx.mindspore.errors import Absent, OptionRuntimeError, OptionTypeError
 from msctx.options import UNSET
 from msctx.vocabulary import build, setter
 

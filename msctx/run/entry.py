@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from msctx.errors import MOST, EntryError, EntryFailed, did_you_mean
+from msctx.errors import EntryError, EntryFailed, did_you_mean
 from msctx.run.config import Experiment
 from msctx.shipped import CONFIGS
 
@@ -94,15 +94,10 @@ def _with_arguments(function: Entry, experiment: Experiment) -> Entry:
     except (TypeError, ValueError):
         return lambda run: function(**experiment.args)
     wants_run = "run" in signature.parameters and "run" not in experiment.args
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    names = [n for n, p in signature.parameters.items() if n != "run" and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    required = [n for n in names if signature.parameters[n].default is inspect.Parameter.empty]
-    unknown = [arg for arg in experiment.args if arg not in names and arg != "run" and not open_ended]
-    lines = [f"args.{arg}: {experiment.entry} takes no such argument{did_you_mean(arg, names)}" for arg in unknown[:MOST]]
-    lines += [f"{len(unknown) - MOST} more"] if len(unknown) > MOST else []
-    lines += [f"args.{name}: is missing" for name in required if name not in experiment.args]
-    if lines:
-        raise EntryError("\n".join([*lines, f"      allowed: {', '.join(names) or 'none'}"]))
+    try:
+        signature.bind(**experiment.args, **({"run": None} if wants_run else {}))
+    except TypeError as wrong:
+        raise EntryError(f"entry {experiment.entry!r}: {wrong}; it takes {signature}") from None
     return lambda run: function(**experiment.args, **({"run": run} if wants_run else {}))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import math
@@ -15,7 +16,8 @@ from typing import Any
 import yaml
 
 from msctx.errors import Diagnostic, FileError, text_of
-from msctx.native import cachedir
+from msctx.native import cachedir, memory
+from msctx.native.memory import accelerator
 from msctx.options.kinds import Size
 
 
@@ -95,3 +97,65 @@ def plain(value: Any) -> Any:
         with suppress(Exception):  # a meta tensor has no number, and others have an item() of another kind
             return plain(value.item())
     return text_of(value)
+
+
+def weights_sha256(model: Any) -> str:
+    """SHA-256 over the names, dtypes, shapes and bytes of the tensors of ``model.state_dict()``, in its order."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        plain = value.detach().cpu().contiguous()
+        digest.update(f"{name}:{plain.dtype}:{tuple(plain.shape)}".encode())
+        digest.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+class MemoryOfRun:
+    """Counts while the entry runs."""
+
+    def __init__(self) -> None:
+        self.phases: list[dict[str, Any]] = []
+        self._allocations = 0
+        self.is_on = memory.read_pool() is not None
+
+    def begin(self) -> None:
+        self._allocations = memory.statistics()["allocations"]
+        self._reset_peaks()
+
+    def end_phase(self) -> None:
+        phase: dict[str, Any] = {}
+        if self.is_on:
+            found = memory.statistics()
+            made, self._allocations = found["allocations"] - self._allocations, found["allocations"]
+            phase |= {name: found[name] for name in ("peak_bytes", "current_bytes")} | {"allocations": made}
+        if device := accelerator():
+            from torch.accelerator import max_memory_allocated, memory_allocated
+
+            phase["accelerator"] = {
+                "device": device,
+                "peak_bytes": max_memory_allocated(),
+                "current_bytes": memory_allocated(),
+            }
+        if phase:
+            self.phases.append(phase)
+        self._reset_peaks()
+
+    def _reset_peaks(self) -> None:
+        if self.is_on:
+            memory.reset_peak()
+        if accelerator():
+            from torch.accelerator import reset_peak_memory_stats
+
+            reset_peak_memory_stats()
+
+    def record(self) -> dict[str, Any]:
+        """What memory.json holds; nothing: nothing was counted. What was allocated before the entry began only the caps have seen."""
+        self.end_phase()
+        found: dict[str, Any] = {"phases": self.phases} if self.phases else {}
+        if self.is_on:
+            found["caps"] = memory.statistics()["caps"]
+            found["peak_bytes"] = max(row["peak_bytes"] for row in (*self.phases, *found["caps"]))
+        if of_accelerator := [phase["accelerator"] for phase in self.phases if "accelerator" in phase]:
+            found["accelerator_peak_bytes"] = max(row["peak_bytes"] for row in of_accelerator)
+        return found

@@ -22,12 +22,11 @@ from msctx.native import tuning, tuning_file
 from msctx.native import watched as models
 from msctx.notices import warn
 from msctx.plan import Plan
-from msctx.run import ranks
+from msctx.run import launch
 from msctx.run.config import Experiment, collected
-from msctx.run.ending import Terminated, is_terminated, terminable, undisturbed
+from msctx.run.ending import Terminated, terminable, undisturbed
 from msctx.run.entry import in_a_line, resolve, users_traceback
-from msctx.run.memory import MemoryOfRun
-from msctx.run.record import Record, plain
+from msctx.run.record import MemoryOfRun, Record, plain
 
 T = TypeVar("T")
 
@@ -101,7 +100,7 @@ def run_experiment(
     with terminable(), ExitStack() as recording:
         with BASE.laid_under(experiment.levels) as plan:
             entry = resolve(experiment)
-            record = ranks.record(out, experiment.record_dir, experiment.name)
+            record = launch.record(out, experiment.record_dir, experiment.name)
             record.json("plan.json", plan.as_dict())
             record.json("state.json", state())
             record.json("environment.json", environment())
@@ -125,7 +124,7 @@ def run_experiment(
         result["restored"] = not left.keys() & plan.assignments.keys()
         if left:
             result["left_changed"] = left  # by the entry itself, or a library that it loads
-        if ranks.is_one_of_several():
+        if launch.is_one_of_several():
             result |= {"host": socket.gethostname(), "plan": plan.digest}
         result["run_dir"] = str(record.folder)
         with collected(unwritten, FileError):
@@ -175,7 +174,6 @@ def _call(entry: Any, run: Run, recording: ExitStack) -> tuple[dict[str, Any], B
     began, clock = time.strftime("%Y-%m-%dT%H:%M:%S%z"), time.perf_counter()
     result: dict[str, Any] = {"status": "completed", "started": began}
     error: BaseException | None = None
-    terminated = False
     _active.append(run)
     try:
         try:
@@ -183,11 +181,12 @@ def _call(entry: Any, run: Run, recording: ExitStack) -> tuple[dict[str, Any], B
                 returned = entry(run)
             finally:  # however it ends: what a signal raises while its exception is read would leave no result
                 recording.enter_context(undisturbed())
-                terminated = is_terminated()
             values = {**returned} if isinstance(returned, Mapping) else {} if returned is None else {"value": returned}
             result = {**values, **result}
         except (KeyboardInterrupt, Terminated) as interrupt:
             result["status"], error = "interrupted", interrupt
+            if isinstance(interrupt, Terminated):
+                result["reason"] = "SIGTERM"
         except SystemExit as end:
             if isinstance(end.__context__, KeyboardInterrupt):  # Lightning's answer to Ctrl-C
                 result["status"], error = "interrupted", end.__context__
@@ -206,8 +205,6 @@ def _call(entry: Any, run: Run, recording: ExitStack) -> tuple[dict[str, Any], B
     finally:
         _active.remove(run)
         sys.stdout.flush()
-    if terminated:  # a library may have made another exception of it
-        result |= {"status": "interrupted", "reason": "SIGTERM"}
     result["seconds"] = round(time.perf_counter() - clock, 3)
     return result, error
 

@@ -1,4 +1,4 @@
-"""A grid of runs: one process for each point, and one summary."""
+"""A grid of runs, and one summary: one process for each point, or jobs of Slurm by submitit."""
 
 from __future__ import annotations
 
@@ -6,22 +6,27 @@ import hashlib
 import itertools
 import json
 import shutil
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from msctx.errors import Diagnostic, FileError, OptionError, nearest
+from msctx.errors import Diagnostic, FileError, OptionError, nearest, text_of
 from msctx.native.children import Children
 from msctx.options import OPTIONS, find
+from msctx.options.documents import scalar
 from msctx.options.kinds import BadValue
 from msctx.options.registry import from_text
 from msctx.run.config import Experiment, flow
 from msctx.run.ending import Terminated, terminable, undisturbed
 from msctx.run.record import Record, plain
+from msctx.signals import uninterrupted
 
 
 class Interrupted(Exception):
@@ -45,29 +50,25 @@ def read(words: Sequence[str], flag: str = "--sweep") -> dict[str, list[Any]]:
     """
     found: dict[str, list[Any]] = {}
     problems: list[Diagnostic] = []
-
-    def wrong(text: str, hint: str = "") -> None:
-        problems.append(Diagnostic(flag, text, "command line", suggestion=hint))
-
     for word in words:
         key, _, text = word.partition("=")
-        if not key or not text:
-            wrong(f"{word!r} is not KEY=VALUE,VALUE")
+        values, wrong, hint = [], "", ""
+        try:
+            values = values_of(key, text) if key and text else []
+        except BadValue as error:
+            wrong = f"{word}: {error}"
+        if not wrong and (not values or None in values):
+            wrong = f"{word!r} is not KEY=VALUE,VALUE"
         elif find(key) is None and not key.startswith(("args.", "experiment.")):
             names = [spelling for option in OPTIONS.values() for spelling in option.spellings]
-            wrong(f"{key!r} is neither an option nor an argument", nearest(key, names))
+            wrong, hint = f"{key!r} is neither an option nor an argument", nearest(key, names)
         elif key in found:
-            wrong(f"{key} is named twice", "name all its values at once")
-        else:
-            try:
-                found[key] = values_of(key, text)
-            except BadValue as error:
-                wrong(f"{key}={text}: {error}")
-            else:
-                if not found[key] or None in found[key]:
-                    wrong(f"{key}={text} has no values, or an empty one")
-                if len({*map(repr, found[key])}) < len(found[key]):
-                    wrong(f"{key}={text} names a value twice")
+            wrong, hint = f"{key} is named twice", "name all its values at once"
+        elif len({*map(repr, values)}) < len(values):
+            wrong = f"{word} names a value twice"
+        found[key] = values
+        if wrong:
+            problems.append(Diagnostic(flag, wrong, "command line", suggestion=hint))
     if problems:
         raise OptionError(problems)
     return found
@@ -84,11 +85,6 @@ def values_of(key: str, text: str) -> list[Any]:
 def points(values: Values) -> list[dict[str, Any]]:
     """The grid: each choice of one value for each key, the last key running fastest."""
     return [dict(zip(values, picked, strict=True)) for picked in itertools.product(*values.values())]
-
-
-def unformulated(value: Any) -> Any:
-    """A text that a spreadsheet would take for a formula has an apostrophe before it."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
 def words_of(options: Mapping[str, Any]) -> list[str]:
@@ -212,3 +208,64 @@ def _resumed(folder: Path, given: Mapping[str, Any]) -> Record:
         text = f"the sweep was begun with another {', '.join(differing)}: give the same, or begin another sweep"
         raise FileError([Diagnostic("--resume", text, str(path))])
     return Record(folder.absolute())
+
+
+POLL = 0.5
+"""Seconds between two looks at the jobs."""
+
+
+def engine(name: str, words: Sequence[str]) -> Engine:
+    """An engine of :func:`msctx.run.sweep`, of ``--engine`` and the words of ``--job``, submitit's parameters.
+
+    Raises:
+        OptionError: submitit is missing, or refuses the engine or a parameter.
+    """
+    if wrong := [Diagnostic("--job", f"{word!r} is not KEY=VALUE", "command line") for word in words if "=" not in word]:
+        raise OptionError(wrong)
+    parameters = {key: scalar(value) for key, _, value in (word.partition("=") for word in words)}
+    try:
+        submitit: Any = import_module("submitit")
+        submitit.AutoExecutor(folder=".", cluster=name).update_parameters(**parameters)
+    except ImportError:
+        hint = "pip install submitit, or msctx[slurm]"
+        raise OptionError([Diagnostic("--engine", f"{name} needs submitit", "command line", suggestion=hint)]) from None
+    except (RuntimeError, NameError, TypeError, ValueError, AssertionError) as error:
+        raise _refused(name, error) from None
+
+    def run(file: str, points: Sequence[Point], scratch: Path) -> Results:
+        executor = submitit.AutoExecutor(folder=scratch, cluster=name)
+        executor.update_parameters(**parameters)
+        jobs: dict[int, tuple[Path, Any]] = {}
+        try:
+            for number, point, folder in points:
+                with uninterrupted():  # a job that is not known here could not be cancelled
+                    jobs[number] = folder, executor.submit(_run, command(file, point, folder), str(Path.cwd()))
+            while jobs:
+                for number in [number for number, (_, job) in jobs.items() if job.done()]:
+                    yield number, _result(*jobs.pop(number))
+                time.sleep(POLL if jobs else 0)
+        except submitit.core.utils.FailedJobError as error:  # Slurm refuses it
+            raise _refused(name, error) from None
+        finally:
+            for _, job in jobs.values():
+                job.cancel()
+
+    return run
+
+
+def _refused(name: str, error: Exception) -> OptionError:
+    return OptionError([Diagnostic("--engine", f"{name}: {text_of(error)}", "command line")])
+
+
+def _result(folder: Path, job: Any) -> dict[str, Any]:
+    try:
+        code, err = job.result()
+    except Exception as error:  # the job was killed, timed out, or never began: it has no result
+        code, err = 1, f"job {job.job_id}: {text_of(error).strip()}"
+    return result_of(folder, code, err)
+
+
+def _run(command: Sequence[str], folder: str) -> tuple[int, str]:
+    """In the job."""
+    done = subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    return done.returncode, done.stderr

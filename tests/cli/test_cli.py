@@ -98,7 +98,7 @@ def test_explain_changes_nothing_and_needs_no_torch():
         (("run", "digits", "seed"), 2, "seed: is not key=value"),
         (("run", "none.yaml"), 3, "cannot be read"),
         (("run", "digits", "experiment.entry=digits.py:trian"), 4, "did you mean train?"),
-        (("run", "digits", "args.epoch=1"), 4, "did you mean epochs?"),
+        (("run", "digits", "args.epoch=1"), 4, "got an unexpected keyword argument 'epoch'; it takes (epochs"),
         (("run", "digits", "device_target=GPU"), 6, "there is no such device here (found: CPU)"),
         (
             ("run", "digits", REFUSED, "strict=true"),
@@ -108,7 +108,7 @@ def test_explain_changes_nothing_and_needs_no_torch():
         (("state", "determinstic=ON"), 2, "unknown option"),
         (("diff", "none.json", "none.json"), 3, "cannot be read"),
         (("explain", "digits", "experiment.seed=1e2"), 2, "did you mean 100?"),
-        (("explain", "digits", "experiment.name=../out"), 2, "cannot be a name"),
+        (("explain", "digits", "experiment.name=../out"), 2, "'../out' is not allowed"),
         (("explain", "deterministic"), 3, "deterministic=VALUE"),
         (("explain", "deterministic="), 2, "None is not a value"),
         (("options", "conv_fprop_alog"), 2, "did you mean conv_fprop_algo?"),

@@ -10,7 +10,6 @@ import pytest
 from comparisons import WORKLOAD, model_file
 
 from msctx.cli import main
-from msctx.cli.compare import _bar
 from msctx.compare import comparison
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -81,13 +80,6 @@ def test_ctrl_c_writes_what_there_is(msctx: Any, tmp_path: Path, monkeypatch: py
     assert "marked as partial" in err
     found = json.loads((tmp_path / "x[/b]y" / "result.json").read_text())
     assert (found["partial"], len(found["rows"])) == ("interrupted", 3)
-
-
-def test_the_bar_takes_any_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    with _bar() as watch:
-        watch(1, 2, "a[/b]c")
-    assert "a[/b]c" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

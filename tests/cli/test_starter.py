@@ -11,7 +11,6 @@ from jsonschema import Draft7Validator
 
 from msctx import schema
 from msctx.cli import main, starter
-from msctx.errors import FileError
 from msctx.options import OPTIONS, find
 from msctx.options.yamlfile import parse
 from msctx.reference import on_device
@@ -151,34 +150,22 @@ def test_a_second_experiment_brings_the_schema_up_to_date(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("no/such/mine.yaml", "no/such/mine.yaml  there is no folder no/such; make it first: mkdir -p no/such"),
-        ("a file/mine.yaml", "a file is not a folder"),
-        ("mine.txt", "an experiment file ends in .yaml or .yml; did you mean mine.yaml?"),
-        ("mine", "did you mean mine.yaml?"),
-        ("mine.YAML", "did you mean mine.yaml?"),
-        ("", "did you mean experiment.yaml?"),
-        (".yaml", "did you mean experiment.yaml?"),
+        ("no/such/mine.yaml", "no/such/mine.yaml  cannot be written: No such file or directory"),
+        ("mine.txt", "an experiment file ends in .yaml or .yml"),
+        ("", "an experiment file ends in .yaml or .yml"),
         ("folder.yaml", "exists already"),
         ("a\0b.yaml", "cannot be written: "),
     ],
 )
 def test_a_file_that_cannot_be_written(name: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "a file").write_text("", encoding="utf-8")
     (folder / "folder.yaml").mkdir()
     code, out, err = run(capsys, "init", "--", name)
     assert (code, out) == (3, "")
     assert message in err
-    assert sorted(path.name for path in folder.iterdir()) == ["a file", "folder.yaml"]
+    assert [path.name for path in folder.iterdir()] == ["folder.yaml"]
 
 
 def test_json_tells_a_mistake_too(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "init", "mine.txt", "--json")
     assert code == 3
     assert json.loads(out or err)["exit_code"] == 3
-
-
-def test_without_its_schema_nothing_is_left(folder: Path) -> None:
-    (folder / starter.SCHEMA).mkdir()
-    with pytest.raises(FileError, match=re.escape(starter.SCHEMA)):
-        starter.write("mine.yaml")
-    assert not (folder / "mine.yaml").exists()

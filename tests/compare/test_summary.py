@@ -12,7 +12,7 @@ import pytest
 from comparisons import SMALL, cell, made, row
 from rich.text import Text
 
-from msctx.compare import summary, terminal
+from msctx.compare import report, summary
 from msctx.compare.result import Result, as_csv
 from msctx.compare.summary import result_of
 from msctx.tables import plain
@@ -78,11 +78,9 @@ def test_a_model_gets_what_is_right_everywhere(tmp_path: Path) -> None:
     assert taken([cell(on, 3.0), cell(off, 1.2)], [cell(on), cell(off, 1.0)]) == "context:\n  seed: 1\n  deterministic: 'OFF'\n"
 
 
-def test_csv_has_a_line_for_each_cell_and_no_formulas(found: Result) -> None:
-    found.rows[0].name = "=1+1"
+def test_csv_has_a_line_for_each_cell(found: Result) -> None:
     lines = [*csv.DictReader(io.StringIO(as_csv(found)))]
     assert len(lines) == 6
-    assert lines[0]["name"] == "'=1+1"
     assert (lines[1]["ratio"], lines[1]["baseline_ms"], lines[5]["reason"]) == ("2.0", "10.0", "it cannot")
 
 
@@ -98,7 +96,7 @@ def test_on_a_terminal(tmp_path: Path) -> None:
     cells = [cell(name, 1.0 + number, spread=0.1, workspace=5 << 10) for number, name in enumerate(names)]
     rows = [row("[b]first[/b]", [*cells[:-1], cell(names[-1])], 3, 12.0, noisy=True), row("none", [], reason="no memory")]
     found = result_of(replace(of, layers=None), rows, {}, "interrupted")
-    shown = "\n".join(str(part) if isinstance(part, Text) else plain(part) for part in terminal.parts(found))
+    shown = "\n".join(str(part) if isinstance(part, Text) else plain(part) for part in report.parts(found))
     for part in (
         *("[b]first[/b] fprop x3 (noisy)", "12 (1e-07)", "c7 8.00 ±5% (1e-06)", "5 KiB", "no memory"),
         *("partial: interrupted", "all of it, torch's own path too, with seed=1", "c8, 1 row: it cannot"),

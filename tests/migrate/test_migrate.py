@@ -36,15 +36,6 @@ def test_what_is_written_means_what_was_read_on_each_device_and_nothing_is_run(s
     assert not {name for name in set(sys.modules) - modules if name.partition(".")[0] in ("mindspore", "src", "zmq")}
 
 
-@pytest.mark.parametrize(("target", "ignored"), [("CPU", True), ("GPU", False)])
-def test_what_mindspore_ignores_on_the_device_of_the_script_is_noted(tmp_path, target, ignored):
-    values = f"device_target='{target}', max_device_memory='4GB', op_timeout=9, gpu_config={{'conv_allow_tf32': True}}"
-    (tmp_path / "it.py").write_text(f"import mindspore as ms\nms.set_context({values})\n")
-    (call,) = migrate.read(str(tmp_path / "it.py")).calls
-    note = "max_device_memory: MindSpore ignores it with device_target='CPU', and msctx does not; leave it out for the same behaviour"
-    assert call.notes == ((note,) if ignored else ())
-
-
 def test_a_script_of_the_model_zoo():
     migration = migrate.read(str(DATA / "resnet.py"))
     assert migrate.as_yaml(migration) == (DATA / "resnet.yaml").read_text(encoding="utf-8")
@@ -59,9 +50,8 @@ def test_a_script_of_the_model_zoo():
     ]
     notes = {call.line: call.notes for call in migration.calls}
     assert notes[33] == (
-        "inside `def set_parameter()`, line 25, `if args.device_target == 'GPU'`, line 32: applied unconditionally",
+        'inside `def set_parameter()`, line 25, `if args.device_target == "GPU"`, line 32: applied unconditionally',
     )
-    assert "save_graphs: 2 replaces False of line 29" in notes[45]
     assert notes[49] == ()  # __name__ == "__main__" needs no word
     assert [str(p.mark).rpartition("/")[2] for p in migration.problems] == [
         "resnet.py:28:23",
@@ -97,8 +87,8 @@ def test_the_newer_vocabulary():
         "runtime.set_cpu_affinity",
     ]
     assert migration.calls[-1].notes == (
-        "max_device_memory: '4GB' of line 19 stays in force, since MindSpore's newer functions win over set_context",
-        "gpu_config.conv_fprop_algo: 'winograd' of line 16 stays in force, since MindSpore's newer functions win over set_context",
+        "max_device_memory: that of line 19 stays in force, since MindSpore's newer functions win over set_context",
+        "gpu_config.conv_fprop_algo: that of line 16 stays in force, since MindSpore's newer functions win over set_context",
     )
 
 
@@ -170,9 +160,6 @@ def test_calls_that_depend_on_something():
         "check_bprop": True,
     }
     notes = [note for call in migration.calls for note in call.notes]
-    assert "device_target: 'CPU' replaces 'GPU' of line 9" in notes
-    assert "device_target: 'Ascend' replaces 'CPU' of line 11" in notes
-    assert "max_device_memory: '2GB' of line 24 is left out too, since it is replaced here" in notes
     inside = [note.partition(":")[0] for note in notes if note.startswith("inside")]
     assert inside == [
         "inside `if sys.argv[1",  # the rest is cut off by the colon of the slice
@@ -180,8 +167,9 @@ def test_calls_that_depend_on_something():
         "inside `else of if sys.argv[1",
         "inside `for threads in (1, 2)`, line 15",
         "inside `except ValueError`, line 17",
-        "inside `lambda`, line 22",
-        "inside `if sys.argv`, line 23",
+        "inside `while True`, line 19",
+        "inside `later = lambda",
+        'inside `ms.set_context(deterministic="ON") if sys.argv else None`, line 23',
     ]
 
 
@@ -210,7 +198,6 @@ def test_what_msctx_rejects_is_reported_with_its_place():
         assert expected in text
     assert len(migration.problems) == 22
     assert all(p.mark is not None for p in migration.problems)
-    assert "runtime_num_threads: 4 of line 10 is left out too, since it is replaced here" in migration.calls[5].notes
     left_out = [line for line in migrate.as_yaml(migration).splitlines() if line.startswith("  # ")]
     assert len(left_out) == 22  # runtime_num_threads once
 

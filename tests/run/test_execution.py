@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,9 +121,6 @@ def test_a_command_that_does_not_use_the_options(run: Run, folder: Path) -> None
     assert "the options did nothing: no process of `echo done`" in done.stderr
     strict = run(*OPTIONS, "strict=true", "--", sys.executable, "-S", "-c", "print('done')")
     assert (strict.stdout, strict.returncode) == ("done\n", 7)
-    daemon = "import os, time; os.fork() and os._exit(0); time.sleep(3)"  # it may enter them later
-    left = run(*OPTIONS, "strict=true", "--", sys.executable, "-c", daemon)
-    assert (left.stderr, left.returncode) == ("", 0)
 
 
 def test_the_launcher_imports_torch_for_the_plan_alone() -> None:
@@ -197,7 +195,7 @@ def test_signals_reach_the_command(folder: Path, number: signal.Signals) -> None
         "print('on', flush=True)\ntime.sleep(60)"
     )
     command = [sys.executable, "-m", "msctx", "exec", *OPTIONS, "--", sys.executable, "-c", program, str(int(number))]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, start_new_session=True, **pipes) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "on\n"

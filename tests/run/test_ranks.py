@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from msctx.errors import FileError
-from msctx.run import ranks
+from msctx.run import launch as ranks
 
 EXPERIMENT = "context: {seed: 0}\nexperiment: {name: two, entry: entry.py:main}\nrecord: {dir: runs}\n"
 ENTRY = """

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from msctx.errors import FileError
-from msctx.run.fingerprint import weights_sha256
-from msctx.run.record import Record, plain
+from msctx.run.record import Record, plain, weights_sha256
 
 
 def test_new_folders_never_collide(tmp_path):

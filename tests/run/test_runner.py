@@ -19,7 +19,7 @@ import msctx
 from msctx.errors import EntryFailed, RecordError
 from msctx.run import runner
 from msctx.run.config import prepare_environment, read
-from msctx.run.memory import MemoryOfRun
+from msctx.run.record import MemoryOfRun
 from msctx.run.runner import run_experiment
 
 ROOT = Path(__file__).parents[2]

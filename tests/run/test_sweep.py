@@ -87,7 +87,7 @@ def test_texts_stay_texts(experiment: str, tmp_path: Path, capsys: Any) -> None:
         (["--sweep", "seed=1,2", "--sweep", "seed=3"], "seed is named twice"),
         (["--sweep", "experiment.sed=1,2"], "unknown key"),
         (["--sweep", "runtime_num_threads=01,2"], "write the number without the leading zero"),
-        (["--sweep", "args.scale=[]"], "args.scale=[] has no values"),
+        (["--sweep", "args.scale=[]"], "'args.scale=[]' is not KEY=VALUE,VALUE"),
         (["--sweep", "seed=1,2", "--engine", "ray"], "--engine: ray: "),
         (["--sweep", "seed=1,2", "--engine", "local", "--job", "timeout_min"], "'timeout_min' is not KEY=VALUE"),
         (["--sweep", "seed=1,2", "--engine", "local", "--job", "nosuch=3"], "'nosuch'"),
