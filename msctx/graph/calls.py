@@ -117,6 +117,7 @@ class Forms:
         if "recompile_limit" in inspect.signature(torch.compile).parameters:  # torch 2.11: Dynamo's own limit holds
             how["recompile_limit"] = VARIANTS + len(wanted.shapes.gears)
         self.eager = function
+        self.name = getattr(function, "__name__", type(function).__name__)
         self.gears = False
         self.compiled = torch.compile(function, fullgraph=wanted.whole, **how)
         self.ahead = torch.compile(function, fullgraph=True, **how)
@@ -167,10 +168,9 @@ def _transform() -> str:
 
 
 def _eagerly(forms: Forms, transform: str, /, *args: Any, **kwargs: Any) -> Any:
-    name = getattr(forms.eager, "__name__", type(forms.eager).__name__)
     text = (
-        f"mode=GRAPH_MODE: torch.func.{transform} calls {name}, and torch.compile cannot compile what a transform calls from eager "
-        f"code. These calls run eagerly. To compile them, call torch.func.{transform} inside a function of msctx.jit; "
+        f"mode=GRAPH_MODE: torch.func.{transform} calls {forms.name}, and torch.compile cannot compile what a transform calls from "
+        f"eager code. These calls run eagerly. To compile them, call torch.func.{transform} inside a function of msctx.jit; "
         "jit_syntax_level='STRICT' makes them an error."
     )
     warn(text)
@@ -232,8 +232,7 @@ def _ahead(forms: Forms, option: str, /, *args: Any, **kwargs: Any) -> None:
 def _refusal(forms: Forms, error: Exception) -> breaks.Break | None:
     """Why Dynamo does not capture it; None: the exception is another one."""
     if isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit):
-        name = getattr(forms.eager, "__name__", type(forms.eager).__name__)
-        return breaks.Break(name, "it needs more variants than are compiled of one function or class", (REASONS,))
+        return breaks.Break(forms.name, "it needs more variants than are compiled of one function or class", (REASONS,))
     return breaks.parse(text_of(error)) if isinstance(error, torch._dynamo.exc.Unsupported) else None
 
 

@@ -139,8 +139,10 @@ def _versions(tensors: Iterable[torch.Tensor]) -> list[int]:
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
-def _storage(tensor: torch.Tensor) -> StorageWeakRef:
-    return StorageWeakRef(tensor.untyped_storage())
+def _storages(*tensors: torch.Tensor) -> dict[StorageWeakRef, int]:
+    """Memory → its bytes; a weak reference keeps the address of memory that is given back."""
+    found = (tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided)
+    return {StorageWeakRef(storage): storage.nbytes() for storage in found}
 
 
 class _State:
@@ -149,10 +151,10 @@ class _State:
     def __init__(self, block: nn.Module) -> None:
         self._tables = [(table, dict(table)) for m in block.modules() for table in (m._parameters, m._buffers, vars(m))]
         self._random = random.getstate(), numpy.random.get_state()
-        self._buffers = [(buffer, buffer._version, buffer.clone()) for buffer in block.buffers()]
+        self._buffers = [(buffer, _versions([buffer]), buffer.clone()) for buffer in block.buffers()]
 
     def keep_changes(self) -> None:
-        self._buffers = [found for found in self._buffers if found[0]._version != found[1]]
+        self._buffers = [found for found in self._buffers if _versions(found[:1]) != found[1]]
 
     def restore(self) -> None:
         for buffer, _, value in self._buffers:
@@ -215,25 +217,25 @@ class _Block:
     @contextmanager
     def _counting(self, module: nn.Module, inputs: list[torch.Tensor], step: _Step) -> Iterator[None]:
         """Count the bytes that are saved beside inputs and parameters, which torch's hooks in force drop."""
-        given = {*map(_storage, (*inputs, *module.parameters()))}
-        saved = dict[StorageWeakRef, int]()  # a weak reference keeps the address of memory that is given back
+        given, saved = _storages(*inputs, *module.parameters()), dict[StorageWeakRef, int]()
         pack, unpack = offload.hooks_in_force()
 
         def count(tensor: torch.Tensor) -> Any:
-            if tensor.layout is torch.strided and (storage := _storage(tensor)) not in given:
-                saved[storage] = tensor.untyped_storage().nbytes()
+            saved.update(_storages(tensor))
             return pack(tensor)
 
         with torch.autograd.graph.saved_tensors_hooks(count, unpack):
             yield
-        self.saved_bytes = Size(sum(saved.values()))
+        self.saved_bytes = Size(sum(size for storage, size in saved.items() if storage not in given))
         if step.meter is not None:
             step.saved[self] += self.saved_bytes
 
     def _decide(self, module: nn.Module, inputs: Any) -> tuple[bool, str, _Step | None]:
         """Whether this call is recomputed, why, and in which step."""
         tensors, parameters = _tensors(inputs), [*module.parameters()]
-        if not any(tensor.requires_grad for tensor in (*tensors, *parameters)) or any(map(is_lazy, parameters)):
+        if not any(tensor.requires_grad for tensor in (*tensors, *parameters)) or any(
+            map(is_lazy, (*parameters, *module.buffers()))
+        ):
             return False, self.reason, None
         if not tensors or torch.jit.is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None:  # type: ignore[attr-defined]
             return False, "it is traced, transformed by torch.func, or receives no tensors", None

@@ -90,11 +90,6 @@ LISTENER = _Listener()
 KERNELS = "op_debug_config"
 
 
-class _Here(threading.local):
-    graph = ""
-    """The stem of the files of the graph that this thread compiled last."""
-
-
 class Keeper(Handler):
     """Files in ``kernel_meta``: each is named by its content, and an existing file stays."""
 
@@ -102,17 +97,18 @@ class Keeper(Handler):
         super().__init__(settings)
         root = Path(settings.path).expanduser() if settings.path else files.work_path() or Path()
         self._folder = root.absolute() / "kernel_meta"
-        self._here = _Here()
+        self._graphs: dict[int, str] = {}
+        """Thread → the stem of the files of the graph that it compiled last."""
 
     def emit(self, record: logging.LogRecord) -> None:
         name, text = name_of(record), getattr(record, "payload", None)
         if not isinstance(text, str):
             return
         if name == "inductor_output_code":
-            self._here.graph = f"graph_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-            self._put(f"{self._here.graph}.{'cpp' if text.lstrip().startswith('#include') else 'py'}", text)
+            graph = self._graphs[record.thread or 0] = f"graph_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+            self._put(f"{graph}.{'cpp' if text.lstrip().startswith('#include') else 'py'}", text)
         elif self.settings.locations and name == "inductor_provenance_tracking_kernel_stack_traces":
-            self._put(f"{self._here.graph}_loc.json", text)
+            self._put(f"{self._graphs.get(record.thread or 0)}_loc.json", text)
 
     def _put(self, name: str, text: str) -> None:
         if not (path := self._folder / name).exists():

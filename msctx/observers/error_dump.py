@@ -61,9 +61,7 @@ class ErrorReader(Reader):
                 raise OSError(row["problem"])
             files.write(path, partial(_save, self._contents(row)))
         finally:
-            for tensor in row["inputs"]:
-                if tensor["file"]:
-                    (self._scratch.path / tensor["file"]).unlink(missing_ok=True)
+            self._scratch.drop(row)
             self._scratch.remove_empty()
         text = f"{row['operator']} raised; its inputs and arguments are in {path}: torch.load reads them"
         notices.warn(text)

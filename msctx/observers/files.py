@@ -44,6 +44,12 @@ class Scratch:
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
 
+    def drop(self, row: dict[str, Any]) -> None:
+        """The files of an operator's tensors; those that were moved are gone."""
+        for tensor in (*row["inputs"], *row["outputs"]):
+            if tensor["file"]:
+                (self.path / tensor["file"]).unlink(missing_ok=True)
+
     def remove_empty(self) -> None:
         with suppress(OSError):  # files of another thread may be there
             self.path.rmdir()

@@ -10,8 +10,7 @@ from __future__ import annotations
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
@@ -26,28 +25,18 @@ from msctx.errors import GradientDtypeError, GradientError, named
 from msctx.native.installed import Held
 
 
-class Check:
+class Check(threading.local):
     """Whether an option is on in this thread."""
 
-    def __init__(self) -> None:
-        self._here = threading.local()
+    on = False
 
     def is_on(self) -> bool:
-        return getattr(self._here, "on", False)
+        return self.on
 
     def turn(self, on: bool) -> None:
-        if on != self.is_on():
+        if on != self.on:
             _installed.want(1 if on else -1)
-        self._here.on = on
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Off in this thread, without a change to the class."""
-        before, self._here.on = self.is_on(), False
-        try:
-            yield
-        finally:
-            self._here.on = before
+        self.on = on
 
 
 NODES, VALUES = Check(), Check()
@@ -103,29 +92,28 @@ def _check(node: Any, given: tuple[Any, ...]) -> None:
         )
     edges = (edge for edge in node.next_functions if edge[0] is not None)
     for index, (value, is_needed) in enumerate(zip(given, needed, strict=True)):
-        if is_needed:
-            function, place = next(edges)
-            if value is not None:
-                _compare_metadata(node, index, value, function, place)
+        if is_needed and (problem := _problem(value, *next(edges))):
+            source, (kind, text, advice) = Source(node._forward_cls), problem
+            source.wrong(kind, f"returned a {text.format(source.argument(index))}", advice)
 
 
-def _compare_metadata(node: Any, index: int, value: Any, function: Any, place: int) -> None:
-    """One gradient with the metadata of its input."""
-
-    def wrong(kind: type[Exception], text: str, advice: str) -> NoReturn:
-        source = Source(node._forward_cls)
-        source.wrong(kind, f"returned a {text.format(source.argument(index))}", advice)
-
+def _problem(value: Any, function: Any, place: int) -> tuple[type[Exception], str, str] | None:
+    """What is wrong with one gradient, by the metadata of its input, and what to do."""
+    if value is None:
+        return None
     if not isinstance(value, torch.Tensor):
-        wrong(GradientDtypeError, f"{type(value).__name__} as the gradient of {{}}", "return a tensor or None")
+        return GradientDtypeError, f"{type(value).__name__} as the gradient of {{}}", "return a tensor or None"
     wanted = function._input_metadata[place]
     if not wanted.is_nested_tensor and (is_shape := [*value.shape]) != (shape := [*wanted.shape]):
-        wrong(
-            GradientError, f"gradient of shape {is_shape} for {{}}, whose shape is {shape}", "sum or reshape it to that shape"
+        return (
+            GradientError,
+            f"gradient of shape {is_shape} for {{}}, whose shape is {shape}",
+            "sum or reshape it to that shape",
         )
     dtype = getattr(getattr(function, "variable", None), "grad_dtype", wanted.dtype)
-    if dtype not in (None, value.dtype):
-        wrong(GradientDtypeError, f"gradient of dtype {value.dtype} for {{}}, whose dtype is {dtype}", "cast it to that dtype")
+    if dtype in (None, value.dtype):
+        return None
+    return GradientDtypeError, f"gradient of dtype {value.dtype} for {{}}, whose dtype is {dtype}", "cast it to that dtype"
 
 
 _OPERATORS, _TRANSFORMS = "torch._library.autograd", "torch._functorch.autograd_function"
@@ -206,7 +194,8 @@ def _differentiate(source: Source, call: Callable[..., Any], args: tuple[Any, ..
 
     steps = tuple(torch.zeros((), dtype=torch.float64, requires_grad=True) for _ in moves)
     try:
-        with NODES.paused(), VALUES.paused(), torch.random.fork_rng():
+        NODES.on = False
+        with torch.random.fork_rng():
             gradcheck(along, steps, check_undefined_grad=False)
     except GradcheckError as error:
         text = f"returned a gradient that is not that of its forward: {' '.join(str(error).split())}"
@@ -215,6 +204,8 @@ def _differentiate(source: Source, call: Callable[..., Any], args: tuple[Any, ..
     except Exception as error:
         text = f"check_bprop_values leaves out {source.name} ({source.place}): it does not run in float64 ({named(error)})"
         notices.warn(text)
+    finally:
+        NODES.on = True
 
 
 def _wide(value: Any) -> Any:

@@ -54,9 +54,7 @@ class OverflowReader(Reader):
         for row in rows:
             same = (row["operator"], row["module"], row["direction"])
             if any(same == (one["operator"], one["module"], one["direction"]) for one in self.found):
-                for tensor in (*row["inputs"], *row["outputs"]):
-                    if tensor["file"]:
-                        (self._scratch.path / tensor["file"]).unlink(missing_ok=True)
+                self._scratch.drop(row)
                 continue
             row["source"] = row["line"] or collector.line_here()
             self.found.append(row)
