@@ -6,8 +6,7 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from importlib import import_module
@@ -136,21 +135,12 @@ def _stopping(made: Callable[..., Any]) -> Callable[..., Any]:
 
 class _Here(threading.local):
     only_compiles = False
+    """Calls of this thread compile, and do not run."""
     module: torch.nn.Module | None = None
     """The outermost that runs."""
 
 
 here = _Here()
-
-
-@contextmanager
-def only_compiling() -> Iterator[None]:
-    """Inside, calls of this thread compile, and do not run."""
-    here.only_compiles = True
-    try:
-        yield
-    finally:
-        here.only_compiles = False
 
 
 @functools.cache

@@ -178,42 +178,36 @@ def _eagerly(forms: Forms, transform: str, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _compile_gear(forms: Forms, failed: str, args: list[Any], kwargs: dict[str, Any]) -> None:
+    backend.here.only_compiles = True
     try:
-        with backend.only_compiling():
-            _ahead(forms, "dynamic_dims", *args, **kwargs)
+        _ahead(forms, "dynamic_dims", *args, **kwargs)
     except Exception as error:
         if not faults.is_of_capture(error):
             raise
         warn(f"dynamic_dims: {failed}: {breaks.parse(text_of(error))}")
+    finally:
+        backend.here.only_compiles = False
 
 
 def _call(forms: Forms, wanted: Compilation, /, *args: Any, **kwargs: Any) -> Any:
     """Run it. What Dynamo raises while it captures, before anything has run, is found out by eager code: it may be the program's."""
-    try:
-        return _run(forms, wanted, *args, **kwargs)
-    except Exception as error:
-        if wanted.only or not faults.is_of_capture(error):
-            raise
-        found = breaks.parse(text_of(error))
-    result = _inside(forms.eager, *args, **kwargs)  # here, so that torch's exceptions are not chained to those of the program
-    if wanted.whole:
-        raise GraphError.of(found.where, found.reason, found.hints)
-    warn(f"mode=GRAPH_MODE: {found}. This call runs eagerly; jit_syntax_level='STRICT' makes it an error.")
-    return result
-
-
-def _run(forms: Forms, wanted: Compilation, /, *args: Any, **kwargs: Any) -> Any:
     if wanted.only:
         return _ahead(forms, "precompile_only", *args, **kwargs)
     try:
         return _inside(forms.compiled, *args, **kwargs)
     except Exception as error:
-        if (found := _refusal(forms, error)) is None:
+        refusal = _refusal(forms, error)
+        if refusal is None and not faults.is_of_capture(error):
             raise
-        refused = error
-    if getattr(refused, "gb_type", "") in faults.RAISES:  # the program does: nothing has run, so it runs now
-        _inside(forms.eager, *args, **kwargs)
-    raise GraphError.of(found.where, found.reason, found.hints) from refused
+        raised, found = error, refusal or breaks.parse(text_of(error))
+    if (
+        refusal is None or getattr(raised, "gb_type", "") in faults.RAISES
+    ):  # here, where torch's exceptions are not chained to it
+        result = _inside(forms.eager, *args, **kwargs)
+    if wanted.whole or refusal is not None:
+        raise GraphError.of(found.where, found.reason, found.hints) from raised
+    warn(f"mode=GRAPH_MODE: {found}. This call runs eagerly; jit_syntax_level='STRICT' makes it an error.")
+    return result
 
 
 def _ahead(forms: Forms, option: str, /, *args: Any, **kwargs: Any) -> None:

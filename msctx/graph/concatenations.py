@@ -6,8 +6,9 @@ A batch that is computed in two halves is put together and split again between a
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import fx
@@ -17,13 +18,8 @@ from msctx.inductor_pass import Beside
 aten = torch.ops.aten
 
 
-class Piece(NamedTuple):
-    """From *start* to *end* of a tensor along one axis."""
-
-    whole: Any
-    axis: int
-    start: int
-    end: int
+Piece = tuple[Any, int, int, int]
+"""A tensor, an axis, and from where to where along it: of the tensor that it is a part of, or that is a part of it."""
 
 
 class Concatenations(Beside):
@@ -45,32 +41,25 @@ _SPLITS = (aten.split.Tensor, aten.split_with_sizes.default)
 
 def _same_as(node: Any) -> Any:
     """An earlier node with the same values."""
-    if joined := _joined(node):
-        parts, axis = joined
-        pieces = [_piece(part) for part in parts]
-        found = [piece for piece in pieces if piece is not None]
-        if len(found) < len(pieces) or {(piece.whole, piece.axis) for piece in found} != {(found[0].whole, axis)}:
-            return None
-        starts, ends = [piece.start for piece in found], [piece.end for piece in found]
-        return found[0].whole if [*starts, _size(found[0].whole, axis)] == [0, *ends] else None
-    if (piece := _piece(node)) and (joined := _joined(piece.whole)) and joined[1] == piece.axis:
-        start = 0
-        for part in joined[0]:
-            end = start + _size(part, piece.axis)
-            if (start, end) == (piece.start, piece.end):
-                return part
-            start = end
-    return None
+    if parts := _parts(node):
+        pieces = [_piece(part) for part, *_ in parts]
+        whole, (_, axis, _, end) = pieces[0][0] if pieces[0] else None, parts[-1]
+        is_covered = whole is not None and pieces == [(whole, *place) for _, *place in parts] and _size(whole, axis) == end
+        return whole if is_covered else None
+    whole, *place = _piece(node) or (None,)
+    return next((part for part, *at in _parts(whole) if at == place), None)
 
 
-def _joined(node: Any) -> tuple[Sequence[Any], int] | None:
-    """What is concatenated, and along which axis."""
-    if node.target is not aten.cat.default or not _is_static(node):
-        return None
-    args: tuple[Any, ...] = node.args
-    parts, axis, rank = args[0], args[1] if len(args) > 1 else node.kwargs.get("dim", 0), node.meta["val"].ndim
-    alike = parts and all(_is_static(part) and part.meta["val"].ndim == rank for part in parts)
-    return (parts, axis % rank) if alike else None
+def _parts(node: Any) -> list[Piece]:
+    """What a concatenation is made of, and where it lies there."""
+    if not _is_static(node) or node.target is not aten.cat.default:
+        return []
+    parts, rank = node.args[0], node.meta["val"].ndim
+    axis = (node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)) % rank
+    if not all(_is_static(part) and part.meta["val"].ndim == rank for part in parts):
+        return []
+    ends = accumulate(_size(part, axis) for part in parts)
+    return [(part, axis, end - _size(part, axis), end) for part, end in zip(parts, ends, strict=True)]
 
 
 def _piece(node: Any) -> Piece | None:
@@ -85,7 +74,7 @@ def _piece(node: Any) -> Piece | None:
     if len(axes) != 1 or value.stride() != of.stride() or not of.stride(axes[0]):
         return None
     start = (value.storage_offset() - of.storage_offset()) // of.stride(axes[0])
-    return Piece(whole, axes[0], start, start + value.shape[axes[0]])
+    return whole, axes[0], start, start + value.shape[axes[0]]
 
 
 def _is_static(node: Any) -> bool:

@@ -49,7 +49,6 @@ class _Recording:
         self._counting = steps.counting(self._end_step)
         self._activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
         self._left = MOST_STEPS // 5 if settings["stacks"] else MOST_STEPS
-        self._error = ""
         self._is_on = False
         self._profile: profile | None = None
 
@@ -102,30 +101,25 @@ class _Recording:
 
     def _call(self, change: Callable[[], object]) -> None:
         """Whatever the profiler does, training goes on."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*Profiler (won't|clears)", UserWarning)  # no warm-up
-            try:
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", ".*Profiler (won't|clears)", UserWarning)  # no warm-up
                 change()
-            except Exception as error:
-                self._error = f"torch.profiler failed ({error})"
-        if self._error:
-            _warn(f"{self._error}; training goes on")
-            self._error = ""
+        except OSError as error:
+            _warn(f"the profile cannot be written to {self._folder} ({error}); training goes on")
+        except Exception as error:
+            _warn(f"torch.profiler failed ({error}); training goes on")
 
     def _write(self, part: profile) -> None:
         averages = part.key_averages(group_by_input_shape=self.settings["shapes"])
         if not any(not event.key.startswith("ProfilerStep") for event in averages):
             return
         stem = f"msctx_{socket.gethostname()}_{os.getpid()}.{time.time_ns():019d}"  # as TensorBoard wants it
-        try:
-            files.write(self._folder / f"{stem}.pt.trace.json", lambda path: part.export_chrome_trace(str(path)))
-            if self.settings["operators"]:
-                table = averages.table(sort_by="self_cpu_time_total", row_limit=ROWS)
-                files.write(self._folder / f"{stem}.operators.txt", table)
-            if limit := self.settings["storage_limit"]:
-                _keep_within(self._folder, limit << 20, stem)
-        except OSError as error:
-            self._error = f"the profile cannot be written to {self._folder} ({error})"
+        files.write(self._folder / f"{stem}.pt.trace.json", lambda path: part.export_chrome_trace(str(path)))
+        if self.settings["operators"]:
+            files.write(self._folder / f"{stem}.operators.txt", averages.table(sort_by="self_cpu_time_total", row_limit=ROWS))
+        if limit := self.settings["storage_limit"]:
+            _keep_within(self._folder, limit << 20, stem)
 
 
 def _keep_within(folder: Path, limit: int, newest: str) -> None:
