@@ -12,7 +12,10 @@ import os
 import sys
 from importlib.machinery import ModuleSpec
 
+from msctx.context.base import BASE
+from msctx.errors import Diagnostic, MsctxError, OptionError
 from msctx.imports import when_imported
+from msctx.options import carried
 
 
 def found() -> ModuleSpec | None:
@@ -29,8 +32,6 @@ def torch_first() -> None:
 
 def refuse_other_torch() -> None:
     """Raise where something else is imported as ``torch``."""
-    from msctx.errors import Diagnostic, OptionError
-
     torch = sys.modules.get("torch")
     if torch is not None and not hasattr(torch, "_C"):
         text = f"is {torch.__file__}, which is not PyTorch"
@@ -38,10 +39,6 @@ def refuse_other_torch() -> None:
 
 
 def _enter() -> None:
-    from msctx.context.base import BASE
-    from msctx.errors import MsctxError
-    from msctx.options import carried
-
     try:
         refuse_other_torch()
         BASE.start()

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from functools import cache
 from glob import glob
 
+from msctx.native import core, distributed, limits
 from msctx.themes import INVARIANT, NEED_CORE, Facts
 
 CUBLAS = "CUBLAS_EMULATE_SINGLE_PRECISION"
@@ -51,15 +52,11 @@ def _half_products() -> bool | None:
     """Whether the matrix unit of the NPU that is here has float16 alone."""
     if "ascend" not in here():
         return None
-    from msctx.native.core import has_float32_products
-
-    return not has_float32_products()
+    return not core.has_float32_products()
 
 
 def free_memory() -> int:
     """Bytes of host memory that this process can still have. Only plans that are shown have it: those of runs are compared."""
-    from msctx.native import limits
-
     return limits.free_bytes()
 
 
@@ -68,8 +65,6 @@ def facts(settings: Iterable[str] = ()) -> Facts:
     native = cudnn = npu = matrix_unit = mkl = inductor = ""
     half_products = _half_products()
     if not NEED_CORE.isdisjoint(settings):
-        from msctx.native import core
-
         native = core.obstacle()
         cudnn = core.cudnn_obstacle() if "cuda" in here() else ""
         matrix_unit = core.matrix_unit_obstacle()
@@ -84,8 +79,6 @@ def facts(settings: Iterable[str] = ()) -> Facts:
         inductor = torch_inductor.obstacle("batch_invariant")
     rank = None
     if "seed_by_rank" in settings:
-        from msctx.native import distributed
-
         rank = distributed.known_rank()
     emulates = os.environ.get(CUBLAS, "0") not in ("", "0")
     cublas = f"{CUBLAS}={os.environ[CUBLAS]}" if emulates else ""

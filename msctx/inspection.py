@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from msctx import recorded
+from msctx import devices, recorded
 from msctx.errors import Diagnostic, FileError
 from msctx.options.conv_policy import plain
 from msctx.tables import in_words
@@ -35,8 +35,6 @@ def state() -> dict[str, Any]:
 def environment() -> dict[str, Any]:
     """The machine and the versions a run depends on."""
     import torch
-
-    from msctx import devices
 
     return {
         "python": platform.python_version(),
@@ -70,8 +68,6 @@ def _cpu_model() -> str:
 
 def _devices() -> dict[str, Any]:
     import torch
-
-    from msctx import devices
 
     return {device: getattr(torch, {"ascend": "npu"}.get(device, device)).device_count() for device in devices.here()}
 

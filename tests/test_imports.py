@@ -1,13 +1,15 @@
 """What waits for a module is called once it has been imported, not when somebody only looks for it; what the first block imports."""
 
+import ast
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+import msctx
 from msctx.imports import when_imported
 
 
@@ -62,3 +64,14 @@ def test_a_switch_reads_the_same_before_and_after_its_module_is_loaded(passes: C
         after = read_all()
         assert after == before, {name: (before[name], after[name]) for name in before if before[name] != after[name]}
     """)
+
+
+def test_few_imports_stand_in_functions() -> None:
+    """Only of what is slow to import, or optional."""
+
+    def inside(node: ast.AST) -> Iterator[ast.AST]:
+        return (child for child in ast.walk(node) if isinstance(child, ast.Import | ast.ImportFrom))
+
+    files = [ast.parse(path.read_text(encoding="utf-8")) for path in Path(msctx.__path__[0]).rglob("*.py")]
+    functions = [node for file in files for node in ast.walk(file) if isinstance(node, ast.FunctionDef)]
+    assert len({node for function in functions for node in inside(function)}) <= 120

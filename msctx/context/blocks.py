@@ -14,12 +14,12 @@ from msctx import notices
 from msctx.context import agreement
 from msctx.context.base import BASE, MISSED, explain, make_ready, plan_here, refuse, warn_failing, warn_late, within
 from msctx.context.children import WorkerInit
-from msctx.context.idle import ON_SOMETHING, unrun, unwatched
-from msctx.context.scopes import Scope, counted, end_stranded, in_force, settings_in_force, stack
+from msctx.context.idle import ON_SOMETHING, unmatched, unrun, unwatched
+from msctx.context.scopes import Scope, end_stranded, in_force, settings_in_force, stack
 from msctx.dynamo import outside_dynamo, untraced
 from msctx.errors import MsctxWarning, RestoreError, ScopeError, StrictError
-from msctx.graph import report
-from msctx.native import choices, precisions
+from msctx.graph import faults, report
+from msctx.native import counting
 from msctx.native.watched import Watched
 from msctx.notices import warn
 from msctx.options import Layer, Settings
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from msctx.amp import GradScaler
     from msctx.context.bound import Bound
+    from msctx.native.choices import Choices
+    from msctx.native.precisions import Precisions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -249,20 +251,24 @@ class Context:
         """The value of an option in force inside this context; see :func:`get_context`."""
         return look_up(name, self.acting(), self.plan.main_device).value
 
-    def choices(self) -> choices.Choices:
+    def choices(self) -> Choices:
         """Which algorithm each convolution and matrix product ran while this context was open, and why: a row for each problem."""
-        return counted(self, choices.Tally, choices.Tally.choices, choices.Choices())
+        from msctx.native import choices
 
-    def precisions(self) -> precisions.Precisions:
+        return counting.counted(self, choices.Tally, choices.Tally.choices, choices.Choices())
+
+    def precisions(self) -> Precisions:
         """In which dtype each operator computed while this context was open, by which option, and how many casts were inserted."""
-        return counted(self, precisions.Tally, precisions.Tally.precisions, precisions.Precisions())
+        from msctx.native import precisions
+
+        return counting.counted(self, precisions.Tally, precisions.Tally.precisions, precisions.Precisions())
 
     def graphs(self) -> report.Graphs:
         """What was compiled while this context was open: graph breaks and what to change, recompilations and why, times, caches.
 
         By graph mode, by :func:`msctx.jit` and by the program itself (``torch.compile``).
         """
-        return counted(self, report.Tally, report.Tally.graphs, report.Graphs())
+        return counting.counted(self, report.Tally, report.Tally.graphs, report.Graphs())
 
     def grad_scaler(self, **options: Any) -> GradScaler:
         """A GradScaler for :attr:`device`, enabled exactly where a precision_mode computes in float16; *options* are its own."""
@@ -279,7 +285,7 @@ class Context:
             return found
         since = self._watched.since()
         found += [] if scope.has_run else unrun(scope.plan, self.layers)
-        return [*found, *precisions.unmatched(self.layers, since), *unwatched(scope.plan, self.layers, since)]
+        return [*found, *unmatched(self.layers, since), *unwatched(scope.plan, self.layers, since)]
 
     def watch(self, model: nn.Module) -> Context:
         """Name the modules of *model* by their paths in :meth:`choices` and in rules, and let options of memory act on it.
@@ -362,9 +368,7 @@ def _exit(context: Context, error: Any, begun: list[Scope | None]) -> None:
             scope.leaving = True
         why = None
         if error is not None:
-            from msctx.graph.faults import explained
-
-            why = explained(error, lambda name: look_up(name, mine.settings, mine.plan.main_device).value)
+            why = faults.explained(error, lambda name: look_up(name, mine.settings, mine.plan.main_device).value)
         try:
             close_late(scopes, error)
         except (RestoreError, MsctxWarning) as unrestored:

@@ -73,6 +73,19 @@ def unwatched(plan: Plan, layers: Iterable[Layer], since: int) -> list[str]:
     return [*dict.fromkeys(found)]
 
 
+def unmatched(layers: Iterable[Layer], since: int) -> list[str]:
+    """Warnings for names of modules in the files of *layers* that no module watched since then has."""
+    found = []
+    for setting in (setting for layer in layers for setting in layer.settings.values()):
+        if setting.option.name in ("op_precision_mode", "customize_dtypes"):
+            names = (setting.content or {}).get("ByNodeName", ())
+            for name in watched.unmatched(names, since):
+                found.append(
+                    f"{setting.spelling}: no module is named {name}; ctx.watch(model) makes the names of a model's modules known"
+                )
+    return found
+
+
 def _unmet(row: Row, since: int) -> Iterator[str]:
     kinds = [kind for start, kind in KINDS.items() if any(name.startswith(start) for name in row.assignments)]
     places = [words for words, _ in kinds]

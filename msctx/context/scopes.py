@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from msctx import locks, notices
+from msctx import notices
 from msctx.context.base import BASE
-from msctx.graph import report
-from msctx.imports import when_imported
-from msctx.native import choices, conv_policy, precision_switch, precisions
+from msctx.native import counting
 from msctx.options import Layer, Settings
 from msctx.plan import Plan
-from msctx.signals import uninterrupted
 
 if TYPE_CHECKING:
     from msctx.context.ledger import Hold
-
-
-T = TypeVar("T")
 
 
 class Ran:
@@ -42,7 +34,7 @@ class Scope:
         self.open = True
         self.leaving = False  # __exit__ has come; if an inner scope was open, it closes with that one
         self.visitors: set[Scope] = set()  # of bound functions that run in other threads under this scope
-        begin(context)
+        counting.begin(context)
 
     @property
     def around(self) -> tuple[Scope, ...]:
@@ -63,7 +55,7 @@ class Scope:
         """Counts nothing any more; returns the rules that nothing has matched."""
         self.open = False
         BASE.opened.discard(self)
-        return end(self.context)
+        return counting.end(self.context)
 
 
 class _Stack(threading.local):
@@ -74,75 +66,6 @@ class _Stack(threading.local):
 stack = _Stack()
 if hasattr(os, "register_at_fork"):  # what a forked process inherits from other threads stays
     os.register_at_fork(after_in_child=lambda: BASE.opened.intersection_update(stack.scopes))
-
-
-# --- what is counted while contexts are open --------------------------------------------------------------------------
-
-_counted: dict[Any, int] = {}
-"""The contexts that are open, in the order of opening → how many scopes they have."""
-_dynamo: list[str] = []
-_SOURCES: dict[Any, Collection[Any]] = {
-    choices.Tally: conv_policy.IN_FORCE,
-    precisions.Tally: precision_switch.numbers,
-    report.Tally: _dynamo,
-}
-"""Kind of counter → what holds something while there may be something to count: a context has none of a kind before."""
-_lock = locks.reentrant()
-
-
-def begin(context: Any) -> None:
-    """Count, from now on or once there is something to count, until :func:`end` was called as often."""
-    with uninterrupted(), _lock:
-        _counted[context] = _counted.get(context, 0) + 1
-        try:
-            for kind, source in _SOURCES.items():
-                if source:
-                    _count(kind, context)
-        except BaseException:
-            end(context)
-            raise
-
-
-def end(context: Any) -> list[str]:
-    """Returns what is to be reported."""
-    with uninterrupted(), _lock:
-        _counted[context] -= 1
-        if _counted[context]:
-            return []
-        del _counted[context]
-        return [text for counter in context.counters.values() for text in counter.end()]
-
-
-def counted(context: Any, kind: Any, read: Callable[[Any], T], nothing: T) -> T:
-    """What a counter of a context has counted."""
-    with uninterrupted(), _lock:
-        return read(context.counters[kind]) if kind in context.counters else nothing
-
-
-def _count(kind: Any, context: Any) -> None:
-    if kind not in context.counters:
-        context.counters[kind] = kind(context)
-    context.counters[kind].begin()
-
-
-def _note(kind: Any) -> None:
-    """There is more to count."""
-    with uninterrupted(), _lock:
-        for context in _counted:
-            _count(kind, context)
-
-
-def _note_dynamo() -> None:
-    _dynamo.append("is loaded")
-    _note(report.Tally)
-
-
-conv_policy.COMING.append(partial(_note, choices.Tally))
-precision_switch.COMING.append(partial(_note, precisions.Tally))
-when_imported("torch._dynamo", _note_dynamo)
-
-
-# --- what is in force -------------------------------------------------------------------------------------------------
 
 
 def in_force() -> tuple[tuple[Layer, ...], Plan]:

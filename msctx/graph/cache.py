@@ -26,6 +26,7 @@ from msctx.errors import NativeError
 from msctx.native import cachedir, environment_key
 from msctx.notices import warn
 from msctx.observers import files
+from msctx.options.formats import OP_CACHE
 from msctx.options.graph import CompileCache
 
 DO = "name another folder with compile_cache_path (op_compiler_cache_dir)"
@@ -58,8 +59,6 @@ def stamp() -> str:
 
 def limit_of(root: Path) -> tuple[int, int]:
     """The limit for a folder of kernels: from its op_cache.ini, else from the environment, else CANN's default."""
-    from msctx.options.formats import OP_CACHE
-
     try:
         text, place = (root / INI).read_text(encoding="utf-8-sig"), str(root / INI)
     except (OSError, UnicodeDecodeError):

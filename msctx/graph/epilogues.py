@@ -12,9 +12,12 @@ from typing import Any
 import torch
 from torch import fx
 from torch._guards import detect_fake_mode
+from torch._inductor.fx_passes.post_grad import view_to_reshape
+from torch._inductor.inductor_prims import force_stride_order
 from torch._library.utils import get_layout_constraint_tag
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, has_free_symbols
 from torch.fx.experimental.symbolic_shapes import statically_known_true as known
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from msctx.graph.activations import ACTIVATIONS, activation
 from msctx.native import core
@@ -30,7 +33,6 @@ def fold(graph: fx.GraphModule, convolutions: bool, products: bool) -> None:
     the core keeps what it makes of it. The results of convolutions are channels_last then; those of the graph keep their strides.
     A product is replaced where something follows it that a kernel of ours may compute with it, under the policy in force.
     """
-    from torch._inductor.fx_passes.post_grad import view_to_reshape
 
     targets = [*([aten.convolution.default] if convolutions else []), *(PRODUCTS if products else ())]
     found = [node for node in graph.graph.nodes if node.op == "call_function" and node.target in targets and _is_ours(node)]
@@ -344,7 +346,6 @@ def _operators() -> None:
 
 def _propagate(graph: fx.GraphModule) -> None:
     """The strides that tensors have now."""
-    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
     values = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     with torch.no_grad():
@@ -357,7 +358,6 @@ def _hints(numbers: Any) -> list[int]:
 
 
 def _give_back_strides(graph: fx.Graph, node: fx.Node, before: Any) -> None:
-    from torch._inductor.inductor_prims import force_stride_order
 
     if not isinstance(before, torch.Tensor) or _hints(before.stride()) == _hints(node.meta["val"].stride()):
         return

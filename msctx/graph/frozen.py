@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.convert_frame import compile_lock
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_symbols
 
 from msctx.notices import warn
 
@@ -34,8 +36,6 @@ def frozen(compile: Compile, graph: fx.GraphModule, inputs: Sequence[Any]) -> Ca
         nonlocal made, at, own
         before = _state(held)
         if _moved(at, before) - own:
-            from torch._dynamo.convert_frame import compile_lock
-
             with compile_lock:
                 now = _state(held)
                 if _moved(at, now) - own:  # no other thread has compiled it meanwhile
@@ -70,14 +70,12 @@ def _copy(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def _has_symbols(node: fx.Node) -> bool:
-    from torch.fx.experimental.symbolic_shapes import free_symbols
 
     value = node.meta.get("example_value")
     return isinstance(value, torch.SymInt) or (isinstance(value, torch.Tensor) and bool(free_symbols(value)))
 
 
 def _again(compile: Compile, kept: fx.GraphModule, args: Sequence[Any]) -> Callable[..., Any]:
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     with tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
         return compile(_copy(kept), args)

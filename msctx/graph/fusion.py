@@ -13,6 +13,11 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.backends.debugging import aot_eager, boxed_nop
+from torch._dynamo.convert_frame import compile_lock
+from torch._inductor import config
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.pattern_matcher import PatternMatcherPass
 
 from msctx.graph import breaks, epilogues, weights
 from msctx.graph.frozen import Compile, frozen
@@ -63,7 +68,6 @@ class Way:
     @contextmanager
     def in_force(self) -> Iterator[None]:
         """Under Dynamo's lock, as all that torch.compile does."""
-        from torch._dynamo.convert_frame import compile_lock
 
         shared: Any = importlib.import_module("torch.compiler.config")  # mypy does not see its methods
         with ExitStack() as stack:
@@ -114,7 +118,6 @@ class _Entries:
 
 def _passes() -> list[Any]:
     """Those of inductor that replace patterns."""
-    from torch._inductor.pattern_matcher import PatternMatcherPass
 
     found: list[Any] = []
     for name in ("pre_grad", "joint_graph", "freezing_patterns", "post_grad"):
@@ -130,8 +133,6 @@ def _name(entry: Any) -> str:
 
 def compiler(wanted: Compilation) -> Callable[..., Any]:
     """What compiles the graphs of a policy that inductor fuses."""
-    from torch._dynamo.backends.debugging import aot_eager
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     if (BUFFER, ALL, "off") in wanted.fusion_switches:
         return aot_eager
@@ -150,8 +151,6 @@ def _frozen(compile: Compile, graph: fx.GraphModule, inputs: Sequence[Any]) -> C
 
 
 def _compile(wanted: Compilation, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx
 
     way = Way(wanted)
     inner = functools.partial(_or_eagerly, wanted, functools.partial(_inner, way))
@@ -164,7 +163,6 @@ def _or_eagerly(
     wanted: Compilation, inner: Callable[..., Any], graph: fx.GraphModule, inputs: Sequence[Any], **how: Any
 ) -> Any:
     """What *inner* makes of a graph. A backward pass that it cannot compile runs eagerly: its forward pass has run already."""
-    from torch._dynamo.backends.debugging import boxed_nop
 
     if wanted.whole or not how.get("is_backward"):
         return inner(graph, inputs, **how)
@@ -178,7 +176,6 @@ def _or_eagerly(
 
 def _inner(way: Way, graph: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
     """In place of inductor's own step from a graph of ATen operators to code; the backward pass comes here later."""
-    from torch._inductor.compile_fx import compile_fx_inner
 
     epilogue, products = way.wanted.epilogues, way.wanted.products is not None
     if (epilogue or products) and how.get("is_inference"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo.backends.distributed import SubmodCompiler
 from torch.fx.passes.split_module import split_module
 
 from msctx.errors import did_you_mean
@@ -20,7 +21,6 @@ BEFORE, INSIDE, AFTER = range(3)
 
 def compile_sides(graph: fx.GraphModule, inputs: Sequence[Any], region: Region, compiler: Compiler) -> Callable[..., Any]:
     """Compile what lies inside *region*, or outside of it; the other side runs an operator at a time, as eager code does."""
-    from torch._dynamo.backends.distributed import SubmodCompiler
 
     ends = _ends(graph, region)
     if ends is None:

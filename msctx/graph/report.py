@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from msctx import locks
 from msctx.graph.breaks import Break, parse
+from msctx.imports import when_imported
+from msctx.native import counting
 from msctx.notices import warn
 from msctx.observers.compile_trace import LOGGER
 from msctx.signals import uninterrupted
@@ -168,8 +170,7 @@ def _reason(text: str) -> str:
 
 
 def _settings() -> str:
-    import torch
-    import torch.compiler.config as config
+    import torch.compiler.config
 
     found = ["deterministic"] if torch.are_deterministic_algorithms_enabled() else []
     found += [
@@ -177,7 +178,7 @@ def _settings() -> str:
         for device in ("cpu", "cuda")
         if torch.is_autocast_enabled(device)
     ]
-    return ", ".join([*found, *filter(None, [config.cache_key_tag])])
+    return ", ".join([*found, *filter(None, [torch.compiler.config.cache_key_tag])])
 
 
 LISTENER = _Listener()
@@ -235,3 +236,15 @@ class Tally:
 
 def of_process() -> Graphs:
     return Graphs(row for _, row in LISTENER.rows.copy())  # other threads may compile
+
+
+_compilers: list[str] = []
+
+
+def _dynamo_came() -> None:
+    _compilers.append("torch._dynamo")
+    counting.note(Tally)
+
+
+counting.SOURCES[Tally] = _compilers
+when_imported("torch._dynamo", _dynamo_came)

@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._inductor.ir import FixedLayout
+from torch._inductor.lowering import fallback_handler, lowerings
 
 WEIGHTS = {torch.ops.aten.convolution.default: 1, torch.ops.aten.convolution_backward.default: 2}
 """Which argument is the weight."""
@@ -21,7 +23,6 @@ def not_copied() -> Iterator[None]:
     A copy belongs to no module, so that no rule for one would hold; and kernels bring a weight into a form of their own. To be
     entered under Dynamo's lock, as all that torch.compile does, with SETTINGS.
     """
-    from torch._inductor.lowering import fallback_handler, lowerings
 
     tables: Any = lowerings
     before = {target: tables[target] for target in WEIGHTS if target in tables}
@@ -34,7 +35,6 @@ def not_copied() -> Iterator[None]:
 
 
 def _lowered(place: int, lowering: Callable[..., Any], as_it_is: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    from torch._inductor.ir import FixedLayout
 
     weight = args[place]
     is_computed = weight.get_device().type != "cpu" or not isinstance(weight.get_layout(), FixedLayout)

@@ -10,6 +10,8 @@ import os
 import threading
 from typing import Any
 
+import torch.compiler.config as config
+
 from msctx import locks
 from msctx.torch_config import is_threads_own, override, put_override
 
@@ -28,7 +30,6 @@ class _Requested:
         return {*self.by_thread.values()}
 
     def put(self, content: str | None) -> None:
-        import torch.compiler.config as config
 
         if content is None:
             self.by_thread.pop(threading.get_ident(), None)
@@ -53,7 +54,6 @@ class _Disabling:
     is_written = False
 
     def enforce(self) -> None:
-        import torch.compiler.config as config
 
         entry: Any = vars(config)["_config"][DISABLED]
         wanted = True if len(_process.contents) > 1 else self.requested
@@ -89,7 +89,6 @@ def put(content: str | None) -> None:
 
 def is_threads_own_tag() -> bool:
     """Whether each thread has a configuration of its own."""
-    import torch.compiler.config as config
 
     return is_threads_own(config, TAG)
 
@@ -113,7 +112,6 @@ def disabling() -> bool | None:
 
 def are_disabled() -> bool:
     """Whether torch's caches are off in this thread."""
-    import torch.compiler.config as config
 
     return bool(config.force_disable_caches)
 

@@ -6,9 +6,10 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
-from msctx.native import core, watched, watching
+from msctx.native import conv_policy, core, counting, watched
 from msctx.options.conv_rules import PRODUCT, RULES, ConvRule, rules_of
 from msctx.tables import Row, Rows, in_words
 
@@ -232,6 +233,5 @@ def _numbers(text: str, axes: int = 0) -> Shape:
     return found * axes if len(found) == 1 and axes > 1 else found
 
 
-watched.CHANGED.append(watching.watch)
-watched.TURNED.append(watching.turn)
-core.when_loaded(watching.begin)
+counting.SOURCES[Tally] = conv_policy.IN_FORCE
+conv_policy.COMING.append(partial(counting.note, Tally))

@@ -17,6 +17,9 @@ from functools import cache
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from torch.compiler import is_dynamo_compiling
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
 from msctx import locks
 from msctx.native import watched
 from msctx.native.installed import Held
@@ -85,8 +88,6 @@ def turn(enter: Enter, on: bool, order: int = 0, *, all_modules: bool = True) ->
 @cache
 def _hooks() -> tuple[tuple[Any, Callable[..., None]], ...]:
     """Always the same, under the same numbers: by both compiled code is guarded."""
-    from torch.compiler import is_dynamo_compiling
-    from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
     def before(module: nn.Module, args: Any) -> None:
         if not is_dynamo_compiling():  # is_compiling() holds for all threads while one of them compiles

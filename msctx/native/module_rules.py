@@ -12,6 +12,9 @@ from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from torch.backends import mha
+from torch.compiler import is_exporting
+
 from msctx import notices
 from msctx.native import module_calls, precision, watched
 from msctx.native.installed import Held
@@ -54,7 +57,6 @@ def _enter(module: nn.Module, call: module_calls.Call) -> None:
 
 def _look_for_export() -> None:
     """torch.export captures autocasts alone."""
-    from torch.compiler import is_exporting
 
     if is_exporting():  # one of the threads
         from torch.fx.experimental.proxy_tensor import get_proxy_mode
@@ -114,7 +116,6 @@ def _is_named(module: nn.Module) -> bool:
 
 
 def _install() -> Callable[[], None]:
-    from torch.backends import mha
 
     module_calls.keep_out(_is_named)
     module_calls.turn(_enter, True, all_modules=False)

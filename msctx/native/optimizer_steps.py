@@ -11,6 +11,9 @@ from functools import partial, wraps
 from types import FrameType, FunctionType, MethodType
 from typing import Any
 
+from torch.amp import GradScaler
+from torch.optim import optimizer
+
 from msctx.dynamo import outside_dynamo, untraced
 from msctx.native import precision
 from msctx.native.installed import Held
@@ -81,7 +84,6 @@ def _end_step(optimizer: Any, *_: Any) -> None:
 
 
 def _install() -> Callable[[], None]:
-    from torch.optim import optimizer
 
     handles = (
         optimizer.register_optimizer_step_pre_hook(_begin_step),
@@ -122,7 +124,6 @@ def left_over() -> list[str]:
 
 
 def _has_scaler() -> bool:
-    from torch.amp import GradScaler
 
     kinds: list[type[GradScaler]] = [GradScaler]
     for kind in kinds:
@@ -143,7 +144,6 @@ def _check_scale(optimizer: Any) -> None:
 
 
 def _is_in_scaler() -> bool:
-    from torch.amp import GradScaler
 
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not GradScaler.step.__code__:

@@ -15,6 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+
 from msctx import locks, notices
 from msctx._version import __version__
 from msctx.errors import NativeError
@@ -126,7 +129,6 @@ def library() -> Any:
 @cache
 def words() -> dict[str, str]:
     """Device → its name in PyTorch."""
-    import torch
 
     return {"cpu": "cpu", "cuda": "cuda", "ascend": torch._C._get_privateuse1_backend_name()}
 
@@ -243,7 +245,6 @@ def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None
 
 def _report_autocast(device: str) -> None:
     """One that is switched off is how programs exempt what they compute inside it."""
-    import torch
 
     word = words()[device]
     policy = here.policies.get(device)
@@ -287,7 +288,6 @@ def pause(on: bool) -> None:
 
 def counts(numbers: Iterable[int]) -> dict[int, Any]:
     """Number of a policy → an array of what has been counted of each operator until now: rows of OPS, columns of COUNTED."""
-    import numpy as np
 
     found: dict[int, Any] = {}
     for number in [*numbers]:  # a copy: other threads put policies in force meanwhile

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+from torch.utils import checkpoint
+
 from msctx.errors import NativeError
 from msctx.native import module_rules, optimizer_steps, precision
 from msctx.native.installed import Held, at_work
@@ -35,7 +38,6 @@ class State:
 
 def read(device: str) -> str | None:
     """The canonical text of the policy in force in this thread; with a remark where somebody else switched autocast since."""
-    import torch
 
     policy = precision.here.policies.get(device)
     if policy is None:
@@ -48,7 +50,6 @@ def read(device: str) -> str | None:
 
 
 def save(device: str) -> State:
-    import torch
 
     word, known = precision.words()[device], None
     if precision.here.policies:
@@ -58,7 +59,6 @@ def save(device: str) -> State:
 
 
 def load(device: str, state: State) -> None:
-    import torch
 
     c, place, word = precision.library(), precision.DEVICES.index(device), precision.words()[device]
     _put(device, state.policy)
@@ -73,7 +73,6 @@ def load(device: str, state: State) -> None:
 
 def write(device: str, text: str) -> None:
     """Put a policy in force in this thread for the operators of one kind of device."""
-    import torch
 
     policy, word = precision.policy_of(text), precision.words()[device]
     if not policy.is_off:
@@ -212,8 +211,6 @@ class Arguments(dict[str, Any]):
 
 
 def _install() -> Callable[[], None]:
-    import torch
-    from torch.utils import checkpoint
 
     set_cache, arguments_of = torch.set_autocast_cache_enabled, checkpoint._get_autocast_kwargs
 

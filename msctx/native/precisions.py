@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from msctx.native import optimizer_steps, precision, precision_switch, watched
+from msctx.native import counting, optimizer_steps, precision, precision_switch
 from msctx.options.precision_rules import LEAVE, precision_of
 from msctx.tables import Row, Rows
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from msctx.options import Layer
 
     Counts = dict[int, np.ndarray[Any, Any]]
     """Number of a policy → for each operator what has been counted: see precision.COUNTED."""
@@ -83,22 +82,13 @@ class Tally:
         return Precisions(_rows(self._sum()))
 
 
+counting.SOURCES[Tally] = precision_switch.numbers
+precision_switch.COMING.append(partial(counting.note, Tally))
+
+
 def of_process() -> Precisions:
     """Everything that was computed under policies in this process."""
     return Precisions(_rows(precision.counts([*precision.TEXTS])))
-
-
-def unmatched(layers: Iterable[Layer], since: int) -> list[str]:
-    """Warnings for names of modules in the files of *layers* that no module watched since then has."""
-    found = []
-    for setting in (setting for layer in layers for setting in layer.settings.values()):
-        if setting.option.name in ("op_precision_mode", "customize_dtypes"):
-            names = (setting.content or {}).get("ByNodeName", ())
-            for name in watched.unmatched(names, since):
-                found.append(
-                    f"{setting.spelling}: no module is named {name}; ctx.watch(model) makes the names of a model's modules known"
-                )
-    return found
 
 
 def _rows(made: Counts) -> Iterator[Computed]:

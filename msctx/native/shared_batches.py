@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from typing import Any
 
+from torch.utils.data import DataLoader, get_worker_info
+
 from msctx import locks
 from msctx.errors import Diagnostic, OptionError, ScopeError, named
 from msctx.native import distributed
@@ -51,7 +53,6 @@ def read() -> dict[str, Any] | None:
 def write(requested: dict[str, Any] | None) -> None:
     """Share the batches of loaders over which this thread iterates: ``rank`` and ``ranks`` count the processes of this machine."""
     global _plain, _threads
-    from torch.utils.data import DataLoader
 
     with _lock:
         _threads += (requested is not None) - (_here.requested is not None)
@@ -63,7 +64,6 @@ def write(requested: dict[str, Any] | None) -> None:
 
 
 def _iterate(loader: Any) -> Any:
-    from torch.utils.data import get_worker_info
 
     requested = _here.requested
     ranks = sorted({0, *requested["ranks"]}) if requested else []

@@ -15,6 +15,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+from torch.nn.parameter import is_lazy
+
 from msctx.native import core, watched
 from msctx.native.installed import AtWork
 from msctx.native.watched import Model
@@ -142,8 +145,6 @@ def _look_again(library: core.Core) -> None:
 
 def _look_at(library: core.Core, number: int, model: nn.Module) -> bool:
     """Whether anything has changed."""
-    import torch
-    from torch.nn.parameter import is_lazy
 
     if torch.jit.is_tracing():  # type: ignore[attr-defined]  # a trace would record that shapes are read
         return False
@@ -168,7 +169,6 @@ def _look_at(library: core.Core, number: int, model: nn.Module) -> bool:
 
 
 def _has_no_storage(weight: torch.Tensor) -> bool:
-    import torch
 
     if weight.layout != torch.strided:
         return True
@@ -176,3 +176,8 @@ def _has_no_storage(weight: torch.Tensor) -> bool:
         return bool(weight.untyped_storage()._cdata == 0)
     except RuntimeError:
         return True
+
+
+watched.CHANGED.append(watch)
+watched.TURNED.append(turn)
+core.when_loaded(begin)

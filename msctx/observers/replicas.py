@@ -9,6 +9,10 @@ from collections import defaultdict
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
 from msctx import notices
 from msctx.native import distributed, watched
 from msctx.native.distributed import in_words
@@ -41,7 +45,6 @@ class Check:
     def _ended(self, step: int) -> None:
         if (step + 1) % self.settings or distributed.rank() is None:
             return
-        from torch.nn.parallel import DistributedDataParallel
 
         modules = {module: path for model in watched.models() for path, module in model.named_modules()}
         models = {module: path for module, path in modules.items() if isinstance(module, DistributedDataParallel)}
@@ -53,7 +56,6 @@ class Check:
 
 def _compare(step: int, path: str, model: Any, told: set[str]) -> None:
     """The parameters: each rank has its own buffers until the next forward pass."""
-    from torch import distributed as dist
 
     group = model.process_group
     mine = {
@@ -75,7 +77,6 @@ def _compare(step: int, path: str, model: Any, told: set[str]) -> None:
 
 def _digest(value: torch.Tensor) -> torch.Tensor:
     """The sum of the bits as integers, and their XOR: a single changed bit changes both."""
-    import torch
 
     data = value.detach() if value.is_cuda else value.detach().cpu()
     bits = data.contiguous().reshape(-1).view({1: torch.int8, 2: torch.int16}.get(data.itemsize, torch.int32))

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
 from msctx import locks
 from msctx.dynamo import outside_dynamo
 
@@ -76,7 +78,6 @@ def counting(ended: Listener = lambda step: None, going_on: object = None) -> It
     """Count steps inside; *ended* is called with the index of each that ends. *going_on*: the :func:`span` to continue, where nobody
     counts."""
     global _count
-    from torch.optim.optimizer import register_optimizer_step_post_hook
 
     with _lock:
         if not HOOKS:

@@ -11,14 +11,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
-from msctx.context import Context, current, scopes
+from msctx.context import Context, current
 from msctx.context.base import BASE
 from msctx.context.idle import unrun, unwatched
 from msctx.context.scopes import Ran
 from msctx.errors import Diagnostic, EntryFailed, FileError, RecordError
 from msctx.graph.faults import explained
 from msctx.inspection import diff, environment, state
-from msctx.native import tuning, tuning_file
+from msctx.native import counting, tuning, tuning_file
 from msctx.native import watched as models
 from msctx.notices import warn
 from msctx.plan import Plan
@@ -111,13 +111,13 @@ def run_experiment(
             from msctx.amp import watched  # here: it needs torch
 
             counted = Context(origin="run")
-            scopes.begin(counted)
+            counting.begin(counted)
             with watched() as scaled:
                 run.memory.begin()
                 result, error = _call(entry, run, recording)
                 result |= scaled()
                 held = run.memory.record()
-            scopes.end(counted)
+            counting.end(counted)
             with collected(unwritten, FileError):  # it hides neither the entry's result nor its error
                 _write_computed(run, result, held, counted.precisions(), counted.choices())
         left = _left_changed(found)

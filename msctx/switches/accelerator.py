@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+
 from msctx.errors import MsctxWarning, SwitchError
 from msctx.native import distributed
 from msctx.observers import steps
@@ -138,7 +140,6 @@ def synchronize_each_op(name: str, module: Module) -> Switch:
     The environment variables that launch synchronously (CUDA_LAUNCH_BLOCKING …) are read once when the device is
     initialised and could not be put back.
     """
-    from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
     class Synchronize(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -8,7 +8,15 @@ from functools import partial
 from typing import Any
 
 from msctx.errors import MsctxError
-from msctx.native import conv_policy, core, memory, precision_switch
+from msctx.native import (  # noqa: F401  # some only count what comes of a policy
+    choices,
+    conv_policy,
+    core,
+    memory,
+    precision_switch,
+    precisions,
+    watching,
+)
 from msctx.switches import parts
 from msctx.switches.base import Switch
 

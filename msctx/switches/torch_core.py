@@ -25,21 +25,23 @@ from msctx.switches.base import LateError, Switch
 
 
 _DETERMINISTIC: Any = torch.utils.deterministic
+_core: list[core.Core] = []
+core.when_loaded(_core.append)
 
 
 def _deterministic() -> tuple[bool, bool]:
     """The mode, and whether it only warns."""
-    if (library := core.loaded()) is None:
+    if not _core:
         return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    bits = library.c.msctx_deterministic()
+    bits = _core[0].c.msctx_deterministic()
     return bool(bits & 1), bool(bits & 2)
 
 
 def _set_deterministic(on: bool, warns: bool) -> None:
-    if (library := core.loaded()) is None:
+    if not _core:
         _C._set_deterministic_algorithms(on, warn_only=warns)
     else:
-        library.c.msctx_set_deterministic(on + 2 * warns)
+        _core[0].c.msctx_set_deterministic(on + 2 * warns)
 
 
 # --- default device ---------------------------------------------------------------------------------------------------

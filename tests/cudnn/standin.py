@@ -13,8 +13,8 @@ from typing import Any
 import fake_device
 import torch
 
-from msctx.context import Context, scopes
-from msctx.native import conv_policy, core
+from msctx.context import Context
+from msctx.native import conv_policy, core, counting
 from msctx.native.choices import Choice
 from msctx.native.choices import rows as rows_of
 from msctx.options.conv_policy import ConvPolicy
@@ -126,7 +126,7 @@ def refused(compute: Callable[[], object]) -> str:
 def since() -> Context:
     """For :func:`rows`: what is counted from now on."""
     counted = Context()
-    scopes.begin(counted)
+    counting.begin(counted)
     return counted
 
 

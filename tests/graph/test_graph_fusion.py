@@ -13,11 +13,11 @@ import torch
 from fusion_programs import Made, compiled
 from graph_programs import graphs
 from torch import fx, nn
-from torch._inductor import compile_fx
 from torch._inductor.utils import fresh_cache
 from torch.nn import functional
 
 import msctx
+from msctx.graph import fusion
 
 Program = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 
@@ -158,8 +158,8 @@ def test_a_backward_pass_that_cannot_be_compiled_runs_eagerly(monkeypatch: pytes
     def program(x: torch.Tensor) -> torch.Tensor:
         return ((x * 2).sin() @ x).sum()
 
-    inner = compile_fx.compile_fx_inner
-    monkeypatch.setattr(compile_fx, "compile_fx_inner", fails)
+    inner = fusion.compile_fx_inner
+    monkeypatch.setattr(fusion, "compile_fx_inner", fails)
     torch._dynamo.reset()
     flags = {"graph_kernel_flags": "--opt_level=1"}
     with msctx.context(**flags), fresh_cache(), pytest.warns(msctx.MsctxWarning, match=r"test_graph_fusion.py:\d+: .* no code"):
