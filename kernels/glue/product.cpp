@@ -367,7 +367,8 @@ struct Hooked<place, Op, Return(Arguments...)> {
     if (inside_torch > 0 || !asks_for_products(place)) return pass_on(keys, std::forward<Arguments>(arguments)...);
     if constexpr (is_composed<Op>) {
       return composed(arguments...);
-    } else if constexpr (name == "aten::dot") {
+    } else if constexpr (name == "aten::dot" || name == "aten::vdot") {
+      if (name == "aten::vdot" && !std::get<0>(std::tie(arguments...)).is_complex()) return at::dot(arguments...);
       const at::Tensor left = std::get<0>(std::tie(arguments...)).unsqueeze(0);
       const at::Tensor result = computed(place, Kind::vector, {left, std::get<1>(std::tie(arguments...))});
       return result.defined() ? result.squeeze(0) : pass_on(keys, std::forward<Arguments>(arguments)...);
@@ -435,7 +436,7 @@ void install_products(InForce& in_force) {
       place, at::_ops::mm, at::_ops::mm_out, at::_ops::addmm, at::_ops::addmm_out, at::_ops::addmm_, at::_ops::bmm, at::_ops::bmm_out,
       at::_ops::baddbmm, at::_ops::baddbmm_out, at::_ops::baddbmm_, at::_ops::mv, at::_ops::mv_out, at::_ops::addmv, at::_ops::addmv_out,
       at::_ops::addmv_, at::_ops::_addmm_activation, at::_ops::_addmm_activation_out>(in_force);
-  if constexpr (place == Place::cpu) install_all<place, at::_ops::dot>(in_force);
+  if constexpr (place == Place::cpu) install_all<place, at::_ops::dot, at::_ops::vdot>(in_force);
   if constexpr (place == Place::ascend)
     install_all<place, at::_ops::matmul, at::_ops::matmul_out, at::_ops::matmul_backward, matmul_double_backward>(in_force);
 }

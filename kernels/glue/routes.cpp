@@ -30,6 +30,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <ranges>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -172,6 +173,7 @@ const c10::KernelFunction& composed() {
 constexpr c10::DispatchKeySet dense({c10::DispatchKey::CPU, c10::DispatchKey::MkldnnCPU});
 constexpr c10::DispatchKeySet sparse({c10::DispatchKey::SparseCPU, c10::DispatchKey::SparseCsrCPU});
 constexpr c10::DispatchKeySet differentiated(c10::DispatchKey::AutogradCPU);
+constexpr c10::DispatchKeySet either({c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU});  // torch makes it of others at all keys
 
 // Operators that compute matrix products without those that are hooked (see product.cpp), and at which keys. Under an invariance
 // `composed` makes one of hooked ones; where torch differentiates that, it takes the place of autograd's kernel, too.
@@ -184,7 +186,7 @@ struct OfTorch {
 constexpr OfTorch products_of_torch[] = {
     {"aten::_scaled_dot_product_flash_attention_for_cpu", dense, composed<attention>},
     {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", dense, composed<attention_backward>},
-    {"aten::mkldnn_rnn_layer", dense | differentiated, composed<lstm_layer>}, {"aten::lstm", differentiated, composed<packed_lstm>, "data"},
+    {"aten::mkldnn_rnn_layer", dense | differentiated, composed<lstm_layer>}, {"aten::lstm", either, composed<packed_lstm>, "data"},
     {"aten::mkldnn_rnn_layer_backward"}, {"aten::mkldnn_linear"}, {"aten::mkldnn_linear_backward"}, {"aten::mkldnn_linear_backward_input"},
     {"aten::mkldnn_linear_backward_weights"}, {"aten::_weight_int8pack_mm"}, {"aten::_weight_int4pack_mm_for_cpu"},
     {"aten::_dyn_quant_matmul_4bit"}, {"aten::_scaled_mm"}, {"aten::_scaled_mm_v2"}, {"aten::_int_mm"}, {"aten::quantized_lstm"}, {"aten::quantized_gru"},
@@ -257,14 +259,15 @@ class Route : public c10::OperatorKernel {
  public:
   Route(const c10::OperatorHandle& op, Place place, c10::DispatchKey key)
       : place_(place), is_differentiated_(differentiated.has(key)), row_(row_of(op.schema().name(), op.schema().overload_name())),
-        before_(is_differentiated_ ? Before{op.getComputedKernelForDispatchKey(key)} : before(op, key)) {}
+        is_transparent_(is_differentiated_ || (row_ && row_->keys == either)),
+        before_(is_transparent_ ? Before{op.getComputedKernelForDispatchKey(key)} : before(op, key)) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     bool is_asked_here = is_asked(place_);
     const bool is_kept = is_asked_here && row_ && is_invariant(place_);
     if (is_kept && composes()) return row_->composed().callBoxed(op, keys, stack);
     if (row_ && row_->keys == sparse) is_asked_here = is_kept;  // algorithms are for dense products alone
-    if (is_differentiated_) return void(before_.call(op, keys, stack));
+    if (is_transparent_) return void(before_.call(op, keys, stack));
     if (is_asked_here) {
       std::vector<at::Tensor> found(3);
       for (const auto& argument : torch::jit::last(*stack, op.schema().arguments().size()))
@@ -287,6 +290,7 @@ class Route : public c10::OperatorKernel {
   const Place place_;
   const bool is_differentiated_;
   const OfTorch* const row_;
+  const bool is_transparent_;  // what it is made of is hooked
   const Before before_;
 };
 
@@ -359,7 +363,7 @@ struct Linear {
   static void install() {
     op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::linear", "");
     torchs = in_table(*op, c10::DispatchKey::AutogradCPU);
-    implement(*op, c10::DispatchKey::AutogradCPU, torch::CppFunction(TORCH_FN(run)));
+    for (const auto key : {c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU}) implement(*op, key, torch::CppFunction(TORCH_FN(run)));
   }
 };
 
@@ -371,8 +375,9 @@ void install_direct(c10::DispatchKey key) {
 }  // namespace
 
 void install_routes(Place place, const std::vector<c10::DispatchKey>& keys) {
+  // The last key first, autograd's: with a kernel at the other, torch's own there would not be what makes the operator of others
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames())
-    for (const c10::DispatchKey key : keys)
+    for (const c10::DispatchKey key : std::views::reverse(keys))
       if (is_route(name, key))
         if (const auto op = c10::Dispatcher::singleton().findSchema(name); op && op->hasComputedKernelForDispatchKey(key))
           install_boxed(*op, place, key);

@@ -46,6 +46,7 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "mm": lambda x: torch.mm(x, weight(x.dtype, DEPTH, COLUMNS)),
     "addmm": lambda x: torch.addmm(weight(x.dtype, COLUMNS), x, weight(x.dtype, DEPTH, COLUMNS), beta=0.3, alpha=0.7),
     "linear": lambda x: fn.linear(x, weight(x.dtype, COLUMNS, DEPTH), weight(x.dtype, COLUMNS)),
+    "linear of a view": lambda x: fn.linear(x.view(-1, 7, 10).mT, weight(x.dtype, COLUMNS, 7), weight(x.dtype, COLUMNS)),
     "mv": lambda x: torch.mv(x, weight(x.dtype, DEPTH)),
     "bmm": lambda x: torch.bmm(x.view(-1, 7, 10), weight(x.dtype, 10, 6).expand(len(x), 10, 6)),
     "dot": lambda x: torch.stack([torch.dot(row, weight(x.dtype, DEPTH)) for row in x]),
@@ -84,6 +85,14 @@ def test_a_row_has_the_bits_that_it_has_in_the_whole_batch(name: str, dtype: tor
             torch.set_num_threads(THREADS[n % len(THREADS)])
             for first in {0, ROWS - batch}:
                 assert torch.equal(CALLS[name](x[first : first + batch]), whole[first : first + batch]), (batch, first)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["linear of a view", "attention", "LSTM", "packed LSTM", "GRU"])
+def test_the_same_in_inference_mode(name: str, dtype: torch.dtype) -> None:
+    """There no kernel of autograd's keys is called."""
+    with torch.inference_mode():
+        test_a_row_has_the_bits_that_it_has_in_the_whole_batch(name, dtype)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -130,6 +139,7 @@ def test_lstm_and_attention_are_as_exact_as_torchs_and_laid_alike(heads: tuple[i
 @pytest.mark.parametrize(
     "how", [{"proj_size": 4}, {"bidirectional": True, "bias": False}, {"num_layers": 2, "dropout": 0.5}], ids=str
 )
+@pytest.mark.filterwarnings("error:.*an autograd kernel was not registered")
 def test_a_packed_lstm_is_as_exact_as_torchs(how: dict[str, Any]) -> None:
     """Values, states and all gradients of sequences of 5, 3, 3 and 1 steps."""
     lstm = torch.nn.LSTM(10, 9, **how)

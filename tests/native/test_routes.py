@@ -164,6 +164,8 @@ PRODUCTS: dict[str, Callable[[], object]] = {
     "aten::sparse_sampled_addmm": lambda: torch.sparse.sampled_addmm(A.to_sparse_csr(), A, B),
     "aten::_sparse_mm_reduce_impl": lambda: torch.sparse.mm(A.to_sparse_csr(), B, "mean"),
     "no complex products": lambda: A.cfloat() @ B.cfloat(),
+    "no complex products ": lambda: torch.vdot(A[0].cfloat(), B[0].cfloat()),
+    "no complex products  ": lambda: torch.linalg.vecdot(A[0].cfloat(), B[0].cfloat()),
     "aten::_int_mm": lambda: torch._int_mm(A.char(), B.char()),
     "aten::_scaled_mm": lambda: torch._scaled_mm(A.to(torch.float8_e4m3fn), B.to(torch.float8_e4m3fn).t(), ONE, ONE),
     "aten::_weight_int8pack_mm": lambda: torch._weight_int8pack_mm(A.bfloat16(), B.char(), B[0].bfloat16()),
@@ -200,7 +202,7 @@ def test_no_operator_of_products_is_forgotten() -> None:
     """By their names: all that this PyTorch has for CPU tensors is hooked, or made of what is, or no product."""
     with msctx.context(thread_invariant=True):
         torch.mm(A, B)
-    others = "vdot|addr|addbmm|_native_multi_head_attention|sspaddmm"  # made of hooked ones, sums, or an error
+    others = "addr|addbmm|_native_multi_head_attention|sspaddmm"  # made of hooked ones, sums, or an error
     product = re.compile(
         r"aten::(\w*(mm|mv|dot|matmul|addr|attention|rnn_layer|d_lstm|d_gru))(_backward|_for_cpu|_v2|_impl)*_?"
     )
