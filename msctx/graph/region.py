@@ -13,6 +13,7 @@ from torch.fx.passes.split_module import split_module
 
 from msctx.errors import did_you_mean
 from msctx.notices import warn
+from msctx.observers.compiled_places import modules_around
 from msctx.options.graph import Region
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
@@ -68,16 +69,6 @@ def operator_of(node: fx.Node) -> str:
     return "".join(part[0].upper() + part[1:] for part in re.split(r"\W|_", name) if part) or "Operator"
 
 
-_KEY = re.compile(r"\[['\"]?([^\]'\"]*)['\"]?\]")
-
-
-def _path(name: str) -> str:
-    """Dynamo's name of a module → its path in the model: ``L['m']._modules['layers'][0]`` → ``layers.0``."""
-    _, _, *parts = _KEY.sub(r".\1", name).split(".")
-    return ".".join(part for part in parts if part not in ("", "_modules"))
-
-
 def _names(node: fx.Node) -> set[str]:
     """The names of a node, of its operator, and of the modules around it."""
-    modules = {_path(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values()}
-    return {node.name, operator_of(node), *modules} - {""}
+    return {node.name, operator_of(node), *modules_around(node)} - {""}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import linecache
 import re
 import sys
 import threading
@@ -28,7 +29,7 @@ class _Here(threading.local):
 
 
 _here = _Here()
-_SOURCES = re.compile(r"Source Nodes: \[(.*?)\]")
+_SOURCES, _KEY = re.compile(r"Source Nodes: \[(.*?)\]"), re.compile(r"\[['\"]?([^\]'\"]*)['\"]?\]")
 
 
 def naming(graph: fx.GraphModule, compiled: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,21 +66,19 @@ def here() -> Place | None:
 @functools.lru_cache(4096)
 def _names(file: str, line: int) -> list[str]:
     """Of the nodes that the code in this line computes: a comment above it has them."""
-    for text in reversed(_lines(file)[:line]):
-        if found := _SOURCES.search(text):
-            return found[1].split(", ")
-    return []
-
-
-@functools.lru_cache(64)
-def _lines(file: str) -> list[str]:
-    return Path(file).read_text(encoding="utf-8").splitlines()
+    found = (_SOURCES.search(text) for text in reversed(linecache.getlines(file)[:line]))
+    return next((match[1].split(", ") for match in found if match), [])
 
 
 def module_of(node: fx.Node) -> str:
     """The path of the module that calls it: ``body.1``; "" of the model itself."""
-    stack = [*(node.meta.get("nn_module_stack") or {}).values()]
-    return re.sub(r"^L\[[^]]*\]\.?|_orig_mod\.", "", stack[-1][0]) if stack else ""
+    return next(iter(modules_around(node)), "")
+
+
+def modules_around(node: fx.Node) -> list[str]:
+    """The paths of the modules around a node, the innermost first: of ``L['m']._modules['layers'][0]`` ``layers.0``."""
+    names = [_KEY.sub(r".\1", name).split(".")[2:] for name, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    return [".".join(part for part in parts if part not in ("", "_modules", "_orig_mod")) for parts in reversed(names)]
 
 
 def line_of(node: fx.Node) -> str:
