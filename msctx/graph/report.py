@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import re
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -88,13 +89,8 @@ class Graphs(Rows[Graph]):
         return ["id", "compiled", "where", "operators", "seconds", "cache", "settings"], map(cells, self)
 
 
-@dataclass
-class _Begun:
-    """What is known of a piece of code while it is compiled."""
-
-    breaks: list[Break] = field(default_factory=list)
-    recompiled: str = ""
-    caches: set[str] = field(default_factory=set)
+BREAK, RECOMPILED = "dynamo_graph_break_reason", "recompile_reasons"
+"""Names of artifacts in the trace."""
 
 
 class _Listener(logging.Handler):
@@ -104,7 +100,8 @@ class _Listener(logging.Handler):
         super().__init__(0)
         self.rows: deque[tuple[int, Graph]] = deque(maxlen=KEPT)
         self.count = 0
-        self._begun: dict[str, _Begun] = {}
+        self._begun: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+        """Of a piece of code that is compiled, the names and texts of its artifacts."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -118,43 +115,33 @@ class _Listener(logging.Handler):
             return
         key = f"{found['frame_id']}/{found['frame_compile_id']}"
         if (artifact := found.get("artifact")) is not None:
-            self._artifact(self._begun.setdefault(key, _Begun()), artifact["name"], getattr(record, "payload", "") or "")
+            text = getattr(record, "payload", None) if artifact["name"] in (BREAK, RECOMPILED) else None
+            self._begun[key].append((artifact["name"], text or ""))
         elif (metrics := found.get("compilation_metrics")) is not None:
-            self._end(key, metrics)
-
-    def _artifact(self, begun: _Begun, name: str, text: str) -> None:
-        if name == "dynamo_graph_break_reason":
-            begun.breaks.append(parse(text))
-        elif name == "recompile_reasons":
-            begun.recompiled = "; ".join(dict.fromkeys(map(_reason, re.findall(r'\d+/\d+: ([^"\n]+)', text))))
-        elif "cache_" in name:
-            begun.caches.add(name.rpartition("_")[2])
-
-    def _end(self, key: str, metrics: dict[str, Any]) -> None:
-        begun = self._begun.pop(key, _Begun())
-        cache = next((word for word in ("miss", "bypass", "hit") if word in begun.caches), "")
-        self.count += 1
-        self.rows.append((self.count, _row(key, metrics, begun, cache)))
-        for call in ENDED:
-            call()
+            self.count += 1
+            self.rows.append((self.count, _row(key, metrics, self._begun.pop(key, []))))
+            for call in ENDED:
+                call()
 
 
-def _row(key: str, metrics: dict[str, Any], begun: _Begun, cache: str) -> Graph:
+def _row(key: str, metrics: dict[str, Any], artifacts: list[tuple[str, str]]) -> Graph:
     function, where = str(metrics.get("co_name") or "backward"), f"{metrics.get('co_filename')}:{metrics.get('co_firstlineno')}"
     if resumed := re.fullmatch(r"torch_dynamo_resume_in_(.+)_at_\d+", function):
         function = f"{resumed.group(1)} resumed"
     elif function in _classes:
         where = _classes[function][1]
+    caches = {name.rpartition("_")[2] for name, _ in artifacts if "cache_" in name}
+    reasons = [reason for name, text in artifacts if name == RECOMPILED for reason in re.findall(r'\d+/\d+: ([^"\n]+)', text)]
     failed = str(metrics.get("fail_reason") or "").strip()
     return Graph(
         id=key,
         function=function,
         where=where,
         operators=int(metrics.get("graph_op_count") or 0),
-        breaks=tuple(dict.fromkeys(begun.breaks)),
-        recompiled=begun.recompiled,
+        breaks=tuple(dict.fromkeys(parse(text) for name, text in artifacts if name == BREAK)),
+        recompiled="; ".join(dict.fromkeys(map(_reason, reasons))),
         seconds=float(metrics.get("entire_frame_compile_time_s") or 0),
-        cache=cache,
+        cache=next((word for word in ("miss", "bypass", "hit") if word in caches), ""),
         settings=_settings(),
         failed=failed.splitlines()[0] if failed else "",
     )
@@ -214,24 +201,25 @@ class Tally:
     """What was compiled while a context was open."""
 
     def __init__(self, context: Any) -> None:
-        self._spans: list[tuple[int, int]] = []
-        self._since: int | None = None
+        self._spans: list[tuple[int, float]] = []
+        """After how many rows it was entered, and left."""
+
+    def _is_open(self) -> bool:
+        return bool(self._spans) and self._spans[-1][1] == math.inf
 
     def begin(self) -> None:
-        if self._since is None:
-            self._since = LISTENER.count
+        if not self._is_open():
+            self._spans.append((LISTENER.count, math.inf))
             listen(self, True)
 
     def end(self) -> list[str]:
-        if self._since is not None:
-            self._spans.append((self._since, LISTENER.count))
-            self._since = None
+        if self._is_open():
+            self._spans[-1] = self._spans[-1][0], LISTENER.count
             listen(self, False)
         return []
 
     def graphs(self) -> Graphs:
-        spans = [*self._spans, *([(self._since, LISTENER.count)] if self._since is not None else [])]
-        return Graphs(row for number, row in LISTENER.rows.copy() if any(a < number <= b for a, b in spans))
+        return Graphs(row for number, row in LISTENER.rows.copy() if any(a < number <= b for a, b in self._spans))
 
 
 def of_process() -> Graphs:
