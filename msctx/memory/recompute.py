@@ -18,7 +18,6 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
@@ -97,7 +96,7 @@ class _Step:
                 self.kept |= {block} if left >= 0 else set()
 
     def stop(self) -> None:
-        """Its activations are gone: an optimizer steps, or the next step begins."""
+        """Its activations are gone: its backward pass ends, or the next step begins."""
         if self.meter is not None:
             self.needs, self.meter = self.meter.stop(), None
 
@@ -106,9 +105,9 @@ _now = threading.local()
 
 
 def _step_of(block: _Block, size: int, device: torch.device) -> _Step:
-    """One begins after a backward pass, or when a block is called again. Larger inputs than before are measured again."""
+    """One begins after a backward pass, or with a block that this one has had, or has not met. Larger inputs are measured again."""
     step: _Step | None = getattr(_now, "step", None)
-    if step is None or step.is_over or (step.needs is not None and block in step.called):
+    if step is None or step.is_over or (step.needs is not None and (block in step.called or block not in step.saved)):
         if step is not None:
             step.stop()
         if block.step is None or block.step.size < size:
@@ -116,13 +115,8 @@ def _step_of(block: _Block, size: int, device: torch.device) -> _Step:
         _now.step = step = block.step
         step.begin(device)
     step.called.add(block)
+    step.saved[block] += 0
     return step
-
-
-def _before_optimizer(*_: Any) -> None:
-    if (step := getattr(_now, "step", None)) is not None and (step.is_over or step.needs is not None):
-        step.is_over = True
-        step.stop()
 
 
 def _is_special(block: nn.Module) -> bool:
@@ -201,7 +195,9 @@ class _Block:
                 self._writes_to_inputs = self._writes_to_inputs or at != _versions(inputs)
                 copies = copies if self._writes_to_inputs else None
                 return result
-            step.is_over = True
+            if not step.is_over and torch._C._current_graph_task_id() >= 0:
+                step.is_over = True
+                torch.autograd.Variable._execution_engine.queue_callback(step.stop)
             if versions != _versions(module.parameters()):
                 raise RuntimeError(f"parameters of {self.path!r} were modified between its forward and its backward pass")
             args, kwargs = copies or (args, kwargs)
@@ -258,27 +254,21 @@ class _Block:
 
 # --- all watched models -----------------------------------------------------------------------------------------------
 
-_models: weakref.WeakKeyDictionary[nn.Module, dict[_Block, None]] = weakref.WeakKeyDictionary()
 _blocks: weakref.WeakKeyDictionary[nn.Module, _Block] = weakref.WeakKeyDictionary()
-_hooks: list[Any] = []
 
 
 class _Recompute(Switched):
     """Blocks of all watched models are recomputed; off: as torch does."""
 
-    def write(self, wanted: bool) -> None:
-        if wanted and not _hooks:
-            _hooks.append(register_optimizer_step_pre_hook(_before_optimizer))
-        super().write(wanted)
-        while _hooks and not wanted:
-            _hooks.pop().remove()
-
     def parts(self, model: nn.Module) -> Iterable[nn.Module]:
         return model.modules()
 
     def change(self, model: nn.Module) -> Iterator[tuple[nn.Module, _Block]]:
-        for block in _blocks_of(model):
-            module: Any = block.module()
+        found = {} if isinstance(model, nn.DataParallel) else blocks(model)  # whose copies would call the original
+        if not found:
+            warn(NO_BLOCKS.format(type(model).__name__))
+        for path, module in found.items():
+            block = _blocks.setdefault(module, _Block(module, f"{type(model).__name__}.{path}"))
             if block.number in self.before:
                 continue
             own = None if _is_special(module) else vars(module).get("forward", block)
@@ -298,21 +288,8 @@ class _Recompute(Switched):
 RECOMPUTE = _Recompute()
 
 
-def _blocks_of(model: nn.Module) -> dict[_Block, None]:
-    if (found := _models.get(model)) is None:
-        named = {} if isinstance(model, nn.DataParallel) else blocks(model)  # whose copies would call the original
-        if not named:
-            warn(NO_BLOCKS.format(type(model).__name__))
-        start = f"{type(model).__name__}."
-        for path, block in named.items():
-            if block not in _blocks:
-                _blocks[block] = _Block(block, start + path)
-        found = _models[model] = {_blocks[block]: None for block in named.values()}
-    return found
-
-
 def decisions() -> list[dict[str, Any]]:
     """For each block of each model that was watched under O1: whether its last call was recomputed, and why."""
     names = ("path", "saved_bytes", "recomputed", "reason")
     with watched.lock:
-        return [{name: getattr(block, name) for name in names} for _, rows in _models.items() for block in rows]
+        return [{name: getattr(block, name) for name in names} for block in _blocks.values()]
