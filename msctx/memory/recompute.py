@@ -37,30 +37,21 @@ NO_BLOCKS = "memory_optimize_level=O1: {} has no blocks, so nothing is recompute
 
 def blocks(model: nn.Module) -> dict[str, nn.Module]:
     """Paths and modules: the elements of the outermost containers whose elements are of one repeated kind, else the children."""
-    found, path = _repeated(model, ""), ""
+    found, path = _parts(model, "", repeated=True), ""
     while not found and len(children := [*model.named_children()]) == 1:  # a wrapper, as DistributedDataParallel
         path, model = f"{path}{children[0][0]}.", children[0][1]
-    return found or _children(model, path)
+    return found or _parts(model, path, repeated=False)
 
 
-def _children(module: nn.Module, path: str) -> dict[str, nn.Module]:
+def _parts(module: nn.Module, path: str, *, repeated: bool) -> dict[str, nn.Module]:
     """Those that keep much; of lists and dictionaries, which nobody calls, their elements."""
-    found: dict[str, nn.Module] = {}
-    for name, child in module.named_children():
-        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
-            found |= _children(child, f"{path}{name}.")
-        elif _is_large(child):
-            found[path + name] = child
-    return found
-
-
-def _repeated(module: nn.Module, path: str) -> dict[str, nn.Module]:
     kinds = Counter(map(type, module.children())) if isinstance(module, CONTAINERS) else Counter()
     found: dict[str, nn.Module] = {}
     for name, child in module.named_children():
-        is_element = kinds[type(child)] > 1 and _is_large(child)
-        inside = {} if is_element and type(child) not in CONTAINERS else _repeated(child, f"{path}{name}.")
-        is_block = is_element and not isinstance(child, (nn.ModuleList, nn.ModuleDict))
+        is_called = not isinstance(child, (nn.ModuleList, nn.ModuleDict))
+        is_block = is_called and _is_large(child) and (kinds[type(child)] > 1 or not repeated)
+        goes_in = not (is_block and type(child) not in CONTAINERS) if repeated else not is_called
+        inside = _parts(child, f"{path}{name}.", repeated=repeated) if goes_in else {}
         found |= inside or ({path + name: child} if is_block else {})
     return found
 
