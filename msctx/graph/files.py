@@ -49,14 +49,6 @@ class Writer(Handler):
         """A process may join a process group after the context began."""
         return self._root / f"rank_{files.rank()}" if files.is_one_of_several() else self._root
 
-    def obstacle(self) -> str:
-        """Why the folder cannot be made, or ``""``."""
-        try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            return f"{OPTION}: cannot write to {self.folder} ({error.strerror or error}): no graph is saved"
-        return ""
-
     def emit(self, record: logging.LogRecord) -> None:
         name, text = name_of(record), getattr(record, "payload", None)
         level, stage = _GRAPHS.get(name, (4, ""))
@@ -95,4 +87,10 @@ def draw(graph: fx.GraphModule) -> None:
 
 
 def obstacle(settings: GraphFiles | None) -> str:
-    return "" if settings is None else Writer(settings).obstacle()
+    """Why the folder cannot be made, or ``""``."""
+    try:
+        if settings is not None:
+            (folder := Writer(settings).folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        return f"{OPTION}: cannot write to {folder} ({error.strerror or error}): no graph is saved"
+    return ""

@@ -50,12 +50,6 @@ def hooks_in_force() -> Any:
     return _C._autograd._top_saved_tensors_default_hooks(True)
 
 
-def is_pinnable(device: torch.device) -> bool:
-    """Whether host memory can be pinned for copies from and to a device."""
-    accelerator = torch.accelerator.current_accelerator()
-    return accelerator is not None and accelerator.type == device.type
-
-
 def remember_copy(copy: torch.Tensor, parameter: torch.Tensor) -> None:
     """Save *parameter* instead of *copy* and its views from now on, where this thread's hooks are for that."""
     _copies[copy] = parameter if parameter.is_leaf else parameter.detach(), parameter._version, copy._version

@@ -128,7 +128,8 @@ def _assign(parameter: nn.Parameter, data: torch.Tensor) -> None:
 
 
 def _on_host(parameter: nn.Parameter) -> torch.Tensor:
-    pinned = offload.is_pinnable(parameter.device)
+    accelerator = torch.accelerator.current_accelerator()
+    pinned = accelerator is not None and accelerator.type == parameter.device.type
     return torch.empty_like(parameter.data, device="cpu", pin_memory=pinned).copy_(parameter.data)
 
 
