@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import _signal  # signal makes enumerations of all that it takes and returns: 13 times as slow
 import threading
+from collections.abc import Callable
+from contextlib import ExitStack
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class uninterrupted:  # noqa: N801
@@ -36,3 +40,16 @@ class uninterrupted:  # noqa: N801
                 _signal.signal(self.number, self._handler)
             if self._call is not None:
                 self._handler(*self._call)
+
+
+class Turn(ExitStack):
+    """What a call has begun; it ends with the with-block, the last first, and Ctrl-C waits meanwhile."""
+
+    def begin(self, start: Callable[[], T], end: Callable[[T], object]) -> None:
+        """*end* is called with what *start* returns."""
+        with uninterrupted():
+            self.callback(end, start())
+
+    def __exit__(self, *error: Any) -> bool | None:
+        with uninterrupted():
+            return super().__exit__(*error)

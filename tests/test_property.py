@@ -256,7 +256,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
         for device in ("cpu", "cuda", "ascend")
     },
     "native.memory_pool": st.sampled_from([None, 0, 100, 150]),
-    "native.memory_caps": st.sampled_from([[], [[2**30, "a"]], [[2**30, "a"], [2**28, "b"]], [[2**29, "c"]]]),
+    "native.memory_caps": st.sampled_from([(), ((2**30, "a"),), ((2**30, "a"), (2**28, "b")), ((2**29, "c"),)]),
     "torch.inductor.max_autotune_conv_backends": st.sampled_from(["ATEN", "TRITON", "ATEN,TRITON"]),
     "models.parameters": st.sampled_from([None, "host", "file"]),
     "models.weight_format": st.sampled_from([None, "channels_last", "contiguous"]),

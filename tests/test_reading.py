@@ -10,7 +10,7 @@ import pytest
 
 from msctx import recorded
 from msctx.native import core, memory
-from msctx.switches.forced import NOTHING, Forced
+from msctx.torch_config import NOTHING, Forced
 
 
 def between(read: Callable[[], Any], code: CodeType, write: Callable[[], object], place: int) -> bool:

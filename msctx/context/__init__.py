@@ -8,8 +8,7 @@ from typing import Any
 
 from msctx.context.base import BASE, KEPT, explain
 from msctx.context.blocks import Context, close_late
-from msctx.context.bound import Bound
-from msctx.context.scopes import end_stranded, in_force, stack
+from msctx.context.scopes import end_stranded, innermost, stack
 from msctx.dynamo import outside_dynamo
 from msctx.errors import user_frame
 from msctx.native.watched import OF_PROCESS
@@ -110,7 +109,7 @@ def get_context(name: str | None = None, *, origin: bool = False) -> Any:
         origin: return an :class:`Origin`, (value, where it was set); ``"default"`` when nobody set it.
     """
     BASE.start()
-    settings, main = current().acting(), in_force()[1].main_device
+    settings, main = current().acting(), innermost().plan.main_device
     if name is None:
         found = {n: look_up(n, settings, main) for n in settings if settings.counts(n)}
         return {n: value if origin else value.value for n, value in found.items()}
@@ -123,4 +122,4 @@ def current() -> Context:
     return stack.scopes[-1].context if stack.scopes else Context(origin="base", models=OF_PROCESS)
 
 
-__all__ = ["Bound", "Context", "Origin", "context", "current", "explain", "get_context", "reset_context", "set_context"]
+__all__ = ["Context", "Origin", "context", "current", "explain", "get_context", "reset_context", "set_context"]

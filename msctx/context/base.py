@@ -75,12 +75,14 @@ CHANGING = frozenset((*NEED_CORE, *SHOW_FREE, *INVARIANT, "seed_by_rank"))
 """The options whose plans depend on what changes in a process: the native core, free memory, MKL's mode, the rank."""
 
 
-def make_ready(settings: Settings) -> None:
-    """Bring what the switches of a plan need: the native core may be built, which takes its time. Plans report what fails."""
-    if not NEED_CORE.isdisjoint(settings):
-        from msctx.switches import native
+def ready_plan(settings: Settings, shown: Iterable[str] = ()) -> Plan:
+    """:func:`plan_here`, with what its switches need: the native core may be built, which takes its time. Plans report what fails."""
+    plan = plan_here(settings, shown)
+    if NEED_CORE.isdisjoint(settings):
+        return plan
+    from msctx.switches import native
 
-        native.prepare(plan_here(settings).written)
+    return plan_here(settings, shown) if native.prepare(plan.written) else plan
 
 
 def explain(
@@ -153,7 +155,6 @@ class Base:
     def __init__(self) -> None:
         self.lock = locks.reentrant()
         self.levels: dict[str, Layer] = {}
-        self.layers: tuple[Layer, ...] = ()  # the one layer that the levels come to
         self.settings = Settings()
         self.version = 0  # counts the changes
         self.read_environment = False
@@ -265,10 +266,8 @@ class Base:
         from msctx.context import ledger
 
         self.check_closed()
-        merged = flatten(levels)
-        settings = Settings([merged])
-        make_ready(settings)
-        plan = plan_here(settings) if settings else NOTHING
+        settings = Settings([flatten(levels)])
+        plan = ready_plan(settings) if settings else NOTHING
         if self.hold is None:
             self.hold = ledger.Hold("set_context", base=True)
         if not plan.missing or not (absent or (self.plan.missing and "device_target" not in just_set)):
@@ -281,10 +280,9 @@ class Base:
             ledger.apply(plan.written, self.hold, strict=plan.strict, fresh=fresh)
             plan = plan.without(self.hold.late)
             warn_late(self.hold)
-            self.levels, self.plan = levels, plan
-            self.layers, self.settings = (merged,) if merged.settings else (), settings
+            self.levels, self.plan, self.settings = levels, plan, settings
             self.version += 1
-            report.listen(self, bool(merged.settings))
+            report.listen(self, bool(settings))
 
     def _check_threads(self, wants: Mapping[str, Any], fresh: Collection[str]) -> None:
         """Raise if what another thread has of the base for itself is to change; forget what ended with its thread."""

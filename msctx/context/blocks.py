@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from msctx import notices
 from msctx.context import agreement
-from msctx.context.base import BASE, MISSED, explain, make_ready, plan_here, refuse, warn_failing, warn_late, within
+from msctx.context.base import BASE, MISSED, explain, plan_here, ready_plan, refuse, warn_failing, warn_late, within
 from msctx.context.children import WorkerInit
 from msctx.context.idle import ON_SOMETHING, unmatched, unrun, unwatched
-from msctx.context.scopes import Scope, end_stranded, in_force, settings_in_force, stack
+from msctx.context.scopes import Scope, above_base, end_stranded, innermost, stack
 from msctx.dynamo import outside_dynamo, untraced
 from msctx.errors import MsctxWarning, RestoreError, ScopeError, StrictError
 from msctx.graph import faults, report
@@ -41,34 +41,37 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _open(context: Context) -> Scope:
-    from msctx.context import ledger
-
+def _open(context: Context, known: dict[Settings, Plan]) -> Scope:
     if not BASE.read_environment:
         BASE.start()
     own, context.is_unused = context._layers, False
-    around = stack.scopes[-1] if stack.scopes else BASE
-    above, plan, settings = around.layers if stack.scopes else (), around.plan, around.settings
-    outer = plan
+    around = innermost()
+    settings, plan = around.settings, around.plan
     if own:
         settings = within(settings, own)
-        refuse(plan := plan_here(settings, (name for layer in own for name in layer.settings)))
+        refuse(plan := known.get(settings) or plan_here(settings, _names(own)))
     if (c10d := sys.modules.get("torch.distributed.distributed_c10d")) is not None and c10d.is_initialized():
         agreement.check(plan)
     if not own:  # nothing to write
-        return Scope(context, above, settings, plan, None)
+        return Scope(context, settings, plan, None)
+    from msctx.context import ledger
+
     if plan.failing or plan.incomplete:
-        warn_failing(plan, own, outer)  # before anything is written: warnings may be errors
-    hold = ledger.apply(plan.beyond(outer, own), ledger.Hold(context.origin), strict=plan.strict)
+        warn_failing(plan, own, around.plan)  # before anything is written: warnings may be errors
+    hold = ledger.apply(plan.beyond(around.plan, own), ledger.Hold(context.origin), strict=plan.strict)
     try:
         context._late = hold.late
         if hold.late:
             warn_late(hold)
             plan = plan.without(hold.late)
-        return Scope(context, above + own, settings, plan, hold)
+        return Scope(context, settings, plan, hold)
     except BaseException:  # warnings turned into errors, a signal's handler that raises
         ledger.undo(hold, quiet=True)
         raise
+
+
+def _names(layers: tuple[Layer, ...]) -> set[str]:
+    return {name for layer in layers for name in layer.settings}
 
 
 def _close(scope: Scope, error: BaseException | None) -> None:
@@ -204,7 +207,7 @@ class Context:
     def settings(self) -> Settings:
         """Every layer that holds inside this context, the base included."""
         scope = self._scope
-        return scope.settings if scope else Settings(BASE.layers + in_force()[0] + self.layers)
+        return scope.settings if scope else within(innermost().settings, self.layers)
 
     def acting(self) -> Settings:
         """The settings but for those that are refused, and those of the base that do not act in this thread."""
@@ -305,17 +308,15 @@ class Context:
         function of your own.
         """
         scope = self._scope
-        return WorkerInit(scope.layers if scope else self.layers)
+        return WorkerInit(above_base(scope.settings) if scope else self.layers)
 
     def bind(self, function: Callable[..., Any]) -> Bound:
         """Carry this context into another thread, or into a worker process (it can be pickled if *function* can)."""
         from msctx.context.bound import Bound
 
-        scopes = stack.scopes
-        depth = next((i for i in reversed(range(len(scopes))) if scopes[i].context is self), None)
-        if depth is not None:
-            return Bound(function, tuple(scopes[: depth + 1]), BASE.layers + scopes[depth].layers, True, self._watched)
-        return Bound(function, (), BASE.layers + in_force()[0] + self.layers, not self.layers, self._watched)
+        scope = self._scope
+        around = scope.around if scope else ()
+        return Bound(function, around, self.settings.layers, bool(scope or not self.layers), self._watched)
 
 
 @outside_dynamo
@@ -325,13 +326,15 @@ def _enter(context: Context, entered: list[Scope]) -> None:
             close_late(stack.scopes)
     if len(BASE.opened) > len(stack.scopes):
         end_stranded()
-    if not all(NEED_CORE.isdisjoint(layer.settings) for layer in context._layers):
+    known: dict[Settings, Plan] = {}
+    if not NEED_CORE.isdisjoint(_names(context._layers)):
         BASE.start()
-        make_ready(within(settings_in_force(), context.layers))
+        settings = within(innermost().settings, context._layers)
+        known[settings] = ready_plan(settings, _names(context._layers))
     with uninterrupted(), BASE.lock:  # what is below does not change meanwhile
         try:
             context._watched.open()
-            scope = _open(context)
+            scope = _open(context, known)
         except BaseException:
             context._watched.close()
             raise

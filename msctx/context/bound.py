@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from msctx.context import ledger
 from msctx.context.base import BASE, explain
 from msctx.context.blocks import Context
 from msctx.context.scopes import Scope, stack
 from msctx.native.watched import Watched
 from msctx.options import Layer, Settings
-from msctx.signals import uninterrupted
-
-if TYPE_CHECKING:
-    from msctx.context.ledger import Hold
+from msctx.signals import Turn
+from msctx.switches import SWITCHES
 
 
 class Bound:
@@ -43,10 +42,13 @@ class Bound:
         self._scopes, self._here, self._base_version, self._watched = (), False, -1, Watched()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        own = Context(self.layers, "bound function", self._watched)
         if self._scopes and self._scopes[-1] in stack.scopes:  # called where it was bound
             return self.function(*args, **kwargs)
-        with _Guest(self._scopes, self.layers) if self._still_holds() else own:
+        if not self._still_holds():
+            with Context(self.layers, "bound function", self._watched):
+                return self.function(*args, **kwargs)
+        with Turn() as turn:
+            turn.begin(self._arrive, self._leave)
             return self.function(*args, **kwargs)
 
     def _still_holds(self) -> bool:
@@ -54,57 +56,34 @@ class Bound:
             return all(scope.open for scope in self._scopes)
         return self._here and self._base_version == BASE.version
 
-
-class _Guest:
-    """Is, in this thread, a guest of scopes that another one holds (none: of the base) while it is entered."""
-
-    def __init__(self, scopes: tuple[Scope, ...], layers: tuple[Layer, ...]) -> None:
-        self._scopes, self._layers = scopes, layers
-        self._visitors = scopes[-1].visitors if scopes else set()
-        self._begun: list[Hold] = []
-        self._guests: list[Scope] = []
-
-    def __enter__(self) -> None:
-        try:
-            with uninterrupted():
-                self._begin()
-        except BaseException:
-            self.__exit__()
-            raise
-
-    def __exit__(self, *error: object) -> None:
-        with uninterrupted():
-            self._end()
-
-    def _begin(self) -> None:
-
-        settings = self._scopes[-1].settings if self._scopes else Settings(self._layers)
+    def _arrive(self) -> Scope:
+        """Be, in this thread, a guest of scopes that another one holds; of the base, where there are none."""
+        settings = self._scopes[-1].settings if self._scopes else Settings(self.layers)
         plan = self._scopes[-1].plan if self._scopes else explain(settings)
-        self._begun.append(hold := _visit(plan.assignments))
-        own = self._scopes[-1].layers if self._scopes else ()
-        self._guests.append(guest := Scope(Context(self._layers, "bound function"), own, settings, plan, hold))
-        self._visitors.add(guest)
-        stack.scopes.append(guest)
-
-    def _end(self) -> None:
-        from msctx.context import ledger
-
+        hold = _visit(plan.assignments)
         try:
-            for guest in self._guests:
-                self._visitors.discard(guest)
-                stack.scopes[:] = [s for s in stack.scopes if s is not guest]
-                guest.end()
+            guest = Scope(Context(self.layers, "bound function"), settings, plan, hold)
+        except BaseException:
+            ledger.undo(hold, quiet=True)
+            raise
+        for scope in self._scopes[-1:]:
+            scope.visitors.add(guest)
+        stack.scopes.append(guest)
+        return guest
+
+    def _leave(self, guest: Scope) -> None:
+        for scope in self._scopes[-1:]:
+            scope.visitors.discard(guest)
+        stack.scopes[:] = [s for s in stack.scopes if s is not guest]
+        try:
+            guest.end()
         finally:
-            begun, self._begun[:] = [*self._begun], []
-            for hold in begun:
-                ledger.undo(hold, quiet=True)
+            assert guest.hold is not None
+            ledger.undo(guest.hold, quiet=True)
 
 
-def _visit(assignments: Mapping[str, Any]) -> Hold:
+def _visit(assignments: Mapping[str, Any]) -> ledger.Hold:
     """Set in this thread what each thread has for itself of a scope that another thread holds."""
-    from msctx.context import ledger
-    from msctx.switches import SWITCHES
-
     own = {name: want for name, want in assignments.items() if SWITCHES[name].scope == "thread"}
     hold = ledger.apply(own, ledger.Hold("bound function"))
     try:

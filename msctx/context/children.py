@@ -13,7 +13,7 @@ from multiprocessing import process
 from typing import Any
 
 from msctx.context.base import BASE
-from msctx.context.scopes import in_force, stack
+from msctx.context.scopes import above_base, innermost, stack
 from msctx.errors import MsctxError, MsctxWarning
 from msctx.imports import when_imported
 from msctx.options import Layer
@@ -32,7 +32,7 @@ class _Carrier:
     """
 
     def __reduce__(self) -> Any:
-        return _arrive, (BASE.levels, in_force()[0], BASE.read_environment)
+        return _arrive, (BASE.levels, above_base(innermost().settings), BASE.read_environment)
 
 
 _carrier = _Carrier()

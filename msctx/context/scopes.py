@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from msctx import notices
-from msctx.context.base import BASE
+from msctx.context.base import BASE, Base
 from msctx.native import counting
 from msctx.options import Layer, Settings
 from msctx.plan import Plan
@@ -25,9 +25,8 @@ class Ran:
 class Scope:
     """One entry of one context (a :class:`msctx.Context`, whose file is above this one) by one thread."""
 
-    def __init__(self, context: Any, layers: tuple[Layer, ...], settings: Settings, plan: Plan, hold: Hold | None) -> None:
-        self.context, self.layers, self.hold = context, layers, hold
-        self.settings, self.plan = settings, plan
+    def __init__(self, context: Any, settings: Settings, plan: Plan, hold: Hold | None) -> None:
+        self.context, self.settings, self.plan, self.hold = context, settings, plan, hold
         self.who = threading.current_thread()
         self.outer = stack.scopes[-1] if stack.scopes else None
         self._ran = Ran.count
@@ -68,15 +67,14 @@ if hasattr(os, "register_at_fork"):  # what a forked process inherits from other
     os.register_at_fork(after_in_child=lambda: BASE.opened.intersection_update(stack.scopes))
 
 
-def in_force() -> tuple[tuple[Layer, ...], Plan]:
-    """The layers of the scopes of this thread (without the base) and the plan in force."""
-    if stack.scopes:
-        return stack.scopes[-1].layers, stack.scopes[-1].plan
-    return (), BASE.plan
+def innermost() -> Scope | Base:
+    """What is in force in this thread: its innermost scope, else the base."""
+    return stack.scopes[-1] if stack.scopes else BASE
 
 
-def settings_in_force() -> Settings:
-    return stack.scopes[-1].settings if stack.scopes else BASE.settings
+def above_base(settings: Settings) -> tuple[Layer, ...]:
+    """The layers of scopes."""
+    return settings.layers[len(BASE.settings.layers) :]
 
 
 def end_stranded() -> None:

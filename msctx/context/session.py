@@ -7,24 +7,25 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
-from msctx.context import Bound, Context, layers_of, ledger, modes
+from msctx.context import Context, layers_of, ledger, modes
 from msctx.context.base import BASE, within
 from msctx.context.blocks import refuse_lazy
-from msctx.context.scopes import Ran, Scope, settings_in_force, stack
+from msctx.context.bound import Bound
+from msctx.context.scopes import Ran, Scope, innermost, stack
 from msctx.dynamo import outside_dynamo
 from msctx.errors import Diagnostic, OptionError, ScopeError, user_frame
 from msctx.native.watched import OF_PROCESS
 from msctx.options import Layer, make_layer
 from msctx.options.layers import with_preset
 from msctx.options.precision_rules import ACCELERATE
-from msctx.signals import uninterrupted
+from msctx.signals import Turn, uninterrupted
 from msctx.switches.parts import of_session
 from msctx.themes.precision import POLICY
 from msctx.themes.session import LOW_PRECISION
@@ -82,7 +83,7 @@ class Session(Context):
         scope = self._scope or next((s for s in [*BASE.opened] if s.context is self and not s.leaving), None)
         if scope is None:
             raise ScopeError(f"the {self.origin} is not open: call run() inside its with-block")
-        bound = Bound(self._run, scope.around, BASE.layers + scope.layers, True, self._watched)
+        bound = Bound(self._run, scope.around, scope.settings.layers, True, self._watched)
         result: R = bound(scope, function, args, kwargs)
         return result
 
@@ -102,11 +103,11 @@ class Session(Context):
     def _run(self, scope: Scope, function: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
         Ran.count += 1
         iterations = of_session("session.iterations_per_loop") or 1
-        with _Turn() as turn:
+        with Turn() as turn:
             turn.enter_context(self._places.taken(of_session("session.graph_max_parallel_model_num")))
             _begin_mode(of_session("session.graph_run_mode"), scope, turn)
             for _ in range(iterations):
-                with _Turn() as phase:
+                with Turn() as phase:
                     if policies := self._low_precision():
                         phase.begin(partial(ledger.apply, policies, ledger.Hold(ACCELERATE)), ledger.undo)
                     result = function(*args, **kwargs)
@@ -122,19 +123,6 @@ class Session(Context):
         first, *_ = requested.values()
         self._is_full = _is_over(first["until"], first["ratio"])
         return {} if self._is_full else {switch: found["policy"] for switch, found in requested.items()}
-
-
-class _Turn(ExitStack):
-    """What a call of run() has begun; it ends with the with-block, the last first, and Ctrl-C waits meanwhile."""
-
-    def begin(self, start: Callable[[], T], end: Callable[[T], object]) -> None:
-        """*end* is called with what *start* returns."""
-        with uninterrupted():
-            self.callback(end, start())
-
-    def __exit__(self, *error: Any) -> bool | None:
-        with uninterrupted():
-            return super().__exit__(*error)
 
 
 class _Places:
@@ -166,7 +154,7 @@ def _models(scope: Scope) -> list[nn.Module]:
     return [*{id(model): model for model in found}.values()]
 
 
-def _begin_mode(mode: str | None, scope: Scope, turn: _Turn) -> None:
+def _begin_mode(mode: str | None, scope: Scope, turn: Turn) -> None:
     if mode is None:
         return
     is_training = mode == "training"
@@ -203,7 +191,7 @@ def _look_at_devices() -> None:
 def _by_environment(own: tuple[Layer, ...]) -> tuple[Layer, ...]:
     """The device that a variable names, if no option names one."""
     BASE.start()
-    settings = within(settings_in_force(), own)
+    settings = within(innermost().settings, own)
     if settings.counts("session_device_id") or settings.counts("device_id"):
         return ()
     name = next((name for name in DEVICE_IDS if os.environ.get(name)), None)

@@ -13,7 +13,7 @@ from typing import Any
 import torch.compiler.config as config
 
 from msctx import locks
-from msctx.torch_config import is_threads_own, override, put_override
+from msctx.torch_config import NOTHING, Forced, is_threads_own, override, put_override
 
 TAG, DISABLED = "cache_key_tag", "force_disable_caches"
 
@@ -45,25 +45,28 @@ class _Requested:
             self.found = None
 
 
-class _Disabling:
-    """Whether torch's caches are off in every thread, written where torch keeps what the environment forces."""
+class _Disabling(Forced):
+    """Whether torch's caches are off in every thread: as an option requests it, or since threads request different things."""
 
-    requested: bool | None = None
-    """By an option."""
-    found: Any = None
-    is_written = False
+    requested: Any = NOTHING
 
-    def enforce(self) -> None:
+    def holds(self, value: bool) -> bool:
+        return self.requested is value
 
-        entry: Any = vars(config)["_config"][DISABLED]
-        wanted = True if len(_process.contents) > 1 else self.requested
-        if wanted is not None:
-            if not self.is_written:
-                self.found, self.is_written = entry.env_value_force, True
-            entry.env_value_force = wanted
-        elif self.is_written:
-            entry.env_value_force, self.is_written = self.found, False
-        put_override(config, DISABLED, override(config, DISABLED))  # marks what torch keeps of its configuration as stale
+    def save(self) -> tuple[Any, ...]:
+        return self.requested, self.own
+
+    def write(self, value: bool) -> None:
+        self.load((value, None))
+
+    def load(self, state: tuple[Any, ...]) -> None:
+        with _lock:
+            self.requested, own = state
+            self.enforce(own)
+
+    def enforce(self, own: Any = None) -> None:
+        self.forced = True if len(_process.contents) > 1 else self.requested
+        self._enforce(own)
 
 
 class _Here(threading.local):
@@ -72,7 +75,8 @@ class _Here(threading.local):
         self.is_put = False
 
 
-_here, _process, _disabling = _Here(), _Requested(), _Disabling()
+_here, _process = _Here(), _Requested()
+DISABLING = _Disabling(config.__name__, DISABLED, bool)
 _lock = locks.plain()
 
 
@@ -84,7 +88,7 @@ def put(content: str | None) -> None:
     else:
         with _lock:
             _process.put(content)
-            _disabling.enforce()
+            DISABLING.enforce()
 
 
 def is_threads_own_tag() -> bool:
@@ -96,24 +100,6 @@ def is_threads_own_tag() -> bool:
 def is_put() -> bool:
     """Whether this thread requests something."""
     return _here.is_put
-
-
-def disable(off: bool | None) -> None:
-    """Have torch's caches off, or on, whatever programs set; None: as they were found."""
-    with _lock:
-        _disabling.requested = off
-        _disabling.enforce()
-
-
-def disabling() -> bool | None:
-    """What :func:`disable` was called with last."""
-    return _disabling.requested
-
-
-def are_disabled() -> bool:
-    """Whether torch's caches are off in this thread."""
-
-    return bool(config.force_disable_caches)
 
 
 def _after_fork() -> None:

@@ -247,6 +247,11 @@ def loaded() -> Core | None:
     return _core
 
 
+def hooked() -> set[str]:
+    """The places whose operators it serves."""
+    return {*_core._hooked} if _core is not None else set()
+
+
 def load() -> Core:
     """The library; built, loaded and checked the first time.
 

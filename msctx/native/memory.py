@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from ctypes import POINTER, c_int, c_int64
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from msctx import locks
 from msctx.errors import SwitchError
@@ -25,18 +24,16 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_cap_counts": (None, [c_int64, POINTER(c_int64)]),
 }
 _NO_LIMIT = 1 << 62
-
-
-class Cap(NamedTuple):
-    """A cap that is open: the bytes and who set it, and its number in the library."""
-
-    wanted: list[Any]
-    number: int
+Cap = tuple[int, str]
+"""The bytes, and who set it."""
 
 
 _lock = locks.reentrant()
 _kept: int | None = None
-_caps: list[Cap] = []
+_caps: tuple[Cap, ...] = ()
+"""Those in force, the outermost first."""
+_numbers: list[int] = []
+"""Of the same in the library."""
 
 
 @cache
@@ -60,25 +57,28 @@ def write_pool(value: int | None) -> None:
         _kept = value
 
 
-def read_caps() -> list[list[Any]]:
-    """The caps in force, the outermost first: bytes, and who set it."""
-    return [cap.wanted for cap in _caps]
+def read_caps() -> tuple[Cap, ...]:
+    return _caps
 
 
-def write_caps(value: Sequence[Sequence[Any]]) -> None:
+def write_caps(value: tuple[Cap, ...]) -> None:
     """Open and close caps until these are in force; those that stay go on counting."""
+    global _caps
     with _lock:
-        for place, (cap, wanted) in enumerate(zip(_caps, value, strict=False)):
-            if cap.wanted != wanted:  # the base has been changed
-                _library().msctx_cap_set(cap.number, *_limit(wanted, _counts(cap.number)["current_bytes"]))
-                _caps[place] = Cap([*wanted], cap.number)
-        while len(_caps) > len(value):
-            _library().msctx_cap_close(_caps.pop().number)
-        for wanted in value[len(_caps) :]:
-            _caps.append(Cap([*wanted], int(_library().msctx_cap_set(0, *_limit(wanted)))))
+        both = min(len(_caps), len(value))
+        if _caps[:both] != value[:both]:  # the base has been changed
+            for number, before, wanted in zip(_numbers, _caps, value, strict=False):
+                if before != wanted:
+                    _library().msctx_cap_set(number, *_limit(wanted, _counts(number)["current_bytes"]))
+        _caps = _caps[:both] if len(_caps) > both else value[:both]
+        while len(_numbers) > both:
+            _library().msctx_cap_close(_numbers.pop())
+        for wanted in value[both:]:
+            _numbers.append(int(_library().msctx_cap_set(0, *_limit(wanted))))
+        _caps = value
 
 
-def _limit(wanted: Sequence[Any], counted: int = 0) -> tuple[int, str]:
+def _limit(wanted: Cap, counted: int = 0) -> tuple[int, str]:
     """The limit of a cap, no more than is free (with idle blocks and what the cap has *counted* already), and its text."""
     requested, origin = wanted
     most = limits.free_bytes() + _counts(0)["idle_bytes"] + counted
@@ -97,7 +97,8 @@ def statistics() -> dict[str, Any]:
     if core.loaded() is None:
         return dict.fromkeys(COUNTS[1:], 0) | {"caps": []}
     with _lock:
-        caps = [{"requested_bytes": cap.wanted[0], "origin": cap.wanted[1], **_counts(cap.number)} for cap in _caps]
+        open_ones = zip(_caps, _numbers, strict=True)
+        caps = [{"requested_bytes": size, "origin": origin, **_counts(number)} for (size, origin), number in open_ones]
     of_all = _counts(0)
     for one in caps:
         del one["idle_bytes"]

@@ -23,7 +23,7 @@ class Switch:
 
     Attributes:
         name: dotted; the first word is its owner (``torch``, ``env``, ``python``, ``rng``).
-        read: the value in effect now: plain data, or a frozen dataclass.
+        read: the value in effect now: plain data, tuples or frozen dataclasses.
         write: sets it; ``None`` for a global that is only observed.
         scope: ``"process"``; ``"thread"``: each thread has its own; ``"inherited"``: a thread's own, and new threads start
             with the one written last.

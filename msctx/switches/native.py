@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -51,12 +50,16 @@ OF_CUDA = (_convolution("native.convolution.cuda"),)
 OF_ASCEND = (_convolution("native.convolution.ascend"),)
 
 
-def prepare(assignments: Mapping[str, Any]) -> None:
-    """Load, or build, what writing *assignments* needs; it may be interrupted. Later plans report what fails."""
+def prepare(assignments: Mapping[str, Any]) -> bool:
+    """Load, or build, what writing *assignments* needs; it may be interrupted. Returns whether plans may be others now."""
+    before, has_failed = core.hooked(), False
     for name, value in assignments.items():
-        with suppress(MsctxError):
+        try:
             if value and (load := LOADS.get(name)):
                 load()
+        except MsctxError:
+            has_failed = True
+    return has_failed or core.hooked() != before
 
 
 _NEED_CORE = (*SWITCHES, *(row for row in parts.SWITCHES if row.name in parts.READERS))

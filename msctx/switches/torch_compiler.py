@@ -14,7 +14,7 @@ from msctx.graph import calls, gradients
 from msctx.imports import when_imported
 from msctx.native import cache_tag
 from msctx.switches.base import Switch, of, reading, writing
-from msctx.switches.forced import NOTHING, Forced, by_variable
+from msctx.torch_config import NOTHING, Forced, by_variable
 
 # --- graph mode -------------------------------------------------------------------------------------------------------
 
@@ -111,13 +111,7 @@ SWITCHES = (
         satisfied=lambda wanted: bool(import_module(_CACHE).serves(wanted)),
         blocked=lambda wanted: str(import_module(_CACHE).obstacle(wanted)),
     ),
-    Switch(
-        "torch.compiler.force_disable_caches",
-        cache_tag.are_disabled,
-        cache_tag.disable,
-        state=(cache_tag.disabling, cache_tag.disable),
-        satisfied=lambda off: cache_tag.disabling() is off,
-    ),
+    of("torch.compiler.force_disable_caches", cache_tag.DISABLING),
     of("torch.compiler.job_id", _Job("torch.compiler.config", "job_id", lambda: None)),
     _logs("torch.logs.dynamo"),
     _logs("torch.logs.aot"),

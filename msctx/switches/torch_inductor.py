@@ -15,7 +15,7 @@ import torch
 from msctx.imports import when_imported
 from msctx.inductor_pass import Beside
 from msctx.switches.base import of
-from msctx.switches.forced import INDUCTOR, NOTHING, UNSET, Flag, Forced, by_variable
+from msctx.torch_config import INDUCTOR, NOTHING, UNSET, Flag, Forced, by_variable
 
 
 @cache

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
@@ -115,6 +116,12 @@ def pool(on: On) -> dict[str, Any]:
     return {"native.memory_pool": most if reuses(on) else 0}
 
 
+@lru_cache(maxsize=1024)
+def _cap(size: int, origin: str) -> tuple[int, str]:
+    """One object each: the plan of each of a thousand nested scopes has those of all around it."""
+    return size, origin
+
+
 @translates("max_device_memory")
 def _max_device_memory(on: On, setting: Setting) -> Outcome | None:
     """The tightest of the caps in force, outer scopes' included, goes to the caching allocator; on a CPU each of them counts."""
@@ -124,16 +131,16 @@ def _max_device_memory(on: On, setting: Setting) -> Outcome | None:
             return None
         if on.facts.native:
             return refused(on.facts.native)
-        caps = [[setting.value, setting.origin] for setting in reversed(settings)]
+        caps = tuple(_cap(setting.value, setting.origin) for setting in reversed(settings))
         return honoured(pool(on) | {"native.memory_caps": caps}, arithmetic(caps, on.facts.free_memory))
     if not reuses(on):
         return refused(UNCACHED.format(ALLOCATOR[on.device]))
     switch = {"cuda": "torch.cuda.memory_cap", "ascend": "torch.npu.memory_cap"}[on.device]
-    sum_of = arithmetic([[setting.value, setting.origin] for setting in reversed(settings)])
+    sum_of = arithmetic([(setting.value, setting.origin) for setting in reversed(settings)])
     return approximated({switch: tightest(on)}, joined(sum_of, CAP[on.device]))
 
 
-def arithmetic(caps: list[list[Any]], is_free: int = 0) -> str:
+def arithmetic(caps: Sequence[tuple[int, str]], is_free: int = 0) -> str:
     """How much there is: the least of what is requested, of the tightest outer scope, and of what is free (0: not known)."""
     outer = [f"{in_words(size)} of {origin}" for size, origin in [min(caps[:-1], key=itemgetter(0))]] if caps[1:] else []
     free = [f"{in_words(is_free)} free"] if is_free else []

@@ -24,7 +24,7 @@ def nothing_left() -> Iterator[None]:
     yield
     if memory.statistics()["current_bytes"]:
         gc.collect()
-    assert (memory.read_pool(), memory.read_caps()) == (None, [])
+    assert (memory.read_pool(), memory.read_caps()) == (None, ())
     assert memory.statistics()["idle_bytes"] == memory.statistics()["current_bytes"] == 0
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from msctx.switches import forced, torch_inductor
+from msctx import torch_config
+from msctx.switches import torch_inductor
 
 VARIABLES = {name: variable for name, (variable, _) in torch_inductor._FLAGS.items()} | {
     "torch.inductor.freezing": "TORCHINDUCTOR_FREEZING",
@@ -164,7 +165,8 @@ def test_values_hold_in_every_thread_whether_inductor_is_loaded_or_not(passes: C
 
 
 def test_only_what_the_plan_knows_of_is_not_there() -> None:
-    of_torch = {name: those for name, those in forced._all.items() if name.startswith("torch.")}  # not those of another test
+    # not those of another test
+    of_torch = {name: those for name, those in torch_config._all.items() if name.startswith("torch.")}
     found = {one.key for name, those in of_torch.items() for one in those if one.key not in import_module(name)._config}
     assert {f"torch.inductor.{key}" for key in found} == LACKING
     assert torch_inductor.obstacle("no_such_key").endswith("has no torch._inductor.config.no_such_key")

@@ -35,7 +35,7 @@ def test_nested_caps_on_a_cpu_all_count() -> None:
     caps = ("4GB", "8GB", "1GB")
     (row,) = planned(*({"max_device_memory": cap} for cap in caps), free_memory=3 * GB).rows
     assert row.status == "honoured"
-    wanted = {"native.memory_pool": 150, "native.memory_caps": [[4 * GB, "layer 0"], [8 * GB, "layer 1"], [GB, "layer 2"]]}
+    wanted = {"native.memory_pool": 150, "native.memory_caps": ((4 * GB, "layer 0"), (8 * GB, "layer 1"), (GB, "layer 2"))}
     assert row.assignments == wanted
     assert row.reason == "1 GiB: least of 1 GiB requested, 4 GiB of layer 0, 3 GiB free"
     assert not planned({"max_device_memory": "4GB"}).rows[0].reason
