@@ -33,25 +33,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 COMMANDS: dict[Callable[..., None], tuple[str, str | None]] = {
-    run.run: (
-        "Run an experiment under its options and record it.",
-        "msctx run configs/experiments/digits.yaml deterministic=ON args.epochs=5 --out runs/first",
-    ),
-    run.execute: (
-        "Run any command under options.",
-        "msctx exec deterministic=ON max_device_memory=4GB -- torchrun --nproc-per-node 2 train.py",
-    ),
-    explain.explain: (
-        "What options would do here, and why.",
-        "msctx explain deterministic=ON conv_allow_tf32=false --device cuda",
-    ),
+    run.run: ("Run an experiment under its options and record it.", "msctx run digits deterministic=ON args.epochs=5"),
+    run.execute: ("Run any command under options.", "msctx exec deterministic=ON -- torchrun --nproc-per-node 2 train.py"),
+    explain.explain: ("What options would do here, and why.", "msctx explain conv_allow_tf32=false --device cuda"),
     starter.init: ("Write an experiment to start from.", "msctx init mine.yaml && msctx run mine.yaml"),
     explain.options: ("The reference of all options, or of one.", "msctx options conv_fprop_algo"),
     compare.compare: ("Measure which choice is fastest and still right.", "msctx compare resnet50 --quick --out compared"),
-    verify.verify: (
-        "Run a training twice and name the first operator that differs.",
-        "msctx verify configs/experiments/digits.yaml --against threads --steps 10",
-    ),
+    verify.verify: ("Run a training twice; name the first operator that differs.", "msctx verify digits --against threads"),
     compare.capture: ("Write down the layers of a model.", "msctx capture mymodel:make --out mine.yaml"),
     build.build: ("Build the native core now.", "msctx build"),
     explain.migrate: ("Translate what a MindSpore script sets.", "msctx migrate train_mindspore.py --as yaml > train.yaml"),

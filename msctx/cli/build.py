@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from msctx.cli import render
-from msctx.cli.output import Json, emit
+from msctx.cli.output import Json, Texts, emit, option
 from msctx.errors import Diagnostic, OptionError
 from msctx.native import artifacts, core, tuning, tuning_file
 from msctx.native import build as native
@@ -23,16 +23,8 @@ from msctx.run.config import read
 def build(
     clean: Annotated[bool, typer.Option("--clean", help="First remove everything that was built before.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show each command of the compiler.")] = False,
-    cuda: Annotated[
-        bool,
-        typer.Option(
-            "--cuda", help="Compile the CUDA kernels instead and report on each. Takes no GPU. Ends with 1 if one fails."
-        ),
-    ] = False,
-    arch: Annotated[
-        list[str] | None,
-        typer.Option("--arch", metavar="sm_80|sm_90a", help="With --cuda: for this one alone; may be repeated."),
-    ] = None,
+    cuda: Annotated[bool, typer.Option("--cuda", help="Compile the CUDA kernels instead. Ends with 1 if one fails.")] = False,
+    arch: Annotated[Texts, option("sm_80|sm_90a", "With --cuda: for this one alone; may be repeated.")] = None,
     json_: Json = False,
 ) -> None:
     """Build the native core now rather than when an option first needs it, load it, and check that PyTorch calls it."""
@@ -78,9 +70,7 @@ tune = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-File = Annotated[
-    str | None, typer.Option("--file", help="The tuning file. Default: that of tuning_file, else the one in the cache.")
-]
+File = Annotated[str | None, typer.Option(help="The tuning file. Default: that of tuning_file, else the one in the cache.")]
 
 
 @tune.command("show")

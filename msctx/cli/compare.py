@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from msctx.cli import completion, render
-from msctx.cli.output import Json, Words, print_json, print_text, write_new
+from msctx.cli.output import Json, Texts, Words, argument, option, print_json, print_text, write_new
 from msctx.errors import Diagnostic, OptionError
 from msctx.recorded import command_line
 from msctx.run.record import Record
@@ -22,26 +22,13 @@ if TYPE_CHECKING:
 
 
 def compare(
-    subject: Annotated[
-        str,
-        typer.Argument(
-            help="A YAML file; package.module:function; a shipped comparison, workload or experiment.",
-            autocompletion=completion.subject,
-        ),
-    ],
+    subject: Annotated[str, argument("SUBJECT", "A YAML file; package.module:function; a shipped name.", completion.subject)],
     overrides: Words = None,
-    axis: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=A,B", help="Values of an option to compare; repeatable.", autocompletion=completion.settings),
-    ] = None,
+    axis: Annotated[Texts, option("KEY=A,B", "Values of an option to compare; repeatable.", completion.settings)] = None,
     seconds: Annotated[float | None, typer.Option(help="Seconds per row.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Under a minute: less time for each row, the largest first.")] = False,
-    out: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Write report.html, result.json, result.csv and best.yaml.")
-    ] = None,
-    fail_below: Annotated[
-        float | None, typer.Option(metavar="RATIO", help="End with 1 if a choice fails, or is slower than PyTorch by more.")
-    ] = None,
+    out: Annotated[str | None, option("DIR", "Write report.html, result.json, result.csv and best.yaml.")] = None,
+    fail_below: Annotated[float | None, option("RATIO", "End with 1 if a choice fails, or is slower by more.")] = None,
     json_: Json = False,
 ) -> None:
     """Which algorithm, precision and determinism to use, and what each costs: measured beside torch's own path."""
@@ -95,9 +82,7 @@ def _write(found: Result, record: Record) -> str:
 
 def capture(
     model: Annotated[str, typer.Argument(metavar="package.module:function", help="Returns a torch.nn.Module and an input.")],
-    out: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The workload file to write; it must not be there yet.")
-    ] = None,
+    out: Annotated[str | None, option("FILE", "The workload file to write; it must not be there yet.")] = None,
     json_: Json = False,
 ) -> None:
     """Run a model once and write down its layer problems as a workload, for `msctx compare FILE`."""

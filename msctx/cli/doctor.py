@@ -119,15 +119,12 @@ def _compilers() -> Iterator[Check]:
 
 def _libraries() -> Iterator[Check]:
     """The dependencies as the package declares them; extras are optional."""
-    needed = ("numpy", "pyyaml", "pydantic", "rich", "typer", "filelock", "platformdirs")
+    for name in ("numpy", "pyyaml", "pydantic", "rich", "typer", "filelock", "platformdirs"):  # all commands import them
+        yield Check(name, "ok", library_version(name) or "")
     extras = {"scikit-learn": "'msctx[experiments]' (the digits experiment)", "pytest": "'msctx[test]' (the test suite)"}
-    for name in (*needed, *extras):
-        if version := library_version(name):
-            yield Check(name, "ok", version)
-        else:
-            yield Check(
-                name, "broken" if name in needed else "missing", "not installed", f"pip install {extras.get(name, name)}"
-            )
+    for name, extra in extras.items():
+        version = library_version(name)
+        yield Check(name, "ok", version) if version else Check(name, "missing", "not installed", f"pip install {extra}")
 
 
 def _native() -> Iterator[Check]:

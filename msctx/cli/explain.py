@@ -11,7 +11,7 @@ import typer
 from msctx import migrate as migrating
 from msctx import reference
 from msctx.cli import completion, render
-from msctx.cli.output import Json, Words, emit, emit_plan, print_json, print_text
+from msctx.cli.output import Device, Json, Texts, Words, argument, emit, emit_plan, option, print_json, print_text
 from msctx.cli.starter import write_implementations
 from msctx.context import explain as plan_of
 from msctx.context.base import BASE
@@ -28,19 +28,10 @@ from msctx.schema import dump
 
 def explain(
     words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="FILE|PRESET|KEY=VALUE...",
-            help="A YAML file, a preset, options, or several of these.",
-            autocompletion=completion.settings,
-        ),
+        Texts, argument("FILE|PRESET|KEY=VALUE...", "A YAML file, a preset, options.", completion.settings)
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Plan for cpu, cuda or ascend, present or not. Default: this machine.")
-    ] = None,
-    all_: Annotated[
-        bool, typer.Option("--all", help="All options of MindSpore, CANN and ATC, set or not: a row for each path.")
-    ] = False,
+    device: Device = None,
+    all_: Annotated[bool, typer.Option("--all", help="All options of MindSpore, CANN and ATC, set or not, by path.")] = False,
     json_: Json = False,
 ) -> None:
     """What options would do: value, origin, status, switches, and why an option is refused. Changes nothing."""
@@ -57,17 +48,8 @@ def explain(
 
 
 def options(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            help="An option, or a group such as gpu_config, by any of its names; or a word to search for.",
-            autocompletion=completion.option,
-        ),
-    ] = None,
-    write_ini: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="With op_select_implmode: write its list, a start for op_precision_mode."),
-    ] = None,
+    name: Annotated[str | None, argument("NAME", "An option, a group, or a word to search for.", completion.option)] = None,
+    write_ini: Annotated[str | None, option("FILE", "With op_select_implmode: write its list for op_precision_mode.")] = None,
     json_: Json = False,
 ) -> None:
     """The reference: all options in a table, or one with its values, devices, status, interactions and an example."""
@@ -103,13 +85,9 @@ def schema(json_: Json = False) -> None:
 
 
 def migrate(
-    file: Annotated[
-        str, typer.Argument(help="A Python script or a notebook that sets MindSpore's context. It is read, not run.")
-    ],
-    device: Annotated[str | None, typer.Option(help="Statuses for cpu, cuda or ascend. Default: this machine.")] = None,
-    as_: Annotated[
-        str | None, typer.Option("--as", metavar="yaml|block", help="Print the YAML, or the with-block, alone.")
-    ] = None,
+    file: Annotated[str, typer.Argument(help="A script or a notebook that sets MindSpore's context. It is read, not run.")],
+    device: Device = None,
+    as_: Annotated[str | None, typer.Option("--as", metavar="yaml|block", help="Print this form alone.")] = None,
     json_: Json = False,
 ) -> None:
     """What a MindSpore script sets, as YAML and as a with-block, with a status for each option. Ends with 1 if it sets nothing."""

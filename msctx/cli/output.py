@@ -17,21 +17,23 @@ from msctx.errors import Diagnostic, FileError
 from msctx.plan import Plan
 from msctx.run.record import plain, unwritten
 
+Texts = list[str] | None
+
+
+def option(metavar: str, help: str, complete: Any = None, **more: Any) -> Any:
+    """An option of a command that takes a value."""
+    return typer.Option(metavar=metavar, help=help, autocompletion=complete, **more)
+
+
+def argument(metavar: str, help: str, complete: Any = None) -> Any:
+    return typer.Argument(metavar=metavar, help=help, autocompletion=complete)
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-Entry = Annotated[
-    str,
-    typer.Argument(
-        metavar="FILE|ENTRY",
-        help="A YAML file, the name of a shipped experiment (digits), package.module:function, or a script.",
-        autocompletion=completion.experiment,
-    ),
-]
-Words = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...", help="Options, args.NAME=…, experiment.seed=…", autocompletion=completion.settings
-    ),
-]
+Device = Annotated[str | None, typer.Option(help="Statuses for cpu, cuda or ascend, present or not. Default: this machine.")]
+ENTRY = "A YAML file, the name of a shipped experiment (digits), package.module:function, or a script."
+Entry = Annotated[str, argument("FILE|ENTRY", ENTRY, completion.experiment)]
+Words = Annotated[Texts, argument("[KEY=VALUE]...", "Options, args.NAME=…, experiment.seed=…", completion.settings)]
 
 NO_CANN = "source CANN's set_env.sh; without CANN: set TORCH_DEVICE_BACKEND_AUTOLOAD=0, or uninstall torch_npu"
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from msctx.cli import completion, render
-from msctx.cli.output import Entry, Json, Words, emit, emit_plan, only_json, print_json, print_text
+from msctx.cli.output import Entry, Json, Texts, Words, argument, emit, emit_plan, only_json, option, print_json, print_text
 from msctx.context.base import explain, refuse
 from msctx.errors import Diagnostic, MsctxError, OptionError
 from msctx.options.layers import flatten, presets
@@ -26,26 +26,11 @@ def run(
     overrides: Words = None,
     out: Annotated[str | None, typer.Option(help="The run directory. Default: a new one under record.dir.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan; run nothing.")] = False,
-    sweep: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=A,B", help="Run once per value, or per combination of keys.", autocompletion=completion.settings
-        ),
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="With --sweep and --out: go on with a sweep that has not ended; what failed runs again."),
-    ] = False,
-    engine: Annotated[
-        str, typer.Option(metavar="ENGINE", help="With --sweep: run its points as jobs of slurm, or local at once.")
-    ] = "",
-    job: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="With --engine: a parameter of submitit (slurm_partition, …).")
-    ] = None,
-    nproc: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Run it as N processes of this node, as torchrun does. Default: in this one."),
-    ] = None,
+    sweep: Annotated[Texts, option("KEY=A,B", "Run once per value, or combination of values.", completion.settings)] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="With --sweep and --out: go on; what failed runs again.")] = False,
+    engine: Annotated[str, option("ENGINE", "With --sweep: run its points as jobs of slurm, or local at once.")] = "",
+    job: Annotated[Texts, option("KEY=VALUE", "With --engine: a parameter of submitit (slurm_partition, …).")] = None,
+    nproc: Annotated[int | None, option("N", "Run it as N processes of this node, as torchrun does.", min=1)] = None,
     nnodes: Annotated[str, typer.Option(metavar="M", help="With --nproc: nodes, or MIN:MAX of them.")] = "1",
     rdzv: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where several nodes find each other, the same on all.")] = "",
     max_restarts: Annotated[int, typer.Option(min=0, help="How often a rank of this node may fail: all start anew.")] = 0,
@@ -167,11 +152,7 @@ SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 def execute(
     words: Annotated[
         list[str],
-        typer.Argument(
-            metavar="[FILE.yaml] [PRESET] [KEY=VALUE]... -- COMMAND...",
-            help="Options, as `msctx run` takes them, and the command.",
-            autocompletion=completion.settings,
-        ),
+        argument("[FILE|PRESET|KEY=VALUE]... -- COMMAND...", "Options as of run, and the command.", completion.settings),
     ],
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="First show what each option is likely to do here.")] = False,
 ) -> None:

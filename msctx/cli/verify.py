@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from msctx.cli import render
-from msctx.cli.output import Entry, Json, Words, emit
+from msctx.cli.output import Entry, Json, Texts, Words, emit, option
 from msctx.errors import Diagnostic, OptionError
 from msctx.run.config import read, subject_of
 from msctx.run.ending import terminable
@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 def verify(
     subject: Entry,
     overrides: Words = None,
-    against: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="WHAT", help="run (default), threads[:N], compiled, or KEY=VALUE (of the second run; repeatable)."
-        ),
-    ] = None,
+    against: Annotated[Texts, option("WHAT", "run (default), threads[:N], compiled, or KEY=VALUE of the second run.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Compare the first steps only. Default: the whole run.")] = None,
     json_: Json = False,
 ) -> None:

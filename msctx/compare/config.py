@@ -21,7 +21,7 @@ from msctx.options.kinds import ChoiceKind, IntKind, Kind, ShareKind, TextKind, 
 from msctx.options.validation import check
 from msctx.options.yamlfile import load, parse
 from msctx.run import sweep
-from msctx.run.config import COMPARED, Experiment, read_document
+from msctx.run.config import COMPARED, Experiment, collected, read_document
 from msctx.shipped import shipped
 
 PHASES = ("inference", "training")
@@ -172,11 +172,9 @@ class _Reading:
 
     def _base(self) -> Experiment:
         others = ("workload",) if self.data.keys() == {"workload"} else COMPARED
-        try:
+        with collected(self.problems):
             return read_document(self.document, self.path, self.given.overrides, others=others)
-        except OptionError as error:
-            self.problems += error.problems
-            return Experiment({}, entry="?" if "experiment" in self.data else "")  # it is the subject all the same
+        return Experiment({}, entry="?" if "experiment" in self.data else "")  # it is the subject all the same
 
     def _keys(self, section: Any, where: str = "", marks: Marks = nowhere) -> dict[str, Any]:
         found, wrong = check(Keys, section, ("compare",), where, marks)
@@ -229,20 +227,16 @@ class _Reading:
             is_set = isinstance(values, dict) and all(one is None or isinstance(one, dict) for one in values.values())
             if values and (isinstance(values, list) if find(key) else is_set):
                 found[key] = values
-            elif find(key):
-                self._add(f"axes.{key}", "is not a list of values", ("axes", key, ""), AXIS)
             else:
                 spellings = [spelling for option in OPTIONS.values() for spelling in option.spellings]
-                text, hint = "is not an option, and has no sets of options either", nearest(key, spellings)
-                self._add(f"axes.{key}", text, ("axes", key, ""), AXIS, hint)
+                text = "is not a list of values" if find(key) else "is not an option, and has no sets of options either"
+                self._add(f"axes.{key}", text, ("axes", key, ""), AXIS, "" if find(key) else nearest(key, spellings))
         return found
 
     def _axes_of_words(self) -> dict[str, list[Any]]:
-        try:
+        found: dict[str, list[Any]] = {}
+        with collected(self.problems):
             found = sweep.read(self.given.axes, "--axis")
-        except OptionError as error:
-            self.problems += error.problems
-            return {}
         for key in found:
             if not find(key):
                 self._add("--axis", f"{key!r} is not an option: arguments are for msctx run --sweep")
@@ -255,10 +249,8 @@ class _Reading:
             sets = values if isinstance(values, Mapping) else {number: {key: one} for number, one in enumerate(values)}
             for place, options in sets.items():
                 mark = None if key in typed else marks((key, place))
-                try:
+                with collected(self.problems):
                     make_layer(options or {}, "axes" if mark else "command line", all_at(mark) if mark else None)
-                except OptionError as error:
-                    self.problems += error.problems
         found = points({**axes, **typed}) if len(self.problems) == before else []
         for name, count in Counter(point.name for point in found).items():
             if not name and axes:

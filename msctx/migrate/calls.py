@@ -6,13 +6,12 @@ import ast
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 from msctx.errors import Diagnostic, Mark, one_line
 from msctx.migrate.names import AT_RUN_TIME, CONSTANTS, Names, Unknown
 from msctx.migrate.script import Script
-from msctx.options import OPTIONS, find, is_dictionary
+from msctx.options import find, is_dictionary
 
 HOMES = ("common.seed.", "common.api.", "common.", "device_manager.")
 """Modules of MindSpore whose functions the top level has too, beside ``context``, which many modules import."""
@@ -113,14 +112,12 @@ class Reader:
 
     def __init__(self, script: Script) -> None:
         self.script, self.names = script, Names(script)
-        self.has_mindspore = self.names.imports_mindspore()
 
     def calls(self) -> Iterator[Call]:
         """Every call that sets something, in the order in which the script has them."""
-        nodes = [node for node in self.script.parents if isinstance(node, ast.Call | ast.Attribute | ast.Name)]
+        nodes = [node for node in self.script.parents if isinstance(node, ast.Call)]
         for node in sorted(nodes, key=lambda n: (n.lineno, n.col_offset)):
-            found = self._call(node, self._function(node.func)) if isinstance(node, ast.Call) else self._mention(node)
-            if found:
+            if found := self._call(node, self._function(node.func)):
                 yield found
 
     def _function(self, node: ast.expr) -> str:
@@ -130,21 +127,6 @@ class Reader:
             function = function.removeprefix(home)
         return function
 
-    def _mention(self, node: ast.Attribute | ast.Name) -> Call | None:
-        """A function that sets something, and is handed on instead of being called: what it will set cannot be read."""
-        parent, field = self.script.parents[node]
-        followed = field == "func" or isinstance(parent, ast.Assign | ast.AnnAssign | ast.NamedExpr)
-        if followed or not isinstance(node.ctx, ast.Load):
-            return None
-        function = self._function(node)
-        if function != "set_context" and function not in functions():
-            return None
-        return self._unread(node, "is passed on here instead of being called: migrate its options by hand")
-
-    def _unread(self, node: ast.expr, why: str) -> Call:
-        written = one_line(self.script.written(node), 60)
-        return Call(written, self.script.mark(node, len(written)), self.script.inside(node)).leave_out(why)
-
     def _call(self, call: ast.Call, function: str) -> Call | None:
         written = self.script.written(call.func)
         found = Call(written, self.script.mark(call, len(written)), self.script.inside(call))
@@ -152,12 +134,6 @@ class Reader:
             self._keywords(call, found)
         elif function in PARAMETERS or (find(function) and function.startswith(("runtime.", "device_context."))):
             self._parameters(call, function, found)
-        elif (
-            self.has_mindspore
-            and written == "getattr"
-            and any(isinstance(part, ast.Constant) and part.value == "set_context" for part in call.args)
-        ):
-            return self._unread(call, "is looked up by name: migrate its options by hand")
         elif why := self._why_not(call, function):
             found.leave_out(why)
         else:
@@ -177,10 +153,6 @@ class Reader:
         first, _, rest = function.partition(".")
         if first in ("runtime", "device_context") and rest and not rest.lower().endswith(ASKING):
             return "no counterpart in msctx"
-        base = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "set_context" else None
-        if base is not None and self.has_mindspore and not self.names.paths(call.func) and not isinstance(base, ast.Constant):
-            what = one_line(self.script.written(base), 60)
-            return f"what {what} is, is {AT_RUN_TIME}; if it is MindSpore's context, migrate these options by hand"
         return ""
 
     # --- arguments ------------------------------------------------------------------------------------------------------
@@ -261,11 +233,3 @@ def _spelling(function: str, parameter: str) -> str:
     if find(dotted) is None and find(function) is not None:
         return function
     return SPELLINGS.get(dotted, dotted)
-
-
-@cache
-def functions() -> list[str]:
-    """The functions of MindSpore's newer vocabulary that can be migrated."""
-    dotted = {name for option in OPTIONS.values() for name in option.also if name.startswith(("runtime.", "device_context."))}
-    inner = {name for name in dotted if name.rpartition(".")[0] in PARAMETERS}
-    return sorted({*PARAMETERS, *(dotted - inner)})

@@ -55,7 +55,6 @@ def read(path: str) -> Migration:
         merging.add(found)
     if not merging.calls:
         text = "no call that sets MindSpore's context was found"
-        text += "; this file does not import it" * (not reader.has_mindspore)
         merging.problems.append(Diagnostic("", text, script.file, LOOKED_FOR))
     return merging.result()
 

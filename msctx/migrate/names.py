@@ -140,14 +140,6 @@ class Names:
                 return path.removeprefix("mindspore.")
         return ""
 
-    def imports_mindspore(self) -> bool:
-        """Whether the script names MindSpore, or our stand-in for it, in any import."""
-        paths = [b.path for names in self._bound.values() for several in names.values() for b in several]
-        paths += [f"{module}." for module, _ in self._stars]
-        return any(f"{path}.".startswith(("mindspore.", "msctx.mindspore.")) for path in paths) or any(
-            isinstance(node, ast.Attribute) and self.mindspore(node) for node in self.script.parents
-        )
-
     def value(self, node: ast.expr) -> Any:
         """The value of an expression made of literals, constants of MindSpore, and names assigned once to such.
 

@@ -70,8 +70,6 @@ def test_encodings_and_line_ends(write, content, tmp_path):
 
 
 def test_a_file_without_calls(write):
-    (problem,) = migrate.read(write("import torch\n")).problems
-    assert problem.text == "no call that sets MindSpore's context was found; this file does not import it"
     migration = migrate.read(write("import mindspore\nx = mindspore.get_context('mode')\n"))
     assert reported(migration) == ["- : no call that sets MindSpore's context was found"]
     assert migrate.as_yaml(migration).endswith("context: {}\n")
