@@ -21,7 +21,7 @@ import typer
 from msctx._version import __version__
 from msctx.at_start import refuse_other_torch
 from msctx.cli import build, compare, doctor, explain, run, starter, verify
-from msctx.cli.output import NO_CANN
+from msctx.cli.render import NO_CANN
 from msctx.errors import DeviceError, FileError, MsctxError, MsctxWarning, StrictError, _ProblemsError
 from msctx.run.launch import RUN_ID
 

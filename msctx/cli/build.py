@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from msctx.cli import render
-from msctx.cli.output import Json, Texts, emit, option
+from msctx.cli.render import Json, Texts, emit, option
 from msctx.errors import Diagnostic, OptionError
 from msctx.native import artifacts, core, tuning, tuning_file
 from msctx.native import build as native

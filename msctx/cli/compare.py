@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from msctx.cli import completion, render
-from msctx.cli.output import Json, Texts, Words, argument, option, print_json, print_text, write_new
+from msctx.cli.render import Json, Texts, Words, argument, option, print_json, print_text, write_new
 from msctx.errors import Diagnostic, OptionError
 from msctx.recorded import command_line
 from msctx.run.record import Record

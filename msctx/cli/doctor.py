@@ -12,7 +12,7 @@ import typer
 
 from msctx import devices
 from msctx.cli import render
-from msctx.cli.output import NO_CANN, Json, emit
+from msctx.cli.render import NO_CANN, Json, emit
 from msctx.errors import NativeError, named
 from msctx.inspection import library_version
 from msctx.native import build, compiler, core

@@ -11,7 +11,7 @@ import typer
 from msctx import migrate as migrating
 from msctx import reference
 from msctx.cli import completion, render
-from msctx.cli.output import Device, Json, Texts, Words, argument, emit, emit_plan, option, print_json, print_text
+from msctx.cli.render import Device, Json, Texts, Words, argument, emit, emit_plan, option, print_json, print_text
 from msctx.cli.starter import write_implementations
 from msctx.context import explain as plan_of
 from msctx.context.base import BASE

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from functools import partial
 from itertools import takewhile
 from typing import Annotated, Any
 
 import typer
 
 from msctx.cli import completion, render
-from msctx.cli.output import Entry, Json, Texts, Words, argument, emit, emit_plan, only_json, option, print_json, print_text
+from msctx.cli.render import Entry, Json, Texts, Words, argument, emit, emit_plan, only_json, option, print_json, print_text
 from msctx.context.base import explain, refuse
 from msctx.errors import Diagnostic, MsctxError, OptionError
 from msctx.options.layers import flatten, presets
@@ -60,7 +61,8 @@ def run(
             return
         words += ["--nproc", str(nproc), "--max-restarts", str(max_restarts)] if nproc else []
         runs_in = sweeping.engine(engine, job or []) if engine else sweeping.in_turn
-        _sweep(sweeping.Sweep(file, experiment, words, values, runs_in), out, resume, json_)
+        run_grid = partial(sweeping.run, file, experiment, words, values, out, engine=runs_in, resume=resume)
+        _sweep(grid, run_grid, json_)
         return
     _refuse({"--engine": engine, "--resume": resume}, "needs --sweep")
     if not nproc:
@@ -122,17 +124,17 @@ def _interrupted(text: str, record: Any, json_: bool) -> None:
     raise typer.Exit(130) from None
 
 
-def _sweep(sweep: Any, out: str | None, resume: bool, json_: bool) -> None:
+def _sweep(grid: list[Any], run_grid: Any, json_: bool) -> None:
     """Run it; ends with 1 where a point failed."""
     console = render.console(sys.stderr)
 
     def done(number: int, result: Any) -> None:
-        told = f"{number} of {len(sweep.grid)}: {' '.join(sweeping.words_of(sweep.grid[number - 1]))}: {result['status']}"
+        told = f"{number} of {len(grid)}: {' '.join(sweeping.words_of(grid[number - 1]))}: {result['status']}"
         with suppress(OSError):
             console.print(told + f": {sweeping.why(result)}" * (result["status"] != "completed"), markup=False, soft_wrap=True)
 
     try:
-        found = sweep.run(out, done, resume=resume)
+        found = run_grid(done)
     except sweeping.Interrupted as interrupted:
         record = interrupted.args[0] / "sweep.json"
         _interrupted(f"{record} holds the finished runs, marked as partial", record, json_)
@@ -140,7 +142,7 @@ def _sweep(sweep: Any, out: str | None, resume: bool, json_: bool) -> None:
     if json_:
         print_json(found)
     else:
-        render.console().print(render.sweep_table(sweep.grid, results))
+        render.console().print(render.sweep_table(grid, results))
         print(f"sweep.json is in {found['dir']}")
     raise typer.Exit(any(result["status"] != "completed" for result in results))
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from msctx.cli.output import Json, emit, write_new
+from msctx.cli.render import Json, emit, write_new
 from msctx.errors import Diagnostic, FileError
 from msctx.options import OPTIONS
 from msctx.options.layers import presets

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from msctx.cli import render
-from msctx.cli.output import Entry, Json, Texts, Words, emit, option
+from msctx.cli.render import Entry, Json, Texts, Words, emit, option
 from msctx.errors import Diagnostic, OptionError
 from msctx.run.config import read, subject_of
 from msctx.run.ending import terminable

@@ -138,61 +138,61 @@ def in_turn(file: str, points: Sequence[Point], scratch: Path) -> Results:
             yield number, run_point(children, file, words, folder)
 
 
-class Sweep:
-    """A grid of an experiment's runs.
+def run(
+    file: str,
+    experiment: Experiment,
+    words: Sequence[str],
+    values: Values,
+    out: str | None,
+    done: Callable[[int, Mapping[str, Any]], None],
+    *,
+    engine: Engine = in_turn,
+    resume: bool = False,
+) -> dict[str, Any]:
+    """Run a grid; returns what sweep.json holds. A run that fails does not end it; Ctrl-C keeps what there is, marked partial.
+
+    Raises:
+        Interrupted: by Ctrl-C.
+        FileError: there is nothing to resume, or it is another grid, or the file or the other arguments have changed.
 
     Args:
         words: of the command line, the same for each point.
+        done: called after each point with its number and its result.
+        resume: *out* holds a part of this grid: points that were completed there are not run again.
     """
+    source = experiment.file or Path(file.partition(":")[0])  # or a module, which Python finds
+    content = hashlib.sha256(source.read_bytes() if source.is_file() else b"").hexdigest()
+    requested = plain({key: list(each) for key, each in values.items()})
+    given = {"file": str(Path(file).absolute()), "content": content, "words": [*words], "sweep": requested}
+    record = (
+        _resumed(Path(out or "."), given) if resume else Record.create(out, experiment.record_dir, f"{experiment.name}-sweep")
+    )
+    grid, results, left = points(values), dict[int, dict[str, Any]](), list[Point]()
 
-    def __init__(
-        self, file: str, experiment: Experiment, words: Sequence[str], values: Values, engine: Engine = in_turn
-    ) -> None:
-        self.grid, self._file, self._words, self._engine, self._experiment = points(values), file, words, engine, experiment
-        source = experiment.file or Path(file.partition(":")[0])  # or a module, which Python finds
-        content = hashlib.sha256(source.read_bytes() if source.is_file() else b"").hexdigest()
-        requested = plain({key: list(each) for key, each in values.items()})
-        self._given = {"file": str(Path(file).absolute()), "content": content, "words": [*words], "sweep": requested}
-        self._results: dict[int, dict[str, Any]] = {}
-
-    def run(self, out: str | None, done: Callable[[int, Mapping[str, Any]], None], *, resume: bool = False) -> dict[str, Any]:
-        """Run it; returns what sweep.json holds. A run that fails does not end it; Ctrl-C keeps what there is, marked partial.
-
-        Raises:
-            Interrupted: by Ctrl-C.
-            FileError: there is nothing to resume, or it is another grid, or the file or the other arguments have changed.
-
-        Args:
-            done: called after each point with its number and its result.
-            resume: *out* holds a part of this grid: points that were completed there are not run again.
-        """
-        name = f"{self._experiment.name}-sweep"
-        record = _resumed(Path(out or "."), self._given) if resume else Record.create(out, self._experiment.record_dir, name)
-        left: list[Point] = []
-        for number, point in enumerate(self.grid, 1):
-            folder = record.folder / f"{number:0{len(str(len(self.grid)))}d}"
-            if (found := _written(folder)) and found["status"] == "completed":
-                self._results[number] = found
-            else:
-                shutil.rmtree(folder, ignore_errors=True)
-                left.append((number, [*self._words, *words_of(point)], folder))
-        self._write(record, partial=True)  # a sweep that is killed in its first point can be resumed, too
-        with terminable(), closing(self._engine(self._file, left, record.folder / "jobs")) as ended:
-            try:
-                for number, result in ended:
-                    self._results[number] = result
-                    self._write(record, partial=len(self._results) < len(self.grid))
-                    done(number, result)
-            except (KeyboardInterrupt, Terminated):
-                with undisturbed():
-                    self._write(record, partial=True)
-                raise Interrupted(record.folder) from None
-        return self._write(record, partial=False) | {"dir": str(record.folder)}
-
-    def _write(self, record: Record, *, partial: bool) -> dict[str, Any]:
-        rows = [{"number": n, "point": self.grid[n - 1], "result": self._results[n]} for n in sorted(self._results)]
-        record.json("sweep.json", found := {**self._given, "partial": partial, "points": rows})
+    def write(partial: bool) -> dict[str, Any]:
+        rows = [{"number": n, "point": grid[n - 1], "result": results[n]} for n in sorted(results)]
+        record.json("sweep.json", found := {**given, "partial": partial, "points": rows})
         return found
+
+    for number, point in enumerate(grid, 1):
+        folder = record.folder / f"{number:0{len(str(len(grid)))}d}"
+        if (found := _written(folder)) and found["status"] == "completed":
+            results[number] = found
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            left.append((number, [*words, *words_of(point)], folder))
+    write(partial=True)  # a sweep that is killed in its first point can be resumed, too
+    with terminable(), closing(engine(file, left, record.folder / "jobs")) as ended:
+        try:
+            for number, result in ended:
+                results[number] = result
+                write(partial=len(results) < len(grid))
+                done(number, result)
+        except (KeyboardInterrupt, Terminated):
+            with undisturbed():
+                write(partial=True)
+            raise Interrupted(record.folder) from None
+    return write(partial=False) | {"dir": str(record.folder)}
 
 
 def _resumed(folder: Path, given: Mapping[str, Any]) -> Record:

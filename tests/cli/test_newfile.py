@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from msctx.cli.output import write_new
+from msctx.cli.render import write_new
 from msctx.errors import FileError
 
 

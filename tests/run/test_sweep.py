@@ -149,8 +149,9 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
 
 
 def go(file: str, out: Path, *values: float, resume: bool = False, words: tuple[str, ...] = ()) -> dict[str, Any]:
-    made = sweep.Sweep(file, read(file), words, {"args.scale": list(values)})
-    return made.run(str(out), lambda number, result: None, resume=resume)
+    return sweep.run(
+        file, read(file), words, {"args.scale": list(values)}, str(out), lambda number, result: None, resume=resume
+    )
 
 
 def test_ctrl_c_keeps_what_there_is(experiment: str, tmp_path: Path, capsys: Any, runs: Runs) -> None:
