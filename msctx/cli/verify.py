@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -17,7 +17,7 @@ from msctx.run.launch import is_one_of_several
 from msctx.verify.runs import sides
 
 if TYPE_CHECKING:
-    from msctx.verify.verify import Result
+    pass
 
 
 def verify(
@@ -42,10 +42,6 @@ def verify(
     except KeyboardInterrupt:
         print("interrupted; the runs have ended", file=sys.stderr)
         raise typer.Exit(130) from None
-    emit(result.as_json(), json_, lambda: _page(result))
-    raise typer.Exit(int(result.finding is not None))
-
-
-def _page(result: Result) -> tuple[Any, ...]:
     style = "green" if result.finding is None else "red"
-    return Text(result.sentence, style=style), render.pairs_table(result.facts(), ("", ""))
+    emit(result.as_json(), json_, lambda: (Text(result.sentence, style=style), render.pairs_table(result.facts(), ("", ""))))
+    raise typer.Exit(int(result.finding is not None))

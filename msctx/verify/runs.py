@@ -6,14 +6,14 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from signal import SIGKILL
+from subprocess import DEVNULL, Popen
 from tempfile import TemporaryDirectory
-from threading import Thread
 from typing import Any, NamedTuple
 
 from msctx.errors import Diagnostic, MsctxError, OptionError, nearest
-from msctx.native.children import Children
 
 NAMES = ("run", "threads", "compiled")
 ALLOWED = "run, threads[:N], compiled, or KEY=VALUE"
@@ -52,32 +52,25 @@ def failed(error: str) -> Message:
 class Process:
     """One run; *task* says what :mod:`msctx.verify.child` sends."""
 
-    def __init__(self, children: Children, file: str | None, side: Side, folder: Path, task: Message) -> None:
+    def __init__(self, file: str | None, side: Side, folder: Path, task: Message) -> None:
         self.folder = folder
         ours, theirs = os.pipe()
         self._lines = os.fdopen(ours, encoding="utf-8")
-        self._end = "the process did not start"
         job = {"file": file, "words": side.words, "folder": str(folder / "run"), "task": task}
         folder.mkdir()
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")  # arguments may be secret: not on a command line
         command = [sys.executable, "-m", "msctx.verify.child", str(folder / "job.json"), str(theirs)]
-
-        def run() -> None:
-            try:
-                done = children.run(command, pass_fds=(theirs,))
-                self._end = f"the process exited with code {done.returncode}\n{done.stderr.strip()}".strip()
-            finally:
-                os.close(theirs)
-
-        self._thread = Thread(target=run, daemon=True)
-        self._thread.start()
+        pipes: dict[str, Any] = {"stdin": DEVNULL, "stdout": DEVNULL, "pass_fds": (theirs,), "start_new_session": True}
+        with (folder / "stderr").open("wb") as errors:
+            self._process = Popen(command, stderr=errors, **pipes)
+        os.close(theirs)
 
     def receive(self) -> Message:
         """What the run ``does`` next, with a ``row``, or the ``error`` of a run that fails; raises if it cannot begin."""
         line = self._lines.readline()
         if not line.endswith("\n"):
-            self._thread.join()
-            return failed(self._end)
+            code, told = self._process.wait(), (self.folder / "stderr").read_text(encoding="utf-8", errors="replace")
+            return failed(f"the process exited with code {code}\n{told}".strip())
         found: Message = json.loads(line)
         if "problem" in found:
             problem = MsctxError(found["problem"])
@@ -86,15 +79,17 @@ class Process:
         return found
 
     def close(self) -> None:
-        self._thread.join()
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, SIGKILL)  # and all that it started
+        self._process.wait()
         self._lines.close()
 
 
 @contextmanager
 def running(file: str | None, sides: Sequence[Side], task: Message) -> Iterator[list[Process]]:
     """Start a process for each side; none is left when the block is."""
-    with TemporaryDirectory(prefix="msctx-verify-") as folder, ExitStack() as ended, Children() as children:
-        started = [Process(children, file, side, Path(folder) / str(number), task) for number, side in enumerate(sides)]
-        for one in started:
-            ended.callback(one.close)
-        yield started
+    with TemporaryDirectory(prefix="msctx-verify-") as folder, ExitStack() as ended:
+        yield [
+            ended.enter_context(closing(Process(file, side, Path(folder) / str(number), task)))
+            for number, side in enumerate(sides)
+        ]

@@ -99,7 +99,7 @@ def test_a_rank_that_leaves_no_result(folder: Path) -> None:
 def test_a_mistake_that_each_rank_finds_leaves_no_folder(folder: Path) -> None:
     done = run(folder, "args.fial=1")
     assert done.returncode == 4
-    assert "error: two.yaml:3:32  args.fial: entry.py:main takes no such argument" in done.stderr
+    assert "error: two.yaml:3:32  entry 'entry.py:main': got an unexpected keyword argument 'fial'" in done.stderr
     assert not (folder / "runs").exists()
 
 

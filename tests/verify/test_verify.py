@@ -140,7 +140,7 @@ def test_code_that_is_compiled_well(dtype: str, capsys: Any) -> None:
         (("--against", "thread"), 2, "did you mean threads?"),
         (("--against", "determinstic=ON"), 2, "did you mean deterministic?"),
         (("--against", "run", "--against", "compiled"), 2, "only if all are KEY=VALUE"),
-        (("args.fult=x",), 4, "did you mean fault?"),
+        (("args.fult=x",), 4, "unexpected keyword argument 'fult'"),
     ],
 )
 def test_mistakes_are_reported(words: tuple[str, ...], code: int, text: str, capsys: Any) -> None:
