@@ -6,10 +6,10 @@ The functions are made from the names that the options declare (``Option.also``)
 import sys
 from typing import Any
 
-from msctx.vocabulary import build, setter
+from msctx.vocabulary import build
 
 cpu: Any
 gpu: Any
 ascend: Any
 
-build(sys.modules[__name__], "device_context", setter)
+build(sys.modules[__name__], "device_context")

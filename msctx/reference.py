@@ -190,7 +190,7 @@ def _companions(name: str) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     names = [name]
     for one in names:  # what they need in turn joins them
-        needed = [need.others for need in rules.NEEDS if need.option.name == one]
+        needed = [need.others for need in rules.about(one, rules.Needs) if need.option.name == one]
         for other in (others[0] for others in needed if not any(each.name in names for each in others)):
             names.append(other.name)
             found[other.name] = next(iter(other.values), typical(OPTIONS[other.name]))
@@ -243,7 +243,7 @@ def describe(option: Option) -> dict[str, Any]:
         "defaults_in_words": {group: "unset" if v is UNSET else _written(v) for group, v in option.defaults.items()},
         "devices": list(option.devices),
         "status": {device: _status(option, device) for device in DEVICES},
-        "interactions": rules.sentences(option.name),
+        "interactions": [str(rule) for rule in rules.about(option.name, rules.Rule)],
         "keys": members(option.name),
         "replaced_by": option.replaced_by or None,
         "source": option.source,

@@ -3,10 +3,11 @@
 import sys
 from typing import Any
 
-from msctx.vocabulary import build, launch_blocking, set_memory, setter
+from msctx.vocabulary import build, set_memory
 
 dispatch_threads_num: Any
+launch_blocking: Any
 
-build(sys.modules[__name__], "runtime", setter)
+build(sys.modules[__name__], "runtime")
 
 __all__ = ["dispatch_threads_num", "launch_blocking", "set_memory"]

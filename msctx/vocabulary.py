@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from msctx.context import get_context, set_options
-from msctx.options import OPTIONS, UNSET, Option
+from msctx.options import OPTIONS, UNSET, Option, option_of
 
 ARGUMENTS = {
     "threads_num": "num",
@@ -25,8 +25,13 @@ ARGUMENTS = {
     "aoe_tune_mode": "tune_mode",
     "aoe_job_type": "config",
     "execute_timeout": "op_timeout",
+    "set_deterministic": "deterministic",
+    "set_recursion_limit": "recursion_limit",
 }
 """Function → what MindSpore calls its one argument; the others have ``value``."""
+DEFAULTS = {"set_recursion_limit": 1000, "runtime.launch_blocking": True}
+Store = Callable[[str, Any], None]
+"""Sets an option by one of its names."""
 
 
 def names(root: str) -> dict[str, Option]:
@@ -34,9 +39,9 @@ def names(root: str) -> dict[str, Option]:
     return {name: option for option in OPTIONS.values() for name in option.also if name.startswith(f"{root}.")}
 
 
-def build(module: ModuleType, root: str, function: Callable[[str, Option], Any]) -> None:
+def build(module: ModuleType, root: str, *store: Store) -> None:
     """Fill a module with the functions of the names below *root*; what lies between are modules, which can be imported."""
-    for name, option in names(root).items():
+    for name in names(root):
         *between, last = name.split(".")[1:]
         at: Any = module
         for part in between:
@@ -45,34 +50,36 @@ def build(module: ModuleType, root: str, function: Callable[[str, Option], Any])
                 sys.modules[inner.__name__] = inner
                 setattr(at, part, inner)
             at = getattr(at, part)
-        if not isinstance(at, ModuleType):  # a function of several options (runtime.set_memory) is written out
-            continue
-        if not hasattr(at, last):  # not written out there
-            setattr(at, last, describe(function(name, option), f"{at.__name__}.{last}", option))
+        if isinstance(at, ModuleType) and not hasattr(at, last):  # a function of several options (set_memory) is written out
+            setattr(at, last, setter(name, at.__name__, *store))
 
 
-def describe(function: Any, name: str, option: Option) -> Any:
-    """Give a function its name, and the help of the option that it sets."""
-    function.__module__, _, function.__name__ = name.rpartition(".")
-    function.__qualname__ = function.__name__
-    function.__doc__ = f"{option.help}\n\nSets the option ``{option.name}``; ``msctx options {option.name}`` shows more."
-    return function
+def _store(name: str, value: Any) -> None:
+    set_options({name: value}, name)
 
 
-def setter(name: str, option: Option, store: Callable[[str, Any], None] | None = None) -> Callable[..., None]:
-    """The function that sets one option under one of its names."""
-    argument = ARGUMENTS.get(name.rpartition(".")[2], "value")
+def setter(name: str, module: str, store: Store = _store) -> Callable[..., None]:
+    """The function of a module that sets one option under one of its names."""
+    last, option = name.rpartition(".")[2], option_of(name)
+    argument = ARGUMENTS.get(last, "value")
 
     def function(*values: Any, **named: Any) -> None:
-        given = [*values, *named.values()]
+        given = [*values, *named.values()] or ([DEFAULTS[name]] if name in DEFAULTS else [])
         if len(given) != 1 or set(named) - {argument, "value"}:
             raise TypeError(f"{name}() takes one value: {name}({argument})")
-        store(name, given[0]) if store else set_options({name: given[0]}, name)
+        store(name, given[0])
 
-    parameter = inspect.Parameter(argument, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    shown: Any = function
-    shown.__signature__ = inspect.Signature([parameter], return_annotation=None)
+    default = DEFAULTS.get(name, inspect.Parameter.empty)
+    parameter = inspect.Parameter(argument, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
+    made: Any = function
+    made.__signature__ = inspect.Signature([parameter], return_annotation=None)
+    made.__module__, made.__name__, made.__qualname__ = module, last, last
+    made.__doc__ = f"{option.help}\n\nSets the option ``{option.name}``; ``msctx options {option.name}`` shows more."
     return function
+
+
+set_deterministic = setter("set_deterministic", __name__)
+set_recursion_limit = setter("set_recursion_limit", __name__)
 
 
 def set_device(device_target: str, device_id: int | None = None) -> None:
@@ -86,21 +93,6 @@ def set_device(device_target: str, device_id: int | None = None) -> None:
 def get_current_device() -> tuple[str | None, int]:
     """The device set by ``set_device`` or ``set_context``: (target, id); the target is ``None`` when nobody set one."""
     return get_context("device_target"), get_context("device_id")
-
-
-def set_deterministic(deterministic: bool) -> None:
-    """``deterministic="ON"`` or ``"OFF"`` by a boolean."""
-    set_options({"set_deterministic": deterministic}, "set_deterministic")
-
-
-def set_recursion_limit(recursion_limit: int = 1000) -> None:
-    """``max_call_depth``: how deep module calls may nest."""
-    set_options({"set_recursion_limit": recursion_limit}, "set_recursion_limit")
-
-
-def launch_blocking() -> None:
-    """``pynative_synchronize=True``: wait for the device after each operator."""
-    set_options({"runtime.launch_blocking": True}, "runtime.launch_blocking")
 
 
 def set_memory(increase_size: Any = UNSET, max_size: Any = UNSET, optimize_level: Any = UNSET, **others: Any) -> None:

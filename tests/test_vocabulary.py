@@ -100,8 +100,6 @@ def test_set_recursion_limit_and_launch_blocking() -> None:
     assert msctx.get_context("max_call_depth") == 2000
     msctx.runtime.launch_blocking()
     assert msctx.get_context("pynative_synchronize") is True
-    with pytest.raises(TypeError):
-        msctx.runtime.launch_blocking(True)
 
 
 def test_set_memory() -> None:

@@ -17,7 +17,7 @@ from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, neares
 from msctx.native.choices import ConvProblem
 from msctx.options import OPTIONS, all_at, find, make_layer
 from msctx.options.conv_rules import DIRECTIONS, PRODUCT, option_of
-from msctx.options.kinds import ChoiceKind, IntKind, Kind, ShareKind, TextKind, nowhere, refusal
+from msctx.options.kinds import SHARE, ChoiceKind, Form, IntKind, TextKind, nowhere, where
 from msctx.options.validation import check
 from msctx.options.yamlfile import load, parse
 from msctx.run import sweep
@@ -39,13 +39,7 @@ MEANT_FOR = {
 AXIS = "an option with a list of values, or a name with sets of options: {plain: {}, fast: {conv_fprop_algo: normal}}"
 
 
-class SecondsKind(Kind):
-    allowed = "seconds, more than 0"
-
-    def read(self, value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 86400:
-            raise refusal(value)
-        return float(value)
+_SECONDS = Form("seconds, more than 0", where(lambda value: type(value) in (int, float) and 0 < value < 86400))
 
 
 class Keys(BaseModel):
@@ -59,11 +53,11 @@ class Keys(BaseModel):
     ] = ""
     directions: list[Annotated[str, ChoiceKind(DIRECTIONS)]] = [*DIRECTIONS]
     phases: list[Annotated[str, ChoiceKind(PHASES)]] = [*PHASES]
-    seconds: Annotated[float, SecondsKind()] = 1.0
+    seconds: Annotated[float, _SECONDS] = 1.0
     """To be spent on each row."""
     repetitions: Annotated[int, IntKind(1, 1000)] = 3
     """Runs of each choice of an experiment, after one that is not counted."""
-    error_limit: Annotated[float | None, ShareKind()] = None
+    error_limit: Annotated[float | None, SHARE] = None
     """The error beyond which a result is wrong, where the algorithm states no bound."""
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from msctx.errors import Diagnostic, FileError, OptionError, nearest, searching
 from msctx.native.choices import ConvProblem
 from msctx.options.documents import Document
-from msctx.options.kinds import BadValue, Bool, ChoiceKind, Int, Kind, refusal
+from msctx.options.kinds import BadValue, Bool, ChoiceKind, Form, Int, refusal
 from msctx.options.validation import check
 from msctx.options.yamlfile import load
 from msctx.shipped import shipped
@@ -84,27 +84,20 @@ def text(shape: Iterable[int]) -> str:
     return "x".join(map(str, shape))
 
 
-@dataclass(frozen=True)
-class SizesKind(Kind):
-    """Sizes as a list or as ``1x3x224x224``; a single number is one for all axes."""
-
-    single: bool = False
-
-    @property
-    def allowed(self) -> str:
-        return "a number, or one for each spatial axis, such as 1x1" if self.single else "sizes such as 1x3x224x224"
-
-    def read(self, value: Any) -> Shape:
-        sizes = [value] if self.single and type(value) is int else value
-        if isinstance(value, str) and re.fullmatch(r"\d+(x\d+)*", value):
-            sizes = [int(size) for size in value.split("x")]
-        if not isinstance(sizes, list) or not sizes or not all(type(n) is int and n >= (not self.single) for n in sizes):
-            raise refusal(value)
-        return tuple(sizes)
+def _sizes(value: Any, least: int = 1) -> Shape:
+    """A list or ``1x3x224x224``."""
+    sizes = [int(size) for size in value.split("x")] if isinstance(value, str) and re.fullmatch(r"\d+(x\d+)*", value) else value
+    if not isinstance(sizes, list) or not sizes or not all(type(n) is int and n >= least for n in sizes):
+        raise refusal(value)
+    return tuple(sizes)
 
 
-_Shape = Annotated[Shape, SizesKind()]
-_Along = Annotated[Shape, SizesKind(single=True)]
+def _along(value: Any) -> Shape:
+    return _sizes(str(value) if type(value) is int else value, 0)
+
+
+_Shape = Annotated[Shape, Form("sizes such as 1x3x224x224", _sizes)]
+_Along = Annotated[Shape, Form("a number, or one for each spatial axis, such as 1x1", _along)]
 _ALONG = ("stride", "padding", "dilation", "output_padding")
 
 

@@ -9,6 +9,7 @@ from msctx.errors import Diagnostic
 from msctx.mindspore import state
 from msctx.mindspore.context import get_value
 from msctx.mindspore.errors import OptionRuntimeError, OptionTypeError
+from msctx.vocabulary import setter
 
 
 class DeviceInfo(NamedTuple):
@@ -48,16 +49,8 @@ def get_current_device() -> DeviceInfo:
     return DeviceInfo(state.target(), get_value("device_id"))
 
 
-@outside_dynamo
-def set_deterministic(deterministic: bool) -> None:
-    """``deterministic="ON"`` or ``"OFF"`` by a boolean. It can be set once."""
-    state.set_one("set_deterministic", deterministic)
-
-
-@outside_dynamo
-def set_recursion_limit(recursion_limit: int = 1000) -> None:
-    """``max_call_depth``: how deep module calls may nest."""
-    state.set_one("set_recursion_limit", recursion_limit)
+set_deterministic = outside_dynamo(setter("set_deterministic", __name__, state.set_one))
+set_recursion_limit = outside_dynamo(setter("set_recursion_limit", __name__, state.set_one))
 
 
 @outside_dynamo

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from types import ModuleType
 from typing import Any
 
 from msctx.mindspore import state
 from msctx.mindspore.errors import Absent
-from msctx.vocabulary import build, setter
+from msctx.vocabulary import build
 
 cpu: Any
 gpu: Any
@@ -37,7 +36,7 @@ def _ask(module: ModuleType, word: str) -> None:
     vars(module).update(device_count=device_count, is_available=is_available)
 
 
-build(sys.modules[__name__], "device_context", partial(setter, store=state.set_one))
+build(sys.modules[__name__], "device_context", state.set_one)
 for _name, _why in NOT_SUPPORTED.items():
     _module, _, _last = f"{__name__}.{_name}".rpartition(".")
     setattr(sys.modules[_module], _last, Absent(f"ms.device_context.{_name}", _why))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from msctx.dynamo import outside_dynamo
@@ -12,15 +11,10 @@ from msctx.errors import Diagnostic, MsctxError
 from msctx.mindspore import state
 from msctx.mindspore.errors import Absent, OptionRuntimeError, OptionTypeError
 from msctx.options import UNSET
-from msctx.vocabulary import build, setter
+from msctx.vocabulary import build
 
 dispatch_threads_num: Any
-
-
-@outside_dynamo
-def launch_blocking() -> None:
-    """``pynative_synchronize=True``: wait for the device after each operator."""
-    state.store({"runtime.launch_blocking": True}, "ms.runtime.launch_blocking")
+launch_blocking: Any
 
 
 @outside_dynamo
@@ -130,4 +124,4 @@ set_kernel_launch_capture = Absent(
 )
 memory_replay = Absent("ms.runtime.memory_replay", "torch.cuda.memory records and shows what was allocated")
 
-build(sys.modules[__name__], "runtime", partial(setter, store=state.set_one))
+build(sys.modules[__name__], "runtime", state.set_one)

@@ -19,7 +19,7 @@ from msctx.errors import Diagnostic
 from msctx.options import operators
 from msctx.options.documents import Document, Span, read_file
 from msctx.options.grammars import DumpIteration, DumpLayer
-from msctx.options.kinds import BadValue, Bool, CheckedKind, Int, IntKind, TextKind, ValueKind, dotted, show
+from msctx.options.kinds import BadValue, Bool, CheckedKind, Int, IntKind, TextKind, ValueKind, dotted, refusal, show, where
 from msctx.options.operators import Operator
 from msctx.options.validation import check, each, keys, named
 from msctx.options.yamlfile import Nodes, build, parse_json
@@ -163,21 +163,11 @@ _DIGITS = BeforeValidator(lambda text: int(text) if isinstance(text, str) and re
 """A whole number in a file that knows nothing but text."""
 
 
-def _megabytes(text: str) -> str:
-    """As CANN's profiler has an amount of disk."""
-    if not (number := re.fullmatch("([1-9][0-9]{0,17})MB", text)) or not 200 <= int(number[1]) <= 2**32 - 1:
-        raise BadValue(f"{show(text)} is no such amount")
-    return text
-
-
 def _name_or_type(text: str) -> str:
     """CANN's own samples also write ``opType::``."""
-    before, sign, name = text.rpartition("::")
-    if not name:
-        raise BadValue(f"{show(text)} names no operator")
-    if sign and before.lower() != "optype":
-        raise BadValue(f"{show(text)} has no meaning", suggestion=f"OpType::{name}")
-    return f"OpType::{name}" if sign else name
+    if not (match := re.fullmatch("(optype::)?((?:(?!::).)+)", text, re.IGNORECASE)):
+        raise refusal(text)
+    return f"OpType::{match[2]}" if match[1] else text
 
 
 def _dump_path(text: str) -> str:
@@ -186,11 +176,14 @@ def _dump_path(text: str) -> str:
     return TextKind().read(text or (f"{folder}/debug_dump" if folder else ""))
 
 
-def _folder_name(text: str) -> str:
-    """It does not lead out of the folder around it."""
-    if text in (".", "..") or "/" in text or "\\" in text:
-        raise BadValue(f"{show(text)} is no name of a folder")
-    return text
+def _is_amount(text: str) -> bool:
+    """As CANN's profiler has an amount of disk."""
+    number = re.fullmatch("([1-9][0-9]{0,17})MB", text)
+    return number is not None and 200 <= int(number[1]) <= 2**32 - 1
+
+
+def _stays_inside(folder: str) -> bool:
+    return folder not in (".", "..") and not {"/", "\\"} & {*folder}
 
 
 def _checked(allowed: str, check: Callable[[str], str], *, empty: bool = False) -> Any:
@@ -305,7 +298,7 @@ OP_CACHE = Format(  # CANN ignores the file unless both numbers are there
 _METRICS = "ArithmeticUtilization PipeUtilization Memory MemoryL0 MemoryUB ResourceConflictRatio L2Cache"
 _PROFILED = {
     "output": Annotated[str, TextKind("a path")],
-    "storage_limit": _checked('"<n>MB" with n from 200 to 4294967295', _megabytes),
+    "storage_limit": _checked('"<n>MB" with n from 200 to 4294967295', where(_is_amount)),
     **dict.fromkeys(("task_trace", "task_time"), Annotated[str, ValueKind(("on", "off", "l0", "l1"), _SWITCH.aliases)]),
     **dict.fromkeys(("training_trace", "hccl", "aicpu", "msproftx"), OnOff),
     **dict.fromkeys(("fp_point", "bp_point"), AnyName),
@@ -328,7 +321,7 @@ _COMMON = {
     "dump_mode": _chosen(0, 1, 2),
     "input_output": _chosen(0, 1, 2),
     "path": _checked(_DUMPED_INTO, _dump_path, empty=True),
-    "net_name": _checked("the name of a folder, without / and \\, and neither . nor ..", _folder_name),
+    "net_name": _checked("the name of a folder, without / and \\, and neither . nor ..", where(_stays_inside)),
     "iteration": DumpIteration,
     "saved_data": _one_of("tensor statistic full"),
     "kernels": each(DumpLayer),

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from msctx.errors import nearest
 from msctx.options.graph import SCOPE_PASSES
-from msctx.options.kinds import BadValue, CheckedKind, TextKind, refusal, show
+from msctx.options.kinds import BadValue, CheckedKind, Form, TextKind, refusal, show
 
 _ = r"\s*"
 _NUMBER = "(0|[1-9][0-9]{0,17})"
@@ -200,57 +200,53 @@ def ranges_of(text: str) -> tuple[tuple[tuple[int, int], ...], ...]:
     return tuple(tuple(ends(size) for size in shape.split(",") if size) for shape in shapes)
 
 
-class AccelerateTrainModeKind(TextKind):
-    """How training in low precision begins and when it ends: ``fast|step|0.9``."""
-
-    FORM = rf"{_}(fast1?){_}\|{_}(step|loss){_}(\|{_}([0-9]{{1,18}}(\.[0-9]{{1,18}})?){_})?"
-    RATIOS = {"step": (0.2, 0.9, 0.9), "loss": (1.01, 1.5, 1.05)}
-    """The end of the phase → lowest, highest and default ratio."""
-
-    def read(self, value: Any) -> str:
-        match = re.fullmatch(self.FORM, value) if isinstance(value, str) else None
-        if not match:
-            raise refusal(value)
-        speed, end, _, ratio, _ = match.groups()
-        low, high, default = self.RATIOS[end]
-        if not low <= float(ratio or default) <= high:
-            raise refusal(value, suggestion=f"{speed}|{end}|{default}")
-        return f"{speed}|{end}|{float(ratio or default)}"
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "string", "pattern": f"^{self.FORM}$"}
+_MODE = rf"{_}(fast1?){_}\|{_}(step|loss){_}(\|{_}([0-9]{{1,18}}(\.[0-9]{{1,18}})?){_})?"
+_RATIOS = {"step": (0.2, 0.9, 0.9), "loss": (1.01, 1.5, 1.05)}
+"""The end of the phase of low precision → lowest, highest and default ratio."""
 
 
-class InOutPairKind(TextKind):
-    """One region of a model, by the names of its first and its last operators: ``[['conv1'], ['relu3']]``.
-
-    CANN's own samples write a list of such pairs, of which there may be but one; that is taken too.
-    """
-
-    NAME = r"""^[^\s'"\\]+$"""
-
-    def read(self, value: Any) -> str:
-        text = ""
-        with suppress(Exception):  # a value may be anything
-            pair = literal_eval(value.strip()) if isinstance(value, str) else value
-            first, last = pair = pair[0] if len(pair) == 1 else pair
-            if type(pair) is type(first) is type(last) is list and all(re.search(self.NAME, name) for name in first + last):
-                text = str(pair) if first and last else ""
-        if not text or "\\" in text:  # which stands for what cannot be printed
-            raise refusal(value)
-        return text
-
-    def schema(self) -> dict[str, Any]:
-        names = {"type": "array", "items": {"type": "string", "pattern": self.NAME}, "minItems": 1}
-        pair = {"type": "array", "items": names, "minItems": 2, "maxItems": 2}
-        text = {"type": "string", "pattern": r"^\s*\[.*\]\s*$"}
-        return {"anyOf": [text, pair, {"type": "array", "items": pair, "minItems": 1, "maxItems": 1}]}
+def _train_mode(value: Any) -> str:
+    if not isinstance(value, str) or not (match := re.fullmatch(_MODE, value)):
+        raise refusal(value)
+    speed, end, _, ratio, _ = match.groups()
+    low, high, default = _RATIOS[end]
+    if not low <= float(ratio or default) <= high:
+        raise refusal(value, suggestion=f"{speed}|{end}|{default}")
+    return f"{speed}|{end}|{float(ratio or default)}"
 
 
 AccelerateTrainMode = Annotated[
     str,
-    AccelerateTrainModeKind(
-        "fast|step|0.9: fast or fast1, then step with 0.2 to 0.9 (default 0.9) or loss with 1.01 to 1.5 (default 1.05)"
+    Form(
+        "fast|step|0.9: fast or fast1, then step with 0.2 to 0.9 (default 0.9) or loss with 1.01 to 1.5 (default 1.05)",
+        _train_mode,
+        {"type": "string", "pattern": f"^{_MODE}$"},
     ),
 ]
-InOutPair = Annotated[str, InOutPairKind("one pair of lists with names of operators: [['first', …], ['last', …]]")]
+
+_NAME = r"""^[^\s'"\\]+$"""
+_NAMES = {"type": "array", "items": {"type": "string", "pattern": _NAME}, "minItems": 1}
+_PAIR = {"type": "array", "items": _NAMES, "minItems": 2, "maxItems": 2}
+_PAIRS = [
+    {"type": "string", "pattern": r"^\s*\[.*\]\s*$"},
+    _PAIR,
+    {"type": "array", "items": _PAIR, "minItems": 1, "maxItems": 1},
+]
+
+
+def _pair(value: Any) -> str:
+    """CANN's own samples write a list of pairs, of which there may be but one; that is taken too."""
+    text = ""
+    with suppress(Exception):  # a value may be anything
+        pair = literal_eval(value.strip()) if isinstance(value, str) else value
+        first, last = pair = pair[0] if len(pair) == 1 else pair
+        if type(pair) is type(first) is type(last) is list and all(re.search(_NAME, name) for name in first + last):
+            text = str(pair) if first and last else ""
+    if not text or "\\" in text:  # which stands for what cannot be printed
+        raise refusal(value)
+    return text
+
+
+_ONE_PAIR = "one pair of lists with names of operators: [['first', …], ['last', …]]"
+InOutPair = Annotated[str, Form(_ONE_PAIR, _pair, {"anyOf": _PAIRS})]
+"""One region of a model, by the names of its first and its last operators."""

@@ -247,18 +247,36 @@ class IntKind(Kind):
 
 
 @dataclass(frozen=True)
-class ShareKind(Kind):
-    """A number above 0 and below 1."""
+class Form(Kind):
+    """Of which a function makes the canonical form, or raises :class:`BadValue`; with its JSON Schema."""
 
-    allowed: str = "a number above 0 and below 1, such as 1e-5"
+    allowed: str = ""
+    make: Callable[[Any], Any] = str
+    form: dict[str, Any] = field(default_factory=dict, hash=False)
 
-    def read(self, value: Any) -> float:
-        if not isinstance(value, float) or not 0.0 < value < 1.0:
+    def read(self, value: Any) -> Any:
+        return self.make(value)
+
+    def schema(self) -> dict[str, Any]:
+        return dict(self.form)
+
+
+def where(holds: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    """A function for :class:`Form` that takes the values for which something holds, as they are."""
+
+    def read(value: Any) -> Any:
+        if not holds(value):
             raise refusal(value)
         return value
 
-    def schema(self) -> dict[str, Any]:
-        return {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
+    return read
+
+
+SHARE = Form(
+    "a number above 0 and below 1, such as 1e-5",
+    where(lambda value: isinstance(value, float) and 0.0 < value < 1.0),
+    {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+)
 
 
 class Size(int):
@@ -354,7 +372,7 @@ OnOff = Annotated[str, ON_OFF]
 Flag = Annotated[int, FLAG]
 TextFlag = Annotated[str, TEXT_FLAG]
 Memory = Annotated[int, MemoryKind()]
-Share = Annotated[float, ShareKind()]
+Share = Annotated[float, SHARE]
 Text = Annotated[str, TextKind()]
 AnyText = Annotated[str, TextKind(empty=True)]
 Path = Annotated[str, TextKind(allowed="a path")]

@@ -57,30 +57,25 @@ STRICT = _words("""
 """)
 """Of the other vector operators those that want all their inputs in one dtype: the widest of them, where a policy sets no other."""
 
-VECTOR = _words("""
-    abs acosh add sub rsub mul div angle asinh atan atanh ceil clamp clamp_max clamp_min copysign cos deg2rad rad2deg digamma
-    erf erfc floor fmax fmin fmod frac hypot i0 igamma igammac ldexp lgamma log_sigmoid logaddexp logaddexp2 logit maximum
-    minimum mvlgamma nan_to_num neg nextafter polygamma remainder round sigmoid sign sin sinc sqrt square tanh trunc xlogy
-    float_power floor_divide special_bessel_j0 special_bessel_j1 special_entr special_erfcx special_i0e special_i1 special_i1e
-    special_log_ndtr special_ndtri special_xlog1py special_zeta celu elu gelu glu hardshrink hardsigmoid hardswish hardtanh
-    leaky_relu mish relu relu6 selu silu softshrink threshold adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
-    _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d avg_pool1d avg_pool2d
-    max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
-    fractional_max_pool2d fractional_max_pool3d max_unpool2d max_unpool3d batch_norm instance_norm native_batch_norm
-    cudnn_batch_norm _native_batch_norm_legit mean nanmean nansum var std var_mean std_mean amax amin aminmax max min median
-    nanmedian kthvalue mode cummax cummin diff trapezoid cumulative_trapezoid corrcoef cov dropout alpha_dropout
-    feature_dropout native_dropout masked_fill segment_reduce
+_VECTOR = _words("""
+    abs= acosh add sub rsub mul div angle asinh atan atanh ceil= clamp= clamp_max= clamp_min= copysign= cos deg2rad rad2deg
+    digamma erf erfc floor= fmax= fmin= fmod frac hypot i0 igamma igammac ldexp lgamma log_sigmoid logaddexp logaddexp2
+    logit maximum= minimum= mvlgamma nan_to_num= neg= nextafter= polygamma remainder round= sigmoid sign= sin sinc sqrt
+    square tanh trunc= xlogy float_power floor_divide special_bessel_j0 special_bessel_j1 special_entr special_erfcx
+    special_i0e special_i1 special_i1e special_log_ndtr special_ndtri special_xlog1py special_zeta celu elu gelu glu
+    hardshrink hardsigmoid hardswish hardtanh= leaky_relu mish relu= relu6= selu silu softshrink threshold=
+    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d
+    adaptive_max_pool1d= adaptive_max_pool2d= adaptive_max_pool3d= avg_pool1d avg_pool2d max_pool1d= max_pool2d= max_pool3d=
+    max_pool1d_with_indices= max_pool2d_with_indices= max_pool3d_with_indices= fractional_max_pool2d= fractional_max_pool3d=
+    max_unpool2d= max_unpool3d= batch_norm instance_norm native_batch_norm cudnn_batch_norm _native_batch_norm_legit mean
+    nanmean nansum var std var_mean std_mean amax= amin= aminmax= max= min= median= nanmedian= kthvalue= mode= cummax=
+    cummin= diff trapezoid cumulative_trapezoid corrcoef cov dropout= alpha_dropout feature_dropout= native_dropout=
+    masked_fill= segment_reduce
 """)
-"""The other operators that compute."""
-
-EXACT = _words("""
-    abs ceil clamp clamp_max clamp_min copysign floor fmax fmin masked_fill maximum minimum nan_to_num neg nextafter relu relu6
-    hardtanh round sign threshold trunc amax amin aminmax max min median nanmedian kthvalue mode cummax cummin dropout
-    feature_dropout native_dropout adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d max_pool1d max_pool2d max_pool3d
-    max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices fractional_max_pool2d fractional_max_pool3d
-    max_unpool2d max_unpool3d
-""")
-"""Of the vector operators those that give one of their inputs' values, or round nothing: they have one implementation."""
+"""The other operators that compute; = marks those that give one of their inputs' values, or round nothing."""
+VECTOR = tuple(name.removesuffix("=") for name in _VECTOR)
+EXACT = tuple(name.removesuffix("=") for name in _VECTOR if name.endswith("="))
+"""They have one implementation."""
 
 MOVING = _words("""
     cat stack where gather index_select embedding embedding_bag index index_put index_add index_copy index_fill index_reduce

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msctx.options.option import DEVICES
 
@@ -43,7 +43,18 @@ class When:
 
 
 @dataclass(frozen=True)
-class _Pair:
+class Rule:
+    """What holds between options; printed, it is a sentence of the reference."""
+
+    @property
+    def names(self) -> list[str]:
+        """The options that it names."""
+        found = [v for value in vars(self).values() for v in (value if isinstance(value, tuple) else [value])]
+        return [when.name for when in found if isinstance(when, When)]
+
+
+@dataclass(frozen=True)
+class _Pair(Rule):
     first: When
     second: When
 
@@ -58,6 +69,9 @@ class Overrides(_Pair):
     always: bool = False
     devices: tuple[str, ...] = DEVICES  # where the first has an effect: elsewhere it takes nobody's place
 
+    def __str__(self) -> str:
+        return f"{self.first} wins over {self.second}{_on(self.devices)}"
+
 
 @dataclass(frozen=True)
 class Excludes(_Pair):
@@ -69,9 +83,12 @@ class Excludes(_Pair):
     def holds(self, first: Setting, second: Setting) -> bool:
         return super().holds(first, second) and (self.test is None or self.test(first.value, second.value))
 
+    def __str__(self) -> str:
+        return f"{self.first} and {self.second}: {self.why}"
+
 
 @dataclass(frozen=True)
-class Needs:
+class Needs(Rule):
     """*option* needs one of *others*. Without it: ``refused``, where the source reports an error; ``error``, where it is one here,
     too; ``inert``, where the option merely has no effect."""
 
@@ -81,16 +98,19 @@ class Needs:
     devices: tuple[str, ...] = DEVICES
 
     @property
-    def words(self) -> str:
-        return "it has no effect without" if self.status == "inert" else "it needs"
+    def why(self) -> str:
+        words = "it has no effect without" if self.status == "inert" else "it needs"
+        return f"{words} {' or '.join(map(str, self.others))}"
 
-    @property
-    def others_text(self) -> str:
-        return " or ".join(map(str, self.others))
+    def hinders(self, get: Callable[[str], Setting | None], device: str) -> bool:
+        return device in self.devices and not any(other.holds(get(other.name)) for other in self.others)
+
+    def __str__(self) -> str:
+        return f"{self.option} {self.why.removeprefix('it ')}{_on(self.devices)}"
 
 
 @dataclass(frozen=True)
-class Forbids:
+class Forbids(Rule):
     """*option* is refused, or without effect, while *other* is in force; ``off``: as is meant by whoever switched that off."""
 
     option: When
@@ -98,25 +118,35 @@ class Forbids:
     status: str
     why: str
 
+    def hinders(self, get: Callable[[str], Setting | None], device: str) -> bool:
+        return self.other.holds(get(self.other.name))
 
-Rule = Overrides | Excludes | Needs | Forbids
+    def __str__(self) -> str:
+        return f"{self.option} is {'inert' if self.status == 'off' else self.status} with {self.other}: {self.why}"
+
+
+def _on(devices: tuple[str, ...]) -> str:
+    return "" if devices == DEVICES else f" on {' and '.join(devices)}"
+
+
+R = TypeVar("R", bound=Rule)
 TRUE = (True,)
-
-OVERRIDES: list[Overrides] = []
-EXCLUDES: list[Excludes] = []
-NEEDS: list[Needs] = []
-FORBIDS: list[Forbids] = []
-_TABLES: dict[type[Rule], list[Any]] = {Overrides: OVERRIDES, Excludes: EXCLUDES, Needs: NEEDS, Forbids: FORBIDS}
+RULES: list[Rule] = []
 YIELDING: set[str] = set()
 """The options that may have to yield to another one."""
 
 
 def declare(rules: Iterable[Rule]) -> None:
-    """Add the rules of a theme to the tables."""
+    """Add the rules of a theme."""
     for rule in rules:
-        _TABLES[type(rule)].append(rule)
-        if isinstance(rule, Overrides | Excludes):
-            YIELDING.update((rule.first.name, rule.second.name))
+        RULES.append(rule)
+        YIELDING.update(rule.names if isinstance(rule, _Pair) else ())
+
+
+@cache
+def about(name: str, kind: type[R]) -> tuple[R, ...]:
+    """The rules of one kind that name an option."""
+    return tuple(rule for rule in RULES if isinstance(rule, kind) and name in rule.names)
 
 
 def is_set(value: Any) -> bool:
@@ -136,36 +166,23 @@ NOT_MEASURED = "nothing is measured under deterministic=ON, since another choice
 WITHOUT_LIST = When("op_debug_config", test=lambda c: not c.get("op_debug_list"), words="without op_debug_list")
 
 
-@cache
-def _involving(name: str) -> tuple[tuple[Overrides, ...], tuple[Excludes, ...], tuple[Needs, ...], tuple[Forbids, ...]]:
-    """The rules that can rule out an option."""
-    return (
-        tuple(r for r in OVERRIDES if name in (r.first.name, r.second.name)),
-        tuple(r for r in EXCLUDES if name in (r.first.name, r.second.name)),
-        tuple(r for r in NEEDS if r.option.name == name),
-        tuple(r for r in FORBIDS if r.option.name == name),
-    )
-
-
 def overrides(winner: Setting, loser: Setting, device: str, *, always: bool | None = None) -> bool:
     """Whether one setting takes the place of another of the same layer on a device; *always*: by a rule of that sort alone."""
-    candidates = _involving(loser.option.name)[0]
-    return any(r.holds(winner, loser) and always in (None, r.always) and device in r.devices for r in candidates)
+    found = about(loser.option.name, Overrides)
+    return any(r.holds(winner, loser) and always in (None, r.always) and device in r.devices for r in found)
 
 
 def clash(newer: Setting, older: Setting, device: str | None) -> bool:
     """Whether a setting of a higher layer takes the place of another option's in a lower one; *device*: ``None``: on any."""
-    rivals, exclusive, *_ = _involving(older.option.name)
-    pairs = ((newer, older), (older, newer))
-    return any(
-        not r.always and (device is None or device in r.devices) and any(r.holds(*pair) for pair in pairs) for r in rivals
-    ) or any(r.holds(*pair) for r in exclusive for pair in pairs)
+    name, pairs = older.option.name, ((newer, older), (older, newer))
+    rivals = [r for r in about(name, Overrides) if not r.always and (device is None or device in r.devices)]
+    return any(r.holds(*pair) for r in (*rivals, *about(name, Excludes)) for pair in pairs)
 
 
 def exclusions(settings: list[Setting]) -> Iterator[tuple[Setting, Setting, str]]:
     """The pairs set in one layer that must not be: (first, second, why)."""
     for one in settings:
-        for rule in _involving(one.option.name)[1]:
+        for rule in about(one.option.name, Excludes):
             for other in settings:
                 if rule.holds(one, other) and (None in (one.device, other.device) or one.device == other.device):
                     yield one, other, rule.why
@@ -173,33 +190,7 @@ def exclusions(settings: list[Setting]) -> Iterator[tuple[Setting, Setting, str]
 
 def obstacle(setting: Setting, get: Callable[[str], Setting | None], device: str) -> tuple[str, str] | None:
     """What keeps an option from acting on a device beside the others in force: (status, reason), or ``None``."""
-    *_, needs, forbids = _involving(setting.option.name)
-    found = [(f.status, f.why) for f in forbids if f.option.holds(setting) and f.other.holds(get(f.other.name))]
-    unmet = [
-        (n.status, f"{n.words} {n.others_text}")
-        for n in needs
-        if device in n.devices and n.option.holds(setting) and not any(other.holds(get(other.name)) for other in n.others)
-    ]
-    return next(iter([*(one for one in found if one[0] == "off"), *unmet, *found]), None)
-
-
-def sentences(name: str) -> list[str]:
-    """The rules that apply to an option, for the reference."""
-    found = []
-    for o in OVERRIDES:
-        where = "" if o.devices == DEVICES else f" on {' and '.join(o.devices)}"
-        if o.second.name == name:
-            found.append(f"{o.first} wins over {'it' if not o.second.values else o.second}{where}")
-        if o.first.name == name:
-            found.append(f"{'it' if not o.first.values else o.first} wins over {o.second}{where}")
-    for e in EXCLUDES:
-        if name in (e.first.name, e.second.name):
-            found.append(f"{e.first} and {e.second}: {e.why}")
-    for n in NEEDS:
-        if name in (n.option.name, *(other.name for other in n.others)):
-            where = "" if n.devices == DEVICES else f" on {' and '.join(n.devices)}"
-            found.append(f"{n.option} {n.words.removeprefix('it ')} {n.others_text}{where}")
-    for f in FORBIDS:
-        if name in (f.option.name, f.other.name):
-            found.append(f"{f.option} is {'inert' if f.status == 'off' else f.status} with {f.other}: {f.why}")
-    return found
+    name = setting.option.name
+    rules: list[Needs | Forbids] = [*about(name, Needs), *about(name, Forbids)]
+    found = [(r.status, r.why) for r in rules if r.option.holds(setting) and r.hinders(get, device)]
+    return min(found, key=lambda one: one[0] != "off", default=None)

@@ -14,7 +14,7 @@ from msctx import devices
 from msctx.errors import Diagnostic, FileError, Mark, OptionError, nearest, searching
 from msctx.options import Layer, Settings, all_at, find, make_layer
 from msctx.options.documents import Document
-from msctx.options.kinds import INVALID, BadValue, CheckedKind, Int, Kind, TextKind, nowhere, refusal
+from msctx.options.kinds import INVALID, BadValue, Form, Int, TextKind, nowhere, where
 from msctx.options.layers import environment_layers, flatten, preset_layer, presets
 from msctx.options.registry import from_text
 from msctx.options.validation import check, keys
@@ -23,33 +23,21 @@ from msctx.plan import Plan, make
 from msctx.shipped import shipped
 from msctx.themes import Facts
 
-
-class _Arguments(Kind):
-    """The entry's arguments: a dictionary with names for keys; the values are the entry's own matter."""
-
-    allowed = "a dictionary of named arguments: {name: value}"
-
-    def read(self, value: Any) -> dict[str, Any]:
-        if isinstance(value, dict) and all(isinstance(k, str) and k.isidentifier() for k in value):
-            return value
-        raise refusal(value)
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "object"}
-
-
-def _name(text: str) -> str:
-    if not re.fullmatch(r"[\w.-]+", text) or not text.strip("."):
-        raise refusal(text)
-    return text
-
-
-NAME = "letters, digits, dots, dashes and underscores: it names the folder of the run"
+_NAME = Form(
+    "letters, digits, dots, dashes and underscores: it names the folder of the run",
+    where(lambda value: isinstance(value, str) and bool(re.fullmatch(r"[\w.-]+", value) and value.strip("."))),
+    {"type": "string", "pattern": r"\S"},
+)
+_ARGUMENTS = Form(  # the values are the entry's own matter
+    "a dictionary of named arguments: {name: value}",
+    where(lambda value: isinstance(value, dict) and all(isinstance(k, str) and k.isidentifier() for k in value)),
+    {"type": "object"},
+)
 ENTRY = "package.module:function, path/to/file.py:function, or the path of a script"
 _EXPERIMENT = {
-    "name": Annotated[str, CheckedKind(NAME, check=_name)],
+    "name": Annotated[str, _NAME],
     "entry": Annotated[str, TextKind(ENTRY)],
-    "args": Annotated[dict[str, Any], _Arguments()],
+    "args": Annotated[dict[str, Any], _ARGUMENTS],
     "seed": Int(0, 2**32 - 1),
 }
 _RECORD = {"dir": Annotated[str, TextKind("the folder in which run directories are made")]}

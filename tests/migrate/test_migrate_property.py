@@ -20,7 +20,7 @@ from msctx.options.kinds import ValueKind
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
 BY_KIND = {
     "IntKind": st.integers(-2, 5000),
-    "ShareKind": st.floats(-1, 2),
+    "Form": st.floats(-1, 2),
     "MemoryKind": st.sampled_from(["1GB", "4GB", "2.5GiB", 2**31, "nothing"]),
     "TextKind": st.one_of(TEXT, st.sampled_from(["on", "No", "null", "1e3", "0x10", "2001-01-01", "~", "- a", "a: b", "#"])),
 }

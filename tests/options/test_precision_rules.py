@@ -118,7 +118,6 @@ def test_op_select_implmode(value, types, accurate):
 
 
 def test_what_rounds_nothing_has_one_implementation():
-    assert set(operators.EXACT) < set(operators.VECTOR)
     assert not set(operators.EXACT) & set(CHOOSABLE)
     content = {"ByOpType": {"relu": "high_precision"}, "ByNodeName": {}}
     assert rules(op_precision_mode=content) == {}

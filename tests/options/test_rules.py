@@ -15,6 +15,9 @@ from msctx.options import OPTIONS, Settings, conv_rules, make_layer, rules
 from msctx.plan import Row
 from msctx.themes.precision import PRECISION_MODES, PRECISION_MODES_V2
 
+EXCLUDES, NEEDS, FORBIDS = (
+    [rule for rule in rules.RULES if isinstance(rule, kind)] for kind in (rules.Excludes, rules.Needs, rules.Forbids)
+)
 pytestmark = pytest.mark.filterwarnings("ignore::msctx.MsctxWarning")
 
 
@@ -28,22 +31,9 @@ def stacked(*layers: dict[str, Any]) -> Settings:
     return Settings([make_layer(values, f"layer {i}") for i, values in enumerate(layers)])
 
 
-def names_of(rule: Any) -> list[str]:
-    """The options that a rule names."""
-    match rule:
-        case rules.Overrides() | rules.Excludes():
-            return [rule.first.name, rule.second.name]
-        case rules.Needs():
-            return [rule.option.name, *(other.name for other in rule.others)]
-        case _:
-            return [rule.option.name, rule.other.name]
-
-
 def test_rules_name_options_and_values_that_exist() -> None:
-    for rule in [*rules.OVERRIDES, *rules.EXCLUDES, *rules.NEEDS, *rules.FORBIDS]:
-        for name in names_of(rule):
-            assert name in OPTIONS, rule
-            assert rules.sentences(name), f"the reference has nothing of {rule}"
+    for rule in rules.RULES:
+        assert {*rule.names} <= OPTIONS.keys(), rule
         whens = [v for v in vars(rule).values() if isinstance(v, rules.When)]
         for when in [*whens, *getattr(rule, "others", ())]:
             for value in when.values:
@@ -75,7 +65,7 @@ NEEDED = {name: {"dump_path": "."} for name in ("session.enable_dump", "enable_d
 """What is an error without something else."""
 
 
-@pytest.mark.parametrize("rule", rules.EXCLUDES, ids=[" ".join(names_of(rule)) for rule in rules.EXCLUDES])
+@pytest.mark.parametrize("rule", EXCLUDES, ids=str)
 def test_a_forbidden_pair_is_an_error_in_one_call_and_in_two(rule: rules.Excludes, oom: str) -> None:
     one, other = ({**NEEDED.get(when.name, {}), when.name: sample(when, oom)} for when in (rule.first, rule.second))
     if rule.test is not None and not rule.test(one[rule.first.name], other[rule.second.name]):
@@ -94,7 +84,7 @@ def test_a_forbidden_pair_is_an_error_in_one_call_and_in_two(rule: rules.Exclude
             msctx.reset_context()
 
 
-@pytest.mark.parametrize("rule", rules.NEEDS, ids=[" ".join(names_of(rule)) for rule in rules.NEEDS])
+@pytest.mark.parametrize("rule", NEEDS, ids=str)
 def test_every_need_is_checked(rule: rules.Needs, oom: str) -> None:
     name = rule.option.name
     device = OPTIONS[name].devices[0]
@@ -104,14 +94,14 @@ def test_every_need_is_checked(rule: rules.Needs, oom: str) -> None:
     met = {w.name: sample(w, oom) for w in rule.others[:1]}
     both = {s.option.name: s for s in make_layer({**alone, **met}, "test").settings.values()}
     told = rules.obstacle(both[name], both.get, device)
-    assert told is None or rule.others_text not in told[1]
+    assert told is None or rule.why not in told[1]
     assert rules.obstacle(both[name], lambda n: None if n in met else both.get(n), device) is not None
 
 
-@pytest.mark.parametrize("rule", rules.FORBIDS, ids=[" ".join(names_of(rule)) for rule in rules.FORBIDS])
+@pytest.mark.parametrize("rule", FORBIDS, ids=str)
 def test_everything_forbidden_is_told(rule: rules.Forbids, oom: str) -> None:
     for value in rule.other.values:
-        needed = [need.others[0] for need in rules.NEEDS if need.option.name == rule.option.name]
+        needed = [need.others[0] for need in NEEDS if need.option.name == rule.option.name]
         given = {need.name: sample(need, oom) for need in needed}
         given |= {rule.other.name: value, rule.option.name: sample(rule.option, oom)}
         found = row(given, rule.option.name, OPTIONS[rule.option.name].devices[0])
