@@ -194,10 +194,21 @@ def is_busy() -> bool:
 def _others_take_cores() -> bool:
     import torch
 
-    own = sum(task.read_text().rpartition(")")[2].split()[0] == "R" for task in Path("/proc/self/task").glob("*/stat"))
     runnable = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
-    cores = os.cpu_count() or 1
-    return runnable - own + min(torch.get_num_threads(), cores) > cores
+    cores = os.sched_getaffinity(0)
+    most = len(cores) - min(torch.get_num_threads(), len(cores)) + _runnable("self", cores)
+    if runnable > most and len(cores) != os.cpu_count():  # others may run beside these cores
+        runnable = _runnable("[0-9]*", cores)
+    return runnable > most
+
+
+def _runnable(processes: str, cores: set[int]) -> int:
+    found = 0
+    for task in Path("/proc").glob(f"{processes}/task/*/stat"):
+        with suppress(OSError):  # it has ended
+            state, *rest = task.read_text().rpartition(")")[2].split()
+            found += state == "R" and int(rest[35]) in cores
+    return found
 
 
 def _is_compiling() -> bool:

@@ -102,6 +102,18 @@ def test_a_calm_machine_is_not_busy(monkeypatch: pytest.MonkeyPatch) -> None:
         assert tuned.IS_BUSY() is expected
 
 
+def test_where_this_process_is_bound_to_cores_those_alone_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = min(os.sched_getaffinity(0))
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as spinning:
+        os.sched_setaffinity(spinning.pid, {core})
+        for bound, expected in ((core, True), (10**6, False)):
+            monkeypatch.setattr(os, "sched_getaffinity", lambda _, bound=bound: {bound})
+            until = time.monotonic() + 60
+            while tuned.IS_BUSY() is not expected:  # it starts
+                assert time.monotonic() < until
+        spinning.kill()
+
+
 def test_beside_two_that_spin_nothing_is_stored(own_tuning_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "is_busy", tuned.IS_BUSY)
     spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(max(2, os.cpu_count() or 1))]
