@@ -94,6 +94,34 @@ def test_a_decision_stands_clear_of_pytorch_beside_itself(times: dict[str, list[
     assert gain.value >= 1.03 if expected else gain.value == 1
 
 
+@pytest.mark.parametrize(
+    ("runs", "wins"),
+    [
+        ([0.0014], True),
+        ([0.0014] * 11 + [0.003], False),  # by luck in the two runs that warm up and in nine rounds: it has to win once more
+        ([0.009, 0.0014], True),  # the first run waited for a core
+    ],
+)
+def test_a_race_is_won_twice_and_not_lost_by_one_run(runs: list[float], wins: bool) -> None:
+    """*runs*: the made-up seconds of a row, the last one again and again; PyTorch takes 0.002."""
+    times = iter(runs)
+
+    @ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_int)
+    def seconds(is_row: int) -> float:
+        time.sleep(0.001)  # nine rounds are enough where they took 20 ms
+        return next(times, runs[-1]) if is_row else 0.002
+
+    assert core.load().c.msctx_race(seconds, tuning.table(core.load(), None)) == wins
+
+
+def test_load_that_begins_during_a_measurement_discards_it(own_tuning_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calm = iter([False])
+    monkeypatch.setattr(tuning, "is_busy", lambda: next(calm, True))
+    row, measured = forward()
+    assert (row.reasons, measured) == (("not measured: more threads were runnable than there are cores",), 0)
+    assert [(e.ran, e.math) for e in tuned.entries(own_tuning_file)] == [("", "beside other load")]
+
+
 def test_a_calm_machine_is_not_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     read = Path.read_text
     for running, expected in ((1, False), (100, True)):
