@@ -257,8 +257,9 @@ Decided measured(Policy& policy, const ConvCall& call, const Decided& guessed, D
 MSCTX_API double msctx_measuring_seconds() { return msctx::spent; }
 // Whether a made-up row wins a whole race, in which `seconds` are those of one run of it (1) or of torch's own path (0).
 MSCTX_API int msctx_race(double (*seconds)(int is_row), int32_t table) {
-  const msctx::ConvAlgorithm algorithm{.name = "made up", .math = "strict", .fixed_order = true};
-  const msctx::ConvRow made_up{.name = "made up", .algorithm = &algorithm};
+  msctx::ConvAlgorithm algorithm{};
+  algorithm.math = "strict", algorithm.fixed_order = true;
+  const msctx::ConvRow made_up{msctx::Direction::fprop, "made up", &algorithm, nullptr};
   const msctx::Run run{{}, [&](const msctx::ConvRow* row) { return seconds(row != nullptr); }};
   const auto found = msctx::Race({&made_up}, run, table).result();
   return found && found->name != "torch";

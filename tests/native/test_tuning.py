@@ -302,6 +302,19 @@ def test_determinism_uses_the_very_stamp_alone(tmp_path: Path) -> None:
         assert "nothing is measured under deterministic=ON" in row.reasons[0]
 
 
+@pytest.mark.parametrize("deterministic", ["OFF", "ON"])
+def test_determinism_refuses_an_entry_that_adds_in_no_fixed_order(deterministic: str, own_tuning_file: Path) -> None:
+    entries = {"dgrad": "algo_0", "wgrad": "algo_3"}
+    tuned.write(own_tuning_file, *(tuned.entry(PROBLEM, ran, direction=direction) for direction, ran in entries.items()))
+    with msctx.context(conv_dgrad_algo="performance", conv_wgrad_algo="performance", deterministic=deterministic) as ctx:
+        fn.conv2d(X.clone().requires_grad_(), W.clone().requires_grad_()).sum().backward()
+    for row in (row for row in ctx.choices() if row.direction in entries):
+        ran = entries.pop(row.direction)
+        assert (row.ran == ran) == (deterministic == "OFF")
+        assert row.reasons[0].endswith(f": {ran}, which performance may not take here") == (deterministic == "ON")
+    assert not entries
+
+
 def test_thread_invariance_takes_an_entry_for_any_number_of_threads(
     threads: Callable[[int], Any], own_tuning_file: Path
 ) -> None:

@@ -6,6 +6,7 @@ import csv
 import gc
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,25 @@ def test_msprobes_layout(tmp_path: Path) -> None:
         loaded = torch.load(place / "dump_tensor_data" / weight["data_name"])
         assert weight["Max"] == pytest.approx(float(loaded.max()))
         assert weight["Norm"] == pytest.approx(float(loaded.norm()))
+
+
+@pytest.mark.parametrize("dump_format", ["mindspore", "msprobe"])
+def test_folders_are_listed_no_more_often_for_more_files(
+    dump_format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file costs as much as the first."""
+    listed: list[int] = []
+    for name in ("listdir", "scandir"):
+        original = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *path, original=original: listed.append(operators) or original(*path))
+    for operators in (1, 3, 30):  # the first one may load what it needs
+        x, path = torch.ones(4), tmp_path / str(operators)
+        with msctx.context(session={"enable_dump": True, "dump_path": str(path)}, dump_format=dump_format):
+            for _ in range(operators):
+                x = x + 1
+    monkeypatch.undo()
+    assert len([*tmp_path.rglob("*.npy" if dump_format == "mindspore" else "*.pt")]) >= 33
+    assert listed.count(3) == listed.count(30)
 
 
 class Net(nn.Module):
