@@ -164,14 +164,15 @@ class Recording(Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if "compilation_metrics" in getattr(record, "metadata", {}):
-            self._count()
+            self._count(is_compiled=True)
             if self.settings == AT_ONCE:
                 self._write()
 
-    def _count(self) -> None:
+    def _count(self, is_compiled: bool = False) -> None:
         before, self._seen = self._seen, _counted()
         more = {name: count - before[name] if count >= before[name] else count for name, count in sorted(self._seen.items())}
-        if found := {name: {"effect_times": str(c), "match_times": str(c)} for name, c in more.items() if c > 0}:
+        found = {name: {"effect_times": str(c), "match_times": str(c)} for name, c in more.items() if c > 0}
+        if found or is_compiled:
             self._graphs[f"session_and_graph_id_0_{len(self._graphs)}"] = {"graph_fusion": found}
 
     def _write(self) -> None:
