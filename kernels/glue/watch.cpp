@@ -1,4 +1,4 @@
-// The watched weights. Python registers a model's, and takes them away when its module dies.
+// The watched weights. Python sends those of a model whenever they have changed.
 #include "glue/watch.h"
 
 #include <algorithm>
@@ -14,6 +14,7 @@
 
 #include "msctx/api.h"
 #include "msctx/call.h"
+#include "msctx/json.h"
 #include "msctx/process.h"
 #include "msctx/python.h"
 
@@ -31,27 +32,18 @@ struct WatchedWeight {
   WeakStorage storage;
   std::vector<Module> modules;  // that share it
   std::string dtype;            // "": it is computed from others each time
-  bool was_gone = false;        // when the modules were looked at last
-
-  bool is_newly_gone() const { return !was_gone && storage.expired(); }
 };
 std::mutex& watch_lock = fork_safe_mutex();
-struct Stranger {
-  WeakStorage storage;
-  int64_t met = 0;
-};
 struct Watched {
   std::map<Spot, WatchedWeight> by_place;
   std::unordered_map<std::string, std::set<Spot>> by_shape;
   std::unordered_set<std::string> paths;
-  std::unordered_set<int64_t> models;    // of the contexts that are open
-  std::map<Spot, Stranger> strangers;  // weights that nobody has named
-  uint64_t met = 0;                      // how often such were met
+  std::unordered_set<int64_t> models;  // of the contexts that are open
+  size_t met = 0, enough = 1;          // how many weights without a name were met since Python looked; at how many it looks again
 };
 Watched& watched = immortal<Watched>();
 std::atomic<bool> any{false};
 std::atomic<PythonFunction> look{nullptr};
-constexpr size_t kMostStrangers = 4096;
 
 void set_any() { any.store(!watched.by_place.empty() && !watched.models.empty(), std::memory_order_relaxed); }
 
@@ -61,22 +53,25 @@ const std::string* path_of(const WatchedWeight& weight) {
   return nullptr;
 }
 
-enum class Search { none, if_due, now };
+// Whether a module may have got this weight, which has no name, since Python looked. A named weight that is gone says so: its module must
+// have another; that is asked once for every 32 of them. Else more and more must be met where looking changes nothing, until it costs one
+// weight for each.
+bool is_look_due(const at::Tensor& weight) {
+  if (!(weight.is_view() ? weight._base().is_leaf() : weight.is_leaf())) return false;
+  if (++watched.met >= watched.enough) return true;
+  const auto is_gone = [](const auto& one) { return one.second.storage.expired(); };
+  return watched.met % (watched.by_place.size() / 32 + 1) == 0 && std::ranges::any_of(watched.by_place, is_gone);
+}
 
-// Whether to look for it at the watched modules: one may have got it since. A module may also be given a weight later on that was met
-// before, so that it is looked for again after 1, 2, 4 … calls; and soon after a named weight has gone, whose module must have another.
-// To ask whether one has gone costs a look at each, so that it is asked once for every 32 of them.
-Search search_for(const Spot& place, const at::Tensor& weight) {
-  if (!(weight.is_view() ? weight._base().is_leaf() : weight.is_leaf())) return Search::none;
-  const auto is_gone = [](const auto& one) { return one.second.is_newly_gone(); };
-  if (++watched.met % (watched.by_place.size() / 32 + 1) == 0 && std::ranges::any_of(watched.by_place, is_gone)) return Search::now;
-  if (watched.strangers.size() >= kMostStrangers) {
-    std::erase_if(watched.strangers, [](const auto& one) { return one.second.storage.expired(); });
-    if (watched.strangers.size() > kMostStrangers / 2) watched.strangers.clear();  // to look for such at each new one would cost too much
+void forget(int64_t model) {
+  for (auto one = watched.by_place.begin(); one != watched.by_place.end();) {
+    std::erase_if(one->second.modules, [&](const Module& module) { return module.model == model; });
+    one = one->second.modules.empty() ? watched.by_place.erase(one) : std::next(one);
   }
-  Stranger& stranger = watched.strangers.try_emplace(place, Stranger{WeakStorage(weight.storage().getWeakStorageImpl())}).first->second;
-  const int64_t met = ++stranger.met;
-  return (met & (met - 1)) == 0 ? Search::if_due : Search::none;
+  for (auto same = watched.by_shape.begin(); same != watched.by_shape.end();) {
+    std::erase_if(same->second, [](const Spot& place) { return !watched.by_place.count(place); });
+    same = same->second.empty() ? watched.by_shape.erase(same) : std::next(same);
+  }
 }
 
 }  // namespace
@@ -87,10 +82,12 @@ const std::string* module_of(const at::Tensor& weight, bool by_shape) {
   const Spot place{weight.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(), weight.storage_offset()};
   auto found = watched.by_place.find(place);
   if (found == watched.by_place.end()) {
-    if (const Search search = search_for(place, weight); search != Search::none) {
+    if (is_look_due(weight)) {
       guard.unlock();
-      call_python(look.load(), 0, "(i)", int(search == Search::now));
+      const bool has_changed = call_python(look.load(), 0, "()");
       guard.lock();
+      watched.met = 0;
+      watched.enough = has_changed ? 1 : std::min(2 * watched.enough, std::max<size_t>(1, watched.by_place.size()));
       found = watched.by_place.find(place);
     }
   }
@@ -123,44 +120,24 @@ std::string name_of_dtype(const std::string& python) {
 }
 }  // namespace
 
-// `storage` is alive now. 0: there was no memory for it.
-MSCTX_API int msctx_watch(void* storage, int64_t offset, const char* shape, const char* dtype, const char* path, int64_t model) try {
-  auto alive = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(static_cast<c10::StorageImpl*>(storage));
+// The weights of a model, in the place of those that it had: lists of storage, offset, shape, dtype and path, as JSON. The storages are
+// alive now. 0: there was no memory for it.
+MSCTX_API int msctx_watch(int64_t model, const char* weights) try {
+  const Json given = Json::of(weights);
   const std::lock_guard<std::mutex> guard(watch_lock);
-  const Spot place{storage, offset};
-  const Module module{&*watched.paths.emplace(path).first, model};
-  // What stands in by_place has a path, and what stands in by_shape stands in by_place, also where memory ends half way.
-  if (const auto found = watched.by_place.find(place); found != watched.by_place.end())
-    found->second.modules.push_back(module);
-  else
-    watched.by_place.try_emplace(place, WatchedWeight{WeakStorage(alive), {module}, name_of_dtype(dtype)});
+  forget(model);
+  for (const auto& [_, weight] : given.members) {
+    auto* const storage = reinterpret_cast<c10::StorageImpl*>(weight.at(0).integer());
+    const Spot place{storage, weight.at(1).integer()};
+    const WeakStorage held(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
+    const auto found = watched.by_place.try_emplace(place, WatchedWeight{held, {}, name_of_dtype(weight.at(3).text)}).first;
+    found->second.modules.push_back({&*watched.paths.emplace(weight.at(4).text).first, model});
+    watched.by_shape[weight.at(2).text].insert(place);
+  }
   set_any();
-  watched.strangers.erase(place);
-  watched.by_shape[shape].insert(place);
   return 1;
 } catch (const std::exception&) {
   return 0;
-}
-
-// Takes back what msctx_watch was called with.
-MSCTX_API void msctx_unwatch(void* storage, int64_t offset, const char* path, int64_t model) try {
-  const std::string module = path;  // nothing below needs memory
-  const Spot place{storage, offset};
-  const std::lock_guard<std::mutex> guard(watch_lock);
-  const auto found = watched.by_place.find(place);
-  if (found == watched.by_place.end()) return;
-  auto& modules = found->second.modules;
-  const auto is_it = [&](const Module& one) { return *one.path == module && one.model == model; };
-  if (const auto one = std::find_if(modules.begin(), modules.end(), is_it); one != modules.end()) modules.erase(one);
-  if (!modules.empty()) return;
-  for (auto same = watched.by_shape.begin(); same != watched.by_shape.end();) {  // modules that share it may see it in several shapes
-    same->second.erase(place);
-    same = same->second.empty() ? watched.by_shape.erase(same) : std::next(same);
-  }
-  watched.by_place.erase(found);
-  set_any();
-} catch (const std::exception&) {
-  return;  // no memory: it stays watched, and no other storage gets its address
 }
 
 // Whether a context that watches a model is open: else its modules have no names. 0: there was no memory for it.
@@ -176,11 +153,5 @@ MSCTX_API int msctx_watch_model(int64_t model, int is_open) try {
   return 0;
 }
 
-// `function(now)` is called where a weight is met that has no name, and a module may have it; `now`: because a named one is gone.
+// `function()` is called where a weight is met that has no name, and a module may have it. Its answer: whether the names have changed.
 MSCTX_API void msctx_look_for_weights(msctx::PythonFunction function) { look.store(function); }
-
-// All modules are about to be looked at: what is gone by now is no news afterwards.
-MSCTX_API void msctx_watch_looks() {
-  const std::lock_guard<std::mutex> guard(watch_lock);
-  for (auto& [_, weight] : watched.by_place) weight.was_gone = weight.storage.expired();
-}

@@ -286,9 +286,8 @@ class Context:
         found += scope.end()
         if scope.hold is None or not any(name.startswith(ON_SOMETHING) for name in scope.hold.records):
             return found
-        since = self._watched.since()
         found += [] if scope.has_run else unrun(scope.plan, self.layers)
-        return [*found, *unmatched(self.layers, since), *unwatched(scope.plan, self.layers, since)]
+        return [*found, *unmatched(self.layers, scope.since), *unwatched(scope.plan, self.layers, scope.since)]
 
     def watch(self, model: nn.Module) -> Context:
         """Name the modules of *model* by their paths in :meth:`choices` and in rules, and let options of memory act on it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from msctx.native import watched
@@ -66,7 +67,7 @@ def unwatched(plan: Plan, layers: Iterable[Layer], since: int) -> list[str]:
     own = {spelling for layer in layers for spelling in layer.settings}
     rows = [row for row in plan.rows if row.spelling in own]
     found = []
-    if not watched.any_since(since):
+    if watched.times == since and not watched.OPEN:
         asking = [r for r in rows if (r.option, r.value) in WATCHING and any(map(r.assignments.get, ON_MODELS))]
         found += [f"{r.spelling}={r.value} did nothing to any model: call ctx.watch(model) inside the block" for r in asking]
     found += [text for row in rows if (row.option, row.value) in COMMUNICATING for text in _unmet(row, since)]
@@ -74,15 +75,17 @@ def unwatched(plan: Plan, layers: Iterable[Layer], since: int) -> list[str]:
 
 
 def unmatched(layers: Iterable[Layer], since: int) -> list[str]:
-    """Warnings for names of modules in the files of *layers* that no module watched since then has."""
+    """Warnings for names in the files of *layers* that no watched module has; none, if a watched model was left since then."""
     found = []
-    for setting in (setting for layer in layers for setting in layer.settings.values()):
+    paths = {path for model in [*watched.OPEN] for path in model.paths}
+    for setting in (setting for layer in layers for setting in layer.settings.values() if watched.last_end <= since):
         if setting.option.name in ("op_precision_mode", "customize_dtypes"):
             names = (setting.content or {}).get("ByNodeName", ())
-            for name in watched.unmatched(names, since):
-                found.append(
-                    f"{setting.spelling}: no module is named {name}; ctx.watch(model) makes the names of a model's modules known"
-                )
+            found += [
+                f"{setting.spelling}: no module is named {name}; ctx.watch(model) makes the names of a model's modules known"
+                for name in names
+                if not any(fnmatchcase(path, name) for path in paths)
+            ]
     return found
 
 
@@ -93,8 +96,9 @@ def _unmet(row: Row, since: int) -> Iterator[str]:
         places.append("code that torch.compile makes inside the block")
         if _is_in_code(f"{row.option.removeprefix(f'{SPEED_UP}.')}={row.value}"):
             return
-    models = watched.since(since)
-    if not places or (kinds and models is None) or any(fits(model) for _, fits in kinds for model in models or ()):
+    models = watched.models()
+    is_any_gone = watched.last_end > since or len(models) < len(watched.OPEN)
+    if not places or (kinds and is_any_gone) or any(fits(model) for _, fits in kinds for model in models):
         return
     yield f"{row.spelling}={row.value} did nothing: it acts on {' and on '.join(places)}; there was none"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from msctx import notices
 from msctx.context.base import BASE, Base
-from msctx.native import counting
+from msctx.native import counting, watched
 from msctx.options import Layer, Settings
 from msctx.plan import Plan
 
@@ -30,6 +30,7 @@ class Scope:
         self.who = threading.current_thread()
         self.outer = stack.scopes[-1] if stack.scopes else None
         self._ran = Ran.count
+        self.since = watched.times
         self.open = True
         self.leaving = False  # __exit__ has come; if an inner scope was open, it closes with that one
         self.visitors: set[Scope] = set()  # of bound functions that run in other threads under this scope

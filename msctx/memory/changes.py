@@ -31,7 +31,7 @@ class Changes:
         self.wanted: Any = None
         self.before: dict[int, tuple[weakref.ref[Any], Any]] = {}
         """id of a part → the part, and what it had; none is forgotten before it is put back or gone."""
-        watched.listen(self._begin, self._end)
+        watched.FOLLOWERS.append(self)
 
     def parts(self, model: nn.Module) -> Iterable[Any]:
         return model.parameters()
@@ -59,12 +59,12 @@ class Changes:
             self.wanted = wanted
             try:
                 for model in watched.models():
-                    self._begin(model)
+                    self.begin(model)
             except BaseException:
                 self._end_all()
                 raise
 
-    def _begin(self, model: nn.Module) -> None:
+    def begin(self, model: nn.Module) -> None:
         """All parts of a model or, after an error, none."""
         if self.wanted is None:
             return
@@ -81,7 +81,7 @@ class Changes:
     def _forget(self, number: int) -> Any:
         return lambda _: self.before.pop(number, None)
 
-    def _end(self, model: nn.Module) -> None:
+    def end(self, model: nn.Module) -> None:
         """Nobody watches it now: its parts are put back, unless another watched model has them."""
         if self.before:
             with watched.lock:

@@ -190,7 +190,7 @@ def _unmatched(rule: ConvRule) -> str:
     hint, names = "", [pattern for field, pattern in rule.conditions if field == "module"]
     if names and not watched.OPEN:
         hint = "; ctx.watch(model) makes the paths of a model's modules known"
-    elif any(fnmatchcase(path, name) for name in names for model in watched.open_ones() for path in model.paths):
+    elif any(fnmatchcase(path, name) for name in names for model in [*watched.OPEN] for path in model.paths):
         hint = (
             "; a watched model has this module: it was not called, or by code with copies of its weights (scripted, exported)"
         )

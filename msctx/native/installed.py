@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from msctx import locks
 from msctx.signals import uninterrupted
@@ -21,16 +22,12 @@ class AtWork:
         self._jobs: deque[Callable[[], None]] = deque()
 
     def later(self, job: Callable[[], None]) -> None:
-        """For finalizers: at once, if nobody is at work."""
-        self.put_off(job)
+        """For finalizers: at once, unless somebody is at work, who does it afterwards."""
+        self._jobs.append(job)
         self.tidy()
 
-    def put_off(self, job: Callable[[], None]) -> None:
-        """Until somebody is at work."""
-        self._jobs.append(job)
-
     def tidy(self) -> None:
-        """Do what waits, unless somebody is at work, who does it afterwards."""
+        """Do what waits, unless somebody is at work."""
         if not self._jobs:
             return
         with uninterrupted():
@@ -58,24 +55,17 @@ class Held:
         """So many more holders, or fewer."""
         with self._lock:
             self._holders += count
-            self._follow()
-
-    def renew(self) -> None:
-        """Install again what is installed."""
-        with self._lock:
-            if self._remove is not None:
-                self._remove()
+            if self._holders and self._remove is None:
                 self._remove = self._install()
+            elif not self._holders and self._remove is not None:
+                remove, self._remove = self._remove, None  # first: it may be interrupted, and is installed again the next time
+                remove()
 
-    def hold(self, on: bool) -> None:
-        """One holder, or none: who was interrupted may ask again."""
-        with self._lock:
-            self._holders = int(on)
-            self._follow()
 
-    def _follow(self) -> None:
-        if self._holders and self._remove is None:
-            self._remove = self._install()
-        elif not self._holders and self._remove is not None:
-            remove, self._remove = self._remove, None  # first: it may be interrupted, and is installed again the next time
-            remove()
+def passed_over(*functions: Any) -> None:
+    """Where eager code calls them beside compiled code, Dynamo compiles neither them nor what they call."""
+    from torch._C._dynamo import eval_frame as dynamo
+
+    skip = dynamo._FrameAction.SKIP
+    for function in functions:
+        dynamo.set_code_exec_strategy(function.__code__, dynamo._FrameExecStrategy(skip, skip))

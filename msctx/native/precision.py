@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint32
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -103,10 +103,10 @@ class _ActsOn(NamedTuple):
     hidden: frozenset[Model] = frozenset()
 
     def has(self, model: Model) -> bool:
-        return model in self.carried or (model.is_open and model not in self.hidden)
+        return model in self.carried or (model in watched.OPEN and model not in self.hidden)
 
     def models(self) -> frozenset[Model]:
-        return self.carried | (watched.open_ones() - self.hidden)
+        return self.carried | (frozenset([*watched.OPEN]) - self.hidden)
 
 
 class _Here(threading.local):
@@ -228,7 +228,7 @@ def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None
     if checkpoint is not None:
         noted = c.msctx_precision_again(checkpoint.number)
         here.around.append((here.policies, here.acts_on))
-        here.policies, here.acts_on = checkpoint.policies, _ActsOn(checkpoint.models, watched.open_ones())
+        here.policies, here.acts_on = checkpoint.policies, _ActsOn(checkpoint.models, frozenset([*watched.OPEN]))
     if noted == -2:
         raise NativeError(_TOO_MANY)
     if noted >= 0 <= place and noted >> place & 1:
@@ -257,18 +257,6 @@ def _report_autocast(device: str) -> None:
             f"torch.autocast({word!r}, dtype={dtype}) overrides {requested} for the operators inside it, which precisions() "
             "shows with why=torch.autocast: remove the autocast (or the framework's mixed precision), or the option",
         )
-
-
-def inside(model: Model, match: Callable[[Policy], str | None], policies: Policies) -> int | None:
-    """What *policies* come to inside a module of *model*, whose name among those of a policy's rules *match* finds; ``None``: no rule
-    acts."""
-    if not here.acts_on.has(model):
-        return None
-    names = {device: match(policy) for device, policy in policies.items()}
-    if not any(name is not None for name in names.values()):
-        return None
-    own = {d: policy.number if (name := names[d]) is None else policy.modules[name] for d, policy in policies.items()}
-    return combination_of(own)
 
 
 def switch(number: int) -> int:

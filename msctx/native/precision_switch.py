@@ -21,8 +21,7 @@ from torch.utils import checkpoint
 
 from msctx.errors import NativeError
 from msctx.native import module_rules, optimizer_steps, precision
-from msctx.native.installed import Held, at_work
-from msctx.native.module_calls import passed_over
+from msctx.native.installed import Held, at_work, passed_over
 from msctx.native.precision import Policy
 
 

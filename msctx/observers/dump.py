@@ -125,7 +125,7 @@ class DumpReader(Reader):
 
     def _look_at_models(self) -> None:
         """At the modules of watched models, and what the model around each is called: by its class, unless a module has that path."""
-        if (moment := watched.now()) == self._moment:
+        if (moment := watched.times) == self._moment:
             return
         found = [(model, path, module) for model in watched.models() for path, module in watched.paths_of(model)]
         paths = {path for _, path, _ in found}

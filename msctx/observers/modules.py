@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 _lock = locks.reentrant()
 _on = False
-_library: Any = None
+_enter_module: Any = None
+"""The library's."""
 
 
 class _Shown:
@@ -65,22 +66,20 @@ def _enter(module: nn.Module, call: module_calls.Call) -> None:
     shown = _shown(call.place)
     if shown is None and _names_all:
         _unwatched.add(model := watched.record(watched.unwrapped(module)))
-        watched.name(model)
+        watched.look([model])
         call.place = watched.place_of(module)
         shown = _shown(call.place)
     if shown is not None:
-        enter = _library.msctx_enter_module
-        call.leaves.append(partial(enter, _library.msctx_module_here()))  # in a backward pass, a node has one
-        enter(shown.number)
+        call.leaves.append(partial(_enter_module, _enter_module(shown.number)))  # in a backward pass, a node has one
 
 
 def _shown(place: watched.Place | None) -> _Shown | None:
     """How a module is shown: by its first path in an open model that is not the model itself."""
     if place is None:
         return None
-    if place.moment != (moment := watched.moment()):
-        paths = [path for model, path in [*place.paths.items()] if model.is_open or model in _unwatched]
-        module, path = place(), next(filter(None, paths), "")
+    if place.moment != (moment := watched.times):
+        paths = [path for model, path in [*place.paths.items()] if model in watched.OPEN or model in _unwatched]
+        module, path = place.module(), next(filter(None, paths), "")
         if not paths or module is None:
             place.shown = None
         elif place.shown is None or place.shown.path != path:
@@ -91,7 +90,7 @@ def _shown(place: watched.Place | None) -> _Shown | None:
 
 
 def _running() -> list[tuple[module_calls.Call, _Shown]]:
-    return [(call, shown) for call in module_calls.running() if _on and (shown := _shown(call.place)) is not None]
+    return [(call, shown) for call in module_calls.here.calls if _on and (shown := _shown(call.place)) is not None]
 
 
 def root() -> str | None:
@@ -111,14 +110,14 @@ def around() -> list[tuple[module_calls.Call, str]]:
 
 def turn(*, on: bool) -> None:
     """Whether the collector collects."""
-    global _on, _library
+    global _on, _enter_module
     with _lock:
         if on == _on:
             return
-        _on, _library = on, core.load().c
+        _on, _enter_module = on, core.load().c.msctx_enter_module
         module_calls.turn(_enter, on, 1, all_modules=_names_all)
     if not on:
-        _library.msctx_enter_module(None)
+        _enter_module(None)
 
 
 _names_all = False
@@ -163,15 +162,16 @@ def of_root(name: str) -> str:
 def _classes(moment: int) -> dict[str, set[str]]:
     """Path → the classes that watched models have there: those that are acted on, else those of contexts that were left."""
     found: dict[bool, defaultdict[str, set[str]]] = {is_open: defaultdict(set) for is_open in (False, True)}
-    for model, module in watched.alive():
-        for path, one in watched.paths_of(module):
-            found[model.is_open][path].add(class_of(one))
+    for model in [*watched.KNOWN]:
+        for path, reference, _ in model.found:
+            if (module := reference()) is not None:
+                found[model in watched.OPEN][path].add(class_of(module))
     return found[False] | found[True]
 
 
 def _class_at(path: str) -> str:
     """ "": no watched model has a module there, models have modules of several classes, or a container that is never called."""
-    classes = [*_classes(watched.moment()).get(path, ())]
+    classes = [*_classes(watched.times).get(path, ())]
     return classes[0] if len(classes) == 1 else ""
 
 

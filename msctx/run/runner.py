@@ -95,7 +95,7 @@ def run_experiment(
         KeyboardInterrupt: Ctrl-C; the record is complete and marked interrupted. Everything is restored. After SIGTERM too, by which
             the process then ends, unless a handler of the caller is there.
     """
-    found, begin, ran_before = state(), models.now(), Ran.count
+    found, begin, ran_before = state(), models.times, Ran.count
     unwritten: list[Diagnostic] = []
     with terminable(), ExitStack() as recording:
         with BASE.laid_under(experiment.levels) as plan:

@@ -14,7 +14,6 @@ from msctx.native import (  # noqa: F401  # some only count what comes of a poli
     memory,
     precision_switch,
     precisions,
-    watching,
 )
 from msctx.switches import parts
 from msctx.switches.base import Switch

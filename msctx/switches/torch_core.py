@@ -66,8 +66,7 @@ class _CallDepth:
 
 
 def _enter_module(module: Any, call: module_calls.Call) -> None:
-    call.leaves.append(bool)  # so that it counts
-    if _CallDepth.limit is not None and len(module_calls.running()) > _CallDepth.limit:
+    if _CallDepth.limit is not None and len(module_calls.here.calls) > _CallDepth.limit:
         raise RuntimeError(
             f"Exceed function call depth limit {_CallDepth.limit} in {type(module).__name__}.forward "
             "(max_call_depth of the msctx context counts nested module calls)"

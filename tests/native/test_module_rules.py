@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import pickle
 import threading
 from itertools import pairwise
 
@@ -15,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import msctx
-from msctx.native import module_rules, watched
+from msctx.native import module_calls, module_rules, watched
 
 X = torch.ones(2, 4)
 FP16, FP32 = torch.float16, torch.float32
@@ -132,14 +130,6 @@ def test_a_bound_function_acts_on_the_models_of_its_context(rules):
         in_thread(bound)
     bound()
     assert found == [True, False] * 2
-
-
-def test_copies_are_not_watched(rules):
-    model = net()
-    with msctx.context(**rules) as ctx:
-        ctx.watch(model)
-        copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
-        assert [acts_on(each) for each in (model, *copies)] == [True, False, False]
 
 
 @unmatched_is_fine
@@ -266,9 +256,20 @@ def test_a_module_that_is_left_by_what_it_raised(tmp_path, raised):
         assert after.seen == [FP32]
     with pytest.raises(type(raised)), ctx:
         inside(raised)
-    assert not module_rules._entered.stack, "it ends with the context"
+    assert not module_calls.here.calls, "it ends with the context"
     after(X)
     assert after.seen == [FP32] * 2
+
+
+def test_a_named_module_that_is_called_in_an_autocast_is_left(customs):
+    """Which overrules its rule, also afterwards."""
+    model = nn.Sequential(Seen())
+    with msctx.context(**customs).watch(model):
+        with torch.autocast("cpu", torch.bfloat16):
+            model(X)
+            assert (X @ X.t()).dtype == torch.bfloat16
+        assert (X @ X.t()).dtype == FP32
+    assert model[0].seen == [torch.bfloat16]
 
 
 @pytest.mark.parametrize("more", [{"frozen_weights": True}, {"precision_mode": "force_fp16"}, {"seed": 0}])

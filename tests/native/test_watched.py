@@ -16,7 +16,7 @@ from torch import nn
 import msctx
 from msctx.errors import MsctxWarning
 from msctx.memory import parameters
-from msctx.native import watched, watching
+from msctx.native import watched
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -150,85 +150,41 @@ def test_scripted_and_traced_models_can_be_watched(option: dict[str, Any]) -> No
         assert torch.allclose(found, expected, atol=1e-5)
 
 
-# --- models that die --------------------------------------------------------------------------------------------------
+# --- models that die, and what looking costs ------------------------------------------------------------------------------
 
 
-class Dying:
-    """Garbage that a collection finds: a cycle that holds a model."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model, self.itself = model, self
-
-
-def test_models_that_die_while_others_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Collections of garbage at every step of looking, each of which ends one more model."""
-    others = {*watching._modules}  # of models that live elsewhere
-    living = model_of()
-    ours = {*living.modules()}  # models that live elsewhere may be large
-    found = watching._weight
-
-    def with_garbage(module: nn.Module) -> Any:
-        if module in ours:
-            gc.collect()
-        return found(module)
-
-    with msctx.context(conv_fprop_algo="gemm") as ctx:
-        ctx.watch(living)
-        for _ in range(3):
-            ctx.watch(dying := model_of())
-            Dying(dying)
-            del dying
-        monkeypatch.setattr(watching, "_weight", with_garbage)
-        living[0].weight = nn.Parameter(torch.randn(4, 3, 3, 3))
-        living(torch.randn(1, 3, 8, 8))
-        with msctx.context(conv_fprop_algo="direct"):
-            living(torch.randn(1, 3, 8, 8))
-        gc.collect()
-        left = {key: module for key, (module, _) in watching._modules.items() if key not in others}
-        assert len([module for module in left.values() if module() is not None]) == 2
-        assert len(left) == 2
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[watched.Model]:
+    """The models that are looked at from now on."""
+    found: list[watched.Model] = []
+    look = watched._look_at
+    monkeypatch.setattr(watched, "_look_at", lambda model: (found.append(model), look(model))[1])
+    return found
 
 
-# --- what entering costs ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def nothing_is_watched_yet() -> None:
-    """The modules that earlier tests left decide how often all are looked at."""
-    gc.unfreeze()
-    gc.collect()
-
-
-def calls_until_a_look() -> int:
-    """Beside many modules, which other tests may have left, not each call asks whether weights are gone."""
-    return len(watching._modules) // 32 + 1
-
-
-@pytest.mark.usefixtures("nothing_is_watched_yet")
 def test_entering_does_not_look_at_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(*[nn.Conv2d(3, 3, 3, padding=1) for _ in range(20)])
     other, x = nn.Conv2d(3, 3, 3), torch.randn(1, 3, 8, 8)
-    looked: list[int] = []
-    found = watching._look_at
     ctx = msctx.context(conv_fprop_algo="gemm", fallback="silent").watch(model)
     with ctx:
         model(x)
         other(x)
-    with ctx:
-        pass
-    monkeypatch.setattr(watching, "_look_at", lambda *args: (looked.append(1), found(*args))[1])
+    found, models = looks(monkeypatch), len(watched.KNOWN)
     for _ in range(10):
         with ctx:
             model(x)
             other(x)
-    assert len(looked) <= 2 * len(watched.alive()), "the other's weight might have become one of the model's"
-    looked.clear()
+    assert len(found) <= 4 * models, "the other's weight might have become one of the model's"
+    found.clear()
     model[3].weight.data = torch.randn(3, 3, 3, 3)
-    for _ in range(calls_until_a_look()):
+    for _ in range(watched_weights() // 32 + 1):  # beside many modules, not each call asks whether weights are gone
         with ctx:
             model(x)
-    assert len(looked) == len(watched.alive()), "once, since a weight was met that nobody had named"
+    assert len(found) == models, "once, since a weight was met that nobody had named"
     assert {row.module: row.calls for row in ctx.choices()}["3"] >= 12
+
+
+def watched_weights() -> int:
+    return sum(spot is not None for model in watched.KNOWN for _, _, spot in model.found)
 
 
 def test_models_of_the_process_that_die_are_no_longer_open() -> None:
@@ -238,12 +194,13 @@ def test_models_of_the_process_that_die_are_no_longer_open() -> None:
     for _ in range(5):
         base.watch(nn.Linear(1, 1))
     gc.collect()
+    base.watch(kept)
     assert watched.models() == [kept]
+    assert all(model.module() is not None for model in watched.KNOWN)
     assert len(watched.OPEN) == len(watched.OF_PROCESS._models) == 1
     del kept
     gc.collect()
     assert watched.models() == []
-    assert not watched.OPEN
 
 
 def test_two_threads_train_two_watched_models() -> None:

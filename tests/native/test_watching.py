@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as fn
 
 import msctx
-from msctx.native import watched, watching
+from msctx.native import watched
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -72,8 +72,7 @@ def test_the_first_rule_that_matches_and_names_the_direction_decides() -> None:
 @pytest.fixture(autouse=True)
 def only_models_of_this_test() -> None:
     """Others that are watched would make shapes ambiguous."""
-    if watching._modules:
-        gc.collect()
+    gc.collect()
 
 
 CONDITIONS = {
@@ -216,8 +215,14 @@ def test_rules_hold_inside_a_scope_where_weights_are_exchanged(what: str, kind: 
 
 def test_a_model_is_looked_at_again_only_where_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A context that watches it anew in every step costs little, and still knows what was exchanged between the steps."""
-    model, looks = Net(), []
-    monkeypatch.setattr(watched, "CHANGED", [lambda *given: looks.append(given), watching.watch])
+    model, looks, look = Net(), list[bool](), watched._look_at
+
+    def noted(one: watched.Model) -> bool:
+        found = look(one)
+        looks.append(found and one.module() is model)
+        return found
+
+    monkeypatch.setattr(watched, "_look_at", noted)
 
     def step() -> list[str]:
         with msctx.context(conv_algo_rules={"head": "gemm"}) as ctx:
@@ -226,28 +231,26 @@ def test_a_model_is_looked_at_again_only_where_it_changed(monkeypatch: pytest.Mo
         return [row.module for row in ctx.choices() if row.ran == "gemm"]
 
     assert [step() for _ in range(3)] == [["head"]] * 3
-    assert len(looks) == 1
+    assert sum(looks) == 1
     model.head.weight.data = model.head.weight.data.clone()
-    assert (step(), len(looks)) == (["head"], 2)
+    assert (step(), sum(looks)) == (["head"], 2)
     model.head = nn.ConvTranspose2d(5, 2, 2)
-    assert (step(), len(looks)) == (["head"], 3)
+    assert (step(), sum(looks)) == (["head"], 3)
     model.load_state_dict(Net().state_dict(), assign=True)
-    assert (step(), step(), len(looks)) == (["head"], ["head"], 4)
+    assert (step(), step(), sum(looks)) == (["head"], ["head"], 4)
 
 
 def test_a_model_that_died_is_forgotten() -> None:
     model = Net()
-    before = len(watching._modules)
     with asking("fprop", "gemm") as ctx:
         ctx.watch(model)
-        assert len(watching._modules) == before + 4
         model(X)
-        shape = model.layer1[0].weight.shape
+        shape, number = model.layer1[0].weight.shape, watched.record(model).number
         del model
         gc.collect()
-        assert len(watching._modules) == before
         fn.conv2d(X, torch.randn(shape), padding=1)
     assert "" in ran(ctx)
+    assert number not in {model.number for model in watched.KNOWN}
 
 
 def test_watching_runs_no_parametrization() -> None:

@@ -1,4 +1,4 @@
-"""The names of modules: which model they are of, in compiled code, in copies; and what it costs to enter."""
+"""The names of modules: which model they are of, in compiled code, in copies."""
 
 from __future__ import annotations
 
@@ -183,23 +183,6 @@ def test_copies_have_no_names() -> None:
     assert [module for kind, module in found if kind == "_transformer_encoder_layer_fwd"] == ["", "0"]
 
 
-def test_a_module_that_raises_is_left() -> None:
-    """By Ctrl-C, after which torch calls no hook, when the next module is called."""
-
-    class Raises(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            raise KeyboardInterrupt
-
-    model = nn.Sequential(Raises())
-    with msctx.context().watch(model):
-        reader = listening()
-        with pytest.raises(KeyboardInterrupt):
-            model(X)
-        nn.Identity()(X)
-        X.neg()
-        assert ended(reader) == [("neg", "")]
-
-
 # --- how they are written --------------------------------------------------------------------------------------------
 
 
@@ -212,21 +195,3 @@ def test_with_and_without_classes() -> None:
             assert modules.parts("fc.0") == ["Default", "fc", "0"]
         assert modules.parts("") == ["Default"]
         assert modules.parts("unknown") == ["Default", "unknown"]
-
-
-# --- what it costs ----------------------------------------------------------------------------------------------------
-
-
-def test_no_entry_looks_at_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first call of one in it does."""
-    looks, look = [], modules.watched.paths_of
-    monkeypatch.setattr(modules.watched, "paths_of", lambda model: (looks.append(model), look(model))[1])
-    model = net()
-    with msctx.context().watch(model):
-        looks.clear()
-        for _ in range(3):
-            assert not seen()
-        assert not looks
-        for _ in range(3):
-            assert seen(model) == ["0", "1"]
-        assert looks == [model]
