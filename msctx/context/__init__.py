@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
-from msctx.context.base import BASE, KEPT, explain
+from msctx.context.base import BASE, explain
 from msctx.context.blocks import Context, close_late
 from msctx.context.scopes import end_stranded, innermost, stack
 from msctx.dynamo import outside_dynamo
@@ -43,21 +43,21 @@ def context(preset: str | PathLike[str] | None = None, /, **options: Any) -> Con
 
 
 _known: dict[Any, tuple[Layer, ...]] = {}
-"""Where, and which options with plain values → their layers: for a with-block in a loop."""
+"""Where, and which options with plain values, else the content of the layer → their layers: for a with-block in a loop."""
+KEPT = 512
 
 
 def layers_of(options: Mapping[str, Any], origin: str) -> tuple[Layer, ...]:
-    if "preset" in options or not all(type(value) in (str, int, bool) for value in options.values()):
-        layer = layer_of(options, origin)
-        return (layer,) if layer.settings else ()
-    key = (origin, *((name, type(value), value) for name, value in options.items()))
+    """The same object for equal options, from the same place."""
+    is_plain = "preset" not in options and {*map(type, options.values())} <= {str, int, bool}
+    key: Any = (origin, *((name, type(value), value) for name, value in options.items())) if is_plain else None
     if (found := _known.get(key)) is None:
         layer = layer_of(options, origin)
-        found = (layer,) if layer.settings else ()
-        if not any(setting.option.format for setting in layer.settings.values()):  # a file may be another next time
-            if len(_known) > KEPT:
-                _known.clear()
-            _known[key] = found
+        if key is None or any(setting.option.format for setting in layer.settings.values()):  # a file may be another next time
+            key = layer.key
+        if len(_known) > KEPT:
+            _known.clear()
+        found = _known.setdefault(key, (layer,) if layer.settings else ())
     return found
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from os import PathLike
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,10 +33,6 @@ MISSED = (
     "msctx.current().bind(function), called there, carries it into other threads"
 )
 
-KEPT = 512
-_within: dict[Any, tuple[Settings, Settings]] = {}
-"""What lies below (by its number, so it is kept, too) and what was laid over it → both; the latest."""
-
 
 def plan_of(settings: Settings, facts: Facts) -> Plan:
     """Plans are pure, so they are kept."""
@@ -46,17 +43,10 @@ def plan_of(settings: Settings, facts: Facts) -> Plan:
     return plan
 
 
+@lru_cache(maxsize=512)
 def within(outer: Settings, own: tuple[Layer, ...]) -> Settings:
-    """Settings with layers of equal content laid over them: the same object each time, with its plans, as long as it is kept."""
-    if not own:
-        return outer
-    key = (id(outer), *(layer.key for layer in own))
-    if (found := _within.get(key)) is None:
-        found = _within[key] = (outer, Settings(own, outer))
-        while len(_within) > KEPT:
-            with suppress(KeyError, RuntimeError):  # another thread
-                del _within[next(iter(_within))]
-    return found[1]
+    """Settings with layers laid over them: the same object each time, with its plans, as long as it is kept."""
+    return Settings(own, outer) if own else outer
 
 
 def plan_here(settings: Settings, shown: Iterable[str] = ()) -> Plan:
