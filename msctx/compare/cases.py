@@ -74,7 +74,12 @@ def of_layer(layer: NetworkLayer, directions: Sequence[str], device: torch.devic
     """A case for each direction; a product has its forward pass alone."""
     problem = layer.problem
     if isinstance(problem, Product):
-        yield _case_of_layer(layer, "forward", lambda: _matrices(problem, device), lambda a, b: [torch.matmul(a, b)])
+
+        def matrices() -> Results:
+            a, b = _made((problem.a, problem.b), problem.dtype, device)
+            return [a, b.mT.contiguous().mT if problem.b_transposed else b]
+
+        yield _case_of_layer(layer, "forward", matrices, lambda a, b: [torch.matmul(a, b)])
         return
     for direction in directions:
         yield _case_of_layer(layer, direction, lambda: images(problem, device), _convolution(problem, direction))
@@ -96,11 +101,6 @@ def _case_of_layer(layer: NetworkLayer, direction: str, make: Callable[[], Resul
 def _made(shapes: Sequence[Sequence[int]], dtype: str, device: torch.device) -> Results:
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(*shape, generator=generator).to(device, getattr(torch, dtype)) for shape in shapes]
-
-
-def _matrices(problem: Product, device: torch.device) -> Results:
-    a, b = _made((problem.a, problem.b), problem.dtype, device)
-    return [a, b.mT.contiguous().mT if problem.b_transposed else b]
 
 
 def images(problem: ConvProblem, device: torch.device) -> Results:

@@ -16,7 +16,7 @@ import torch
 from msctx.compare import cases as subjects
 from msctx.compare.cases import Case, error_of
 from msctx.compare.config import ALGORITHMS, PHASES, Comparison, name_of, relevant
-from msctx.compare.measure import NOISY, Entrant, Failed, Ratio, interleaved, ratio_between, seconds_of
+from msctx.compare.measure import NOISY, Entrant, Ratio, interleaved, ratio_between, seconds_of
 from msctx.compare.model import load
 from msctx.compare.result import Cell, Result, Row
 from msctx.compare.summary import INTERRUPTED, result_of
@@ -204,15 +204,15 @@ class _Measuring:
         return cell
 
 
-def _fill(row: Row, plain: Cell, cells: list[Cell], timed: Mapping[str, Ratio | Failed]) -> None:
+def _fill(row: Row, plain: Cell, cells: list[Cell], timed: Mapping[str, Ratio | Exception]) -> None:
     """Put down the figures of a row: torch's own path, its control, and the choices without a reason to have none."""
-    if isinstance(control := timed[AGAIN], Failed):
-        raise control.error
+    if isinstance(control := timed[AGAIN], Exception):
+        raise control
     for cell, found in [(plain, timed[TORCH]), *((cell, timed.get(cell.point)) for cell in cells if not cell.reason)]:
         if isinstance(found, Ratio):
             cell.ratio, cell.ms, cell.spread, cell.times = found.ratio, found.seconds * 1e3, found.spread, found.ms
-        elif isinstance(found, Failed):
-            cell.reason, cell.status = _line(found.error), "failed"
+        elif found is not None:
+            cell.reason, cell.status = _line(found), "failed"
     row.baseline, row.cells = plain, cells
     row.control, row.control_spread, row.rounds = control.ratio, control.spread, control.rounds
     row.noisy = abs(control.ratio - 1) > NOISY or (control.spread or 0) > 2 * NOISY

@@ -56,13 +56,6 @@ class Ratio:
         return [float(f"{seconds * 1e3:.5g}") for seconds in self.times]
 
 
-@dataclass(frozen=True)
-class Failed:
-    """An entrant that raised."""
-
-    error: Exception
-
-
 def margin(spread: float | None, rounds: int) -> float:
     """How far the median of ratios may be off, as a part of it: three standard errors. A single round shows nothing."""
     return math.inf if spread is None or rounds < 2 else ERRORS * spread / math.sqrt(rounds)
@@ -73,7 +66,7 @@ def is_faster(ratio: float, own: float, noise: float = 0.0) -> bool:
     return ratio > 1 + max(PROVEN, own, noise)
 
 
-def interleaved(entrants: Sequence[Entrant], seconds: float, device: torch.device) -> dict[str, Ratio | Failed]:
+def interleaved(entrants: Sequence[Entrant], seconds: float, device: torch.device) -> dict[str, Ratio | Exception]:
     """The first is what the others are compared with, and what it raises is raised.
 
     All have run before: nothing is compiled or tuned here. What a scope does when it is entered (a weight is looked at, memory is
@@ -83,7 +76,7 @@ def interleaved(entrants: Sequence[Entrant], seconds: float, device: torch.devic
         seconds: to be spent; seven rounds are made even if they take longer.
     """
     times: dict[str, list[float]] = {entrant.name: [] for entrant in entrants}
-    failed: dict[str, Failed] = {}
+    failed: dict[str, Exception] = {}
     order, chance = list(entrants), random.Random(0)
     plans: dict[str, tuple[int, int]] = {}
     """How many runs of a turn are not timed, and how many are."""
@@ -103,7 +96,7 @@ def interleaved(entrants: Sequence[Entrant], seconds: float, device: torch.devic
         except Exception as error:
             if entrant is entrants[0]:
                 raise
-            failed[entrant.name] = Failed(error)
+            failed[entrant.name] = error
 
     for entrant in entrants:
         turn(entrant)

@@ -25,8 +25,6 @@ PARAMETERS = {
     "runtime.set_memory": ("init_size", "increase_size", "max_size", "optimize_level", "huge_page_reserve_size"),
 }
 """Function → its parameters, in order. All other setters have one parameter, whatever its name."""
-SPELLINGS = {"set_seed.seed": "seed"}
-"""Parameter → its spelling here, where that is not the dotted name itself."""
 IMPLIED: dict[str, dict[str, Any]] = {"set_recursion_limit": {"recursion_limit": 1000}, "runtime.launch_blocking": {"": True}}
 """What a call without arguments sets."""
 
@@ -44,11 +42,6 @@ NO_COUNTERPART = {
     "runtime.set_kernel_launch_capture": "torch.cuda.graphs captures launches",
 }
 """Functions that set something which no option of msctx stands for, and what to do instead."""
-BY_HAND = {
-    "jit": "its settings are no options: msctx.mindspore.jit takes the same ones",
-    "_context": "MindSpore's inner context is not read: write these options as arguments of set_context",
-}
-"""Functions whose settings stay where they are, and what to do."""
 ASKING = (
     *("available", "count", "synchronize", "stream", "event", "streamctx"),
     *("stats", "reserved", "allocated", "summary", "empty_cache"),
@@ -145,11 +138,11 @@ class Reader:
         if function in NO_COUNTERPART:
             return f"no counterpart in msctx: {NO_COUNTERPART[function]}"
         if function == "jit" and call.keywords:
-            return BY_HAND[function]
+            return "its settings are no options: msctx.mindspore.jit takes the same ones"
         match call.func:
             case ast.Attribute(value=ast.Call(func=inner), attr=name):
                 if name.startswith("set_") and self._function(inner) == "_context":
-                    return BY_HAND["_context"]
+                    return "MindSpore's inner context is not read: write these options as arguments of set_context"
         first, _, rest = function.partition(".")
         if first in ("runtime", "device_context") and rest and not rest.lower().endswith(ASKING):
             return "no counterpart in msctx"
@@ -230,6 +223,4 @@ class Reader:
 def _spelling(function: str, parameter: str) -> str:
     """What a parameter of one of MindSpore's newer functions is called here."""
     dotted = f"{function}.{parameter}"
-    if find(dotted) is None and find(function) is not None:
-        return function
-    return SPELLINGS.get(dotted, dotted)
+    return next((spelling for spelling in (dotted, function, parameter) if find(spelling)), dotted)

@@ -148,14 +148,14 @@ class Names:
         """
         try:
             return self._value(node)
-        except RecursionError:  # a name that stands for itself, or very deep brackets
+        except (RecursionError, TypeError):  # a name that stands for itself, or very deep brackets; a list as a key
             raise Unknown from None
 
     def known_pairs(self, node: ast.expr) -> list[tuple[Any, ast.expr]]:
         """The items of a dictionary, or of the one that a name stands for; raises :class:`Unknown` as :meth:`value` does."""
         try:
             return self.pairs(self.follow(node))
-        except RecursionError:
+        except (RecursionError, TypeError):
             raise Unknown from None
 
     def word(self, node: ast.expr) -> str:
@@ -180,7 +180,11 @@ class Names:
             case ast.BinOp(left=left, op=operator, right=right):
                 return _combine(self._value(left), operator, self._value(right))
             case ast.JoinedStr(values=parts):
-                return "".join(self._formatted(part) for part in parts)
+                return "".join(self._value(part) for part in parts)
+            case ast.FormattedValue(value=inner, conversion=-1, format_spec=None):
+                value = self._value(inner)
+                if isinstance(value, str) or (isinstance(value, int) and abs(value) < 2**64):
+                    return str(value)
             case ast.Name() | ast.Attribute() if (word := self._constant(node)) in CONSTANTS:
                 return CONSTANTS[word]
             case ast.Name() | ast.Subscript():
@@ -198,16 +202,6 @@ class Names:
         if isinstance(node, ast.Name) and not all(binding.path for binding in self._bindings(node)):
             return ""  # a name assigned to: how often counts
         return self.mindspore(node).rpartition(".")[2]
-
-    def _formatted(self, part: ast.expr) -> str:
-        match part:
-            case ast.Constant(value=str(text)):
-                return text
-            case ast.FormattedValue(value=inner, conversion=-1, format_spec=None):
-                value = self._value(inner)
-                if isinstance(value, str) or (isinstance(value, int) and abs(value) < 2**64):
-                    return str(value)
-        raise Unknown
 
     def follow(self, node: ast.expr) -> ast.expr:
         """The expression that a name, or an item of a dictionary or list, stands for; others stand for themselves."""
@@ -267,7 +261,7 @@ class Names:
         found: list[tuple[Any, ast.expr]] = []
         match node:
             case ast.Dict(keys=keys, values=values):
-                items = [(key and _key(self._value(key)), value, key is None) for key, value in zip(keys, values, strict=True)]
+                items = [(key and self._value(key), value, key is None) for key, value in zip(keys, values, strict=True)]
             case ast.Call(func=ast.Name(id="dict") as function, args=parts) if not self._bindings(function):
                 items = [*((None, part, True) for part in parts), *((k.arg, k.value, not k.arg) for k in node.keywords)]
             case _:
@@ -277,14 +271,6 @@ class Names:
             if len(found) > _MOST:
                 raise Unknown("it has too many parts")
         return found
-
-
-def _key(value: Any) -> Any:
-    try:
-        hash(value)
-    except TypeError:
-        raise Unknown from None
-    return value
 
 
 def _is_mutable(node: ast.AST) -> bool:

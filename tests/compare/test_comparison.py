@@ -13,7 +13,7 @@ from comparisons import made, model_file, needs_core
 import msctx
 from msctx.compare import comparison as comparing
 from msctx.compare.comparison import AGAIN, run
-from msctx.compare.measure import Failed, Ratio
+from msctx.compare.measure import Ratio
 from msctx.compare.result import Cell, Row
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -204,7 +204,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What each choice is found to take, a ratio and a spread; no clock is read."""
     found: dict[str, Any] = {}
 
-    def interleaved(entrants: Any, *_: Any) -> dict[str, Ratio | Failed]:
+    def interleaved(entrants: Any, *_: Any) -> dict[str, Ratio | Exception]:
         found["took part"] = [entrant.name for entrant in entrants]
         return {e.name: Ratio(1e-3, *found.get(e.name, (1.0, 0.0)), 9) for e in entrants}
 
