@@ -15,7 +15,7 @@ from torch._guards import detect_fake_mode
 from torch._inductor.fx_passes.post_grad import view_to_reshape
 from torch._inductor.inductor_prims import force_stride_order
 from torch._library.utils import get_layout_constraint_tag
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, has_free_symbols
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.fx.experimental.symbolic_shapes import statically_known_true as known
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
@@ -366,8 +366,5 @@ def _give_back_strides(graph: fx.Graph, node: fx.Node, before: Any) -> None:
             restored = graph.call_function(force_stride_order, (node, _hints(before.stride())))
         else:
             restored = graph.call_function(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
-            if 1 in before.shape and not has_free_symbols(before):
-                restored.meta = node.meta | {"val": before}
-                restored = graph.call_function(aten.as_strided.default, (restored, [*before.shape], [*before.stride()], 0))
     restored.meta = node.meta | {"val": before}
     graph.output_node().replace_input_with(node, restored)
