@@ -76,17 +76,15 @@ def unwatched(plan: Plan, layers: Iterable[Layer], since: int) -> list[str]:
 
 def unmatched(layers: Iterable[Layer], since: int) -> list[str]:
     """Warnings for names in the files of *layers* that no watched module has; none, if a watched model was left since then."""
-    found = []
     paths = {path for model in [*watched.OPEN] for path in model.paths}
-    for setting in (setting for layer in layers for setting in layer.settings.values() if watched.last_end <= since):
-        if setting.option.name in ("op_precision_mode", "customize_dtypes"):
-            names = (setting.content or {}).get("ByNodeName", ())
-            found += [
-                f"{setting.spelling}: no module is named {name}; ctx.watch(model) makes the names of a model's modules known"
-                for name in names
-                if not any(fnmatchcase(path, name) for path in paths)
-            ]
-    return found
+    settings = [setting for layer in layers for setting in layer.settings.values() if watched.last_end <= since]
+    return [
+        f"{setting.spelling}: no module is named {name}; ctx.watch(model) makes the names of a model's modules known"
+        for setting in settings
+        if setting.option.name in ("op_precision_mode", "customize_dtypes")
+        for name in (setting.content or {}).get("ByNodeName", ())
+        if not any(fnmatchcase(path, name) for path in paths)
+    ]
 
 
 def _unmet(row: Row, since: int) -> Iterator[str]:

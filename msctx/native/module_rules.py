@@ -56,7 +56,6 @@ def _enter(module: nn.Module, call: module_calls.Call) -> None:
 
 def _look_for_export() -> None:
     """torch.export captures autocasts alone."""
-
     if is_exporting():  # one of the threads
         from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
@@ -81,13 +80,8 @@ def _inside(place: watched.Place, policies: precision.Policies) -> int | None:
 @lru_cache(1 << 16)
 def _named(path: str, policies: tuple[tuple[str, precision.Policy], ...]) -> int | None:
     """The number of policies inside a module of this path; ``None``: no rule names it."""
-    names = {device: _name(path, policy) for device, policy in policies}
-    if not any(name is not None for name in names.values()):
-        return None
-    numbers = (
-        (device, policy.number if (name := names[device]) is None else policy.modules[name]) for device, policy in policies
-    )
-    return precision.combination_of(dict(numbers))
+    named = {device: policy.modules[name] for device, policy in policies if (name := _name(path, policy)) is not None}
+    return precision.combination_of({device: policy.number for device, policy in policies} | named) if named else None
 
 
 def _name(path: str, policy: precision.Policy) -> str | None:
@@ -143,15 +137,12 @@ def _guard(builder: Any, guard: Any) -> None:
 
     text = f"no rule of msctx names {guard.name}"
     manager = builder.get_guard_manager(guard).lambda_manager
-    manager(_is_unnamed, text, True, GuardManagerType.GUARD_MANAGER).add_lambda_guard(bool, [text], guard.user_stack)
-
-
-def _is_unnamed(module: nn.Module) -> bool:
-    return not _is_named(module)
+    manager(lambda module: not _is_named(module), text, True, GuardManagerType.GUARD_MANAGER).add_lambda_guard(
+        bool, [text], guard.user_stack
+    )
 
 
 def _install() -> Callable[[], None]:
-
     module_calls.WHEN_COMPILED.append(_keep_out)
     module_calls.turn(_enter, True, all_modules=False)
     had_fast_path = mha.get_fastpath_enabled()

@@ -50,11 +50,6 @@ def _in_steps(steps: int) -> None:
     precision.pause(bool(steps))
 
 
-def end() -> None:
-    """The policies of this thread change: a step that raised has not ended itself."""
-    _in_steps(0)
-
-
 @untraced
 def _begin_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What torch calls before a step; the first of its arguments is the optimizer. A closure runs under the policy again."""
@@ -108,7 +103,9 @@ def _halves(traced: bool = False) -> int:
 
 
 def policies_changed() -> None:
-    """What is in force in this thread is another."""
+    """What is in force in this thread is another; a step that raised has not ended itself."""
+    if _here.steps:
+        _in_steps(0)
     before, _here.is_low = _here.is_low, any(precision_of(p.text).needs_scaler for p in precision.here.policies.values())
     if _here.is_low and not before:
         _here.begun = _here.stepped = _halves()
@@ -124,7 +121,6 @@ def left_over() -> list[str]:
 
 
 def _has_scaler() -> bool:
-
     kinds: list[type[GradScaler]] = [GradScaler]
     for kind in kinds:
         kinds += kind.__subclasses__()
@@ -144,7 +140,6 @@ def _check_scale(optimizer: Any) -> None:
 
 
 def _is_in_scaler() -> bool:
-
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not GradScaler.step.__code__:
         frame = frame.f_back

@@ -105,8 +105,6 @@ def _enter(after: precision.Policies) -> None:
         precision.library().msctx_precision_switch(number)
     finally:
         _release_here(before.values())
-        if before:
-            optimizer_steps.end()
         precision.here.policies = after
         optimizer_steps.policies_changed()
 
