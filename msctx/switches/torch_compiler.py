@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -15,17 +16,6 @@ from msctx.imports import when_imported
 from msctx.native import cache_tag
 from msctx.switches.base import Switch, of, reading, writing
 from msctx.torch_config import NOTHING, Forced, by_variable
-
-# --- graph mode -------------------------------------------------------------------------------------------------------
-
-
-def _write(wanted: Any) -> None:
-    calls.compilation = wanted
-
-
-def _for_scalars(on: bool) -> None:
-    gradients.for_scalars = on
-
 
 # --- torch.compile's stance: mode=PYNATIVE_MODE -----------------------------------------------------------------------
 
@@ -92,9 +82,9 @@ def _logs(name: str) -> Switch:
 
 _DYNAMO, _FUNCTORCH = "torch._dynamo.config", "torch._functorch.config"
 SWITCHES = (
-    Switch("graph.compilation", lambda: calls.compilation, _write),
+    Switch("graph.compilation", lambda: calls.compilation, partial(setattr, calls, "compilation")),
     Switch("graph.modules", calls.are_compiled, calls.compile_modules, state=(calls.found, calls.put_back)),
-    Switch("graph.grad_for_scalar", lambda: gradients.for_scalars, _for_scalars),
+    Switch("graph.grad_for_scalar", lambda: gradients.for_scalars, partial(setattr, gradients, "for_scalars")),
     Switch("torch.dynamo.force_eager", _is_eager, _force_eager, state=(_stance, _put_stance)),
     of("torch.dynamo.skip_nnmodule_hook_guards", Forced(_DYNAMO, "skip_nnmodule_hook_guards", lambda: True)),
     of("torch.dynamo.verbose", Forced(_DYNAMO, "verbose", by_variable("TORCHDYNAMO_VERBOSE"))),
