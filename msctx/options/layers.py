@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from msctx.errors import Diagnostic, FileError, Marks, OptionError, nearest, searching
-from msctx.options import OPTIONS, UNSET, Layer, Option, Setting, Settings, carried, device_of, make_layer, option_of
-from msctx.options.kinds import BadValue
+from msctx.options import UNSET, Layer, Option, Setting, Settings, carried, device_of, make_layer, option_of
+from msctx.options.kinds import BadValue, nowhere
 from msctx.options.registry import contradictions, find, from_text, ge_key, ge_name, is_dictionary
 from msctx.shipped import shipped
 
@@ -75,9 +75,9 @@ def preset_layer(preset: Any, origin: str, marks: Marks | None = None) -> Layer:
     preset = fspath(preset) if isinstance(preset, PathLike) else preset
     mark = marks(("preset",)) if marks else None
     if not isinstance(preset, str) or (preset not in known and not preset.endswith((".yaml", ".yml"))):
-        near = nearest(preset, known) if isinstance(preset, str) else ""
-        allowed, hint = f"{', '.join(known)}, or the path of a YAML file", repr(near) if near else ""
-        raise OptionError([Diagnostic("preset", f"{preset!r} is not a preset", origin, allowed, hint, mark)])
+        near, allowed = nearest(str(preset), known), f"{', '.join(known)}, or the path of a YAML file"
+        bad = BadValue(f"{preset!r} is not a preset", allowed=allowed, suggestion=near, path=("preset",))
+        raise OptionError([bad.at((), origin, marks or nowhere)])
     document = load(known.get(preset, preset))
     if not isinstance(document.data, dict) or "context" not in document.data:
         text = f"{preset} has no `context:` section; put its options below such a line"
@@ -108,13 +108,7 @@ def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
                 preset = preset_layer(text, name)
             elif key:
                 settings |= make_layer({f"{level}.{ge_name(key)}": text}, f"environment {name}").settings
-            elif option is None and is_dictionary(spelling):
-                problems.append(Diagnostic(name, "needs a key", "environment", suggestion=f"write {name}__KEY=VALUE"))
-            elif option is None:
-                near = nearest(spelling, (known for one in OPTIONS.values() for known in one.spellings))
-                hint = PREFIX + near.upper().replace(".", "__") if near else ""
-                problems.append(Diagnostic(name, "no such option", "environment", suggestion=hint))
-            elif not (text or option.is_text):
+            elif not (text or option is None or option.is_text):
                 problems.append(Diagnostic(name, "is empty", "environment", suggestion="unset it, or give it a value"))
             else:
                 settings |= make_layer({spelling: _value(option, spelling, text)}, f"environment {name}").settings
@@ -132,16 +126,16 @@ def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
 def is_option(variable: str) -> bool:
     """Whether a variable named ``MSCTX_…`` sets an option."""
     spelling = _spelling(variable)
-    return spelling == "preset" or find(spelling) is not None or bool(ge_key(spelling)[1])
+    return spelling == "preset" or find(spelling) is not None or is_dictionary(spelling) or bool(ge_key(spelling)[1])
 
 
 def _spelling(variable: str) -> str:
     return variable[len(PREFIX) :].lower().replace("__", ".")
 
 
-def _value(option: Option, spelling: str, text: str) -> Any:
+def _value(option: Option | None, spelling: str, text: str) -> Any:
     """A variable's value; there 1 and 0 are how everybody writes true and false."""
-    if option.kind is None and text[:1] == "{":
+    if (option is None or option.kind is None) and text[:1] == "{":
         from msctx.options.yamlfile import parse
 
         return parse(text, "environment").data
