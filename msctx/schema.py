@@ -114,7 +114,11 @@ def _preset() -> dict[str, Any]:
 
 
 def _option(option: Option) -> dict[str, Any]:
-    schema = {"description": option.help, "examples": [option.example], **_as_an_editor_reads(option.adapter.json_schema())}
+    schema = {
+        "description": option.help,
+        "examples": [option.example],
+        **_as_an_editor_reads(adapter(option.type).json_schema()),
+    }
     if "patternProperties" in schema:  # keys that fit the pattern, and no others
         schema["additionalProperties"] = False
     if option.replaced_by:

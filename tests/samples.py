@@ -3,6 +3,7 @@
 from typing import Any
 
 from msctx.options import OPTIONS, UNSET, Option
+from msctx.options.validation import adapter
 from msctx.shipped import CONFIGS
 
 DATA = CONFIGS / "files"
@@ -15,7 +16,7 @@ def example(option: Option) -> Any:
 
 def values(option: Option) -> list[Any]:
     """The closed choices of an option, its default and its example."""
-    closed = list(option.choices) or ([True, False] if option.adapter.json_schema().get("type") == "boolean" else [])
+    closed = list(option.choices) or ([True, False] if adapter(option.type).json_schema().get("type") == "boolean" else [])
     return [*closed, example(option), *([option.default] if option.default is not UNSET else [])]
 
 

@@ -22,6 +22,7 @@ from msctx.options.grammars import PartsKind
 from msctx.options.kinds import BOOL, FLAG, ON_OFF, MemoryKind, TextKind, ValueKind, YamlWord
 from msctx.options.layers import presets
 from msctx.options.operators import OPERATORS
+from msctx.options.validation import adapter
 from msctx.options.yamlfile import load
 
 ROOT = Path(__file__).parents[1]
@@ -192,7 +193,7 @@ def plain(value: Any) -> Any:
 def refusal(option: Option, value: Any) -> str | None:
     """Why msctx does not take a value, or ``None``; files that are not there do not count."""
     try:
-        option.adapter.validate_python(value, strict=True)
+        adapter(option.type).validate_python(value, strict=True)
     except ValueError as error:
         return str(error)
     return None

@@ -15,7 +15,7 @@ from msctx.compare import workload
 from msctx.compare.workload import Workload
 from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, nearest, searching
 from msctx.native.choices import ConvProblem
-from msctx.options import OPTIONS, all_at, find, make_layer
+from msctx.options import OPTIONS, find, make_layer
 from msctx.options.conv_rules import DIRECTIONS, PRODUCT, option_of
 from msctx.options.kinds import SHARE, ChoiceKind, Form, IntKind, TextKind, nowhere, where
 from msctx.options.validation import check
@@ -238,13 +238,13 @@ class _Reading:
 
     def _points(self, axes: Mapping[str, Any], typed: Mapping[str, Any]) -> list[Point]:
         """The grid; each value is checked by itself, so that a mistake is reported once and at its place."""
-        before, marks = len(self.problems), self.document.under("axes")
+        before = len(self.problems)
         for key, values in {**axes, **typed}.items():
             sets = values if isinstance(values, Mapping) else {number: {key: one} for number, one in enumerate(values)}
             for place, options in sets.items():
-                mark = None if key in typed else marks((key, place))
+                marks = None if key in typed else self.document.under("axes", key, place)
                 with collected(self.problems):
-                    make_layer(options or {}, "axes" if mark else "command line", all_at(mark) if mark else None)
+                    make_layer(options or {}, "axes" if marks else "command line", marks)
         found = points({**axes, **typed}) if len(self.problems) == before else []
         for name, count in Counter(point.name for point in found).items():
             if not name and axes:

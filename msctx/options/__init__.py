@@ -2,7 +2,7 @@
 
 from msctx.options.layer import Layer, Setting, Settings
 from msctx.options.option import DEVICES, GROUPS, NAMESPACES, UNSET, Option, device_of
-from msctx.options.registry import OPTIONS, all_at, find, is_dictionary, known_to_ge, make_layer, option_of
+from msctx.options.registry import OPTIONS, find, is_dictionary, known_to_ge, make_layer, option_of
 
 __all__ = [
     "DEVICES",
@@ -14,7 +14,6 @@ __all__ = [
     "Option",
     "Setting",
     "Settings",
-    "all_at",
     "device_of",
     "find",
     "is_dictionary",

@@ -8,7 +8,6 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from msctx.options.kinds import ChoiceKind, Kind, TextKind
-from msctx.options.validation import adapter
 
 if TYPE_CHECKING:
     from msctx.options.formats import Format
@@ -128,11 +127,6 @@ class Option:
     def is_text(self) -> bool:
         """Whether a bare word of the environment or the command line is its value as it stands, ``5`` and ``true`` too."""
         return isinstance(self.kind, TextKind)
-
-    @property
-    def adapter(self) -> Any:
-        """The pydantic validator of :attr:`type`, built on first use: building all of them eagerly costs 150 ms."""
-        return adapter(self.type)
 
 
 GPU, ASCEND = "mindspore.set_context(gpu_config)", "mindspore.set_context(ascend_config)"

@@ -43,11 +43,6 @@ def declare(options: Iterable[Option]) -> None:
             _NAMES.extend([spelling, *sorted(groups)])
 
 
-def all_at(mark: Mark | None) -> Marks:
-    """Of values that all stand in one place."""
-    return lambda path: mark
-
-
 def find(spelling: str) -> Option | None:
     """The option a dotted spelling means, or ``None``."""
     return _SPELLINGS.get(spelling)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from msctx import devices
 from msctx.errors import Diagnostic, FileError, Mark, OptionError, nearest, searching
-from msctx.options import Layer, Settings, all_at, find, make_layer
+from msctx.options import Layer, Settings, find, make_layer
 from msctx.options.documents import Document
 from msctx.options.kinds import INVALID, BadValue, Form, Int, TextKind, nowhere, where
 from msctx.options.layers import environment_layers, flatten, preset_layer, presets
@@ -245,7 +245,7 @@ class _Source:
         with collected(self.problems):
             found = make_layer(values, self.where, self.marks)
             if seed is not None and "seed" not in values:
-                extra = make_layer({"seed": seed}, self.where, all_at(mark) if self.document else None)
+                extra = make_layer({"seed": seed}, self.where, lambda path: mark)
                 found = Layer({**found.settings, **extra.settings})
         return found
 
