@@ -8,16 +8,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 MOST = 100
-"""Mistakes that are shown and suggested for at once; nobody reads thousands, and to look for a name takes milliseconds."""
-
+"""Mistakes of one place that are looked for at once; nobody reads thousands, and to look for a name takes milliseconds."""
 
 LONGEST_LINE = 400
 """A longer line of a file is not shown."""
@@ -105,26 +102,8 @@ class Diagnostic:
         return "\n".join(lines)
 
 
-_searches: ContextVar[list[None] | None] = ContextVar("searches", default=None)
-
-
-@contextmanager
-def searching() -> Iterator[None]:
-    """In this block, or function, names are looked for :data:`MOST` times: whatever is read there may hold any number of mistakes."""
-    token = _searches.set([None] * MOST) if _searches.get() is None else None
-    try:
-        yield
-    finally:
-        if token is not None:
-            _searches.reset(token)
-
-
 def nearest_of(name: str, names: Iterable[str], count: int) -> list[str]:
-    """Those of *names* that a user most likely meant, the best first; none where enough mistakes have been reported already."""
-    if (left := _searches.get()) is not None:
-        if not left:
-            return []
-        left.pop()
+    """Those of *names* that a user most likely meant, the best first."""
     return get_close_matches(name, list(names), n=count, cutoff=0.6)
 
 
@@ -151,9 +130,8 @@ class _ProblemsError(MsctxError):
     def __init__(self, problems: Sequence[Diagnostic]) -> None:
         self.problems = tuple(problems)
         count = len(self.problems)
-        more = f", the first {MOST} of which are shown" if count > MOST else ""
-        end = f"{count} problem{'s' * (count != 1)}{more}; {self.end}."
-        super().__init__("\n".join([*map(str, self.problems[:MOST]), end]))
+        end = f"{'the first ' * (count >= MOST)}{count} problem{'s' * (count != 1)}; {self.end}."
+        super().__init__("\n".join([*map(str, self.problems), end]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For pickle and copy: the default calls the class with the message, which it would take for problems."""

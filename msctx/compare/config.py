@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from msctx.compare import workload
 from msctx.compare.workload import Workload
-from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, nearest, searching
+from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, nearest
 from msctx.native.choices import ConvProblem
 from msctx.options import OPTIONS, find, make_layer
 from msctx.options.conv_rules import DIRECTIONS, PRODUCT, option_of
@@ -110,7 +110,6 @@ def find_file(name: str) -> Path | None:
     return shipped("compare").get(name)
 
 
-@searching()
 def read(subject: str, given: Given) -> Comparison:
     """The comparison of a file, or of a workload, a model (``package.module:function``) or an experiment."""
     return _Reading(subject, given).comparison()

@@ -13,7 +13,7 @@ import torch
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from msctx.errors import Diagnostic, FileError, OptionError, nearest, searching
+from msctx.errors import Diagnostic, FileError, OptionError, nearest
 from msctx.native.choices import ConvProblem
 from msctx.options.documents import Document
 from msctx.options.kinds import BadValue, Bool, ChoiceKind, Form, Int, refusal
@@ -182,7 +182,6 @@ def read(name: str) -> Workload:
     return parse(load(path, collect=True), path.stem)
 
 
-@searching()
 def parse(document: Document, name: str) -> Workload:
     problems = list(document.problems)
     data = document.data if isinstance(document.data, dict) else {}

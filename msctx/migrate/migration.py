@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from msctx.context import explain
-from msctx.errors import Diagnostic, Mark, OptionError, one_line, searching
+from msctx.errors import Diagnostic, Mark, OptionError, one_line
 from msctx.migrate.calls import Call, Entry, Reader
 from msctx.migrate.names import AT_RUN_TIME
 from msctx.migrate.script import Script, load
@@ -41,7 +41,6 @@ class Migration:
     """The options checked; their origins are places in the script."""
 
 
-@searching()
 def read(path: str) -> Migration:
     """Read the context calls of a MindSpore script, without running it.
 

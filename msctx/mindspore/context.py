@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from msctx.dynamo import outside_dynamo
-from msctx.errors import Diagnostic, OptionError, nearest, searching
+from msctx.errors import Diagnostic, OptionError, nearest
 from msctx.mindspore import errors, state
 from msctx.mindspore.errors import OptionTypeError
 from msctx.mindspore.keys import DEVICE, FLAT, GROUP_DEVICE, GROUPS, KEYS, Key
@@ -19,7 +19,6 @@ RELEASE, DEBUG = 0, 1
 
 
 @outside_dynamo
-@searching()
 def set_context(**kwargs: Any) -> None:
     """Set options for the process, with MindSpore's keys and its rules of which device has which key.
 

@@ -7,6 +7,7 @@ from ast import literal_eval
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from msctx.errors import nearest
@@ -50,7 +51,7 @@ class PartsKind(TextKind):
         for part in parts:
             if not re.fullmatch(self._pattern(""), part):
                 word = re.split(r"\W", part)[0]
-                raise refusal(part, suggestion="" if word in self.words else nearest(word, self.words))
+                raise refusal(part, suggestion="" if word in self.words else partial(nearest, word, self.words))
         names = [part.rpartition(":")[0] or part for part in parts]
         if not self.repeats and (twice := [name for name in names if names.count(name) > 1]):
             raise BadValue(f"{show(twice[0])} is given twice")

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Integral
 from os import PathLike, fspath
 from typing import Annotated, Any
@@ -51,7 +52,7 @@ class BadValue(ValueError):
     """What is wrong with a value, or (*at_key*) with its key.
 
     Args:
-        suggestion: a value to write instead, or a sentence of advice.
+        suggestion: a value to write instead, or a sentence of advice; or a function that looks for one where it is told.
         path: the keys that lead to it, from the value that was checked.
     """
 
@@ -61,9 +62,9 @@ class BadValue(ValueError):
 
     def at(self, name: Keys = (), where: str = "", marks: Marks = nowhere) -> Diagnostic:
         """The same with its place: *name* leads to the value that was checked, and *marks* are those of what is below that."""
-        hint = self.suggestion if isinstance(self.suggestion, str) else repr(self.suggestion)
-        if isinstance(self.suggestion, str) and hint and " " not in hint and not self.at_key:
-            hint = repr(hint)
+        found = self.suggestion() if callable(self.suggestion) else self.suggestion
+        is_advice = isinstance(found, str) and (not found or " " in found or self.at_key)
+        hint = found if is_advice else repr(found)
         mark = marks((*self.path, "") if self.at_key else self.path)
         return Diagnostic(dotted((*name, *self.path)), self.text, where, self.allowed, hint, mark)
 
@@ -127,7 +128,7 @@ class Kind:
             return self.read(value)
         except BadValue as error:
             text = f"{within}: {error.text}" if within else error.text
-            hint = self.nearest(value) if error.suggestion == "" else error.suggestion
+            hint = partial(self.nearest, value) if error.suggestion == "" else error.suggestion
             raise BadValue(text, allowed=error.allowed or self.allowed, suggestion=hint) from None
 
     def read(self, value: Any) -> Any:

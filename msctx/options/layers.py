@@ -9,7 +9,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from msctx.errors import Diagnostic, FileError, Marks, OptionError, nearest, searching
+from msctx.errors import Diagnostic, FileError, Marks, OptionError, nearest
 from msctx.options import UNSET, Layer, Option, Setting, Settings, carried, device_of, make_layer, option_of
 from msctx.options.kinds import BadValue, nowhere
 from msctx.options.registry import contradictions, find, from_text, ge_key, ge_name, is_dictionary
@@ -91,7 +91,6 @@ def preset_layer(preset: Any, origin: str, marks: Marks | None = None) -> Layer:
     return Layer({k: replace(s, origin=f"preset {preset}") for k, s in layer.settings.items()})
 
 
-@searching()
 def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
     """MSCTX_DETERMINISTIC=ON, MSCTX_GPU_CONFIG__CONV_ALLOW_TF32=false …; a double underscore stands for a dot.
 

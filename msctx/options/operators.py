@@ -6,7 +6,7 @@ not, they have its dtype. An operator that is not here is made of others that ar
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Annotated
 
 from msctx.errors import nearest_of
@@ -198,9 +198,12 @@ def _known() -> dict[str, str]:
 def _operator(text: str) -> str:
     name = text.strip()
     if resolve(name) is None:
-        near = [_known()[found] for found in nearest_of(name.removeprefix("aten::").lower(), _known(), 3)]
-        raise BadValue(f"{show(name)} is no operator that policies govern", suggestion=" or ".join(near))
+        raise BadValue(f"{show(name)} is no operator that policies govern", suggestion=partial(_nearest, name))
     return name
+
+
+def _nearest(name: str) -> str:
+    return " or ".join(_known()[found] for found in nearest_of(name.removeprefix("aten::").lower(), _known(), 3))
 
 
 def _operators(text: str) -> str:

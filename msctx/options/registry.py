@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from msctx.errors import Diagnostic, Mark, Marks, OptionError, nearest, searching
+from msctx.errors import MOST, Diagnostic, Mark, Marks, OptionError, nearest
 from msctx.options import rules
 from msctx.options.documents import read_file, scalar
 from msctx.options.kinds import BOOL, INVALID, IntKind, Keys, ValueKind, dotted, nowhere, show
@@ -99,7 +99,6 @@ def _unknown(spelling: str, where: str = "", mark: Mark | None = None) -> Diagno
     return Diagnostic(spelling, text, where, allowed, hint, mark)
 
 
-@searching()
 def make_layer(values: Mapping[str, Any], origin: str, marks: Marks | None = None) -> Layer:
     """Check what was set in one place.
 
@@ -158,6 +157,8 @@ class _Reading:
             origin: the place that is shown in place of the mark.
             is_text: everything there is text.
         """
+        if len(self.problems) >= MOST:
+            return
         option = _GE.get(path[-1]) if "ge_options." in via else _SPELLINGS.get(spelling)
         mark = marks(path)
         if value is INVALID or (via and spelling in self.settings and not self.settings[spelling].via):

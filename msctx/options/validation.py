@@ -9,7 +9,7 @@ from typing import Any
 
 from typing_extensions import Required, TypedDict
 
-from msctx.errors import Diagnostic, Marks, nearest
+from msctx.errors import MOST, Diagnostic, Marks, nearest
 from msctx.imports import collected_later
 from msctx.options.kinds import INVALID, BadValue, Keys, nowhere, show
 
@@ -51,7 +51,7 @@ def check(kind: Any, value: Any, name: Keys = (), where: str = "", marks: Marks 
     try:
         return adapter(kind).validate_python(value, strict=True), []
     except ValidationError as error:
-        wrong = [_bad(one, kind) for one in error.errors(include_url=False) if one["input"] is not INVALID]
+        wrong = [_bad(one, kind) for one in error.errors(include_url=False)[:MOST] if one["input"] is not INVALID]
     return None, [bad.at(name, where, marks) for bad in wrong]
 
 

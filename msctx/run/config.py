@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from msctx import devices
-from msctx.errors import Diagnostic, FileError, Mark, OptionError, nearest, searching
+from msctx.errors import Diagnostic, FileError, Mark, OptionError, nearest
 from msctx.options import Layer, Settings, find, make_layer
 from msctx.options.documents import Document
 from msctx.options.kinds import INVALID, BadValue, Form, Int, TextKind, nowhere, where
@@ -122,7 +122,6 @@ def read(file: str | None, overrides: Sequence[str] = (), *, need_entry: bool = 
     return read_document(document, path, overrides, need_entry=need_entry, others=COMPARED)
 
 
-@searching()
 def read_document(
     document: Document,
     path: Path | None,

@@ -365,7 +365,7 @@ def test_options_shows_interactions_and_cann_keys(msctx):
     _, out, _ = msctx("options", "precision_mode_v2")
     assert "precision_mode and precision_mode_v2: they exclude each other" in out
     _, out, _ = msctx("options", "op_precision_mode")
-    assert "it wins over op_select_implmode" in out
+    assert "op_precision_mode wins over op_select_implmode" in out
     assert "[ByOpType]" in out, "a sample of the file"
     assert json.loads(msctx("options", "ge.exec.precision_mode", "--json")[1])["name"] == "precision_mode"
 
