@@ -9,17 +9,7 @@ from hypothesis import strategies as st
 from msctx.errors import FileError
 from msctx.options import make_layer
 from msctx.options.documents import Document
-from msctx.options.kinds import YamlWord
 from msctx.options.yamlfile import load, parse
-
-
-@pytest.mark.parametrize("word", ["on", "ON", "On", "off", "OFF", "yes", "No"])
-def test_on_and_off_stay_words_whose_truth_is_known(word: str) -> None:
-    found = parse(f"a: {word}", "file.yaml").data["a"]
-    assert isinstance(found, YamlWord)
-    assert found == word
-    assert found.truth is (word.lower() in ("on", "yes"))
-    assert not isinstance(parse(f'a: "{word}"', "file.yaml").data["a"], YamlWord)
 
 
 @pytest.mark.parametrize("text", ["", "   \n", "# only a comment\n", "---\n"])
