@@ -24,6 +24,13 @@ MISTAKES: dict[str, tuple[str, dict[str, str]]] = {
         "allow_tf32=1 fp16=1 compile=1 precision=16-mixed use_deterministic_algorithms=1 CUDA_VISIBLE_DEVICES=0 jit_config=O1",
         {},
     ),
+    "values of words that are no options": (
+        "explain mixed_precision=fp16 precision=16 dtype=bfloat16 inter_op_num_threads=2 backend=inductor "
+        "intra_op_parallel_num=2 max_split_size_mb=64 detect_anomaly=1 precision_mode=fp16-mixed",
+        {},
+    ),
+    "a misspelt preset": ("explain reproducable", {}),
+    "a misspelt preset before a command": ("exec reproducable -- true", {}),
     "text for a number": ("explain x.yaml", {"x.yaml": 'context:\n  runtime_num_threads: "8"\n  op_timeout: 1m\n'}),
     "a number that YAML 1.1 and 1.2 read differently": ("explain x.yaml", {"x.yaml": "context:\n  runtime_num_threads: 010\n"}),
     "memory": ("explain max_device_memory=4OGB mempool_block_size=512MB variable_memory_max_size=40GB", {}),

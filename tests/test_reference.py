@@ -5,6 +5,7 @@ import json
 import pytest
 
 from msctx.options import DEVICES, OPTIONS, Settings, device_of, make_layer
+from msctx.options.kinds import MemoryKind
 from msctx.plan import DONE, FAILING, make
 from msctx.reference import DICTIONARIES, catalogue, describe, failing, on_device, typical
 from msctx.themes import Facts
@@ -20,6 +21,9 @@ def test_an_option_is_shown_beside_those_that_it_needs(name: str) -> None:
 
 def test_sizes_are_in_words() -> None:
     assert describe(OPTIONS["mempool_block_size"])["defaults_in_words"] == {"runtime": "2 GiB"}
+    assert [
+        option.name for option in OPTIONS.values() if isinstance(option.kind, MemoryKind) and str(option.example).isdecimal()
+    ] == []
 
 
 def test_what_is_set_shows_in_its_rows() -> None:

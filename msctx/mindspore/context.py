@@ -11,7 +11,7 @@ from msctx.mindspore.errors import OptionTypeError
 from msctx.mindspore.keys import DEVICE, FLAT, GROUP_DEVICE, GROUPS, KEYS, Key
 from msctx.notices import warn
 from msctx.options import UNSET, find, is_dictionary
-from msctx.options.unsupported import LATER
+from msctx.options.unsupported import INSTEAD, LATER
 
 GRAPH_MODE, PYNATIVE_MODE = 0, 1
 STRICT, COMPATIBLE, LAX = 0, 1, 2
@@ -40,7 +40,8 @@ def set_context(**kwargs: Any) -> None:
     for name, value in kwargs.items():
         key = KEYS.get(name)
         if key is None and name in LATER:
-            notes.append(f"{name}: {LATER[name]} has it, and msctx has no such option: it is ignored")
+            text = f"{name}: {LATER[name]} has it, and msctx has no such option: it is ignored"
+            notes.append(f"{text}; {INSTEAD[name]}" if name in INSTEAD else text)
         elif key is None:
             values.append(_unknown(name, where))
         elif wrong := state.wrong_type(name, value, key.types, where):

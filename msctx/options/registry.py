@@ -77,8 +77,9 @@ def ge_name(key: str) -> str:
     return next((known for known in _GE if known.lower() == key.lower()), key)
 
 
-def _unknown(spelling: str, where: str = "", mark: Mark | None = None) -> Diagnostic:
-    parts, instead = spelling.split("."), INSTEAD.get(spelling.lower(), "")
+def _unknown(spelling: str, where: str = "", mark: Mark | None = None, value: Any = "") -> Diagnostic:
+    words = spelling.lower(), f"{spelling}={value}".lower()
+    parts, instead = spelling.split("."), INSTEAD.get(words[1]) or INSTEAD.get(words[0], "")
     group = next((g for n in reversed(range(1, len(parts))) if (g := ".".join(parts[:n])) in _DICTIONARIES), "")
     text, allowed, hint = "unknown option", "", ""
     if spelling in IGNORED:
@@ -167,7 +168,7 @@ class _Reading:
             if spelling in _DICTIONARIES:
                 self._problem(spelling, "needs a dictionary of options", mark, "{key: value}")
             else:
-                self.problems.append(_unknown(spelling, self.origin, marks((*path, ""))))
+                self.problems.append(_unknown(spelling, self.origin, marks((*path, "")), value))
             return
         given = _from_words(option, value) if is_text else value
         value, wrong = check(option.type, given, (spelling,), self.origin, lambda at: marks((*path, *at)))

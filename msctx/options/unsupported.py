@@ -47,7 +47,7 @@ _BY_HINT = {
     "mode=GRAPH_MODE compiles, and graph_kernel_flags=--online_tuning=1 measures kernels": "mode=max-autotune",
     "mode=GRAPH_MODE compiles": """
         compile torch_compile torch.compile dynamo inductor compile_model jit mode=compile mode=default mode=reduce-overhead
-        mode=jit
+        mode=jit backend
     """,
     "mode=PYNATIVE_MODE runs eagerly": "eager mode=eager",
     "precision_mode=allow_mix_precision_bf16": """
@@ -55,8 +55,9 @@ _BY_HINT = {
         precision_mode=bf16-true precision=bf16-mixed precision_mode=bfloat16 precision_mode=amp
     """,
     "precision_mode=allow_mix_precision_fp16": """
-        fp16 float16 half precision_mode=16-mixed precision_mode=16 precision=16-mixed precision_mode=fp16 precision_mode=float16
-        precision_mode=half
+        fp16 float16 half precision_mode=16-mixed precision_mode=16 precision_mode=16-true precision_mode=fp16-mixed
+        precision_mode=fp16 precision_mode=float16 precision_mode=half precision=16-mixed precision=16-true precision=16
+        precision=fp16 mixed_precision=fp16 dtype=float16 torch_dtype=float16
     """,
     "precision_mode=force_fp32": """
         fp32 float32 precision_mode=32-true precision_mode=32 full_precision precision_mode=fp32 precision_mode=float32
@@ -73,8 +74,9 @@ _BY_HINT = {
     """,
     "runtime_num_threads": """
         threads num_threads set_num_threads n_threads nthreads intra_op_threads intraop_threads omp_num_threads mkl_num_threads
+        intra_op_num_threads intra_op_parallel_num
     """,
-    "inter_op_parallel_num": "num_interop_threads set_num_interop_threads inter_op_threads interop_threads",
+    "inter_op_parallel_num": "num_interop_threads set_num_interop_threads inter_op_threads interop_threads inter_op_num_threads",
     "set device_id, or CUDA_VISIBLE_DEVICES itself, before the program starts": """
         cuda_visible_devices visible_devices ascend_rt_visible_devices gpu gpus gpu_id gpu_ids devices local_rank
     """,
@@ -82,6 +84,8 @@ _BY_HINT = {
     "max_device_memory": "memory_limit max_memory memory_fraction per_process_memory_fraction gpu_memory_utilization",
     "memory_optimize_level=O1": "checkpointing gradient_checkpointing activation_checkpointing recompute",
     "memory_offload=ON": "offload cpu_offload save_on_cpu activation_offloading",
+    "mempool_block_size is the size by which the pool of device memory grows": "max_split_size_mb",
+    "enable_dump_debug=true dumps operators that turn finite values into Inf or NaN": "detect_anomaly set_detect_anomaly anomaly_mode",
     "seed": "manual_seed set_seed seed_everything random_seed",
     "profiling_mode": "profile profiler",
     "hccl_timeout": "ddp_timeout nccl_timeout timeout",

@@ -84,7 +84,9 @@ def find_file(name: str) -> Path:
     known = shipped("experiments")
     if name in known:
         return known[name]
-    hint = nearest(name, known) or (f"{name}.yaml" if Path(f"{name}.yaml").exists() else f"{name}=VALUE" if find(name) else "")
+    hint = nearest(name, [*known, *presets()]) or (
+        f"{name}.yaml" if Path(f"{name}.yaml").exists() else f"{name}=VALUE" if find(name) else ""
+    )
     text = "no such file, and no shipped experiment of that name"
     raise FileError([Diagnostic("", text, name, allowed=f"a YAML file; {', '.join(known)}", suggestion=hint)])
 

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from msctx.errors import Diagnostic, FileError, StrictError
+from msctx.errors import Diagnostic, FileError, StrictError, nearest
 from msctx.notices import warn
 from msctx.options import Layer, carried
+from msctx.options.layers import presets
 
 KEYS = ("SIGINT", "SIGQUIT")
 """A terminal sends these to the command itself."""
@@ -32,7 +33,8 @@ def execute(command: Sequence[str], layer: Layer, *, strict: bool = False) -> in
         try:
             process = subprocess.Popen(command, env=environment)
         except OSError as error:
-            raise FileError([Diagnostic("", f"cannot be started: {error.strerror}", command[0])]) from None
+            hint = nearest(command[0], presets())
+            raise FileError([Diagnostic("", f"cannot be started: {error.strerror}", command[0], suggestion=hint)]) from None
         code = _wait(process)
         if seen.stat().st_size:
             carried.note(os.environ, str(os.getpid()))  # for a `msctx exec` around this one

@@ -63,10 +63,10 @@ OPTIONS = (
     session_option("variable_format_optimize", Bool, example=True, ge="ge.exec.variable_acc",
         help="Keeps the weights of 2-D and 3-D convolutions in watched models in the layout that the device likes best, which is "
              "channels_last on CPU and CUDA and a private format on an NPU; false keeps them contiguous. Deprecated in CANN."),
-    session_option("graph_memory_max_size", Memory, example="27917287424", ge="ge.graphMemoryMaxSize",
+    session_option("graph_memory_max_size", Memory, example="26GB", ge="ge.graphMemoryMaxSize",
         replaced_by="max_device_memory",
         help="Formerly the size of the memory for a network's activations. CANN sizes it by itself now, and torch does too."),
-    Option("session.variable_memory_max_size", Memory, example="5368709120", ge="ge.variableMemoryMaxSize",
+    Option("session.variable_memory_max_size", Memory, example="5GB", ge="ge.variableMemoryMaxSize",
         replaced_by="max_device_memory", source=SESSION,
         help="Formerly the size of the memory for a session's variables. CANN sizes it by itself now, and torch does too. "
              "The flat variable_memory_max_size is another option."),
