@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -68,6 +69,8 @@ def _call_of(module: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         return module(*args, **kwargs)
 
-    call.__name__ = call.__qualname__ = type(module).__name__
-    call.__code__ = call.__code__.replace(co_name=call.__name__)  # of its own: Dynamo keeps and counts what it compiled by code
-    return call
+    name = type(module).__name__
+    code = call.__code__.replace(co_name=name)  # of its own: Dynamo keeps and counts what it compiled by code
+    named = types.FunctionType(code, globals(), name, None, call.__closure__)
+    named.__qualname__ = name
+    return named

@@ -77,9 +77,12 @@ def ge_name(key: str) -> str:
     return next((known for known in _GE if known.lower() == key.lower()), key)
 
 
+def _instead(spelling: str, value: Any) -> str:
+    return INSTEAD.get(f"{spelling}={show(value)}".replace("'", "").lower(), "")
+
+
 def _unknown(spelling: str, where: str = "", mark: Mark | None = None, value: Any = "") -> Diagnostic:
-    words = spelling.lower(), f"{spelling}={value}".lower()
-    parts, instead = spelling.split("."), INSTEAD.get(words[1]) or INSTEAD.get(words[0], "")
+    parts, instead = spelling.split("."), _instead(spelling, value) or INSTEAD.get(spelling.lower(), "")
     group = next((g for n in reversed(range(1, len(parts))) if (g := ".".join(parts[:n])) in _DICTIONARIES), "")
     text, allowed, hint = "unknown option", "", ""
     if spelling in IGNORED:
@@ -173,7 +176,7 @@ class _Reading:
         given = _from_words(option, value) if is_text else value
         value, wrong = check(option.type, given, (spelling,), self.origin, lambda at: marks((*path, *at)))
         if wrong:
-            hint = INSTEAD.get(f"{option.name}={show(given)}".replace("'", "").lower())
+            hint = _instead(option.name, given)
             self.problems += [replace(one, suggestion=hint or one.suggestion) for one in wrong]
             return
         first = self.settings.get(spelling)

@@ -85,7 +85,7 @@ _BY_HINT = {
     "memory_optimize_level=O1": "checkpointing gradient_checkpointing activation_checkpointing recompute",
     "memory_offload=ON": "offload cpu_offload save_on_cpu activation_offloading",
     "mempool_block_size is the size by which the pool of device memory grows": "max_split_size_mb",
-    "enable_dump_debug=true dumps operators that turn finite values into Inf or NaN": "detect_anomaly set_detect_anomaly anomaly_mode",
+    "enable_dump_debug=true dumps operators that turn finite values into Inf or NaN": "detect_anomaly set_detect_anomaly",
     "seed": "manual_seed set_seed seed_everything random_seed",
     "profiling_mode": "profile profiler",
     "hccl_timeout": "ddp_timeout nccl_timeout timeout",
