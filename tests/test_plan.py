@@ -456,7 +456,22 @@ ENTRIES = (
     (
         ("customize_dtypes", "int8 is left as it is", "OpType::MatMul:InputDtype:float16,OutputDtype:float32"),
         "OpType::MatMul:InputDtype:int8\nnet.fc::OutputDtype:int8",
-        "OpType::MatMul:InputDtype:float16\nOpType::Relu:InputDtype:int8",
+        "OpType::MatMul:InputDtype:int8,float16",
+    ),
+    (
+        ("op_debug_config", "check_flag has no meaning on a CPU", "op_debug_config=oom"),
+        "op_debug_config=check_flag",
+        "op_debug_config=oom,check_flag",
+    ),
+    (
+        ("op_debug_config", "NoSuch is no operator that is known", "op_debug_config=oom"),
+        "op_debug_config=check_flag\nop_debug_list=OpType::NoSuch",
+        "op_debug_config=oom\nop_debug_list=MatMul,NoSuch",
+    ),
+    (
+        ("aoe_config_file", "nothing is tuned for Relu", '{"tune_ops_type": ["MatMul"]}'),
+        '{"tune_ops_type": ["Relu"]}',
+        '{"tune_ops_type": ["MatMul", "Relu"]}',
     ),
 )
 """The option, what is said of an entry that does nothing, and a file that acts; files of which all or some entries do nothing."""
@@ -467,7 +482,7 @@ def test_entries_that_do_nothing_are_named_warned_about_and_refused_under_strict
     acts: tuple[str, str, str], idle: str, both: str, tmp_path: Path
 ) -> None:
     option, named, text = acts
-    options = {"precision_mode": "allow_mix_precision_fp16", option: str(tmp_path / "file")}
+    options = {"precision_mode": "allow_mix_precision_fp16", "aoe_mode": "2", option: str(tmp_path / "file")}
     for content, status in ((text, "honoured"), (idle, "inert"), (both, "approximated")):
         (tmp_path / "file").write_text(content)
         (row,) = [row for row in msctx.explain(device="cpu", **options).rows if row.option == option]

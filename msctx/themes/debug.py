@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from msctx.options import DEVICES, Setting
+from msctx.options import DEVICES, Setting, operators
 from msctx.options.kinds import Bool, Choice, Int, Path
 from msctx.options.option import Option, session_option
 from msctx.options.rules import Excludes, Needs, Rule, When
-from msctx.themes.base import On, Outcome, approximated, as_it_is, honoured, inert, joined, translates
+from msctx.themes.base import On, Outcome, approximated, as_it_is, by_entry, honoured, joined, translates
 from msctx.themes.common import ONCE, apart, debug_words, engine_options, kernels, with_graphs
 
 KEEPS_SOURCES = When(
@@ -60,6 +60,7 @@ RULES: tuple[Rule, ...] = (
 COUNTED = "torch counts a match where it takes effect; with code that it caches it keeps the sum of some patterns alone"
 WHOLE = "a fused kernel holds several operators: op_debug_list keeps torch's caches on, and narrows nothing"
 BINARIES = "the binaries stay in inductor's cache folder"
+NO_PIPELINES = "check_flag has no meaning on a CPU, whose kernels have no pipelines to synchronise"
 DIFFERS: dict[str, dict[str, str]] = {
     "oom": {
         "cpu": "",
@@ -76,7 +77,7 @@ DIFFERS: dict[str, dict[str, str]] = {
         "ascend": "inductor's -O0 comes with -g; kernels of CANN are unchanged",
     },
     "check_flag": {
-        "cpu": "check_flag has no meaning on a CPU, whose kernels have no pipelines to synchronise",
+        "cpu": "",
         "cuda": "races between streams are found in eager operators (torch.cuda._sanitizer)",
         "ascend": "torch_npu has no check_flag for eager operators; CANN's graph engine gets the file",
     },
@@ -86,12 +87,13 @@ DIFFERS: dict[str, dict[str, str]] = {
 
 @translates("op_debug_config")
 def _op_debug_config(on: On, setting: Setting) -> Outcome:
-    words = debug_words(on)
-    if not words:
+    if not (words := debug_words(on)):
         return as_it_is()
-    if on.device == "cpu" and words == ["check_flag"]:
-        return inert(DIFFERS["check_flag"]["cpu"])
-    return _debugged(on, words)
+    entries = {word: NO_PIPELINES if (on.device, word) == ("cpu", "check_flag") else "" for word in words}
+    for name in on.content("op_debug_config").get("op_debug_list", ()) if on.device != "ascend" else ():
+        if operators.resolve(name.removeprefix("OpType::")) is None:
+            entries[name] = f"{name} is no operator that is known"
+    return by_entry(entries, _debugged(on, words))
 
 
 @translates("op_debug_level")

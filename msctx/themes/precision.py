@@ -218,7 +218,7 @@ def _modify_mixlist(on: On, setting: Setting) -> Outcome:
         return refused(on.facts.native)
     if (mode := on.get("precision_mode_v2")) in HIF8:
         return refused(f"it needs a mode that can be had: precision_mode_v2={mode} is refused")
-    entries = {}
+    entries: dict[tuple[str, str, str], str] = {}
     for colour, moves in (setting.content or {}).items():
         for move, names in moves.items():
             for name in names:
@@ -234,16 +234,13 @@ def _customize_dtypes(on: On, setting: Setting) -> Outcome:
         return refused(on.facts.native)
     types, names = _sections(setting)
     reasons = [*_by_name(names), *_shared(types)]
-    entries = {("type", name): _without_operator(name) for name in types} | {("name", name): "" for name in names}
-    for entry, listed in [*zip(entries, [*types.values(), *names.values()], strict=True)]:
-        every = [dtype for dtypes in listed.values() for dtype in dtypes]
-        left = [f"{entry[1]}: {dtype} is left as it is" for dtype in dict.fromkeys(every) if dtype not in FLOATS]
-        if {*every}.isdisjoint(FLOATS):
-            entries[entry] = entries[entry] or joined(*left)
-        else:
-            reasons += left
-        if any(len(dtypes) > 8 for dtypes in listed.values()):
-            reasons.append(f"{entry[1]}: what follows the eighth dtype is as that one")
+    entries: dict[tuple[str, str, str], str] = {}
+    for section, listed in (("type", types), ("name", names)):
+        for name, dtypes in ((name, dtypes) for name, labels in listed.items() for dtypes in labels.values()):
+            absent = _without_operator(name) if listed is types else ""
+            entries |= {(section, name, d): absent or f"{name}: {d} is left as it is" * (d not in FLOATS) for d in dtypes}
+            if len(dtypes) > 8:
+                reasons.append(f"{name}: what follows the eighth dtype is as that one")
     return by_entry(entries, _with(on, reasons))
 
 
@@ -289,7 +286,7 @@ def _enable_reduce_precision(on: On, setting: Setting) -> Outcome:
 
 def _with(on: On, reasons: list[str]) -> Outcome:
     """The policy, with the notes on it."""
-    return approximated(policy(on), joined(*reasons)) if reasons else honoured(policy(on))
+    return approximated(policy(on), joined(*dict.fromkeys(reasons))) if reasons else honoured(policy(on))
 
 
 def _sections(setting: Setting) -> tuple[dict[str, Any], dict[str, Any]]:

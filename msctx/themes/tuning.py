@@ -7,7 +7,7 @@ from msctx.options.kinds import Choice, Path
 from msctx.options.option import Option, extension, session_option
 from msctx.options.rules import NOT_MEASURED, TRUE, Forbids, Needs, Rule, When
 from msctx.themes import common
-from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, inert, reason, refused, translates
+from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, by_entry, honoured, inert, reason, refused, translates
 from msctx.themes.convolution import assignments_of, detail, obstacle, requested
 from msctx.themes.graph import compilation
 
@@ -87,9 +87,10 @@ def _tuning(on: On, setting: Setting) -> Outcome:
             return approximated(found, f"{why}; {SEARCHED} alone")
         found |= assignments_of(on)
     if setting.option.name == "aoe_config_file":
-        left = [kind for kind in on.content("aoe_config_file").get("tune_ops_type", ()) if kind not in common.TYPES]
-        left += on.content("aoe_config_file").get("feature", ())
-        return approximated(found, f"nothing is tuned for {', '.join(left)}") if left else honoured(found)
+        parts = on.content("aoe_config_file")
+        idle = {*parts.get("tune_ops_type", ()), *parts.get("feature", ())} - {*common.TYPES}
+        entries = {(part, one): f"nothing is tuned for {one}" * (one in idle) for part in parts for one in parts[part]}
+        return by_entry(entries, honoured(found))
     return honoured(found, MEASURED.format(PROBLEM[on.device]) if what == common.OPERATORS else "")
 
 
