@@ -140,12 +140,12 @@ _sifted: set[Path] = set()
 
 
 def _sift(folder: Path) -> None:
-    """Refuse what another user has put there; remove damaged code, which torch would load again in each process."""
+    """Refuse what another user has put there, also by a link; remove damaged code, which torch would load again in each process."""
     for at, inner, names in os.walk(folder):
         for path in (Path(at, name) for name in [*inner, *names]):
             with suppress(FileNotFoundError, Timeout):  # another process removes it, or compiles it
-                if not cachedir.is_trusted(path.lstat()):
-                    raise cachedir.refused(folder, f"holds {path.relative_to(folder)} of another user", DO)
+                if path.is_symlink() or not cachedir.is_trusted(path.lstat()):
+                    raise cachedir.refused(folder, f"holds {path.relative_to(folder)}, a link or another user's", DO)
                 if path.suffix in (".py", ".so") and not _is_whole(path):
                     key = path.name.partition(".")[0]
                     (folder / "locks").mkdir(exist_ok=True)

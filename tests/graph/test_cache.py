@@ -271,16 +271,21 @@ def planted(folder: Path) -> None:
     cache._sifted.clear()  # a process looks through a folder once: afterwards nobody else can write there
 
 
+def linked(folder: Path) -> None:
+    (folder / "fxgraph").symlink_to(folder.parent)
+    cache._sifted.clear()
+
+
+HOLDS = "holds fxgraph, a link or another user's, so code from there might be somebody else's and is not loaded; delete it, or"
+
+
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
         (open_to_all, "can be written by others, so code from there might be somebody else's and is not loaded; delete it, or"),
         (a_file, "is not a folder"),
-        pytest.param(
-            planted,
-            "holds fxgraph of another user, so code from there might be somebody else's and is not loaded; delete it, or",
-            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away"),
-        ),
+        (linked, HOLDS),
+        pytest.param(planted, HOLDS, marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")),
     ],
 )
 def test_a_folder_that_cannot_be_trusted_or_made_is_not_used(
