@@ -231,10 +231,16 @@ def test_every_option_is_reported_as_plain_data(device: str) -> None:
 
 REFUSED = "parallel_speed_up_json_path.enable_begin_end_inline_opt"
 REFUSES = {REFUSED: True}
+SO = {
+    **dict.fromkeys(("frozen_weights", "deterministic_warn_only", "fill_uninitialized_memory"), False),
+    **dict.fromkeys(("thread_invariant", "batch_invariant", "flush_denormal"), False),
+    "fallback": "warn",
+    "allow_fp32_emulation": True,
+}
 HOLD = (
     *(
         "--enable_low_precision=False",
-        f"--cpu_arch={machine().upper()}",
+        f"--cpu_arch={machine().upper().replace('_', '-')}",
         f"--target_os={sys.platform}",
         "--enable_csr_fusion=False",
     ),
@@ -279,7 +285,8 @@ HOLD = (
         *(({name: -1}, ("cpu",), []) for name in ("stream_sync_timeout", "event_sync_timeout")),
         ({"parallel_speed_up_json_path.compute_communicate_fusion_level": 0, "input_fusion_size": 0}, ("cpu",), []),
         ({"conv_allow_tf32": False, "matmul_allow_tf32": False, "disable_format_transform": False}, ("ascend",), []),
-        ({"graph_kernel_flags": f"--opt_level=2 {' '.join(HOLD)}"}, ("cpu",), []),
+        *((SO, (device,), []) for device in DEVICES),
+        *(({"graph_kernel_flags": f"--opt_level=1 {' '.join(HOLD)}"}, (device,), []) for device in DEVICES),
         ({"graph_kernel_flags": "--opt_level=0 --enable_parallel_fusion=False --online_tuning=0"}, ("cpu", "cuda"), []),
         ({"graph_kernel_flags": "--opt_level=1 --dump_as_text=False --enable_debug_mode=0 --online_tuning=0"}, ("ascend",), []),
         # inert alike

@@ -48,11 +48,11 @@ def translate(on: On) -> dict[str, Outcome | None]:
             found[name] = inert("deprecated and without effect", f"use {option.replaced_by}")
         elif name in on.obstacles:
             found[name] = on.obstacles[name]
-        elif on.device not in option.devices:
-            is_off = not setting.value and option.default is not UNSET
-            found[name] = as_it_is() if is_off else inert(f"it has no meaning on {on.device}")
         else:
-            found[name] = TRANSLATIONS[name](on, setting)
+            is_here, is_ours = on.device in option.devices, option.source == "msctx"
+            outcome = TRANSLATIONS[name](on, setting) if is_here else inert(f"it has no meaning on {on.device}")
+            is_so = setting.value == option.default if is_ours else not (is_here or setting.value or option.default is UNSET)
+            found[name] = as_it_is() if is_so and outcome and outcome.status == "inert" else outcome
     return found
 
 

@@ -83,10 +83,10 @@ OPTIONS = (
             "warn": "torch's own path runs, with one warning for each problem",
             "error": "the call raises, with every candidate and all of its reasons",
             "silent": "torch's own path runs; only choices() shows it",
-        }), example="error",
+        }), default="warn", example="error",
         help="What happens when a convolution or product cannot run the algorithm that was named for it. Unset it is warn, and error "
              "under strict. strict applies to options, this to single calls."),
-    extension("frozen_weights", Bool, example=True, devices=("cpu", "cuda"),
+    extension("frozen_weights", Bool, default=False, example=True, devices=("cpu", "cuda"),
         help="Declares that weights do not change while the context is open. What algorithms make of a weight of a convolution "
              "(a Winograd transform, for instance) is kept between calls; each call compares all bytes of the weight "
              "with those that it was made of, unless this is set: then only the first call inside does, and a weight that "

@@ -29,7 +29,7 @@ OPTIONS = (
     extension("seed_by_rank", Bool, example=True,
         help="Derives a seed for each rank: numpy.random.SeedSequence(seed, spawn_key=(rank,)). The rank is that of the process "
              "group, else the launcher's, else 0."),
-    extension("deterministic_warn_only", Bool, example=True,
+    extension("deterministic_warn_only", Bool, default=False, example=True,
         help="With deterministic=ON: an operator that has no deterministic implementation warns instead of raising."),
     extension("deterministic_except", TextList("names of operators or modules separated by blanks", separator=" "),
         example="upsample_bilinear2d decoder.*",
@@ -39,12 +39,12 @@ OPTIONS = (
         help="With deterministic=ON torch fills new uninitialised tensors (NaN, or the largest integer), so that a program "
              "that reads them gives the same bits each time. ON implies it; false saves the fill where the program is known "
              "not to read them."),
-    extension("thread_invariant", Bool, example=True, devices=("cpu",),
+    extension("thread_invariant", Bool, default=False, example=True, devices=("cpu",),
         help="Convolutions and matrix products give the same bits for any number of threads. Where no algorithm is requested "
              "they run msctx's own kernels; float32 and float64 products of matrices run MKL's strict mode where that can "
              "be had, which must be set before MKL first computes, and stays. Nothing is promised for other operators. What "
              "runs on a GPU does not depend on the CPU's threads."),
-    extension("batch_invariant", Bool, example=True, devices=("cpu", "cuda"),
+    extension("batch_invariant", Bool, default=False, example=True, devices=("cpu", "cuda"),
         help="Convolutions and matrix products give each image, or row, the same bits whatever else is in the batch, as "
              "thread_invariant does for the number of threads, which is part of it."),
 )
@@ -107,7 +107,7 @@ def _deterministic(on: On, setting: Setting) -> Outcome:
 @translates("deterministic_warn_only", "fill_uninitialized_memory")
 def _detail(on: On, setting: Setting) -> Outcome:
     if on.get("deterministic") != "ON":
-        return inert(A_DETAIL)
+        return inert(A_DETAIL) if setting.value else as_it_is()
     if on.device == "ascend" and setting.option.name == "fill_uninitialized_memory":
         return refused(NOT_FILLED) if setting.value else as_it_is()
     return honoured(cause="part of deterministic=ON")

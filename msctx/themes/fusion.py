@@ -85,13 +85,14 @@ def _opt_level(on: On, setting: Setting) -> Outcome:
 @translates(*(f"{GROUP}.{flag.name}" for flag in FLAGS if f"{GROUP}.{flag.name}" != LEVEL))
 def _flag(on: On, setting: Setting) -> Outcome:
     row = BY_NAME[setting.option.name.removeprefix(f"{GROUP}.")]
+    value = setting.value.lower().replace("-", "_") if isinstance(setting.value, str) else setting.value
+    if why := row.holds.get(value):
+        return as_it_is(why)
     if on.device == "ascend":
         if row.name in EXTRAS and not setting.value:
             return as_it_is()
         if row.name != DUMP:
             return refused(row.why_not or BY_CANN)
-    elif why := row.holds.get(setting.value.lower() if isinstance(setting.value, str) else setting.value):
-        return as_it_is(why)
     if why := row.why_not or row.refused.get(setting.value):
         return refused(why)
     if _is_off(on):

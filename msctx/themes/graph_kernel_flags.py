@@ -40,7 +40,7 @@ SHARE = Choice({0: "kernels of element-wise operators alone", 1: "also those wit
 NONE = "no counterpart in inductor"
 OTHERS = f"{NONE}; fusion_switch_file switches patterns"
 NO_TARGET = "the code is compiled for the machine that runs it"
-NEVER = {False: "inductor never does"}
+NEVER = {False: "no compiler here does"}
 WIDE = "fused kernels compute 16-bit types in float32"
 BATCHES = {name: {"min_fuse_set_size": 2} for name in ("batch_linear", "batch_linear_lhs")}
 
@@ -56,7 +56,7 @@ class Flag:
         settings: name of a setting of inductor → its value by that of the flag. Other values of the flag leave the setting alone.
         why_not: why it has no effect, on any device.
         refused: the values without a counterpart, each with the reason.
-        holds: the values that describe what inductor does anyway, each with how; texts in lower case.
+        holds: the values that describe what is so anyway, each with how; texts in lower case, with _ for -.
         example: a value.
         devices: where it has an effect.
         source: where MindSpore documents it.
@@ -158,7 +158,7 @@ FLAGS = (
         ("recompute_peak_threshold", Count, "The least bytes kept for the backward pass that it recomputes.", 2**20),
         ("recompute_increment_threshold", Count, "The least bytes that recomputing must save.", 2**16),
         ("enable_low_precision", Bool, "Computes in lower precision inside of fused kernels.", True,
-            f"precision_mode sets the dtypes, and {WIDE}", {False: WIDE}),
+            f"precision_mode sets the dtypes, and {WIDE}", {False: "precision_mode sets the dtypes"}),
         ("cpu_arch", Text, "The architecture that code is made for.", "X86_64", NO_TARGET,
             {machine().lower(): NO_TARGET}),
         ("cpu_type", Text, "The processor that code is made for.", "skylake-avx512", NO_TARGET),

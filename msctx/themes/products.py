@@ -75,7 +75,7 @@ OPTIONS = (
         also=("device_context.ascend.op_precision.conv_allow_hf32",),
         help="Whether float32 convolutions may compute in HF32, the NPU's shortened float32 (11 bits of mantissa). NVIDIA's "
              "format is another one: see conv_allow_tf32."),
-    extension("allow_fp32_emulation", Bool, example=False,
+    extension("allow_fp32_emulation", Bool, default=True, example=False,
         help="Whether msctx's own kernels may compute float32 products from parts of the values on a matrix unit (AMX, or an NPU's), "
              "with sums in float32 and errors like those of float32's own (choices() has each one's bound); values that the "
              "parts cannot carry (Inf, NaN) are computed in float32. Unset they may; false requests products in float32 "

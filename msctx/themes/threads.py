@@ -19,7 +19,7 @@ OPTIONS = (
         help="How many threads one CPU operator may use (torch.set_num_threads). 0 leaves torch's number; with a GPU or NPU "
              "as target it concerns the host's share of the work. MindSpore's default is 30, or the number of cores if that "
              "is less."),
-    extension("flush_denormal", Bool, example=True, devices=("cpu",),
+    extension("flush_denormal", Bool, default=False, example=True, devices=("cpu",),
         help="Takes numbers below the smallest normal one (1.2e-38 in float32) for zero, as torch.set_flush_denormal does, "
              "in all of the CPU's operators: results so small become 0, and Python's own floats follow; what computes with "
              "many of them is several times faster. On a GPU each kernel was compiled one way or the other."),
