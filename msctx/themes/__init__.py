@@ -20,7 +20,7 @@ from msctx.themes import (
     threads,
     tuning,
 )
-from msctx.themes.base import AS_FOUND, TRANSLATIONS, Facts, On, Outcome, as_it_is, inert
+from msctx.themes.base import AS_FOUND, TRANSLATIONS, Facts, On, Outcome, as_it_is, inert, refused
 from msctx.themes.convolution import BY_NAME, INVARIANT, NATIVE
 from msctx.themes.memory import POOL, SHOW_FREE
 from msctx.themes.observe import OBSERVERS
@@ -53,6 +53,10 @@ def translate(on: On) -> dict[str, Outcome | None]:
             outcome = TRANSLATIONS[name](on, setting) if is_here else inert(f"it has no meaning on {on.device}")
             is_so = setting.value == option.default if is_ours else not (is_here or setting.value or option.default is UNSET)
             found[name] = as_it_is() if is_so and outcome and outcome.status == "inert" else outcome
+    for name, setting in on.found.items():
+        keys = [found[s.option.name] for s in on.found.values() if s.via == setting.spelling]
+        if setting.option.content and keys and all(key and key.status == "refused" for key in keys):
+            found[name] = refused("each of its keys is")
     return found
 
 

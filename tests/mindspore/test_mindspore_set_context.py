@@ -211,6 +211,12 @@ def test_unknown_flags_are_reported_and_ignored() -> None:
     assert ms.get_context("graph_kernel_flags") == "--opt_level=2 --dump_as_text"
 
 
+def test_flags_that_are_all_refused_are_not_in_force() -> None:
+    with pytest.warns(MsctxWarning, match="graph_kernel_flags='--enable_low_precision=True' on cpu: refused"):
+        ms.set_context(graph_kernel_flags="--enable_low_precision=True")
+    assert ms.get_context("graph_kernel_flags") == ""
+
+
 def test_it_is_msctxs_state() -> None:
     ms.set_context(deterministic="ON")
     assert msctx.get_context("deterministic", origin=True).origin.startswith(f"ms.set_context at {Path(__file__).name}:")
