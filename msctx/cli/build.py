@@ -36,13 +36,8 @@ def build(
     if cuda:
         _build_cuda(list(dict.fromkeys(arch or ARCHS)), verbose, json_)
         return
-    found = {**_build_core(verbose), "bytes_removed": removed}
-    emit(found, json_, lambda: render.pairs_table(found, ("native core", "")))
-
-
-def _build_core(verbose: bool) -> dict[str, Any]:
     made, library = native.build(verbose), core.load()
-    return {
+    found = {
         "kernels": str(made.kernels),
         "library": str(made.glue),
         "origin": made.origin,
@@ -51,7 +46,9 @@ def _build_core(verbose: bool) -> dict[str, Any]:
         "built_for": list(isas()),
         "processor_has": library.isas(),
         "in_use": library.isa(),
+        "bytes_removed": removed,
     }
+    emit(found, json_, lambda: render.pairs_table(found, ("native core", "")))
 
 
 def _build_cuda(archs: list[str], verbose: bool, json_: bool) -> None:
@@ -65,11 +62,7 @@ def _build_cuda(archs: list[str], verbose: bool, json_: bool) -> None:
     raise typer.Exit(1 if any(report.error for report in reports) else 0)
 
 
-tune = typer.Typer(
-    help="What performance has measured, or is to measure: show or clear the tuning file.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+tune = typer.Typer(help="Show or clear what performance has measured, or is to.", no_args_is_help=True, rich_markup_mode=None)
 File = Annotated[str | None, typer.Option(help="The tuning file. Default: that of tuning_file, else the one in the cache.")]
 
 

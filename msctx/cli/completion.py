@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from glob import escape, glob
 from os.path import isdir
 
@@ -38,24 +38,18 @@ def option(incomplete: str) -> list[str]:
     return sorted(name for name in names if name.startswith(incomplete))
 
 
-def experiment(incomplete: str) -> list[str]:
-    """Names of shipped experiments, and files."""
-    return _named(("experiments",), incomplete) + _files(incomplete)
+def _named(*folders: str) -> Callable[[str], list[str]]:
+    """Offers what is shipped in some folders of configs, YAML files, and folders."""
+
+    def complete(incomplete: str) -> list[str]:
+        names = {name for folder in folders for name in shipped(folder) if name.startswith(incomplete)}
+        files = [path for path in glob(f"{escape(incomplete)}*") if path.endswith((".yaml", ".yml")) or isdir(path)]
+        return sorted(names) + sorted(f"{path}/" if isdir(path) else path for path in files)
+
+    return complete
 
 
-def subject(incomplete: str) -> list[str]:
-    """What ``msctx compare`` takes by name."""
-    return _named(("compare", "experiments", "workloads"), incomplete) + _files(incomplete)
-
-
-def _files(start: str) -> list[str]:
-    """YAML files, and folders."""
-    found = [path for path in glob(f"{escape(start)}*") if path.endswith((".yaml", ".yml")) or isdir(path)]
-    return sorted(f"{path}/" if isdir(path) else path for path in found)
-
-
-def _named(folders: Iterable[str], start: str) -> list[str]:
-    return sorted({name for folder in folders for name in shipped(folder) if name.startswith(start)})
+experiment, subject = _named("experiments"), _named("compare", "experiments", "workloads")
 
 
 def _values(key: str, start: str) -> list[str]:

@@ -141,20 +141,21 @@ def _problems(comparison: Comparison, result: Result) -> list[Any]:
 
 def _rules(comparison: Comparison, result: Result, chosen: Sequence[str]) -> dict[str, Any]:
     """Rules that run the chosen algorithms. Those that were in force when these were measured come first, as they won."""
-    assert comparison.layers is not None
     options = {point.name: point.options for point in result.points}
-    requested: dict[Any, dict[str, str]] = {as_matched(one.problem): {} for one in comparison.layers.layers}
+    requested: dict[str, dict[str, Any]] = {"conv_algo_rules": {}, "matmul_algo_rules": {}}
     for row, problem, point in zip(result.rows, _problems(comparison, result), chosen, strict=True):
         direction = PRODUCT if row.direction == "forward" else row.direction
-        if algorithm := requested_algorithm(options.get(point, {}), direction):
-            requested[problem][direction] = algorithm
-    products = {one: each.get(PRODUCT, "") for one, each in requested.items() if isinstance(one, Product)}
-    convolutions = {one: each for one, each in requested.items() if not isinstance(one, Product)}
+        if not (algorithm := requested_algorithm(options.get(point, {}), direction)):
+            continue
+        if direction == PRODUCT:
+            requested["matmul_algo_rules"][_conditions(problem)] = algorithm
+        else:
+            requested["conv_algo_rules"].setdefault(_conditions(problem), {})[direction] = algorithm
     found: dict[str, Any] = {}
-    for name, each in (("conv_algo_rules", rules_of(convolutions)), ("matmul_algo_rules", rules_of(products))):
+    for name, rules in requested.items():
         first, kind = result.context.get(name), OPTIONS[name].kind
-        if each:
-            found[name] = f"{first}; {kind.parse(each)}" if first and kind else each
+        if rules:
+            found[name] = f"{first}; {kind.parse(rules)}" if first and kind else rules
     return found
 
 
@@ -187,11 +188,6 @@ def _shows_layout(problem: ConvProblem | Product) -> bool:
         return min(problem.b[-2:]) > 1
     _, channels, *image = problem.input
     return len(image) > 1 and channels > 1 and {*image} != {1}
-
-
-def rules_of(requested: Mapping[Any, Any]) -> dict[str, Any]:
-    """Conditions → the algorithms of the problems that they match, :func:`as_matched`; empty ones: PyTorch's own path."""
-    return {_conditions(problem): algorithms for problem, algorithms in requested.items() if algorithms}
 
 
 def _conditions(problem: ConvProblem | Product) -> str:

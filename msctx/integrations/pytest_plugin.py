@@ -57,14 +57,11 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
     stack = item.stash[_OPEN] = ExitStack()
     if marks or item.config.stash[_FOR_ALL]:
         origin = f"mark msctx of {item.nodeid}" if marks else "--msctx"
-        problem = ""
         try:
             layers = [_layer(origin, *mark.args, **mark.kwargs) for mark in reversed(marks)]
             stack.enter_context(Context((*item.config.stash[_FOR_ALL], *layers), origin))
         except msctx.MsctxError as error:
-            problem = str(error)
-        if problem:  # here: inside of the handler, pytest would show it twice
-            pytest.fail(problem, pytrace=False)
+            raise pytest.fail.Exception(str(error), pytrace=False) from None  # else pytest would show it twice
     return (yield)
 
 

@@ -21,6 +21,7 @@ CONSTANTS = {"GRAPH_MODE": 0, "PYNATIVE_MODE": 1, "STRICT": 0, "COMPATIBLE": 1, 
 _SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 """What has names of its own; those of a class or a comprehension count as names of what is around it."""
 _READING_FUNCTIONS = {"bool", "len", "print", "repr", "str"}
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {ast.Add: add, ast.Sub: sub, ast.Mult: mul}
 _MEANINGS = 20
 """The most meanings of one name that are followed."""
 _MOST = 10_000
@@ -178,7 +179,11 @@ class Names:
                 if isinstance(number, int | float):
                     return -number if isinstance(sign, ast.USub) else +number
             case ast.BinOp(left=left, op=operator, right=right):
-                return _combine(self._value(left), operator, self._value(right))
+                a, b = self._value(left), self._value(right)
+                if isinstance(operator, ast.Add) and isinstance(a, str) and isinstance(b, str):
+                    return a + b
+                if type(a) is type(b) is int and max(abs(a), abs(b)) < 2**64 and type(operator) in _OPERATORS:
+                    return _OPERATORS[type(operator)](a, b)
             case ast.JoinedStr(values=parts):
                 return "".join(self._value(part) for part in parts)
             case ast.FormattedValue(value=inner, conversion=-1, format_spec=None):
@@ -276,15 +281,3 @@ class Names:
 def _is_mutable(node: ast.AST) -> bool:
     is_dict = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict"
     return is_dict or isinstance(node, ast.List | ast.Dict)
-
-
-_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {ast.Add: add, ast.Sub: sub, ast.Mult: mul}
-
-
-def _combine(left: Any, operator: ast.operator, right: Any) -> Any:
-    """Sums of texts and simple arithmetic of whole numbers."""
-    if isinstance(left, str) and isinstance(right, str) and isinstance(operator, ast.Add):
-        return left + right
-    if type(left) is type(right) is int and max(abs(left), abs(right)) < 2**64 and type(operator) in _OPERATORS:
-        return _OPERATORS[type(operator)](left, right)
-    raise Unknown
