@@ -54,7 +54,11 @@ def options(
 ) -> None:
     """The reference: all options in a table, or one with its values, devices, status, interactions and an example."""
     if write_ini is not None:
-        _write_list(named(name).name if name else "", write_ini, json_)
+        if name is None or named(name).name not in ("op_select_implmode", "op_precision_mode", "atc.builtin_impl_mode_ini"):
+            text = "only op_select_implmode and op_precision_mode have a list to write"
+            raise typer.BadParameter(text, param_hint="--write-ini")
+        path = str(write_implementations(write_ini))
+        emit({"written": [path]}, json_, lambda: f"wrote {path}; edit it, then: op_precision_mode={shlex.quote(path)}")
     elif name is None or (is_dictionary(name) and name not in OPTIONS):
         found = reference.listing(reference.members(name) if name else None)
         emit(found, json_, lambda: render.options_table(found))
@@ -70,13 +74,6 @@ def _searched(option: Option) -> str:
     """The names, values and help of an option."""
     values = [getattr(option.kind, part, "") for part in ("meanings", "aliases")]
     return f"{option.spellings} {option.choices} {values} {option.help}".lower()
-
-
-def _write_list(option: str, file: str, json_: bool) -> None:
-    if option not in ("op_select_implmode", "op_precision_mode", "atc.builtin_impl_mode_ini"):
-        raise typer.BadParameter("only op_select_implmode and op_precision_mode have a list to write", param_hint="--write-ini")
-    path = str(write_implementations(file))
-    emit({"written": [path]}, json_, lambda: f"wrote {path}; edit it, then: op_precision_mode={shlex.quote(path)}")
 
 
 def schema(json_: Json = False) -> None:

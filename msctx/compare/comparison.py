@@ -262,7 +262,7 @@ def _run_experiment(comparison: Comparison, watch: Watch) -> Result:
                 if deadline is not None and time.perf_counter() > deadline:
                     partial = late
                 elif not _failure(found[name]) and not _failure(found[TORCH]):
-                    words = [*comparison.overrides, *words_of(choices[name])]
+                    words = [*comparison.given.overrides, *words_of(choices[name])]
                     result = run_point(children, comparison.of, words, Path(folder, str(done)))
                     if number >= 0 or result["status"] != "completed":
                         found[name].append(result)

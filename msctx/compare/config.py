@@ -69,6 +69,17 @@ class Point:
     options: Mapping[str, Any]
 
 
+@dataclass
+class Given:
+    """What the command line gives beside the subject."""
+
+    overrides: Sequence[str] = ()
+    axes: Sequence[str] = ()
+    seconds: float | None = None
+    quick: bool = False
+    command: str = ""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """What to compare, with what."""
@@ -80,26 +91,13 @@ class Comparison:
     """The options that hold for all."""
     points: tuple[Point, ...]
     keys: Keys
+    given: Given
     total: float | None = None
     """Seconds after which no further row is begun."""
     layers: Workload | None = None
-    command: str = ""
-    overrides: tuple[str, ...] = ()
-    """For an experiment."""
     file: Path | None = None
     place: Mark | None = None
     """Where in the file the subject is named."""
-
-
-@dataclass
-class Given:
-    """What the command line gives beside the subject."""
-
-    overrides: Sequence[str] = ()
-    axes: Sequence[str] = ()
-    seconds: float | None = None
-    quick: bool = False
-    command: str = ""
 
 
 def find_file(name: str) -> Path | None:
@@ -152,8 +150,7 @@ class _Reading:
             keys=Keys.model_construct(**keys),
             total=QUICK_TOTAL if self.given.quick else None,
             layers=layers,
-            command=self.given.command,
-            overrides=tuple(self.given.overrides),
+            given=self.given,
             file=self.path,
             place=self.document.mark(("compare", kind)) if self.path else None,
         )

@@ -62,10 +62,6 @@ class Entry:
     inside: str = ""
     """The conditions and loops around the call."""
 
-    @property
-    def place(self) -> str:
-        return f"line {self.mark.line}"
-
 
 @dataclass
 class Call:

@@ -160,7 +160,7 @@ class _Merging:
         self.entries[key] = new if new.rank >= old.rank else old
         if self.entries[key] is new or old.value == new.value:
             return []
-        return [f"{key}: that of {old.place} stays in force, since MindSpore's newer functions win over set_context"]
+        return [f"{key}: that of line {old.mark.line} stays in force, since MindSpore's newer functions win over set_context"]
 
     def result(self) -> Migration:
         layer = self._combine()

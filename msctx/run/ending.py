@@ -47,9 +47,7 @@ def terminable() -> Iterator[None]:
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Ctrl-C and SIGTERM wait for the end of the block."""
-    with uninterrupted(), _Unterminated():
+    unterminated = uninterrupted()
+    unterminated.number = signal.SIGTERM
+    with uninterrupted(), unterminated:
         yield
-
-
-class _Unterminated(uninterrupted):
-    number = signal.SIGTERM

@@ -13,8 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from msctx.errors import Diagnostic, FileError, text_of
 from msctx.native import cachedir, memory
 from msctx.native.memory import accelerator
@@ -51,9 +49,6 @@ class Record:
     def json(self, name: str, data: Mapping[str, Any] | list[dict[str, Any]]) -> None:
         """Write a file whole or not at all."""
         self.text(name, json.dumps(plain(data), indent=2, allow_nan=False) + "\n")
-
-    def yaml(self, name: str, data: Mapping[str, Any]) -> None:
-        self.text(name, yaml.safe_dump(plain(data), sort_keys=False, allow_unicode=True))
 
     def text(self, name: str, text: str) -> None:
         try:

@@ -11,6 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
+
 from msctx.context import Context, current
 from msctx.context.base import BASE
 from msctx.context.idle import unrun, unwatched
@@ -104,7 +106,7 @@ def run_experiment(
             record.json("plan.json", plan.as_dict())
             record.json("state.json", state())
             record.json("environment.json", environment())
-            record.yaml("config.yaml", config(experiment))
+            record.text("config.yaml", yaml.safe_dump(plain(config(experiment)), sort_keys=False, allow_unicode=True))
             run = Run(record, plan, progress)
             if announce is not None:
                 announce(run)
