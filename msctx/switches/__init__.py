@@ -6,24 +6,27 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from msctx.switches import (
-    environment,
-    generators,
-    native,
-    parts,
-    torch_accelerator,
-    torch_compiler,
-    torch_core,
-    torch_cuda,
-    torch_distributed,
-    torch_dynamo,
-    torch_inductor,
-    torch_mkl,
-    torch_npu,
-    torch_precision,
-    torchair,
-)
-from msctx.switches.base import Switch
+from msctx.imports import collected_later
+
+with collected_later():
+    from msctx.switches import (
+        environment,
+        generators,
+        native,
+        parts,
+        torch_accelerator,
+        torch_compiler,
+        torch_core,
+        torch_cuda,
+        torch_distributed,
+        torch_dynamo,
+        torch_inductor,
+        torch_mkl,
+        torch_npu,
+        torch_precision,
+        torchair,
+    )
+    from msctx.switches.base import Switch
 
 _ALWAYS = (
     *(torch_core, torch_compiler, torch_dynamo, torch_inductor, torch_precision, torch_cuda),
