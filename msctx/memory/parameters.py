@@ -7,7 +7,7 @@ import itertools
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,6 +163,7 @@ def _weights_folder() -> Path:
 
 # --- copies for the device --------------------------------------------------------------------------------------------
 
+_GRAD: Any = torch.Tensor.grad.__get__  # type: ignore[union-attr]
 TAKE_ANY_DEVICE = {"__set__", "__delete__", "copy_", "backward", "grad", "register_hook"}
 IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")}
 """Like all whose names end in an underscore."""
@@ -182,13 +183,14 @@ class _Copies(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
-        if not PLACES.before or name in TAKE_ANY_DEVICE or (name == "__get__" and _getter(function) == "grad"):
+        if not PLACES.before or name in TAKE_ANY_DEVICE or function == _GRAD:
             return function(*args, **kwargs)
         tensors = _tensors((args, kwargs))
         if not any(map(_is_elsewhere, tensors)):
             return function(*args, **kwargs)
         written = args[:1] if _is_in_place(name) else ()
-        device = _device_of(_tensors(written) if written else tensors)
+        devices = [tensor.device for tensor in (_tensors(written) if written else tensors)]
+        device = next((device for device in devices if device.type not in ("cpu", "meta")), None)
         if device is not None:
             copied = partial(pytree.tree_map_only, torch.Tensor, partial(_copied, device))
             copies = {key: value if key == "out" else copied(value) for key, value in kwargs.items()}
@@ -200,18 +202,9 @@ class _Copies(TorchFunctionMode):
         return result
 
 
-def _getter(function: Any) -> str:
-    """The name of the property that a ``__get__`` is of."""
-    return getattr(getattr(function, "__self__", None), "__name__", "")
-
-
 def _is_in_place(name: str) -> bool:
     """Whether a function writes to its first argument."""
     return name in IN_PLACE or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-
-
-def _device_of(tensors: Iterable[torch.Tensor]) -> torch.device | None:
-    return next((tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")), None)
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

@@ -24,11 +24,7 @@ class Place(NamedTuple):
     line: str = ""
 
 
-class _Here(threading.local):
-    nodes: Mapping[str, Place] | None = None
-
-
-_here = _Here()
+_here = threading.local()
 _SOURCES, _KEY = re.compile(r"Source Nodes: \[(.*?)\]"), re.compile(r"\[['\"]?([^\]'\"]*)['\"]?\]")
 
 
@@ -40,7 +36,7 @@ def naming(graph: fx.GraphModule, compiled: Callable[..., Any]) -> Callable[...,
         collector = sys.modules.get("msctx.observers.collector")
         if collector is None or not collector.is_on():
             return compiled(*args)
-        before, _here.nodes = _here.nodes, nodes
+        before, _here.nodes = getattr(_here, "nodes", None), nodes
         was_compiled = core.load().c.msctx_enter_compiled(1)
         try:
             return compiled(*args)
@@ -55,10 +51,11 @@ def here() -> Place | None:
     """Of the operator that this thread runs now; ``None`` outside of compiled code, and where inductor has not made it."""
     frame: FrameType | None = sys._getframe(1)
     files = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
-    while _here.nodes is not None and files is not None and frame is not None:
+    nodes: Mapping[str, Place] | None = getattr(_here, "nodes", None)
+    while nodes is not None and files is not None and frame is not None:
         if frame.f_code.co_filename in files.linemaps:
             names = _names(frame.f_code.co_filename, frame.f_lineno)
-            return next((_here.nodes[name] for name in reversed(names) if name in _here.nodes), None)
+            return next((nodes[name] for name in reversed(names) if name in nodes), None)
         frame = frame.f_back
     return None
 
