@@ -50,8 +50,7 @@ COMMANDS: dict[Callable[..., None], tuple[str, str | None]] = {
 }
 """Each command with what ``msctx --help`` shows of it, and an example, in the order shown there."""
 for command, (short, example) in COMMANDS.items():
-    is_exec = command is run.execute
-    name, settings = ("exec", run.SETTINGS) if is_exec else (None, None)
+    name, settings = ("exec", run.SETTINGS) if command is run.execute else (None, None)
     app.command(name, context_settings=settings, short_help=short, epilog=example and f"Example: {example}")(command)
 app.add_typer(build.tune, name="tune", short_help="Show or clear what was measured.")
 

@@ -56,8 +56,7 @@ def checks() -> Iterator[Check]:
         try:
             yield from find()
         except Exception as error:  # a doctor must outlive its patient
-            text = named(error)
-            yield Check(find.__name__.strip("_"), "broken", text, "report this with `msctx doctor --json`")
+            yield Check(find.__name__.strip("_"), "broken", named(error), "report this with `msctx doctor --json`")
 
 
 def _torch() -> Iterator[Check]:

@@ -119,14 +119,13 @@ def write(name: str) -> list[Path]:
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         raise FileError([Diagnostic("", "an experiment file ends in .yaml or .yml", name)])
-    written = [path, path.parent / SCHEMA, path.parent / ENTRY]
-    _, schema, entry = written
+    schema, entry = path.parent / SCHEMA, path.parent / ENTRY
     write_new(path, text(path.name))
     try:
         schema.write_text(dump(), encoding="utf-8")
     except OSError as error:
         raise unwritten(schema, error) from None
     if os.path.lexists(entry):
-        return written[:2]
+        return [path, schema]
     write_new(entry, (CONFIGS / "files" / ENTRY).read_text(encoding="utf-8"))
-    return written
+    return [path, schema, entry]

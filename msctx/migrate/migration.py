@@ -53,8 +53,7 @@ def read(path: str) -> Migration:
     for found in reader.calls():
         merging.add(found)
     if not merging.calls:
-        text = "no call that sets MindSpore's context was found"
-        merging.problems.append(Diagnostic("", text, script.file, LOOKED_FOR))
+        merging.problems.append(Diagnostic("", "no call that sets MindSpore's context was found", script.file, LOOKED_FOR))
     return merging.result()
 
 

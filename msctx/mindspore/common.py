@@ -5,5 +5,4 @@ import sys
 from msctx.mindspore.device import get_seed, set_seed
 
 __all__ = ["get_seed", "set_seed"]
-__path__: list[str] = []
 seed = sys.modules[f"{__name__}.seed"] = sys.modules[__name__]
