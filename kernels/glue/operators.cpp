@@ -30,6 +30,8 @@ constexpr std::string_view of_constants[] = {
 constexpr std::string_view of_norms[] = {
     "aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm", "aten::batch_norm_update_stats",
     "aten::batch_norm_gather_stats", "aten::batch_norm_gather_stats_with_counts"};
+// Torch makes them of others, whatever kernels of ours stand at their keys (routes.cpp).
+constexpr std::string_view of_ours[] = {"aten::linear", "aten::lstm"};
 // They write a part of what may have held anything before.
 constexpr std::string_view of_moves[] = {
     "aten::copy_", "aten::index_copy_", "aten::index_put_", "aten::_index_put_impl_", "aten::scatter_", "aten::masked_scatter_",
@@ -70,7 +72,7 @@ std::unique_ptr<Operator> look_up(const std::string& name, const std::string& ov
   if (!handle) return found;
   found->has_schema = true;
   found->stands_for_others = handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
-                             !handle->hasKernelForDispatchKey(c10::DispatchKey::CPU);
+                             (!handle->hasKernelForDispatchKey(c10::DispatchKey::CPU) || is_one(name, of_ours));
   const c10::FunctionSchema& schema = handle->schema();
   bool writes = false, gives_views = false, gives_tensors = false;
   for (const c10::Argument& one : schema.arguments()) {
