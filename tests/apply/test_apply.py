@@ -216,7 +216,7 @@ def test_a_guest_gives_back_what_it_can(library: Globals, monkeypatch: pytest.Mo
     own = library.switch("a", scope="thread")
     rows = {"a": own, **{n: library.switch(n, scope="inherited") for n in ("b", "c")}}
     monkeypatch.setattr(ledger, "SWITCHES", rows)
-    monkeypatch.setattr("msctx.switches.SWITCHES", rows)
+    monkeypatch.setattr(bound, "SWITCHES", rows)
     there = ledger.apply({"b": 2, "c": 3}, ledger.Hold("around"))
     library.update(FOUND)  # as it is in the guest's thread
 

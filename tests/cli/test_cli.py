@@ -225,7 +225,7 @@ def test_variables_of_the_environment_are_part_of_every_plan(msctx, monkeypatch,
     monkeypatch.setenv("MSCTX_DETERMINISM", "ON")
     code, _, err = msctx("explain", str(file))
     assert code == 2
-    assert "did you mean MSCTX_DETERMINISTIC?" in err
+    assert "did you mean deterministic?" in err
 
 
 def test_an_ambiguous_number_is_reported_once(msctx, tmp_path):
