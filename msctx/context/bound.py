@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from msctx import switches
 from msctx.context import ledger
 from msctx.context.base import BASE, explain
 from msctx.context.blocks import Context
@@ -13,6 +12,7 @@ from msctx.context.scopes import Scope, stack
 from msctx.native.watched import Watched
 from msctx.options import Layer, Settings
 from msctx.signals import Turn
+from msctx.switches import SWITCHES
 
 
 class Bound:
@@ -84,12 +84,12 @@ class Bound:
 
 def _visit(assignments: Mapping[str, Any]) -> ledger.Hold:
     """Set in this thread what each thread has for itself of a scope that another thread holds."""
-    own = {name: want for name, want in assignments.items() if switches.SWITCHES[name].scope == "thread"}
+    own = {name: want for name, want in assignments.items() if SWITCHES[name].scope == "thread"}
     hold = ledger.apply(own, ledger.Hold("bound function"))
     try:
         with ledger.LOCK:
             for (name, _), holds in ledger.HELD.items():
-                switch, there = switches.SWITCHES[name], holds[-1].records[name].wrote
+                switch, there = SWITCHES[name], holds[-1].records[name].wrote
                 if switch.scope == "inherited" and switch.read() != there:
                     hold.records[name] = ledger.Record(switch, hold.who, switch.take(), there, there)
                     switch.set(there)
