@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from msctx.errors import MsctxError, _ProblemsError
@@ -99,3 +100,18 @@ OF_TOP = OF_CONTEXT | _absent(
 )
 """Absent names of MindSpore's top level."""
 OF_TOP["ops"] = _Operators("ms.ops", f"{CONTEXT} torch")
+
+
+class _NoModules:
+    """Importing another of MindSpore's modules raises an error with the reason."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+        parent, _, below = name.partition("msctx.mindspore.")
+        if below and not parent:
+            known = OF_TOP.get(below.partition(".")[0])
+            why = known._why if known else f"{CONTEXT} torch"
+            raise ImportError(f"ms.{below} is not supported by msctx: {why}", name=name)
+
+
+sys.meta_path.append(_NoModules)  # last: it finds modules that no other finder has

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from msctx.options import Layer, carried
 from msctx.options.layers import presets
 
 KEYS = ("SIGINT", "SIGQUIT")
-"""A terminal sends these to the command itself."""
+"""A terminal sends those of its keys to the command itself."""
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", *KEYS)
 
 
@@ -38,12 +39,21 @@ def execute(command: Sequence[str], layer: Layer, *, strict: bool = False) -> in
         code = _wait(process)
         if seen.stat().st_size:
             carried.note(os.environ, str(os.getpid()))  # for a `msctx exec` around this one
-        else:
+        elif not _is_left(folder):
             text = _UNSEEN.format(" ".join(command))
             if strict:
                 raise StrictError(f"strict=True, and {text}")
             warn(text)
     return code if code >= 0 else 128 - code
+
+
+def _is_left(folder: str) -> bool:
+    """Whether the command has left a process that still runs, such as a daemon: it may enter the options later."""
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # another user's, or it has just ended
+            if folder.encode() in environment.read_bytes():
+                return True
+    return False
 
 
 _UNSEEN = (
@@ -54,10 +64,19 @@ _UNSEEN = (
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
     def pass_on(number: int, frame: Any) -> None:
-        if signal.Signals(number).name not in KEYS or not os.isatty(0):
+        if signal.Signals(number).name not in KEYS or not _has_terminal():
             process.send_signal(number)
 
     for name in SIGNALS:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), pass_on)
     return process.wait()
+
+
+def _has_terminal() -> bool:
+    """Whether the keys of a terminal reach this process, and with it the command."""
+    try:
+        with open("/dev/tty", "rb") as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False

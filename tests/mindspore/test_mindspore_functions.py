@@ -267,6 +267,8 @@ def test_what_is_absent_can_be_imported_and_says_why(use: Callable[[], Any], tex
     with pytest.raises(NotImplementedError, match=text) as caught:
         use()
     assert isinstance(caught.value, MsctxError)
+    with pytest.raises(ImportError, match=r"ms\.communication is not supported by msctx: .*use torch\.distributed"):
+        import_module("msctx.mindspore.communication.management")
 
 
 def test_functions_of_msctx_that_load_torch() -> None:
