@@ -50,6 +50,13 @@ def _device_id(target: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
+def _interop_threads(target: str) -> int:
+    """0, or what was once set and stays in force, whatever was refused since."""
+    from msctx.switches.torch_core import interop_threads
+
+    return interop_threads()
+
+
 def _bool(default: bool, *targets: str) -> Key:
     return Key((bool,), default, targets)
 
@@ -124,7 +131,7 @@ KEYS: Mapping[str, Key] = {
     "grad_for_scalar": _bool(False),
     "enable_compile_cache": Key((bool,)),
     "compile_cache_path": _str(""),
-    "inter_op_parallel_num": _int(0),
+    "inter_op_parallel_num": _int(_interop_threads),
     "runtime_num_threads": _int(lambda target: min(os.cpu_count() or 1, 30)),
     "disable_format_transform": _bool(False, "GPU"),
     "support_binary": _bool(False),

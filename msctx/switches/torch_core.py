@@ -170,6 +170,11 @@ _ONCE = "the first parallel work between operators, and only once in a process"
 _has_interop_threads = False
 
 
+def interop_threads() -> int:
+    """The number that was set, which stays in force; 0: none was."""
+    return torch.get_num_interop_threads() if _has_interop_threads else 0
+
+
 def _write_interop_threads(number: int) -> None:
     global _has_interop_threads
     _has_interop_threads = True  # also where torch refuses: its pool was there before

@@ -109,14 +109,17 @@ def test_numbers_that_no_machine_takes(base: None, exact_state: State, options: 
 
 def test_what_came_too_late_is_refused_in_the_plan(passes: Passes) -> None:
     passes("""
-        import warnings, torch, msctx
+        import warnings, torch, msctx, msctx.mindspore as ms
+        assert ms.get_context("inter_op_parallel_num") == 0
         msctx.set_context(inter_op_parallel_num=3)
         with warnings.catch_warnings(record=True) as told, msctx.context(inter_op_parallel_num=5) as ctx:
             warnings.simplefilter("always")
             (row,) = [r for r in ctx.plan.rows if r.option == "inter_op_parallel_num"]
             assert (row.status, dict(row.assignments)) == ("refused", {}), row
             assert "can only be set before" in row.reason
-        assert torch.get_num_interop_threads() == 3
+            assert ms.get_context("inter_op_parallel_num") == torch.get_num_interop_threads() == 3
+        msctx.reset_context()
+        assert ms.get_context("inter_op_parallel_num") == torch.get_num_interop_threads() == 3
     """)
 
 
