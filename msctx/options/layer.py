@@ -30,6 +30,9 @@ class Setting:
         """The one device this spelling means, or ``None`` for every device that has the option."""
         return device_of(self.spelling)
 
+    def says_the_same(self, other: Setting) -> bool:
+        return (self.spelling, self.value) == (other.spelling, other.value)
+
     @property
     def rank(self) -> int:
         return rank_of(self.spelling)
@@ -188,7 +191,8 @@ class _OnDevice:
             for setting in here:
                 if setting.spelling not in lost:
                     self.laid.setdefault(setting.option.name, []).append(setting)
-                    self.rivals += [setting] if setting.option.name in rules.YIELDING else []
+                    if setting.option.name in rules.YIELDING and not any(map(setting.says_the_same, self.rivals)):
+                        self.rivals.append(setting)
                     self.level.setdefault(setting.option.name, number)
         if outer:
             for name, found in outer.laid.items():
