@@ -161,6 +161,8 @@ class _Block:
         self.recomputed, self.reason = False, "it has not been called with gradients in eager code"
         self.step: _Step | None = None
         self._writes_to_inputs = False
+        self._tried = set[bool]()
+        """Whether it trained when a call of it was recomputed from copies of its inputs."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module: Any = self.module()
@@ -169,16 +171,17 @@ class _Block:
         if torch.compiler.is_compiling() or not is_installed or not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         self.recomputed, self.reason, step = self._decide(module, (args, kwargs))
+        inputs = _tensors((args, kwargs))
         if not self.recomputed or step is None:
             return forward(*args, **kwargs)
-        then, versions = _State(module), _versions(module.parameters())
-        copies = tree_map_only(torch.Tensor, torch.clone, (args, kwargs)) if self.saved_bytes is None else None
-        passes = itertools.count()
+        then, given = _State(module), [*module.parameters(), *inputs]
+        versions, passes = _versions(given), itertools.count()
+        copies = None if module.training in self._tried else tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
+        self._tried.add(module.training)
 
         def run(args: Any, kwargs: Any) -> Any:
             nonlocal copies
             if next(passes) == 0:
-                inputs = _tensors((args, kwargs))
                 at = _versions(inputs)
                 with self._counting(module, inputs, step) if copies or step.meter is not None else nullcontext():
                     result = forward(*args, **kwargs)
@@ -189,8 +192,12 @@ class _Block:
             if not step.is_over and torch._C._current_graph_task_id() >= 0:
                 step.is_over = True
                 torch.autograd.Variable._execution_engine.queue_callback(step.stop)
-            if versions != _versions(module.parameters()):
-                raise RuntimeError(f"parameters of {self.path!r} were modified between its forward and its backward pass")
+            count = len(given) - len(inputs) * bool(copies)
+            if versions[:count] != _versions(given[:count]):
+                raise RuntimeError(
+                    f"parameters or inputs of {self.path!r} were modified between its forward and its backward pass; "
+                    "memory_optimize_level=O1 recomputes it from them"
+                )
             args, kwargs = copies or (args, kwargs)
             now = _State(module)
             then.restore()

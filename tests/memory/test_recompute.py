@@ -251,6 +251,17 @@ def test_blocks_that_write_to_their_input_are_left_alone_from_the_second_step_on
     assert {row["reason"] for row in rows} == {"it writes to its inputs"}
 
 
+def test_blocks_that_write_to_their_input_in_training_alone_have_the_same_bits() -> None:
+    class Modes(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.train(not self.training)  # its first call is one of evaluation
+            return super().forward(x)
+
+    dropped = [nn.Sequential(nn.Dropout(0.5, inplace=True), *mlp()) for _ in range(2)]
+    rows = check_same_bits(lambda: Modes(nn.Linear(WIDTH, WIDTH), *copy.deepcopy(dropped)), torch.randn(4, WIDTH))
+    assert {row["reason"] for row in rows} == {"it writes to its inputs"}
+
+
 def test_blocks_that_communicate_or_are_scripted_are_left_alone() -> None:
     for part in (nn.SyncBatchNorm(WIDTH), torch.jit.script(nn.Tanh())):
         blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), part) for _ in range(2)]
@@ -363,5 +374,28 @@ def test_parameters_that_change_between_the_passes_are_an_error() -> None:
         ctx.watch(model)
         loss = model(torch.randn(4, WIDTH)).sum()
         nn.init.zeros_(model[0][0].weight)
-        with pytest.raises(RuntimeError, match=r"parameters of 'Sequential.0' were modified"):
+        with pytest.raises(RuntimeError, match=r"parameters or inputs of 'Sequential.0' were modified"):
             loss.backward()
+
+
+class Added(nn.Module):
+    """Plain PyTorch needs no input of its blocks: of relu it keeps the result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.ReLU(), nn.Linear(WIDTH, WIDTH)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.clone()
+        for block in self.blocks:
+            x += block(x)
+        return x
+
+
+def test_inputs_that_change_between_the_passes_are_an_error() -> None:
+    model, x = Added(), torch.randn(4, WIDTH)
+    model(x).sum().backward()
+    with msctx.context(memory_optimize_level="O1") as ctx:
+        ctx.watch(model)
+        with pytest.raises(RuntimeError, match=r"inputs of 'Added.blocks.1' were modified.*O1 recomputes it from them"):
+            model(x).sum().backward()
