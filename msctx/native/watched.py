@@ -1,8 +1,7 @@
 """Models given to ``ctx.watch(model)``, acted on while a context that watches them is open: the paths and weights of their modules.
 
 The library knows whose a weight is by its storage. Where it meets one without a name, all models are looked at again before it
-computes: a weight may have got another storage, by ``parameter.data = …``, ``load_state_dict(assign=True)``, an optimizer's flat
-views.
+computes: ``parameter.data = …``, ``load_state_dict(assign=True)`` or flat views of an optimizer give a weight another storage.
 """
 
 from __future__ import annotations
