@@ -243,8 +243,8 @@ def timed(figures: dict[str, Figure], entrants: dict[str, Entrant], device: torc
     racing = [entrants[name] for name, figure in right.items() if figure.ms < HOPELESS * first]
     for name, found in measure.interleaved(racing, SECONDS, device).items():
         figure = figures[name]
-        if isinstance(found, measure.Failed):
-            figure.ratio, figure.ms, figure.rounds, figure.why = None, None, 0, told(found.error)
+        if isinstance(found, Exception):
+            figure.ratio, figure.ms, figure.rounds, figure.why = None, None, 0, told(found)
         else:
             figure.ratio, figure.spread, figure.rounds = found.ratio, found.spread, found.rounds
             figure.ms = found.seconds / ROUND * 1e3

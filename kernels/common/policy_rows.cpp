@@ -40,8 +40,8 @@ std::vector<std::string> Policy::obstacles(const ConvRow& row, const ConvCall& c
     why.push_back("it adds in no fixed order, and " + std::string(invariance()) + "=True requires the same bits");
   if (!a.fixed_order && (deterministic || call.torch_is_deterministic))
     why.push_back(
-        std::string("it adds in no fixed order, and ") + (deterministic ? "deterministic=ON asks" : "torch's own flags ask") +
-        " for the same bits");
+        std::string("it adds in no fixed order, and ") + (deterministic ? "deterministic=ON requires" : "torch's own flags require") +
+        " the same bits");
   size_t bytes = memory_of(a, call.problem, op, 1);  // with one thread, or the number of threads would choose the row
   if (looks_at_all(row) && batch_invariant && is_product)
     why.push_back("the values of other rows decide how it computes one, and batch_invariant=True requires the same bits");

@@ -220,7 +220,7 @@ def _moved_once(data: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterator[Bad
 
 def _one_way(data: Mapping[str, Mapping[str, Any]]) -> Iterator[BadValue]:
     """An operator goes by several names; all of them must have the same value."""
-    modes = data["ByOpType"]
+    modes = data.get("ByOpType", {})
     for number, (name, value) in enumerate(modes.items()):
         if other := next((o for o in [*modes][:number] if modes[o] != value and _are_one(o, name)), None):
             text = f"{name} and {other} are one operator, and their values differ: {_words(value)} and {_words(modes[other])}"

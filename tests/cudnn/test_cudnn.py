@@ -132,7 +132,7 @@ def test_torchs_own_flags_hold(asking: Run) -> None:
     assert ran() == ["algo_0"]
     torch.backends.cudnn.deterministic = True
     assert ran() == []
-    assert "torch's own flags ask for the same bits" in rows()[-1].reasons[0]
+    assert "torch's own flags require the same bits" in rows()[-1].reasons[0]
     torch.backends.cudnn.deterministic = False
     torch.use_deterministic_algorithms(True)
     assert ran() == []
