@@ -75,8 +75,8 @@ def environment(device: torch.device) -> dict[str, Any]:
 def building(device: torch.device) -> list[Case]:
     def native(say: Say) -> None:
         made = build.build()
-        about = {"seconds": round(made.seconds, 1), "cached": made.cached, "compiled": made.compiled, "reused": made.reused}
-        say({"what": "native core", **about, "compiler": made.compiler})
+        about = {"seconds": round(made.seconds, 1), "cached": not made.seconds}
+        say({"what": "native core", **about, "compiler": made.origin})
 
     def kernels(say: Say) -> None:
         began = time.perf_counter()
