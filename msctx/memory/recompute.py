@@ -171,17 +171,19 @@ class _Block:
         if torch.compiler.is_compiling() or not is_installed or not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         self.recomputed, self.reason, step = self._decide(module, (args, kwargs))
-        inputs = _tensors((args, kwargs))
         if not self.recomputed or step is None:
             return forward(*args, **kwargs)
-        then, given = _State(module), [*module.parameters(), *inputs]
-        versions, passes = _versions(given), itertools.count()
+        then, parameters, passes = _State(module), [*module.parameters()], itertools.count()
+        versions = _versions(
+            [*parameters, *_tensors((args, kwargs))]
+        )  # without the inputs: a graph must not hold what holds it
         copies = None if module.training in self._tried else tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
         self._tried.add(module.training)
 
         def run(args: Any, kwargs: Any) -> Any:
             nonlocal copies
             if next(passes) == 0:
+                inputs = _tensors((args, kwargs))
                 at = _versions(inputs)
                 with self._counting(module, inputs, step) if copies or step.meter is not None else nullcontext():
                     result = forward(*args, **kwargs)
@@ -192,8 +194,8 @@ class _Block:
             if not step.is_over and torch._C._current_graph_task_id() >= 0:
                 step.is_over = True
                 torch.autograd.Variable._execution_engine.queue_callback(step.stop)
-            count = len(given) - len(inputs) * bool(copies)
-            if versions[:count] != _versions(given[:count]):
+            found = _versions(parameters if copies else [*parameters, *_tensors((args, kwargs))])
+            if versions[: len(found)] != found:
                 raise RuntimeError(
                     f"parameters or inputs of {self.path!r} were modified between its forward and its backward pass; "
                     "memory_optimize_level=O1 recomputes it from them"
