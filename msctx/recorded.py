@@ -16,7 +16,7 @@ FAMILIES = (
 """Prefixes of the environment variables that change what torch computes or how."""
 UNRECORDED = "(set; its value is not recorded)"
 """Of a variable whose value may be a secret: that it is there may matter."""
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CRED|AUTH_|CERT|LICEN[CS]E|://")
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CRED|AUTH_|CERT|LICEN[CS]E|://", re.IGNORECASE)
 """What a name, or a value, has that may be one."""
 
 _ARGUMENT = re.compile(r"^((?:--sweep=)?(?:experiment|(?:experiment\.)?args(?:\.[^=]*)?)=).*", re.DOTALL)
