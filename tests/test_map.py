@@ -131,7 +131,7 @@ def test_switches_are_declared_soundly() -> None:
 # --- imports ----------------------------------------------------------------------------------------------------------
 
 LAYERS = (
-    ("_version", "dynamo", "errors", "imports", "inductor_pass", "locks", "shipped", "tables"),
+    ("_version", "dynamo", "errors", "imports", "inductor_pass", "shipped", "tables"),
     ("signals",),
     ("notices", "options", "torch_config"),
     ("themes", "native", "recorded"),

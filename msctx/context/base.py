@@ -11,7 +11,7 @@ from functools import lru_cache
 from os import PathLike
 from typing import TYPE_CHECKING, Any, cast
 
-from msctx import devices, locks
+from msctx import devices
 from msctx import plan as planning
 from msctx.errors import DeviceError, Diagnostic, OptionError, ScopeError, StrictError
 from msctx.graph import report
@@ -143,7 +143,7 @@ class Base:
     """The layers below all scopes, by level, and what they have written."""
 
     def __init__(self) -> None:
-        self.lock = locks.reentrant()
+        self.lock = threading.RLock()
         self.levels: dict[str, Layer] = {}
         self.settings = Settings()
         self.version = 0  # counts the changes

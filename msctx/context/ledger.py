@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from msctx import locks, notices
+from msctx import notices
 from msctx.errors import NativeError, RestoreError, ScopeError, StrictError, SwitchError
 from msctx.observers.steps import HOOKS, replacing
 from msctx.switches import SWITCHES, Switch
@@ -45,7 +45,7 @@ class Hold:
     late: dict[str, str] = field(default_factory=dict)
 
 
-LOCK = locks.reentrant()
+LOCK = threading.RLock()
 HELD: dict[tuple[str, threading.Thread | None], list[Hold]] = {}
 """Switch, and its thread if each has its own → who holds it, the outermost first."""
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from msctx import locks
 from msctx.errors import ScopeError
 from msctx.native.watched import paths_of
 
@@ -30,7 +29,7 @@ class _Mode:
     """Thread → how often."""
 
 
-_lock = locks.plain()
+_lock = threading.Lock()
 _modes: dict[int, list[_Mode]] = {}
 """id of a module → its modes, the innermost last."""
 

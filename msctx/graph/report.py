@@ -6,6 +6,7 @@ import inspect
 import logging
 import math
 import re
+import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -13,7 +14,6 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from msctx import locks
 from msctx.graph.breaks import Break, parse
 from msctx.imports import when_imported
 from msctx.native import counting
@@ -187,7 +187,7 @@ def name(of: type[nn.Module]) -> str:
 
 _listening: set[object] = set()
 """What the trace is read for: open contexts, options below all of them, or functions of :func:`msctx.jit`, which stay."""
-_lock = locks.plain()
+_lock = threading.Lock()
 
 
 def listen(who: object, on: bool) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch.compiler.config as config
 
-from msctx import locks
 from msctx.torch_config import NOTHING, Forced, is_threads_own, override, put_override
 
 TAG, DISABLED = "cache_key_tag", "force_disable_caches"
@@ -77,7 +76,7 @@ class _Here(threading.local):
 
 _here, _process = _Here(), _Requested()
 DISABLING = _Disabling(config.__name__, DISABLED, bool)
-_lock = locks.plain()
+_lock = threading.Lock()
 
 
 def put(content: str | None) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-from msctx import locks
 
 GRACE = 10.0
 """Seconds that a program has after Ctrl-C or SIGTERM to end by itself."""
@@ -20,7 +19,7 @@ class Children:
     """The programs that are started in a with-block; none is running when it has been left."""
 
     def __init__(self) -> None:
-        self._guard, self._running = locks.plain(), set[subprocess.Popen[str]]()
+        self._guard, self._running = threading.Lock(), set[subprocess.Popen[str]]()
         self._ended = False
 
     def __enter__(self) -> Children:

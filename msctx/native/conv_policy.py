@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache
 
-from msctx import locks
 from msctx.native import core
 from msctx.options.conv_policy import ConvPolicy
 
@@ -18,7 +18,7 @@ COMING: list[Callable[[], object]] = []
 """What is called before another policy is in force in the library."""
 LOAD = {"cpu": core.load, "cuda": core.load_with_cuda, "ascend": core.load_with_npu}
 """Place → what brings the library that carries a policy out there."""
-_lock = locks.plain()
+_lock = threading.Lock()
 
 
 def write(place: str, policy: ConvPolicy | None) -> None:

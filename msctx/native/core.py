@@ -6,10 +6,11 @@ import atexit
 import ctypes
 import json
 import os
+import threading
 from ctypes import c_char_p, c_double, c_int, c_int32, c_int64, c_void_p, py_object
 from typing import TYPE_CHECKING, Any
 
-from msctx import locks, notices
+from msctx import notices
 from msctx.errors import NativeError, nearest
 from msctx.native import environment_key
 
@@ -222,7 +223,7 @@ def _warn(message: bytes) -> int:
 
 # --- loading ----------------------------------------------------------------------------------------------------------
 
-_lock = locks.reentrant()
+_lock = threading.RLock()
 """Held by the thread that loads."""
 _core: Core | None = None
 _failed = ""
@@ -236,7 +237,7 @@ IN_BETWEEN = (
 def when_loaded(begin: Callable[[Core], None]) -> None:
     """Call it with the library once it is there."""
     _on_load.append(begin)
-    if _core is not None and not locks.is_ours(_lock):  # who loads now calls it
+    if _core is not None and not _lock._is_owned():  # type: ignore[attr-defined]  # who loads now calls it
         load()
 
 
@@ -256,7 +257,7 @@ def load() -> Core:
     Raises:
         NativeError: it cannot be had; the same reason is given again without another try.
     """
-    if locks.is_ours(_lock):
+    if _lock._is_owned():  # type: ignore[attr-defined]
         raise NativeError(IN_BETWEEN)
     with _lock:
         library = _core or _load()

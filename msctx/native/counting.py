@@ -6,10 +6,10 @@ none of a kind before there was something to count.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
-from msctx import locks
 from msctx.signals import uninterrupted
 
 T = TypeVar("T")
@@ -18,7 +18,7 @@ SOURCES: dict[Any, Collection[Any]] = {}
 """Kind of counter → what holds something while there may be something to count."""
 _open: dict[Any, int] = {}
 """The contexts that are open, in the order of opening → how many scopes they have."""
-_lock = locks.reentrant()
+_lock = threading.RLock()
 
 
 def begin(context: Any) -> None:

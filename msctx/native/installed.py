@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from msctx import locks
 from msctx.signals import uninterrupted
 
 
@@ -18,7 +18,7 @@ class AtWork:
     """
 
     def __init__(self) -> None:
-        self.lock = locks.plain()
+        self.lock = threading.Lock()
         self._jobs: deque[Callable[[], None]] = deque()
 
     def later(self, job: Callable[[], None]) -> None:
@@ -49,7 +49,7 @@ class Held:
         self._install = install
         self._remove: Callable[[], None] | None = None
         self._holders = 0
-        self._lock = locks.plain()
+        self._lock = threading.Lock()
 
     def want(self, count: int) -> None:
         """So many more holders, or fewer."""

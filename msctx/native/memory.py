@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from ctypes import POINTER, c_int, c_int64
 from functools import cache
 from typing import Any
 
-from msctx import locks
 from msctx.errors import SwitchError
 from msctx.native import core, limits
 from msctx.options.kinds import Size
@@ -28,7 +28,7 @@ Cap = tuple[int, str]
 """The bytes, and who set it."""
 
 
-_lock = locks.reentrant()
+_lock = threading.RLock()
 _kept: int | None = None
 _caps: tuple[Cap, ...] = ()
 """Those in force, the outermost first."""

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from msctx import locks
 from msctx.native import watched
 from msctx.native.installed import passed_over
 
@@ -54,7 +53,7 @@ class _Here(threading.local):
 
 here = _Here()
 """``calls``: of modules that run in this thread, the outermost first, as far as somebody wanted to know when they began."""
-_lock = locks.plain()
+_lock = threading.Lock()
 _clients: list[tuple[int, bool, Enter]] = []
 """The outermost first: its order, whether it wants to know of modules that no watched model has, and what is called."""
 _has_all = False

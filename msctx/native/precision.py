@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from msctx import locks, notices
+from msctx import notices
 from msctx._version import __version__
 from msctx.errors import NativeError
 from msctx.native import cache_tag, core, watched
@@ -84,7 +84,7 @@ class Policy:
 Policies = dict[str, Policy]
 """Device → what is in force."""
 
-_lock = locks.plain()
+_lock = threading.Lock()
 _installed: set[str] = set()
 _policies: dict[str, Policy] = {}
 TEXTS: dict[int, tuple[str, str]] = {}

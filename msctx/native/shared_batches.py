@@ -12,7 +12,6 @@ from typing import Any
 
 from torch.utils.data import DataLoader, get_worker_info
 
-from msctx import locks
 from msctx.errors import Diagnostic, OptionError, ScopeError, named
 from msctx.native import distributed
 
@@ -38,7 +37,7 @@ class _Share:
 
 
 _here = _Here()
-_lock = locks.plain()
+_lock = threading.Lock()
 _plain: Any = None
 """DataLoader's own ``__iter__``."""
 _threads = 0

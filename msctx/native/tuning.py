@@ -6,6 +6,7 @@ import atexit
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -13,7 +14,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from msctx import locks, notices
+from msctx import notices
 from msctx.errors import FileError
 from msctx.native import build, core, distributed, limits, tuning_file
 from msctx.native.choices import Choice
@@ -66,7 +67,7 @@ class _Table:
             notices.warn_or_print(f"what was measured or recorded is not kept: {_text(error)}")
 
 
-_lock = locks.reentrant()
+_lock = threading.RLock()
 _tables: dict[tuple[Path, int, str], _Table] = {}
 
 

@@ -7,19 +7,19 @@ computes: ``parameter.data = …``, ``load_state_dict(assign=True)`` or flat vie
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from msctx import locks
 from msctx.native import core
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-lock = locks.reentrant()
+lock = threading.RLock()
 
 
 class Model:

@@ -6,6 +6,7 @@ import functools
 import itertools
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from ctypes import py_object
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from msctx import locks, notices
+from msctx import notices
 from msctx.errors import named, user_frame
 from msctx.native import core
 from msctx.observers import compile_trace, compiled_places, modules, steps
@@ -93,7 +94,7 @@ class Reader:
         """It does not read any more, until it perhaps begins again."""
 
 
-_lock = locks.reentrant()
+_lock = threading.RLock()
 _readers: dict[str, Reader] = {}
 _counting: list[Any] = []
 _numbers = itertools.count(1)

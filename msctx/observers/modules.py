@@ -16,13 +16,12 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
-from msctx import locks
 from msctx.native import core, module_calls, watched
 
 if TYPE_CHECKING:
     from torch import nn
 
-_lock = locks.reentrant()
+_lock = threading.RLock()
 _on = False
 _enter_module: Any = None
 """The library's."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 from torch._library.effects import EffectType
 
-from msctx import locks, notices
+from msctx import notices
 from msctx.errors import Diagnostic, FileError
 from msctx.observers import files
 from msctx.observers.slots import Slot
@@ -150,7 +151,7 @@ def shown(tensor: torch.Tensor) -> str:
 
 # --- the file -----------------------------------------------------------------------------------------------------------
 
-_lock = locks.reentrant()
+_lock = threading.RLock()
 
 
 class PrintFile:

@@ -14,6 +14,7 @@ takes the place of another goes on with its count, as does one that was off in a
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from msctx import locks
 from msctx.dynamo import outside_dynamo
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class _Count:
         """Those that have stepped since the leader did."""
 
 
-_lock = locks.plain()
+_lock = threading.Lock()
 _count = _Count()
 _listeners: list[Listener] = []
 HOOKS: list[Any] = []

@@ -29,7 +29,6 @@ EXIT_CODE = 124
 class WatchdogReader(Reader):
     def __init__(self, settings: Watchdog) -> None:
         self.settings = settings
-        self._stop = threading.Event()
 
     @property
     def requested(self) -> Mapping[str, int]:
@@ -37,21 +36,21 @@ class WatchdogReader(Reader):
 
     def begin(self) -> None:
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, args=(self._stop,), name="msctx watchdog", daemon=True)
+        self._thread = threading.Thread(target=self._watch, args=(self._stop, core.load()), name="msctx watchdog", daemon=True)
         self._thread.start()
 
     def pause(self) -> None:
         self._stop.set()
         self._thread.join()
 
-    def _watch(self, stop: threading.Event) -> None:
+    def _watch(self, stop: threading.Event, library: core.Core) -> None:
         tick = min(1.0, self.settings.seconds / 10)
         running: dict[tuple[int, int], float] = {}
         before = time.monotonic()
         while not stop.wait(tick):
             now = time.monotonic()
             passed, before = min(now - before, 2 * tick), now
-            found = {(row["thread"], row["began"]): row for row in core.load().c.msctx_running()}
+            found = {(row["thread"], row["began"]): row for row in library.c.msctx_running()}
             frames = sys._current_frames()
             is_own = {key: row["caller"] in (0, id(frames.get(row["ident"]))) for key, row in found.items()}
             del frames

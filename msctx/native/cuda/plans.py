@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from ctypes import Structure, c_char, c_int32, c_int64, c_ubyte, c_uint32, c_void_p
 from typing import Any
 
-from msctx import locks
 from msctx.errors import NativeError
 from msctx.native.cuda import build, depthwise, driver
 from msctx.native.cuda.depthwise import DepthwiseProblem, Parameters
@@ -53,7 +53,7 @@ class CudaPlan(Structure):
     ]
 
 
-_lock = locks.plain()
+_lock = threading.Lock()
 _loaded: dict[tuple[int, Module], driver.Kernels] = {}
 """By context, of which there is one for each GPU."""
 
