@@ -14,8 +14,8 @@ import contest
 import figures
 import summary
 
+from msctx.compare.report import estimate
 from msctx.compare.result import Result
-from msctx.compare.summary import estimate
 
 
 def reduced(files: summary.Results) -> summary.Summary:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from msctx.options import carried
+from msctx.options import layers
 from msctx.options.layers import PREFIX, RESERVED, is_option
 
 FAMILIES = (
@@ -33,7 +33,7 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _is_known(name: str, text: str) -> bool:
     if name.startswith(PREFIX):
-        return is_option(name) or (name in RESERVED and name != carried.VARIABLE)  # long; a run has a plan.json
+        return is_option(name) or (name in RESERVED and name != layers.PLAN)  # long; a run has a plan.json
     return not _SECRET.search(name) and not _SECRET.search(text)
 
 

@@ -20,9 +20,9 @@ import typer
 from msctx.cli import app, main
 from msctx.compare import config as comparisons
 from msctx.options import DEVICES, OPTIONS, Option
-from msctx.options.graph import TWINS, WITHOUT_A_TWIN
 from msctx.options.operators import CLASSES
 from msctx.options.option import FLAGS_SOURCE
+from msctx.options.policies import TWINS, WITHOUT_A_TWIN
 from msctx.options.precision_rules import DTYPES, LEAVE, MODES, V2, PrecisionRule
 from msctx.plan import DONE
 from msctx.reference import failing, is_partial, on_device

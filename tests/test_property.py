@@ -34,8 +34,19 @@ from msctx.context.ledger import HELD
 from msctx.errors import MsctxWarning
 from msctx.options import Layer
 from msctx.options.conv_policy import ConvPolicy
-from msctx.options.graph import Compilation, CompileCache, Shapes
-from msctx.options.observation import DeterministicExcept, Dump, ErrorDump, GraphFiles, Kernels, Overflow, Recorder, Watchdog
+from msctx.options.policies import (
+    Compilation,
+    CompileCache,
+    DeterministicExcept,
+    Dump,
+    ErrorDump,
+    GraphFiles,
+    Kernels,
+    Overflow,
+    Recorder,
+    Shapes,
+    Watchdog,
+)
 from msctx.switches import SWITCHES, Switch, present
 from msctx.themes import Facts
 

@@ -16,7 +16,7 @@ from samples import example as example_of
 from msctx import schema
 from msctx.errors import OptionError
 from msctx.options import OPTIONS, UNSET, Option, make_layer
-from msctx.options.conv_rules import RulesKind
+from msctx.options.conv_policy import RulesKind
 from msctx.options.documents import scalar
 from msctx.options.grammars import PartsKind
 from msctx.options.kinds import BOOL, FLAG, ON_OFF, MemoryKind, TextKind, ValueKind, YamlWord

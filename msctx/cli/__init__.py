@@ -20,7 +20,7 @@ import typer
 
 from msctx._version import __version__
 from msctx.at_start import refuse_other_torch
-from msctx.cli import build, compare, doctor, explain, run, starter, verify
+from msctx.cli import doctor, explain, run, starter
 from msctx.cli.render import NO_CANN
 from msctx.errors import DeviceError, FileError, MsctxError, MsctxWarning, StrictError, _ProblemsError
 from msctx.run.launch import RUN_ID
@@ -38,10 +38,10 @@ COMMANDS: dict[Callable[..., None], tuple[str, str | None]] = {
     explain.explain: ("What options would do here, and why.", "msctx explain conv_allow_tf32=false --device cuda"),
     starter.init: ("Write an experiment to start from.", "msctx init mine.yaml && msctx run mine.yaml"),
     explain.options: ("The reference of all options, or of one.", "msctx options conv_fprop_algo"),
-    compare.compare: ("Measure which choice is fastest and still right.", "msctx compare resnet50 --quick --out compared"),
-    verify.verify: ("Run a training twice; name the first operator that differs.", "msctx verify digits --against threads"),
-    compare.capture: ("Write down the layers of a model.", "msctx capture mymodel:make --out mine.yaml"),
-    build.build: ("Build the native core now.", "msctx build"),
+    run.compare: ("Measure which choice is fastest and still right.", "msctx compare resnet50 --quick --out compared"),
+    run.verify: ("Run a training twice; name the first operator that differs.", "msctx verify digits --against threads"),
+    run.capture: ("Write down the layers of a model.", "msctx capture mymodel:make --out mine.yaml"),
+    doctor.build: ("Build the native core now.", "msctx build"),
     explain.migrate: ("Translate what a MindSpore script sets.", "msctx migrate train_mindspore.py --as yaml > train.yaml"),
     explain.state: ("Show every switch of a fresh process.", None),
     explain.diff: ("Compare the states of two runs.", None),
@@ -52,7 +52,7 @@ COMMANDS: dict[Callable[..., None], tuple[str, str | None]] = {
 for command, (short, example) in COMMANDS.items():
     name, settings = ("exec", run.SETTINGS) if command is run.execute else (None, None)
     app.command(name, context_settings=settings, short_help=short, epilog=example and f"Example: {example}")(command)
-app.add_typer(build.tune, name="tune", short_help="Show or clear what was measured.")
+app.add_typer(doctor.tune, name="tune", short_help="Show or clear what was measured.")
 
 
 def _version(wanted: bool) -> None:

@@ -1,25 +1,48 @@
-"""`msctx run`: an experiment, or a grid of them; `msctx exec`: a command of the user's under options."""
+"""The commands that run a program: `msctx run`, `exec`, `compare`, `capture` and `verify`."""
 
 from __future__ import annotations
 
+import shlex
 import sys
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from functools import partial
 from itertools import takewhile
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from msctx.cli import completion, render
-from msctx.cli.render import Entry, Json, Texts, Words, argument, emit, emit_plan, only_json, option, print_json, print_text
+from msctx.cli.render import (
+    Entry,
+    Json,
+    Texts,
+    Words,
+    argument,
+    emit,
+    emit_plan,
+    only_json,
+    option,
+    print_json,
+    print_text,
+    write_new,
+)
 from msctx.context.base import explain, refuse
 from msctx.errors import Diagnostic, MsctxError, OptionError
 from msctx.options.layers import flatten, presets
+from msctx.recorded import command_line
 from msctx.run import run_experiment
 from msctx.run import sweep as sweeping
 from msctx.run.config import file_of, prepare_environment, read, subject_of
+from msctx.run.ending import terminable
 from msctx.run.entry import resolve
 from msctx.run.launch import is_one_of_several, launch, rank
+from msctx.run.record import Record
+from msctx.verify.runs import sides
+
+if TYPE_CHECKING:
+    from msctx.compare.result import Result
 
 
 def run(
@@ -181,3 +204,121 @@ def execute(
     if verbose:  # PyTorch knows the processor, too
         render.show(render.console(sys.stderr), render.plan_page(explain(experiment.settings)))
     raise typer.Exit(start(command, flatten(experiment.levels), strict=plan.strict))
+
+
+def compare(
+    subject: Annotated[str, argument("SUBJECT", "A YAML file; package.module:function; a shipped name.", completion.subject)],
+    overrides: Words = None,
+    axis: Annotated[Texts, option("KEY=A,B", "Values of an option to compare; repeatable.", completion.settings)] = None,
+    seconds: Annotated[float | None, typer.Option(help="Seconds per row.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Under a minute: less time for each row, the largest first.")] = False,
+    out: Annotated[str | None, option("DIR", "Write report.html, result.json, result.csv and best.yaml.")] = None,
+    fail_below: Annotated[float | None, option("RATIO", "End with 1 if a choice fails, or is slower by more.")] = None,
+    json_: Json = False,
+) -> None:
+    """Which algorithm, precision and determinism to use, and what each costs: measured beside torch's own path."""
+    from msctx.compare import config
+
+    command = shlex.join(command_line(["msctx", *sys.argv[1:]]))
+    comparison = config.read(subject, config.Given(overrides or (), axis or (), seconds, quick, command))
+    if fail_below is not None and not 0 < fail_below < 100:
+        raise OptionError([Diagnostic("--fail-below", f"{fail_below} is not a ratio", "command line", "such as 0.95")])
+    record = Record.create(out, "", "") if out is not None else None  # now: hours later it would be too late to fail
+    from msctx.compare import report
+    from msctx.compare.comparison import run
+
+    console = render.console(sys.stderr if json_ else sys.stdout)
+    with (
+        redirect_stdout(sys.stderr),
+        render.console(sys.stderr).status("measuring") as status,
+    ):  # what a model prints is no result
+        found = run(comparison, lambda done, of, name: status.update(Text(f"{done} of {of}: {name}")))
+    written = _write(found, record) if record is not None else ""
+    if json_:
+        print_json(found.as_json())
+    else:
+        for part in report.parts(found):
+            console.print(part)
+        if written:
+            console.print(f"wrote {written}", markup=False)
+    if found.interrupted:
+        print("interrupted; what was measured so far is marked as partial", file=sys.stderr)
+        raise typer.Exit(130)
+    if not found.totals:
+        print("nothing could be measured", file=sys.stderr)
+        raise typer.Exit(1)
+    slower = report.below(found, fail_below) if fail_below is not None else []
+    for line in slower:
+        print(f"below {fail_below:g}: {line}", file=sys.stderr)
+    raise typer.Exit(1 if slower else 0)
+
+
+def _write(found: Result, record: Record) -> str:
+    """Write it; returns what was written, for the user."""
+    from msctx.compare import report
+    from msctx.compare.result import as_csv
+
+    best = {"best.yaml": found.recommended} if found.recommended else {}
+    texts = {"report.html": report.page(found), "result.csv": as_csv(found), **best}
+    record.json("result.json", found.as_json())
+    for name, text in texts.items():
+        record.text(name, text)
+    return ", ".join(str(record.folder / name) for name in (*texts, "result.json"))
+
+
+def capture(
+    model: Annotated[str, typer.Argument(metavar="package.module:function", help="Returns a torch.nn.Module and an input.")],
+    out: Annotated[str | None, option("FILE", "The workload file to write; it must not be there yet.")] = None,
+    json_: Json = False,
+) -> None:
+    """Run a model once and write down its layer problems as a workload, for `msctx compare FILE`."""
+    from msctx.compare.cases import capture as captured
+    from msctx.compare.cases import load
+    from msctx.compare.workload import DTYPES, dump
+
+    with redirect_stdout(sys.stderr):
+        workload = captured(load(model))
+    text = dump(workload)
+    if not workload.layers:
+        why = f" that a workload can hold: {', '.join(workload.left_out)}" if workload.left_out else ""
+        hint = f"inputs that are not empty, and dtypes of {', '.join(DTYPES)}" if why else ""
+        raise OptionError([Diagnostic("", f"the model computes no convolution and no product of matrices{why}", model, hint)])
+    if out is not None:
+        write_new(Path(out), text)
+    if workload.left_out:
+        print(f"not in it, as no layer of a workload computes them: {', '.join(workload.left_out)}", file=sys.stderr)
+    if json_:
+        head = {"name": workload.name, "layers": len(workload.layers), "left_out": list(workload.left_out)}
+        print_json({**head, "written": [out] if out else [], "text": text})
+    elif out is not None:
+        kinds, count = len(workload.layers), sum(layer.count for layer in workload.layers)
+        print(f"wrote {out}: {kinds} kinds of layers, {count} in all; next: msctx compare {shlex.quote(out)}")
+    else:
+        print_text(text.rstrip("\n"))
+
+
+def verify(
+    subject: Entry,
+    overrides: Words = None,
+    against: Annotated[Texts, option("WHAT", "run (default), threads[:N], compiled, or KEY=VALUE of the second run.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Compare the first steps only. Default: the whole run.")] = None,
+    json_: Json = False,
+) -> None:
+    """Run a training twice, and name the first operator whose inputs agree and whose outputs differ."""
+    if is_one_of_several():
+        raise OptionError([Diagnostic("", "it starts the processes itself: run it without torchrun", "msctx verify")])
+    file, words = subject_of(subject)
+    both = sides(against or [], [*words, *(overrides or [])])
+    for side in both:
+        read(file, side.words, need_entry=True)  # mistakes are reported before anything runs
+    from msctx.verify.verify import verify as compare
+
+    try:
+        with terminable(), render.console(sys.stderr).status("the runs begin") as status:
+            result = compare(file, " ".join(against or ["run"]), both, steps, status.update)
+    except KeyboardInterrupt:
+        print("interrupted; the runs have ended", file=sys.stderr)
+        raise typer.Exit(130) from None
+    style = "green" if result.finding is None else "red"
+    emit(result.as_json(), json_, lambda: (Text(result.sentence, style=style), render.pairs_table(result.facts(), ("", ""))))
+    raise typer.Exit(int(result.finding is not None))

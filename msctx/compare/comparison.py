@@ -14,18 +14,17 @@ from typing import Any
 import torch
 
 from msctx.compare import cases as subjects
-from msctx.compare.cases import Case, error_of
+from msctx.compare.cases import Case, error_of, load
 from msctx.compare.config import ALGORITHMS, PHASES, Comparison, name_of, relevant
 from msctx.compare.measure import NOISY, Entrant, Ratio, interleaved, ratio_between, seconds_of
-from msctx.compare.model import load
+from msctx.compare.report import INTERRUPTED, result_of
 from msctx.compare.result import Cell, Result, Row
-from msctx.compare.summary import INTERRUPTED, result_of
 from msctx.context import Context
 from msctx.errors import MsctxError, MsctxWarning, text_of
 from msctx.inspection import environment
 from msctx.native.children import Children
 from msctx.options import make_layer
-from msctx.options.conv_rules import PRODUCT, REQUESTED, RULES
+from msctx.options.conv_policy import PRODUCT, REQUESTED, RULES
 from msctx.options.precision_rules import PRECISION
 from msctx.plan import DONE
 from msctx.run.ending import terminable

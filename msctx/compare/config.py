@@ -16,7 +16,7 @@ from msctx.compare.workload import Workload
 from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, nearest
 from msctx.native.choices import ConvProblem
 from msctx.options import OPTIONS, find, make_layer
-from msctx.options.conv_rules import DIRECTIONS, PRODUCT, option_of
+from msctx.options.conv_policy import DIRECTIONS, PRODUCT, option_of
 from msctx.options.kinds import SHARE, ChoiceKind, Form, IntKind, TextKind, nowhere, where
 from msctx.options.validation import check
 from msctx.options.yamlfile import load, parse

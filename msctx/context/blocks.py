@@ -23,7 +23,7 @@ from msctx.native import counting
 from msctx.native.watched import Watched
 from msctx.notices import warn
 from msctx.options import Layer, Settings
-from msctx.options.conv_rules import RULES
+from msctx.options.conv_policy import RULES
 from msctx.options.layers import look_up
 from msctx.plan import Plan
 from msctx.signals import uninterrupted

@@ -16,7 +16,7 @@ import torch
 
 from msctx.graph import breaks, files, scope_passes
 from msctx.observers import compiled_places
-from msctx.options.graph import Compilation
+from msctx.options.policies import Compilation
 from msctx.themes.graph_kernel_flags import DUMP, DUMPS
 
 

@@ -27,7 +27,7 @@ from msctx.native import cachedir, environment_key
 from msctx.notices import warn
 from msctx.observers import files
 from msctx.options.formats import OP_CACHE
-from msctx.options.graph import CompileCache
+from msctx.options.policies import CompileCache
 
 DO = "name another folder with compile_cache_path (op_compiler_cache_dir)"
 NOT_USED = "torch's caches stay where they are"

@@ -19,7 +19,7 @@ from msctx.errors import GraphError, text_of
 from msctx.graph import backend, breaks, faults, report, shapes
 from msctx.native import module_calls
 from msctx.notices import warn
-from msctx.options.graph import Compilation
+from msctx.options.policies import Compilation
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -18,7 +18,7 @@ from msctx import notices
 from msctx.observers import files
 from msctx.observers.compile_trace import Handler, name_of
 from msctx.observers.slots import Slot
-from msctx.options.observation import GraphFiles
+from msctx.options.policies import GraphFiles
 
 OPTION = "save_graphs"
 _GRAPHS = {

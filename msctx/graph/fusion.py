@@ -22,7 +22,7 @@ from torch._inductor.pattern_matcher import PatternMatcherPass
 from msctx.graph import breaks, epilogues, weights
 from msctx.graph.frozen import Compile, frozen
 from msctx.notices import warn
-from msctx.options.graph import ALL, BUFFER, GRAPH, TWINS, Compilation
+from msctx.options.policies import ALL, BUFFER, GRAPH, TWINS, Compilation
 from msctx.themes.graph_kernel_flags import FUNCTORCH, PATTERN, settings_of
 
 NOT_FROZEN = "frozen_variable: weights are not frozen in code that computes gradients; use torch.no_grad()"

@@ -14,7 +14,7 @@ from torch.fx.passes.split_module import split_module
 from msctx.errors import did_you_mean
 from msctx.notices import warn
 from msctx.observers.compiled_places import modules_around
-from msctx.options.graph import Region
+from msctx.options.policies import Region
 
 Compiler = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 BEFORE, INSIDE, AFTER = range(3)

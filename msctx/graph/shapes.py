@@ -12,7 +12,7 @@ import torch
 from torch._prims_common import suggest_memory_format
 
 from msctx.errors import GraphError
-from msctx.options.graph import Shapes
+from msctx.options.policies import Shapes
 
 _MARKS = ("_dynamo_", "_has_dynamo_", "_specialize_on")
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from msctx.errors import Diagnostic, Mark, one_line
-from msctx.migrate.names import AT_RUN_TIME, CONSTANTS, Names, Unknown
-from msctx.migrate.script import Script
+from msctx.migrate.script import AT_RUN_TIME, CONSTANTS, Names, Script, Unknown
 from msctx.options import find, is_dictionary
 
 HOMES = ("common.seed.", "common.api.", "common.", "device_manager.")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from msctx.options.graph import Compilation
+from msctx.options.policies import Compilation
 
 LEVELS = {"O0": False, "O1": True, "O2": True}
 """jit_level → whether operators are fused."""

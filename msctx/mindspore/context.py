@@ -8,7 +8,7 @@ from msctx.dynamo import outside_dynamo
 from msctx.errors import Diagnostic, OptionError, nearest
 from msctx.mindspore import errors, state
 from msctx.mindspore.errors import OptionTypeError
-from msctx.mindspore.keys import DEVICE, FLAT, GROUP_DEVICE, GROUPS, KEYS, Key
+from msctx.mindspore.state import DEVICE, FLAT, GROUP_DEVICE, GROUPS, KEYS, Key
 from msctx.notices import warn
 from msctx.options import UNSET, find, is_dictionary
 from msctx.options.unsupported import INSTEAD, LATER

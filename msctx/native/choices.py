@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from msctx.native import conv_policy, core, counting, watched
-from msctx.options.conv_rules import PRODUCT, RULES, ConvRule, rules_of
+from msctx.options.conv_policy import PRODUCT, RULES, ConvRule, rules_of
 from msctx.tables import Row, Rows, in_words
 
 Shape = tuple[int, ...]

@@ -19,7 +19,7 @@ from typing import Any
 from msctx.native import core
 from msctx.observers import files
 from msctx.observers.slots import Slot
-from msctx.options.observation import Kernels
+from msctx.options.policies import Kernels
 
 LOGGER = logging.getLogger("torch.__trace")
 

@@ -12,7 +12,7 @@ from msctx.errors import did_you_mean
 from msctx.native import core, watched
 from msctx.observers import collector
 from msctx.observers.collector import Reader, known_operators
-from msctx.options.observation import DeterministicExcept
+from msctx.options.policies import DeterministicExcept
 
 OPTION = "deterministic_except"
 

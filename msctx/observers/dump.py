@@ -21,7 +21,7 @@ from msctx.observers.collector import BITS, Reader, Row, dtype_of
 from msctx.observers.dump_layouts import MindSpore, MsProbe
 from msctx.options import operators
 from msctx.options.grammars import expression_in
-from msctx.options.observation import Dump
+from msctx.options.policies import Dump
 
 SET_DUMP = "msctx.set_dump(module)"
 _marked: weakref.WeakSet[nn.Module] = weakref.WeakSet()

@@ -24,7 +24,7 @@ from msctx import notices
 from msctx.native.module_calls import Call
 from msctx.observers import files, modules
 from msctx.observers.collector import ASK_AGAIN, Row, dtype_of, kind_of
-from msctx.options.observation import Dump
+from msctx.options.policies import Dump
 
 MOST = 2**16
 """Operators of one step that msProbe's layout keeps in memory, also those that raise; lines of a step that MindSpore's does."""

@@ -15,7 +15,7 @@ import torch
 from msctx import notices
 from msctx.observers import collector, files
 from msctx.observers.collector import Reader, Row, dtype_of, kind_of
-from msctx.options.observation import ErrorDump
+from msctx.options.policies import ErrorDump
 
 MOST = 20
 """Operators of one scope; code that catches errors may raise them without end."""

@@ -12,7 +12,7 @@ from msctx import notices
 from msctx.native import distributed
 from msctx.observers import collector, files
 from msctx.observers.collector import Reader, Row, dtype_of, kind_of
-from msctx.options.observation import Overflow
+from msctx.options.policies import Overflow
 
 MODES = {"aicore_overflow": 1, "atomic_overflow": 2, "all": 3}
 PASSED_ON = 4

@@ -23,7 +23,7 @@ from msctx.errors import named
 from msctx.native import distributed, memory
 from msctx.observers import collector, files
 from msctx.observers.collector import Reader
-from msctx.options.observation import Recorder
+from msctx.options.policies import Recorder
 
 OPTION = "env_config_path.rdr.enable"
 _numbers = itertools.count(1)  # of the files of this process

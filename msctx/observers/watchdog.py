@@ -20,7 +20,7 @@ from msctx.native import core
 from msctx.observers import collector
 from msctx.observers.collector import Reader
 from msctx.observers.recorder import RecorderReader
-from msctx.options.observation import Watchdog
+from msctx.options.policies import Watchdog
 
 EXIT_CODE = 124
 """As of timeout(1)."""

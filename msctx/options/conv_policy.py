@@ -1,15 +1,188 @@
-"""The policy for convolutions and products on one kind of device: what all options for them come to, as one value."""
+"""Convolutions and products: rules for single calls with their one canonical text, and the policy of a device as one value."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Any
 
-from msctx.options.conv_rules import REQUESTED, ConvRule, option_of, requested_by, rules_of
-from msctx.options.kinds import Size
+from msctx.options import registry
+from msctx.options.kinds import BadValue, ChoiceKind, Size, TextKind, ValueKind, show
 from msctx.shipped import KERNEL_SOURCES
+
+DIRECTIONS = ("fprop", "dgrad", "wgrad")
+"""Of a convolution."""
+PRODUCT = "matmul"
+REQUESTED = (*DIRECTIONS, PRODUCT)
+"""The directions that have algorithms, in the order of the native core."""
+PRODUCT_FIELDS = ("module", "input", "weight", "dtype", "layout")
+ALONG = ("stride", "padding", "dilation", "output_padding")
+"""The fields that choices() shows as one number where it holds along each axis."""
+SIZES = ("input", "weight", *ALONG, "groups")
+FIELDS = ("module", *SIZES, "transposed", "dtype", "layout", "dims")
+"""The fields of a problem that a condition can name, as choices() shows them; ``dims`` counts the axes of an image."""
+_NAMES = """
+    float32 float64 float16 bfloat16 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu bool
+    uint8 uint16 uint32 uint64 int8 int16 int32 int64 complex32 complex64 complex128 qint8 quint8 qint32
+"""
+DTYPES = tuple(_NAMES.split())
+"""Of calls that reach msctx's hooks, those that it leaves to PyTorch included."""
+VALUES = {"transposed": ("true", "false"), "dtype": DTYPES, "dims": ("1", "2", "3")}
+"""The fields of which all values are known; those of the layout depend on what is computed."""
+
+
+def option_of(direction: str) -> str:
+    """The option that names an algorithm for all calls."""
+    return "matmul_algo" if direction == PRODUCT else f"conv_{direction}_algo"
+
+
+RULES = {"conv_algo_rules": tuple(map(option_of, DIRECTIONS)), "matmul_algo_rules": (option_of(PRODUCT),)}
+"""An option of rules → the options whose algorithms they name for single calls."""
+
+
+@cache
+def _algorithms(direction: str) -> ChoiceKind:
+    kind = registry.option_of(option_of(direction)).kind
+    assert isinstance(kind, ChoiceKind)
+    return kind
+
+
+@dataclass(frozen=True)
+class ConvRule:
+    """Every one of *conditions* (field, pattern with * and ?) must hold; *requested* has an algorithm for some directions."""
+
+    conditions: tuple[tuple[str, str], ...]
+    requested: tuple[tuple[str, str], ...]
+
+    @property
+    def is_of_products(self) -> bool:
+        return self.requested[0][0] == PRODUCT
+
+    def __str__(self) -> str:
+        """The rule in its canonical text; a single module pattern stands without ``module=``."""
+        where = " ".join(f"{field}={pattern}" for field, pattern in self.conditions)
+        if len(self.conditions) == 1 and self.conditions[0][0] == "module":
+            where = self.conditions[0][1]
+        return f"{where}: " + ", ".join(f"{direction}={name}" for direction, name in self.requested)
+
+
+FEW_CHANNELS = (("dims", "2"), ("input", "*x[1-4]x*x*"))
+"""Images of at most four channels: N x C x H x W."""
+
+
+def rules_of(text: str) -> tuple[ConvRule, ...]:
+    """The rules that a canonical text holds, first to last: the first that matches decides."""
+
+    def pairs(words: Iterable[str]) -> tuple[tuple[str, str], ...]:
+        return tuple((field, value) if sign else ("module", field) for field, sign, value in (w.partition("=") for w in words))
+
+    rules = (part.split(": ", 1) for part in text.split("; ") if part)
+    return tuple(ConvRule(pairs(where.split()), pairs(algorithms.split(", "))) for where, algorithms in rules)
+
+
+def requested_by(named: Mapping[str, str | None], *texts: str | None) -> dict[tuple[str, str], str]:
+    """(direction, algorithm) → the option, or else the rules, that name it.
+
+    Args:
+        named: direction → the algorithm that its option names.
+        texts: the rules' canonical texts.
+    """
+    found = {(d, name): f"{option_of(d)}={name}" for d, name in named.items() if name}
+    for d, name in (pair for text in texts if text for rule in rules_of(text) for pair in rule.requested):
+        found.setdefault((d, name), f"{d}={name} of {'matmul' if d == PRODUCT else 'conv'}_algo_rules")
+    return found
+
+
+@dataclass(frozen=True)
+class RulesKind(TextKind):
+    """``layer1.*: winograd; weight=64x3x7x7 stride=2: fprop=gemm, wgrad=algo_1``, or the same as a mapping."""
+
+    directions: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
+    layouts: tuple[str, ...] = ()
+
+    def read(self, value: Any) -> str:
+        if isinstance(value, str) and value.lstrip().startswith("{"):  # as in a file, on a command line
+            import yaml
+
+            with suppress(yaml.YAMLError):
+                value = yaml.safe_load(value)
+        if isinstance(value, Mapping):
+            value = "; ".join(f"{where}: {_joined(algorithms)}" for where, algorithms in value.items())
+        rules = [self._rule(part.strip()) for part in super().read(value).split(";") if part.strip()]
+        if not rules:
+            raise BadValue("there are no rules in it")
+        return "; ".join(map(str, rules))
+
+    def schema(self) -> dict[str, Any]:
+        each = {
+            d: {"description": f"The algorithm of {d} there.", "enum": [*_algorithms(d).choices, *_algorithms(d).aliases]}
+            for d in self.directions
+        }
+        names = sorted({name for kind in each.values() for name in kind["enum"]})
+        algorithms = {"type": "object", "properties": each, "additionalProperties": False, "minProperties": 1}
+        mapping = {"type": "object", "additionalProperties": {"anyOf": [{"enum": names}, algorithms]}, "minProperties": 1}
+        return {"anyOf": [{"type": "string", "pattern": r"\S\s*:\s*\S"}, mapping]}
+
+    def _rule(self, text: str) -> ConvRule:
+        if not (found := re.fullmatch(r"((?!\{)[^:]*[^:\s])\s*:\s*([^:{}]+)", text)):
+            raise BadValue(f"{show(text)} is not 'condition: algorithm'")
+        conditions = tuple(self._condition(word) for word in found[1].split())
+        words = [word.strip() for word in found[2].split(",")]
+        if len(words) == 1 and "=" not in words[0]:  # meant for each direction that has it
+            kinds = {d: _algorithms(d) for d in self.directions}
+            able = [d for d, kind in kinds.items() if words[0] in (*kind.choices, *kind.aliases)]
+            if not able:
+                names = dict.fromkeys(name for kind in kinds.values() for name in kind.choices)
+                ValueKind(tuple(names)).parse(words[0], text)
+            words = [f"{d}={words[0]}" for d in able]
+        requested = {}
+        for direction, _, name in (word.partition("=") for word in words):
+            direction = ValueKind(self.directions).parse(direction.strip(), text)
+            requested[direction] = _algorithms(direction).parse(name.strip(), text)
+        return ConvRule(conditions, tuple((d, requested[d]) for d in self.directions if d in requested))
+
+    def _condition(self, word: str) -> tuple[str, str]:
+        """Its pattern as choices() shows the value, where it is one."""
+        field, sign, pattern = word.partition("=")
+        if not sign:
+            return "module", word
+        ValueKind(self.fields).parse(field, word)
+        pattern = pattern.lower() if field == "transposed" else pattern
+        if any(sign in pattern for sign in "*?["):
+            return field, pattern
+        if values := self.layouts if field == "layout" else VALUES.get(field):
+            ValueKind(values).parse(pattern, word)
+        elif not re.fullmatch(r"\d+(x\d+)*" if field in SIZES else ".+", pattern):
+            allowed = "numbers with x between them, * and ?: 2, 64x3x*" * (field in SIZES)
+            raise BadValue(f"{show(pattern)} is no {field} of a problem", allowed=allowed)
+        along = {*pattern.split("x")}
+        return field, along.pop() if field in ALONG and len(along) == 1 else pattern
+
+
+def _joined(algorithms: Any) -> str:
+    return ", ".join(f"{d}={name}" for d, name in algorithms.items()) if isinstance(algorithms, Mapping) else str(algorithms)
+
+
+CONVOLUTION_RULES = RulesKind(
+    "conditions → algorithms: a module path (layer1.*) or fields of a problem (weight=64x3x7x7 stride=2), each with * and ?, and "
+    "for it one algorithm or {fprop: …, dgrad: …, wgrad: …}; as text: 'layer1.*: winograd; weight=64x3x7x7: fprop=gemm'",
+    directions=DIRECTIONS,
+    fields=FIELDS,
+    layouts=("channels_first", "channels_last", "strided", "packed"),
+)
+PRODUCT_RULES = RulesKind(
+    "conditions → an algorithm: a module path (encoder.*) or fields of a problem (input=512x768 layout=NT), each with * and ?; as "
+    "text: 'encoder.*: bf16x6; input=*x4096: strict'",
+    directions=(PRODUCT,),
+    fields=PRODUCT_FIELDS,
+    layouts=("NN", "NT", "TN", "TT", "packed"),
+)
+
 
 RECORDED = "torch"
 """What a policy that records problems requests where nothing else is requested: torch's own path."""

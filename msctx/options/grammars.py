@@ -11,8 +11,8 @@ from functools import partial
 from typing import Annotated, Any
 
 from msctx.errors import nearest
-from msctx.options.graph import SCOPE_PASSES
 from msctx.options.kinds import BadValue, CheckedKind, Form, TextKind, refusal, show
+from msctx.options.policies import SCOPE_PASSES
 
 _ = r"\s*"
 _NUMBER = "(0|[1-9][0-9]{0,17})"

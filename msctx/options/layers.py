@@ -1,26 +1,119 @@
-"""Where layers come from: keyword arguments with a preset, and the MSCTX_* environment; and what a name means in them."""
+"""Where layers come from: arguments with a preset, the MSCTX_* environment, and MSCTX_PLAN for child processes; what a name means."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msctx._version import __version__
 from msctx.errors import Diagnostic, FileError, Marks, OptionError, nearest
-from msctx.options import UNSET, Layer, Option, Setting, Settings, carried, device_of, make_layer, option_of
-from msctx.options.kinds import BadValue, nowhere
-from msctx.options.registry import contradictions, find, from_text, ge_key, ge_name, is_dictionary
+from msctx.options.kinds import BadValue, Size, nowhere
+from msctx.options.layer import Layer, Setting, Settings
+from msctx.options.option import UNSET, Option, device_of
+from msctx.options.registry import (
+    OPTIONS,
+    contradictions,
+    find,
+    from_text,
+    ge_key,
+    ge_name,
+    is_dictionary,
+    make_layer,
+    option_of,
+)
+from msctx.options.validation import check
 from msctx.shipped import shipped
+
+PLAN = "MSCTX_PLAN"
+FIELDS = ("spelling", "value", "origin", "content", "via")
+LONGEST = 120_000
+"""Bytes: Linux takes no longer text in one variable."""
+
+
+def pack(layer: Layer, **more: Any) -> str:
+    """A layer as text; *more*: what else its reader wants, as plain data. Paths become absolute, since children may go elsewhere.
+
+    Raises:
+        OptionError: it is too long for a variable of the environment.
+    """
+    settings = [
+        {"option": one.option.name, **{field: getattr(one, field) for field in FIELDS}, "value": _absolute(one)}
+        for one in layer.settings.values()
+    ]
+    text = json.dumps({"version": __version__, "settings": settings, **more}, separators=(",", ":"))
+    if len(text.encode()) > LONGEST:
+        longest = max(settings, key=lambda one: len(json.dumps(one)))["spelling"]
+        raise OptionError([Diagnostic(str(longest), "is too long to be handed to another process in its environment")])
+    return text
+
+
+def _absolute(setting: Setting) -> Any:
+    value, option = setting.value, setting.option
+    if value and (option.names_file or option.is_output):
+        return str(Path(value).expanduser().resolve())
+    return f"{int(value)}B" if isinstance(value, Size) else value  # a bare number that is small would be a mistake
+
+
+def read_carried(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The content of the variable; empty: it is not set.
+
+    Raises:
+        OptionError: it is not what :func:`pack` makes, or is of another version of msctx.
+    """
+    if not (text := environment.get(PLAN)):
+        return {}
+    try:
+        found = dict(json.loads(text))
+        version = found["version"]
+    except (ValueError, TypeError, KeyError):
+        raise _wrong("is not what `msctx exec` writes") from None
+    if version != __version__:
+        package = Path(__file__).resolve().parents[1]
+        raise _wrong(f"is of msctx {version}; this process has msctx {__version__}, in {package}: install the same for both")
+    return found
+
+
+def carried_layer(environment: Mapping[str, str]) -> Layer:
+    """The options in it, each with the origin that it had."""
+    settings = {}
+    for row in read_carried(environment).get("settings", ()):
+        try:
+            setting = Setting(OPTIONS[row["option"]], *(row[field] for field in FIELDS))
+        except (KeyError, TypeError):
+            raise _wrong("is not what `msctx exec` writes") from None
+        value, wrong = check(setting.option.type, setting.value)
+        if wrong:
+            raise _wrong(f"{setting.spelling}: {wrong[0].text}")
+        settings[setting.spelling] = replace(setting, value=value)
+    return Layer(settings)
+
+
+def _wrong(text: str) -> OptionError:
+    return OptionError([Diagnostic(PLAN, text, "environment", suggestion=f"unset {PLAN}, or start the program anew")])
+
+
+def note_process(environment: Mapping[str, str], text: str) -> None:
+    """Leave a line that a process has entered it, for whoever waits for one on this machine."""
+    if seen := read_carried(environment).get("seen"):
+        with suppress(OSError):  # on another machine, or nobody waits any more
+            place = os.open(seen, os.O_WRONLY | os.O_APPEND)
+            os.write(place, f"{text}\n".encode())
+            os.close(place)
+
 
 INHERITED = "with-blocks of the parent process"
 LEVELS = ("preset", "yaml", "environment", "command line", "set_context", INHERITED)
 """The layers below all with-blocks, low to high."""
 
 PREFIX = "MSCTX_"
-RESERVED = {"MSCTX_CACHE_DIR", "MSCTX_ISA", carried.VARIABLE}
+RESERVED = {"MSCTX_CACHE_DIR", "MSCTX_ISA", PLAN}
 """Variables that steer msctx itself and are no options."""
 
 
@@ -118,7 +211,7 @@ def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
     problems.extend(contradictions(settings, "environment"))
     if problems:
         raise OptionError(problems)
-    levels = {"preset": preset, "environment": carried.layer_of(environment).under(Layer(settings))}
+    levels = {"preset": preset, "environment": carried_layer(environment).under(Layer(settings))}
     return {level: layer for level, layer in levels.items() if layer.settings}
 
 

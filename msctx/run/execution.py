@@ -13,7 +13,7 @@ from typing import Any
 
 from msctx.errors import Diagnostic, FileError, StrictError, nearest
 from msctx.notices import warn
-from msctx.options import Layer, carried
+from msctx.options import Layer, layers
 from msctx.options.layers import presets
 
 KEYS = ("SIGINT", "SIGQUIT")
@@ -30,7 +30,7 @@ def execute(command: Sequence[str], layer: Layer, *, strict: bool = False) -> in
     """
     with tempfile.TemporaryDirectory(prefix="msctx-exec-") as folder:
         (seen := Path(folder) / "seen").touch()
-        environment = os.environ | {carried.VARIABLE: carried.pack(layer, seen=str(seen))}
+        environment = os.environ | {layers.PLAN: layers.pack(layer, seen=str(seen))}
         try:
             process = subprocess.Popen(command, env=environment)
         except OSError as error:
@@ -38,7 +38,7 @@ def execute(command: Sequence[str], layer: Layer, *, strict: bool = False) -> in
             raise FileError([Diagnostic("", f"cannot be started: {error.strerror}", command[0], suggestion=hint)]) from None
         code = _wait(process)
         if seen.stat().st_size:
-            carried.note(os.environ, str(os.getpid()))  # for a `msctx exec` around this one
+            layers.note_process(os.environ, str(os.getpid()))  # for a `msctx exec` around this one
         elif not _is_left(folder):
             text = _UNSEEN.format(" ".join(command))
             if strict:

@@ -6,14 +6,16 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from msctx.options import Setting
-from msctx.options.conv_policy import RECORDED, ConvPolicy, able
-from msctx.options.conv_rules import (
+from msctx.options.conv_policy import (
     CONVOLUTION_RULES,
     DIRECTIONS,
     FEW_CHANNELS,
     PRODUCT,
+    RECORDED,
     REQUESTED,
+    ConvPolicy,
     ConvRule,
+    able,
     option_of,
     requested_by,
     rules_of,

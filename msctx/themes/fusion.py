@@ -6,9 +6,9 @@ from typing import Annotated
 
 from msctx.options import Setting
 from msctx.options.grammars import ScopePasses
-from msctx.options.graph import ALL, TWINS, WITHOUT_A_TWIN
 from msctx.options.kinds import Bool, Path, TextKind
 from msctx.options.option import Option, session_option
+from msctx.options.policies import ALL, TWINS, WITHOUT_A_TWIN
 from msctx.options.rules import NOT_MEASURED, Forbids, Rule, When
 from msctx.themes import graph_kernel_flags
 from msctx.themes.base import On, Outcome, approximated, as_it_is, by_entry, honoured, inert, refused, translates

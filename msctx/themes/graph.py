@@ -8,13 +8,11 @@ from ast import literal_eval
 from typing import Any
 
 from msctx.options import Setting
-from msctx.options.conv_policy import RECORDED, ConvPolicy
-from msctx.options.conv_rules import DIRECTIONS, PRODUCT
+from msctx.options.conv_policy import DIRECTIONS, PRODUCT, RECORDED, ConvPolicy
 from msctx.options.grammars import DynamicDims, InOutPair, InputShape, ShapeRange, gears_of, ranges_of
-from msctx.options.graph import Compilation, Region, Shapes
 from msctx.options.kinds import Bool, Choice, Flag, Path
-from msctx.options.observation import GraphFiles
 from msctx.options.option import Option, session_option
+from msctx.options.policies import Compilation, GraphFiles, Region, Shapes
 from msctx.options.rules import OF_INFERENCE, TRUE, Excludes, Forbids, Needs, Overrides, Rule, When, is_above_one
 from msctx.themes.base import On, Outcome, approximated, as_it_is, honoured, joined, once, translates
 from msctx.themes.cache import cache
@@ -180,7 +178,7 @@ def ready_made(on: On) -> bool:
 
 
 def _fusion(on: On) -> dict[str, Any]:
-    """What all options of fusion come to, as fields of :class:`msctx.options.graph.Compilation`."""
+    """What all options of fusion come to, as fields of :class:`msctx.options.policies.Compilation`."""
     flags = []
     for flag in FLAGS:
         there = on if on.device in flag.devices else on.at(flag.devices[0])  # what compiles is one for all devices

@@ -1,21 +1,275 @@
-"""One run of `msctx verify`, in its own process: `python -m msctx.verify.child JOB FD` writes messages to a file descriptor."""
+"""One run of `msctx verify`, in its own process: what it reads of each operator and sends to the process that compares.
+
+`python -m msctx.verify.child JOB FD` writes messages to a file descriptor.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
 
-from msctx.errors import EntryFailed, MsctxError
-from msctx.observers import collector, modules
+import torch
+from torch import nn
+from torch.compiler import is_dynamo_compiling
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils import _pytree as pytree
+
+from msctx.errors import EntryFailed, MsctxError, named, user_frame
+from msctx.native import module_calls
+from msctx.observers import collector, modules, steps
+from msctx.observers.collector import ASK_AGAIN, Reader, Row, dtype_of
 from msctx.run import run_experiment
 from msctx.run.config import prepare_environment, read
-from msctx.verify import compiled
-from msctx.verify.rows import DetailReader, DigestReader
 from msctx.verify.runs import Message, failed
+
+Send = Callable[[dict[str, Any]], object]
+Ran = dict[str, Any]
+"""Its :data:`PLACE`, ``overload``, and its ``inputs`` and ``outputs``: argument, dtype and shape, and digest of each."""
+PLACE = ("operator", "module", "direction", "node")
+SCRATCH_OUTPUTS = {"aten::mkldnn_rnn_layer": 3, "aten::_cudnn_rnn": 4, "aten::miopen_rnn": 4, "aten::cudnn_batch_norm": 3}
+SCRATCH_INPUTS = ("workspace", "reserve", "reserveSpace")
+"""Workspaces of libraries, which may write only a part of them: the same results leave different bits there."""
+
+
+def ran(row: Row) -> Ran:
+    """From a row of the collector."""
+    scratch = SCRATCH_OUTPUTS.get(row["operator"])
+    inputs = [_tensor(one, is_scratch=one["argument"] in SCRATCH_INPUTS) for one in row["inputs"]]
+    outputs = [_tensor(one, is_scratch=number == scratch) for number, one in enumerate(row["outputs"])]
+    return {**{name: row.get(name, "") for name in (*PLACE, "overload")}, "inputs": inputs, "outputs": outputs}
+
+
+def _tensor(found: Row, *, is_scratch: bool) -> list[Any]:
+    """The digest of a tensor that the collector cannot read is ``None``."""
+    content = f"{dtype_of(found)}[{found['shape'].replace('x', ', ')}]"
+    return [found["argument"], content, 0 if is_scratch else found.get("digest")]
+
+
+def difference(one: Ran, other: Ran) -> tuple[str, list[str]] | None:
+    """The kind, and the inputs that differ; ``None``: the outputs agree.
+
+    ``operator``: equal inputs and different outputs. ``random``: the same, from a random generator. ``input``: an input differs.
+    Inputs count only if the outputs differ: memory that is about to be overwritten may hold anything.
+    """
+    if one["outputs"] == other["outputs"]:
+        return None
+    is_random = _is_random(one)
+    pairs = zip(one["inputs"], other["inputs"], strict=False)
+    inputs = [f"{a[0]} {a[1]}".lstrip() for a, b in pairs if a != b and not (is_random and a[0] == "self")]
+    return "input" if inputs else "random" if is_random else "operator", inputs
+
+
+def _is_random(row: Ran) -> bool:
+    """Whether the operator draws from one of torch's generators."""
+    space, _, name = row["operator"].partition("::")
+    packet = getattr(getattr(torch.ops, space, None), name, None) if name else None
+    overload = getattr(packet, row["overload"] or "default", None)
+    return torch.Tag.nondeterministic_seeded in getattr(overload, "tags", ())
+
+
+def differing(one: torch.Tensor, other: torch.Tensor, tolerance: float = 0.0) -> str:
+    """``64 / 80 (80.0%) elements, by 0.5 at index (0, 1)``; ``""``: they agree."""
+    try:
+        torch.testing.assert_close(other, one, rtol=0, atol=tolerance, equal_nan=True)
+    except AssertionError as error:
+        facts = [line.partition(": ")[2] for line in str(error).splitlines() if ": " in line]
+        return f"{facts[0]} elements, by {facts[1]}" if len(facts) > 1 else str(error).splitlines()[0]
+    return ""
+
+
+class DigestReader(Reader):
+    """Sends every operator with the digests of its tensors, and the end of every step."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+    @property
+    def requested(self) -> Mapping[str, int]:
+        return {"inputs": 1, "outputs": 1, "digests": 1}
+
+    def take(self, rows: list[Row]) -> None:
+        for row in rows:
+            name = f"{row['operator']}.{row['overload']}".removesuffix(".")
+            text = f"calls {name} in module {row['module'] or '(none)'} ({row['node'] or row['direction']})"
+            self._send({"does": text, "row": ran(row)})
+
+    def end_step(self) -> None:
+        self._send({"does": "ends the step"})
+
+
+class DetailReader(Reader):
+    """Sends one operator of one step, with the line that called it and files of its tensors.
+
+    *call*: operator, module, and how many of these run before it in the step.
+    """
+
+    is_choosy = wants_lines = True
+
+    def __init__(self, send: Send, step: int, call: Sequence[Any], folder: Path) -> None:
+        self._send, self._step, self._call, self._folder = send, step, tuple(call), folder
+        self._met: Counter[tuple[str, str]] = Counter()
+        self._line = ""
+
+    @property
+    def requested(self) -> Mapping[str, int]:
+        return {} if self._step else dict.fromkeys(("inputs", "outputs", "tensors", "attributes"), 1)
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    def wants(self, operator: str, module: str, number: int, place: int) -> int:
+        if self._step:
+            return ASK_AGAIN
+        is_it = (operator, module, self._met[operator, module]) == self._call
+        self._met[operator, module] += 1
+        if is_it:
+            self._line = collector.line_here()
+        return ASK_AGAIN | is_it
+
+    def take(self, rows: list[Row]) -> None:
+        for row in rows:
+            self._send({"detail": row | {"called": self._line}})
+
+    def end_step(self) -> None:
+        self._step -= 1
+
+
+@contextmanager
+def compared(send: Callable[[dict[str, Any]], object]) -> Iterator[None]:
+    """Inside, this process runs eagerly, and *send* gets each comparison."""
+    comparison = _Comparison(send)
+    handles = (
+        register_module_forward_pre_hook(comparison.begin),
+        register_module_forward_hook(comparison.end, with_kwargs=True, always_call=True),
+    )
+    warnings.filterwarnings("ignore", module_calls.WARNS)
+    with torch.compiler.set_stance("force_eager"), steps.counting(lambda step: send({"does": "ends the step"})):
+        yield
+    for handle in handles:
+        handle.remove()
+
+
+class _Comparison:
+    def __init__(self, send: Callable[[dict[str, Any]], object]) -> None:
+        self._send = send
+        self._twins: WeakKeyDictionary[nn.Module, tuple[nn.Module, Callable[..., Any]]] = WeakKeyDictionary()
+        self._around: nn.Module | None = None
+        self._met: list[tuple[nn.Module, Any]] | None = None
+
+    def begin(self, module: nn.Module, args: Any) -> None:
+        if is_dynamo_compiling() or self._around or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():  # type: ignore[attr-defined]
+            return
+        self._around = module
+        with suppress(Exception):  # a copy made after the call might fail at tensors that the call has left in the module
+            self._twin(module)
+
+    def end(self, module: nn.Module, args: Any, *more: Any) -> None:
+        """*more*: keyword arguments and results; after an exception there are no keyword arguments."""
+        if is_dynamo_compiling():
+            return
+        if self._met is not None:
+            self._met.append((module, _copies((args, more[0]))))
+        elif self._around is module:
+            try:
+                if len(more) > 1:
+                    self._send({"does": "a call", **self._compared(module, (args, more[0]))})
+            finally:
+                self._around = None
+
+    def _compared(self, module: nn.Module, given: Any) -> dict[str, Any]:
+        name = type(module).__name__
+        try:
+            if not (values := self._differing(module, given)):
+                return {"row": ran({"operator": name, "inputs": [], "outputs": []})}
+            found = {"operator": name, "values": values, "source": user_frame()[0]}
+            return {"finding": found | self._first_inside(module, given)}
+        except Exception as error:  # the training goes on
+            return {"note": f"{name} was not compared ({named(error).partition(chr(10))[0]})"}
+
+    def _first_inside(self, module: nn.Module, given: Any) -> dict[str, Any]:
+        """The innermost module that differs when it is compiled by itself."""
+        twin, _ = self._twin(module)
+        names = {one: name for name, one in twin.named_modules()}
+        met: list[tuple[nn.Module, Any]] = []
+        self._met = met
+        _results(twin, twin, given)
+        self._met = None
+        for inner, its in met:  # in the order in which they end
+            if values := self._differing(inner, its):
+                return {"operator": type(inner).__name__, "module": names[inner], "values": values}
+        return {"reason": "no module inside it differs when it is compiled by itself"}
+
+    def _twin(self, module: nn.Module) -> tuple[nn.Module, Callable[..., Any]]:
+        """A copy of the module with its present values, eager and compiled."""
+        if module not in self._twins:
+            twin = deepcopy(module)
+            self._twins[module] = twin, torch.compile(twin, options={"fallback_random": True})
+        twin, compiled = self._twins[module]
+        with torch.no_grad():
+            for a, b in zip([*twin.parameters(), *twin.buffers()], [*module.parameters(), *module.buffers()], strict=True):
+                a.copy_(b)
+        return twin.train(module.training), compiled
+
+    def _differing(self, module: nn.Module, given: Any) -> dict[str, str]:
+        """The results and gradients that differ by more than rounding, and by how much."""
+        twin, compiled = self._twin(module)
+        eager = _results(twin, twin, given)
+        self._twin(module)  # the call may have changed buffers
+        with torch.compiler.set_stance("default"):
+            found = _results(compiled, twin, given)
+        eps = _eps([*twin.parameters(), *eager.values(), *pytree.tree_leaves(given)])
+        for_all = eps ** (1 / 3) * max((_largest(a) for name, a in eager.items() if name.startswith("gradient")), default=0.0)
+        limits = {name: for_all if name.startswith("gradient") else eps**0.5 * _largest(a) for name, a in eager.items()}
+        texts = {name: differing(a, found[name], limits[name]) for name, a in eager.items()}
+        return {name: text for name, text in texts.items() if text}
+
+
+def _results(run: Callable[..., Any], twin: nn.Module, given: Any) -> dict[str, torch.Tensor]:
+    """Floating-point results, and the gradients of a weighted sum of them."""
+    args, kwargs = given = _copies(given)
+    with torch.random.fork_rng():
+        made = [leaf for leaf in pytree.tree_leaves(run(*args, **kwargs)) if _is_inexact(leaf)]
+        found = {f"output {number}": leaf.detach() for number, leaf in enumerate(made)}
+        ends = [leaf for leaf in made if leaf.requires_grad]
+        inputs = [(f"input {number}", leaf) for number, leaf in enumerate(pytree.tree_leaves(given)) if _is_inexact(leaf)]
+        starts = {f"gradient of {name}": leaf for name, leaf in [*twin.named_parameters(), *inputs] if leaf.requires_grad}
+        if ends and starts:
+            draw = torch.Generator().manual_seed(0)
+            weights = [torch.randn(end.shape, generator=draw).to(end) for end in ends]
+            gradients = torch.autograd.grad(ends, [*starts.values()], weights, materialize_grads=True)
+            found |= dict(zip(starts, gradients, strict=True))
+    return found
+
+
+def _copies(given: Any) -> Any:
+    return pytree.tree_map(
+        lambda x: x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x, given
+    )
+
+
+def _is_inexact(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+
+
+def _eps(leaves: list[Any]) -> float:
+    """Of the lowest dtype that takes part."""
+    tensors = [leaf for leaf in leaves if _is_inexact(leaf)]
+    lowered = [torch.get_autocast_dtype(kind) for leaf in tensors if torch.is_autocast_enabled(kind := leaf.device.type)]
+    return max(torch.finfo(dtype).eps for dtype in [*(leaf.dtype for leaf in tensors), *lowered])
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    return float(tensor.abs().nan_to_num(0.0, 0.0).max()) if tensor.numel() else 0.0
 
 
 def main() -> None:
@@ -37,7 +291,7 @@ def _run(job: Message, send: Callable[[Message], object]) -> Message:
     prepare_environment(experiment)
 
     task, folder = job["task"], job["folder"]
-    with compiled.compared(send) if "compiled" in task else nullcontext():
+    with compared(send) if "compiled" in task else nullcontext():
         if "compiled" not in task:
             modules.name_unwatched()
             collector.put("verify", DetailReader(send, **task, folder=Path(folder).parent) if task else DigestReader(send))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from msctx.errors import EntryError, EntryFailed
-from msctx.verify.rows import PLACE, difference, differing
+from msctx.verify.child import PLACE, difference, differing
 from msctx.verify.runs import Process, Side, running
 
 Watch = Callable[[str], object]

@@ -1,15 +1,25 @@
-"""The doctor outlives its patient."""
+"""doctor tells what is missing; tune shows and clears what was measured."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from msctx.cli import main
 from msctx.cli.doctor import checks
+from msctx.native import build, core, tuning_file
+from msctx.native.environment_key import Stamp, stamp
+from msctx.native.tuning_file import Entry
+from msctx.run.config import read
+from msctx.run.runner import config
 
 
 def test_a_healthy_machine():
@@ -63,3 +73,88 @@ def test_torch_npu_without_cann_is_named_with_what_to_do(tmp_path: Path, command
         assert "Failed to load the backend extension: torch_npu" in told
         assert "source CANN's set_env.sh" in told
         assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in told
+
+
+FIGURES = {"torch": 1.25, "gemm": 1.0}
+ENTRY = Entry(
+    "fprop",
+    "1x3x8x8 * 4x3x3x3, float32",
+    2,
+    "strict",
+    "gemm",
+    "strict",
+    1.02,
+    FIGURES,
+    ["gemm strict"] * 2,
+    "2026-01-02T03:04Z",
+)
+
+
+@pytest.fixture
+def tune(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    """Run a command; returns (exit code, stdout, stderr)."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words: Any) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main(["tune", *map(str, words)])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return int(end.value.code or 0), out, err
+
+    return run
+
+
+def write(path: Path, which: Stamp, *entries: Entry) -> Path:
+    tuning_file.merge(path, {which: {e.key: e for e in entries}})
+    return path
+
+
+def here() -> Stamp:
+    if why := build.obstacle():
+        pytest.skip(why)
+    return stamp(core.load())
+
+
+def test_show_and_clear(tune: Any, own_tuning_file: Path) -> None:
+    assert tune("show")[1].startswith(f"{own_tuning_file}: not there yet")
+    recorded = replace(ENTRY, direction="wgrad", ran="", math="", measured={}, votes=[])
+    write(own_tuning_file, here(), ENTRY, recorded, replace(recorded, direction="dgrad", math="beside other load"))
+    write(own_tuning_file, replace(here(), cpu="Processor 9", flags="none of these"), ENTRY, replace(ENTRY, threads=4))
+    write(own_tuning_file, replace(here(), compiler="c++ 1"), ENTRY)
+    code, out, _ = tune("show")
+    assert code == 0
+    parts = (
+        "6 entries",
+        "used here\n",
+        "used here (another compiler)",
+        "not used here: another cpu, flags",
+        ENTRY.problem,
+        "1.25x",
+        "1.02x",
+        " 2 ",
+        "beside other load",
+    )
+    assert [part for part in (*parts, "not measured yet") if part not in out] == []
+    found = json.loads(tune("show", "--json")[1])
+    assert (found["file"], found["stamps_here"]) == (str(own_tuning_file), {"cpu": asdict(here())})
+    assert sorted((g["used"], len(g["entries"])) for g in found["groups"]) == [(False, 2), (True, 1), (True, 3)]
+    assert json.loads(tune("clear", "--json")[1]) == {"file": str(own_tuning_file), "removed": 6}
+    assert not own_tuning_file.exists()
+    assert "removed" in tune("clear")[1]
+
+
+def test_the_option_names_the_file_of_the_commands(tune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MSCTX_TUNING_FILE", str(tmp_path / "tuning.json"))
+    assert json.loads(tune("show", "--json")[1])["file"] == str(tmp_path / "tuning.json")
+
+
+def test_in_an_experiment_it_lies_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (tmp_path / "job.yaml").write_text("context: {conv_fprop_algo: performance, tuning_file: tuned/job.json}\n")
+    experiment = read("../job.yaml", ())
+    assert config(experiment)["context"]["tuning_file"] == str(tmp_path / "tuned" / "job.json")
+    said = read(None, ["tuning_file=here.json"]).settings.get("tuning_file")
+    assert said is not None
+    assert tuning_file.location(said.value) == tmp_path / "elsewhere" / "here.json"

@@ -1,4 +1,4 @@
-"""What ``msctx init`` writes: it works as it stands and line by line, and no file of a user is touched."""
+"""What the command line writes for a user to start from: never over a file, and valid."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft7Validator
 
+import msctx
 from msctx import schema
 from msctx.cli import main, starter
+from msctx.cli.render import write_new
+from msctx.errors import FileError
 from msctx.options import OPTIONS, find
+from msctx.options.precision_rules import CHOOSABLE, precision_of, text_of
 from msctx.options.yamlfile import parse
 from msctx.reference import on_device
 from msctx.run.config import read
@@ -169,3 +173,64 @@ def test_json_tells_a_mistake_too(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "init", "mine.txt", "--json")
     assert code == 3
     assert json.loads(out or err)["exit_code"] == 3
+
+
+def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
+    write_new(tmp_path / "a", "one")
+    with pytest.raises(FileError, match="exists already; nothing was written"):
+        write_new(tmp_path / "a", "two")
+    assert (tmp_path / "a").read_text() == "one"
+
+
+def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"nowhere.*cannot be written: No such file"):
+        write_new(tmp_path / "nowhere" / "a", "one")
+
+
+def written(*words):
+    with pytest.raises(SystemExit) as end:
+        main(list(words))
+    return end.value.code
+
+
+def test_the_list_is_what_op_select_implmode_means(tmp_path, capsys):
+    file = tmp_path / "mine.ini"
+    assert not written("options", "op_select_implmode", "--write-ini", str(file))
+    assert "wrote" in capsys.readouterr().out
+    content = msctx.context(op_precision_mode=str(file)).settings.get("op_precision_mode").content
+    assert set(content["ByOpType"]) == set(CHOOSABLE)
+    mine = precision_of(text_of({"op_precision_mode": content})).rules
+    theirs = precision_of(text_of({"op_select_implmode": "high_precision"})).rules
+    assert {op for op, rule in mine.items() if rule.float16} == set(theirs)
+
+
+def test_a_line_that_is_changed_alters_that_operator_alone(tmp_path):
+    file, other = tmp_path / "mine.ini", tmp_path / "other.ini"
+    written("options", "op_select_implmode", "--write-ini", str(file), "--json")
+    other.write_text(file.read_text().replace("\nsoftmax=high_precision", "\nsoftmax=high_performance"))
+    rules = []
+    for path in (file, other):
+        content = msctx.context(op_precision_mode=str(path)).settings.get("op_precision_mode").content
+        rules.append({op: rule.float16 for op, rule in precision_of(text_of({"op_precision_mode": content})).rules.items()})
+    assert {op for op in rules[0] if rules[0][op] != rules[1][op]} == {"softmax"}
+
+
+def test_a_file_that_is_there_is_left_alone(tmp_path, capsys):
+    file = tmp_path / "mine.ini"
+    file.write_text("mine")
+    assert written("options", "op_select_implmode", "--write-ini", str(file)) == 3
+    assert "exists already" in capsys.readouterr().err
+    assert file.read_text() == "mine"
+
+
+def test_as_json(tmp_path, capsys):
+    file = tmp_path / "mine.ini"
+    assert not written("options", "op_precision_mode", "--write-ini", str(file), "--json")
+    assert json.loads(capsys.readouterr().out) == {"written": [str(file)]}
+
+
+@pytest.mark.parametrize("name", ["deterministic", "no_such_option"])
+def test_other_options_have_none(tmp_path, name, capsys):
+    assert written("options", name, "--write-ini", str(tmp_path / "a.ini")) == 2
+    assert not list(tmp_path.iterdir())
+    assert "Traceback" not in capsys.readouterr().err

@@ -8,7 +8,7 @@ import torch
 from comparisons import model_file
 from torch import nn
 
-from msctx.compare.model import Model, capture, load
+from msctx.compare.cases import Model, capture, load
 from msctx.compare.workload import NetworkLayer, Product, dump, parse
 from msctx.native.choices import ConvProblem
 from msctx.options.yamlfile import parse as parse_yaml

@@ -1,7 +1,8 @@
-"""The comparison itself, run for real on small layers: correctness first, every cell a figure or a reason."""
+"""Comparisons: what may be compared, what is said of each choice, and experiments as subjects."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,14 @@ import torch
 from comparisons import made, model_file, needs_core
 
 import msctx
+from msctx.compare import comparison, config
 from msctx.compare import comparison as comparing
 from msctx.compare.comparison import AGAIN, run
+from msctx.compare.config import Comparison, Given, read
 from msctx.compare.measure import Ratio
 from msctx.compare.result import Cell, Row
+from msctx.errors import OptionError
+from msctx.shipped import CONFIGS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FPROP = "compare: {workload: small.yaml, directions: [fprop], seconds: 0.001}\n"
@@ -231,3 +236,91 @@ def test_quick_begins_with_the_largest_and_ends(tmp_path: Path, times: dict[str,
     assert [row.name for row in found.rows] == ["first"]
     assert "--quick ends" in found.partial
     assert [row.name for row in run(replace(of, total=100.0)).rows] == ["first", "<b>second</b>", "product"]
+
+
+ENTRY = """
+import torch
+def train(scale: float = 1.0):
+    assert not (torch.are_deterministic_algorithms_enabled() and scale == 3), "never so"
+    return {"deterministic": torch.are_deterministic_algorithms_enabled(), "loss": scale * 2, "seed": torch.initial_seed()}
+"""
+
+
+def experiment(tmp_path: Path, scale: float, text: str = "", **given: Any) -> Comparison:
+    (tmp_path / "entry.py").write_text(ENTRY)
+    text = f"context: {{seed: 1}}\nexperiment: {{entry: entry.py:train, args: {{scale: {scale}}}}}\n{text}"
+    (tmp_path / "train.yaml").write_text(text)
+    return read(str(tmp_path / "train.yaml"), Given(**given))
+
+
+@pytest.mark.full
+def test_each_choice_is_a_run_and_words_apply_to_every_one(tmp_path: Path) -> None:
+    of = experiment(tmp_path, 1.0, "axes: {deterministic: [ON, OFF]}\n", overrides=["args.scale=2.5"], quick=True)
+    (row,) = run(replace(of, total=math.inf)).rows
+    assert (row.direction, row.rounds) == ("run", 1)
+    assert [one.metrics["deterministic"] for one in (row.baseline, *row.cells)] == [False, True, False]
+    assert [one.metrics["loss"] for one in (row.baseline, *row.cells)] == [5.0] * 3
+    assert [one.metrics["seed"] for one in (row.baseline, *row.cells)] == [1] * 3
+    assert all(one.ratio > 0 and one.error is None for one in row.cells)
+
+
+def test_runs_take_turns_beside_a_control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+
+    def run_point(children: Any, file: str, words: list[str], folder: Path) -> dict[str, Any]:
+        ran.append(words)
+        return {"status": "completed", "seconds": 1.0 if words else 2.0, "loss": 0.5}
+
+    monkeypatch.setattr(comparison, "run_point", run_point)
+    of = experiment(tmp_path, 1.0, "compare: {repetitions: 2}\naxes: {deterministic: [ON]}\n")
+    seen: list[tuple[int, int]] = []
+    found = run(of, lambda done, of, name: seen.append((done, of)))
+    on = ["deterministic=ON"]
+    assert ran == [on, [], [], [], [], on, on, [], []], "each once before, which is not counted, and twice"
+    assert seen[-1] == (8, 9)
+    (row,) = found.rows
+    assert (row.rounds, row.control, row.cells[0].ratio) == (2, 1.0, 2.0)
+    assert found.best.options == {"deterministic": "ON"}
+
+
+def file(tmp_path: Path, text: str) -> str:
+    (tmp_path / "mine.yaml").write_text(text)
+    return str(tmp_path / "mine.yaml")
+
+
+def test_a_file(tmp_path: Path) -> None:
+    text = """
+compare: {workload: resnet50, directions: [wgrad, fprop], seconds: 3}
+context: {runtime_num_threads: 1, deterministic: "ON"}
+axes:
+  conv_fprop_algo: [gemm, winograd]
+  tf32: {no: {}, yes: {conv_allow_tf32: true}}
+"""
+    found = read(file(tmp_path, text), Given(overrides=["runtime_num_threads=2"]))
+    assert [point.name for point in found.points[:2]] == ["conv_fprop_algo=gemm, no", "conv_fprop_algo=gemm, yes"]
+    assert (found.name, found.subject, found.of, found.keys.directions) == ("mine", "workload", "resnet50", ["wgrad", "fprop"])
+    assert found.base.settings.get("runtime_num_threads").value == 2  # type: ignore[union-attr]
+    assert found.keys.seconds == 3
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "compare").glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_comparisons(path: Path) -> None:
+    found = read(path.stem, Given())
+    assert len(found.points) > 1
+    assert read(str(path), Given(quick=True)).total == config.QUICK_TOTAL
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("compare: {workload: resnet5}", "did you mean resnet50?"),
+        ('compare: {workload: resnet50}\naxes: {way: {"": {deterministic: ON}}}', "a choice has no name"),
+        ("compare: {workload: resnet50, model: a:b}", "give one thing to compare, not workload and model"),
+        ("compare: {workload: resnet50}\naxes: {conv_fprop_algo: gemm}", "is not a list of values"),
+        ("compare: {workload: resnet50}\naxis: {}", "did you mean axes?"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(OptionError, match=r"mine\.yaml") as caught:
+        read(file(tmp_path, text), Given())
+    assert told in str(caught.value)

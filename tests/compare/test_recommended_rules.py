@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msctx.compare.config import Comparison
+from msctx.compare.report import result_of
 from msctx.compare.result import Result
-from msctx.compare.summary import result_of
 from msctx.compare.workload import Product, output_of
 from msctx.native.choices import ConvProblem
 

@@ -1,11 +1,16 @@
-"""Workload files: what is wrong is reported with its place, what is right is read and written the same."""
+"""Workload files: what is wrong is reported with its place; what is timed of them, and how its error is reported."""
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from msctx.compare.workload import NetworkLayer, Product, Workload, dump, parse, read
-from msctx.errors import OptionError
+import pytest
+import torch
+from comparisons import model_file
+
+from msctx.compare.cases import error_of, load, of_layer, of_model
+from msctx.compare.workload import NetworkLayer, Product, Workload, dump, output_of, parse, read
+from msctx.errors import EntryError, OptionError
 from msctx.native.choices import ConvProblem
 from msctx.options.yamlfile import parse as parse_yaml
 from msctx.shipped import shipped
@@ -55,3 +60,66 @@ def test_what_is_wrong_is_told(text: str, told: str) -> None:
     with pytest.raises(OptionError, match=r"mine\.yaml:1:") as caught:
         layer(text)
     assert told in str(caught.value)
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("layout", ["channels_first", "channels_last"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_directions_are_the_gradients_of_autograd(layout: str, transposed: bool) -> None:
+    shape = (4, 3, 3, 3) if transposed else (6, 2, 3, 3)
+    one = ConvProblem((2, 4, 7, 9), shape, (2, 1), (1, 1), (1, 1), (0, 0), 2, transposed, "float32", layout)
+    forward, dgrad, wgrad = of_layer(NetworkLayer("l", one), ("fprop", "dgrad", "wgrad"), CPU)
+    for case in (forward, dgrad, wgrad):
+        assert error_of(case.run(), case.truth(), case.per_value) < 1e-6
+        assert case.truth()[0].dtype == torch.float64
+    assert [tuple(case.run()[0].shape) for case in (forward, dgrad, wgrad)] == [output_of(one), one.input, one.weight]
+    assert forward.run()[0].is_contiguous(memory_format=torch.channels_last) == (layout == "channels_last")
+
+
+def test_errors() -> None:
+    exact = torch.tensor([4.0, -2.0], dtype=torch.float64)
+    assert error_of([torch.tensor([4.0, -1.0])], [exact], True) == 0.25
+    assert error_of([torch.tensor([float("nan"), -1.0])], [exact], True) == float("inf")
+    assert error_of([torch.tensor([4.0, float("inf")])], [exact], False) == float("inf")
+    assert error_of([], [exact], True) == float("inf")
+    assert error_of([torch.zeros(2)], [torch.zeros(2, dtype=torch.float64)], True) == 0
+    assert error_of([torch.tensor([7.0, 1.0])], [torch.tensor([4.0, 5.0], dtype=torch.float64)], False) == pytest.approx(
+        5 / 41**0.5
+    )
+
+
+def test_a_model_given_in_eval_mode_stays_so(tmp_path: Path) -> None:
+    module = "torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)).eval()"
+    (tmp_path / "normed.py").write_text(f"import torch\ndef make(): return {module}, torch.randn(2, 3)\n")
+    model = load(f"{tmp_path / 'normed.py'}:make")
+    (training,) = of_model(model, ["training"])
+    with training.scope():
+        training.run()
+        assert not any(part.training for part in model.module.modules())
+        assert error_of(training.results(), training.truth(), training.per_value) < 1e-6
+    assert not model.module[1].running_mean.any()
+
+
+def test_a_model_without_values_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "empty.py").write_text(
+        "import torch\ndef make(): return torch.nn.Linear(3, 4, device='meta'), torch.randn(2, 3)\n"
+    )
+    with pytest.raises(EntryError, match="make': weight is on the meta device, which has no values"):
+        load(f"{tmp_path / 'empty.py'}:make")
+
+
+def test_a_models_phases(tmp_path: Path) -> None:
+    model = load(f"{model_file(tmp_path)}:make")
+    model.module[1].eval()  # somebody has frozen it
+    inference, training = of_model(model, ["inference", "training"])
+    for case in (inference, training):
+        with case.scope():
+            first, second = case.results(), case.results()
+            assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True)), "no dropout"
+            assert error_of(first, case.truth(), case.per_value) < 1e-5
+            case.run()
+            assert model.module[1].training is False
+            assert model.module[2].training is (case is training)
+    assert training.results()[-1].shape == (sum(p.numel() for p in model.module.parameters()),)

@@ -15,7 +15,7 @@ import msctx.mindspore as ms
 from msctx.errors import DeviceError, MsctxError, MsctxWarning, OptionError, StrictError
 from msctx.mindspore import state
 from msctx.mindspore.errors import OptionTypeError
-from msctx.mindspore.keys import FLAT, GROUPS, KEYS
+from msctx.mindspore.state import FLAT, GROUPS, KEYS
 
 
 class Case(NamedTuple):

@@ -14,7 +14,7 @@ import torch
 import msctx
 from msctx.observers import compile_trace
 from msctx.observers.compile_trace import LOGGER
-from msctx.options.observation import Kernels
+from msctx.options.policies import Kernels
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from msctx.native import conv_policy, core, precision
-from msctx.options.conv_policy import ConvPolicy
-from msctx.options.conv_rules import REQUESTED, RULES, option_of
+from msctx.options.conv_policy import REQUESTED, RULES, ConvPolicy, option_of
 from msctx.shipped import KERNEL_SOURCES
 from msctx.switches import SWITCHES
 from msctx.switches.native import LOADS

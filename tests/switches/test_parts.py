@@ -12,7 +12,7 @@ from torch import _C
 
 import msctx
 from msctx.context import ledger
-from msctx.options.observation import GraphFiles
+from msctx.options.policies import GraphFiles
 from msctx.switches import SWITCHES
 from msctx.switches.parts import of_session
 from msctx.themes.observe import _recorder

@@ -20,7 +20,7 @@ from torch._logging._internal import log_registry, log_state
 
 import msctx
 from msctx.graph import cache
-from msctx.options.graph import Compilation
+from msctx.options.policies import Compilation
 from msctx.switches import SWITCHES
 from msctx.torch_config import override
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from msctx.verify.rows import difference, differing
+from msctx.verify.child import difference, differing
 
 
 def ran(operator: str, takes: int, gives: int) -> dict[str, Any]:
