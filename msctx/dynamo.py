@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
-P = ParamSpec("P")
-R = TypeVar("R")
+from msctx.imports import when_imported
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 REASON = "a msctx context cannot be entered or changed inside compiled code: put the with-block around the call of the function"
@@ -26,24 +25,22 @@ def untraced(function: F) -> F:
     return function
 
 
-def _without_frames(function: Callable[P, R]) -> Callable[P, R] | None:
-    """*function* with Dynamo's evaluation of frames switched off; None: Dynamo is not loaded."""
-    if (dynamo := sys.modules.get("torch._dynamo")) is None or not hasattr(dynamo, "disable"):
-        return None
-    disabled: Callable[P, R] = dynamo.disable(function, reason=REASON, wrapping=False)
-    return disabled
+def passed_over(*functions: Any) -> None:
+    """Where eager code calls them beside compiled code, Dynamo compiles neither them nor what they call."""
+    frames = sys.modules["torch"]._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    for function in functions:
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
 
 
-def outside_dynamo(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that always runs outside Dynamo."""
-    outside: Callable[P, R] | None = None
+_waiting: list[Any] = []
+"""Functions that are passed over once Dynamo is loaded."""
+when_imported("torch._dynamo", lambda: passed_over(*_waiting))
 
-    @untraced
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        nonlocal outside
-        if outside is None:
-            outside = _without_frames(function)
-        return (outside or function)(*args, **kwargs)
 
-    return call
+def outside_dynamo(function: F) -> F:
+    """It always runs outside Dynamo. Compiled code that it calls is Dynamo's again."""
+    _waiting.append(function)
+    if "torch._dynamo" in sys.modules:
+        passed_over(function)
+    return untraced(function)

@@ -131,8 +131,8 @@ def test_switches_are_declared_soundly() -> None:
 # --- imports ----------------------------------------------------------------------------------------------------------
 
 LAYERS = (
-    ("_version", "dynamo", "errors", "imports", "inductor_pass", "shipped", "tables"),
-    ("signals",),
+    ("_version", "errors", "imports", "inductor_pass", "shipped", "tables"),
+    ("dynamo", "signals"),
     ("notices", "options", "torch_config"),
     ("themes", "native", "recorded"),
     ("memory",),
@@ -168,7 +168,7 @@ ONLY = {
         "torch_config",
     }
 }
-WITHOUT_TORCH = ("_version", "dynamo", "errors", "options", "plan", "reference", "schema", "themes")
+WITHOUT_TORCH = ("_version", "errors", "options", "plan", "reference", "schema", "themes")
 """What runs before torch is imported, or without it."""
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
+from msctx.dynamo import passed_over
 from msctx.errors import GraphError, text_of
 from msctx.graph import backend, breaks, faults, report, shapes
 from msctx.native import module_calls
@@ -241,11 +242,8 @@ def _inside(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
 _TRANSFORMS = {getattr(torch._C._functorch.TransformType, name) for name in ("Vmap", "Grad", "Jvp")}
 """In which Dynamo refuses to compile."""
-_frames = torch._C._dynamo.eval_frame
-_PASSED_OVER = _frames._FrameExecStrategy(_frames._FrameAction.SKIP, _frames._FrameAction.SKIP)
-for _function in (Outermost.__get__, Outermost.__set__, _call_module, _run_shaped, _eagerly, _call, _inside):
-    # they run between what Dynamo captures, and so does all that they call; compiled code switches Dynamo on again
-    _frames.set_code_exec_strategy(_function.__code__, _PASSED_OVER)
+# they run between what Dynamo captures; compiled code switches Dynamo on again
+passed_over(Outermost.__get__, Outermost.__set__, _call_module, _run_shaped, _eagerly, _call, _inside)
 
 
 def are_compiled() -> bool:

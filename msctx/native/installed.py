@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from msctx.signals import uninterrupted
 
@@ -60,12 +59,3 @@ class Held:
             elif not self._holders and self._remove is not None:
                 remove, self._remove = self._remove, None  # first: it may be interrupted, and is installed again the next time
                 remove()
-
-
-def passed_over(*functions: Any) -> None:
-    """Where eager code calls them beside compiled code, Dynamo compiles neither them nor what they call."""
-    from torch._C._dynamo import eval_frame as dynamo
-
-    skip = dynamo._FrameAction.SKIP
-    for function in functions:
-        dynamo.set_code_exec_strategy(function.__code__, dynamo._FrameExecStrategy(skip, skip))

@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch.utils import checkpoint
 
+from msctx.dynamo import passed_over
 from msctx.errors import NativeError
 from msctx.native import module_rules, optimizer_steps, precision
-from msctx.native.installed import Held, at_work, passed_over
+from msctx.native.installed import Held, at_work
 from msctx.native.precision import Policy
 
 
