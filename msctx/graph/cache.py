@@ -23,9 +23,10 @@ from filelock import FileLock, Timeout
 
 from msctx._version import __version__
 from msctx.errors import NativeError
-from msctx.native import cachedir, environment_key
+from msctx.native import cachedir, distributed, environment_key
 from msctx.notices import warn
 from msctx.observers import files
+from msctx.observers.slots import Slot
 from msctx.options.formats import OP_CACHE
 from msctx.options.policies import CompileCache
 
@@ -44,7 +45,7 @@ IDLE = 30 * 60
 def root_of(wanted: CompileCache) -> Path:
     """The folder that the options name, relative to the current working directory."""
     path = wanted.path or (os.environ.get("ASCEND_CACHE_PATH") or "~/atc_data" if wanted.kernels else ".")
-    inner = "kernel_cache" if wanted.kernels else f"rank_{files.rank()}"
+    inner = "kernel_cache" if wanted.kernels else f"rank_{distributed.rank_or_0()}"
     return Path(os.path.abspath(os.path.expandvars(os.path.expanduser(path)))) / inner
 
 
@@ -78,7 +79,7 @@ class Cache:
     """The place of torch's code while a context is open."""
 
     def __init__(self, wanted: CompileCache) -> None:
-        self.wanted = wanted
+        self.settings = wanted
         self.root = Path(scratch()) if wanted.off else root_of(wanted)
         self.folder = self.root if wanted.off else self.root / stamp()
 
@@ -88,7 +89,7 @@ class Cache:
         Raises:
             NativeError: it cannot be used.
         """
-        if not self.wanted.off:
+        if not self.settings.off:
             self.folder = cachedir.made(cachedir.made(self.root, DO) / stamp(), DO)
             if self.folder not in _sifted:
                 with cachedir.naming(self.folder, DO):
@@ -96,9 +97,24 @@ class Cache:
                 _sifted.add(self.folder)
             self.keep_within()
 
-    def renew(self) -> None:
+    def begin(self) -> None:
+        """Torch's code is there from now on.
+
+        Raises:
+            NativeError: the folder cannot be used.
+        """
+        self._renew()
+        self.open()
+        self._found = {name: os.environ.get(name) for name in VARIABLES}
+        _lead(dict(zip(VARIABLES, (str(self.folder), str(self.folder / "triton")), strict=True)))
+
+    def end(self) -> None:
+        _lead(self._found)
+        self.close()
+
+    def _renew(self) -> None:
         """Empty it, once in a process."""
-        if self.wanted.renew and self.root not in _renewed:
+        if self.settings.renew and self.root not in _renewed:
             _renewed.add(self.root)
             for folder in self.root.glob(f"{PREFIX}*"):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -114,24 +130,13 @@ class Cache:
 
     def keep_within(self) -> None:
         """Remove the files that were idle for longest until the given percentage of the limit remains."""
-        wanted, listed = self.wanted, []
+        wanted = self.settings
         if wanted.megabytes is None and not wanted.kernels:
             return
         megabytes, percent = limit_of(self.root) if wanted.megabytes is None else (wanted.megabytes, wanted.percent)
-        for path in self.root.glob(f"{PREFIX}*/**/*"):
-            with suppress(OSError):
-                status = path.lstat()
-                if not path.is_dir():
-                    listed.append((max(status.st_mtime, status.st_atime), status.st_size, path))
-        total, newest, limit = sum(size for _, size, _ in listed), time.time() - IDLE, megabytes * 2**20
-        if limit < 0 or total <= limit:
-            return
-        for used, size, path in sorted(listed):
-            if total <= limit * percent / 100 or used > newest:
-                break
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
-                total -= size
+        if (limit := megabytes * 2**20) >= 0:
+            newest = time.time() - IDLE
+            files.keep_within(self.root.glob(f"{PREFIX}*/**/*"), limit, limit * percent // 100, lambda _, used: used > newest)
 
 
 _renewed: set[Path] = set()
@@ -190,38 +195,15 @@ def scratch() -> str:
     return _scratch[here]
 
 
-current: Cache | None = None
-State = tuple["Cache | None", dict[str, str | None]]
+SLOT = Slot(Cache)
 
 
 def serves(wanted: CompileCache | None) -> bool:
     """Whether the current cache is the requested one, also from the current working directory."""
-    if current is None or wanted is None:
-        return current is None and wanted is None
-    return current.wanted == wanted and (wanted.off or current.root == root_of(wanted))
+    return SLOT.read() == wanted and (wanted is None or wanted.off or SLOT.on.root == root_of(wanted))
 
 
-def read() -> CompileCache | None:
-    return None if current is None else current.wanted
-
-
-def save() -> State:
-    return current, {name: os.environ.get(name) for name in VARIABLES}
-
-
-def write(wanted: CompileCache | None) -> None:
-    if wanted is None:
-        load((None, dict.fromkeys(VARIABLES)))
-        return
-    found = Cache(wanted)
-    found.renew()
-    found.open()
-    load((found, dict(zip(VARIABLES, (str(found.folder), str(found.folder / "triton")), strict=True))))
-
-
-def load(state: State) -> None:
-    global current
-    leaving, (current, variables) = current, state
+def _lead(variables: dict[str, str | None]) -> None:
     for name, value in variables.items():
         if value is None:
             os.environ.pop(name, None)
@@ -229,13 +211,11 @@ def load(state: State) -> None:
             os.environ[name] = value
     if (inductor := sys.modules.get("torch._inductor.utils")) is not None:
         inductor.clear_caches()  # inductor writes code that it has loaded already to no second folder
-    if leaving is not None and leaving is not current:
-        leaving.close()
 
 
 def _at_exit() -> None:
-    if current is not None:
-        current.close()
+    if SLOT.on is not None:
+        SLOT.on.close()
     if own := _scratch.pop(os.getpid(), None):  # a forked process has its parent's entry, too
         shutil.rmtree(own, ignore_errors=True)
 

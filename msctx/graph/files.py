@@ -15,6 +15,7 @@ from torch import fx
 from torch.fx.passes.graph_drawer import FxGraphDrawer
 
 from msctx import notices
+from msctx.native import distributed
 from msctx.observers import files
 from msctx.observers.compile_trace import Handler, name_of
 from msctx.observers.slots import Slot
@@ -47,7 +48,8 @@ class Writer(Handler):
     @property
     def folder(self) -> Path:
         """A process may join a process group after the context began."""
-        return self._root / f"rank_{files.rank()}" if files.is_one_of_several() else self._root
+        rank = distributed.known_rank()
+        return self._root if rank is None else self._root / f"rank_{rank}"
 
     def emit(self, record: logging.LogRecord) -> None:
         name, text = name_of(record), getattr(record, "payload", None)

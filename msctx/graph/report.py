@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 import re
 import threading
 import weakref
@@ -98,8 +97,7 @@ class _Listener(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(0)
-        self.rows: deque[tuple[int, Graph]] = deque(maxlen=KEPT)
-        self.count = 0
+        self.rows = deque[Graph](maxlen=KEPT)
         self._begun: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
         """Of a piece of code that is compiled, the names and texts of its artifacts."""
 
@@ -118,8 +116,9 @@ class _Listener(logging.Handler):
             text = getattr(record, "payload", None) if artifact["name"] in (BREAK, RECOMPILED) else None
             self._begun[key].append((artifact["name"], text or ""))
         elif (metrics := found.get("compilation_metrics")) is not None:
-            self.count += 1
-            self.rows.append((self.count, _row(key, metrics, self._begun.pop(key, []))))
+            row = _row(key, metrics, self._begun.pop(key, []))
+            for rows in (self.rows, *(one.rows for one in [*_listening] if isinstance(one, Tally))):
+                rows.append(row)
             for call in ENDED:
                 call()
 
@@ -201,29 +200,21 @@ class Tally:
     """What was compiled while a context was open."""
 
     def __init__(self, context: Any) -> None:
-        self._spans: list[tuple[int, float]] = []
-        """After how many rows it was entered, and left."""
-
-    def _is_open(self) -> bool:
-        return bool(self._spans) and self._spans[-1][1] == math.inf
+        self.rows = deque[Graph](maxlen=KEPT)
 
     def begin(self) -> None:
-        if not self._is_open():
-            self._spans.append((LISTENER.count, math.inf))
-            listen(self, True)
+        listen(self, True)
 
     def end(self) -> list[str]:
-        if self._is_open():
-            self._spans[-1] = self._spans[-1][0], LISTENER.count
-            listen(self, False)
+        listen(self, False)
         return []
 
     def graphs(self) -> Graphs:
-        return Graphs(row for number, row in LISTENER.rows.copy() if any(a < number <= b for a, b in self._spans))
+        return Graphs(self.rows.copy())
 
 
 def of_process() -> Graphs:
-    return Graphs(row for _, row in LISTENER.rows.copy())  # other threads may compile
+    return Graphs(LISTENER.rows.copy())  # other threads may compile
 
 
 _compilers: list[str] = []

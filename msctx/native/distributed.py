@@ -48,6 +48,11 @@ def known_rank() -> int | None:
     return next((int(text) for name in LAUNCHERS if (text := os.environ.get(name, "")).isdecimal()), None)
 
 
+def rank_or_0() -> int:
+    """:func:`known_rank`, for names of files: 0 where this process is alone."""
+    return known_rank() or 0
+
+
 def gathered(mine: Any) -> list[Any]:
     """The objects of all ranks, in their order. A collective: all ranks of the process group call it."""
     dist = module()

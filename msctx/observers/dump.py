@@ -15,7 +15,7 @@ from torch import nn
 
 from msctx import notices
 from msctx.errors import did_you_mean
-from msctx.native import watched
+from msctx.native import distributed, watched
 from msctx.observers import collector, files, modules, steps
 from msctx.observers.collector import BITS, Reader, Row, dtype_of
 from msctx.observers.dump_layouts import MindSpore, MsProbe
@@ -75,7 +75,7 @@ class DumpReader(Reader):
 
     @property
     def _is_of_rank(self) -> bool:
-        return not self.settings.ranks or files.rank() in self.settings.ranks
+        return not self.settings.ranks or distributed.rank_or_0() in self.settings.ranks
 
     @property
     def requested(self) -> Mapping[str, int]:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from msctx import notices
+from msctx.native import distributed
 from msctx.native.module_calls import Call
 from msctx.observers import files, modules
 from msctx.observers.collector import ASK_AGAIN, Row, dtype_of, kind_of
@@ -75,7 +76,7 @@ class MindSpore:
 
     def write(self, rows: list[Row], scratch: Path) -> None:
         for row in rows:
-            place = self._folder / f"rank_{files.rank()}" / self._settings.net / "0" / str(row["step"])
+            place = self._folder / f"rank_{distributed.rank_or_0()}" / self._settings.net / "0" / str(row["step"])
             place.mkdir(parents=True, exist_ok=True)
             kind, name = kind_of(row), f"{kind_of(row)}-op{row['id']}"
             if self._settings.arguments:
@@ -192,7 +193,7 @@ class MsProbe:
         for row in rows:
             if self._place is None:
                 self._place = files.reserve(
-                    self._folder / f"step{row['step']}" / f"rank{files.rank()}", partial(Path.mkdir, parents=True)
+                    self._folder / f"step{row['step']}" / f"rank{distributed.rank_or_0()}", partial(Path.mkdir, parents=True)
                 )
             kind, is_backward = kind_of(row), row["direction"] == "backward"
             direction = "backward" if is_backward else "forward"

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from msctx import notices
+from msctx.native import distributed
 from msctx.observers import collector, files
 from msctx.observers.collector import Reader, Row, dtype_of, kind_of
 from msctx.options.policies import ErrorDump
@@ -29,7 +30,7 @@ def place(level: int) -> Path:
     if collected := os.environ.get("NPU_COLLECT_PATH"):
         return Path(collected).absolute() / "extra-info"
     folder = (files.work_path() or Path.cwd()) / "extra-info"
-    return folder if level == 1 else folder / "data-dump" / str(files.rank())
+    return folder if level == 1 else folder / "data-dump" / str(distributed.rank_or_0())
 
 
 class ErrorReader(Reader):

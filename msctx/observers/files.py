@@ -7,28 +7,16 @@ import io
 import json
 import os
 import shutil
+import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from msctx import notices
-from msctx.native import distributed
-
-
-def rank() -> int:
-    """Also before torch.distributed is initialised, where torchrun has given it."""
-    found = distributed.rank()
-    given = os.environ.get("RANK", "0")
-    return found if found is not None else int(given) if given.isdigit() else 0
-
-
-def is_one_of_several() -> bool:
-    """Whether other processes of this run may write beside this one."""
-    return distributed.rank() is not None or "RANK" in os.environ
 
 
 class Scratch:
@@ -101,6 +89,25 @@ def reserve(wanted: Path, make: Callable[..., None] = Path.touch) -> Path:
         except FileExistsError:
             path = Path(f"{wanted}.{now + more}")
     raise AssertionError
+
+
+def keep_within(paths: Iterable[Path], limit: int, left: int, stays: Callable[[Path, float], bool]) -> None:
+    """Where files have more than *limit* bytes, remove those that were idle for longest until *left* bytes remain.
+
+    *stays*: of a file and the time of its last use, whether it may not be removed.
+    """
+    found = []
+    for path in paths:
+        with suppress(OSError):  # another process keeps within its limit, too
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode):
+                found.append((max(status.st_mtime, status.st_atime), status.st_size, path))
+    total = sum(size for _, size, _ in found)
+    for used, size, path in sorted(found) if total > limit else ():
+        if total > left and not stays(path, used):
+            with suppress(OSError):
+                path.unlink()
+                total -= size
 
 
 def work_path() -> Path | None:

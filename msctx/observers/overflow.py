@@ -67,7 +67,7 @@ class OverflowReader(Reader):
 
     def _write(self, row: Row) -> None:
         """As CANN names them: the operator's tensors, and what overflowed."""
-        place = self._folder / self._begun / str(files.rank()) / "Net" / "0" / str(row["step"])
+        place = self._folder / self._begun / str(distributed.rank_or_0()) / "Net" / "0" / str(row["step"])
         place.mkdir(parents=True, exist_ok=True)
         kind, name = kind_of(row), files.name_of(f"{row['module']}/{kind_of(row)}".lstrip("/"))
         for side in ("input", "output"):
@@ -100,7 +100,7 @@ def sentence(row: Row) -> str:
     node = f" ({row['node']})" if row["node"] else ""  # a compiled backward pass has none
     direction = {"forward": "forward pass", "backward": f"backward pass{node}", "optimizer": "optimizer"}[row["direction"]]
     inputs = ", ".join(f"{_named(t)} {t['min']:.3g} to {t['max']:.3g}" for t in row["inputs"] if t.get("min") is not None)
-    rank = f" of rank {files.rank()}" if distributed.rank() is not None else ""
+    rank = f" of rank {distributed.rank_or_0()}" if distributed.rank() is not None else ""
     came = [f"{_named(t)} ({count})" for t in row["inputs"] if (count := _counted([t]))]
     unread = [f"{_named(t)} ({t['unread']})" for t in row["inputs"] if "count" not in t and "float" in dtype_of(t)]
     origin = (

@@ -119,18 +119,8 @@ class _Recording:
         if self.settings["operators"]:
             files.write(self._folder / f"{stem}.operators.txt", averages.table(sort_by="self_cpu_time_total", row_limit=ROWS))
         if limit := self.settings["storage_limit"]:
-            _keep_within(self._folder, limit << 20, stem)
-
-
-def _keep_within(folder: Path, limit: int, newest: str) -> None:
-    """Remove the oldest files of observers until all of them have *limit* bytes; those that begin with *newest* stay."""
-    with suppress(OSError):  # another process keeps within its limit, too
-        found = [path for path in folder.iterdir() if _OURS.fullmatch(path.name) and path.is_file() and not path.is_symlink()]
-        total = sum(path.stat().st_size for path in found)
-        for path in sorted(found, key=lambda path: path.stat().st_mtime_ns):
-            if total > limit and not path.name.startswith(newest):
-                total -= path.stat().st_size
-                path.unlink()
+            ours = (path for path in self._folder.iterdir() if _OURS.fullmatch(path.name))
+            files.keep_within(ours, limit << 20, limit << 20, lambda path, _: path.name.startswith(stem))
 
 
 def _warn(what: str) -> None:

@@ -33,7 +33,7 @@ class RecorderReader(Reader):
     def __init__(self, graphs: Callable[[], list[dict[str, Any]]], settings: Recorder) -> None:
         self.settings = settings
         self._graphs = graphs
-        self._folder = Path(settings.path).absolute() / f"rank_{files.rank()}" / "rdr"
+        self._folder = Path(settings.path).absolute() / f"rank_{distributed.rank_or_0()}" / "rdr"
         self._written: BaseException | None = None
 
     @property

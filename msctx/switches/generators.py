@@ -19,7 +19,7 @@ def of_rank(seed: int, rank: int) -> int:
 
 def _seed(requested: int | dict[str, Any]) -> None:
     """Sow a seed; or, of a ``seed`` that is to differ ``by_rank``, what is derived for this process."""
-    seed = requested if isinstance(requested, int) else of_rank(requested["seed"], distributed.known_rank() or 0)
+    seed = requested if isinstance(requested, int) else of_rank(requested["seed"], distributed.rank_or_0())
     random.seed(seed)
     numpy.random.seed(seed if isinstance(requested, int) else [seed % 2**32, seed >> 32])  # it takes words of 32 bits
     # every device; workers of a DataLoader draw theirs from it. Without an accelerator manual_seed formats three tracebacks.

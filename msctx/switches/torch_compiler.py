@@ -95,9 +95,9 @@ SWITCHES = (
     ),
     Switch(
         "torch.compiler.cache",
-        reading(f"{_CACHE}:read"),
-        writing(f"{_CACHE}:write"),
-        state=(lambda: import_module(_CACHE).save(), writing(f"{_CACHE}:load")),
+        reading(f"{_CACHE}:SLOT.read"),
+        writing(f"{_CACHE}:SLOT.write"),
+        state=(reading(f"{_CACHE}:SLOT.save"), writing(f"{_CACHE}:SLOT.load")),
         satisfied=lambda wanted: bool(import_module(_CACHE).serves(wanted)),
         blocked=lambda wanted: str(import_module(_CACHE).obstacle(wanted)),
     ),

@@ -209,8 +209,8 @@ def test_files_idle_for_longest_are_removed_until_the_ratio_is_left(name: str, a
     folder = {"enable_compile_cache": "compile_cache_path", "op_compiler_cache_mode": "op_compiler_cache_dir"}[name]
     options = {name: True if name == "enable_compile_cache" else "enable", folder: str(tmp_path / "kept"), **limits}
     with msctx.context(**options):
-        assert cache.current is not None
-        place = cache.current.folder
+        assert cache.SLOT.on is not None
+        place = cache.SLOT.on.folder
         made = fill(place) if at_exit else []
     if not at_exit:
         made = fill(place)

@@ -28,7 +28,7 @@ from msctx.torch_config import override
 def found() -> tuple[object, ...]:
     entry = config._config["force_disable_caches"]
     overrides = [override(config, key) for key in ("force_disable_caches", "job_id", "cache_key_tag")]
-    return entry.env_value_force, *overrides, *(os.environ.get(name) for name in cache.VARIABLES), cache.current
+    return entry.env_value_force, *overrides, *(os.environ.get(name) for name in cache.VARIABLES), cache.SLOT.on
 
 
 def in_a_thread() -> bool:
