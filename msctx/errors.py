@@ -5,9 +5,6 @@ Each error class carries the exit code with which the command line ends.
 
 from __future__ import annotations
 
-import os
-import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -38,21 +35,6 @@ def text_of(value: object) -> str:
 def named(error: BaseException) -> str:
     """An exception with its kind."""
     return f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
-
-
-_GENERATED = re.compile(r"^<eval_with_key>|:codegen\(")
-"""The files of code that torch writes, which has no name."""
-
-
-def user_frame() -> tuple[str, int]:
-    """``file.py:line`` of the nearest caller that is not msctx or torch, and its stack level seen from our caller."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and (
-        frame.f_globals.get("__name__", "").partition(".")[0] in ("msctx", "torch", "contextlib")
-        or _GENERATED.search(frame.f_code.co_filename)
-    ):
-        frame, level = frame.f_back, level + 1
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}", level
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,12 +65,13 @@ class Forced:
     While the module is not loaded, the value waits for that.
     """
 
-    def __init__(self, module: str, key: str, unloaded: Callable[[], Any]) -> None:
-        """*unloaded*: what the key will be when the module is loaded."""
-        self.module, self.key, self.unloaded = module, key, unloaded
+    def __init__(self, module: str, key: str, unloaded: Callable[[], Any], place: str = "env_value_force") -> None:
+        """*unloaded*: what the key will be when the module is loaded. *place*: of torch's entry; ``"default"``: a value unless
+        ``torch.compile`` is given another, or another thread has its own."""
+        self.module, self.key, self.unloaded, self.place = module, key, unloaded, place
         self.forced: Any = NOTHING
         self._found: Any = NOTHING
-        """What the environment forces, where something else stands in its place."""
+        """What torch has in the place of what is forced."""
         _all.setdefault(module, []).append(self)
 
     @property
@@ -90,10 +91,10 @@ class Forced:
         return getattr(sys.modules[self.module], self.key)
 
     def save(self) -> tuple[Any, ...]:
-        return self.forced, self.own
+        return self.forced, self.own, threading.current_thread()
 
     def holds(self, value: Any) -> bool:
-        return bool(self.forced == value)
+        return bool((self.read() if self.place == "default" else self.forced) == value)
 
     def write(self, value: Any) -> None:
         self.forced = value
@@ -102,8 +103,12 @@ class Forced:
             _waiting[self.module] = when_imported(self.module, lambda: _enforce_all(self.module))
 
     def load(self, state: tuple[Any, ...]) -> None:
-        self.forced, own = state
-        self._enforce(own)
+        forced, own, thread = state
+        is_here = thread is threading.current_thread()
+        if self.place == "default" and own not in (NOTHING, UNSET) and not is_here and thread.is_alive():
+            raise SwitchError(f"another thread has its own {self.module}.{self.key}: reset it there")
+        self.forced = forced
+        self._enforce(own if is_here else None)
         if self.module in _waiting and all(other.forced is NOTHING for other in _all[self.module]):
             _waiting.pop(self.module)()
 
@@ -117,11 +122,12 @@ class Forced:
         own = self.own if own is None else UNSET if own is NOTHING else own
         if self.forced is not NOTHING:
             if self._found is NOTHING:
-                self._found = entry.env_value_force
-            entry.env_value_force = self.forced
+                self._found = getattr(entry, self.place)
+            setattr(entry, self.place, self.forced)
+            own = self.forced if self.place == "default" and own is not UNSET else own
             self.when_loaded()
         elif self._found is not NOTHING:
-            entry.env_value_force = self._found
+            setattr(entry, self.place, self._found)
             self._found = NOTHING
         put_override(sys.modules[self.module], self.key, own)
 
@@ -131,60 +137,3 @@ def _enforce_all(module: str) -> None:
     for one in _all[module]:
         if one.forced is not NOTHING:
             one._enforce()
-
-
-class Flag:
-    """A truth value of ``torch._inductor.config`` in every thread, unless ``torch.compile`` is given another.
-
-    An assignment to the config module holds for the calling thread alone (trap 7), so the default is written, which all threads
-    read; the thread's own value, too, where it has one. While inductor is not loaded, the environment variable that it reads when
-    it loads stands for it; loading inside the scope is allowed for.
-    """
-
-    def __init__(self, key: str, variable: str, default: str) -> None:
-        self.key, self.variable, self.default = key, variable, default
-
-    @property
-    def entry(self) -> Any:
-        """What inductor knows of the key; None while it is not loaded."""
-        return getattr(sys.modules.get(INDUCTOR), "_config", {}).get(self.key)
-
-    def read(self) -> bool:
-        if self.entry is None:
-            return os.environ.get(self.variable, self.default) == "1"
-        return bool(getattr(sys.modules[INDUCTOR], self.key))
-
-    def save(self) -> tuple[str | None, bool | None, Any, threading.Thread]:
-        entry, variable, here = self.entry, os.environ.get(self.variable), threading.current_thread()
-        own = None if entry is None else override(sys.modules[INDUCTOR], self.key)
-        return variable, None if entry is None else entry.default, own, here
-
-    def write(self, on: bool) -> None:
-        self._set_variable("1" if on else "0")
-        if (entry := self.entry) is not None:
-            config, entry.default = sys.modules[INDUCTOR], on
-            own = override(config, self.key)
-            put_override(config, self.key, on if isinstance(own, bool) else own)
-
-    def load(self, state: tuple[str | None, bool | None, Any, threading.Thread]) -> None:
-        variable, default, own, thread = state
-        is_ours = thread is threading.current_thread() or (
-            own is not None and not is_threads_own(sys.modules[INDUCTOR], self.key)
-        )
-        if isinstance(own, bool) and not is_ours and thread.is_alive():
-            raise SwitchError(f"another thread has its own torch._inductor.config.{self.key}: reset it there")
-        self._set_variable(variable)
-        entry = self.entry
-        if entry is None:
-            return
-        if default is None:  # it was loaded inside the scope: as if it had been loaded before
-            default, own = (self.default if variable is None else variable) == "1", UNSET
-        entry.default = default
-        config = sys.modules[INDUCTOR]
-        put_override(config, self.key, own if is_ours else override(config, self.key))
-
-    def _set_variable(self, value: str | None) -> None:
-        if value is None:
-            os.environ.pop(self.variable, None)
-        else:
-            os.environ[self.variable] = value

@@ -49,12 +49,12 @@ def within(outer: Settings, own: tuple[Layer, ...]) -> Settings:
     return Settings(own, outer) if own else outer
 
 
-def plan_here(settings: Settings, shown: Iterable[str] = ()) -> Plan:
-    """What options come to on this machine; where one of those *shown* is a cap, with the memory that is free now."""
+def plan_here(settings: Settings, shown: Iterable[Layer] = ()) -> Plan:
+    """What options come to on this machine; where one of the layers *shown* has a cap, with the memory that is free now."""
     key = devices.here(), os.environ.get(devices.CUBLAS)
     if (plan := settings.plans.get(key)) is not None:
         return cast(Plan, plan)
-    free = devices.free_memory() if any(name in SHOW_FREE for name in shown) else 0
+    free = devices.free_memory() if any(name in layer.settings for layer in shown for name in SHOW_FREE) else 0
     plan = plan_of(settings, replace(devices.facts(settings), free_memory=free))
     if CHANGING.isdisjoint(settings):
         settings.plans[key] = plan
@@ -65,14 +65,15 @@ CHANGING = frozenset((*NEED_CORE, *SHOW_FREE, *INVARIANT, "seed_by_rank"))
 """The options whose plans depend on what changes in a process: the native core, free memory, MKL's mode, the rank."""
 
 
-def ready_plan(settings: Settings, shown: Iterable[str] = ()) -> Plan:
-    """:func:`plan_here`, with what its switches need: the native core may be built, which takes its time. Plans report what fails."""
-    plan = plan_here(settings, shown)
-    if NEED_CORE.isdisjoint(settings):
+def ready_plan(settings: Settings, own: Iterable[Layer]) -> Plan:
+    """:func:`plan_here`, with what its *own* layers need: the native core may be built, which takes its time. Plans report
+    what fails."""
+    plan = plan_here(settings, own)
+    if all(NEED_CORE.isdisjoint(layer.settings) for layer in own):
         return plan
     from msctx.switches import native
 
-    return plan_here(settings, shown) if native.prepare(plan.written) else plan
+    return plan_here(settings, own) if native.prepare(plan.written) else plan
 
 
 def explain(
@@ -95,7 +96,7 @@ def explain(
     else:
         settings = Settings([layer_of(with_preset(preset, options), "explain")])
     if device is None:
-        plan = plan_here(settings, settings)
+        plan = plan_here(settings, settings.layers)
         from msctx.context import ledger
         from msctx.switches import SWITCHES
 
@@ -197,13 +198,13 @@ class Base:
         """Switch → why what is set here does not act in this thread: PyTorch keeps it per thread, and another thread has set it."""
         if self.hold is None:
             return {}
-        from msctx.context.ledger import holders
+        from msctx.context.ledger import HELD, key
 
         here, found = threading.current_thread(), {}
         for name, record in [*self.hold.records.items()]:
             if record.switch.scope == "process" or record.who is here or record.switch.is_satisfied(record.want):
                 continue
-            holds = holders(record.switch, here)
+            holds = HELD.get(key(record.switch, here))
             if not holds or holds[-1].base:
                 found[name] = MISSED
         return found
@@ -257,7 +258,7 @@ class Base:
 
         self.check_closed()
         settings = Settings([flatten(levels)])
-        plan = ready_plan(settings) if settings else NOTHING
+        plan = ready_plan(settings, settings.layers) if settings else NOTHING
         if self.hold is None:
             self.hold = ledger.Hold("set_context", base=True)
         if not plan.missing or not (absent or (self.plan.missing and "device_target" not in just_set)):

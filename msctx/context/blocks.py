@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from msctx import notices
 from msctx.context import agreement
-from msctx.context.base import BASE, MISSED, explain, plan_here, ready_plan, refuse, warn_failing, warn_late, within
+from msctx.context.base import BASE, MISSED, explain, ready_plan, refuse, warn_failing, warn_late, within
 from msctx.context.children import WorkerInit
-from msctx.context.idle import ON_SOMETHING, unmatched, unrun, unwatched
+from msctx.context.idle import ON_SOMETHING, idle, unmatched
 from msctx.context.scopes import Scope, above_base, end_stranded, innermost, stack
 from msctx.dynamo import outside_dynamo, untraced
 from msctx.errors import MsctxWarning, RestoreError, ScopeError, StrictError
@@ -27,7 +27,6 @@ from msctx.options.conv_policy import RULES
 from msctx.options.layers import look_up
 from msctx.plan import Plan
 from msctx.signals import uninterrupted
-from msctx.themes import NEED_CORE
 
 if TYPE_CHECKING:
     import torch
@@ -41,59 +40,30 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _open(context: Context, known: dict[Settings, Plan]) -> Scope:
-    if not BASE.read_environment:
-        BASE.start()
-    own, context.is_unused = context._layers, False
-    around = innermost()
-    settings, plan = around.settings, around.plan
-    if own:
-        settings = within(settings, own)
-        refuse(plan := known.get(settings) or plan_here(settings, _names(own)))
-    if (c10d := sys.modules.get("torch.distributed.distributed_c10d")) is not None and c10d.is_initialized():
-        agreement.check(plan)
-    if not own:  # nothing to write
-        return Scope(context, settings, plan, None)
+def _close(scope: Scope, error: BaseException | None) -> None:
     from msctx.context import ledger
 
-    if plan.failing or plan.incomplete:
-        warn_failing(plan, own, around.plan)  # before anything is written: warnings may be errors
-    hold = ledger.apply(plan.beyond(around.plan, own), ledger.Hold(context.origin), strict=plan.strict)
-    try:
-        context._late = hold.late
-        if hold.late:
-            warn_late(hold)
-            plan = plan.without(hold.late)
-        return Scope(context, settings, plan, hold)
-    except BaseException:  # warnings turned into errors, a signal's handler that raises
-        ledger.undo(hold, quiet=True)
-        raise
-
-
-def _names(layers: tuple[Layer, ...]) -> set[str]:
-    return {name for layer in layers for name in layer.settings}
-
-
-def _close(scope: Scope, error: BaseException | None) -> None:
-    found: list[str] = []
+    context, plan, hold = scope.context, scope.plan, scope.hold
+    count = sum(guest.who.is_alive() for guest in [*scope.visitors])
+    found = [f"bind: {context.origin} was left while {count} function(s) bound to it still run in other threads"] * bool(count)
     try:  # first: what other threads run by what is put back now is not counted as this context's
-        found = scope.context._remember(scope)
+        found += scope.end()
+        if hold is not None and any(name.startswith(ON_SOMETHING) for name in hold.records):
+            found += [*unmatched(context.layers, scope.since), *idle(plan, context.layers, scope.since, scope.has_run)]
     finally:
         try:
-            if scope.hold is not None:
-                from msctx.context import ledger
-
-                ledger.undo(scope.hold, strict=scope.plan.strict)
-        finally:  # only then what may raise where a warning is an error
-            scope.context._watched.close()
-            must_match = scope.plan.strict or scope.plan.without_fallback
-            wrong = [text for text in found if must_match and text.partition(":")[0] in RULES]
-            for text in found:
-                if text not in wrong or error is not None:
-                    warn(text)
-            if wrong and error is None:
-                requested = "strict=True" if scope.plan.strict else 'fallback="error"'
-                raise StrictError("\n  ".join([f"{requested}, and these rules had no effect:", *wrong]))
+            if hold is not None:
+                ledger.undo(hold, strict=plan.strict)
+        finally:
+            context._watched.close()
+    must_match = error is None and (plan.strict or plan.without_fallback)
+    wrong = [text for text in found if must_match and text.partition(":")[0] in RULES]
+    for text in found:
+        if text not in wrong:
+            warn(text)
+    if wrong:
+        requested = "strict=True" if plan.strict else 'fallback="error"'
+        raise StrictError("\n  ".join([f"{requested}, and these rules had no effect:", *wrong]))
 
 
 def close_late(scopes: list[Scope], error: BaseException | None = None) -> None:
@@ -162,13 +132,8 @@ class Context:
     def __exit__(self, kind: Any = None, error: Any = None, trace: Any = None) -> None:
         if sys.is_finalizing():  # a generator that nobody has closed: nothing computes any more
             return
-        begun: list[Scope | None] = []
-        try:
-            _exit(self, error, begun)
-        except KeyboardInterrupt:
-            if not begun:  # it came before Ctrl-C was deferred
-                self.__exit__(kind, error, trace)
-            raise
+        with uninterrupted():
+            _exit(self, error)
 
     def __reduce__(self) -> tuple[type[Context], tuple[tuple[Layer, ...], str]]:
         return Context, (self.layers, self.origin)  # what was watched and counted in one process means nothing in another
@@ -279,16 +244,6 @@ class Context:
 
         return scaler_for(self.plan, self.device.type, options)
 
-    def _remember(self, scope: Scope) -> list[str]:
-        """Keep the counts of a scope that closes; returns what to warn of."""
-        count = sum(guest.who.is_alive() for guest in [*scope.visitors])
-        found = [f"bind: {self.origin} was left while {count} function(s) bound to it still run in other threads"] * bool(count)
-        found += scope.end()
-        if scope.hold is None or not any(name.startswith(ON_SOMETHING) for name in scope.hold.records):
-            return found
-        found += [] if scope.has_run else unrun(scope.plan, self.layers)
-        return [*found, *unmatched(self.layers, scope.since), *unwatched(scope.plan, self.layers, scope.since)]
-
     def watch(self, model: nn.Module) -> Context:
         """Name the modules of *model* by their paths in :meth:`choices` and in rules, and let options of memory act on it.
 
@@ -320,72 +275,87 @@ class Context:
 
 @outside_dynamo
 def _enter(context: Context, entered: list[Scope]) -> None:
-    if stack.scopes and stack.scopes[-1].leaving:
+    from msctx.context import ledger
+
+    scopes, own, context.is_unused = stack.scopes, context._layers, False
+    if scopes and scopes[-1].leaving:
         with uninterrupted():
-            close_late(stack.scopes)
-    if len(BASE.opened) > len(stack.scopes):
+            close_late(scopes)
+    if len(BASE.opened) > len(scopes):
         end_stranded()
-    known: dict[Settings, Plan] = {}
-    if not NEED_CORE.isdisjoint(_names(context._layers)):
+    if not BASE.read_environment:
         BASE.start()
-        settings = within(innermost().settings, context._layers)
-        known[settings] = ready_plan(settings, _names(context._layers))
-    with uninterrupted(), BASE.lock:  # what is below does not change meanwhile
-        try:
+    with BASE.lock:  # what is below does not change meanwhile
+        around = innermost()
+        settings, plan = around.settings, around.plan
+        if own:
+            settings = within(settings, own)
+            refuse(plan := ready_plan(settings, own))
+        if (c10d := sys.modules.get("torch.distributed.distributed_c10d")) is not None and c10d.is_initialized():
+            agreement.check(plan)
+        if own and (plan.failing or plan.incomplete):
+            warn_failing(plan, own, around.plan)  # before anything is written: warnings may be errors
+        with uninterrupted():
+            hold = None
             context._watched.open()
-            scope = _open(context, known)
-        except BaseException:
-            context._watched.close()
-            raise
-        entered.append(scope)  # first: what is on the stack is known to whoever undoes this
-        stack.scopes.append(scope)
-        BASE.opened.add(scope)
+            try:
+                if own:
+                    hold = ledger.apply(plan.beyond(around.plan, own), ledger.Hold(context.origin), strict=plan.strict)
+                    context._late = hold.late
+                    if hold.late:
+                        warn_late(hold)
+                        plan = plan.without(hold.late)
+                scope = Scope(context, settings, plan, hold)
+            except BaseException:
+                if hold is not None:
+                    ledger.undo(hold, quiet=True)
+                context._watched.close()
+                raise
+            entered.append(scope)  # first: what is on the stack is known to whoever undoes this
+            scopes.append(scope)
+            BASE.opened.add(scope)
 
 
 @outside_dynamo
-def _exit(context: Context, error: Any, begun: list[Scope | None]) -> None:
+def _exit(context: Context, error: Any) -> None:
     scopes = stack.scopes
-    with uninterrupted():
-        mine = next((s for s in reversed(scopes) if s.context is context and not s.leaving), None)
-        if mine is None:
-            begun.append(None)
-            text = f"the {context.origin} is not open in this thread; a context is left by the thread that entered it"
-            there = next((s for s in [*BASE.opened] if s.context is context and not s.leaving), None)
-            if there is not None and isinstance(error, GeneratorExit):  # perhaps the collector found the generator here
-                there.leaving = True
-                text += "; this one closes when that thread next enters or leaves a context, or calls reset_context()"
-            raise ScopeError(text)
-        mine.leaving, begun[:] = True, [mine]  # from here on whoever is next in this thread would close it
-        inside = [s for s in scopes[scopes.index(mine) :] if not s.leaving]
-        if inside and error is None:
-            raise ScopeError(
-                f"the {context.origin} was left before the {inside[-1].context.origin} inside it; both stay in force, and close "
-                "together when the inner one is left"
-            )
-        if inside and isinstance(error, GeneratorExit):  # it has passed none of these
-            text = f"the {context.origin} of a generator that was closed stays in force until the {inside[-1].context.origin} is left"
-            warn(text)
-            return
-        for scope in inside:  # an exception has passed by whoever was to leave it
-            scope.leaving = True
-        why = None
-        if error is not None:
-            why = faults.explained(error, lambda name: look_up(name, mine.settings, mine.plan.main_device).value)
-        try:
-            close_late(scopes, error)
-        except (RestoreError, MsctxWarning) as unrestored:
-            if error is None:
-                raise
-            _warn_unrestored(unrestored)
-        for scope in inside:
-            text = f"the {scope.context.origin} was still open when an exception left the {context.origin} around it; both are closed"
-            warn(text)
-        if why is not None:
-            raise why from error
-
-
-def _warn_unrestored(error: BaseException | None) -> None:
-    """The block's own exception goes on; what came of closing the scopes, the last first, is only warned of."""
-    while isinstance(error, RestoreError | MsctxWarning):
-        notices.warn_or_print(str(error))
-        error = error.__context__
+    mine = next((s for s in reversed(scopes) if s.context is context and not s.leaving), None)
+    if mine is None:
+        text = f"the {context.origin} is not open in this thread; a context is left by the thread that entered it"
+        there = next((s for s in [*BASE.opened] if s.context is context and not s.leaving), None)
+        if there is not None and isinstance(error, GeneratorExit):  # perhaps the collector found the generator here
+            there.leaving = True
+            text += "; this one closes when that thread next enters or leaves a context, or calls reset_context()"
+        raise ScopeError(text)
+    mine.leaving = True  # from here on whoever is next in this thread would close it
+    inside = [s for s in scopes[scopes.index(mine) :] if not s.leaving]
+    if inside and error is None:
+        raise ScopeError(
+            f"the {context.origin} was left before the {inside[-1].context.origin} inside it; both stay in force, and close "
+            "together when the inner one is left"
+        )
+    if inside and isinstance(error, GeneratorExit):  # it has passed none of these
+        warn(
+            f"the {context.origin} of a generator that was closed stays in force until the {inside[-1].context.origin} is left"
+        )
+        return
+    for scope in inside:  # an exception has passed by whoever was to leave it
+        scope.leaving = True
+    why = None
+    if error is not None:
+        why = faults.explained(error, lambda name: look_up(name, mine.settings, mine.plan.main_device).value)
+    try:
+        close_late(scopes, error)
+    except (RestoreError, MsctxWarning) as unrestored:
+        if error is None:
+            raise
+        wrong: BaseException | None = unrestored
+        while isinstance(wrong, RestoreError | MsctxWarning):  # the block's own exception goes on
+            notices.warn_or_print(str(wrong))
+            wrong = wrong.__context__
+    for scope in inside:
+        warn(
+            f"the {scope.context.origin} was still open when an exception left the {context.origin} around it; both are closed"
+        )
+    if why is not None:
+        raise why from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -14,64 +14,62 @@ from msctx.themes.common import SPEED_UP
 if TYPE_CHECKING:
     from torch import nn
 
-
-def _ddp(model: nn.Module) -> bool:
-    """FSDP2's, too: reductions.py warns of them itself."""
-    from msctx.memory import reductions
-
-    return next(reductions.data_parallel(model), None) is not None or _fsdp(model)
-
-
-def _fsdp(model: nn.Module) -> bool:
-    from msctx.memory import prefetch
-
-    return next(prefetch.modules(model), None) is not None
-
-
-WATCHING = (
-    ("memory_optimize_level", "O1"),
-    ("external_weight", True),
-    ("variable_placement", "Host"),
-    ("variable_format_optimize", True),
-    ("graph_run_mode", 0),
-)
-"""The values that request something of any watched model."""
 ON_MODELS = ("models.recompute", "models.parameters", "models.weight_format", "session.graph_run_mode")
-"""The switches that do it: in graph mode memory_optimize_level is the compiler's."""
-COMMUNICATING = (
-    ("hcom_parallel", False),
-    (f"{SPEED_UP}.enable_grad_comm_opt", False),
-    (f"{SPEED_UP}.enable_task_opt", True),
-    (f"{SPEED_UP}.enable_opt_shard_comm_opt", True),
-    (f"{SPEED_UP}.recompute_comm_overlap", True),
-    (f"{SPEED_UP}.matmul_grad_comm_overlap", True),
-    (f"{SPEED_UP}.enable_concat_eliminate_opt", True),
-    (f"{SPEED_UP}.compute_communicate_fusion_level", 3),
-)
-"""The values that request something of one kind of model, or of compiled code."""
-KINDS: dict[str, tuple[str, Callable[[nn.Module], bool]]] = {
-    "models.gradients_": ("DistributedDataParallel models that ctx.watch names", _ddp),
-    "models.gathered_ahead_": ("FSDP2 modules of models that ctx.watch names", _fsdp),
+"""The switches that act on any watched model: in graph mode memory_optimize_level is the compiler's."""
+AS_THEY_ARE = (None, False, "contiguous", "training")
+"""Values of these that request nothing of a model."""
+GRADIENTS, GATHERED = "models.gradients_", "models.gathered_ahead_"
+KINDS = {
+    GRADIENTS: "DistributedDataParallel models that ctx.watch names",
+    GATHERED: "FSDP2 modules of models that ctx.watch names",
 }
 """How the names of switches begin → which watched models they act on."""
 IN_CODE = "torch.dynamo.apart"
 """The switch that such an option has, too, where it acts on code that torch.compile makes."""
-
-
 ON_SOMETHING = ("models.", "session.", "native.precision.", IN_CODE)
 """How the names of the switches begin that act on watched models, on code, or on what a session runs."""
 
 
-def unwatched(plan: Plan, layers: Iterable[Layer], since: int) -> list[str]:
-    """Warnings for options of *layers* that act on watched models or in compiled code, of which there has been none since then."""
+def idle(plan: Plan, layers: Iterable[Layer], since: int, has_run: bool) -> list[str]:
+    """Warnings for options of *layers* that found nothing: no watched model and no code *since* then, and no run of a session."""
     own = {spelling for layer in layers for spelling in layer.settings}
-    rows = [row for row in plan.rows if row.spelling in own]
-    found = []
-    if watched.times == since and not watched.OPEN:
-        asking = [r for r in rows if (r.option, r.value) in WATCHING and any(map(r.assignments.get, ON_MODELS))]
-        found += [f"{r.spelling}={r.value} did nothing to any model: call ctx.watch(model) inside the block" for r in asking]
-    found += [text for row in rows if (row.option, row.value) in COMMUNICATING for text in _unmet(row, since)]
-    return [*dict.fromkeys(found)]
+    return [*dict.fromkeys(text for row in plan.rows if row.spelling in own for text in _idle(row, since, has_run))]
+
+
+def _idle(row: Row, since: int, has_run: bool) -> Iterator[str]:
+    name, switches = f"{row.spelling}={row.value} did nothing", row.assignments
+    in_run = any(switch.startswith("session.") for switch in switches) and row.value != option_of(row.option).default
+    if in_run and not has_run:
+        yield f"{name}: it acts on functions that a session runs, msctx.session(...).run"
+    on_models = any(switches.get(switch) not in AS_THEY_ARE for switch in ON_MODELS)
+    if on_models and watched.times == since and not watched.OPEN:
+        yield f"{name} to any model: call ctx.watch(model) inside the block"
+    if places := _unmet(row, since):
+        yield f"{name}: it acts on {' and on '.join(places)}; there was none"
+
+
+def _unmet(row: Row, since: int) -> list[str]:
+    """The kinds of models and code that a row's option acts on, where there was none."""
+    kinds = [start for start in KINDS if any(value and name.startswith(start) for name, value in row.assignments.items())]
+    places = [KINDS[start] for start in kinds]
+    if row.value and IN_CODE in row.assignments and row.option.startswith(SPEED_UP):
+        from msctx.switches import torch_dynamo
+
+        places.append("code that torch.compile makes inside the block")
+        word = f"{row.option.removeprefix(f'{SPEED_UP}.')}={row.value}"
+        if any(word in content for content in [*torch_dynamo.compiled]):  # a later entry may run what an earlier one compiled
+            return []
+    models = watched.models()
+    is_any_gone = watched.last_end > since or len(models) < len(watched.OPEN)
+    return [] if kinds and (is_any_gone or any(_fits(model, start) for model in models for start in kinds)) else places
+
+
+def _fits(model: nn.Module, kind: str) -> bool:
+    """FSDP2's, too, for gradients: reductions.py warns of them itself."""
+    from msctx.memory import prefetch, reductions
+
+    is_parallel = kind == GRADIENTS and next(reductions.data_parallel(model), None) is not None
+    return is_parallel or next(prefetch.modules(model), None) is not None
 
 
 def unmatched(layers: Iterable[Layer], since: int) -> list[str]:
@@ -85,35 +83,3 @@ def unmatched(layers: Iterable[Layer], since: int) -> list[str]:
         for name in (setting.content or {}).get("ByNodeName", ())
         if not any(fnmatchcase(path, name) for path in paths)
     ]
-
-
-def _unmet(row: Row, since: int) -> Iterator[str]:
-    kinds = [kind for start, kind in KINDS.items() if any(name.startswith(start) for name in row.assignments)]
-    places = [words for words, _ in kinds]
-    if IN_CODE in row.assignments:
-        places.append("code that torch.compile makes inside the block")
-        if _is_in_code(f"{row.option.removeprefix(f'{SPEED_UP}.')}={row.value}"):
-            return
-    models = watched.models()
-    is_any_gone = watched.last_end > since or len(models) < len(watched.OPEN)
-    if not places or (kinds and is_any_gone) or any(fits(model) for _, fits in kinds for model in models):
-        return
-    yield f"{row.spelling}={row.value} did nothing: it acts on {' and on '.join(places)}; there was none"
-
-
-def _is_in_code(word: str) -> bool:
-    """Whether code was compiled under an option; a later entry may run what an earlier one has compiled."""
-    from msctx.switches import torch_dynamo
-
-    return any(word in content for content in [*torch_dynamo.compiled])
-
-
-def unrun(plan: Plan, layers: Iterable[Layer]) -> list[str]:
-    """Warnings for options of *layers* that act in a session's run(), which nobody has called."""
-    own = {spelling for layer in layers for spelling in layer.settings}
-    asking = [r for r in plan.rows if r.spelling in own and r.value != option_of(r.option).default]
-    acting = [r for r in asking if any(switch.startswith("session.") for switch in r.assignments)]
-    found = (
-        f"{r.spelling}={r.value} did nothing: it acts on functions that a session runs, msctx.session(...).run" for r in acting
-    )
-    return [*dict.fromkeys(found)]

@@ -50,18 +50,13 @@ HELD: dict[tuple[str, threading.Thread | None], list[Hold]] = {}
 """Switch, and its thread if each has its own → who holds it, the outermost first."""
 
 
-def _key(switch: Switch, who: threading.Thread) -> tuple[str, threading.Thread | None]:
+def key(switch: Switch, who: threading.Thread) -> tuple[str, threading.Thread | None]:
     return switch.name, who if switch.scope == "thread" else None
-
-
-def holders(switch: Switch, who: threading.Thread) -> list[Hold]:
-    """Who holds a switch in a thread, the outermost first."""
-    return HELD.get(_key(switch, who), [])
 
 
 def _hold(record: Record, hold: Hold) -> None:
     hold.records[record.switch.name] = record
-    HELD.setdefault(_key(record.switch, record.who), []).append(hold)
+    HELD.setdefault(key(record.switch, record.who), []).append(hold)
 
 
 def apply(wants: Mapping[str, Any], hold: Hold, *, strict: bool = False, fresh: Collection[str] = ()) -> Hold:
@@ -76,7 +71,8 @@ def apply(wants: Mapping[str, Any], hold: Hold, *, strict: bool = False, fresh: 
         if lasting := [s for s in wanted if s.lasts]:  # another switch may make it too late for them
             wanted = [*lasting, *(s for s in wanted if not s.lasts)]
         todo = [*wanted, *(SWITCHES[name] for name in reversed(hold.records) if name not in wants)]
-        _check_threads(todo, hold)
+        if HELD:
+            _check_threads(todo, hold)
         check_writable([s for s in wanted if wants[s.name] is not AS_FOUND], wants, hold, strict)
         steps: list[tuple[Any, ...]] = []
         try:
@@ -97,8 +93,8 @@ def apply(wants: Mapping[str, Any], hold: Hold, *, strict: bool = False, fresh: 
 
 def _check_threads(switches: list[Switch], hold: Hold) -> None:
     """Raise if an open scope of another thread holds one of them; restore what a thread left that has ended."""
-    for switch in switches if HELD else ():
-        if (holds := holders(switch, hold.who)) and (top := holds[-1]).who is not hold.who and not top.base:
+    for switch in switches:
+        if (holds := HELD.get(key(switch, hold.who))) and (top := holds[-1]).who is not hold.who and not top.base:
             if top.who.is_alive():
                 raise ScopeError.held(hold.name, switch.name, top.name)
             settle()
@@ -121,7 +117,7 @@ def check_writable(switches: list[Switch], wants: Mapping[str, Any], hold: Hold,
 
 def _write(switch: Switch, want: Any, state: Any, hold: Hold, is_fresh: bool) -> None:
     """Write one switch for *hold*, which finds this *state* unless it has a record of it."""
-    holds, record = holders(switch, hold.who), hold.records.get(switch.name)
+    holds, record = HELD.get(key(switch, hold.who), []), hold.records.get(switch.name)
     if want is AS_FOUND and not holds:
         return  # what set it out there is not in force in this thread
     is_kept = record is not None and (switch.restore == "kept" or record.who is not hold.who)
@@ -153,7 +149,7 @@ def _write(switch: Switch, want: Any, state: Any, hold: Hold, is_fresh: bool) ->
 def _go_back(switch: Switch, who: threading.Thread) -> None:
     """Restore what was found first, for a switch and those that share its state; then write again what is wanted of the others."""
     kin = [s for name, _ in HELD if (s := SWITCHES[name]) is switch or (s.family and s.family == switch.family)]
-    held = [(other, holds) for other in dict.fromkeys(kin) if (holds := holders(other, who))]
+    held = [(other, holds) for other in dict.fromkeys(kin) if (holds := HELD.get(key(other, who)))]
     _each(Switch.put_back, ((other, holds[0].records[other.name].found) for other, holds in reversed(held)))
     for other, holds in held:
         want = holds[-1].records[other.name].want
@@ -205,10 +201,10 @@ def put_back(switch: Switch, state: Any, hold: Hold, record: Record | None = Non
     is_here = switch.scope != "thread"
     if (now := hold.records.pop(switch.name, None)) is not None:
         is_here = is_here or now.who is threading.current_thread()  # else it went with its thread
-        if hold in (holds := HELD.get(key := _key(switch, now.who), [])):  # a visit does not stand there
+        if hold in (holds := HELD.get(place := key(switch, now.who), [])):  # a visit does not stand there
             holds.remove(hold)
         if not holds:
-            HELD.pop(key, None)
+            HELD.pop(place, None)
     if record is not None:
         _hold(record, hold)
     if switch.restore in RESTORED and (is_here or undone):

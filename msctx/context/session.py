@@ -20,8 +20,9 @@ from msctx.context.blocks import refuse_lazy
 from msctx.context.bound import Bound
 from msctx.context.scopes import Ran, Scope, innermost, stack
 from msctx.dynamo import outside_dynamo
-from msctx.errors import Diagnostic, OptionError, ScopeError, user_frame
+from msctx.errors import Diagnostic, OptionError, ScopeError
 from msctx.native.watched import OF_PROCESS
+from msctx.notices import user_frame
 from msctx.options import Layer, make_layer
 from msctx.options.layers import with_preset
 from msctx.options.precision_rules import ACCELERATE

@@ -53,15 +53,15 @@ class _Disabling(Forced):
         return self.requested is value
 
     def save(self) -> tuple[Any, ...]:
-        return self.requested, self.own
+        return self.requested, *super().save()[1:]
 
     def write(self, value: bool) -> None:
-        self.load((value, None))
+        self.load((value, None, None))
 
     def load(self, state: tuple[Any, ...]) -> None:
         with _lock:
-            self.requested, own = state
-            self.enforce(own)
+            self.requested, own, thread = state
+            self.enforce(own if thread is threading.current_thread() else None)
 
     def enforce(self, own: Any = None) -> None:
         self.forced = True if len(_process.contents) > 1 else self.requested

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from msctx import notices
-from msctx.errors import named, user_frame
+from msctx.errors import named
 from msctx.native import core
 from msctx.observers import compile_trace, compiled_places, modules, steps
 
@@ -177,7 +177,7 @@ def is_on() -> bool:
 def line_here() -> str:
     """The user's line that calls the operator that runs in this thread: ``train.py:12``."""
     place = compiled_places.here()
-    return place.line if place is not None and place.line else user_frame()[0]
+    return place.line if place is not None and place.line else notices.user_frame()[0]
 
 
 def _place(what: int) -> int:

@@ -15,7 +15,7 @@ import yaml
 
 from msctx.context import Context, current
 from msctx.context.base import BASE
-from msctx.context.idle import unrun, unwatched
+from msctx.context.idle import idle
 from msctx.context.scopes import Ran
 from msctx.errors import Diagnostic, EntryFailed, FileError, RecordError
 from msctx.graph.faults import explained
@@ -137,7 +137,7 @@ def run_experiment(
     if unwritten:
         raise RecordError([*unwritten, Diagnostic("", f"the entry ended well: {json.dumps(plain(result))}")])
     layers = experiment.levels.values()
-    for text in [*unwatched(plan, layers, begin), *(unrun(plan, layers) if Ran.count == ran_before else [])]:
+    for text in idle(plan, layers, begin, Ran.count > ran_before):
         warn(text)
     return result
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -15,7 +16,7 @@ import torch
 from msctx.imports import when_imported
 from msctx.inductor_pass import Beside
 from msctx.switches.base import of
-from msctx.torch_config import INDUCTOR, NOTHING, UNSET, Flag, Forced, by_variable
+from msctx.torch_config import INDUCTOR, NOTHING, UNSET, Forced, by_variable
 
 
 @cache
@@ -28,14 +29,6 @@ def obstacle(key: str) -> str:
     return "" if re.search(rf"^{key}\b", source, re.MULTILINE) else f"torch {torch.__version__} has no {INDUCTOR}.{key}"
 
 
-_FLAGS = {
-    "torch.inductor.deterministic": ("TORCHINDUCTOR_DETERMINISTIC", "0"),
-    "torch.inductor.cpp_wrapper": ("TORCHINDUCTOR_CPP_WRAPPER", "0"),  # not forced: AOTInductor cannot do without it
-    "torch.inductor.layout_optimization": ("TORCHINDUCTOR_LAYOUT_OPTIMIZATION", "0" if torch.version.hip else "1"),
-}
-"""Switch → the environment variable from which its key takes its first value, and what an absent one means."""
-
-
 # --- above all that programs set --------------------------------------------------------------------------------------
 
 
@@ -43,6 +36,11 @@ def _provenance() -> int:
     return int(os.environ.get("INDUCTOR_PROVENANCE", os.environ.get("TORCH_COMPILE_DEBUG", "0")))
 
 
+_DEFAULTS: dict[str, Callable[[], Any]] = {
+    "torch.inductor.deterministic": by_variable("TORCHINDUCTOR_DETERMINISTIC"),
+    "torch.inductor.cpp_wrapper": by_variable("TORCHINDUCTOR_CPP_WRAPPER"),  # not forced: AOTInductor cannot do without it
+    "torch.inductor.layout_optimization": by_variable("TORCHINDUCTOR_LAYOUT_OPTIMIZATION", "0" if torch.version.hip else "1"),
+}
 _FORCED: dict[str, Callable[[], Any]] = {
     "torch.inductor.freezing": by_variable("TORCHINDUCTOR_FREEZING"),
     "torch.inductor.max_autotune": by_variable("TORCHINDUCTOR_MAX_AUTOTUNE"),
@@ -96,7 +94,7 @@ class _Beside(Forced):
             made = getattr(import_module(self._of), self._name)  # which may take Dynamo
             super().write(made(self._programs_own))
         elif self.read():
-            self.load((NOTHING, self.own))
+            self.load((NOTHING, self.own, threading.current_thread()))
 
     def when_loaded(self) -> None:
         self.forced.when_loaded()
@@ -160,7 +158,7 @@ _BESIDE = {
 
 _KEY = len("torch.inductor.")
 SWITCHES = (
-    *(of(name, Flag(name[_KEY:], *variable), family=name) for name, variable in _FLAGS.items()),
+    *(of(name, Forced(INDUCTOR, name[_KEY:], unloaded, "default")) for name, unloaded in _DEFAULTS.items()),
     *(of(name, Forced(INDUCTOR, name[_KEY:], unloaded)) for name, unloaded in _FORCED.items()),
     *(of(name, value) for name, value in _BESIDE.items()),
 )

@@ -12,7 +12,10 @@ import torch
 from msctx import torch_config
 from msctx.switches import torch_inductor
 
-VARIABLES = {name: variable for name, (variable, _) in torch_inductor._FLAGS.items()} | {
+VARIABLES = {
+    "torch.inductor.deterministic": "TORCHINDUCTOR_DETERMINISTIC",
+    "torch.inductor.cpp_wrapper": "TORCHINDUCTOR_CPP_WRAPPER",
+    "torch.inductor.layout_optimization": "TORCHINDUCTOR_LAYOUT_OPTIMIZATION",
     "torch.inductor.freezing": "TORCHINDUCTOR_FREEZING",
     "torch.inductor.max_autotune": "TORCHINDUCTOR_MAX_AUTOTUNE",
     "torch.inductor.max_autotune_gemm": "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM",
@@ -31,8 +34,9 @@ LACKING = {f"torch.inductor.{key}" for key in ("batch_invariant",) if torch_indu
 FORCED = [name for name in torch_inductor._FORCED if name not in LACKING]
 BUCKETS = [f"torch.inductor.bucket_{kind}_fx" for kind in ("all_gathers", "reduce_scatters", "all_reduces")]
 PASSES = "torch.inductor.reorder_for_compute_comm_overlap_passes"
-DEFAULTS = {name: default == "1" for name, (_, default) in torch_inductor._FLAGS.items()} | {
-    **dict.fromkeys(FORCED, False),
+DEFAULTS = {
+    **dict.fromkeys([*torch_inductor._DEFAULTS, *FORCED], False),
+    "torch.inductor.layout_optimization": True,
     "torch.inductor.max_autotune_conv_backends": "ATEN,TRITON",
     "torch.inductor.trace.debug_dir": None,
     "torch.inductor.allow_buffer_reuse": True,
