@@ -131,11 +131,10 @@ def trained(name: str, options: dict[str, Any], steps: int) -> dict[str, Any]:
 def use_emulated() -> None:
     """A matrix unit in software, for this process and those that it starts."""
     os.environ.setdefault("MSCTX_ISA", EMULATED)
-    from functools import partial
+    sys.path.append(str(contest.ROOT / "tests"))
+    import variants
 
-    from msctx.native import build
-
-    build.build = partial(build.build, emulated=True)
+    variants.use_emulated()
 
 
 def work(given: argparse.Namespace) -> None:

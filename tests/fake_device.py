@@ -20,8 +20,8 @@ import torch
 from processes import compiled
 
 from msctx.errors import NativeError
-from msctx.native import build_spec, compiler
-from msctx.native.artifacts import digest, hashes, obtain
+from msctx.native.build import find_compiler
+from msctx.native.cachedir import digest, obtain
 
 SOURCE = Path(__file__).resolve().parent / "on_fake_device" / "fake_device.cpp"
 FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wextra")
@@ -31,8 +31,7 @@ LINK = ("-Wl,--as-needed", "-ltorch_cpu", "-lc10", "-Wl,--allow-shlib-undefined"
 def obstacle() -> str:
     """Why there can be no such device here, or ``""``."""
     try:
-        build_spec.check_platform()
-        compiler.find()
+        find_compiler()
     except NativeError as error:
         return str(error)
     return ""
@@ -40,9 +39,9 @@ def obstacle() -> str:
 
 def library(file: Path = SOURCE) -> Path:
     """The compiled fake_device.cpp, or another *file*. In the cache under a hash of all it is made of: it is compiled once."""
-    tool, folder = compiler.find(), Path(torch.__file__).parent
+    tool, folder = find_compiler(), Path(torch.__file__).parent
     flags = (*FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
-    files = hashes({path.name: path.read_bytes() for path in (file, *sorted(file.parent.glob("*.h")))})
+    files = {path.name: path.read_bytes() for path in (file, *sorted(file.parent.glob("*.h")))}
     torchs = (torch.__version__, torch.version.git_version, platform.libc_ver())
 
     def make() -> bytes:
@@ -50,7 +49,7 @@ def library(file: Path = SOURCE) -> Path:
         with TemporaryDirectory() as scratch:
             return compiled(*tool.command, *flags, *paths, file, *LINK, result=Path(scratch, "result.so"))
 
-    return obtain("far", f"{digest(files, flags, LINK, torchs, tool.command, tool.version)[:16]}.so", make)[0]
+    return obtain("far", f"{digest(files, flags, LINK, torchs, tool.command, tool.version)[:16]}.so", make)
 
 
 def register(path: str | Path | None = None) -> ModuleType:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
@@ -16,9 +17,9 @@ from msctx.cli import render
 from msctx.cli.render import NO_CANN, Json, Texts, emit, option
 from msctx.errors import Diagnostic, NativeError, OptionError, named
 from msctx.inspection import library_version
-from msctx.native import artifacts, compiler, core, tuning, tuning_file
 from msctx.native import build as native
-from msctx.native.build_spec import isas
+from msctx.native import cachedir, core, tuning, tuning_file
+from msctx.native.build_spec import TILES, VECTORS
 from msctx.native.cuda import build as kernels
 from msctx.native.cuda import nvrtc
 from msctx.native.cuda.manifest import ARCHS
@@ -113,7 +114,7 @@ def _ascend() -> Iterator[Check]:
 
 def _compilers() -> Iterator[Check]:
     for name, find, fix in (
-        ("C++ compiler", compiler.find, "apt install g++ (for the native core alone)"),
+        ("C++ compiler", native.find_compiler, "apt install g++ (for the native core alone)"),
         ("CUDA compiler", nvrtc.find, "for CUDA kernels of msctx's own alone: direct, and what performance takes"),
     ):
         try:
@@ -166,18 +167,19 @@ def build(
         raise OptionError([Diagnostic("--arch", "is given without --cuda", "build", suggestion="give both")])
     if wrong := [a for a in arch or [] if a not in ARCHS]:
         raise OptionError([Diagnostic("--arch", f"{a!r} is not compiled for", "build", ", ".join(ARCHS)) for a in wrong])
-    removed = artifacts.remove() if clean else 0
+    removed = cachedir.remove() if clean else 0
     if cuda:
         _build_cuda(list(dict.fromkeys(arch or ARCHS)), verbose, json_)
         return
-    made, library = native.build(verbose), core.load()
+    began = time.perf_counter()
+    made, seconds, library = native.build(verbose), time.perf_counter() - began, core.load()
     found = {
         "kernels": str(made.kernels),
         "library": str(made.glue),
         "origin": made.origin,
-        "seconds": round(made.seconds, 1),
+        "seconds": round(seconds, 1),
         "compiler": library.c.msctx_compiler(),
-        "built_for": list(isas()),
+        "built_for": [*VECTORS, *TILES],
         "processor_has": library.isas(),
         "in_use": library.isa(),
         "bytes_removed": removed,

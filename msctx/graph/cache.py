@@ -149,7 +149,7 @@ def _sift(folder: Path) -> None:
     for at, inner, names in os.walk(folder):
         for path in (Path(at, name) for name in [*inner, *names]):
             with suppress(FileNotFoundError, Timeout):  # another process removes it, or compiles it
-                if path.is_symlink() or not cachedir.is_trusted(path.lstat()):
+                if path.is_symlink() or path.lstat().st_uid not in (0, os.geteuid()):
                     raise cachedir.refused(folder, f"holds {path.relative_to(folder)}, a link or another user's", DO)
                 if path.suffix in (".py", ".so") and not _is_whole(path):
                     key = path.name.partition(".")[0]

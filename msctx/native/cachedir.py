@@ -1,21 +1,33 @@
-"""The cache folder: it belongs to the user or root, and nobody else can write to it. A library is code that runs as the user."""
+"""The cache folder and what is kept in it. A library is code that runs as the user: the folder belongs to the user or root, and
+nobody else can write to it. What is compiled is kept in ``<kind>/``, in a file that is named after everything it was made from.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import secrets
+import shutil
 import stat
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
+from typing import Any
 
+from filelock import FileLock, Timeout
 from platformdirs import user_cache_dir
 
 from msctx.errors import NativeError
 
 VARIABLE = "MSCTX_CACHE_DIR"
 ELSEWHERE = f"set {VARIABLE} to a folder that you alone can write"
+KINDS = ("native", "cuda", "build")
+KEEP_DAYS = 30
+"""What nobody has used for so long is removed."""
 
 
 def location() -> Path:
@@ -29,11 +41,7 @@ def location() -> Path:
 
 
 def folder(*parts: str) -> Path:
-    """The cache, or a folder in it, made where missing.
-
-    Raises:
-        NativeError: somebody else could have written there, or it cannot be made.
-    """
+    """The cache, or a folder in it, made where missing; refused as :func:`made` does."""
     path = made(location(), ELSEWHERE)
     with naming(path):
         for part in parts:
@@ -48,32 +56,25 @@ def made(path: Path, do: str) -> Path:
     Raises:
         NativeError: somebody else could have written there, or it cannot be made.
     """
+    check(path, do)
     with naming(path, do):
-        if not check(path, do):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if path.stat().st_uid == os.geteuid() and path.stat().st_mode & 0o077:
-            with suppress(OSError):  # it is mounted read-only
-                path.chmod(0o700)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with suppress(OSError):  # it is root's, or mounted read-only
+        path.chmod(0o700)
     return path
 
 
-def check(path: Path, do: str = ELSEWHERE) -> bool:
-    """Whether there is such a folder.
-
-    Raises:
-        NativeError: somebody else could have written there.
-    """
+def check(path: Path, do: str = ELSEWHERE) -> None:
+    """Raise the NativeError of a folder in which somebody else could have written."""
     with naming(path, do):
-        if not path.exists():
-            return False
-        status = path.stat()
-        if not stat.S_ISDIR(status.st_mode):
-            raise NativeError(f"{path}: is not a folder; {do}")
-        if not is_trusted(status):
-            raise refused(path, "belongs to another user", do)
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise refused(path, "can be written by others", do)
-    return True
+        if path.exists():
+            status = path.stat()
+            if not stat.S_ISDIR(status.st_mode):
+                raise NativeError(f"{path}: is not a folder; {do}")
+            if status.st_uid not in (0, os.geteuid()):
+                raise refused(path, "belongs to another user", do)
+            if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                raise refused(path, "can be written by others", do)
 
 
 def usable() -> None:
@@ -87,33 +88,85 @@ def usable() -> None:
         raise NativeError(f"{place}: cannot be written; {ELSEWHERE}")
 
 
-def is_trusted(status: os.stat_result) -> bool:
-    """Whether what is there belongs to the user or root."""
-    return status.st_uid in (0, os.geteuid())
-
-
 def refused(path: Path, why: str, do: str) -> NativeError:
     return NativeError(f"{path}: {why}, so code from there might be somebody else's and is not loaded; delete it, or {do}")
 
 
-def write(path: Path, data: bytes | memoryview) -> None:
-    """Write a file whole or not at all, for the user alone whatever the umask is."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(data)
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-
-
 @contextmanager
 def naming(path: Path, do: str = ELSEWHERE) -> Iterator[None]:
-    """An OSError becomes a NativeError with the path and what to do."""
+    """An OSError becomes a NativeError with the path and what to do, and so does filelock's for a disk without locks."""
     try:
         yield
-    except OSError as error:
-        room = "make room there, or " if error.errno in (ENOSPC, EDQUOT) else ""
-        raise NativeError(f"{error.filename or path}: {error.strerror or error}; {room}{do}") from None
+    except (OSError, NotImplementedError) as error:
+        place, why = getattr(error, "filename", None) or path, getattr(error, "strerror", None) or error
+        room = "make room there, or " if getattr(error, "errno", 0) in (ENOSPC, EDQUOT) else ""
+        raise NativeError(f"{place}: {why}; {room}{do}") from None
+
+
+def write(path: Path, data: bytes | memoryview, mode: int = 0o600) -> None:
+    """Write a file whole or not at all; for the user alone, if nothing else is given."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(data)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def digest(*parts: Any) -> str:
+    """A key of plain data and of bytes."""
+    text = json.dumps(parts, sort_keys=True, default=lambda data: hashlib.sha256(data).hexdigest())
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def cached(kind: str, name: str) -> Path | None:
+    """The file, if it was made. Takes no lock and needs no right to write."""
+    place = location()
+    path = place / kind / name
+    check(place)
+    with naming(path):
+        if not path.is_file():
+            return None
+    with suppress(OSError):  # what is used stays
+        os.utime(path)
+    return path
+
+
+def obtain(kind: str, name: str, make: Callable[[], bytes]) -> Path:
+    """The file from the cache, else made by the only thread of all processes that makes anything."""
+    if (found := cached(kind, name)) is not None:
+        return found
+    usable()
+    path, lock = folder(kind) / name, FileLock(folder() / "building.lock", mode=0o600)
+    with naming(path):
+        try:
+            lock.acquire(timeout=1)
+        except Timeout:
+            say("another process is building kernels; waiting for it")
+            lock.acquire()
+        try:
+            if not path.is_file():
+                write(path, make())
+        finally:
+            lock.release()
+    with suppress(OSError, NativeError):
+        remove(KEEP_DAYS)
+    return path
+
+
+def remove(days: int = 0) -> int:
+    """Remove what nobody has used for so many days; returns how many bytes that were."""
+    size, before = 0, time.time() + 1 - days * 86400
+    for path in [path for kind in KINDS for path in location().glob(f"{kind}/*")]:
+        with suppress(FileNotFoundError):  # another process tidies up, too
+            if path.lstat().st_mtime < before:
+                size += sum(each.lstat().st_size for each in [path, *path.rglob("*")] if each.is_file())
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return size
+
+
+def say(line: str) -> None:
+    """On standard error, if there is one."""
+    with suppress(OSError, ValueError):
+        print(f"msctx: {line}", file=sys.stderr, flush=True)

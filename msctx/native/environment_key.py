@@ -97,13 +97,13 @@ def driver() -> str:
 @cache
 def cpu() -> tuple[str, str]:
     """The processor's name, and those of its flags that matter."""
-    found = _cpuinfo()
+    found = cpuinfo()
     model = found.get("model name") or found.get("CPU part") or platform.processor() or platform.machine()
     flags = sorted(found.get("flags", found.get("Features", "")).split())
     return model, " ".join(flag for flag in flags if FLAGS.fullmatch(flag))
 
 
-def _cpuinfo() -> dict[str, str]:
+def cpuinfo() -> dict[str, str]:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -18,8 +18,9 @@ import torch
 from filelock import FileLock
 
 from msctx.errors import NativeError
-from msctx.native import build_spec, cachedir, compiler
-from msctx.native.artifacts import digest, hashes
+from msctx.native import cachedir
+from msctx.native.build import find_compiler
+from msctx.native.cachedir import digest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "tests" / "ascend" / "recorder").iterdir())
@@ -85,13 +86,12 @@ def fetched(version: str) -> Path:
 def recorder() -> Path:
     """The folder of CANN: in lib64 the recorder, compiled, under the name of each of its libraries."""
     try:
-        build_spec.check_platform()
-        tool = compiler.find()
+        tool = find_compiler()
     except NativeError as error:
         raise NotHere(str(error)) from None
     if not shutil.which("nm"):
         raise NotHere("there is no nm, which is part of binutils")
-    files = hashes({path.name: path.read_bytes() for path in (*SOURCES, Path(__file__))})
+    files = {path.name: path.read_bytes() for path in (*SOURCES, Path(__file__))}
     folder = wheel()
 
     def make(scratch: Path) -> None:

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from variants import kernels_library
 
 from kernels import ROWS, Kernels, Row
 from msctx.native import build
@@ -29,7 +30,7 @@ def kernels() -> Kernels:
     if why := build.obstacle():
         pytest.skip(why)
     build.build()  # its kernels are the same files: two workers that begin with one each would compile them twice
-    return Kernels(str(build.kernels_library()))
+    return Kernels(str(kernels_library()))
 
 
 @pytest.fixture

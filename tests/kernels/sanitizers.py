@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from msctx.native import build, compiler
+from msctx.native import build
 
 LIBRARIES = ("libasan.so", "libubsan.so")
 
@@ -17,8 +17,8 @@ def runtime_libraries() -> list[str]:
     """What has to be in the process before Python is: its own paths, since Python is not compiled for them. Or skips the test."""
     if why := build.obstacle():
         pytest.skip(why)
-    tool = compiler.find()
-    if tool.is_clang:
+    tool = build.find_compiler()
+    if "clang" in tool.version:
         pytest.skip("clang++ links its sanitizers into programs, and Python is none of its own")
     found = []
     for name in LIBRARIES:
@@ -63,7 +63,7 @@ def program(
     """Compile a program with sanitizers and run it; its output. Skips the test where the compiler has none."""
     if why := build.obstacle():
         pytest.skip(why)
-    tool, path = compiler.find(), folder / "program"
+    tool, path = build.find_compiler(), folder / "program"
     command = [*tool.command, "-std=c++20", f"-fsanitize={sanitizers}", *flags, *map(str, sources), *linked, "-o", str(path)]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     if "cannot find" in made.stderr or "unsupported option" in made.stderr:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from sanitizers import check, program, run_sanitized, runtime_libraries
+from variants import kernels_library
 
-from msctx.native import build
 from msctx.shipped import KERNEL_SOURCES
 
 HERE = Path(__file__).parent
@@ -25,7 +25,7 @@ def test_no_row_does_what_it_must_not(libraries: list[str]) -> None:
     assert overrun.returncode == 99, overrun.stderr
     assert "heap-buffer-overflow" in overrun.stderr, "by one byte ends a process that is started like this"
     # The frames that GCC 12 watches after their return begin at 32 bytes, and vectors of 64 in them fault (its bug 110027)
-    script = str(HERE / "sanitized.py"), str(build.kernels_library("address,undefined"))
+    script = str(HERE / "sanitized.py"), str(kernels_library("address,undefined"))
     done = run_sanitized(libraries, *script, after_return=False)
     assert int(check(done).split()[0]) > 500
 

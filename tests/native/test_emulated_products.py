@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from variants import has_avx512
 
-from msctx.native import build, build_spec
+from msctx.native import build
 
 HERE = Path(__file__).parent
 pytestmark = [
     pytest.mark.full,
-    pytest.mark.skipif(not build_spec.has_avx512(), reason="the matrix unit is emulated on AVX-512"),
+    pytest.mark.skipif(not has_avx512(), reason="the matrix unit is emulated on AVX-512"),
 ]
 PARTS = {
     "amx_fp16_emulated": ("fp16x3", "int8x6", "bf16x9", "bf16x6", "bf16x3", "tf32"),
@@ -21,9 +22,8 @@ PARTS = {
 PROGRAM = """
 import sys
 import torch
-from msctx.native import build
-from functools import partial
-build.build = partial(build.build, emulated=True)
+import variants
+variants.use_emulated()
 import msctx
 from product_data import KINDS, factors
 
@@ -100,7 +100,11 @@ def assert_right(program: str, isa: str, *arguments: str) -> None:
         pytest.skip(why)
     process = subprocess.run(
         [sys.executable, "-c", program, *arguments],
-        env={**os.environ, "MSCTX_ISA": isa, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])},
+        env={
+            **os.environ,
+            "MSCTX_ISA": isa,
+            "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
+        },
         capture_output=True,
         text=True,
         timeout=900,
@@ -115,9 +119,8 @@ def test_values_bounds_and_kept_weights(isa: str) -> None:
 
 PLANTED = """
 import torch
-from msctx.native import build
-from functools import partial
-build.build = partial(build.build, emulated=True)
+import variants
+variants.use_emulated()
 import msctx
 
 def split(a, b):  # as a program might do by itself: both parts, in float16's precision, are lost where code is compiled
@@ -146,9 +149,8 @@ def test_parts_survive_compiling() -> None:
 
 IMAGES = """
 import torch
-from msctx.native import build
-from functools import partial
-build.build = partial(build.build, emulated=True)
+import variants
+variants.use_emulated()
 import msctx
 
 torch.manual_seed(0)

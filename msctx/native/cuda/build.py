@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from msctx.errors import NativeError
-from msctx.native import artifacts, cachedir, compiler
-from msctx.native.artifacts import digest, hashes
+from msctx.native import cachedir
+from msctx.native.build import first_lines
 from msctx.native.build_spec import read_sources
+from msctx.native.cachedir import digest
 from msctx.native.cuda import nvrtc
 from msctx.native.cuda.manifest import ARCHS, MODULES, Module
 from msctx.native.cuda.nvrtc import Nvrtc
@@ -57,7 +58,6 @@ def build(
     tool = tool or nvrtc.find()
     work = [(module, arch) for module in modules for arch in archs]
     files = _read(sources, modules)
-    cachedir.usable()
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         return [*pool.map(lambda each: _report(tool, files, *each), work)]
 
@@ -82,7 +82,7 @@ def origin(sources: Path | None = None) -> str:
     Raises:
         NativeError: there are none.
     """
-    return digest(FORMAT, hashes(_read(sources, [])))
+    return digest(FORMAT, _read(sources, []))
 
 
 def _read(sources: Path | None, modules: Sequence[Module]) -> dict[str, bytes]:
@@ -101,17 +101,17 @@ class _Rejected(Exception):
 def _obtain(tool: Nvrtc, files: Mapping[str, bytes], module: Module, arch: str) -> tuple[bytes, str, bool]:
     """The module's cubin and what ptxas told, from the cache or compiled now, and whether it was."""
     used = {name: data for name, data in files.items() if name == module.source or name.endswith(".cuh")}
-
-    def make() -> bytes:
+    name = f"{digest(FORMAT, used, str(module), tool.version, arch)[:32]}.cubin"
+    path = cachedir.cached("cuda", name)
+    if is_new := path is None:
         data, log = tool.compile(used, module, arch)
         if data is None:
-            raise _Rejected(compiler.first_lines(log) or "the compiler gives no reason")
-        return log.encode() + SEPARATOR + data
-
-    key = digest(FORMAT, hashes(used), str(module), tool.version, arch)
-    path, is_new = artifacts.obtain("cuda", f"{key[:32]}.cubin", make)
-    log, _, data = path.read_bytes().partition(SEPARATOR)
-    return data, log.decode(), is_new
+            raise _Rejected(first_lines(log) or "the compiler gives no reason")
+        path = cachedir.folder("cuda") / name
+        with cachedir.naming(path):
+            cachedir.write(path, log.encode() + SEPARATOR + data)
+    told, _, data = path.read_bytes().partition(SEPARATOR)
+    return data, told.decode(), is_new
 
 
 def _report(tool: Nvrtc, files: Mapping[str, bytes], module: Module, arch: str) -> Report:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from processes import compiled
 
-from msctx.native import compiler
-from msctx.native.artifacts import digest, hashes, obtain
+from msctx.native.build import find_compiler
+from msctx.native.cachedir import digest, obtain
 from msctx.native.cuda.depthwise import DepthwiseProblem, Launch, launches, workspace
 from msctx.native.cuda.manifest import KERNELS, THREADS, Module
 from msctx.shipped import KERNEL_SOURCES
@@ -32,7 +32,7 @@ def library(modules: list[Module], sanitize: bool = False) -> Path:
     Raises:
         NativeError: it cannot be compiled.
     """
-    tool, kernels = compiler.find(), KERNEL_SOURCES / "cuda"
+    tool, kernels = find_compiler(), KERNEL_SOURCES / "cuda"
     files = [*sorted(kernels.glob("*.cu*")), HERE / "emulation.h", HERE / "emulation.cpp"]
     flags = (*FLAGS, *(SANITIZED if sanitize else ("-O2",)), f"-I{kernels}", f"-I{HERE}")
     language = ("-x", "c++", "-include", "emulation.h")
@@ -46,8 +46,8 @@ def library(modules: list[Module], sanitize: bool = False) -> Path:
                 pass
             return compiled(*tool.command, *flags, "-shared", *objects, result=Path(scratch, "whole.so"))
 
-    key = digest(hashes({path.name: path.read_bytes() for path in files}), flags, commands, platform.libc_ver(), str(tool))
-    return obtain("emulated", f"{key[:16]}.so", make)[0]
+    key = digest({path.name: path.read_bytes() for path in files}, flags, commands, platform.libc_ver(), str(tool))
+    return obtain("emulated", f"{key[:16]}.so", make)
 
 
 def modules(*dtypes: str) -> list[Module]:

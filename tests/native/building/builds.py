@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
-from typing import NamedTuple
 
 from msctx.native import build as native
 from msctx.native import build_spec
 from msctx.native.build_spec import kernels_spec
 
-ISAS = len(build_spec.VECTORS) if len(build_spec.isas()) > 1 else 1
+ISAS = len(build_spec.VECTORS)
 """The instruction sets that the small kernels are compiled for: they have none for a matrix unit."""
-
-
-class Made(NamedTuple):
-    path: Path
-    seconds: float
-
-    @property
-    def cached(self):
-        return not self.seconds
 
 
 def made(sources):
     """What is built in most tests: the library of the kernels, which needs no torch."""
-    return Made(*native._obtain(kernels_spec(sources), "kernels"))
+    return native.library(kernels_spec(sources))
 
 
 def call(path, name="msctx_one"):

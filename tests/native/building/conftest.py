@@ -120,7 +120,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MSCTX_CACHE_DIR", str(folder))
     monkeypatch.delenv("CXX", raising=False)
     native._is_there.cache_clear()
-    native._served.clear()
     return folder
 
 

@@ -13,14 +13,14 @@ from msctx.errors import MsctxError, NativeError
 
 def test_ctrl_c(cache, sources, watched, forked):
     watched.hold("common/api.cpp")
-    process = forked(lambda: made(sources).path)
+    process = forked(lambda: made(sources))
     compilers = watched.until_stopped()
     process.signal(signal.SIGINT)
     assert process.ended()["raised"] == "KeyboardInterrupt"
     assert not any(is_running(number) for number in compilers)
     assert leftovers(cache) == []
     watched.let_go()
-    assert not made(sources).cached
+    assert made(sources).exists()
 
 
 def test_a_kernel_with_a_mistake(cache, sources):
@@ -41,4 +41,4 @@ def test_a_kernel_with_a_mistake(cache, sources):
     assert leftovers(cache) == []
     assert [*cache.glob("native/*.so")] == []
     edit(sources, "common/api.cpp", "generic::two()", "generic::one()")
-    assert not made(sources).cached
+    assert made(sources).exists()

@@ -7,36 +7,38 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import variants
 from builds import GLUE, ISAS, call, edit, leftovers, made
 
 from msctx.errors import NativeError
-from msctx.native import artifacts, build_spec
 from msctx.native import build as native
+from msctx.native import build_spec, cachedir
 from msctx.native.build_spec import glue_spec, kernels_spec
 from msctx.shipped import KERNEL_SOURCES
 
 
 def test_a_library_is_built_once(cache, sources, watched, forked, capfd):
     first = made(sources)
-    assert not first.cached
     assert len(watched.compiled) == ISAS + 1
-    assert first.path.parent == cache / "native"
-    assert forked(lambda: call(first.path)).ended() == {"returned": 41}
+    assert first.parent == cache / "native"
+    assert forked(lambda: call(first)).ended() == {"returned": 41}
     err = capfd.readouterr().err
     assert err.startswith("msctx: building the kernels (once)\nmsctx: building the kernels (once): 1 of ")
     assert "\nmsctx: built the kernels in " in err
-    assert made(sources) == (first.path, 0)
+    assert made(sources) == first
     assert len(watched.runs) == ISAS + 2
     assert capfd.readouterr() == ("", "")
     assert leftovers(cache) == []
 
 
 def test_what_takes_long_is_told_again(monkeypatch, capsys):
-    with native._progress("building (once)", False) as show:
-        show("[1/7] c++ one.cpp\n")
-        show("[2/7] c++ two.cpp\n")
+    def output():
+        yield "[1/7] c++ one.cpp\n"
+        yield "[2/7] c++ two.cpp\n"
         monkeypatch.setattr(native, "EVERY", 0)
-        show("[3/7] c++ three.cpp\n")
+        yield "[3/7] c++ three.cpp\n"
+
+    native._told(output(), "building (once)", False)
     said = capsys.readouterr().err.splitlines()
     assert [line.partition("once)")[2].partition(",")[0] for line in said] == ["", ": 1 of 7 files", ": 3 of 7 files"]
 
@@ -72,7 +74,7 @@ def test_inline_functions_of_all_objects_are_the_baseline_ones(sources, forked):
         '#include "msctx/number.h"\nnamespace avx512 { int two(); }\n'
         'extern "C" __attribute__((visibility("default"))) int here() { return level() * 10 + avx512::two(); }\n'
     )
-    path = made(sources).path
+    path = made(sources)
     assert forked(lambda: call(path, "here")).ended() == {"returned": 0}
 
 
@@ -113,14 +115,13 @@ def test_what_the_wheel_brings_is_used_and_only_the_glue_of_another_torch_is_bui
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX")
     there = native.build(sources=sources)
-    assert (there.seconds, there.origin, there == native.found(sources)) == (0, "from the wheel", True)
+    assert (there.origin, there == native.found(sources)) == ("from the wheel", True)
     assert native.obstacle(sources) == ""
     import torch
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "__version__", "9.9.9+cu130")
         assert native.found(sources) is None
-        native._served.clear()
         native._is_there.cache_clear()
         assert native.obstacle(sources) == "no C++ compiler (set CXX, or install g++ or clang++)"
         with pytest.raises(NativeError, match=r"no C\+\+ compiler"):
@@ -147,11 +148,9 @@ def test_a_build_of_the_same_release_serves_every_kind_of_it(sources, glue, monk
 
 
 def test_sanitizers(sources):
-    path = native.kernels_library("address,undefined", sources)
+    path = variants.kernels_library("address,undefined", sources)
     assert b"__asan_" in path.read_bytes()
-    assert path != native.kernels_library(sources=sources)
-    with pytest.raises(NativeError, match="give names of sanitizers"):
-        native.kernels_library("address -o /tmp/x", sources)
+    assert path != variants.kernels_library(sources=sources)
 
 
 # --- what a build depends on -------------------------------------------------------------------------------------------
@@ -161,11 +160,11 @@ def test_a_header_that_changes_makes_another_library_and_compiles_those_that_inc
     first = made(sources)
     edit(sources, "include/msctx/number.h", "40", "50")
     second = made(sources)
-    assert second.path != first.path
+    assert second != first
     assert len(watched.compiled) == 2 * ISAS + 1
-    assert forked(lambda: call(second.path)).ended() == {"returned": 51}
+    assert forked(lambda: call(second)).ended() == {"returned": 51}
     edit(sources, "include/msctx/number.h", "50", "40")
-    assert made(sources).path == first.path
+    assert made(sources) == first
 
 
 def test_a_header_by_way_of_another_and_one_of_an_instruction_set(sources, watched, forked):
@@ -178,7 +177,7 @@ def test_a_header_by_way_of_another_and_one_of_an_instruction_set(sources, watch
     edit(sources, "cpu/isa/generic/vec.h", "1", "7")
     second = made(sources)
     assert len(watched.compiled) == 2 * ISAS + 2
-    assert forked(lambda: call(second.path)).ended() == {"returned": 47}
+    assert forked(lambda: call(second)).ended() == {"returned": 47}
 
 
 def test_what_the_name_depends_on(sources, glue, monkeypatch):
@@ -190,7 +189,7 @@ def test_what_the_name_depends_on(sources, glue, monkeypatch):
 
     kernels, first = names()
     assert (kernels, first) == names()
-    assert len({kernels, kernels_spec(sources, "undefined").file, kernels_spec(sources, emulated=True).file}) > 1
+    assert len({kernels, *(variants.sanitized(kernels_spec(sources), names).file for names in ("undefined", "address"))}) == 3
     for module, name in ((torch, "__version__"), (torch.version, "git_version")):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, "9.9")
@@ -215,8 +214,8 @@ def test_warnings_are_in_the_log_and_do_not_stop_it(cache, sources, capfd):
     made(sources)
     assert "unused variable" in next(cache.glob("build/*/log")).read_text()
     assert "unused variable" not in capfd.readouterr().err
-    artifacts.remove()
-    native._obtain(kernels_spec(sources), "kernels", verbose=True)
+    cachedir.remove()
+    native.library(kernels_spec(sources), verbose=True)
     err = capfd.readouterr().err
     assert [word for word in ("-c common/api.cpp", "unused variable", "-shared") if word not in err] == []
 

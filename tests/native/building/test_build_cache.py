@@ -7,7 +7,7 @@ import time
 
 from builds import edit, leftovers, made
 
-from msctx.native import artifacts
+from msctx.native import cachedir
 
 
 def test_what_nobody_uses_is_removed(cache, sources):
@@ -16,21 +16,21 @@ def test_what_nobody_uses_is_removed(cache, sources):
     kept = made(sources)
     ago = time.time() - 31 * 86400
     (cache / "build" / "0123").mkdir()
-    for path in [*cache.glob(f"native/{old.path.stem}.*"), cache / "build" / "0123"]:
+    for path in [*cache.glob(f"native/{old.stem}.*"), cache / "build" / "0123"]:
         os.utime(path, (ago, ago))
     edit(sources, "include/msctx/number.h", "41", "42")
     new = made(sources)
-    assert not [path for path in cache.glob(f"native/{old.path.stem}.*") if path.suffix != ".lock"]
+    assert not [path for path in cache.glob(f"native/{old.stem}.*") if path.suffix != ".lock"]
     assert not (cache / "build" / "0123").exists()
-    assert made(sources).path == new.path
-    assert kept.path.exists()
+    assert made(sources) == new
+    assert kept.exists()
     assert leftovers(cache) == []
 
 
 def test_remove(cache, sources):
-    assert artifacts.remove() == 0
+    assert cachedir.remove() == 0
     assert not cache.exists()
     made(sources)
-    assert artifacts.remove() > 1000
+    assert cachedir.remove() > 1000
     assert [path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"] == []
-    assert not made(sources).cached
+    assert made(sources).exists()

@@ -10,7 +10,6 @@ from builds import GLUE, made
 
 from msctx.errors import NativeError
 from msctx.native import build as native
-from msctx.native import compiler
 from msctx.native.build_spec import glue_spec, kernels_spec
 
 
@@ -67,16 +66,16 @@ def test_clang_gets_no_openmp_of_its_own(sources):
     (sources / "glue/units/threads.cpp").write_text(GLUE)
     made_of = glue_spec(kernels_spec(sources), Path("kernels.so"))
     for version, has in (("g++ 12.2.0", True), ("Debian clang version 16.0.6", False)):
-        assert ("-fopenmp" in made_of.ninja(compiler.Compiler(("/usr/bin/c++",), version))) == has
+        assert ("-fopenmp" in native._ninja(made_of, native.Compiler(("/usr/bin/c++",), version))) == has
 
 
 def test_torchs_c_runtime_is_linked_where_a_compiler_would_bring_its_own(sources: Path, tmp_path: Path) -> None:
     """Its own would see none of torch's exceptions."""
-    static = compiler.Compiler((*compiler.find().command, "-static-libstdc++"), "g++")
+    static = native.Compiler((*native.find_compiler().command, "-static-libstdc++"), "g++")
     (tmp_path / "one.cpp").write_text("#include <iostream>\nvoid print(int n) { std::cout << n; }\n")
     one, result = tmp_path / "one.o", tmp_path / "one.so"
     subprocess.run([*static.command, "-fPIC", "-c", tmp_path / "one.cpp", "-o", one], check=True)
-    kernels = made(sources).path
+    kernels = made(sources)
     last = glue_spec(kernels_spec(sources), kernels).link
     subprocess.run([*static.command, "-shared", one, *last, "-o", result], check=True, cwd=tmp_path)
     assert b"libstdc++.so.6" in result.read_bytes()

@@ -12,7 +12,7 @@ import pytest
 
 from msctx.cli import main
 from msctx.errors import NativeError
-from msctx.native import artifacts
+from msctx.native import cachedir
 from msctx.native.cuda import build, nvrtc
 from msctx.native.cuda.manifest import ARCHS, DTYPES, KERNELS, LAYOUTS, MODULES, OPS, THREADS, Module, sum_size
 from msctx.shipped import KERNEL_SOURCES
@@ -137,7 +137,7 @@ def test_what_is_compiled_is_kept_until_something_changes(tool: nvrtc.Nvrtc, sou
     assert made()
     (sources / "copy.cu").write_text(f"// changed\n{SMALL}")
     assert made()
-    assert artifacts.remove() > 0
+    assert cachedir.remove() > 0
     assert not list(own_cache.glob("cuda/*.cubin"))
     assert made()
 
