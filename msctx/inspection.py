@@ -13,6 +13,7 @@ from typing import Any
 
 from msctx import devices, recorded
 from msctx.errors import Diagnostic, FileError
+from msctx.native import environment_key
 from msctx.options.conv_policy import plain
 from msctx.tables import in_words
 
@@ -39,7 +40,7 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpu": _cpu_model(),
+        "cpu": environment_key.cpu()[0],
         "cpu_count": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cuda": torch.version.cuda,
@@ -56,14 +57,6 @@ def library_version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def _devices() -> dict[str, Any]:

@@ -72,18 +72,11 @@ def _of_cuda() -> Stamp:
     kernels = compiler = ""  # where there are none, none of ours has been measured
     with suppress(NativeError):
         kernels, compiler = build.origin()[:16], str(nvrtc.find())
-    gpus = _gpus()
+    found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    gpus = {gpu.name: f"sm_{gpu.major}{gpu.minor}" for gpu in found}
     flags = ", ".join([*dict.fromkeys(gpus.values()), f"driver {driver()}"])
     version = f"{torch.__version__} CUDA {torch.version.cuda}"
     return Stamp(", ".join(gpus), flags, f"{CUDNN}{torch.backends.cudnn.version()}", version, kernels, compiler, __version__)
-
-
-def _gpus() -> dict[str, str]:
-    """The models of the GPUs that this process sees, and what each can."""
-    import torch
-
-    found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
-    return {gpu.name: f"sm_{gpu.major}{gpu.minor}" for gpu in found}
 
 
 def driver() -> str:

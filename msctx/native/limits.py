@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -47,25 +48,16 @@ def _available() -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _caps() -> list[tuple[int, int]]:
+def _caps() -> Iterator[tuple[int, int]]:
     """Bytes in use and allowed: of the address space, of this process's control group and of those around it."""
-    try:
-        return [*_address_space(), *_groups()]
-    except (OSError, ValueError):
-        return []
+    with suppress(ImportError, OSError, ValueError):
+        import resource  # of Unix
 
-
-def _address_space() -> Iterator[tuple[int, int]]:
-    import resource  # of Unix
-
-    allowed = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if allowed != resource.RLIM_INFINITY:
-        yield int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize(), allowed
-
-
-def _groups() -> Iterator[tuple[int, int]]:
-    for cap, used, counts, pages in _capped(Path("/proc/self/cgroup").read_text()):
-        yield int(_text(used)) - int(dict(entry.split() for entry in _text(counts).splitlines()).get(pages, 0)), cap
+        allowed = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if allowed != resource.RLIM_INFINITY:
+            yield int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize(), allowed
+        for cap, used, counts, pages in _capped(Path("/proc/self/cgroup").read_text()):
+            yield int(_text(used)) - int(dict(entry.split() for entry in _text(counts).splitlines()).get(pages, 0)), cap
 
 
 @cache

@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
 
 from msctx import notices
 from msctx.errors import FileError
@@ -31,12 +31,16 @@ _shares: dict[str, tuple[float, float]] = {}
 """The kind of device → when that was last asked, and the answer."""
 
 
+@dataclass(slots=True)
 class _Table:
     """The results of one file as the library knows them. In a process group all ranks use the entries of rank 0's file."""
 
-    def __init__(self, number: int, path: Path, run: int, place: str) -> None:
-        self.number, self.path, self.run, self.place = number, path, run, place
-        self.read: Any = None  # the state of the file when it was read
+    number: int
+    path: Path
+    run: int
+    place: str
+    read: tuple[int, ...] | None = None
+    """The state of the file when it was read."""
 
     def refresh(self, library: Core) -> None:
         """Give the library what the file has got since; what it knows already stays."""
@@ -47,24 +51,12 @@ class _Table:
             now = ()
         if now == self.read or (self.run and self.read is not None):
             return
-        self.read = now
-        known = self._known(library)
-        library.learn(self.number, distributed.of_first(known) if self.run else known)
-
-    def _known(self, library: Core) -> list[tuple[Entry, str, bool]]:
+        self.read, known = now, list[tuple[Entry, str, bool]]()
         try:
             known = matching(tuning_file.read(self.path), stamp(library, self.place))
         except FileError as error:
             notices.warn(f"the tuning file is not used: {_text(error)}")
-            return []
-        return known
-
-    def keep(self, library: Core, found: list[Entry]) -> None:
-        """Write what was measured; what cannot be written is reported once, and holds for this process."""
-        try:
-            tuning_file.merge(self.path, {stamp(library, self.place): {entry.key: entry for entry in found}})
-        except FileError as error:
-            notices.warn_or_print(f"what was measured or recorded is not kept: {_text(error)}")
+        library.learn(self.number, distributed.of_first(known) if self.run else known)
 
 
 _lock = threading.RLock()
@@ -89,15 +81,18 @@ def table(library: Core, given: str | None, place: str = "cpu", *, only_records:
 
 
 def keep(library: Core) -> None:
-    """Write what was measured or recorded since the last time to the files."""
+    """Write what was measured or recorded since the last time; what cannot be written is reported, and holds for this process."""
     with _lock:
         when = time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime())
         found: dict[int, list[Entry]] = {}
         for row in library.measured():
             found.setdefault(row.pop("table"), []).append(Entry(**row, when=when))
-        for one in _tables.values() if found else ():  # entering costs the same after any number of files
-            if one.number in found:
-                one.keep(library, found[one.number])
+        for number, entries in found.items():
+            try:
+                one = [*_tables.values()][number - 1]
+                tuning_file.merge(one.path, {stamp(library, one.place): {entry.key: entry for entry in entries}})
+            except FileError as error:
+                notices.warn_or_print(f"what was measured or recorded is not kept: {_text(error)}")
 
 
 def used_by(rows: Iterable[Choice]) -> Groups:
@@ -111,10 +106,10 @@ def used_by(rows: Iterable[Choice]) -> Groups:
     for path, place in {(one.path, one.place) for one in _tables.values()}:
         with suppress(FileError):  # reported when it was to be used
             for which, entries in tuning_file.read(path).items():
-                used = {key: entry for key, entry in entries.items() if key[:2] in wanted and entry.math}
-                mine = {key: entry if entry.is_settled else entry.agreed_on(*wanted[key[:2]]) for key, entry in used.items()}
-                if mine and not which.differs(stamp(library, place))[0]:
-                    found.setdefault(which, {}).update(mine)
+                if not which.differs(stamp(library, place))[0]:
+                    used = {key: entry for key, entry in entries.items() if key[:2] in wanted and entry.math}
+                    for key, entry in used.items():
+                        found.setdefault(which, {})[key] = entry if entry.is_settled else entry.agreed_on(*wanted[key[:2]])
     return found
 
 
@@ -145,22 +140,16 @@ def _permission(library: Core, number: int) -> int:
 
     What was measured before is written first: a crash loses one. What a signal's handler raises is passed on by the library.
     """
-    try:
-        keep(library)
-        if _is_compiling():
-            return Permission.NOT_THIS_CALL
-        if _is_near_memory_cap(number):
-            return Permission.LATER
-        _progress(library)
-        rank = distributed.rank()
-        if is_busy() and rank in (None, 0):  # all ranks choose alike
-            return Permission.BUSY if rank is None else Permission.LATER
-        return Permission.NOW if rank is None else Permission.FOR_NEXT_RUN if rank == 0 else Permission.OTHER_RANK
-    except (OSError, RuntimeError) as error:
-        if isinstance(error, TimeoutError):
-            raise
-        print(f"msctx: nothing is measured: {error}", file=sys.stderr)
+    keep(library)
+    if _is_compiling():
+        return Permission.NOT_THIS_CALL
+    if _is_near_memory_cap(number):
         return Permission.LATER
+    _progress(library)
+    rank = distributed.rank()
+    if is_busy() and rank in (None, 0):  # all ranks choose alike
+        return Permission.BUSY if rank is None else Permission.LATER
+    return Permission.NOW if rank is None else Permission.FOR_NEXT_RUN if rank == 0 else Permission.OTHER_RANK
 
 
 _due = 3.0
@@ -223,7 +212,7 @@ def _is_compiling() -> bool:
 
 def _is_near_memory_cap(number: int) -> bool:
     """Whether less than 20 % is left where a table's convolutions run: what is tried takes memory of its own."""
-    place = next(one.place for one in list(_tables.values()) if one.number == number)
+    place = [*_tables.values()][number - 1].place
     when, share = _shares.get(place, (-math.inf, 1.0))
     if (now := time.monotonic()) - when > 1:  # seconds: to read the groups of a container takes longer than a small convolution
         share = SHARE_LEFT[place]()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -134,7 +133,7 @@ def merge(path: Path, new: Mapping[Stamp, Mapping[Key, Entry]]) -> None:
                     group[key] = entry
                 elif entry.ran:
                     group[key] = old.with_vote(entry)
-        _write(path.resolve(), text_of(groups))
+        cachedir.write(path.resolve(), text_of(groups).encode(), mode=0o666)  # as the umask has it: it may be shared
 
 
 def clear(path: Path) -> int:
@@ -154,16 +153,6 @@ def text_of(groups: Mapping[Stamp, Mapping[Key, Entry]]) -> str:
         parts.append(f'    {{\n      "stamp": {stamped},\n      "entries": [\n{lines}\n      ]\n    }}')
     body = ",\n".join(parts)
     return f'{{\n  "format": "{FORMAT}",\n  "groups": [\n{body}\n  ]\n}}\n'
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 @contextmanager
