@@ -150,7 +150,6 @@ class Base:
         self.version = 0  # counts the changes
         self.read_environment = False
         self._is_starting = False
-        self.resets = 0  # counts how often everything was taken back
         self.plan = NOTHING
         self.hold: Hold | None = None
         self.opened: set[Any] = set()  # the open scopes of every thread, guests left out
@@ -233,7 +232,6 @@ class Base:
             if self.levels or (self.hold is not None and self.hold.records):
                 self._become({})
             self.read_environment = True  # what was taken back would come again with the next use
-            self.resets += 1
 
     @contextmanager
     def laid_under(self, levels: Mapping[str, Layer]) -> Iterator[Plan]:
@@ -251,7 +249,6 @@ class Base:
             with self.lock:
                 self._become(before)
                 self.read_environment = bool(before)
-                self.resets += 1
 
     def _become(self, levels: dict[str, Layer], just_set: Collection[str] = (), *, absent: bool = False) -> None:
         from msctx.context import ledger

@@ -6,7 +6,7 @@ import math
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from os import PathLike
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
-from msctx.context import Context, layers_of, ledger, modes
+from msctx.context import Context, layers_of, ledger
 from msctx.context.base import BASE, within
 from msctx.context.blocks import refuse_lazy
 from msctx.context.bound import Bound
 from msctx.context.scopes import Ran, Scope, innermost, stack
 from msctx.dynamo import outside_dynamo
 from msctx.errors import Diagnostic, OptionError, ScopeError
-from msctx.native.watched import OF_PROCESS
+from msctx.native import watched
 from msctx.notices import user_frame
 from msctx.options import Layer, make_layer
 from msctx.options.layers import with_preset
@@ -151,21 +151,65 @@ class _Places:
 def _models(scope: Scope) -> list[nn.Module]:
     """The watched models that are acted on inside a scope, or inside those that are open in it."""
     scopes = stack.scopes if scope in stack.scopes else scope.around
-    found = [model for watched in (OF_PROCESS, *(s.context._watched for s in scopes)) for model in watched.alive()]
+    found = [model for own in (watched.OF_PROCESS, *(s.context._watched for s in scopes)) for model in own.alive()]
     return [*{id(model): model for model in found}.values()]
 
 
 def _begin_mode(mode: str | None, scope: Scope, turn: Turn) -> None:
-    if mode is None:
-        return
-    is_training = mode == "training"
-    turn.begin(partial(modes.take, _models(scope), training=is_training), modes.give_back)
-    around: list[Callable[[], Any]] = [torch.enable_grad] if is_training else [torch.inference_mode]
-    if is_training and torch.is_inference_mode_enabled():
-        around.insert(0, partial(torch.inference_mode, False))
-    for manager in around:
+    if mode is not None:
+        is_training = mode == "training"
+        turn.begin(partial(_take_mode, _models(scope), is_training), _give_back)
         with uninterrupted():
-            turn.enter_context(manager())
+            turn.enter_context(torch.inference_mode(not is_training))  # False: with gradients
+
+
+_Mode = tuple[int, bool, dict[int, tuple[Any, bool]]]
+"""Of one run: its thread, whether it trains, and id of a module → the module, and whether it was in train mode."""
+_modes: list[_Mode] = []
+"""A module has one mode for all threads: runs that want the same share it."""
+_lock = threading.Lock()
+
+
+def _take_mode(models: Iterable[nn.Module], training: bool) -> _Mode:
+    """Have models in train or eval mode. Those in train mode already are left as they are: they may have frozen parts.
+
+    Raises:
+        ScopeError: another thread wants a model in the other mode. Nothing was changed.
+    """
+    mode: _Mode = threading.get_ident(), training, {}
+    with _lock:
+        for model in models:
+            found = {id(module): (module, module.training) for _, module in watched.paths_of(model)}
+            if any(there is not training and thread != mode[0] and found.keys() & held for thread, there, held in _modes):
+                wanted, other = ("train", "eval") if training else ("eval", "train")
+                raise ScopeError(
+                    f"{type(model).__name__} cannot go into {wanted} mode: a session of another thread runs it in {other} mode, "
+                    "and a model has one for all threads. Give each thread a copy, or run one after the other."
+                )
+            mode[2].update(found)
+        _modes.append(mode)
+    try:
+        for model in models:
+            if not (training and model.training):
+                model.train(training)
+    except BaseException:
+        _give_back(mode)
+        raise
+    return mode
+
+
+def _give_back(mode: _Mode) -> None:
+    """Put each module back, or leave that to the next run that has it."""
+    with _lock:
+        place = next(place for place, other in enumerate(_modes) if other is mode)
+        later = _modes[place + 1 :]
+        del _modes[place]
+        for number, (module, was) in mode[2].items():
+            heir = next((held for _, _, held in later if number in held), None)
+            if heir is not None:
+                heir[number] = module, was
+            elif module.training is not was:
+                module.training = was
 
 
 def _is_over(until: str, ratio: float) -> bool:

@@ -25,10 +25,12 @@ def plainly() -> Iterator[None]:
 
 
 class Changes:
-    """The value of a switch; ``None``: the parts are as the program has made them."""
+    """The value of a switch; :attr:`off`: the parts are as the program has made them."""
+
+    off: Any = None
 
     def __init__(self) -> None:
-        self.wanted: Any = None
+        self.wanted = self.off
         self.before: dict[int, tuple[weakref.ref[Any], Any]] = {}
         """id of a part → the part, and what it had; none is forgotten before it is put back or gone."""
         watched.FOLLOWERS.append(self)
@@ -51,9 +53,9 @@ class Changes:
         return self.wanted
 
     def write(self, wanted: Any) -> None:
-        """Whatever fails, the value is ``None`` then, and an error names what could not be put back."""
+        """Whatever fails, the value is :attr:`off` then, and an error names what could not be put back."""
         with watched.lock:
-            if wanted == self.wanted and (wanted is not None or not self.before):
+            if wanted == self.wanted and (wanted != self.off or not self.before):
                 return
             self._end_all()
             self.wanted = wanted
@@ -66,7 +68,7 @@ class Changes:
 
     def begin(self, model: nn.Module) -> None:
         """All parts of a model or, after an error, none."""
-        if self.wanted is None:
+        if self.wanted == self.off:
             return
         changed: list[int] = []
         with watched.lock, plainly():
@@ -90,7 +92,7 @@ class Changes:
                 self._put_back([number for number in own if number in self.before])
 
     def _end_all(self) -> None:
-        self.wanted = None
+        self.wanted = self.off
         self._put_back([*self.before])
 
     def _put_back(self, numbers: list[int]) -> None:
@@ -107,13 +109,3 @@ class Changes:
             self.before.pop(number, None)
         if errors:
             raise SwitchError(f"{self.failure(left)}: {errors[0]}") from errors[0]
-
-
-class Switched(Changes):
-    """A change that is on or off."""
-
-    def read(self) -> bool:
-        return self.wanted is not None
-
-    def write(self, wanted: bool) -> None:
-        super().write(wanted or None)

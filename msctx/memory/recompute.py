@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from msctx.memory import offload
-from msctx.memory.changes import Switched
-from msctx.memory.meter import Meter, room_under_caps
+from msctx.memory.changes import Changes
+from msctx.native import memory as pool
 from msctx.native import watched
 from msctx.notices import warn
 from msctx.options.kinds import Size
@@ -59,6 +59,38 @@ def _parts(module: nn.Module, path: str, *, repeated: bool) -> dict[str, nn.Modu
 def _is_large(module: nn.Module) -> bool:
     """Whether a module keeps more than its input and result, which are kept between blocks, too."""
     return isinstance(module, nn.RNNBase) or next(module.children(), None) is not None
+
+
+class Meter:
+    """Counts from its making to :meth:`stop`. On an accelerator it reads torch's statistics, and resets none of them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._number = pool.open_meter() if device.type == "cpu" else None
+        self._begin = 0 if device.type == "cpu" else int(torch.get_device_module(device).memory_allocated(device))
+
+    def stop(self) -> int:
+        """The most bytes that were in use at once, beyond what was in use at the beginning."""
+        if self._device.type != "cpu":
+            return max(0, int(torch.get_device_module(self._device).max_memory_allocated(self._device)) - self._begin)
+        number, self._number = self._number, None
+        return pool.close_meter(number) if number is not None else 0
+
+    def __del__(self) -> None:
+        if getattr(self, "_number", None) is not None:
+            self.stop()
+
+
+def room_under_caps(device: torch.device) -> tuple[int, int] | None:
+    """The tightest cap on a device, and what counts towards it now; ``None``: there is no cap."""
+    if device.type == "cpu":
+        rows = [(row["limit_bytes"], row["current_bytes"]) for row in pool.statistics()["caps"]]
+        return min(rows, key=lambda row: row[0] - row[1], default=None)
+    module: Any = torch.get_device_module(device)
+    fraction = getattr(module, "get_per_process_memory_fraction", lambda device: 1.0)(device)
+    if fraction >= 1:
+        return None
+    return int(fraction * module.get_device_properties(device).total_memory), module.memory_allocated(device)
 
 
 class _Step:
@@ -257,8 +289,10 @@ class _Block:
 _blocks: weakref.WeakKeyDictionary[nn.Module, _Block] = weakref.WeakKeyDictionary()
 
 
-class _Recompute(Switched):
-    """Blocks of all watched models are recomputed; off: as torch does."""
+class _Recompute(Changes):
+    """Whether blocks of all watched models are recomputed."""
+
+    off = False
 
     def parts(self, model: nn.Module) -> Iterable[nn.Module]:
         return model.modules()

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from msctx import notices
 from msctx.memory import prefetch
-from msctx.memory.changes import Switched
+from msctx.memory.changes import Changes
 
 BUNDLE = 4 * 25 * 2**20
 """Bytes from which a bundle of buckets is sent; DDP's buckets have 25 MiB."""
@@ -83,8 +83,10 @@ def data_parallel(model: nn.Module) -> Iterator[Any]:
         yield from (module for module in model.modules() if isinstance(module, DistributedDataParallel))
 
 
-class _Way(Switched):
+class _Way(Changes):
     """Whether the reducers of models reduce in one way."""
+
+    off = False
 
     def __init__(self, way: str, option: str) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import msctx
 from msctx.native import core
-from msctx.switches import cuda_context
+from msctx.switches import torch_cuda
 
 pytestmark = [
     pytest.mark.cuda,
@@ -160,7 +160,7 @@ def test_max_device_memory_leaves_a_large_workspace_out_and_the_result_is_right(
     workspace = ctx.choices()[0].workspace
     assert workspace > 32 << 20, "else it would be lost among what the allocator rounds up"
     torch.cuda.empty_cache()
-    held = torch.cuda.memory_reserved() + (cuda_context.overhead(torch.cuda.current_device()) or 0)
+    held = torch.cuda.memory_reserved() + (torch_cuda.overhead(torch.cuda.current_device()) or 0)
     cap = held + result + workspace // 2
     with msctx.context(max_device_memory=f"{cap >> 20}MB", conv_fprop_algo="fft", fallback="silent") as ctx:
         torch.cuda.reset_peak_memory_stats()
