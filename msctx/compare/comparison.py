@@ -22,7 +22,6 @@ from msctx.compare.result import Cell, Result, Row
 from msctx.context import Context
 from msctx.errors import MsctxError, MsctxWarning, text_of
 from msctx.inspection import environment
-from msctx.native.children import Children
 from msctx.options import make_layer
 from msctx.options.conv_policy import PRODUCT, REQUESTED, RULES
 from msctx.options.precision_rules import PRECISION
@@ -254,7 +253,7 @@ def _run_experiment(comparison: Comparison, watch: Watch) -> Result:
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in choices}
     partial, late = "", f"--quick ends after {comparison.total or 0:.0f} seconds; leave it out to run the other choices, too"
     deadline = None if comparison.total is None else time.perf_counter() + comparison.total
-    with tempfile.TemporaryDirectory(prefix="msctx-compare-") as folder, Children() as children, terminable():
+    with tempfile.TemporaryDirectory(prefix="msctx-compare-") as folder, terminable():
         try:
             for done, (number, name) in enumerate(runs):
                 watch(done, len(runs), {TORCH: "torch", AGAIN: "torch again"}.get(name, name))
@@ -262,7 +261,7 @@ def _run_experiment(comparison: Comparison, watch: Watch) -> Result:
                     partial = late
                 elif not _failure(found[name]) and not _failure(found[TORCH]):
                     words = [*comparison.given.overrides, *words_of(choices[name])]
-                    result = run_point(children, comparison.of, words, Path(folder, str(done)))
+                    result = run_point(comparison.of, words, Path(folder, str(done)))
                     if number >= 0 or result["status"] != "completed":
                         found[name].append(result)
         except KeyboardInterrupt:

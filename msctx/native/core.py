@@ -136,7 +136,7 @@ class Core:
         torch.ops.load_library(str(made.glue))
         self.made = made
         self.c = c = declared(ctypes.CDLL(str(made.glue)), _SIGNATURES)
-        self._hooked = {"cpu"}
+        self.hooked = {"cpu"}
         self._choose_isa()
         if problem := c.msctx_install(_warn):
             raise NativeError(f"the native core could not be registered with PyTorch's dispatcher: {problem}")
@@ -164,26 +164,6 @@ class Core:
     def hook_problem(self, place: str = "cpu") -> str:
         """``""`` while PyTorch's dispatcher calls our kernels, or may yet, else whose it calls."""
         return str(self.c.msctx_hook_problem(PLACES.index(place)))
-
-    def install_cuda(self, cudnn: str, torch_cuda: str, key: str) -> None:
-        """Hook convolutions of CUDA tensors, too; once is enough. The arguments are as in :data:`CUDA`."""
-        if "cuda" in self._hooked:
-            return
-        if problem := self.c.msctx_install_cuda(cudnn, torch_cuda, key):
-            raise NativeError(f"cuDNN's algorithms cannot be named here: {problem}")
-        self._hooked.add("cuda")
-        from msctx.native.cuda import driver, plans
-
-        # without a driver nothing of ours runs there, as its rows show
-        self.c.msctx_serve_cuda_kernels(plans.plan, driver.LIBRARY)
-
-    def install_npu(self, *, has_float32: bool) -> None:
-        """Hook matrix products of an NPU's tensors, too; once is enough. *has_float32*: its matrix unit computes float32."""
-        if "ascend" in self._hooked:
-            return
-        if problem := self.c.msctx_install_npu(has_float32):
-            raise NativeError(f"matrix products cannot be hooked on this NPU: {problem}")
-        self._hooked.add("ascend")
 
     def set_policy(self, place: str, policy: str | None) -> None:
         """Put a policy in force, a text of JSON; ``None``: no policy."""
@@ -229,9 +209,6 @@ _core: Core | None = None
 _failed = ""
 _on_load: list[Callable[[Core], None]] = []
 """What is still to be called with the library: one that is interrupted is called again."""
-IN_BETWEEN = (
-    "the native core is being loaded by what this thread was doing when a signal came: enter no such context in its handler"
-)
 
 
 def when_loaded(begin: Callable[[Core], None]) -> None:
@@ -248,7 +225,7 @@ def loaded() -> Core | None:
 
 def hooked() -> set[str]:
     """The places whose operators it serves."""
-    return {*_core._hooked} if _core is not None else set()
+    return {*_core.hooked} if _core is not None else set()
 
 
 def load() -> Core:
@@ -257,8 +234,6 @@ def load() -> Core:
     Raises:
         NativeError: it cannot be had; the same reason is given again without another try.
     """
-    if _lock._is_owned():  # type: ignore[attr-defined]
-        raise NativeError(IN_BETWEEN)
     with _lock:
         library = _core or _load()
         while _on_load:
@@ -289,7 +264,14 @@ def load_with_cuda() -> Core:
     """
     library = load()
     with _lock:
-        library.install_cuda(*CUDA)
+        if "cuda" not in library.hooked:
+            if problem := library.c.msctx_install_cuda(*CUDA):
+                raise NativeError(f"cuDNN's algorithms cannot be named here: {problem}")
+            library.hooked.add("cuda")
+            from msctx.native.cuda import driver, plans
+
+            # without a driver nothing of ours runs there, as its rows show
+            library.c.msctx_serve_cuda_kernels(plans.plan, driver.LIBRARY)
     return library
 
 
@@ -312,7 +294,10 @@ def load_with_npu() -> Core:
     """
     library = load()
     with _lock:
-        library.install_npu(has_float32=has_float32_products())
+        if "ascend" not in library.hooked:
+            if problem := library.c.msctx_install_npu(has_float32_products()):
+                raise NativeError(f"matrix products cannot be hooked on this NPU: {problem}")
+            library.hooked.add("ascend")
     return library
 
 

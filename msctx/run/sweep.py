@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -13,12 +15,12 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from importlib import import_module
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 from typing import Any
 
 import yaml
 
 from msctx.errors import Diagnostic, FileError, OptionError, nearest, text_of
-from msctx.native.children import Children
 from msctx.options import OPTIONS, find
 from msctx.options.documents import scalar
 from msctx.options.kinds import BadValue
@@ -27,6 +29,9 @@ from msctx.run.config import Experiment, flow
 from msctx.run.ending import Terminated, terminable, undisturbed
 from msctx.run.record import Record, plain
 from msctx.signals import uninterrupted
+
+GRACE = 10.0
+"""Seconds that a run has after Ctrl-C or SIGTERM to end by itself."""
 
 
 class Interrupted(Exception):
@@ -105,10 +110,35 @@ def command(file: str, words: Sequence[str], folder: Path) -> list[str]:
     return [sys.executable, "-m", "msctx", "run", file, *words, "--out", str(folder)]
 
 
-def run_point(children: Children, file: str, words: Sequence[str], folder: Path) -> dict[str, Any]:
-    """Run it in a process that ends with this one; what result.json holds, or ``{"status": "failed", "error": …}``."""
-    done = children.run(command(file, words, folder))
-    return result_of(folder, done.returncode, done.stderr)
+def run_point(file: str, words: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Run it in a process that ends with this one; what result.json holds, or ``{"status": "failed", "error": …}``.
+
+    The process and all that it starts are one group. Ctrl-C is passed on to it, other exceptions as SIGTERM.
+    """
+    with subprocess.Popen(
+        command(file, words, folder),
+        stdin=DEVNULL,
+        stdout=DEVNULL,
+        stderr=PIPE,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+
+        def send(number: int) -> None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+
+        try:
+            _, err = process.communicate()
+        except BaseException as raised:
+            send(signal.SIGINT if isinstance(raised, KeyboardInterrupt) else signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=GRACE)
+            raise
+        finally:
+            send(signal.SIGKILL)
+    return result_of(folder, process.returncode, err)
 
 
 def result_of(folder: Path, code: int, err: str) -> dict[str, Any]:
@@ -133,9 +163,8 @@ def why(result: Mapping[str, Any]) -> str:
 
 def in_turn(file: str, points: Sequence[Point], scratch: Path) -> Results:
     """One after the other, on this machine."""
-    with Children() as children:
-        for number, words, folder in points:
-            yield number, run_point(children, file, words, folder)
+    for number, words, folder in points:
+        yield number, run_point(file, words, folder)
 
 
 def run(
@@ -267,5 +296,5 @@ def _result(folder: Path, job: Any) -> dict[str, Any]:
 
 def _run(command: Sequence[str], folder: str) -> tuple[int, str]:
     """In the job."""
-    done = subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, stdout=DEVNULL, stderr=PIPE, text=True, check=False)
     return done.returncode, done.stderr

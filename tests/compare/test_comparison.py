@@ -267,7 +267,7 @@ def test_each_choice_is_a_run_and_words_apply_to_every_one(tmp_path: Path) -> No
 def test_runs_take_turns_beside_a_control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[list[str]] = []
 
-    def run_point(children: Any, file: str, words: list[str], folder: Path) -> dict[str, Any]:
+    def run_point(file: str, words: list[str], folder: Path) -> dict[str, Any]:
         ran.append(words)
         return {"status": "completed", "seconds": 1.0 if words else 2.0, "loss": 0.5}
 

@@ -136,7 +136,7 @@ class Runs:
         self.ran, self.fails, self.ends, self.raises = list[str](), set[str](), "", KeyboardInterrupt
         monkeypatch.setattr(sweep, "run_point", self)
 
-    def __call__(self, children: Any, file: str, words: list[str], folder: Path) -> dict[str, Any]:
+    def __call__(self, file: str, words: list[str], folder: Path) -> dict[str, Any]:
         self.ran.append(folder.name)
         if folder.name == self.ends:
             raise self.raises
