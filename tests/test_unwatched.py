@@ -16,7 +16,7 @@ from msctx.errors import MsctxWarning
 from msctx.native import watched
 from msctx.run.config import read
 from msctx.run.runner import run_experiment
-from msctx.switches import torch_dynamo
+from msctx.switches import torch_compiler
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +96,7 @@ KEYS = {
 
 @pytest.fixture
 def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_dynamo, "compiled", set())
+    monkeypatch.setattr(torch_compiler, "compiled", set())
 
 
 @pytest.mark.usefixtures("nothing_is_compiled")

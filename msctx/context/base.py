@@ -71,9 +71,9 @@ def ready_plan(settings: Settings, own: Iterable[Layer]) -> Plan:
     plan = plan_here(settings, own)
     if all(NEED_CORE.isdisjoint(layer.settings) for layer in own):
         return plan
-    from msctx.switches import native
+    from msctx.switches import parts
 
-    return plan_here(settings, own) if native.prepare(plan.written) else plan
+    return plan_here(settings, own) if parts.prepare(plan.written) else plan
 
 
 def explain(

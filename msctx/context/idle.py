@@ -53,11 +53,11 @@ def _unmet(row: Row, since: int) -> list[str]:
     kinds = [start for start in KINDS if any(value and name.startswith(start) for name, value in row.assignments.items())]
     places = [KINDS[start] for start in kinds]
     if row.value and IN_CODE in row.assignments and row.option.startswith(SPEED_UP):
-        from msctx.switches import torch_dynamo
+        from msctx.switches import torch_compiler
 
         places.append("code that torch.compile makes inside the block")
         word = f"{row.option.removeprefix(f'{SPEED_UP}.')}={row.value}"
-        if any(word in content for content in [*torch_dynamo.compiled]):  # a later entry may run what an earlier one compiled
+        if any(word in content for content in [*torch_compiler.compiled]):  # a later entry may run what an earlier one compiled
             return []
     models = watched.models()
     is_any_gone = watched.last_end > since or len(models) < len(watched.OPEN)
@@ -65,11 +65,11 @@ def _unmet(row: Row, since: int) -> list[str]:
 
 
 def _fits(model: nn.Module, kind: str) -> bool:
-    """FSDP2's, too, for gradients: reductions.py warns of them itself."""
-    from msctx.memory import prefetch, reductions
+    """FSDP2's, too, for gradients: communication.py warns of them itself."""
+    from msctx.memory import communication
 
-    is_parallel = kind == GRADIENTS and next(reductions.data_parallel(model), None) is not None
-    return is_parallel or next(prefetch.modules(model), None) is not None
+    is_parallel = kind == GRADIENTS and next(communication.data_parallel(model), None) is not None
+    return is_parallel or next(communication.modules(model), None) is not None
 
 
 def unmatched(layers: Iterable[Layer], since: int) -> list[str]:

@@ -12,14 +12,12 @@ with collected_later():
     from msctx.switches import (
         environment,
         generators,
-        native,
         parts,
         torch_accelerator,
         torch_compiler,
         torch_core,
         torch_cuda,
         torch_distributed,
-        torch_dynamo,
         torch_inductor,
         torch_mkl,
         torch_npu,
@@ -29,15 +27,15 @@ with collected_later():
     from msctx.switches.base import Switch
 
 _ALWAYS = (
-    *(torch_core, torch_compiler, torch_dynamo, torch_inductor, torch_precision, torch_cuda),
-    *(generators, environment, native, parts),
+    *(torch_core, torch_compiler, torch_inductor, torch_precision, torch_cuda),
+    *(generators, environment, parts),
 )
 _ROWS: tuple[tuple[Callable[[], bool] | None, tuple[Switch, ...]], ...] = (
     *((None, module.SWITCHES) for module in _ALWAYS),
     (torch_mkl.is_here, torch_mkl.SWITCHES),
-    (torch_cuda.is_here, (*torch_cuda.OF_DEVICE, *native.OF_CUDA)),
+    (torch_cuda.is_here, (*torch_cuda.OF_DEVICE, *parts.OF_CUDA)),
     (torch_distributed.is_here, torch_distributed.SWITCHES),
-    (torch_npu.is_here, (*torch_npu.SWITCHES, *torchair.SWITCHES, *native.OF_ASCEND)),
+    (torch_npu.is_here, (*torch_npu.SWITCHES, *torchair.SWITCHES, *parts.OF_ASCEND)),
     (torch_accelerator.is_here, torch_accelerator.SWITCHES),
 )
 """Whether the globals exist in this process (``None``: always), and their rows."""

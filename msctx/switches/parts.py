@@ -1,14 +1,25 @@
-"""Switches of msctx's own parts: what observers show, where watched models keep their tensors, how a session runs."""
+"""Switches of msctx's own parts: policies and memory of the native core, what observers show, where watched models keep their
+tensors, how a session runs."""
 
 from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
 from typing import Any
 
+from msctx.errors import MsctxError
 from msctx.graph import report
+from msctx.native import (  # noqa: F401  # some only count what comes of a policy
+    choices,
+    conv_policy,
+    core,
+    memory,
+    precision_switch,
+    precisions,
+)
 from msctx.switches.base import Switch, reading, writing
 
 # --- parts that the first value loads ---------------------------------------------------------------------------------
@@ -93,16 +104,43 @@ def _of_session(name: str) -> Switch:
     return Switch(name, partial(of_session, name), partial(setattr, _session, name), scope="thread")
 
 
+# --- the native core -----------------------------------------------------------------------------------------------------
+
+
+def _convolution(name: str) -> Switch:
+    place = name.rpartition(".")[2]
+    return Switch(name, partial(conv_policy.IN_FORCE.get, place), partial(conv_policy.write, place))
+
+
+def _precision(name: str) -> Switch:
+    device = name.rpartition(".")[2]
+    return Switch(
+        name,
+        partial(precision_switch.read, device),
+        partial(precision_switch.write, device),
+        state=(partial(precision_switch.save, device), partial(precision_switch.load, device)),
+        scope="thread",
+        family=name,
+    )
+
+
 SWITCHES = (
+    _convolution("native.convolution.cpu"),
+    _precision("native.precision.cpu"),
+    _precision("native.precision.cuda"),
+    _precision("native.precision.ascend"),
+    # put back always: while another allocator is in force, there is a pool that does not show
+    Switch("native.memory_pool", memory.read_pool, memory.write_pool, state=(memory.read_pool, memory.write_pool)),
+    Switch("native.memory_caps", memory.read_caps, memory.write_caps),
     _turned("models.saved_on_host", "msctx.memory.offload:", "activations"),
     _part("models.parameters", "msctx.memory.parameters:PLACES."),
     _turned("models.copies_of_parameters", "msctx.memory.parameters:", verbs=("copies", "copy_for_operators")),
     _part("models.weight_format", "msctx.memory.weight_format:FORMAT."),
     _part("models.recompute", "msctx.memory.recompute:RECOMPUTE.", unwritten=False),
-    _part("models.gradients_postponed", "msctx.memory.reductions:POSTPONED.", unwritten=False),
-    _part("models.gradients_bundled", "msctx.memory.reductions:BUNDLED.", unwritten=False),
-    _part("models.gathered_ahead_forward", "msctx.memory.prefetch:FORWARD."),
-    _part("models.gathered_ahead_backward", "msctx.memory.prefetch:BACKWARD."),
+    _part("models.gradients_postponed", "msctx.memory.communication:POSTPONED.", unwritten=False),
+    _part("models.gradients_bundled", "msctx.memory.communication:BUNDLED.", unwritten=False),
+    _part("models.gathered_ahead_forward", "msctx.memory.communication:FORWARD."),
+    _part("models.gathered_ahead_backward", "msctx.memory.communication:BACKWARD."),
     *(_observer(name, *reader) for name, reader in READERS.items()),
     _slot("observers.print_file", "msctx.observers.printing:SLOT"),
     _slot("observers.replicas", "msctx.observers.replicas:SLOT"),
@@ -121,3 +159,24 @@ SWITCHES = (
     _of_session("session.low_precision.ascend"),
     _part("torch.dataloader.shared", "msctx.native.shared_batches:", scope="thread"),
 )
+OF_CUDA = (_convolution("native.convolution.cuda"),)
+OF_ASCEND = (_convolution("native.convolution.ascend"),)
+
+
+def prepare(assignments: Mapping[str, Any]) -> bool:
+    """Load, or build, what writing *assignments* needs; it may be interrupted. Returns whether plans may be others now."""
+    before, has_failed = core.hooked(), False
+    for name, value in assignments.items():
+        try:
+            if value and (load := LOADS.get(name)):
+                load()
+        except MsctxError:
+            has_failed = True
+    return has_failed or core.hooked() != before
+
+
+LOADS = {
+    **{row.name: core.load for row in SWITCHES if row.name.startswith("native.") or row.name in READERS},
+    **{f"native.convolution.{place}": load for place, load in conv_policy.LOAD.items()},
+}
+"""Switch → what loads the library that it needs."""

@@ -12,7 +12,7 @@ from torch import nn
 
 import msctx
 from msctx.amp import watched
-from msctx.memory.reductions import data_parallel
+from msctx.memory.communication import data_parallel
 from msctx.native.watched import models
 
 lightning = pytest.importorskip("lightning.pytorch")

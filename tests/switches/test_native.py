@@ -13,7 +13,7 @@ from msctx.native import conv_policy, core, precision
 from msctx.options.conv_policy import REQUESTED, RULES, ConvPolicy, option_of
 from msctx.shipped import KERNEL_SOURCES
 from msctx.switches import SWITCHES
-from msctx.switches.native import LOADS
+from msctx.switches.parts import LOADS
 
 CPU, CUDA, ASCEND = (SWITCHES[f"native.convolution.{place}"] for place in core.PLACES)
 

@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -198,3 +199,41 @@ def test_pynative_mode_does_not_load_dynamo(run_forked: Callable[..., subprocess
         assert ran
         """)
     assert done.returncode == 0, done.stderr
+
+
+# --- code that is compiled under other settings is other code to Dynamo ----------------------------------------------------
+
+APART = SWITCHES["torch.dynamo.apart"]
+
+
+def test_code_is_compiled_once_for_each_content() -> None:
+    compiled = 0
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        nonlocal compiled
+        compiled += 1
+        return graph.forward
+
+    f, x = torch.compile(lambda x: x + 1, backend=backend), torch.ones(2)
+    outside = APART.take()
+    f(x)
+    for word, expected in (("a", 2), ("b", 3), ("a", 3)):
+        APART.set((word,))
+        f(x)
+        assert (APART.read(), compiled) == ([word], expected)
+    APART.put_back(outside)
+    f(x)
+    assert (APART.read(), compiled) == (None, 3)
+
+
+def test_the_autocast_that_stands_for_settings_comes_back() -> None:
+    found = torch.is_autocast_enabled("mtia"), torch.get_autocast_dtype("mtia"), torch.is_autocast_enabled("cpu")
+    state = APART.take()
+    APART.set(("a",))
+    inner = APART.take()
+    APART.set(None)
+    APART.put_back(inner)
+    assert APART.read() == ["a"]
+    assert torch.is_autocast_enabled("mtia")
+    APART.put_back(state)
+    assert (torch.is_autocast_enabled("mtia"), torch.get_autocast_dtype("mtia"), torch.is_autocast_enabled("cpu")) == found

@@ -7,7 +7,7 @@ from samples import values
 from msctx.errors import OptionError
 from msctx.options import DEVICES, OPTIONS
 from msctx.plan import Plan
-from msctx.switches.native import LOADS
+from msctx.switches.parts import LOADS
 from msctx.themes import NEED_CORE
 
 WHY = "there is no compiler"

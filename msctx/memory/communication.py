@@ -1,8 +1,9 @@
-"""How watched DistributedDataParallel models reduce gradients: during the backward pass or after it, in how many messages.
+"""How watched models communicate: when DistributedDataParallel reduces gradients, and when FSDP2 gathers weights.
 
-A communication hook decides it. DDP cannot lose one: outside, the hook reduces each bucket as DDP does by default.
+A communication hook decides when DDP reduces. DDP cannot lose one: outside, the hook reduces each bucket as DDP does by default.
 """
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,7 +14,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from msctx import notices
-from msctx.memory import prefetch
 from msctx.memory.changes import Changes
 
 BUNDLE = 4 * 25 * 2**20
@@ -105,7 +105,7 @@ class _Way(Changes):
                 parallel.register_comm_hook(_reducers[parallel], reduce)
             _reducers[parallel].ways.add(self.way)
             yield parallel, None
-        if next(prefetch.modules(model), None) is not None:
+        if next(modules(model), None) is not None:
             notices.warn(NOT_SHARDED.format(self.option))
 
     def put_back(self, part: Any, before: None) -> None:
@@ -120,3 +120,67 @@ def _hook(parallel: Any) -> str:
 
 
 POSTPONED, BUNDLED = _Way("postponed", "enable_grad_comm_opt, hcom_parallel"), _Way("bundled", "enable_task_opt")
+
+
+# --- FSDP2: weights are gathered while the module before computes, or just before use -------------------------------------
+
+
+class _Ahead(Changes):
+    """Whether one module ahead is gathered; ``None``: as the program has it."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def parts(self, model: nn.Module) -> Iterator[Any]:
+        return modules(model)
+
+    def change(self, model: nn.Module) -> Iterator[tuple[Any, tuple[list[Any], list[Any]]]]:
+        """What a module had is the list that was found, and the list in its place."""
+        order = _in_order(model, self.way)
+        for place, module in enumerate(order):
+            if id(module) in self.before:
+                continue
+            following = [one for one in order[place + 1 :] if _has_weights(one)][:1] if self.wanted else []
+            if not self.wanted and self.way == "backward":
+                following = [module]  # FSDP prefetches by itself if the list is empty; this module is gathered already
+            found = _list(module, self.way)
+            getattr(module, f"set_modules_to_{self.way}_prefetch")(following)
+            yield module, (found, _list(module, self.way))
+
+    def put_back(self, part: Any, before: tuple[list[Any], list[Any]]) -> None:
+        """A list that the program has set since stays."""
+        found, chosen = before
+        if _list(part, self.way) is chosen:
+            setattr(part._get_fsdp_state(), f"_states_to_{self.way}_prefetch", found)
+
+
+def modules(module: nn.Module, *, backward: bool = False) -> Iterator[Any]:
+    """The FSDP modules in a module, in the order of the pass if they run in the order in which they were registered."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and isinstance(module, fsdp.FSDPModule):
+        yield module
+    children = [*module.children()]
+    for child in reversed(children) if backward else children:
+        yield from modules(child, backward=backward)
+
+
+def _in_order(model: nn.Module, way: str) -> list[Any]:
+    """One of those that share a state."""
+    order = modules(model, backward=way == "backward")
+    return [*{id(module._get_fsdp_state()): module for module in reversed([*order])}.values()][::-1]
+
+
+def _list(module: Any, way: str) -> list[Any]:
+    """FSDP has setters of these lists, and no getters."""
+    found: list[Any] = getattr(module._get_fsdp_state(), f"_states_to_{way}_prefetch")
+    return found
+
+
+def _has_weights(module: Any) -> bool:
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)  # torch 2.12 and later
+    return bool(groups) if groups is not None else state._fsdp_param_group is not None
+
+
+FORWARD, BACKWARD = _Ahead("forward"), _Ahead("backward")
