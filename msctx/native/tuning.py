@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import atexit
-import math
 import os
 import sys
 import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 
@@ -27,8 +26,6 @@ Permission = IntEnum("Permission", "NOW LATER FOR_NEXT_RUN OTHER_RANK NOT_THIS_C
 """The answer to the library when a problem is about to be measured; as in kernels/include/msctx/tuning.h."""
 SHARE_LEFT = {"cpu": limits.share_left, "cuda": limits.share_left_on_gpu}
 """What is left of the caps on memory, by the kind of device."""
-_shares: dict[str, tuple[float, float]] = {}
-"""The kind of device → when that was last asked, and the answer."""
 
 
 @dataclass(slots=True)
@@ -109,7 +106,9 @@ def used_by(rows: Iterable[Choice]) -> Groups:
                 if not which.differs(stamp(library, place))[0]:
                     used = {key: entry for key, entry in entries.items() if key[:2] in wanted and entry.math}
                     for key, entry in used.items():
-                        found.setdefault(which, {})[key] = entry if entry.is_settled else entry.agreed_on(*wanted[key[:2]])
+                        ran, math = wanted[key[:2]]
+                        agreed = replace(entry, ran=ran, math=math, votes=[f"{ran} {math}"] * tuning_file.ENOUGH)
+                        found.setdefault(which, {})[key] = entry if entry.is_settled else agreed
     return found
 
 
@@ -143,7 +142,7 @@ def _permission(library: Core, number: int) -> int:
     keep(library)
     if _is_compiling():
         return Permission.NOT_THIS_CALL
-    if _is_near_memory_cap(number):
+    if SHARE_LEFT[[*_tables.values()][number - 1].place]() < 0.2:  # what is tried takes memory of its own
         return Permission.LATER
     _progress(library)
     rank = distributed.rank()
@@ -208,16 +207,6 @@ def _is_compiling() -> bool:
     guards = sys.modules.get("torch._guards")
     is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined]  # torch.jit lacks it in its __all__
     return is_traced or (guards is not None and guards.TracingContext.try_get() is not None)
-
-
-def _is_near_memory_cap(number: int) -> bool:
-    """Whether less than 20 % is left where a table's convolutions run: what is tried takes memory of its own."""
-    place = [*_tables.values()][number - 1].place
-    when, share = _shares.get(place, (-math.inf, 1.0))
-    if (now := time.monotonic()) - when > 1:  # seconds: to read the groups of a container takes longer than a small convolution
-        share = SHARE_LEFT[place]()
-        _shares[place] = now, share
-    return share < 0.2
 
 
 def _text(error: FileError) -> str:

@@ -70,9 +70,6 @@ class Entry:
     def is_settled(self) -> bool:
         return self.votes.count(f"{self.ran} {self.math}") >= ENOUGH
 
-    def agreed_on(self, ran: str, math: str) -> Entry:
-        return replace(self, ran=ran, math=math, votes=[f"{ran} {math}"] * ENOUGH)
-
     def with_vote(self, new: Entry) -> Entry:
         """What most processes chose, *new* included; PyTorch's own path, if that is one of several."""
         votes = [*self.votes, *new.votes]

@@ -398,7 +398,6 @@ def test_the_processes_of_a_run_choose_alike_and_rank_0_measures_for_the_next(tm
 
 def test_near_the_cap_on_memory_nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(tuning.SHARE_LEFT, "cpu", lambda: 0.01)
-    monkeypatch.setattr(tuning, "_shares", {})
     row, measured = forward(tuning_file=tmp_path / "tuning.json")
     assert (row.reasons[0], measured) == ("chosen as by normal: not measured yet", 0)
 

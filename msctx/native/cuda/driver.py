@@ -102,17 +102,12 @@ def _driver() -> Any:
     driver.cuModuleLoadData.argtypes = [c_void_p, c_char_p]
     driver.cuModuleGetFunction.argtypes = [c_void_p, c_void_p, c_char_p]
     driver.cuInit.argtypes = [c_uint]
-    _check_with(driver, driver.cuInit(0), "cuInit")
+    _check(driver.cuInit(0), "cuInit", driver)
     return driver
 
 
-def _check(code: int, what: str) -> None:
-    if code:
-        _check_with(_driver(), code, what)
-
-
-def _check_with(driver: Any, code: int, what: str) -> None:
+def _check(code: int, what: str, driver: Any = None) -> None:
     if code:
         text = c_char_p()
-        driver.cuGetErrorString(code, byref(text))
+        (driver or _driver()).cuGetErrorString(code, byref(text))
         raise NativeError(f"{what}: {(text.value or b'unknown error').decode()} (CUresult {code})")
