@@ -29,7 +29,6 @@ class _Requested:
         return {*self.by_thread.values()}
 
     def put(self, content: str | None) -> None:
-
         if content is None:
             self.by_thread.pop(threading.get_ident(), None)
         else:
@@ -82,18 +81,12 @@ _lock = threading.Lock()
 def put(content: str | None) -> None:
     """Distinguish code that this thread compiles by *content*; None: by the user's tag alone, as it was found."""
     _here.is_put = content is not None
-    if is_threads_own_tag():
+    if is_threads_own(config, TAG):
         _here.requested.put(content)
     else:
         with _lock:
             _process.put(content)
             DISABLING.enforce()
-
-
-def is_threads_own_tag() -> bool:
-    """Whether each thread has a configuration of its own."""
-
-    return is_threads_own(config, TAG)
 
 
 def is_put() -> bool:

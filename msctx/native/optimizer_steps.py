@@ -79,7 +79,6 @@ def _end_step(optimizer: Any, *_: Any) -> None:
 
 
 def _install() -> Callable[[], None]:
-
     handles = (
         optimizer.register_optimizer_step_pre_hook(_begin_step),
         optimizer.register_optimizer_step_post_hook(_end_step),

@@ -129,7 +129,6 @@ def library() -> Any:
 @cache
 def words() -> dict[str, str]:
     """Device → its name in PyTorch."""
-
     return {"cpu": "cpu", "cuda": "cuda", "ascend": torch._C._get_privateuse1_backend_name()}
 
 
@@ -245,7 +244,6 @@ def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None
 
 def _report_autocast(device: str) -> None:
     """One that is switched off is how programs exempt what they compute inside it."""
-
     word = words()[device]
     policy = here.policies.get(device)
     if policy is not None and torch.is_autocast_enabled(word) and here.reported is not here.policies:
@@ -276,7 +274,6 @@ def pause(on: bool) -> None:
 
 def counts(numbers: Iterable[int]) -> dict[int, Any]:
     """Number of a policy → an array of what has been counted of each operator until now: rows of OPS, columns of COUNTED."""
-
     found: dict[int, Any] = {}
     for number in [*numbers]:  # a copy: other threads put policies in force meanwhile
         found[number] = np.zeros((len(OPS), len(COUNTED)), np.int64)

@@ -38,7 +38,6 @@ class State:
 
 def read(device: str) -> str | None:
     """The canonical text of the policy in force in this thread; with a remark where somebody else switched autocast since."""
-
     policy = precision.here.policies.get(device)
     if policy is None:
         return None
@@ -50,7 +49,6 @@ def read(device: str) -> str | None:
 
 
 def save(device: str) -> State:
-
     word, known = precision.words()[device], None
     if precision.here.policies:
         precision.library().msctx_precision_here(precision.DEVICES.index(device), ctypes.byref(known := precision.Known()))
@@ -59,7 +57,6 @@ def save(device: str) -> State:
 
 
 def load(device: str, state: State) -> None:
-
     c, place, word = precision.library(), precision.DEVICES.index(device), precision.words()[device]
     _put(device, state.policy)
     torch.set_autocast_enabled(word, state.enabled)
@@ -73,7 +70,6 @@ def load(device: str, state: State) -> None:
 
 def write(device: str, text: str) -> None:
     """Put a policy in force in this thread for the operators of one kind of device."""
-
     policy, word = precision.policy_of(text), precision.words()[device]
     if not policy.is_off:
         precision.install(device)
@@ -209,7 +205,6 @@ class Arguments(dict[str, Any]):
 
 
 def _install() -> Callable[[], None]:
-
     set_cache, arguments_of = torch.set_autocast_cache_enabled, checkpoint._get_autocast_kwargs
 
     def set_autocast_cache_enabled(*args: Any, **kwargs: Any) -> None:
@@ -219,7 +214,7 @@ def _install() -> Callable[[], None]:
 
     def _get_autocast_kwargs(*args: Any, **kwargs: Any) -> Any:
         device, cpu = arguments_of(*args, **kwargs)
-        return device, _carry(cpu)
+        return device, Arguments(cpu) if precision.here.policies else cpu
 
     passed_over(set_autocast_cache_enabled, _get_autocast_kwargs)
     ours = (
@@ -245,7 +240,3 @@ _autocasts = Held(_install)
 def _note(device: Any) -> None:
     checkpoint, _here.next = _here.next, None
     precision.note_autocast(device, checkpoint)
-
-
-def _carry(arguments: dict[str, Any]) -> dict[str, Any]:
-    return Arguments(arguments) if precision.here.policies else arguments

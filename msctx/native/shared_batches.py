@@ -63,7 +63,6 @@ def write(requested: dict[str, Any] | None) -> None:
 
 
 def _iterate(loader: Any) -> Any:
-
     requested = _here.requested
     ranks = sorted({0, *requested["ranks"]}) if requested else []
     if requested is None or len(ranks) < 2 or requested["rank"] not in ranks or get_worker_info() is not None:

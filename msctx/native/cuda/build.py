@@ -28,19 +28,19 @@ SEPARATOR = b"\0"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A module for one arch. *bytes* are its cubin's; *log* has what ptxas tells of each kernel; *error*: why it is not compiled."""
+    """A module for one arch. *log* has what ptxas tells of each kernel; *error*: why there is no *cubin*."""
 
     module: Module
     arch: str
     compiler: str
     cached: bool = False
-    bytes: int = 0
+    cubin: bytes = b""
     log: str = ""
     error: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        names = ("arch", "compiler", "cached", "bytes", "error")
-        return {"module": str(self.module), **{name: getattr(self, name) for name in names}}
+        said = {"module": str(self.module), "arch": self.arch, "compiler": self.compiler, "cached": self.cached}
+        return {**said, "bytes": len(self.cubin), "error": self.error}
 
 
 def build(
@@ -59,7 +59,7 @@ def build(
     work = [(module, arch) for module in modules for arch in archs]
     files = _read(sources, modules)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return [*pool.map(lambda each: _report(tool, files, *each), work)]
+        return [*pool.map(lambda each: _compiled(tool, files, *each), work)]
 
 
 def cubin(module: Module, arch: str, *, tool: Nvrtc | None = None, sources: Path | None = None) -> bytes:
@@ -68,12 +68,11 @@ def cubin(module: Module, arch: str, *, tool: Nvrtc | None = None, sources: Path
     Raises:
         NativeError: as build(), or the compiler rejects the source.
     """
-    tool = tool or nvrtc.find()
-    try:
-        return _obtain(tool, _read(sources, [module]), module, arch)[0]
-    except _Rejected as error:
+    found = _compiled(tool := tool or nvrtc.find(), _read(sources, [module]), module, arch)
+    if found.error:
         source = (sources or KERNEL_SOURCES / "cuda") / module.source
-        raise NativeError(f"{source} cannot be compiled for {arch} by {tool}:\n{error}") from None
+        raise NativeError(f"{source} cannot be compiled for {arch} by {tool}:\n{found.error}")
+    return found.cubin
 
 
 def origin(sources: Path | None = None) -> str:
@@ -94,29 +93,17 @@ def _read(sources: Path | None, modules: Sequence[Module]) -> dict[str, bytes]:
     return files
 
 
-class _Rejected(Exception):
-    """What a compiler says against a source."""
-
-
-def _obtain(tool: Nvrtc, files: Mapping[str, bytes], module: Module, arch: str) -> tuple[bytes, str, bool]:
-    """The module's cubin and what ptxas told, from the cache or compiled now, and whether it was."""
+def _compiled(tool: Nvrtc, files: Mapping[str, bytes], module: Module, arch: str) -> Report:
+    """From the cache, or compiled now."""
     used = {name: data for name, data in files.items() if name == module.source or name.endswith(".cuh")}
     name = f"{digest(FORMAT, used, str(module), tool.version, arch)[:32]}.cubin"
     path = cachedir.cached("cuda", name)
     if is_new := path is None:
         data, log = tool.compile(used, module, arch)
         if data is None:
-            raise _Rejected(first_lines(log) or "the compiler gives no reason")
+            return Report(module, arch, str(tool), error=first_lines(log) or "the compiler gives no reason")
         path = cachedir.folder("cuda") / name
         with cachedir.naming(path):
             cachedir.write(path, log.encode() + SEPARATOR + data)
-    told, _, data = path.read_bytes().partition(SEPARATOR)
-    return data, told.decode(), is_new
-
-
-def _report(tool: Nvrtc, files: Mapping[str, bytes], module: Module, arch: str) -> Report:
-    try:
-        data, log, is_new = _obtain(tool, files, module, arch)
-    except _Rejected as error:
-        return Report(module, arch, str(tool), error=str(error))
-    return Report(module, arch, str(tool), not is_new, len(data), log)
+    told, _, cubin = path.read_bytes().partition(SEPARATOR)
+    return Report(module, arch, str(tool), not is_new, cubin, told.decode())

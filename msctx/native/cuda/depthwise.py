@@ -65,10 +65,6 @@ class DepthwiseProblem:
         return self.n * self.c * self.extent[0] * self.extent[1]
 
     @property
-    def y_size(self) -> int:
-        return self.n * self.k * self.out[0] * self.out[1]
-
-    @property
     def w_size(self) -> int:
         return self.k * self.window[0] * self.window[1]
 

@@ -35,7 +35,7 @@ def main(watched: str, plain: str) -> None:
         for shape in SHAPES:
             for layout in ("nchw", "channels_last"):
                 p = DepthwiseProblem(dtype, layout, *shape)
-                sizes = {"x": p.x_size, "w": p.w_size, "y": p.y_size}
+                sizes = {"x": p.x_size, "w": p.w_size, "y": p.n * p.k * p.out[0] * p.out[1]}
                 values = {name: rng.standard_normal(size, np.float32) for name, size in sizes.items()}
                 given = {name: value.astype(kind) for name, value in values.items()}
                 for op in OPS:
