@@ -28,13 +28,13 @@ _all: dict[str, list[Forced]] = {}
 
 def override(config: ModuleType, key: str) -> Any:
     """What a program has set *key* to; torch's own sentinel where nothing is set."""
-    own = _entry(config, key).user_override
+    own = config._config[key].user_override
     return own.get() if isinstance(own, ContextVar) else own
 
 
 def put_override(config: ModuleType, key: str, value: Any) -> None:
     """Put back what :func:`override` returned."""
-    entry = _entry(config, key)
+    entry = config._config[key]
     setattr(config, key, entry.default)  # marks what is kept of the configuration as stale
     if isinstance(entry.user_override, ContextVar):
         entry.user_override.set(value)
@@ -44,11 +44,7 @@ def put_override(config: ModuleType, key: str, value: Any) -> None:
 
 def is_threads_own(config: ModuleType, key: str) -> bool:
     """Whether each thread has a value of its own."""
-    return isinstance(_entry(config, key).user_override, ContextVar)
-
-
-def _entry(config: ModuleType, key: str) -> Any:
-    return config._config[key]
+    return isinstance(config._config[key].user_override, ContextVar)
 
 
 def by_variable(name: str, default: str = "0") -> Callable[[], bool]:

@@ -15,7 +15,7 @@ from msctx.context import agreement
 from msctx.context.base import BASE, MISSED, explain, ready_plan, refuse, warn_failing, warn_late, within
 from msctx.context.children import WorkerInit
 from msctx.context.idle import ON_SOMETHING, idle, unmatched
-from msctx.context.scopes import Scope, above_base, end_stranded, innermost, stack
+from msctx.context.scopes import Ran, Scope, above_base, end_stranded, innermost, stack
 from msctx.dynamo import outside_dynamo, untraced
 from msctx.errors import MsctxWarning, RestoreError, ScopeError, StrictError
 from msctx.graph import faults, report
@@ -49,7 +49,7 @@ def _close(scope: Scope, error: BaseException | None) -> None:
     try:  # first: what other threads run by what is put back now is not counted as this context's
         found += scope.end()
         if hold is not None and any(name.startswith(ON_SOMETHING) for name in hold.records):
-            found += [*unmatched(context.layers, scope.since), *idle(plan, context.layers, scope.since, scope.has_run)]
+            found += [*unmatched(context.layers, scope.since), *idle(plan, context.layers, scope.since, Ran.count > scope.ran)]
     finally:
         try:
             if hold is not None:

@@ -31,30 +31,25 @@ class Bound:
         models: Watched,
     ) -> None:
         self.function, self.layers, self._scopes, self._watched = function, layers, scopes, models
-        self._here = here  # what it was bound to was in force in this process
-        self._base_version = BASE.version
+        self._base_version = BASE.version if here else -1  # *here*: what it was bound to was in force in this process
 
     def __getstate__(self) -> dict[str, Any]:
         return {"function": self.function, "layers": self.layers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.function, self.layers = state["function"], state["layers"]
-        self._scopes, self._here, self._base_version, self._watched = (), False, -1, Watched()
+        self._scopes, self._base_version, self._watched = (), -1, Watched()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._scopes and self._scopes[-1] in stack.scopes:  # called where it was bound
             return self.function(*args, **kwargs)
-        if not self._still_holds():
+        holds = all(scope.open for scope in self._scopes) if self._scopes else self._base_version == BASE.version
+        if not holds:
             with Context(self.layers, "bound function", self._watched):
                 return self.function(*args, **kwargs)
         with Turn() as turn:
             turn.begin(self._arrive, self._leave)
             return self.function(*args, **kwargs)
-
-    def _still_holds(self) -> bool:
-        if self._scopes:
-            return all(scope.open for scope in self._scopes)
-        return self._here and self._base_version == BASE.version
 
     def _arrive(self) -> Scope:
         """Be, in this thread, a guest of scopes that another one holds; of the base, where there are none."""

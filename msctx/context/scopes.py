@@ -29,8 +29,7 @@ class Scope:
         self.context, self.settings, self.plan, self.hold = context, settings, plan, hold
         self.who = threading.current_thread()
         self.outer = stack.scopes[-1] if stack.scopes else None
-        self._ran = Ran.count
-        self.since = watched.times
+        self.since, self.ran = watched.times, Ran.count
         self.open = True
         self.leaving = False  # __exit__ has come; if an inner scope was open, it closes with that one
         self.visitors: set[Scope] = set()  # of bound functions that run in other threads under this scope
@@ -45,11 +44,6 @@ class Scope:
             found.insert(0, scope)
             scope = scope.outer
         return tuple(found)
-
-    @property
-    def has_run(self) -> bool:
-        """Whether a session has run a function since this was entered."""
-        return Ran.count > self._ran
 
     def end(self) -> list[str]:
         """Counts nothing any more; returns the rules that nothing has matched."""

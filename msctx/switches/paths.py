@@ -12,11 +12,6 @@ OF_THE_ENGINE = frozenset(
 OF_THE_TUNER = frozenset({"path", "file"})
 
 
-def place(path: str) -> str:
-    """Where a path leads now."""
-    return os.path.abspath(os.path.expandvars(os.path.expanduser(path)))
-
-
 Texts = Mapping[str, Any] | None
 
 
@@ -34,7 +29,8 @@ class Kept:
     def _placed(self, key: str, text: Any) -> Any:
         if not text or not self._is_path(key):
             return text
-        return self.led[key] if self.led and (self.given or {}).get(key) == text else place(text)
+        is_same = (self.given or {}).get(key) == text
+        return self.led[key] if self.led and is_same else os.path.abspath(os.path.expandvars(os.path.expanduser(text)))
 
     def read(self) -> Any:
         return self.led and dict(self.led)

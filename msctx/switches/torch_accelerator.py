@@ -25,7 +25,6 @@ DEFAULTS = {"large_segment_size_mb": "20", "expandable_segments": "False"}
 """The keys that the switch sets → what torch starts with."""
 NOT_EXPANDABLE = ("max_split_size_mb", "garbage_collection_threshold")
 """What torch_npu does not take beside expandable segments; it complains late, and crashes at the next allocation."""
-WORDS = {"True": True, "False": False}
 _PAIR = re.compile(r"([^,:\[\]]+):(\[[^\]]*\]|[^,]*)")
 
 
@@ -51,27 +50,12 @@ def is_here() -> bool:
     return hasattr(_C, "_accelerator_setAllocatorSettings") and hasattr(_C, "_accelerator_getAllocatorSettings")
 
 
-_laid: tuple[str, str] = ("", "")
-"""What was sent last, and the user's text under it."""
-
-
 def _now() -> str:
     """The text in effect. torch_npu reads its own variable only when the first text reaches it."""
     if not is_here():
         return ""
     variable = os.environ.get(ALLOCATOR, "") if hasattr(torch, "npu") else ""
     return _C._accelerator_getAllocatorSettings() or variable
-
-
-def _users() -> str:
-    text = _now()
-    return _laid[1] if text == _laid[0] else text
-
-
-def _over(value: Mapping[str, Any] | None) -> str:
-    """The user's text with *value* laid over it."""
-    users = _users()
-    return join(parse(users) | {key: str(new) for key, new in value.items()}) if value else users
 
 
 def _ours(text: str) -> dict[str, str]:
@@ -100,41 +84,44 @@ def _complaint(text: str, *, keep: bool) -> str:
     return complaint
 
 
-def _plain(text: str) -> Any:
-    return WORDS.get(text, int(text) if text.isdecimal() else text)
-
-
 class _Settings:
     """A value holds some keys of DEFAULTS; ``None``: as the user has it."""
 
+    laid: tuple[str, str] = ("", "")
+    """What was sent last, and the user's text under it."""
+
+    def _over(self, value: Mapping[str, Any] | None) -> tuple[str, str]:
+        """The user's text with *value* laid over it, and that text."""
+        users = self.laid[1] if _now() == self.laid[0] else _now()
+        return join(parse(users) | {key: str(new) for key, new in value.items()}) if value else users, users
+
     def read(self) -> dict[str, Any] | None:
-        return {key: _plain(value) for key, value in _ours(_now()).items()} or None
+        words = {"True": True, "False": False}
+        return {key: words.get(text, int(text) if text.isdecimal() else text) for key, text in _ours(_now()).items()} or None
 
     def write(self, value: Mapping[str, Any] | None) -> None:
-        global _laid
-        users, text = _users(), _over(value)
-        if complaint := _complaint(text, keep=True):
+        laid = self._over(value)
+        if complaint := _complaint(laid[0], keep=True):
             raise SwitchError(complaint)
-        _laid = (text, users)
+        self.laid = laid
 
     def save(self) -> tuple[str, tuple[str, str]]:
-        return _now(), _laid
+        return _now(), self.laid
 
     def load(self, state: tuple[str, tuple[str, str]]) -> None:
-        global _laid
-        text, _laid = state
+        text, self.laid = state
         if text != _now():
             _send(text)
 
     def holds(self, value: Mapping[str, Any] | None) -> bool:
-        return _ours(_now()) == _ours(_over(value))
+        return _ours(_now()) == _ours(self._over(value)[0])
 
     def blocked(self, value: Mapping[str, Any] | None) -> str:
         if not is_here():
             return f"torch {torch.__version__} has no settings of its allocators that can be set late"
         if npu_is_here() and (problem := allocator_problem()):
             raise SwitchError(problem)
-        text = _over(value)
+        text, _ = self._over(value)
         return obstacle(parse(text), npu=npu_is_here()) or _complaint(text, keep=False)
 
 

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -19,11 +20,7 @@ from msctx.switches.base import LateError, Switch
 # --- determinism ------------------------------------------------------------------------------------------------------
 # torch.use_deterministic_algorithms() is not used: it also overwrites inductor's flag, which the user may have set (trap 8),
 # and it loads inductor, a second's work. mode and warn_only have one setter and are two states (trap 12).
-
-
 # While an operator runs that deterministic_except leaves out, in whichever thread, the flag is off, and our library has what it is.
-
-
 _DETERMINISTIC: Any = torch.utils.deterministic
 _core: list[core.Core] = []
 core.when_loaded(_core.append)
@@ -80,13 +77,10 @@ _ENVIRONMENT = 64
 _process = os.getpid()
 
 
-class _Pool:
-    most = torch.get_num_threads()
-    """Threads that torch's pool may have: those that a smaller number leaves out sleep, and keep their mode."""
-    is_reached = False
-    """Whether it has got the mode of a thread from us."""
-
-
+_most = torch.get_num_threads()
+"""Threads that torch's pool may have: those that a smaller number leaves out sleep, and keep their mode."""
+_is_reached = False
+"""Whether it has got the mode of a thread from us."""
 _smallest = sys.float_info.min
 """A name, not a constant: the compiler would halve it once and for all."""
 
@@ -109,33 +103,31 @@ def _libraries() -> tuple[Any, Any] | None:
 def _write_denormals(on: bool) -> None:
     """torch's own setter reaches the calling thread alone: its pool's threads take over the mode here, or each chunk of an operator
     would follow another."""
+    global _is_reached
     torch.set_flush_denormal(on)
-    _Pool.is_reached = True
-    reach_pool()
+    _is_reached = True
+    _reach_pool()
 
 
-def reach_pool() -> None:
+def _reach_pool() -> None:
     """The pool's threads take over the mode of this one, if it was ever changed here: to be called when their number has changed."""
-    _Pool.most = max(_Pool.most, torch.get_num_threads())
-    threads, found = _Pool.most, _libraries()
+    global _most
+    _most, found = max(_most, torch.get_num_threads()), _libraries()
     # after a fork the pool is not there, and waiting for it hangs
-    if not _Pool.is_reached or found is None or threads < 2 or os.getpid() != _process:
+    if not _is_reached or found is None or _most < 2 or os.getpid() != _process:
         return
     libm, openmp = found
     environment = ctypes.create_string_buffer(_ENVIRONMENT)
     libm.fegetenv(environment)
-    openmp.GOMP_parallel(ctypes.cast(libm.fesetenv, ctypes.c_void_p), ctypes.addressof(environment), threads, 0)
+    openmp.GOMP_parallel(ctypes.cast(libm.fesetenv, ctypes.c_void_p), ctypes.addressof(environment), _most, 0)
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 
 def _in_new_thread(function: Callable[[], Any]) -> Any:
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(function()))
-    thread.start()
-    thread.join()
-    return results[0]
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
 
 
 def _save_threads() -> tuple[int, int]:
@@ -149,7 +141,7 @@ def _save_threads() -> tuple[int, int]:
 
 def _write_threads(number: int) -> None:
     torch.set_num_threads(number)
-    reach_pool()
+    _reach_pool()
 
 
 def _load_threads(state: tuple[int, int]) -> None:
