@@ -77,13 +77,11 @@ def close_late(scopes: list[Scope], error: BaseException | None = None) -> None:
 
 def refuse_lazy(function: Callable[..., Any]) -> None:
     """Raise for a function whose body does not run while it is called."""
-    for is_lazy in (isgeneratorfunction, iscoroutinefunction, isasyncgenfunction):
-        if is_lazy(function):
-            name = getattr(function, "__qualname__", repr(function))
-            raise TypeError(
-                f"{name} is a generator or coroutine: its scope would stay open while other code runs. "
-                "Use a with-block inside it, around code that does not yield or await."
-            )
+    if isgeneratorfunction(function) or iscoroutinefunction(function) or isasyncgenfunction(function):
+        raise TypeError(
+            f"{getattr(function, '__qualname__', repr(function))} is a generator or coroutine: its scope would stay open while other "
+            "code runs. Use a with-block inside it, around code that does not yield or await."
+        )
 
 
 class Context:
@@ -206,11 +204,9 @@ class Context:
         plan = self.plan
         if plan.target is None:
             return torch.get_default_device()
-        if plan.target == "CPU":
-            return torch.device("cpu")
-        kind = {"GPU": "cuda", "Ascend": "npu"}[plan.target]
+        kind = {"CPU": "cpu", "GPU": "cuda", "Ascend": "npu"}[plan.target]
         try:
-            return torch.device(kind) if plan.device_id is None else torch.device(kind, plan.device_id)
+            return torch.device(kind) if kind == "cpu" or plan.device_id is None else torch.device(kind, plan.device_id)
         except RuntimeError:  # torch knows npu only once torch_npu is there
             refuse(plan)
             raise

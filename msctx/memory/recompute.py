@@ -202,8 +202,9 @@ class _Block:
         is_installed = RECOMPUTE.before.get(self.number, (None, None))[1] is self
         if torch.compiler.is_compiling() or not is_installed or not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        self.recomputed, self.reason, step = self._decide(module, (args, kwargs))
-        if not self.recomputed or step is None:
+        self.reason, step = self._decide(module, (args, kwargs))
+        self.recomputed = step is not None
+        if step is None:
             return forward(*args, **kwargs)
         then, parameters, passes = _State(module), [*module.parameters()], itertools.count()
         versions = _versions(
@@ -258,24 +259,22 @@ class _Block:
         if step.meter is not None:
             step.saved[self] += self.saved_bytes
 
-    def _decide(self, module: nn.Module, inputs: Any) -> tuple[bool, str, _Step | None]:
-        """Whether this call is recomputed, why, and in which step."""
+    def _decide(self, module: nn.Module, inputs: Any) -> tuple[str, _Step | None]:
+        """Why this call is recomputed, and in which step; or why it is not."""
         tensors, parameters = _tensors(inputs), [*module.parameters()]
         if not any(tensor.requires_grad for tensor in (*tensors, *parameters)) or any(
             map(is_lazy, (*parameters, *module.buffers()))
         ):
-            return False, self.reason, None
+            return self.reason, None
         if not tensors or torch.jit.is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None:  # type: ignore[attr-defined]
-            return False, "it is traced, transformed by torch.func, or receives no tensors", None
+            return "it is traced, transformed by torch.func, or receives no tensors", None
         if (hooks := offload.hooks_in_force()) is not None and hooks[0].__module__ != offload.__name__:
-            return False, "hooks on saved tensors are in force (torch.utils.checkpoint, save_on_cpu)", None
+            return "hooks on saved tensors are in force (torch.utils.checkpoint, save_on_cpu)", None
         device = max((tensor.device for tensor in tensors), key=lambda device: device.type != "cpu")
         step = _step_of(self, sum(tensor.nbytes for tensor in tensors), device)
-        obstacle = (
-            "it writes to its inputs" if self._writes_to_inputs else "" if self.saved_bytes != 0 else "it saves only its inputs"
-        )
-        is_kept = bool(obstacle) or self in step.kept
-        return not is_kept, obstacle or ("fits under the cap" if is_kept else step.reason), step
+        if self._writes_to_inputs or self.saved_bytes == 0:
+            return "it writes to its inputs" if self._writes_to_inputs else "it saves only its inputs", None
+        return ("fits under the cap", None) if self in step.kept else (step.reason, step)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Block:
         return _Block(memo[self.number])

@@ -11,7 +11,6 @@ from msctx.imports import collected_later
 with collected_later():
     from msctx.switches import (
         environment,
-        generators,
         parts,
         torch_accelerator,
         torch_compiler,
@@ -28,7 +27,7 @@ with collected_later():
 
 _ALWAYS = (
     *(torch_core, torch_compiler, torch_inductor, torch_precision, torch_cuda),
-    *(generators, environment, parts),
+    *(environment, parts),
 )
 _ROWS: tuple[tuple[Callable[[], bool] | None, tuple[Switch, ...]], ...] = (
     *((None, module.SWITCHES) for module in _ALWAYS),

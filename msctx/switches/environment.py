@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -67,12 +66,6 @@ def _hccl_adds_in_fixed_order(value: str) -> bool:
     return _has_group_of("hccl") if found is None else found.lower() in ("true", "strict")
 
 
-def _lower_limit(limit: int) -> None:
-    """What is called at this moment may already be deeper: then what is in force stays."""
-    with suppress(RecursionError):
-        sys.setrecursionlimit(limit)
-
-
 SWITCHES = (
     _read_once(
         "env.CUBLAS_WORKSPACE_CONFIG",
@@ -101,7 +94,6 @@ SWITCHES = (
         sys.getrecursionlimit,
         sys.setrecursionlimit,
         satisfied=lambda needed: sys.getrecursionlimit() >= needed,
-        state=(sys.getrecursionlimit, _lower_limit),
         family="python.recursion_limit",
     ),
 )

@@ -25,12 +25,7 @@ def _has_no_cache(on: bool) -> str:
 
 
 _caches = True
-"""What :func:`_keep` last wrote: torch 2.11 cannot be requested."""
-
-
-def _keeps() -> bool:
-    ask = getattr(_C, "_cuda_cudaCachingAllocator_is_enabled", None)
-    return bool(ask()) if ask else _caches
+"""What was last written: torch has no public way to ask, and 2.11 none at all."""
 
 
 def _keep(on: bool) -> None:
@@ -137,7 +132,7 @@ OF_DEVICE = (
     current_device("torch.cuda.current_device", lambda: torch.cuda),
     memory_cap("torch.cuda.memory_cap", lambda: torch.cuda, overhead),
     # by the functions below torch.cuda's, which does nothing before CUDA is initialised
-    Switch("torch.cuda.caching_allocator", _keeps, _keep, blocked=_has_no_cache),
+    Switch("torch.cuda.caching_allocator", lambda: _caches, _keep, blocked=_has_no_cache),
     synchronize_each_op("torch.cuda.synchronize_each_op", lambda: torch.cuda),
     wait("torch.cuda.stream_sync_timeout", lambda: torch.cuda, "Stream"),
     wait("torch.cuda.event_sync_timeout", lambda: torch.cuda, "Event"),

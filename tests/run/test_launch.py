@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from msctx.cli import main
-from msctx.switches.generators import of_rank
+from msctx.switches.torch_core import of_rank
 
 EXPERIMENT = """
 context: {deterministic: "ON", seed: 3, seed_by_rank: true}

@@ -10,7 +10,7 @@ import torch
 
 from msctx.native import distributed
 from msctx.switches import SWITCHES
-from msctx.switches.generators import of_rank
+from msctx.switches.torch_core import of_rank
 
 
 def draw() -> tuple[float, float, float]:
