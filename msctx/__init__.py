@@ -28,9 +28,9 @@ with collected_later():
     from msctx.inspection import diff, state
 
 if TYPE_CHECKING:
+    from msctx.graph.calls import grad as grad
     from msctx.graph.calls import jit as jit
-    from msctx.graph.gradients import grad as grad
-    from msctx.graph.gradients import value_and_grad as value_and_grad
+    from msctx.graph.calls import value_and_grad as value_and_grad
     from msctx.graph.report import Graphs
     from msctx.native.choices import Choices
     from msctx.native.precisions import Precisions
@@ -136,12 +136,12 @@ def reset_peak_memory_stats() -> None:
 _MODULES = ("device_context", "mindspore", "run", "runtime")
 _IN_FILES = {
     "Print": "observers.printing",
-    "grad": "graph.gradients",
+    "grad": "graph.calls",
     "jit": "graph.calls",
     "parse_print": "observers.printing",
     "session": "context.session",
     "set_dump": "observers.dump",
-    "value_and_grad": "graph.gradients",
+    "value_and_grad": "graph.calls",
 }
 """A public name → its file."""
 _NEWER = ("get_current_device", "set_device", "set_deterministic", "set_recursion_limit")

@@ -131,7 +131,7 @@ def test_switches_are_declared_soundly() -> None:
 # --- imports ----------------------------------------------------------------------------------------------------------
 
 LAYERS = (
-    ("_version", "errors", "imports", "inductor_pass", "shipped", "tables"),
+    ("_version", "errors", "imports", "shipped", "tables"),
     ("dynamo", "signals"),
     ("notices", "options", "torch_config"),
     ("themes", "native", "recorded"),
@@ -159,7 +159,6 @@ ONLY = {
         "errors",
         "graph",
         "imports",
-        "inductor_pass",
         "native",
         "memory",
         "observers",

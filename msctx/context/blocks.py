@@ -18,7 +18,7 @@ from msctx.context.idle import ON_SOMETHING, idle, unmatched
 from msctx.context.scopes import Ran, Scope, above_base, end_stranded, innermost, stack
 from msctx.dynamo import outside_dynamo, untraced
 from msctx.errors import MsctxWarning, RestoreError, ScopeError, StrictError
-from msctx.graph import faults, report
+from msctx.graph import report
 from msctx.native import counting
 from msctx.native.watched import Watched
 from msctx.notices import warn
@@ -339,7 +339,7 @@ def _exit(context: Context, error: Any) -> None:
         scope.leaving = True
     why = None
     if error is not None:
-        why = faults.explained(error, lambda name: look_up(name, mine.settings, mine.plan.main_device).value)
+        why = report.explained(error, lambda name: look_up(name, mine.settings, mine.plan.main_device).value)
     try:
         close_late(scopes, error)
     except (RestoreError, MsctxWarning) as unrestored:

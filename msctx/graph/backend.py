@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from msctx.graph import breaks, files, scope_passes
+from msctx.graph import files, report
 from msctx.observers import compiled_places
 from msctx.options.policies import Compilation
 from msctx.themes.graph_kernel_flags import DUMP, DUMPS
@@ -37,29 +37,23 @@ class Backend:
         return _stop if self.wanted.only else _stopping(made) if self.wanted.shapes.gears else made
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        from msctx.graph.captured import apply, compile_sides  # they take Dynamo
+
         own = deepcopy(graph.graph) if self.wanted.scope_passes else graph.graph
         try:
             with torch._functorch.config.patch(self._tracing()):
-                return self._parts(scope_passes.apply(graph, self.wanted.scope_passes), inputs)
+                return compile_sides(apply(graph, self.wanted.scope_passes), inputs, self.wanted.region, self._made)
         except torch._dynamo.exc.RestartAnalysis:  # it captures again
             raise
         except Exception as error:
             if self.wanted.whole:
                 raise
-            breaks.not_compiled(graph, error)
+            report.not_compiled(graph, error)
             graph.graph = own  # as the program has it
             return graph.forward
 
-    def _parts(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        def compiled(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            compiler = _compiler(self.wanted, inputs)
-            return compiled_places.naming(graph, compiler(graph, inputs))
-
-        if self.wanted.region is None:
-            return compiled(graph, inputs)
-        from msctx.graph.region import compile_sides
-
-        return compile_sides(graph, inputs, self.wanted.region, compiled)
+    def _made(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compiled_places.naming(graph, _compiler(self.wanted, inputs)(graph, inputs))
 
     def _tracing(self) -> dict[str, Any]:
         """Entries of torch._functorch.config. Where nothing runs, no backward pass will come that has its graph compiled."""

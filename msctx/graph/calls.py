@@ -1,4 +1,4 @@
-"""Which calls are compiled: the outermost call of each module in GRAPH_MODE, and functions of :func:`jit`."""
+"""Which calls are compiled: the outermost call of each module in GRAPH_MODE, and functions of :func:`jit`; gradients as functions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from torch.compiler import is_compiling
+from torch.utils import _pytree as pytree
 
 from msctx.dynamo import passed_over
 from msctx.errors import GraphError, text_of
-from msctx.graph import backend, breaks, faults, report, shapes
+from msctx.graph import backend, report, shapes
 from msctx.native import module_calls
 from msctx.notices import warn
 from msctx.options.policies import Compilation
@@ -183,9 +184,9 @@ def _compile_gear(forms: Forms, failed: str, args: list[Any], kwargs: dict[str, 
     try:
         _ahead(forms, "dynamic_dims", *args, **kwargs)
     except Exception as error:
-        if not faults.is_of_capture(error):
+        if not report.is_of_capture(error):
             raise
-        warn(f"dynamic_dims: {failed}: {breaks.parse(text_of(error))}")
+        warn(f"dynamic_dims: {failed}: {report.parse(text_of(error))}")
     finally:
         backend.here.only_compiles = False
 
@@ -198,11 +199,11 @@ def _call(forms: Forms, wanted: Compilation, /, *args: Any, **kwargs: Any) -> An
         return _inside(forms.compiled, *args, **kwargs)
     except Exception as error:
         refusal = _refusal(forms, error)
-        if refusal is None and not faults.is_of_capture(error):
+        if refusal is None and not report.is_of_capture(error):
             raise
-        raised, found = error, refusal or breaks.parse(text_of(error))
+        raised, found = error, refusal or report.parse(text_of(error))
     if (
-        refusal is None or getattr(raised, "gb_type", "") in faults.RAISES
+        refusal is None or getattr(raised, "gb_type", "") in report.RAISES
     ):  # here, where torch's exceptions are not chained to it
         result = _inside(forms.eager, *args, **kwargs)
     if wanted.whole or refusal is not None:
@@ -224,11 +225,11 @@ def _ahead(forms: Forms, option: str, /, *args: Any, **kwargs: Any) -> None:
         warn(text)
 
 
-def _refusal(forms: Forms, error: Exception) -> breaks.Break | None:
+def _refusal(forms: Forms, error: Exception) -> report.Break | None:
     """Why Dynamo does not capture it; None: the exception is another one."""
     if isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit):
-        return breaks.Break(forms.name, "it needs more variants than are compiled of one function or class", (REASONS,))
-    return breaks.parse(text_of(error)) if isinstance(error, torch._dynamo.exc.Unsupported) else None
+        return report.Break(forms.name, "it needs more variants than are compiled of one function or class", (REASONS,))
+    return report.parse(text_of(error)) if isinstance(error, torch._dynamo.exc.Unsupported) else None
 
 
 def _inside(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -317,3 +318,79 @@ class Eager:
     @property
     def stance(self) -> str:
         return "default" if _here.compiles else "force_eager"
+
+
+for_scalars = False
+"""grad_for_scalar: whether numbers of Python have gradients, too."""
+
+
+def grad(function: Callable[..., Any], grad_position: int | tuple[int, ...] = 0) -> Callable[..., Any]:
+    """The function that returns the gradients of *function*; see :func:`value_and_grad`."""
+    both = value_and_grad(function, grad_position)
+
+    @functools.wraps(function)
+    def gradients(*args: Any, **kwargs: Any) -> Any:
+        return both(*args, **kwargs)[1]
+
+    return gradients
+
+
+def value_and_grad(function: Callable[..., Any], grad_position: int | tuple[int, ...] = 0) -> Callable[..., Any]:
+    """The function that returns what *function* returns, and its gradients: those of the sum of all that it returns.
+
+    It may be used on its own result, for higher derivatives.
+
+    Args:
+        grad_position: the place of the argument to differentiate by, or a tuple of places, which gives a tuple of gradients.
+
+    The gradient of a tensor has its shape and dtype. Under ``grad_for_scalar=True`` numbers of Python have gradients, too: tensors
+    without dimensions, in torch's default dtype. Otherwise they are constants, whose gradients are None.
+
+    Raises:
+        TypeError, ValueError: *grad_position* is no place of an argument; at a call: there is no such argument, or nothing named can
+            be differentiated by.
+    """
+    places = grad_position if isinstance(grad_position, tuple) else (grad_position,)
+    if not places or not all(type(place) is int for place in places):
+        raise TypeError(f"grad_position={grad_position!r} is no place of an argument: a number from 0 on, or a tuple of them")
+    if min(places) < 0:
+        raise ValueError(f"grad_position={grad_position!r}: places are counted from 0 on")
+
+    @functools.wraps(function)
+    def both(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        if max(places) >= len(args):
+            allowed = ", ".join(map(str, range(len(args)))) or "none"
+            raise ValueError(
+                f"grad_position={grad_position!r} is no argument that the call gives by place; these are: {allowed}"
+            )
+        given = {place: tensor for place in places if (tensor := _leaf(args[place])) is not None}
+        if not given:
+            name = getattr(function, "__name__", "the function")
+            more = "" if for_scalars else "; grad_for_scalar=True takes numbers"
+            raise TypeError(f"{name}: none of the arguments at {places} is a tensor of floating-point numbers{more}")
+
+        def total(*chosen: torch.Tensor) -> tuple[torch.Tensor, Any]:
+            filled = {**dict(enumerate(args)), **dict(zip(given, chosen, strict=True))}
+            value = function(*filled.values(), **kwargs)
+            sums = [leaf.sum() for leaf in pytree.tree_leaves(value) if _is_differentiable(leaf)]
+            if not sums:
+                raise TypeError(f"{getattr(function, '__name__', 'the function')} returns no tensor of floating-point numbers")
+            return torch.stack(sums).sum() if len(sums) > 1 else sums[0], value
+
+        found, (_, value) = torch.func.grad_and_value(total, argnums=tuple(range(len(given))), has_aux=True)(*given.values())
+        by_place = dict(zip(given, found, strict=True))
+        gradients = tuple(by_place.get(place) for place in places)
+        return value, gradients[0] if isinstance(grad_position, int) else gradients
+
+    return both
+
+
+def _is_differentiable(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _leaf(value: Any) -> torch.Tensor | None:
+    if isinstance(value, torch.Tensor):
+        return value if _is_differentiable(value) else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return torch.tensor(float(value), dtype=torch.get_default_dtype()) if for_scalars and is_number else None

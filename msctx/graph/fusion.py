@@ -1,38 +1,35 @@
-"""Compiles graphs by inductor with the settings that graph_kernel_flags and the options about passes mean."""
+"""Compiles graphs by inductor with the settings that graph_kernel_flags and the options about passes and weights mean."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 from torch._dynamo.backends.debugging import aot_eager, boxed_nop
 from torch._dynamo.convert_frame import compile_lock
+from torch._guards import TracingContext, tracing
 from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.ir import FixedLayout
+from torch._inductor.lowering import fallback_handler, lowerings
 from torch._inductor.pattern_matcher import PatternMatcherPass
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_symbols
 
-from msctx.graph import breaks, epilogues, weights
-from msctx.graph.frozen import Compile, frozen
+from msctx.graph import epilogues, report
+from msctx.graph.inductor_passes import own_code
 from msctx.notices import warn
 from msctx.options.policies import ALL, BUFFER, GRAPH, TWINS, Compilation
 from msctx.themes.graph_kernel_flags import FUNCTORCH, PATTERN, settings_of
 
 NOT_FROZEN = "frozen_variable: weights are not frozen in code that computes gradients; use torch.no_grad()"
-
-
-@functools.cache
-def own_code() -> str:
-    """A digest of the passes here: what another version of them has put into torch's caches is compiled anew."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
-    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
 
 
 class Way:
@@ -42,7 +39,7 @@ class Way:
         config: settings of inductor.
         aot: settings of AOTAutograd.
         patterns: which patterns of inductor's pattern matcher are replaced, by name; ``None``: all.
-        tag: what distinguishes its code in torch's caches.
+        tag: what distinguishes its code in torch's caches, ``""``: nothing but inductor's settings.
     """
 
     def __init__(self, wanted: Compilation) -> None:
@@ -56,19 +53,42 @@ class Way:
         if wanted.frozen:
             found["freezing"] = True
         if wanted.weights:
-            found |= weights.SETTINGS
+            found |= SETTINGS
         self.patterns: Callable[[str], bool] | None = None
         if found.get("pattern_matcher", True) and not (by_default and all(named.values())):
             self.patterns = lambda name: named.get(name, by_default or name == "_")  # "_": decompositions, which must happen
         self.aot = {name.removeprefix(FUNCTORCH): found.pop(name) for name in [*found] if name.startswith(FUNCTORCH)}
         self.config = found
-        about = own_code(), wanted.flags, wanted.fusion_switches, wanted.weights, wanted.epilogues, wanted.products
-        self.tag = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
+        about = wanted.flags, wanted.fusion_switches, wanted.weights, wanted.epilogues, wanted.products
+        self.tag = hashlib.sha256(repr((own_code(), about)).encode()).hexdigest()[:16] if any(about) else ""
+
+    def compile(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        with self._in_force(), config.patch(self.config):
+            made: Any = compile_fx(graph, inputs, inner_compile=self._inner, config_patches=self.config)
+        return made  # type: ignore[no-any-return]
+
+    def _inner(self, graph: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
+        """In place of inductor's own step from a graph of ATen operators to code; the backward pass comes here later.
+
+        A backward pass that cannot be compiled runs eagerly: its forward pass has run already.
+        """
+        wanted, products = self.wanted, self.wanted.products is not None
+        if (wanted.epilogues or products) and how.get("is_inference"):
+            epilogues.fold(graph, wanted.epilogues, products)
+        is_needed = wanted.whole or not how.get("is_backward")
+        own = None if is_needed else fx.GraphModule(graph, deepcopy(graph.graph))  # passes change the other one
+        try:
+            with self._in_force():
+                return compile_fx_inner(graph, inputs, **how)
+        except Exception as error:
+            if own is None:
+                raise
+            report.not_compiled(own, error)
+            return boxed_nop(own, [])
 
     @contextmanager
-    def in_force(self) -> Iterator[None]:
+    def _in_force(self) -> Iterator[None]:
         """Under Dynamo's lock, as all that torch.compile does."""
-
         shared: Any = importlib.import_module("torch.compiler.config")  # mypy does not see its methods
         with ExitStack() as stack:
             stack.enter_context(compile_lock)
@@ -77,7 +97,7 @@ class Way:
             if self.patterns:
                 stack.enter_context(_only(self.patterns))
             if self.wanted.weights:
-                stack.enter_context(weights.not_copied())
+                stack.enter_context(not_copied())
             yield
 
 
@@ -118,7 +138,6 @@ class _Entries:
 
 def _passes() -> list[Any]:
     """Those of inductor that replace patterns."""
-
     found: list[Any] = []
     for name in ("pre_grad", "joint_graph", "freezing_patterns", "post_grad"):
         for value in vars(importlib.import_module(f"torch._inductor.fx_passes.{name}")).values():
@@ -133,52 +152,107 @@ def _name(entry: Any) -> str:
 
 def compiler(wanted: Compilation) -> Callable[..., Any]:
     """What compiles the graphs of a policy that inductor fuses."""
-
     if (BUFFER, ALL, "off") in wanted.fusion_switches:
         return aot_eager
-    if not (wanted.flags or wanted.fusion_switches or wanted.frozen or wanted.weights or wanted.products):
-        inner = functools.partial(_or_eagerly, wanted, compile_fx_inner)
-        return functools.partial(compile_fx, inner_compile=inner, config_patches=dict(wanted.config))
-    compile = functools.partial(_compile, wanted)
-    return functools.partial(_frozen, compile) if wanted.frozen else compile
+    compile = Way(wanted).compile
+    return partial(frozen, compile) if wanted.frozen else compile
 
 
-def _frozen(compile: Compile, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    if not torch.is_grad_enabled():
-        return frozen(compile, graph, inputs)
-    warn(NOT_FROZEN)
-    return compile(graph, inputs)
+# --- frozen_variable: weights that compiled code holds as constants ---------------------------------------------------------
+
+Compile = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
-def _compile(wanted: Compilation, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+def frozen(compile: Compile, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compile a graph whose parameters and buffers become constants; Dynamo notices those that are replaced.
 
-    way = Way(wanted)
-    inner = functools.partial(_or_eagerly, wanted, functools.partial(_inner, way))
-    with way.in_force(), config.patch(way.config):
-        made: Any = compile_fx(graph, inputs, inner_compile=inner, config_patches=way.config)
-    return made  # type: ignore[no-any-return]
+    What has changed in place is seen by a tensor's version and address at each call. Inductor freezes a graph of fixed shapes
+    again; where shapes have symbols, whose conditions Dynamo has checked already, the graph runs eagerly. Buffers that the graph
+    itself writes, such as statistics, are no constants: they move in every run. A parameter that moves during a run was changed by
+    another thread.
+    """
+    if torch.is_grad_enabled():
+        warn(NOT_FROZEN)
+        return compile(graph, inputs)
+    weights, buffers = [*graph.parameters()], [*graph.buffers()]
+    kept, held = _copy(graph), weights + buffers
+    all_buffers = {*range(len(weights), len(held))}
+    at = _state(held)
+    made, own = compile(graph, inputs), all_buffers
+    fixed = not any(_has_symbols(node) for node in kept.graph.find_nodes(op="placeholder"))
+
+    def run(*args: Any) -> Any:
+        nonlocal made, at, own
+        before = _state(held)
+        if _moved(at, before) - own:
+            with compile_lock:
+                now = _state(held)
+                if _moved(at, now) - own:  # no other thread has compiled it meanwhile
+                    warn(f"frozen_variable: weights have changed. {CHANGED[fixed]}")
+                    made, at, own = _again(compile, kept, args) if fixed else kept.forward, now, all_buffers
+        result = made(*args)
+        own = own & _moved(before, _state(held))
+        return result
+
+    return run
 
 
-def _or_eagerly(
-    wanted: Compilation, inner: Callable[..., Any], graph: fx.GraphModule, inputs: Sequence[Any], **how: Any
-) -> Any:
-    """What *inner* makes of a graph. A backward pass that it cannot compile runs eagerly: its forward pass has run already."""
+CHANGED = {
+    True: "Their code is compiled again, after each change.",
+    False: "Code for several shapes that holds them runs eagerly; do not use frozen_variable where weights change.",
+}
 
-    if wanted.whole or not how.get("is_backward"):
-        return inner(graph, inputs, **how)
-    own = fx.GraphModule(graph, deepcopy(graph.graph))  # passes change the other one
+
+def _state(held: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    return [(value.data_ptr(), 0 if value.is_inference() else value._version) for value in held]
+
+
+def _moved(before: Sequence[tuple[int, int]], after: Sequence[tuple[int, int]]) -> set[int]:
+    return {place for place, (one, other) in enumerate(zip(before, after, strict=True)) if one != other}
+
+
+def _copy(graph: fx.GraphModule) -> fx.GraphModule:
+    """A copy that shares the parameters."""
+    copied = fx.Graph()
+    copied.output(copied.graph_copy(graph.graph, {}))
+    return fx.GraphModule(graph, copied)
+
+
+def _has_symbols(node: fx.Node) -> bool:
+    value = node.meta.get("example_value")
+    return isinstance(value, torch.SymInt) or (isinstance(value, torch.Tensor) and bool(free_symbols(value)))
+
+
+def _again(compile: Compile, kept: fx.GraphModule, args: Sequence[Any]) -> Callable[..., Any]:
+    with tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
+        return compile(_copy(kept), args)
+
+
+# --- convolutions of compiled code read the weights of a model where they are -----------------------------------------------
+
+WEIGHTS = {torch.ops.aten.convolution.default: 1, torch.ops.aten.convolution_backward.default: 2}
+"""Which argument is the weight."""
+SETTINGS = {"layout_optimization": False}
+
+
+@contextmanager
+def not_copied() -> Iterator[None]:
+    """Inductor copies weights to the strides of a convolution's input, in each call, and with layout_optimization to channels_last.
+
+    A copy belongs to no module, so that no rule for one would hold; and kernels bring a weight into a form of their own. To be
+    entered under Dynamo's lock, as all that torch.compile does, with SETTINGS.
+    """
+    tables: Any = lowerings
+    before = {target: tables[target] for target in WEIGHTS if target in tables}
+    for target, lowering in before.items():
+        tables[target] = partial(_lowered, WEIGHTS[target], lowering, fallback_handler(target, add_to_fallback_set=False))
     try:
-        return inner(graph, inputs, **how)
-    except Exception as error:
-        breaks.not_compiled(own, error)
-        return boxed_nop(own, [])
+        yield
+    finally:
+        tables.update(before)
 
 
-def _inner(way: Way, graph: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
-    """In place of inductor's own step from a graph of ATen operators to code; the backward pass comes here later."""
-
-    epilogue, products = way.wanted.epilogues, way.wanted.products is not None
-    if (epilogue or products) and how.get("is_inference"):
-        epilogues.fold(graph, epilogue, products)
-    with way.in_force():
-        return compile_fx_inner(graph, inputs, **how)
+def _lowered(place: int, lowering: Callable[..., Any], as_it_is: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    weight = args[place]
+    is_computed = weight.get_device().type != "cpu" or not isinstance(weight.get_layout(), FixedLayout)
+    return (lowering if is_computed else as_it_is)(*args, **kwargs)

@@ -1,19 +1,25 @@
-"""What was compiled, and why: the rows of ``graphs()``, from torch's structured trace, which its own tools read, too."""
+"""What was compiled, and why not all of it: the rows of graphs(), graph breaks, and exceptions that come out of compiled code.
+
+The rows come from torch's structured trace, which its own tools read, too.
+"""
 
 from __future__ import annotations
 
 import inspect
 import logging
+import os
 import re
+import sys
 import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from msctx.graph.breaks import Break, parse
+from msctx.errors import GraphError, MsctxError, named, text_of
 from msctx.imports import when_imported
 from msctx.native import counting
 from msctx.notices import warn
@@ -22,7 +28,123 @@ from msctx.signals import uninterrupted
 from msctx.tables import Row, Rows
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import fx, nn
+
+# --- graph breaks, and what the compiler raised -----------------------------------------------------------------------
+
+_LINK = "For more details about this graph break"
+_LINE = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """A graph break.
+
+    Attributes:
+        where: ``file:line`` of the program.
+        reason: what Dynamo cannot capture.
+        hints: what to change.
+    """
+
+    where: str
+    reason: str
+    hints: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.reason}"
+
+
+def parse(text: str) -> Break:
+    """What Dynamo writes of a graph break, or the text of its error (``torch._dynamo.exc.Unsupported``)."""
+    body, _, trace = text.partition("Developer debug context:")
+    reason = _reason(body, trace.partition(_LINK)[0])
+    hints = tuple(hint.strip() for hint in re.findall(r"Hint: (.*)", body) if "report an issue to PyTorch" not in hint)
+    where = re.match(r"Graph break in user code at (.+:\d+)", text)
+    user = re.split(r"\n(?:from user code:|User code traceback:)", trace or text)
+    lines = _LINE.findall(user[1].split("\nTraceback (most recent call last):")[0]) if len(user) > 1 else []
+    theirs = [line for line in lines if not line[0].startswith(_not_theirs())]
+    given = [where.group(1)] if where else []
+    is_theirs = bool(given) and not given[0].startswith(_not_theirs())
+    found = given if is_theirs else [":".join(line) for line in theirs[-1:]] or given or [":".join(line) for line in lines[-1:]]
+    return Break(found[0] if found else "unknown place", reason, hints)
+
+
+def _reason(body: str, context: str) -> str:
+    """The explanation; where it is empty, what it is about; where a list follows, its first entry."""
+    explained = re.search(r"(?:Graph Break Reason: )?(.*)\n\s*Explanation: (.*)(?:\n\s*- (.*))?", body)
+    if explained is None:
+        return _first(body)
+    title, sentence, entry = (found.strip() for found in explained.groups(default=""))
+    if sentence and not sentence.endswith(":"):
+        return sentence
+    if sentence:
+        return ": ".join(filter(None, (title, entry))) or sentence
+    return re.sub(r" at 0x[0-9a-f]+", "", _first(context)) if context.strip() else title or "no reason given"
+
+
+def _not_theirs() -> tuple[str, str]:
+    """Where torch's modules and these lie, which are not the program."""
+    torch = getattr(sys.modules.get("torch"), "__file__", None) or "torch"
+    return os.path.join(os.path.dirname(torch), ""), os.path.join(os.path.dirname(__file__), "")
+
+
+def _first(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
+
+
+def not_compiled(graph: fx.GraphModule, error: Exception) -> None:
+    """Warn that a part runs eagerly, since the compiler has failed; with the program's line of the first node that has one."""
+    lines = (_LINE.findall(node.stack_trace or "") for node in graph.graph.nodes)
+    where = next((":".join(found[-1]) for found in lines if found), "a graph")
+    text = f"{where}: the compiler raised {named(error).splitlines()[0]}"
+    warn(f"mode=GRAPH_MODE: {text}. This part runs eagerly; jit_syntax_level='STRICT' makes it an error.")
+
+
+# --- exceptions that come out of compiled code otherwise than out of eager code, or do not name the option -------------
+
+NOTHING_RAN = (
+    "precompile_only=True compiles what is called and runs nothing. So the call returned None, and the program cannot go on with "
+    "that. To compile a loss as well, put it into one module, or one function of msctx.jit, with the model; or end the program after "
+    "the first call."
+)
+ONCE_ONLY = (
+    "mode=GRAPH_MODE: compiled code has first derivatives only, and a second one was requested (create_graph=True). Where you need "
+    "it, call the model inside msctx.context(mode='PYNATIVE_MODE'); the rest may stay compiled."
+)
+RAISES = {"Observed exception", "TypeError when making fake tensor call", "Tensor device mismatch"}
+"""What Dynamo calls code that raises in eager mode, too, most often."""
+_CAPTURES = os.path.join("torch", "_dynamo", "convert_frame.py")
+
+
+def explained(error: BaseException | None, get: Callable[[str], Any]) -> MsctxError | None:
+    """What an exception means that leaves a scope or a run, where an option is why; *get* has the options' values."""
+    if not isinstance(error, Exception) or isinstance(error, MsctxError):
+        return None
+    if "not currently support double backward" in text_of(error):
+        return GraphError(ONCE_ONLY)
+    return GraphError(NOTHING_RAN) if "NoneType" in text_of(error) and get("precompile_only") else None
+
+
+def is_of_capture(error: Exception) -> bool:
+    """Whether Dynamo raised while it captured, and nothing of the program had run: no frame lies between ours and Dynamo's."""
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    if isinstance(error, MsctxError | Warning | BackendCompilerFailed):
+        return False
+    trace = error.__traceback__
+    while trace is not None and _is_ours(trace.tb_frame.f_code):
+        trace = trace.tb_next
+    while trace is not None and os.path.basename(trace.tb_frame.f_code.co_filename) == "eval_frame.py":
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_filename.endswith(_CAPTURES)
+
+
+def _is_ours(code: CodeType) -> bool:
+    """Not those that Dynamo captures: they have names of the program."""
+    return os.path.dirname(code.co_filename) == os.path.dirname(__file__) and code.co_name.startswith("_")
+
+
+# --- rows ---------------------------------------------------------------------------------------------------------------
 
 KEPT = 4096
 
@@ -138,7 +260,7 @@ def _row(key: str, metrics: dict[str, Any], artifacts: list[tuple[str, str]]) ->
         where=where,
         operators=int(metrics.get("graph_op_count") or 0),
         breaks=tuple(dict.fromkeys(parse(text) for name, text in artifacts if name == BREAK)),
-        recompiled="; ".join(dict.fromkeys(map(_reason, reasons))),
+        recompiled="; ".join(dict.fromkeys(map(_guard, reasons))),
         seconds=float(metrics.get("entire_frame_compile_time_s") or 0),
         cache=next((word for word in ("miss", "bypass", "hit") if word in caches), ""),
         settings=_settings(),
@@ -146,7 +268,7 @@ def _row(key: str, metrics: dict[str, Any], artifacts: list[tuple[str, str]]) ->
     )
 
 
-def _reason(text: str) -> str:
+def _guard(text: str) -> str:
     """Without the line of torch's own that has the guard."""
     return (
         "other options of graph mode, another forward of a class of modules, or other global hooks"

@@ -18,7 +18,7 @@ from msctx.context.base import BASE
 from msctx.context.idle import idle
 from msctx.context.scopes import Ran
 from msctx.errors import Diagnostic, EntryFailed, FileError, RecordError
-from msctx.graph.faults import explained
+from msctx.graph.report import explained
 from msctx.inspection import diff, environment, state
 from msctx.native import counting, tuning, tuning_file
 from msctx.native import watched as models

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._logging._internal import log_registry
 
-from msctx.graph import calls, gradients, report
+from msctx.graph import calls, report
 from msctx.imports import when_imported
 from msctx.native import cache_tag
 from msctx.switches import paths
@@ -158,7 +158,7 @@ _DYNAMO, _FUNCTORCH = "torch._dynamo.config", "torch._functorch.config"
 SWITCHES = (
     Switch("graph.compilation", lambda: calls.compilation, partial(setattr, calls, "compilation")),
     Switch("graph.modules", calls.are_compiled, calls.compile_modules, state=(calls.found, calls.put_back)),
-    Switch("graph.grad_for_scalar", lambda: gradients.for_scalars, partial(setattr, gradients, "for_scalars")),
+    Switch("graph.grad_for_scalar", lambda: calls.for_scalars, partial(setattr, calls, "for_scalars")),
     Switch("torch.dynamo.force_eager", _is_eager, _force_eager, state=(_stance, _put_stance)),
     of("torch.dynamo.skip_nnmodule_hook_guards", Forced(_DYNAMO, "skip_nnmodule_hook_guards", lambda: True)),
     of("torch.dynamo.verbose", Forced(_DYNAMO, "verbose", by_variable("TORCHDYNAMO_VERBOSE"))),

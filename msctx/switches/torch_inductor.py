@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from msctx.graph.inductor_passes import Beside
 from msctx.imports import when_imported
-from msctx.inductor_pass import Beside
 from msctx.switches.base import of
 from msctx.torch_config import INDUCTOR, NOTHING, UNSET, Forced, by_variable
 
@@ -148,10 +148,10 @@ _PRODUCTS = {
     getattr(op, name) for op in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm) for name in op.overloads()
 }
 _BESIDE = {
-    "torch.inductor.keeps_products": _Kept("joint_custom_post_pass", "msctx.inductor_pass", "Unchanged"),
-    "torch.inductor.marks_quantized_inputs": _Beside("pre_grad_custom_pass", "msctx.observers.quantized_inputs", "Marking"),
+    "torch.inductor.keeps_products": _Kept("joint_custom_post_pass", "msctx.graph.inductor_passes", "Unchanged"),
+    "torch.inductor.marks_quantized_inputs": _Beside("pre_grad_custom_pass", "msctx.graph.inductor_passes", "Marking"),
     "torch.inductor.removes_concatenations": _Beside(
-        "post_grad_custom_pre_pass", "msctx.graph.concatenations", "Concatenations"
+        "post_grad_custom_pre_pass", "msctx.graph.inductor_passes", "Concatenations"
     ),
 }
 

@@ -10,7 +10,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import msctx
-from msctx.graph.concatenations import Concatenations
+from msctx.graph.inductor_passes import Concatenations
 
 OPTION = "parallel_speed_up_json_path.enable_concat_eliminate_opt"
 X, W = (

@@ -10,7 +10,7 @@ import torch
 from graph_programs import EAGER_GRAPHS, Net, image
 
 import msctx
-from msctx.graph.region import operator_of
+from msctx.graph.captured import operator_of
 
 ALL = {"Conv2d", "Add", "BatchNorm", "Relu", "Mean", "Linear"}
 

@@ -1,19 +1,73 @@
-"""``enable_concat_eliminate_opt``: concatenations of what was split before, and splits of what was concatenated, go.
-
-A batch that is computed in two halves is put together and split again between any two layers that do so.
-"""
+"""Passes of ours among inductor's, beside those of a program."""
 
 from __future__ import annotations
 
+import hashlib
 import operator
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 
-from msctx.inductor_pass import Beside
+
+@cache
+def own_code() -> str:
+    """A digest of the files here: what another version of them has put into torch's caches is compiled anew."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
+
+
+def passes_of(found: Any) -> tuple[Any, ...]:
+    """The passes that a program has in one of inductor's places: none, one, or, since torch 2.13, several."""
+    return tuple(found) if isinstance(found, (list, tuple)) else () if found is None else (found,)
+
+
+class Beside:
+    """A pass of inductor over a graph, after those that the program has in the same place.
+
+    *programs_own*: returns these.
+    """
+
+    def __init__(self, programs_own: Callable[[], Any]) -> None:
+        self._programs_own = programs_own
+
+    @classmethod
+    def when_loaded(cls) -> None:
+        """Inductor takes it for one of its passes, whose code its caches may keep."""
+        from torch._inductor.custom_graph_pass import CustomGraphPass
+
+        CustomGraphPass.register(cls)
+
+    def apply(self, graph: Any) -> None:
+        raise NotImplementedError
+
+    def _passes(self) -> tuple[Any, ...]:
+        return passes_of(self._programs_own())
+
+    def __call__(self, graph: Any) -> None:
+        for one in self._passes():
+            one(graph)
+        self.apply(graph)
+
+    def uuid(self) -> Any:
+        """By which torch's caches distinguish the code; None, as of a pass without one: they are not requested."""
+        ids = [getattr(one, "uuid", lambda: None)() for one in self._passes()]
+        return None if None in ids else (type(self).__name__, own_code(), *ids)
+
+
+class Unchanged(Beside):
+    """Leaves graphs as they are: torch's caches distinguish code by it."""
+
+    def apply(self, graph: Any) -> None:
+        pass
+
+
+# --- enable_concat_eliminate_opt: a batch that is computed in halves is put together and split between any two layers ---
 
 aten = torch.ops.aten
 
@@ -127,3 +181,37 @@ def _through_views(node: Any) -> Iterator[tuple[Any, Any]]:
         yield user, node
         if _is_view(user):
             yield from _through_views(user)
+
+
+# --- quant_dumpable: what goes into a quantisation passes an operator of ours, which a compiler cannot fuse and dumps see
+
+QUANTIZES = re.compile(r"_?(fake_)?quantize_|_?fused_moving_avg_obs_f")
+"""How the names of operators and functions begin that quantise their first argument."""
+
+
+@cache
+def quantized_input() -> Any:
+    """Defined once it is needed: that takes some milliseconds."""
+    schema = "(Tensor input) -> Tensor"
+    copy = torch.library.custom_op("msctx::quantized_input", lambda input: input.clone(), mutates_args=(), schema=schema)
+    copy.register_fake(torch.clone)
+    copy.register_autograd(lambda ctx, gradient: gradient)
+    return torch.ops.msctx.quantized_input.default
+
+
+class Marking(Beside):
+    """Over the graph that Dynamo made."""
+
+    def __init__(self, programs_own: Callable[[], Any]) -> None:
+        super().__init__(programs_own)
+        quantized_input()  # code in inductor's caches calls it in later processes
+
+    def apply(self, graph: Any) -> None:
+        for node in [*graph.nodes]:
+            name = getattr(node.target, "__name__", "")
+            if node.op == "call_function" and QUANTIZES.match(name) and node.args and hasattr(node.args[0], "meta"):
+                given = node.args[0]
+                with graph.inserting_before(node):
+                    marked = graph.call_function(quantized_input(), (given,))
+                marked.meta = dict(given.meta)
+                node.args = (marked, *node.args[1:])

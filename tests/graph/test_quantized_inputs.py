@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import msctx
-from msctx.observers.quantized_inputs import Marking, quantized_input
+from msctx.graph.inductor_passes import Marking, quantized_input
 
 
 def f(x: torch.Tensor) -> torch.Tensor:
@@ -26,8 +26,8 @@ def test_the_input_alone_is_marked_after_the_passes_of_the_program() -> None:
     graph.recompile()
     targets = [node.target for node in graph.graph.nodes]
     assert seen == [len(targets) - 1]
-    assert targets.count(quantized_input) == 1
-    assert targets[targets.index(quantized_input) + 1] is torch.fake_quantize_per_tensor_affine
+    assert targets.count(quantized_input()) == 1
+    assert targets[targets.index(quantized_input()) + 1] is torch.fake_quantize_per_tensor_affine
     x = torch.randn(3, 3, requires_grad=True)
     (expected,) = torch.autograd.grad(f(x), x)
     (found,) = torch.autograd.grad(graph(x), x)
@@ -36,7 +36,7 @@ def test_the_input_alone_is_marked_after_the_passes_of_the_program() -> None:
 
 
 def test_the_operator_is_sound() -> None:
-    torch.library.opcheck(quantized_input, (torch.randn(3, 2, requires_grad=True),))
+    torch.library.opcheck(quantized_input(), (torch.randn(3, 2, requires_grad=True),))
 
 
 def test_caches_know_it_unless_they_do_not_know_a_pass_of_the_program() -> None:
