@@ -22,7 +22,7 @@ from msctx.native import cachedir, core, tuning, tuning_file
 from msctx.native.build_spec import TILES, VECTORS
 from msctx.native.cuda import build as kernels
 from msctx.native.cuda import nvrtc
-from msctx.native.cuda.manifest import ARCHS
+from msctx.native.cuda.depthwise import ARCHS
 from msctx.run.config import read
 
 TESTED_TORCH = ("2.11.0", "2.13.0", "2.14.1")

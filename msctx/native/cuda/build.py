@@ -15,7 +15,7 @@ from msctx.native.build import first_lines
 from msctx.native.build_spec import read_sources
 from msctx.native.cachedir import digest
 from msctx.native.cuda import nvrtc
-from msctx.native.cuda.manifest import ARCHS, MODULES, Module
+from msctx.native.cuda.depthwise import ARCHS, MODULES, Module
 from msctx.native.cuda.nvrtc import Nvrtc
 from msctx.shipped import KERNEL_SOURCES
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from msctx.errors import NativeError
-from msctx.native.cuda.manifest import Module
+from msctx.native.cuda.depthwise import Module
 
 INSTALL = "install the CUDA toolkit (12 or newer), or `pip install 'msctx[cuda]'`"
 MAJORS = (13, 12)

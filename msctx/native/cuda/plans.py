@@ -9,8 +9,7 @@ from typing import Any
 
 from msctx.errors import NativeError
 from msctx.native.cuda import build, depthwise, driver
-from msctx.native.cuda.depthwise import DepthwiseProblem, Parameters
-from msctx.native.cuda.manifest import DTYPES, KERNELS, LAYOUTS, OPS, THREADS, Module
+from msctx.native.cuda.depthwise import DTYPES, KERNELS, LAYOUTS, OPS, THREADS, DepthwiseProblem, Module, Parameters
 
 PLACES = ("x", "w", "y", "workspace")
 """How the core numbers tensors."""

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 from emulated import GARBAGE, Emulation
 
-from msctx.native.cuda.depthwise import DepthwiseProblem
-from msctx.native.cuda.manifest import OPS
+from msctx.native.cuda.depthwise import OPS, DepthwiseProblem
 
 TARGET = {"fprop": "y", "dgrad": "x", "wgrad": "w"}
 SHAPES = (

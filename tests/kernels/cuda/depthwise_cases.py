@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from emulated import GARBAGE, Emulation
 
-from msctx.native.cuda.depthwise import DepthwiseProblem
-from msctx.native.cuda.manifest import OPS
+from msctx.native.cuda.depthwise import OPS, DepthwiseProblem
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 LAYOUTS = ("nchw", "channels_last")

@@ -11,8 +11,7 @@ from depthwise_cases import BOUNDS, CASES, DTYPES, LAYOUTS, ROUNDING, TARGET, bi
 from emulated import Emulation, library, modules
 
 from msctx.native.cuda import depthwise
-from msctx.native.cuda.depthwise import DepthwiseProblem, Parameters, launches, own_window
-from msctx.native.cuda.manifest import KERNELS, OPS
+from msctx.native.cuda.depthwise import KERNELS, OPS, DepthwiseProblem, Parameters, launches, own_window
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,7 +14,7 @@ from msctx.cli import main
 from msctx.errors import NativeError
 from msctx.native import cachedir
 from msctx.native.cuda import build, nvrtc
-from msctx.native.cuda.manifest import ARCHS, DTYPES, KERNELS, LAYOUTS, MODULES, OPS, THREADS, Module, sum_size
+from msctx.native.cuda.depthwise import ARCHS, DTYPES, KERNELS, LAYOUTS, MODULES, OPS, THREADS, Module, sum_size
 from msctx.shipped import KERNEL_SOURCES
 
 SMALL = 'extern "C" __global__ void copy(const float* x, float* y) { y[threadIdx.x] = x[threadIdx.x] * FACTOR; }\n'

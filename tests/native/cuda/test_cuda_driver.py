@@ -10,8 +10,17 @@ import torch
 
 from msctx.errors import NativeError
 from msctx.native.cuda import build, driver
-from msctx.native.cuda.depthwise import DepthwiseProblem, launches, own_window, workspace
-from msctx.native.cuda.manifest import DTYPES, KERNELS, LAYOUTS, OPS, THREADS
+from msctx.native.cuda.depthwise import (
+    DTYPES,
+    KERNELS,
+    LAYOUTS,
+    OPS,
+    THREADS,
+    DepthwiseProblem,
+    launches,
+    own_window,
+    workspace,
+)
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 BOUNDS = {"float32": 2e-6, "float64": 4e-15, "float16": 2**-11 + 2e-6, "bfloat16": 2**-8 + 2e-6}
