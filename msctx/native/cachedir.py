@@ -168,5 +168,6 @@ def remove(days: int = 0) -> int:
 
 def say(line: str) -> None:
     """On standard error, if there is one."""
-    with suppress(OSError, ValueError):
-        print(f"msctx: {line}", file=sys.stderr, flush=True)
+    with suppress(AttributeError, OSError, ValueError):
+        sys.stderr.write(f"msctx: {line}\n")
+        sys.stderr.flush()

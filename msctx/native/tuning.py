@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -16,6 +15,7 @@ from pathlib import Path
 from msctx import notices
 from msctx.errors import FileError
 from msctx.native import build, core, distributed, limits, tuning_file
+from msctx.native.cachedir import say
 from msctx.native.choices import Choice
 from msctx.native.core import Core
 from msctx.native.environment_key import Stamp, stamp
@@ -158,12 +158,10 @@ _due = 3.0
 def _progress(library: Core) -> None:
     """A first step under ``performance`` may take a minute."""
     global _due
-    if (seconds := library.c.msctx_measuring_seconds()) < _due:
-        return
-    _due = seconds + 10
-    line = f"msctx: performance measures each convolution and matmul on its first call: {library.measurements()} so far"
-    with suppress(AttributeError, OSError, ValueError):  # there is no stderr, or nobody reads it
-        print(f"{line}, in {seconds:.0f} s of at most 120", file=sys.stderr, flush=True)
+    if (seconds := library.c.msctx_measuring_seconds()) >= _due:
+        _due = seconds + 10
+        count = f"{library.measurements()} so far, in {seconds:.0f} s of at most 120"
+        say(f"performance measures each convolution and matmul on its first call: {count}")
 
 
 def is_busy() -> bool:
@@ -204,9 +202,8 @@ def _is_compiling() -> bool:
     """Whether this thread is tracing or compiling: what runs meanwhile runs once, and not as it will."""
     import torch
 
-    guards = sys.modules.get("torch._guards")
-    is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined]  # torch.jit lacks it in its __all__
-    return is_traced or (guards is not None and guards.TracingContext.try_get() is not None)
+    # torch.jit lacks it in its __all__
+    return torch.jit.is_tracing() or torch._guards.TracingContext.try_get() is not None  # type: ignore[attr-defined]
 
 
 def _text(error: FileError) -> str:
