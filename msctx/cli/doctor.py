@@ -171,6 +171,7 @@ def build(
     if cuda:
         _build_cuda(list(dict.fromkeys(arch or ARCHS)), verbose, json_)
         return
+    import_module("torch")  # takes longer than to find what is built
     began = time.perf_counter()
     made, seconds, library = native.build(verbose), time.perf_counter() - began, core.load()
     found = {
