@@ -10,7 +10,7 @@ namespace msctx {
 namespace {
 
 // Weights of one kind, so many at most. As long as there are none, to ask costs a load.
-class Weights {
+class LateWeights {
  public:
   void add(const void* weight) {
     constexpr size_t most = 1 << 14;
@@ -38,7 +38,7 @@ class Weights {
   std::atomic<bool> any_{false};
   std::unordered_set<const void*> all_;
 };
-Weights &waiting = immortal<Weights>(), &widened = immortal<Weights>();
+LateWeights &waiting = immortal<LateWeights>(), &widened = immortal<LateWeights>();
 
 }  // namespace
 

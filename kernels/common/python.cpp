@@ -39,23 +39,23 @@ const Api& api() {
   return one;
 }
 
-struct Raised {
+struct PythonError {
   void *type, *value, *trace;
 };
 
 int raise_again(void* data) {
-  const Raised raised = *static_cast<Raised*>(data);
-  delete static_cast<Raised*>(data);
+  const PythonError raised = *static_cast<PythonError*>(data);
+  delete static_cast<PythonError*>(data);
   api().restore(raised.type, raised.value, raised.trace);
   return -1;
 }
 
 // What another thread raises nobody waits for: it is shown. Signals are the main thread's.
 void put_off(const Api& python, void* function) {
-  Raised raised;
+  PythonError raised;
   python.fetch(&raised.type, &raised.value, &raised.trace);
   if (getpid() == gettid()) {
-    auto* kept = new Raised(raised);
+    auto* kept = new PythonError(raised);
     if (python.add_pending(raise_again, kept) == 0) return;
     delete kept;
   }
@@ -69,7 +69,7 @@ long call_python(PythonFunction function, long otherwise, const char* format, ..
   const Api& python = api();
   if (!function || !python.is_whole || has_ended) return otherwise;
   const int state = python.ensure();
-  Raised passing{};  // through torch's code, on its way to Python: it is nobody's here
+  PythonError passing{};  // through torch's code, on its way to Python: it is nobody's here
   python.fetch(&passing.type, &passing.value, &passing.trace);
   va_list values;
   va_start(values, format);

@@ -17,7 +17,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using Variant = std::pair<int, int32_t>;  // number of threads, Tuned::Standing
-std::mutex& lock = fork_safe_mutex();
+std::mutex& tuning_lock = fork_safe_mutex();
 struct Tables {
   std::map<TuningKey, std::map<Variant, Tuned>> known;  // never erased from: decisions are made of them without the lock
   std::string fresh;                                  // for Python, as members of a JSON list
@@ -48,7 +48,7 @@ void add(const std::string& json) {
 }  // namespace
 
 const Tuned* tuned(const TuningKey& key, int threads, bool exact_only) {
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(tuning_lock);
   const auto found = tables.known.find(key);
   if (found == tables.known.end()) return nullptr;
   const Tuned *exact = nullptr, *other = nullptr;
@@ -58,7 +58,7 @@ const Tuned* tuned(const TuningKey& key, int threads, bool exact_only) {
 }
 
 void learn(const TuningKey& key, int threads, Tuned result) {
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(tuning_lock);
   if (tables.known[key].try_emplace({threads, result.standing}, std::move(result)).second) decide_anew();
 }
 
@@ -66,7 +66,7 @@ bool record(const TuningKey& key, int threads, const char* why) {
   std::string json = members_of(key, threads);
   member(json, "math", why);
   json += "\"ran\":\"\",\"again\":1,\"votes\":[],\"measured\":{}}";
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(tuning_lock);
   if (tables.recorded.size() >= most_recorded) return tables.recorded.contains({key, threads});
   if (tables.recorded.emplace(key, threads).second) add(json);
   return true;
@@ -89,7 +89,7 @@ void report(const TuningKey& key, int threads, const Tuned& result) {
     json += ratio;
   }
   json += "}}";
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(tuning_lock);
   add(json);
   tables.count++;
 }
@@ -98,12 +98,12 @@ Permission permission(int32_t table, bool anew) {
   if (!ask) return Permission::now;
   const auto now = Clock::now();
   if (!anew) {
-    const std::lock_guard<std::mutex> guard(lock);
+    const std::lock_guard<std::mutex> guard(tuning_lock);
     const auto put_off = tables.put_off.find(table);
     if (put_off != tables.put_off.end() && now < put_off->second.first) return put_off->second.second;
   }
   const auto said = Permission(call_python(ask, long(Permission::not_this_call), "(i)", int(table)));
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(tuning_lock);
   if (said == Permission::later || said == Permission::busy) tables.put_off[table] = {now + std::chrono::seconds(1), said};
   return said;
 }
@@ -127,7 +127,7 @@ MSCTX_API int msctx_learn(int32_t table, const char* entries) try {
 
 // What was measured or recorded since the last call, as JSON, to be freed; nullptr: nothing.
 MSCTX_API char* msctx_measured() try {
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(tuning_lock);
   if (tables.fresh.empty()) return nullptr;
   char* text = strdup(('[' + tables.fresh + ']').c_str());
   if (text) tables.fresh.clear();
@@ -138,7 +138,7 @@ MSCTX_API char* msctx_measured() try {
 
 // How many problems this process has measured.
 MSCTX_API int64_t msctx_measurements() {
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(tuning_lock);
   return tables.count;
 }
 

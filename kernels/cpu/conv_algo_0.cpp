@@ -5,6 +5,7 @@
 #include "msctx/lowering.h"
 
 namespace msctx::MSCTX_ISA {
+namespace algo_0 {
 namespace {
 
 constexpr int64_t channels = 16;  // output channels whose products are summed before they are added
@@ -66,6 +67,7 @@ bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, voi
 }
 
 }  // namespace
+}  // namespace algo_0
 
 extern const ConvAlgorithm conv_algo_0;
 const ConvAlgorithm conv_algo_0 = {
@@ -73,10 +75,10 @@ const ConvAlgorithm conv_algo_0 = {
     .math = "strict",
     .fixed_order = false,
     .same_on_every_isa = false,
-    .reasons = reasons,
-    .workspace = workspace,
-    .error = error,
-    .run = run,
+    .reasons = algo_0::reasons,
+    .workspace = algo_0::workspace,
+    .error = algo_0::error,
+    .run = algo_0::run,
 };
 
 }  // namespace msctx::MSCTX_ISA

@@ -4,6 +4,7 @@
 #include "msctx/index_table.h"
 
 namespace msctx::MSCTX_ISA {
+namespace algo_3 {
 namespace {
 
 void reasons(const ConvProblem& p, Op op, Reasons& why) {
@@ -28,6 +29,7 @@ bool run(const ConvProblem& p, Op, const ConvTensors& t, const Prepared&, void* 
 }
 
 }  // namespace
+}  // namespace algo_3
 
 extern const ConvAlgorithm conv_algo_3;
 const ConvAlgorithm conv_algo_3 = {
@@ -35,10 +37,10 @@ const ConvAlgorithm conv_algo_3 = {
     .math = "strict",
     .fixed_order = false,
     .same_on_every_isa = false,
-    .reasons = reasons,
-    .workspace = workspace,
-    .error = error,
-    .run = run,
+    .reasons = algo_3::reasons,
+    .workspace = algo_3::workspace,
+    .error = algo_3::error,
+    .run = algo_3::run,
 };
 
 }  // namespace msctx::MSCTX_ISA

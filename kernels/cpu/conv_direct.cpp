@@ -4,6 +4,7 @@
 #include "vec.h"
 
 namespace msctx::MSCTX_ISA {
+namespace direct_loops {
 namespace {
 
 constexpr int64_t strip = 8;        // output channels that share a loaded vector of the input
@@ -92,6 +93,7 @@ bool run(const ConvProblem& p, Op, const ConvTensors& t, const Prepared&, void*,
 }
 
 }  // namespace
+}  // namespace direct_loops
 
 extern const ConvAlgorithm conv_direct;
 const ConvAlgorithm conv_direct = {
@@ -99,10 +101,10 @@ const ConvAlgorithm conv_direct = {
     .math = "strict",
     .fixed_order = true,
     .same_on_every_isa = true,
-    .reasons = reasons,
-    .workspace = workspace,
-    .error = error,
-    .run = run,
+    .reasons = direct_loops::reasons,
+    .workspace = direct_loops::workspace,
+    .error = direct_loops::error,
+    .run = direct_loops::run,
 };
 
 }  // namespace msctx::MSCTX_ISA

@@ -4,6 +4,7 @@
 #include "msctx/spectral.h"
 
 namespace msctx::MSCTX_ISA {
+namespace fft {
 namespace {
 
 // One tile, with the indices of the whole. The sums are over i + v for all outputs i and taps v; from `length` on this wraps
@@ -20,6 +21,7 @@ Tiles whole(const ConvProblem& p, Op, int axis) {
 using Algorithm = Spectral<whole>;
 
 }  // namespace
+}  // namespace fft
 
 extern const ConvAlgorithm conv_fft;
 const ConvAlgorithm conv_fft = {
@@ -27,14 +29,14 @@ const ConvAlgorithm conv_fft = {
     .math = "strict",
     .fixed_order = true,
     .same_on_every_isa = true,
-    .reasons = Algorithm::reasons,
-    .workspace = Algorithm::workspace,
-    .error = Algorithm::error,
-    .run = Algorithm::run,
+    .reasons = fft::Algorithm::reasons,
+    .workspace = fft::Algorithm::workspace,
+    .error = fft::Algorithm::error,
+    .run = fft::Algorithm::run,
     .spreads_nonfinite = true,
     .most_spread = 16,
-    .prepared_size = Algorithm::prepared_size,
-    .prepare = Algorithm::prepare,
+    .prepared_size = fft::Algorithm::prepared_size,
+    .prepare = fft::Algorithm::prepare,
 };
 
 }  // namespace msctx::MSCTX_ISA

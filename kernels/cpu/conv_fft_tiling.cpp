@@ -5,6 +5,7 @@
 #include "msctx/spectral.h"
 
 namespace msctx::MSCTX_ISA {
+namespace fft_tiling {
 namespace {
 
 // The length of the tiles: of 32 and 64 the one by which the fewest elements are transformed for `results` of them, if half of a
@@ -39,6 +40,7 @@ Tiles tiled(const ConvProblem& p, Op op, int axis) {
 using Algorithm = Spectral<tiled>;
 
 }  // namespace
+}  // namespace fft_tiling
 
 extern const ConvAlgorithm conv_fft_tiling;
 const ConvAlgorithm conv_fft_tiling = {
@@ -46,14 +48,14 @@ const ConvAlgorithm conv_fft_tiling = {
     .math = "strict",
     .fixed_order = true,
     .same_on_every_isa = true,
-    .reasons = Algorithm::reasons,
-    .workspace = Algorithm::workspace,
-    .error = Algorithm::error,
-    .run = Algorithm::run,
+    .reasons = fft_tiling::Algorithm::reasons,
+    .workspace = fft_tiling::Algorithm::workspace,
+    .error = fft_tiling::Algorithm::error,
+    .run = fft_tiling::Algorithm::run,
     .spreads_nonfinite = true,
     .most_spread = 16,
-    .prepared_size = Algorithm::prepared_size,
-    .prepare = Algorithm::prepare,
+    .prepared_size = fft_tiling::Algorithm::prepared_size,
+    .prepare = fft_tiling::Algorithm::prepare,
 };
 
 }  // namespace msctx::MSCTX_ISA

@@ -4,6 +4,7 @@
 #include "msctx/matrix_product.h"
 
 namespace msctx::MSCTX_ISA {
+namespace implicit_gemm {
 namespace {
 
 void reasons(const ConvProblem& p, Op op, Reasons& why) {
@@ -37,6 +38,7 @@ bool run(const ConvProblem& p, Op, const ConvTensors& t, const Prepared&, void*,
 }
 
 }  // namespace
+}  // namespace implicit_gemm
 
 extern const ConvAlgorithm conv_implicit_gemm;
 const ConvAlgorithm conv_implicit_gemm = {
@@ -44,10 +46,10 @@ const ConvAlgorithm conv_implicit_gemm = {
     .math = "strict",
     .fixed_order = true,
     .same_on_every_isa = true,
-    .reasons = reasons,
-    .workspace = workspace,
-    .error = error,
-    .run = run,
+    .reasons = implicit_gemm::reasons,
+    .workspace = implicit_gemm::workspace,
+    .error = implicit_gemm::error,
+    .run = implicit_gemm::run,
 };
 
 }  // namespace msctx::MSCTX_ISA

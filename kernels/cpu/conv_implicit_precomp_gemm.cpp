@@ -5,6 +5,7 @@
 #include "msctx/matrix_product.h"
 
 namespace msctx::MSCTX_ISA {
+namespace implicit_precomp_gemm {
 namespace {
 
 void reasons(const ConvProblem& p, Op op, Reasons& why) {
@@ -41,6 +42,7 @@ bool run(const ConvProblem& p, Op, const ConvTensors& t, const Prepared&, void* 
 }
 
 }  // namespace
+}  // namespace implicit_precomp_gemm
 
 extern const ConvAlgorithm conv_implicit_precomp_gemm;
 const ConvAlgorithm conv_implicit_precomp_gemm = {
@@ -48,10 +50,10 @@ const ConvAlgorithm conv_implicit_precomp_gemm = {
     .math = "strict",
     .fixed_order = true,
     .same_on_every_isa = true,
-    .reasons = reasons,
-    .workspace = workspace,
-    .error = error,
-    .run = run,
+    .reasons = implicit_precomp_gemm::reasons,
+    .workspace = implicit_precomp_gemm::workspace,
+    .error = implicit_precomp_gemm::error,
+    .run = implicit_precomp_gemm::run,
 };
 
 }  // namespace msctx::MSCTX_ISA

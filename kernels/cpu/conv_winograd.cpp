@@ -4,6 +4,7 @@
 #include "msctx/winograd.h"
 
 namespace msctx::MSCTX_ISA {
+namespace winograd {
 namespace {
 
 // The values of a block of tiles, and one panel of its results, are to stay in the second cache; but the windows are read once for
@@ -82,6 +83,7 @@ bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weig
 }
 
 }  // namespace
+}  // namespace winograd
 
 extern const ConvAlgorithm conv_winograd;
 const ConvAlgorithm conv_winograd = {
@@ -89,10 +91,10 @@ const ConvAlgorithm conv_winograd = {
     .math = "strict",
     .fixed_order = true,
     .same_on_every_isa = true,
-    .reasons = reasons,
-    .workspace = workspace,
-    .error = error,
-    .run = run,
+    .reasons = winograd::reasons,
+    .workspace = winograd::workspace,
+    .error = winograd::error,
+    .run = winograd::run,
     .spreads_nonfinite = true,
     .most_spread = 8,
     .reads_channels_last = true,

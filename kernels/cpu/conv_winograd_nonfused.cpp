@@ -4,6 +4,7 @@
 #include "msctx/winograd.h"
 
 namespace msctx::MSCTX_ISA {
+namespace winograd_nonfused {
 namespace {
 
 constexpr int64_t workspace_floats = 16 << 20;  // about what the transforms may take: 64 MB
@@ -214,6 +215,7 @@ bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weig
 }
 
 }  // namespace
+}  // namespace winograd_nonfused
 
 extern const ConvAlgorithm conv_winograd_nonfused;
 const ConvAlgorithm conv_winograd_nonfused = {
@@ -221,10 +223,10 @@ const ConvAlgorithm conv_winograd_nonfused = {
     .math = "strict",
     .fixed_order = true,
     .same_on_every_isa = true,
-    .reasons = reasons,
-    .workspace = workspace,
-    .error = error,
-    .run = run,
+    .reasons = winograd_nonfused::reasons,
+    .workspace = winograd_nonfused::workspace,
+    .error = winograd_nonfused::error,
+    .run = winograd_nonfused::run,
     .spreads_nonfinite = true,
     .most_spread = 8,
     .reads_channels_last = true,

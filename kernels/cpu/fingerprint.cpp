@@ -2,6 +2,7 @@
 #include "msctx/fingerprint.h"
 
 namespace msctx::MSCTX_ISA {
+namespace fingerprint_only {
 namespace {
 
 template <class T>
@@ -118,6 +119,9 @@ Fingerprint strided(const void* data, const Dimension* dimensions, int count, co
 }
 
 }  // namespace
+}  // namespace fingerprint_only
+
+using namespace fingerprint_only;
 
 Fingerprint fingerprint(const void* data, int64_t bytes, const Parallel& parallel) {
   return in_chunks(bytes, parallel, [&](Chunk& one, int64_t start, int64_t size) { one.add(static_cast<const char*>(data) + start, size); });

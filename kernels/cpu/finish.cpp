@@ -6,6 +6,7 @@
 
 namespace msctx::MSCTX_ISA {
 
+namespace finish_only {
 namespace {
 
 constexpr int64_t width = Vec::width, together = 4096;  // results in a task, about
@@ -21,6 +22,9 @@ void for_blocks(int64_t pixels, int64_t channels, const Parallel& parallel, cons
 }
 
 }  // namespace
+}  // namespace finish_only
+
+using namespace finish_only;
 
 void peaks(
     const float* values, int64_t n, int64_t channels, int64_t positions, bool channels_last, int32_t* bits, const Parallel& parallel) {

@@ -3,6 +3,7 @@
 #include "msctx/elements.h"
 
 namespace msctx::MSCTX_ISA {
+namespace reference {
 namespace {
 
 // Where in x the tap t of the window falls for the output position o; padding counts as zeros there.
@@ -115,6 +116,7 @@ bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, voi
 }
 
 }  // namespace
+}  // namespace reference
 
 extern const ConvAlgorithm conv_reference;
 const ConvAlgorithm conv_reference = {
@@ -122,10 +124,10 @@ const ConvAlgorithm conv_reference = {
     .math = "float64",
     .fixed_order = true,
     .same_on_every_isa = true,
-    .reasons = reasons,
-    .workspace = workspace,
-    .error = error,
-    .run = run,
+    .reasons = reference::reasons,
+    .workspace = reference::workspace,
+    .error = reference::error,
+    .run = reference::run,
 };
 
 }  // namespace msctx::MSCTX_ISA

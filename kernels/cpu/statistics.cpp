@@ -4,6 +4,7 @@
 #include "vec.h"
 
 namespace msctx::MSCTX_ISA {
+namespace statistics_only {
 namespace {
 
 constexpr int64_t block = 512;  // values that are read at once: in the first cache
@@ -205,6 +206,9 @@ Statistics of(const T* from, int64_t count, Chunk* chunk) {
 }
 
 }  // namespace
+}  // namespace statistics_only
+
+using namespace statistics_only;
 
 void contents(DType dtype, const void* data, int64_t count, Fingerprint* fingerprint, Statistics* statistics, const Parallel& parallel) {
   with_type(dtype, [&](auto type) {

@@ -13,6 +13,7 @@ bool has_nonfinite(DType, const void* data, int64_t count);
 void peaks(const float* values, int64_t n, int64_t channels, int64_t positions, bool channels_last, int32_t* bits, const Parallel&);
 void finish(const Epilogue&, float* result, int64_t n, int64_t channels, int64_t positions, bool channels_last, const Parallel&);
 
+namespace table_only {
 namespace {
 
 constexpr Direction fprop = Direction::fprop, dgrad = Direction::dgrad, wgrad = Direction::wgrad, matmul = Direction::matmul;
@@ -106,7 +107,8 @@ constexpr Passes passes = {fingerprint, strided_fingerprint, contents, has_nonfi
 constexpr ConvTable all = {MSCTX_TEXT(MSCTX_ISA), rows, sizeof rows / sizeof rows[0], &passes};
 
 }  // namespace
+}  // namespace table_only
 
-const ConvTable& table() { return all; }
+const ConvTable& table() { return table_only::all; }
 
 }  // namespace msctx::MSCTX_ISA

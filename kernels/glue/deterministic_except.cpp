@@ -15,7 +15,7 @@ namespace {
 
 std::mutex& except_lock = fork_safe_mutex();
 std::atomic<PythonFunction> decide{nullptr};  // Python's, for the life of the process
-at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;
+at::CallbackHandle except_callback = at::INVALID_CALLBACK_HANDLE;
 auto& decided = immortal<std::map<std::pair<const Operator*, std::string>, bool>>();
 auto& nodes = immortal<ByNode<bool>>();
 thread_local int inside = 0;
@@ -59,7 +59,7 @@ struct Relaxed : at::ObserverContext {
   int64_t generation = 0;
 };
 
-std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
+std::unique_ptr<at::ObserverContext> begin_except(const at::RecordFunction& fn) try {
   bool is_one;
   if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION) {
     is_one = nodes.find(fn.forwardThreadId(), fn.seqNr(), false);
@@ -83,7 +83,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   return nullptr;
 }
 
-void end(const at::RecordFunction&, at::ObserverContext* given) {
+void end_except(const at::RecordFunction&, at::ObserverContext* given) {
   if (!given) return;
   inside--;
   const std::lock_guard<std::mutex> guard(relaxed.lock);
@@ -105,12 +105,12 @@ MSCTX_API int msctx_deterministic_except(PythonFunction choose) try {
     const std::lock_guard<std::mutex> mode(relaxed.lock);
     stop_relaxing();
   }
-  if (choose && callback == at::INVALID_CALLBACK_HANDLE) {
-    callback = at::addGlobalCallback(
-        at::RecordFunctionCallback(begin, end).scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
-  } else if (!choose && callback != at::INVALID_CALLBACK_HANDLE) {
-    at::removeCallback(callback);
-    callback = at::INVALID_CALLBACK_HANDLE;
+  if (choose && except_callback == at::INVALID_CALLBACK_HANDLE) {
+    except_callback = at::addGlobalCallback(
+        at::RecordFunctionCallback(begin_except, end_except).scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
+  } else if (!choose && except_callback != at::INVALID_CALLBACK_HANDLE) {
+    at::removeCallback(except_callback);
+    except_callback = at::INVALID_CALLBACK_HANDLE;
   }
   return 1;
 } catch (const std::exception&) {

@@ -22,7 +22,7 @@ namespace autocast = at::autocast;
 constexpr int base = 40, digits = 4, most = base * base * base * base;  // dtypes that can stand for a digit
 constexpr std::array<c10::DeviceType, digits> digit_devices{at::kIPU, at::kMAIA, at::kHPU, at::kXLA};
 
-std::mutex& lock = fork_safe_mutex();
+std::mutex& policy_lock = fork_safe_mutex();
 std::mutex& casts_lock = fork_safe_mutex();  // of all policies
 struct Registry {
   std::deque<PrecisionPolicy> policies;
@@ -58,7 +58,7 @@ int number_of(const std::array<int, digits>& dtypes) {
 
 // Throws where there is none of this number.
 const PrecisionPolicy& policy_of(int number) {
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(policy_lock);
   return registry.policies.at(size_t(number));
 }
 
@@ -181,7 +181,7 @@ const Combination* combination_in_force() {
 
 int overruled_number(const Combination& combination, int overruled) {
   if (!overruled) return combination.first;
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(policy_lock);
   int& number = registry.overruled.try_emplace({combination.first, overruled}, -1).first->second;
   if (number < 0) number = number_for({combination.policies, combination.first, overruled}, combination.first + overruled);
   return number;
@@ -195,7 +195,7 @@ using namespace msctx::glue;
 // A new policy's number, or -1: there was no memory. `json`: see policy_of in msctx/native/precision.py.
 MSCTX_API int msctx_precision_policy(const char* json) try {
   const Json given = Json::of(json);
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(policy_lock);
   registry.policies.emplace_back(given);
   return int(registry.policies.size()) - 1;
 } catch (const std::exception&) {
@@ -212,7 +212,7 @@ MSCTX_API void msctx_precision_thaw(int policy) try {
 // What compiled code is kept under on disk has that number in it: processes should give the same one to the same policies.
 MSCTX_API int msctx_precision_combination(const int32_t* policies, uint32_t wanted_) try {
   const int wanted = int(wanted_ % uint32_t(numbers()));
-  const std::lock_guard<std::mutex> guard(lock);
+  const std::lock_guard<std::mutex> guard(policy_lock);
   Combination made{{}, -1, 0};
   for (int i = 0; i < precision_devices; i++) made.policies[i] = policies[i] < 0 ? nullptr : &registry.policies.at(size_t(policies[i]));
   return number_for(made, wanted);

@@ -23,7 +23,18 @@ TILES = dict.fromkeys(
     ("amx", "amx_fp16") if IS_X86 else (), (*AVX512, "-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Icpu/amx")
 )
 """Those with a matrix unit: cpu/amx/*.cpp is compiled for them, and what that does not compute is left to avx512."""
-FLAGS = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", "-Iinclude")
+FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "-fPIC",
+    "-pthread",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-Wall",
+    "-Wextra",
+    "-Iinclude",
+    "-I.",
+)
 HIDDEN = "-fvisibility=hidden"
 Units = tuple[tuple[str, tuple[str, ...]], ...]
 SUFFIXES = (".cpp", ".h", ".hpp", ".inc")
@@ -70,8 +81,8 @@ def glue_spec(kernels: BuildSpec, library: Path) -> BuildSpec:
     files = {n: data for n, data in read_sources(kernels.root, SUFFIXES).items() if n.startswith(("glue/", "include/"))}
     folder, identity = Path(torch.__file__).parent, (torch.__version__.partition("+")[0], str(torch.version.git_version))
     include = ("-isystem", f"{folder}/include", "-isystem", f"{folder}/include/torch/csrc/api/include")
-    # torch was built without assertions, and its classes are laid out by that. A unit includes the files that are compiled as one
-    units = _units(files, "glue/units", *FLAGS, HIDDEN, "-I.", "-fopenmp", "-DNDEBUG", "-Wno-subobject-linkage", *include)
+    # torch was built without assertions, and its classes are laid out by that
+    units = _units(files, "glue", *FLAGS, HIDDEN, "-fopenmp", "-DNDEBUG", "-Wno-subobject-linkage", *include)
     # libgomp is not named: OpenMP must be the copy that torch has loaded, which libtorch_cpu leads to
     torchs = (f"-L{folder}/lib", "-Wl,--as-needed", "-ltorch", "-ltorch_cpu", "-lc10", "-Wl,--allow-shlib-undefined")
     file = f"libmsctx_torch-{identity[0]}-{_key(files, kernels.file, identity)}.so"
@@ -88,7 +99,11 @@ def _runtime() -> tuple[str, ...]:
 
 
 def _units(files: dict[str, bytes], folder: str, *flags: str) -> Units:
-    return tuple((name, flags) for name in files if re.fullmatch(rf"{folder}/[^/]+\.cpp", name))
+    """The sources of a folder. Those that a file of its ``units`` includes are compiled as one: headers take longest."""
+    units = [name for name in files if name.startswith(f"{folder}/units/")]
+    joined = {name for unit in units for name in re.findall(r'#include "(.+\.cpp)"', files[unit].decode())}
+    alone = [name for name in files if re.fullmatch(rf"{folder}/[^/]+\.cpp", name) and name not in joined]
+    return tuple((name, flags) for name in (*units, *alone))
 
 
 def _key(files: dict[str, bytes], *more: object) -> str:

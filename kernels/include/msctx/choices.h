@@ -16,7 +16,7 @@ namespace msctx {
 // Where a rule holds. The same conditions are one object: policies note in it what books ask of it.
 class Conditions {
  public:
-  // `rule`: a ConvRule of Python's (msctx/options/conv_rules.py).
+  // `rule`: a ConvRule of Python's (msctx/options/conv_policy.py).
   static std::shared_ptr<Conditions> of(const Json& rule);
 
   // `any_module`: or may, for a call whose module is not known yet.

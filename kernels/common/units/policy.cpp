@@ -1,0 +1,7 @@
+// Which algorithm runs, and what was measured.
+#include "common/choices.cpp"
+#include "common/measure.cpp"
+#include "common/policy.cpp"
+#include "common/policy_rows.cpp"
+#include "common/policy_tuning.cpp"
+#include "common/tuning.cpp"

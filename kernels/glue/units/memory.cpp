@@ -1,3 +1,0 @@
-// Memory of the CPU, and which kernels PyTorch has in force.
-#include "glue/allocator.cpp"
-#include "glue/registered.cpp"
