@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from msctx.errors import SwitchError
 from msctx.native import watched
@@ -31,8 +31,8 @@ class Changes:
 
     def __init__(self) -> None:
         self.wanted = self.off
-        self.before: dict[int, tuple[weakref.ref[Any], Any]] = {}
-        """id of a part → the part, and what it had; none is forgotten before it is put back or gone."""
+        self.before = WeakIdKeyDictionary()
+        """Part → what it had; none is forgotten before it is put back or gone."""
         watched.FOLLOWERS.append(self)
 
     def parts(self, model: nn.Module) -> Iterable[Any]:
@@ -70,42 +70,35 @@ class Changes:
         """All parts of a model or, after an error, none."""
         if self.wanted == self.off:
             return
-        changed: list[int] = []
+        changed: list[Any] = []
         with watched.lock, plainly():
             try:
                 for part, before in self.change(model):
-                    self.before[id(part)] = weakref.ref(part, self._forget(id(part))), before
-                    changed.append(id(part))
+                    self.before[part] = before
+                    changed.append(part)
             except BaseException:
                 self._put_back(changed)
                 raise
-
-    def _forget(self, number: int) -> Any:
-        return lambda _: self.before.pop(number, None)
 
     def end(self, model: nn.Module) -> None:
         """Nobody watches it now: its parts are put back, unless another watched model has them."""
         if self.before:
             with watched.lock:
                 others = {id(part) for other in watched.models() for part in self.parts(other)}
-                own = {id(part) for part in self.parts(model)} - others
-                self._put_back([number for number in own if number in self.before])
+                self._put_back([part for part in self.parts(model) if id(part) not in others and part in self.before])
 
     def _end_all(self) -> None:
         self.wanted = self.off
         self._put_back([*self.before])
 
-    def _put_back(self, numbers: list[int]) -> None:
+    def _put_back(self, parts: list[Any]) -> None:
         left, errors = [], []
-        for number in numbers:
-            reference, before = self.before.get(number, (lambda: None, None))
-            if (part := reference()) is not None:
-                try:
-                    with plainly():
-                        self.put_back(part, before)
-                except (RuntimeError, MemoryError) as error:
-                    left.append(part)
-                    errors.append(error)
-            self.before.pop(number, None)
+        for part in parts:
+            try:
+                with plainly():
+                    self.put_back(part, self.before.pop(part))
+            except (RuntimeError, MemoryError) as error:
+                left.append(part)
+                errors.append(error)
         if errors:
             raise SwitchError(f"{self.failure(left)}: {errors[0]}") from errors[0]

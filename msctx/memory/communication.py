@@ -139,7 +139,7 @@ class _Ahead(Changes):
         """What a module had is the list that was found, and the list in its place."""
         order = _in_order(model, self.way)
         for place, module in enumerate(order):
-            if id(module) in self.before:
+            if module in self.before:
                 continue
             following = [one for one in order[place + 1 :] if _has_weights(one)][:1] if self.wanted else []
             if not self.wanted and self.way == "backward":

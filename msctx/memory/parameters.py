@@ -40,7 +40,7 @@ class _Places(Changes):
 
     def change(self, model: nn.Module) -> Iterator[tuple[nn.Parameter, torch.device]]:
         for parameter in model.parameters():
-            if id(parameter) not in self.before and not self.is_there(parameter) and can_move(parameter):
+            if parameter not in self.before and not self.is_there(parameter) and can_move(parameter):
                 device = parameter.device
                 _assign(parameter, _in_file(parameter) if self.wanted == "file" else _on_host(parameter))
                 yield parameter, device
@@ -73,8 +73,8 @@ def placed() -> dict[str, Any]:
     with uninterrupted(), watched.lock, plainly():
         place = PLACES.wanted
         known = {id(parameter): parameter for model in watched.models() for parameter in model.parameters()}
-        moved = [part for reference, _ in [*PLACES.before.values()] if (part := reference()) is not None]
-        left = [p for number, p in known.items() if place and number not in PLACES.before and not PLACES.is_there(p)]
+        moved = [*PLACES.before]
+        left = [p for p in known.values() if place and p not in PLACES.before and not PLACES.is_there(p)]
         return {"place": place, "moved": len(moved), "bytes": Size(sum(p.nbytes for p in moved)), "left": len(left)}
 
 
@@ -212,7 +212,7 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 
 def _is_elsewhere(tensor: torch.Tensor) -> bool:
-    return id(tensor) in PLACES.before or tensor in _derived
+    return tensor in PLACES.before or tensor in _derived
 
 
 def _copied(device: torch.device, value: torch.Tensor) -> torch.Tensor:

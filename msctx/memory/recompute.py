@@ -188,7 +188,7 @@ class _Block:
     """A block of a watched model: it stands in the module's ``__dict__`` as ``forward``, and holds no reference to it."""
 
     def __init__(self, module: nn.Module, path: str = "") -> None:
-        self.module, self.number, self.path = weakref.ref(module), id(module), path
+        self.module, self.path = weakref.ref(module), path
         self.saved_bytes: int | None = None
         self.recomputed, self.reason = False, "it has not been called with gradients in eager code"
         self.step: _Step | None = None
@@ -199,8 +199,7 @@ class _Block:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module: Any = self.module()
         forward = partial(type(module).forward, module)
-        is_installed = RECOMPUTE.before.get(self.number, (None, None))[1] is self
-        if torch.compiler.is_compiling() or not is_installed or not torch.is_grad_enabled():
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or RECOMPUTE.before.get(module) is not self:
             return forward(*args, **kwargs)
         self.reason, step = self._decide(module, (args, kwargs))
         self.recomputed = step is not None
@@ -277,7 +276,7 @@ class _Block:
         return ("fits under the cap", None) if self in step.kept else (step.reason, step)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Block:
-        return _Block(memo[self.number])
+        return _Block(memo[id(self.module())])
 
     def __reduce__(self) -> Any:
         return getattr, (self.module(), "forward")  # a loaded model has that of its class
@@ -302,7 +301,7 @@ class _Recompute(Changes):
             warn(NO_BLOCKS.format(type(model).__name__))
         for path, module in found.items():
             block = _blocks.setdefault(module, _Block(module, f"{type(model).__name__}.{path}"))
-            if block.number in self.before:
+            if module in self.before:
                 continue
             own = None if _is_special(module) else vars(module).get("forward", block)
             if isinstance(own, _Block) or (isinstance(own, MethodType) and own.__func__ is type(module).forward):  # of a copy

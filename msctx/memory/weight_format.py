@@ -46,7 +46,7 @@ class _Format(Changes):
         for weight in _weights(model):
             last = LAST[weight.ndim] if self.wanted == "channels_last" else torch.contiguous_format
             one = _Laid(weight.shape, weight.stride(), torch.empty(weight.shape, device="meta", memory_format=last).stride())
-            if one.found != one.laid and id(weight) not in self.before:
+            if one.found != one.laid and weight not in self.before:
                 _set(weight, one.laid)
                 if not _hooks:
                     _hooks[:] = register_optimizer_step_pre_hook(_before_step), register_optimizer_step_post_hook(_after_step)
@@ -60,9 +60,9 @@ class _Format(Changes):
     def failure(self, parts: list[nn.Parameter]) -> str:
         return f"{len(parts)} weights keep their memory format"
 
-    def _put_back(self, numbers: list[int]) -> None:
+    def _put_back(self, parts: list[nn.Parameter]) -> None:
         try:
-            super()._put_back(numbers)
+            super()._put_back(parts)
         finally:
             while _hooks and not self.before:
                 _hooks.pop().remove()
@@ -101,7 +101,7 @@ def _of(optimizer: Optimizer) -> list[tuple[_Laid, nn.Parameter]]:
     if by_operators and not any(group.get("fused") for group in optimizer.param_groups):
         return []
     mine = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return [(FORMAT.before[id(weight)][1], weight) for weight in mine if id(weight) in FORMAT.before]
+    return [(FORMAT.before[weight], weight) for weight in mine if weight in FORMAT.before]
 
 
 def _before_step(optimizer: Optimizer, *_: Any) -> None:
