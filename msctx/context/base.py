@@ -134,12 +134,6 @@ def warn_failing(plan: Plan, own: Sequence[Layer] | None, outer: Plan = NOTHING)
             warn(str(row))
 
 
-def warn_late(hold: Hold) -> None:
-    """One warning for each switch that could not be written any more."""
-    for reason in hold.late.values():
-        warn(reason)
-
-
 class Base:
     """The layers below all scopes, by level, and what they have written."""
 
@@ -267,7 +261,6 @@ class Base:
             ledger.settle()
             ledger.apply(plan.written, self.hold, strict=plan.strict, fresh=fresh)
             plan = plan.without(self.hold.late)
-            warn_late(self.hold)
             self.levels, self.plan, self.settings = levels, plan, settings
             self.version += 1
             report.listen(self, bool(settings))

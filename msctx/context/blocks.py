@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from msctx import notices
 from msctx.context import agreement
-from msctx.context.base import BASE, MISSED, explain, ready_plan, refuse, warn_failing, warn_late, within
+from msctx.context.base import BASE, MISSED, explain, ready_plan, refuse, warn_failing, within
 from msctx.context.children import WorkerInit
 from msctx.context.idle import ON_SOMETHING, idle, unmatched
 from msctx.context.scopes import Ran, Scope, above_base, end_stranded, innermost, stack
@@ -299,7 +299,6 @@ def _enter(context: Context, entered: list[Scope]) -> None:
                     hold = ledger.apply(plan.beyond(around.plan, own), ledger.Hold(context.origin), strict=plan.strict)
                     context._late = hold.late
                     if hold.late:
-                        warn_late(hold)
                         plan = plan.without(hold.late)
                 scope = Scope(context, settings, plan, hold)
             except BaseException:

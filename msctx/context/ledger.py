@@ -85,6 +85,8 @@ def apply(wants: Mapping[str, Any], hold: Hold, *, strict: bool = False, fresh: 
                     _each(put_back, [(switch, record.found, hold)])
             if strict and hold.late:
                 raise StrictError.of(sorted(hold.late.values()))
+            for why in hold.late.values():
+                notices.warn(why)
         except BaseException as error:
             _each(put_back, reversed(steps), error)
             raise

@@ -97,10 +97,6 @@ def _write_matmul(allow: bool) -> None:
         _set_all(own)
 
 
-def _cublas_allows_tf32() -> bool:
-    return bool(torch.backends.cuda.matmul.allow_tf32)
-
-
 def _cudnn_allows_tf32() -> bool:
     return torch.backends.cudnn.allow_tf32
 
@@ -167,7 +163,9 @@ SWITCHES = (
         _write_matmul,
         state=(_save_matmul, _load_matmul),
         family="torch.fp32_precision",
-        satisfied=lambda allow: _agree((_cublas_allows_tf32, torch.get_float32_matmul_precision), allow, _MATMUL[0]),
+        satisfied=lambda allow: _agree(
+            (lambda: torch.backends.cuda.matmul.allow_tf32, torch.get_float32_matmul_precision), allow, _MATMUL[0]
+        ),
     ),
     Switch(
         "torch.cudnn.allow_tf32",
