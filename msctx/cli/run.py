@@ -35,10 +35,10 @@ from msctx.recorded import command_line
 from msctx.run import run_experiment
 from msctx.run import sweep as sweeping
 from msctx.run.config import file_of, prepare_environment, read, subject_of
-from msctx.run.ending import terminable
 from msctx.run.entry import resolve
 from msctx.run.launch import is_one_of_several, launch, rank
 from msctx.run.record import Record
+from msctx.run.runner import terminable
 from msctx.verify.runs import sides
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def execute(
         )
     experiment = read(*file_of(own, "exec"))
     plan = prepare_environment(experiment)
-    from msctx.run.execution import execute as start
+    from msctx.run.launch import execute as start
 
     try:
         refuse(plan)

@@ -26,7 +26,7 @@ from msctx.options import make_layer
 from msctx.options.conv_policy import PRODUCT, REQUESTED, RULES
 from msctx.options.precision_rules import PRECISION
 from msctx.plan import DONE
-from msctx.run.ending import terminable
+from msctx.run.runner import terminable
 from msctx.run.sweep import run_point, why, words_of
 
 TORCH, AGAIN = "", "\0"

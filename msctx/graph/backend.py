@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from msctx.graph import files, report
-from msctx.observers import compiled_places
+from msctx.graph import report
+from msctx.observers import compile_trace, modules
 from msctx.options.policies import Compilation
 from msctx.themes.graph_kernel_flags import DUMP, DUMPS
 
@@ -32,7 +32,7 @@ class Backend:
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         _note_forwards()
-        files.draw(graph)
+        compile_trace.draw(graph)
         made = self._compile(graph, inputs)
         return _stop if self.wanted.only else _stopping(made) if self.wanted.shapes.gears else made
 
@@ -53,7 +53,7 @@ class Backend:
             return graph.forward
 
     def _made(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compiled_places.naming(graph, _compiler(self.wanted, inputs)(graph, inputs))
+        return modules.naming(graph, _compiler(self.wanted, inputs)(graph, inputs))
 
     def _tracing(self) -> dict[str, Any]:
         """Entries of torch._functorch.config. Where nothing runs, no backward pass will come that has its graph compiled."""

@@ -26,7 +26,7 @@ from msctx.errors import NativeError
 from msctx.native import cachedir, distributed, environment_key
 from msctx.notices import warn
 from msctx.observers import files
-from msctx.observers.slots import Slot
+from msctx.observers.files import Slot
 from msctx.options.formats import OP_CACHE
 from msctx.options.policies import CompileCache
 

@@ -15,7 +15,7 @@ from torch.fx.passes.split_module import split_module
 
 from msctx.errors import did_you_mean
 from msctx.notices import warn
-from msctx.observers.compiled_places import modules_around
+from msctx.observers.modules import modules_around
 from msctx.options.policies import Region
 
 # --- expressions, also of ATen's operators, and patterns of them --------------------------------------------------------

@@ -1,27 +1,265 @@
-"""``session.enable_dump``: the data of operators in files."""
+"""``session.enable_dump``: the data of operators in files, as MindSpore's Dump or msProbe lays them out for its tools."""
 
 from __future__ import annotations
 
 import atexit
 import functools
+import hashlib
+import io
+import linecache
+import math
 import os
 import re
+import sys
 import weakref
-from collections.abc import Callable, Mapping
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from functools import partial
+from itertools import count
 from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, ClassVar
 
+import numpy as np
+import torch
 from torch import nn
 
 from msctx import notices
 from msctx.errors import did_you_mean
 from msctx.native import distributed, watched
+from msctx.native.module_calls import Call
 from msctx.observers import collector, files, modules, steps
-from msctx.observers.collector import BITS, Reader, Row, dtype_of
-from msctx.observers.dump_layouts import MindSpore, MsProbe
+from msctx.observers.collector import ASK_AGAIN, BITS, Reader, Row, dtype_of, kind_of
 from msctx.options import operators
 from msctx.options.grammars import expression_in
 from msctx.options.policies import Dump
+
+MOST = 2**16
+"""Operators of one step that msProbe's layout keeps in memory, also those that raise; lines of a step that MindSpore's does."""
+
+
+def _tensors(row: Row) -> list[tuple[str, int, dict[str, Any]]]:
+    """Each with its side and its place there."""
+    return [(side, slot, t) for side in ("input", "output") for slot, t in enumerate(row[f"{side}s"])]
+
+
+def _texts(arguments: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Those that are no tensors, as MindSpore writes them: as texts."""
+    for name, value in arguments.items():
+        if not any(isinstance(one, dict) and "tensor" in one for one in (value if isinstance(value, list) else [value])):
+            yield name, str(next(iter(value.values())) if isinstance(value, dict) else value)
+
+
+class MindSpore:
+    """``rank_0/Net/0/STEP/TYPE.NAME.0.0.TIME.SIDE.SLOT.DefaultFormat.npy``, ``statistic.csv`` and ``TYPE.NAME.json``, of arguments.
+
+    Source: MindSpore's guide to Dump (tutorials/debug/dump.md), for CPU and GPU.
+    """
+
+    HEAD = ("Op Type", "Op Name", "Task ID", "Stream ID", "Timestamp", "IO", "Slot", "Data Size", "Data Type", "Shape")
+    COLUMNS: ClassVar[dict[str, tuple[str, str]]] = {
+        "max": ("Max Value", "max"),
+        "min": ("Min Value", "min"),
+        "avg": ("Avg Value", "mean"),
+        "l2norm": ("L2Norm Value", "l2"),
+        "count": ("Count", "count"),
+        "negative zero count": ("Negative Zero Count", "negative"),
+        "positive zero count": ("Positive Zero Count", "positive"),
+        "nan count": ("Nan Count", "nan"),
+        "negative inf count": ("Negative Inf Count", "negative_inf"),
+        "positive inf count": ("Positive Inf Count", "positive_inf"),
+        "zero count": ("Zero Count", "zero"),
+        "md5": ("MD5", "md5"),
+    }
+    """statistic_category → the column, and its key in a row. "Negative zero" counts what is below zero."""
+
+    def __init__(self, folder: Path, settings: Dump) -> None:
+        self._folder, self._settings = folder, settings
+        self._tables: defaultdict[Path, list[list[object]]] = defaultdict(list)
+        """Lines that wait for the step to end."""
+
+    def meet(self, number: int) -> int:
+        return 1
+
+    def write(self, rows: list[Row], scratch: Path) -> None:
+        for row in rows:
+            place = self._folder / f"rank_{distributed.rank_or_0()}" / self._settings.net / "0" / str(row["step"])
+            place.mkdir(parents=True, exist_ok=True)
+            kind, name = kind_of(row), f"{kind_of(row)}-op{row['id']}"
+            if self._settings.arguments:
+                files.write_json(files.reserve(place / f"{kind}.{name}.json"), dict(_texts(row["attributes"])))
+            for side, slot, tensor in _tensors(row):
+                given = scratch / (tensor["file"] or "-")
+                if tensor["file"] and self._settings.has_digests:
+                    found = np.load(given)
+                    tensor["md5"] = hashlib.md5(found.tobytes(), usedforsecurity=False).hexdigest()
+                    if _holds_bits(found, dtype_of(tensor)):
+                        np.save(given, _values(found, dtype_of(tensor)).numpy())
+                if tensor["file"] and self._settings.data == "stats":
+                    given.unlink()
+                elif tensor["file"]:
+                    parts = (kind, name, 0, 0, row["began"], side, slot, "DefaultFormat.npy")
+                    files.move(given, place / ".".join(map(str, parts)))
+                if "min" in tensor and self._settings.data != "tensor":
+                    scope = "_".join((*modules.parts(row["module"]), name))
+                    self._tables[place].append([kind, scope, 0, 0, row["began"], side, slot, *self._described(tensor)])
+        if sum(map(len, self._tables.values())) > MOST:
+            self.flush()
+
+    @property
+    def _columns(self) -> list[tuple[str, str]]:
+        return [self.COLUMNS[name] for name in self._settings.columns or (name for name in self.COLUMNS if name != "md5")]
+
+    def _described(self, t: dict[str, Any]) -> list[object]:
+        dtype = dtype_of(t)
+        size = math.prod(_shape(t)) * int((re.findall(r"\d+", dtype) or ["8"])[0]) // 8
+        found = t | {"positive": t["count"] - t["negative"] - t["zero"] - t["nan"]}
+        values = ["" if (value := found.get(key)) is None else value for _, key in self._columns]
+        return [size, dtype, f"({t['shape'].replace('x', ',')})", *values, ""]
+
+    def flush(self) -> None:
+        """The lines of a step go into the file together: a process that is killed leaves all of them or none."""
+        head = (*self.HEAD, *(column for column, _ in self._columns), "")
+        while self._tables:
+            place, table = self._tables.popitem()
+            files.append_csv(place / "statistic.csv", head, table)
+
+    def end_step(self) -> None:
+        """Each row names its step."""
+
+
+def _shape(t: dict[str, Any]) -> list[int]:
+    return [*map(int, filter(None, t["shape"].split("x")))]
+
+
+def _holds_bits(found: np.ndarray[Any, Any], dtype: str) -> bool:
+    """Whether a file has the bits of a dtype that NumPy does not have."""
+    return found.dtype.kind == "u" and not dtype.startswith("uint")
+
+
+def _values(found: np.ndarray[Any, Any], dtype: str) -> torch.Tensor:
+    """What a file has, in a dtype that NumPy has."""
+    tensor = torch.from_numpy(found)
+    if _holds_bits(found, dtype):
+        tensor = tensor.view(getattr(torch, dtype)).to(torch.complex64 if dtype == "complex32" else torch.float32)
+    return tensor
+
+
+def _lines(frames: tuple[tuple[CodeType, int], ...]) -> list[str]:
+    """As msProbe writes a stack: without the frames that have no source."""
+    lines = [(code, line, linecache.getline(code.co_filename, line).strip()) for code, line in frames]
+    return [f"File {code.co_filename}, line {line}, in {code.co_name}, \n {text}" for code, line, text in lines if text]
+
+
+def _frames() -> Iterator[tuple[CodeType, int]]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] != "msctx":
+            yield frame.f_code, frame.f_lineno
+        frame = frame.f_back
+
+
+class MsProbe:
+    """``stepN/rankR/dump.json``, ``construct.json``, ``stack.json`` and ``dump_tensor_data/*.pt``.
+
+    Source: msProbe's guide to dumps of PyTorch (pytorch_data_dump_instruct.md).
+    """
+
+    def __init__(self, folder: Path, settings: Dump) -> None:
+        self._folder, self._settings = folder, settings
+        self.end_step()
+
+    def end_step(self) -> None:
+        self._data: dict[str, Any] = {}
+        self._parents: dict[str, str | None] = {}
+        self._stacks: defaultdict[Any, list[str]] = defaultdict(list)
+        self._calls: Counter[tuple[str, bool]] = Counter()
+        self._count = 0
+        self._place: Path | None = None
+        self._met: dict[int, tuple[tuple[tuple[CodeType, int], ...], list[tuple[str, int]]]] = {}
+        """Operator → Python's frames, the innermost first, and the modules around it, with how often each had been called."""
+        self._modules: dict[Call, tuple[str, int]] = {}
+        self._counts: defaultdict[str, Iterator[int]] = defaultdict(count)
+
+    def meet(self, number: int) -> int:
+        self._count += 1
+        if self._count > MOST:
+            if self._count == MOST + 1:
+                text = f"one step has more than {MOST:,} operators, and the others are left out of the dump; "
+                text += "a step ends with optimizer.step() or msctx.step()"
+                notices.warn(f"session.enable_dump: {text}")
+            return 0
+        around = modules.around()
+        for call, name in around:
+            if call not in self._modules:
+                self._modules[call] = name, next(self._counts[name])
+        self._met[number] = tuple(_frames()), [self._modules[call] for call, _ in around]
+        return 1 | ASK_AGAIN
+
+    def write(self, rows: list[Row], scratch: Path) -> None:
+        for row in rows:
+            if self._place is None:
+                self._place = files.reserve(
+                    self._folder / f"step{row['step']}" / f"rank{distributed.rank_or_0()}", partial(Path.mkdir, parents=True)
+                )
+            kind, is_backward = kind_of(row), row["direction"] == "backward"
+            direction = "backward" if is_backward else "forward"
+            name = f"Aten.{kind}.{self._calls[kind, is_backward]}.{direction}"
+            self._calls[kind, is_backward] += 1
+            sides: dict[str, Any] = {"input": []} if is_backward else {"input_args": [], "input_kwargs": {}}
+            sides["output"] = []
+            for side, slot, tensor in _tensors(row):
+                found = self._described(tensor)
+                given = scratch / (tensor["file"] or "-")
+                if tensor["file"] and self._settings.has_digests:
+                    found["md5"] = f"{zlib.crc32(np.load(given).tobytes()):08x}"
+                if tensor["file"] and self._settings.data != "stats":
+                    found["data_name"] = f"{name}.{side}.{slot}.pt"
+                    self._keep(given, found["data_name"], dtype_of(tensor))
+                given.unlink(missing_ok=True)
+                sides["input_args" if side == "input" and not is_backward else side].append(found)
+            self._data[name] = sides
+            # in a backward pass: of the operator of the forward pass that made the node
+            frames, calls = self._met.get(row["maker" if is_backward else "id"], ((), []))
+            self._stacks[frames].append(name)
+            around = [f"Module.{path}.{direction}.{number}" for path, number in calls]
+            if row["direction"] == "optimizer":
+                around = ["optimizer"]
+            self._parents |= zip((*around, name), (None, *around), strict=True)
+
+    def _keep(self, given: Path, name: str, dtype: str) -> None:
+        assert self._place is not None
+        tensor, data = _values(np.load(given), dtype), io.BytesIO()
+        torch.save(tensor.bfloat16() if dtype == "bfloat16" else tensor, data)
+        files.write(self._place / "dump_tensor_data" / name, data.getvalue())
+
+    @staticmethod
+    def _described(t: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {"type": "torch.Tensor", "dtype": f"torch.{dtype_of(t)}", "shape": _shape(t)}
+        found["requires_grad"] = t["requires_grad"]
+        if "min" in t:
+            up, down = (math.inf if t[f"{sign}_inf"] else 0.0 for sign in ("positive", "negative"))
+            least, largest = t["min"], t["max"]
+            if least is None:  # nothing is finite
+                least, largest = up or None, -down or None
+            values = {"Max": up or largest, "Min": -down or least}
+            values |= {"Mean": (up - down) or t["mean"], "Norm": (up + down) or t["l2"]}
+            found |= dict.fromkeys(values, math.nan) if t["nan"] else values
+        return found
+
+    def flush(self) -> None:
+        """The step is written whole; a scope that goes on with it writes it again."""
+        if self._place is None:
+            return
+        level = {"task": "statistics" if self._settings.data == "stats" else "tensor", "level": "L1", "framework": "pytorch"}
+        folder = str(self._place / "dump_tensor_data") if self._settings.data != "stats" else None
+        files.write_json(self._place / "dump.json", {**level, "dump_data_dir": folder, "data": self._data})
+        files.write_json(self._place / "construct.json", self._parents)
+        stacks = [[names, _lines(frames)] for frames, names in self._stacks.items() if frames]
+        files.write_json(self._place / "stack.json", dict(enumerate(stacks)))
+
 
 SET_DUMP = "msctx.set_dump(module)"
 _marked: weakref.WeakSet[nn.Module] = weakref.WeakSet()

@@ -1,4 +1,4 @@
-"""Files of observers: a training goes on where they cannot be written, and no half file pretends to be whole."""
+"""What observers share: the slot that a switch turns on, and files."""
 
 from __future__ import annotations
 
@@ -17,6 +17,32 @@ from pathlib import Path
 from typing import Any
 
 from msctx import notices
+
+
+class Slot:
+    """The one of a kind that is on; it has ``settings``, ``begin()`` and ``end()``."""
+
+    def __init__(self, kind: Callable[[Any], Any]) -> None:
+        self._kind = kind
+        self.on: Any = None
+
+    def read(self) -> Any:
+        return None if self.on is None else self.on.settings
+
+    def save(self) -> Any:
+        return self.on
+
+    def load(self, found: Any) -> None:
+        if self.on is not found:
+            before, self.on = self.on, None
+            if before is not None:
+                before.end()
+            if found is not None:
+                found.begin()
+            self.on = found
+
+    def write(self, settings: Any) -> None:
+        self.load(None if settings is None else self._kind(settings))
 
 
 class Scratch:

@@ -22,7 +22,7 @@ from torch._library.effects import EffectType
 from msctx import notices
 from msctx.errors import Diagnostic, FileError
 from msctx.observers import files
-from msctx.observers.slots import Slot
+from msctx.observers.files import Slot
 
 NAMES = {
     getattr(torch, name.lower()): name

@@ -1,12 +1,9 @@
-"""``env_config_path.rdr``: the last operators, written when an exception leaves the with-block or nobody catches it, or at the end.
-
-The files are named as those of MindSpore's Running Data Recorder. On a fatal signal ``faulthandler`` prints the stacks of all
-threads.
-"""
+"""What ran last, written when a program fails (``env_config_path.rdr``), and what runs too long (``op_timeout``)."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import itertools
 import os
@@ -20,16 +17,18 @@ from typing import Any
 import torch
 
 from msctx.errors import named
-from msctx.native import distributed, memory
+from msctx.native import core, distributed, memory
 from msctx.observers import collector, files
 from msctx.observers.collector import Reader
-from msctx.options.policies import Recorder
+from msctx.options.policies import Recorder, Watchdog
 
 OPTION = "env_config_path.rdr.enable"
 _numbers = itertools.count(1)  # of the files of this process
 
 
 class RecorderReader(Reader):
+    """Files are named as those of MindSpore's Running Data Recorder. On a fatal signal ``faulthandler`` prints all stacks."""
+
     def __init__(self, graphs: Callable[[], list[dict[str, Any]]], settings: Recorder) -> None:
         self.settings = settings
         self._graphs = graphs
@@ -107,3 +106,59 @@ def _memory() -> dict[str, Any]:
         of_torch = torch.accelerator
         found["device"] = {"allocated": of_torch.memory_allocated(), "peak": of_torch.max_memory_allocated()}
     return found
+
+
+EXIT_CODE = 124
+"""As of timeout(1)."""
+
+
+class WatchdogReader(Reader):
+    """Ends the process where one operator runs too long, with the stacks of all threads.
+
+    The time of an operator is counted in the watchdog's own ticks, each of which counts as at most two: while the whole process
+    stands still (a machine that was suspended, SIGSTOP), the watchdog does so, too. Ticks do not count while Python runs inside an
+    operator: a hook that packs what autograd keeps, or a mode.
+    """
+
+    def __init__(self, settings: Watchdog) -> None:
+        self.settings = settings
+
+    @property
+    def requested(self) -> Mapping[str, int]:
+        return {"running": 1}
+
+    def begin(self) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, args=(self._stop, core.load()), name="msctx watchdog", daemon=True)
+        self._thread.start()
+
+    def pause(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self, stop: threading.Event, library: core.Core) -> None:
+        tick = min(1.0, self.settings.seconds / 10)
+        running: dict[tuple[int, int], float] = {}
+        before = time.monotonic()
+        while not stop.wait(tick):
+            now = time.monotonic()
+            passed, before = min(now - before, 2 * tick), now
+            found = {(row["thread"], row["began"]): row for row in library.c.msctx_running()}
+            frames = sys._current_frames()
+            is_own = {key: row["caller"] in (0, id(frames.get(row["ident"]))) for key, row in found.items()}
+            del frames
+            running = {key: running.get(key, -passed) + passed if is_own[key] else running.get(key, 0.0) for key in found}
+            for key, seconds in running.items():
+                if seconds > self.settings.seconds and not stop.is_set():
+                    self._end(found[key])
+
+    def _end(self, row: dict[str, Any]) -> None:
+        where = f" in module {row['module']}" if row["module"] else ""
+        text = f"op_timeout: {row['operator']}{where} has run for more than {self.settings.seconds} s in thread {row['thread']}"
+        with contextlib.suppress(OSError, ValueError):
+            print(f"{text}; the process ends with exit code {EXIT_CODE}. All threads:", file=sys.stderr, flush=True)
+            faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
+            sys.stdout.flush()
+        if isinstance(found := collector.reader("observers.recorder"), RecorderReader):
+            found.fail(TimeoutError(text))
+        os._exit(EXIT_CODE)

@@ -1,13 +1,16 @@
-"""Runs an experiment under its options, records it, and puts everything back."""
+"""Runs an experiment under its options, records it, and puts everything back; SIGTERM ends it as Ctrl-C does."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,9 +29,51 @@ from msctx.notices import warn
 from msctx.plan import Plan
 from msctx.run import launch
 from msctx.run.config import Experiment, collected
-from msctx.run.ending import Terminated, terminable, undisturbed
 from msctx.run.entry import in_a_line, resolve, users_traceback
 from msctx.run.record import MemoryOfRun, Record, plain
+from msctx.signals import uninterrupted
+
+
+class Terminated(BaseException):
+    """SIGTERM came. Not a KeyboardInterrupt, which training loops take for a wish to end well."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM raises :class:`Terminated`, once, unless somebody handles it; at the end the process ends by the signal."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    process, came = os.getpid(), []
+
+    def terminate(number: int, frame: Any) -> None:
+        if os.getpid() != process:  # a worker that was forked ends by the signal at once
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        came.append(number)
+        if len(came) == 1:
+            raise Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except Terminated:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if came:
+            signal.raise_signal(signal.SIGTERM)
+            raise SystemExit(128 + signal.SIGTERM)  # the first process of a container does not end by it
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait for the end of the block."""
+    unterminated = uninterrupted()
+    unterminated.number = signal.SIGTERM
+    with uninterrupted(), unterminated:
+        yield
+
 
 T = TypeVar("T")
 

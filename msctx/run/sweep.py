@@ -26,8 +26,8 @@ from msctx.options.documents import scalar
 from msctx.options.kinds import BadValue
 from msctx.options.registry import from_text
 from msctx.run.config import Experiment, flow
-from msctx.run.ending import Terminated, terminable, undisturbed
 from msctx.run.record import Record, plain
+from msctx.run.runner import Terminated, terminable, undisturbed
 from msctx.signals import uninterrupted
 
 GRACE = 10.0

@@ -34,7 +34,7 @@ def _part(
 
 
 def _slot(name: str, place: str, **more: Any) -> Switch:
-    """*place*: of a :class:`msctx.observers.slots.Slot`."""
+    """*place*: of a :class:`msctx.observers.files.Slot`."""
     return _part(name, f"{place}.", state=(reading(f"{place}.save"), writing(f"{place}.load")), **more)
 
 
@@ -42,7 +42,7 @@ _turned = partial(_part, unwritten=False, verbs=("is_on", "turn"), scope="thread
 
 
 def _no_folder(wanted: Any) -> str:
-    return str(import_module("msctx.graph.files").obstacle(wanted))
+    return str(import_module("msctx.observers.compile_trace").obstacle(wanted))
 
 
 # --- readers of what the native core collects -------------------------------------------------------------------------
@@ -81,11 +81,11 @@ def _observer(name: str, place: str, *more: Any) -> Switch:
 
 READERS: dict[str, tuple[Any, ...]] = {
     "observers.dump": ("msctx.observers.dump:DumpReader",),
-    "observers.overflow": ("msctx.observers.overflow:OverflowReader",),
-    "observers.errors": ("msctx.observers.error_dump:ErrorReader",),
+    "observers.overflow": ("msctx.observers.failures:OverflowReader",),
+    "observers.errors": ("msctx.observers.failures:ErrorReader",),
     "observers.recorder": ("msctx.observers.recorder:RecorderReader", lambda: report.of_process().as_dicts()),
-    "observers.watchdog": ("msctx.observers.watchdog:WatchdogReader",),
-    "observers.deterministic_except": ("msctx.observers.deterministic_except:ExceptReader",),
+    "observers.watchdog": ("msctx.observers.recorder:WatchdogReader",),
+    "observers.deterministic_except": ("msctx.observers.collector:ExceptReader",),
 }
 """Switch → the class of the reader, and what it takes beside its settings."""
 
@@ -143,13 +143,13 @@ SWITCHES = (
     _part("models.gathered_ahead_backward", "msctx.memory.communication:BACKWARD."),
     *(_observer(name, *reader) for name, reader in READERS.items()),
     _slot("observers.print_file", "msctx.observers.printing:SLOT"),
-    _slot("observers.replicas", "msctx.observers.replicas:SLOT"),
+    _slot("observers.replicas", "msctx.observers.checks:SLOT"),
     _slot("observers.kernels", "msctx.observers.compile_trace:KERNELS_SLOT"),
     _slot("observers.fusions", "msctx.observers.compile_trace:FUSIONS_SLOT"),
-    _slot("observers.graph_files", "msctx.graph.files:SLOT", blocked=_no_folder),
+    _slot("observers.graph_files", "msctx.observers.compile_trace:GRAPHS_SLOT", blocked=_no_folder),
     _turned("observers.class_names", "msctx.observers.modules:", unwritten=True, verbs=("with_classes", "write_with_classes")),
-    _turned("observers.check_bprop", "msctx.observers.gradients:NODES."),
-    _turned("observers.check_bprop_values", "msctx.observers.gradients:VALUES."),
+    _turned("observers.check_bprop", "msctx.observers.checks:NODES."),
+    _turned("observers.check_bprop_values", "msctx.observers.checks:VALUES."),
     _part("torch.profiler", "msctx.observers.profiling:SLOT."),
     _of_session("session.graph_run_mode"),
     _of_session("session.iterations_per_loop"),

@@ -11,7 +11,7 @@ from torch import nn
 
 import msctx
 from msctx.native import distributed
-from msctx.observers import replicas, steps
+from msctx.observers import checks, steps
 
 BODY = """
 def test(rank):
@@ -57,7 +57,7 @@ def test_two_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex64, torch.complex128, torch.int8])
 def test_any_other_bits_have_another_digest(dtype: torch.dtype) -> None:
     def digest(value: torch.Tensor) -> list[int]:
-        return replicas._digest(value.to(dtype)).tolist()
+        return checks._digest(value.to(dtype)).tolist()
 
     ones = torch.ones(2, 4)
     assert digest(ones) == digest(torch.ones(4, 2).T)
@@ -75,11 +75,11 @@ def test_a_single_process_compares_nothing_and_hooks_go() -> None:
         assert steps.current() == 1
     assert steps.current() == 0
     with msctx.context(replica_check=1), msctx.context(replica_check=0):
-        assert replicas.SLOT.read() is None
+        assert checks.SLOT.read() is None
 
 
 @pytest.mark.filterwarnings("error")
 def test_without_a_model_it_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "rank", lambda: 0)
     with pytest.raises(msctx.MsctxWarning, match="no model to compare"):
-        replicas.Check(1)._ended(0)
+        checks.Replicas(1)._ended(0)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from msctx.observers import watchdog
+from msctx.observers import recorder
 
 SLEEPS = """
     import time, torch, msctx
@@ -33,7 +33,7 @@ def test_it_ends_the_process_with_the_stacks(run_forked: Any) -> None:
         sleep(torch.ones(1), 60.0)
     """
     )
-    assert done.returncode == watchdog.EXIT_CODE
+    assert done.returncode == recorder.EXIT_CODE
     assert "op_timeout: test_watchdog::sleep has run for more than 1 s in thread" in done.stderr
     assert "most recent call first" in done.stderr
 
@@ -63,7 +63,7 @@ def test_an_operator_that_python_calls_inside_another_is_watched(inside: str, ru
         torch.from_file({str(tmp_path / "fifo")!r}, shared=False, size=1)
     """
     )
-    assert done.returncode == watchdog.EXIT_CODE, done.stderr
+    assert done.returncode == recorder.EXIT_CODE, done.stderr
     assert "op_timeout: aten::from_file has run for more than 1 s in thread" in done.stderr
 
 

@@ -18,7 +18,7 @@ from msctx.cli import main
 from msctx.errors import FileError
 from msctx.run import sweep
 from msctx.run.config import read
-from msctx.run.ending import Terminated
+from msctx.run.runner import Terminated
 
 ENTRY = """
 import torch
