@@ -21,9 +21,6 @@ from msctx.imports import when_imported
 
 INDUCTOR = "torch._inductor.config"
 NOTHING, UNSET = object(), _UNSET_SENTINEL
-_waiting: dict[str, Callable[[], None]] = {}
-"""Module → what gives up waiting for it to be loaded."""
-_all: dict[str, list[Forced]] = {}
 
 
 def override(config: ModuleType, key: str) -> Any:
@@ -68,7 +65,8 @@ class Forced:
         self.forced: Any = NOTHING
         self._found: Any = NOTHING
         """What torch has in the place of what is forced."""
-        _all.setdefault(module, []).append(self)
+        self._give_up: Callable[[], None] | None = None
+        """Ends waiting for the module to be loaded."""
 
     @property
     def entry(self) -> Any:
@@ -95,8 +93,8 @@ class Forced:
     def write(self, value: Any) -> None:
         self.forced = value
         self._enforce()
-        if self.entry is None and self.module not in _waiting:
-            _waiting[self.module] = when_imported(self.module, lambda: _enforce_all(self.module))
+        if self.entry is None and self._give_up is None:
+            self._give_up = when_imported(self.module, self._enforce)
 
     def load(self, state: tuple[Any, ...]) -> None:
         forced, own, thread = state
@@ -105,8 +103,9 @@ class Forced:
             raise SwitchError(f"another thread has its own {self.module}.{self.key}: reset it there")
         self.forced = forced
         self._enforce(own if is_here else None)
-        if self.module in _waiting and all(other.forced is NOTHING for other in _all[self.module]):
-            _waiting.pop(self.module)()
+        if forced is NOTHING and self._give_up is not None:
+            self._give_up()
+            self._give_up = None
 
     def when_loaded(self) -> None:
         """Called with a value in force, in a process that has loaded the module."""
@@ -126,10 +125,3 @@ class Forced:
             setattr(entry, self.place, self._found)
             self._found = NOTHING
         put_override(sys.modules[self.module], self.key, own)
-
-
-def _enforce_all(module: str) -> None:
-    _waiting.pop(module, None)
-    for one in _all[module]:
-        if one.forced is not NOTHING:
-            one._enforce()

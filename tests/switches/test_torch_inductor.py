@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from msctx import torch_config
-from msctx.switches import torch_inductor
+from msctx.switches import SWITCHES, torch_inductor
 
 VARIABLES = {
     "torch.inductor.deterministic": "TORCHINDUCTOR_DETERMINISTIC",
@@ -169,8 +169,9 @@ def test_values_hold_in_every_thread_whether_inductor_is_loaded_or_not(passes: C
 
 
 def test_only_what_the_plan_knows_of_is_not_there() -> None:
-    # not those of another test
-    of_torch = {name: those for name, those in torch_config._all.items() if name.startswith("torch.")}
-    found = {one.key for name, those in of_torch.items() for one in those if one.key not in import_module(name)._config}
+    owners = [getattr(row.write, "__self__", None) for row in SWITCHES.values()]
+    values = [one for one in owners if isinstance(one, torch_config.Forced)]
+    found = {one.key for one in values if one.key not in import_module(one.module)._config}
+    assert len(values) > len(FORCED)
     assert {f"torch.inductor.{key}" for key in found} == LACKING
     assert torch_inductor.obstacle("no_such_key").endswith("has no torch._inductor.config.no_such_key")
