@@ -67,3 +67,9 @@ def test_entries_that_do_nothing_are_named_warned_about_and_refused_under_strict
                 pass
             with pytest.warns(msctx.MsctxWarning, match=option), msctx.context(**options):
                 pass
+
+
+def test_a_rule_whose_algorithm_cannot_run_is_told_beside_one_that_can() -> None:
+    (row,) = msctx.explain(device="ascend", matmul_algo_rules={"encoder": "bf16x6", "head": "strict"}).rows
+    assert (row.status, row.idle) == ("approximated", True)
+    assert not msctx.explain(device="ascend", matmul_algo_rules={"head": "strict"}).rows[0].idle

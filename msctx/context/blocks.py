@@ -7,7 +7,17 @@ import warnings
 from collections.abc import Callable
 from functools import wraps
 from html import escape
-from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
+from inspect import (
+    isasyncgen,
+    isasyncgenfunction,
+    isclass,
+    iscoroutine,
+    iscoroutinefunction,
+    isgenerator,
+    isgeneratorfunction,
+    unwrap,
+)
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from msctx import notices
@@ -75,13 +85,18 @@ def close_late(scopes: list[Scope], error: BaseException | None = None) -> None:
             close_late(scopes, error)
 
 
-def refuse_lazy(function: Callable[..., Any]) -> None:
-    """Raise for a function whose body does not run while it is called."""
-    if isgeneratorfunction(function) or iscoroutinefunction(function) or isasyncgenfunction(function):
+def refuse_lazy(function: Callable[..., Any], made: Any = None) -> Any:
+    """Raise for a function whose body does not run while it is called; *made*: what it returned, which a wrapper may hide before."""
+    bodies = (getattr(unwrap(function), "__code__", None), getattr(type(function).__call__, "__code__", None))
+    if iscoroutine(made):
+        made.close()
+    is_lazy = iscoroutine(made) or isasyncgen(made) or (isgenerator(made) and made.gi_code in bodies)
+    if is_lazy or isgeneratorfunction(function) or iscoroutinefunction(function) or isasyncgenfunction(function):
         raise TypeError(
             f"{getattr(function, '__qualname__', repr(function))} is a generator or coroutine: its scope would stay open while other "
             "code runs. Use a with-block inside it, around code that does not yield or await."
         )
+    return made
 
 
 class Context:
@@ -153,7 +168,8 @@ class Context:
         @wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
             with self:
-                return function(*args, **kwargs)
+                made = function(*args, **kwargs)
+            return refuse_lazy(function, made) if isinstance(made, GeneratorType | CoroutineType | AsyncGeneratorType) else made
 
         return cast(F, inside)
 

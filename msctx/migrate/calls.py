@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -103,10 +104,21 @@ class Reader:
 
     def calls(self) -> Iterator[Call]:
         """Every call that sets something, in the order in which the script has them."""
-        nodes = [node for node in self.script.parents if isinstance(node, ast.Call)]
+        nodes = [node for node in self.script.parents if isinstance(node, ast.Call | ast.Name | ast.Attribute)]
         for node in sorted(nodes, key=lambda n: (n.lineno, n.col_offset)):
-            if found := self._call(node, self._function(node.func)):
-                yield found
+            if not isinstance(node, ast.Call):
+                if self._is_handed_on(node):
+                    found = Call("set_context", self.script.mark(node), self.script.inside(node))
+                    yield found.leave_out("what is called under another name is known only when the script runs")
+            elif made := self._call(node, self._function(node.func)):
+                yield made
+
+    def _is_handed_on(self, node: ast.Name | ast.Attribute) -> bool:
+        """Whether ``set_context`` stands here for another use than a call, or a name that calls are read by."""
+        parent, field = self.script.parents[node]
+        is_read = isinstance(node.ctx, ast.Load) and field != "func" and not isinstance(parent, ast.Attribute)
+        is_named = isinstance(parent, ast.Assign) and all(isinstance(target, ast.Name) for target in parent.targets)
+        return is_read and not is_named and self._function(node) == "set_context"
 
     def _function(self, node: ast.expr) -> str:
         """The function of MindSpore that an expression stands for, without the module it is at home in."""
@@ -132,6 +144,9 @@ class Reader:
         """Why a call that sets something cannot be migrated; ``""`` for one that sets nothing."""
         if function in NO_COUNTERPART:
             return f"no counterpart in msctx: {NO_COUNTERPART[function]}"
+        written = self.script.written(call.func)
+        if re.fullmatch(r"[\w.]+\.set_context", written) and not self.names.paths(call.func):
+            return "whether this is MindSpore's set_context is known only when the script runs"
         if function == "jit" and call.keywords:
             return "its settings are no options: msctx.mindspore.jit takes the same ones"
         match call.func:

@@ -124,7 +124,7 @@ def scalar(text: str) -> Any:
         return YamlWord(text)
     if re.fullmatch("[-+]?0[0-9_]+", text):
         sign, digits = text[: text[0] == "-"], text.lstrip("+-").replace("_", "").lstrip("0") or "0"
-        octal = f" {sign}{int(digits, 8)} in YAML 1.1 and" if re.fullmatch("[0-7]+", digits) else ""
+        octal = f" {sign}{int(digits, 8)} in YAML 1.1 and" if re.fullmatch("[0-7]{2,}", digits) else ""
         advice = "write the number without the leading zero, or quote it"
         raise BadValue(f"{text} is{octal} {sign}{digits} in YAML 1.2; {advice}")
     if _WHOLE.fullmatch(text):

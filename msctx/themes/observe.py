@@ -238,7 +238,14 @@ OF_MINDSPORE = {
     "statistic_category": "msProbe's layout always has Max, Min, Mean and Norm; of statistic_category it takes only md5, as a CRC-32",
 }
 """Keys that have no effect, or another one, in msProbe's layout."""
-OF_DUMPS = {"iteration": "all", "initial_iteration": 0, "dump_mode": 0, "input_output": 0, "saved_data": "tensor"}
+OF_DUMPS = {
+    "iteration": "all",
+    "initial_iteration": 0,
+    "dump_mode": 0,
+    "input_output": 0,
+    "saved_data": "tensor",
+    "support_device": [],
+}
 """Keys, and what they are when left out, that select what is dumped, and no more."""
 STATISTICS = ("max", "min", "l2norm")
 """MindSpore's, where its file names none."""
@@ -258,7 +265,7 @@ def _dump_config(on: On, setting: Setting) -> Outcome:
         outcome = _seen(on, {"observers.overflow": overflows} if mode == 3 else {"observers.errors": errors})
         left = [key for key, default in OF_DUMPS.items() if (given.get(key) or default) != default]
         unused = f"op_debug_mode {mode} watches all operators in all steps; ignored: {', '.join(left)}"
-        return replace(outcome, reason=f"{outcome.reason}; {unused}") if left and outcome.assignments else outcome
+        return replace(outcome, reason=f"{outcome.reason}; {unused}", idle=True) if left and outcome.assignments else outcome
     found = Dump(
         path=path,
         steps="" if given.get("iteration", "all") == "all" else given["iteration"],
@@ -282,7 +289,7 @@ def _dump_config(on: On, setting: Setting) -> Outcome:
         left.append("statistic_category applies only with saved_data statistic or full")
     if found.layout == "msprobe":
         left += [why for key, why in OF_MINDSPORE.items() if (given | more).get(key)]
-    return replace(outcome, reason=joined(outcome.reason, *left))
+    return replace(outcome, reason=joined(outcome.reason, *left), idle=bool(left))
 
 
 @translates("quant_dumpable")

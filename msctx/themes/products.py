@@ -141,9 +141,10 @@ def _products(on: On, setting: Setting) -> Outcome:
     if names <= {*missing} or (missing and on_fallback(on) == "error"):
         return refused(reasons.removesuffix(f"; {LEFT_OUT}"))
     if on.device != "ascend":
-        return approximated(assignments_of(on), reasons) if missing else honoured(assignments_of(on), PAST_THE_HOOK)
+        of_some = replace(approximated(assignments_of(on), reasons), idle=True)  # rules of which one does nothing
+        return of_some if missing else honoured(assignments_of(on), PAST_THE_HOOK)
     if differs := joined(reasons, ITS_ORDER if "strict" in names - {*missing} else ""):
-        return approximated(npu_policy(on), differs)
+        return replace(approximated(npu_policy(on), differs), idle=bool(missing))
     return honoured(npu_policy(on), {True: FROM_HALVES, False: BY_UNIT, None: BY_CHIP}[on.facts.half_products])
 
 

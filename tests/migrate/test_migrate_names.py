@@ -131,3 +131,18 @@ def test_an_unknown_flag_leaves_the_others(of):
     found = of('ms.set_context(graph_kernel_flags="--opt_level=2 --enable_expand_op=MatMul --dump_as_text")\n')
     assert found.options == {"graph_kernel_flags": "--opt_level=2 --dump_as_text"}
     assert [problem.path for problem in found.problems] == ["graph_kernel_flags.enable_expand_op"]
+
+
+def test_a_use_of_set_context_that_cannot_be_followed_is_reported(of):
+    found = of(
+        "class T:\n"
+        "    def __init__(self, context, **given):\n"
+        "        self.set = ms.set_context\n"
+        "        self.context = context\n"
+        "        self.context.set_context(mode=0)\n"
+        "partial(ms.set_context, mode=1)()\n"
+        "ms.set_context(max_call_depth=9)\n"
+    )
+    assert found.options == {"max_call_depth": 9}
+    assert [problem.mark.line for problem in found.problems] == [4, 6, 7]
+    assert of("import torch\ntorch.set_context(mode=0)\nms.set_context(max_call_depth=9)\n").problems == ()

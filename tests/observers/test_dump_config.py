@@ -186,6 +186,13 @@ def test_what_has_no_effect_in_mindspores_file_is_in_the_plan(tmp_path: Path) ->
     assert "of statistic_category it takes only md5" in row.reason
     (row,) = msctx.explain({"dump_config": file}).rows
     assert "statistic_category applies only with saved_data statistic or full" in row.reason
+    with pytest.raises(msctx.StrictError, match="kernels applies only"), msctx.context(strict=True, dump_config=file):
+        pass
+    with pytest.warns(MsctxWarning, match="kernels applies only"), msctx.context(dump_config=file):
+        pass
+    (row,) = msctx.explain({"dump_config": of_file(tmp_path, op_debug_mode=3, support_device=[3])}).rows
+    assert row.idle
+    assert "ignored: support_device" in row.reason
 
 
 @pytest.mark.parametrize(("number", "expected"), [(0, 3), (2, 2)])
