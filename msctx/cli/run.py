@@ -34,8 +34,7 @@ from msctx.options.layers import flatten, presets
 from msctx.recorded import command_line
 from msctx.run import run_experiment
 from msctx.run import sweep as sweeping
-from msctx.run.config import file_of, prepare_environment, read, subject_of
-from msctx.run.entry import resolve
+from msctx.run.config import file_of, prepare_environment, read, resolve, subject_of
 from msctx.run.launch import is_one_of_several, launch, rank
 from msctx.run.record import Record
 from msctx.run.runner import terminable

@@ -20,8 +20,7 @@ from torch.utils.module_tracker import ModuleTracker
 from msctx.compare.workload import DTYPES, LAST, NetworkLayer, Product, Workload, geometry, output_of, text
 from msctx.errors import EntryError, EntryFailed, Mark, MsctxError
 from msctx.native.choices import ConvProblem
-from msctx.run.config import Experiment
-from msctx.run.entry import resolve, users_traceback
+from msctx.run.config import Experiment, resolve, users_traceback
 
 
 @dataclass

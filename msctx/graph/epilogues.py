@@ -130,15 +130,10 @@ def _is_graph(node: fx.Node) -> bool:
 
 
 def _draws(node: fx.Node) -> bool:
-    """Whether it draws random numbers. Attention is tagged as if it did, whatever its dropout is."""
+    """Whether it draws random numbers. Attention is tagged as if it did: with a dropout, it has another operator that draws."""
     operator = node.target
-    if not isinstance(operator, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in operator.tags:
-        return "rand" in str(operator)
-    for place, argument in enumerate(operator._schema.arguments):
-        if argument.name == "dropout_p":
-            given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
-            return bool(given != 0)
-    return True
+    is_tagged = isinstance(operator, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in operator.tags
+    return "rand" in str(operator) or (is_tagged and "scaled_dot_product" not in str(operator))
 
 
 def _takes_strides_as_they_come(operator: Any) -> bool:

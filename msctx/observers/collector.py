@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 import torch
 
 from msctx import notices
-from msctx.errors import did_you_mean, named
+from msctx.errors import did_you_mean
 from msctx.native import core, watched
-from msctx.observers import compile_trace, modules, steps
+from msctx.observers import compile_trace, files, modules, steps
 from msctx.options.policies import DeterministicExcept
 
 Row = dict[str, Any]
@@ -55,7 +55,7 @@ class Reader:
         goes_on: whether a scope with equal settings, entered later, goes on with it.
         is_choosy: whether :meth:`wants` decides about operators.
         counted: the steps that were counted when it was paused; see :func:`steps.span`.
-        failures: of which kinds there was a warning.
+        failures: the texts of warnings of what it raised.
         wants_lines: whether rows of a backward pass have the user's ``line`` that called the operator of the forward pass.
     """
 
@@ -64,7 +64,7 @@ class Reader:
     wants_lines: ClassVar[bool] = False
     process = number = 0
     counted: object = None
-    failures: frozenset[type] = frozenset()
+    failures: set[str]
     settings: Any
 
     @property
@@ -125,7 +125,7 @@ def put(name: str, new: Reader | None, *, resumes: bool = False) -> None:
             if lost := core.load().c.msctx_collect_dropped():
                 notices.warn(f"{lost} operators could not be collected, or waited too long: they are not reported")
         if new is not None:
-            new.process, new.number = os.getpid(), next(_numbers)
+            new.process, new.number, new.failures = os.getpid(), next(_numbers), set()
             _safely(new, new.begin)
             _readers[name] = new
         if _readers and not _counting:
@@ -212,14 +212,7 @@ def _safely(one: Reader, work: Callable[[], object]) -> None:
     """What it computes itself is not collected."""
     before = core.load().c.msctx_look_away(1)
     try:
-        work()
-    except Warning:  # as an error
-        raise
-    except Exception as error:
-        name = type(one).__name__
-        if type(error) not in one.failures:
-            one.failures |= {type(error)}
-            notices.warn(f"{name} failed ({named(error)}); the program goes on")
+        files.guarded(type(one).__name__, one.folder or Path(), work, one.failures)
     finally:
         core.load().c.msctx_look_away(before)
 

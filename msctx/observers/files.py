@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from msctx import notices
+from msctx.errors import named
 
 
 class Slot:
@@ -69,19 +70,20 @@ class Scratch:
             self.path.rmdir()
 
 
-def guarded(option: str, folder: Path, work: Callable[[], object], reported: set[str] | None = None) -> bool:
-    """Whether *work* could write; else this warns, unless the text is in *reported* already."""
+def guarded(option: str, folder: Path | str, work: Callable[[], object], reported: set[str] | None = None) -> None:
+    """Whatever *work* raises, the program goes on; this warns, unless the text is in *reported* already."""
     try:
         work()
-    except OSError as error:
-        reason = error.strerror or str(error)
-        text = f"{option}: cannot write to {folder} ({reason}); those files are missing, and the program goes on"
+    except Warning:  # as an error
+        raise
+    except Exception as error:
+        text = f"{option} failed ({named(error)}); the program goes on"
+        if isinstance(error, OSError):
+            text = f"{option}: cannot write to {folder} ({error.strerror or error}); those files are missing, and the program goes on"
         if reported is None or text not in reported:
             notices.warn(text)
         if reported is not None:
             reported.add(text)
-        return False
-    return True
 
 
 def move(old: Path, new: Path) -> None:

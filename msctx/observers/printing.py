@@ -12,6 +12,7 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ import numpy as np
 import torch
 from torch._library.effects import EffectType
 
-from msctx import notices
 from msctx.errors import Diagnostic, FileError
 from msctx.observers import files
 from msctx.observers.files import Slot
@@ -174,23 +174,16 @@ class PrintFile:
         """The file that receives the records; ``""``: none can be made."""
         with _lock:
             if self._made is None:
-                try:
-                    self._made = str(files.reserve(self._wanted))
-                except OSError as error:
-                    self._made = ""
-                    _warn(self.settings, f"cannot be created ({error.strerror}); what Print receives is lost")
+                self._made = ""
+                files.guarded("print_file_path", self._wanted, self._make)
             return self._made
+
+    def _make(self) -> None:
+        self._made = str(files.reserve(self._wanted))
 
     def append(self, record: bytes) -> None:
         if path := self.made():
-            try:
-                files.append(path, record)
-            except OSError as error:
-                _warn(path, f"cannot be written ({error.strerror}); some records are missing")
-
-
-def _warn(path: str, what: str) -> None:
-    notices.warn(f"print_file_path: {path} {what}")
+            files.guarded("print_file_path", path, partial(files.append, path, record))
 
 
 SLOT = Slot(PrintFile)

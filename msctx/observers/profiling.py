@@ -100,15 +100,9 @@ class _Recording:
             self._call(self._profile.step)
 
     def _call(self, change: Callable[[], object]) -> None:
-        """Whatever the profiler does, training goes on."""
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", ".*Profiler (won't|clears)", UserWarning)  # no warm-up
-                change()
-        except OSError as error:
-            _warn(f"the profile cannot be written to {self._folder} ({error}); training goes on")
-        except Exception as error:
-            _warn(f"torch.profiler failed ({error}); training goes on")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*Profiler (won't|clears)", UserWarning)  # no warm-up
+            files.guarded("profiling_mode", self._folder, change)
 
     def _write(self, part: profile) -> None:
         averages = part.key_averages(group_by_input_shape=self.settings["shapes"])

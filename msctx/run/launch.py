@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +19,7 @@ from msctx.notices import warn
 from msctx.options import Layer, layers
 from msctx.options.layers import presets
 from msctx.run.config import Experiment
-from msctx.run.record import Record
+from msctx.run.record import Record, result_in
 
 KEYS = ("SIGINT", "SIGQUIT")
 """A terminal sends those of its keys to the command itself."""
@@ -35,7 +33,7 @@ def execute(command: Sequence[str], layer: Layer, *, strict: bool = False) -> in
         FileError: the command cannot be started.
         StrictError: it has ended, and under *strict* no process of it has entered the options.
     """
-    with tempfile.TemporaryDirectory(prefix="msctx-exec-") as folder:
+    with TemporaryDirectory(prefix="msctx-exec-") as folder:
         (seen := Path(folder) / "seen").touch()
         environment = os.environ | {layers.PLAN: layers.pack(layer, seen=str(seen))}
         try:
@@ -159,11 +157,8 @@ def _gathered(top: Path, count: int) -> dict[str, Any]:
 
 def _row(top: Path, rank: int) -> dict[str, Any]:
     folder = f"rank_{rank}"
-    try:
-        result = json.loads((top / folder / "result.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # it was killed, or never began
-        result = {"status": "no result"}
-    shown = {key: result[key] for key in ("status", "reason", "seconds", "host", "plan") if key in result}
+    result = result_in(top / folder) or {"status": "no result"}
+    shown: dict[str, Any] = {key: result[key] for key in ("status", "reason", "seconds", "host", "plan") if key in result}
     return {"rank": rank, "folder": folder, **shown}
 
 

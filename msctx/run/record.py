@@ -66,6 +66,13 @@ class Record:
             raise unwritten(path, error) from None
 
 
+def result_in(folder: Path) -> dict[str, Any] | None:
+    """What result.json holds; ``None``: the run was killed, or never began."""
+    with suppress(OSError, ValueError):
+        return dict(json.loads((folder / "result.json").read_text(encoding="utf-8")))
+    return None
+
+
 def unwritten(path: Path, error: OSError | ValueError) -> FileError:
     """The error of a file that cannot be written; ValueError: a path that no system takes."""
     return FileError([Diagnostic("", f"cannot be written: {getattr(error, 'strerror', None) or error}", str(path))])

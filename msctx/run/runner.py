@@ -28,8 +28,7 @@ from msctx.native import watched as models
 from msctx.notices import warn
 from msctx.plan import Plan
 from msctx.run import launch
-from msctx.run.config import Experiment, collected
-from msctx.run.entry import in_a_line, resolve, users_traceback
+from msctx.run.config import Experiment, collected, in_a_line, resolve, users_traceback
 from msctx.run.record import MemoryOfRun, Record, plain
 from msctx.signals import uninterrupted
 

@@ -26,7 +26,7 @@ from msctx.options.documents import scalar
 from msctx.options.kinds import BadValue
 from msctx.options.registry import from_text
 from msctx.run.config import Experiment, flow
-from msctx.run.record import Record, plain
+from msctx.run.record import Record, plain, result_in
 from msctx.run.runner import Terminated, terminable, undisturbed
 from msctx.signals import uninterrupted
 
@@ -149,10 +149,7 @@ def result_of(folder: Path, code: int, err: str) -> dict[str, Any]:
 
 
 def _written(folder: Path) -> dict[str, Any] | None:
-    for place in (folder, folder / "rank_0"):
-        with suppress(OSError, ValueError):
-            return dict(json.loads((place / "result.json").read_text(encoding="utf-8")))
-    return None
+    return result_in(folder) or result_in(folder / "rank_0")
 
 
 def why(result: Mapping[str, Any]) -> str:

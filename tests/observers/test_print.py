@@ -206,4 +206,4 @@ def test_a_folder_that_is_not_there_costs_one_warning(tmp_path: Path, recwarn: p
         assert PRINT.file is None
     (found,) = recwarn
     assert found.category is MsctxWarning
-    assert "none/p cannot be created (No such file or directory)" in str(found.message)
+    assert "none/p (No such file or directory)" in str(found.message)

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from msctx.errors import EntryError, EntryFailed
-from msctx.run.config import Experiment
-from msctx.run.entry import resolve
+from msctx.run.config import Experiment, resolve
 
 
 @pytest.fixture
