@@ -143,22 +143,20 @@ class Base:
         self.settings = Settings()
         self.version = 0  # counts the changes
         self.read_environment = False
-        self._is_starting = False
         self.plan = NOTHING
         self.hold: Hold | None = None
         self.opened: set[Any] = set()  # the open scopes of every thread, guests left out
 
     def start(self) -> None:
         """Read MSCTX_* at the first use of msctx in this process, never at import."""
-        if not self.read_environment:
-            with self.lock:
-                if not self.read_environment and not self._is_starting:  # it may import torch, and be called by that
-                    self._is_starting = True
-                    try:
-                        self.change(environment_layers(os.environ))
-                        self.read_environment = True
-                    finally:
-                        self._is_starting = False
+        with self.lock:
+            if not self.read_environment:
+                self.read_environment = True  # first: it may import torch, and be called by that
+                try:
+                    self.change(environment_layers(os.environ))
+                except BaseException:
+                    self.read_environment = False
+                    raise
 
     def check_closed(self) -> None:
         """Raise where a with-block is open: what lies below it never changes."""

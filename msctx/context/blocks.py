@@ -295,9 +295,9 @@ def _enter(context: Context, entered: list[Scope]) -> None:
             close_late(scopes)
     if len(BASE.opened) > len(scopes):
         end_stranded()
-    if not BASE.read_environment:
-        BASE.start()
     with BASE.lock:  # what is below does not change meanwhile
+        if not BASE.read_environment:
+            BASE.start()
         around = innermost()
         settings, plan = around.settings, around.plan
         if own:

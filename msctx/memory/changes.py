@@ -47,7 +47,7 @@ class Changes:
 
     def failure(self, parts: list[Any]) -> str:
         """What is to be said of parts that could not be put back."""
-        return f"{len(parts)} modules stay changed"
+        return f"{len(parts)} modules or weights stay changed"
 
     def read(self) -> Any:
         return self.wanted

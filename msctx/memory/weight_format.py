@@ -54,18 +54,10 @@ class _Format(Changes):
 
     def put_back(self, part: nn.Parameter, before: _Laid) -> None:
         """A weight to which the program has given other strides keeps these."""
+        while _hooks and not self.before:
+            _hooks.pop().remove()
         if part.shape == before.shape and part.stride() == before.laid:
             _set(part, before.found)
-
-    def failure(self, parts: list[nn.Parameter]) -> str:
-        return f"{len(parts)} weights keep their memory format"
-
-    def _put_back(self, parts: list[nn.Parameter]) -> None:
-        try:
-            super()._put_back(parts)
-        finally:
-            while _hooks and not self.before:
-                _hooks.pop().remove()
 
 
 FORMAT = _Format()

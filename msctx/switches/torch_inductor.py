@@ -32,10 +32,6 @@ def obstacle(key: str) -> str:
 # --- above all that programs set --------------------------------------------------------------------------------------
 
 
-def _provenance() -> int:
-    return int(os.environ.get("INDUCTOR_PROVENANCE", os.environ.get("TORCH_COMPILE_DEBUG", "0")))
-
-
 _DEFAULTS: dict[str, Callable[[], Any]] = {
     "torch.inductor.deterministic": by_variable("TORCHINDUCTOR_DETERMINISTIC"),
     "torch.inductor.cpp_wrapper": by_variable("TORCHINDUCTOR_CPP_WRAPPER"),  # not forced: AOTInductor cannot do without it
@@ -65,7 +61,9 @@ _FORCED: dict[str, Callable[[], Any]] = {
     "torch.inductor.cpp_cache_precompile_headers": by_variable("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "1"),
     "torch.inductor.trace.enabled": by_variable("TORCH_COMPILE_DEBUG"),
     "torch.inductor.trace.debug_dir": lambda: None,
-    "torch.inductor.trace.provenance_tracking_level": _provenance,
+    "torch.inductor.trace.provenance_tracking_level": lambda: int(
+        os.environ.get("INDUCTOR_PROVENANCE", os.environ.get("TORCH_COMPILE_DEBUG", "0"))
+    ),
     "torch.inductor.bucket_all_gathers_fx": lambda: "none",
     "torch.inductor.bucket_reduce_scatters_fx": lambda: "none",
     "torch.inductor.bucket_all_reduces_fx": lambda: "none",
