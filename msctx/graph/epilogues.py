@@ -72,7 +72,7 @@ def fold(graph: fx.GraphModule, convolutions: bool, products: bool) -> None:
 
     targets = [*([aten.convolution.default] if convolutions else []), *(PRODUCTS if products else ())]
     found = [node for node in graph.graph.nodes if node.op == "call_function" and node.target in targets and _is_ours(node)]
-    if not found or any(_is_unbacked(node) or _is_of_strides(node) for node in graph.graph.nodes):
+    if not found or any(free_unbacked_symbols(node.meta.get("val")) or _is_of_strides(node) for node in graph.graph.nodes):
         return
     view_to_reshape(graph)  # of other strides, a view may be none
     _operators()
@@ -87,7 +87,9 @@ def fold(graph: fx.GraphModule, convolutions: bool, products: bool) -> None:
     graph.graph.eliminate_dead_code()
     if not (any(replaced) or renamed):
         return
-    _propagate(graph)
+    values = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+    with torch.no_grad():  # the strides that tensors have now
+        FakeTensorProp(graph, detect_fake_mode(values)).propagate_dont_convert_inputs(*values)
     for node, value in dict(zip(_results(graph), before, strict=False)).items():
         _give_back_strides(graph.graph, node, value)
     graph.recompile()
@@ -144,7 +146,7 @@ def _takes_strides_as_they_come(operator: Any) -> bool:
 
 def _is_ours(node: fx.Node) -> bool:
     is_product = node.target in PRODUCTS
-    value, weight = _value(node), _value(_factors(node)[1] if is_product else node.args[1])
+    value, weight = _value(node), _value(node.args[-1 if is_product else 1])
     if not all(isinstance(size, int) for size in weight.shape) or node.kwargs:
         return False
     if value.dtype != torch.float32 or weight.dtype != torch.float32 or value.device.type != "cpu":
@@ -154,19 +156,10 @@ def _is_ours(node: fx.Node) -> bool:
     return value.dim() == 4 and not node.args[6]
 
 
-def _factors(product: fx.Node) -> tuple[Any, Any]:
-    left, right = product.args[-2:]
-    return left, right
-
-
 def _value(node: Any) -> torch.Tensor:
     value = node.meta["val"]
     assert isinstance(value, torch.Tensor)
     return value
-
-
-def _is_unbacked(node: fx.Node) -> bool:
-    return bool(free_unbacked_symbols(node.meta.get("val")))
 
 
 # --- what follows -----------------------------------------------------------------------------------------------------
@@ -206,7 +199,7 @@ def _replace_product(graph: fx.Graph, node: fx.Node) -> bool:
     last = _all_that_follows(graph, node, epilogue)
     if epilogue == alone or not _may_compute(node, epilogue):
         return False
-    _call(graph, torch.ops.msctx.linear.default, node, last, _factors(node), epilogue)
+    _call(graph, torch.ops.msctx.linear.default, node, last, node.args[-2:], epilogue)
     return True
 
 
@@ -223,7 +216,7 @@ def _with_addend(product: fx.Node) -> Epilogue | None:
 
 def _may_compute(product: fx.Node, e: Epilogue) -> bool:
     """Whether a kernel of ours would, as far as is known now: else inductor does as well or better."""
-    left, right = (_value(factor) for factor in _factors(product))
+    left, right = (_value(factor) for factor in product.args[-2:])
     rows, depth = _hints(left.shape)
     lying = [_hints(factor.stride()) for factor in (left, right)]
     requested = {
@@ -280,7 +273,8 @@ def _follow(graph: fx.Graph, base: fx.Node, node: fx.Node, e: Epilogue) -> fx.No
     if user.op != "call_function" or user.kwargs or len(user.args) != 2:
         return None
     left, right = user.args
-    if user.target is aten.reshape.default and base.target in PRODUCTS and _keeps_columns(base, user):
+    is_view = user.target is aten.reshape.default and base.target in PRODUCTS and _value(user).dim() > 0
+    if is_view and known(_value(user).shape[-1] == _channels(base)):
         e.shape = right
         return user
     other = right if left is node else left
@@ -316,11 +310,6 @@ def _affine(graph: fx.Graph, e: Epilogue, target: Any, value: fx.Node) -> bool:
     elif target is aten.add.Tensor:
         e.shift = value
     return True
-
-
-def _keeps_columns(product: fx.Node, view: fx.Node) -> bool:
-    *_, last = _value(view).shape or (0,)
-    return isinstance(last, int) and last == _channels(product)
 
 
 def _is_like(node: fx.Node, other: fx.Node) -> bool:
@@ -373,14 +362,6 @@ def _operators() -> None:
 
     torch.library.register_fake("msctx::convolution", result)
     torch.library.register_fake("msctx::linear", product)
-
-
-def _propagate(graph: fx.GraphModule) -> None:
-    """The strides that tensors have now."""
-
-    values = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-    with torch.no_grad():
-        FakeTensorProp(graph, detect_fake_mode(values)).propagate_dont_convert_inputs(*values)
 
 
 def _hints(numbers: Any) -> list[int]:

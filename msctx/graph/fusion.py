@@ -181,6 +181,10 @@ def frozen(compile: Compile, graph: fx.GraphModule, inputs: Sequence[Any]) -> Ca
     made, own = compile(graph, inputs), all_buffers
     fixed = not any(_has_symbols(node) for node in kept.graph.find_nodes(op="placeholder"))
 
+    def again(args: Sequence[Any]) -> Callable[..., Any]:
+        with tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
+            return compile(_copy(kept), args)
+
     def run(*args: Any) -> Any:
         nonlocal made, at, own
         before = _state(held)
@@ -189,7 +193,7 @@ def frozen(compile: Compile, graph: fx.GraphModule, inputs: Sequence[Any]) -> Ca
                 now = _state(held)
                 if _moved(at, now) - own:  # no other thread has compiled it meanwhile
                     warn(f"frozen_variable: weights have changed. {CHANGED[fixed]}")
-                    made, at, own = _again(compile, kept, args) if fixed else kept.forward, now, all_buffers
+                    made, at, own = again(args) if fixed else kept.forward, now, all_buffers
         result = made(*args)
         own = own & _moved(before, _state(held))
         return result
@@ -221,11 +225,6 @@ def _copy(graph: fx.GraphModule) -> fx.GraphModule:
 def _has_symbols(node: fx.Node) -> bool:
     value = node.meta.get("example_value")
     return isinstance(value, torch.SymInt) or (isinstance(value, torch.Tensor) and bool(free_symbols(value)))
-
-
-def _again(compile: Compile, kept: fx.GraphModule, args: Sequence[Any]) -> Callable[..., Any]:
-    with tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
-        return compile(_copy(kept), args)
 
 
 # --- convolutions of compiled code read the weights of a model where they are -----------------------------------------------

@@ -348,18 +348,19 @@ class DumpReader(Reader):
         around += [name.replace(".", "/") for name in around]
         names = {f"{name}/{kind}" for name in (roots if module in roots else (module,))} if module else {kind}
         names |= {*around, kind, operator}
+
+        def is_module(layer: str) -> bool:
+            """Of a watched model: such a name means the module alone."""
+            return not self._names.isdisjoint((layer, layer.replace("/", ".")))
+
         found = [
             layer
             for layer in self.settings.layers
-            if (layer in (*around, *roots) if self._is_module(layer) else _is_meant(layer, names, kind))
+            if (layer in (*around, *roots) if is_module(layer) else _is_meant(layer, names, kind))
         ]
         self._met.update(found)
         self._missed.update(names, roots)
         return bool(found)
-
-    def _is_module(self, layer: str) -> bool:
-        """Of a watched model: such a name means the module alone."""
-        return not self._names.isdisjoint((layer, layer.replace("/", ".")))
 
     def _look_at_models(self) -> None:
         """At the modules of watched models, and what the model around each is called: by its class, unless a module has that path."""

@@ -260,14 +260,14 @@ def class_of(module: nn.Module) -> str:
 
 def parts(path: str) -> list[str]:
     """``net.fc`` → Default, net-Net, fc-Linear; of a model itself → Default."""
-    return ["Default", *_named("" if path.endswith(_ROOT) else path, _class_at if with_classes() else _no_class)]
+    return ["Default", *_named("" if path.endswith(_ROOT) else path, _class_at if with_classes() else lambda _: "")]
 
 
 def in_model(model: nn.Module, *, classes: bool) -> dict[nn.Module, str]:
     """Each module → ``Default/net-Net/fc-Linear``."""
     paths = {module: path.removesuffix("_orig_mod").removesuffix(".") for path, module in watched.paths_of(model)}
     by_path = {path: class_of(module) for module, path in paths.items()}
-    name = by_path.__getitem__ if classes else _no_class
+    name = by_path.__getitem__ if classes else lambda _: ""
     return {module: "/".join(["Default", *_named(path, name)]) for module, path in paths.items()}
 
 
@@ -276,10 +276,6 @@ def _named(path: str, class_at: Callable[[str], str]) -> Iterator[str]:
     for end, key in enumerate(keys, 1):
         kind = class_at(".".join(keys[:end]))
         yield f"{key}-{kind}" if kind else key
-
-
-def _no_class(path: str) -> str:
-    return ""
 
 
 # --- ranges in profiles -------------------------------------------------------------------------------------------------

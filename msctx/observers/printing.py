@@ -116,7 +116,7 @@ def _operator(tensors: list[torch.Tensor], texts: list[str], kinds: str) -> torc
     Returns an empty tensor: inductor keeps the order of operators only where they have a result.
     """
     left, words = iter(tensors), iter(texts)
-    values = [next(words) if kind == "s" else _on_cpu(next(left)) for kind in kinds]
+    values = [next(words) if kind == "s" else next(left).cpu().resolve_conj().resolve_neg().contiguous() for kind in kinds]
     if SLOT.on is not None:
         SLOT.on.append(encode(values))
     elif values:
@@ -135,10 +135,6 @@ def _(info: Any, in_dims: Any, tensors: list[torch.Tensor], texts: list[str], ki
 
 
 _operator.register_effect(EffectType.ORDERED)
-
-
-def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.cpu().resolve_conj().resolve_neg().contiguous()
 
 
 def shown(tensor: torch.Tensor) -> str:

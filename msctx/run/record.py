@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,10 @@ class Record:
             raise unwritten(self.folder / name, error) from None
 
     def metrics(self, row: Mapping[str, Any]) -> None:
-        """Append one line; it is on disk when this returns to the caller."""
+        """Append one line; it is on disk when this returns to the caller. Others may not read it."""
         path = self.folder / "metrics.jsonl"
         try:
-            with open(path, "a", encoding="utf-8", opener=_for_the_user_alone) as lines:
+            with open(path, "a", encoding="utf-8", opener=partial(os.open, mode=0o600)) as lines:
                 lines.write(json.dumps(plain(row), allow_nan=False) + "\n")
         except OSError as error:
             raise unwritten(path, error) from None
@@ -76,11 +77,6 @@ def result_in(folder: Path) -> dict[str, Any] | None:
 def unwritten(path: Path, error: OSError | ValueError) -> FileError:
     """The error of a file that cannot be written; ValueError: a path that no system takes."""
     return FileError([Diagnostic("", f"cannot be written: {getattr(error, 'strerror', None) or error}", str(path))])
-
-
-def _for_the_user_alone(path: str, flags: int) -> int:
-    """What a run was given and what it returned may hold what others are not to read."""
-    return os.open(path, flags, 0o600)
 
 
 def plain(value: Any) -> Any:
