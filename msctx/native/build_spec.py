@@ -23,18 +23,8 @@ TILES = dict.fromkeys(
     ("amx", "amx_fp16") if IS_X86 else (), (*AVX512, "-Wno-uninitialized", "-Wno-maybe-uninitialized", "-Icpu/amx")
 )
 """Those with a matrix unit: cpu/amx/*.cpp is compiled for them, and what that does not compute is left to avx512."""
-FLAGS = (
-    "-std=c++20",
-    "-O3",
-    "-fPIC",
-    "-pthread",
-    "-ffp-contract=off",
-    "-fno-math-errno",
-    "-Wall",
-    "-Wextra",
-    "-Iinclude",
-    "-I.",
-)
+INCLUDE = ("-Iinclude", "-I.")
+FLAGS = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra", *INCLUDE)
 HIDDEN = "-fvisibility=hidden"
 Units = tuple[tuple[str, tuple[str, ...]], ...]
 SUFFIXES = (".cpp", ".h", ".hpp", ".inc")

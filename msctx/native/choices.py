@@ -120,21 +120,11 @@ class Choices(Rows[Choice]):
             problem.append("".join(f"\n  {reason}" for reason in row.reasons), "dim")
             counted = [str(row.calls), *([str(row.weights_kept)] if kept else [])]
             error = f"{row.error:.1e}" if row.error else ""
-            return [
-                row.direction,
-                problem,
-                row.requested,
-                row.ran,
-                row.provider,
-                row.math,
-                error,
-                in_words(row.workspace),
-                *counted,
-            ]
+            words = [row.direction, problem, row.requested, row.ran, row.provider, row.math]
+            return [*words, error, in_words(row.workspace), *counted]
 
-        return ["direction", "problem", "requested", "ran", "by", "math", "error", "workspace", "calls", *kept], map(
-            cells, self
-        )
+        columns = ["direction", "problem", "requested", "ran", "by", "math", "error", "workspace", "calls", *kept]
+        return columns, map(cells, self)
 
 
 def rows() -> Choices:

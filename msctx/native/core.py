@@ -8,6 +8,7 @@ import json
 import os
 import threading
 from ctypes import c_char_p, c_double, c_int, c_int32, c_int64, c_void_p, py_object
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from msctx import notices
@@ -171,10 +172,8 @@ class Core:
 
     def learn(self, table: int, known: Sequence[tuple[Entry, str, bool]]) -> None:
         """Add what ``tuning.matching`` found to the table of this number; entries that it has already stay."""
-        wanted = ("direction", "problem", "permissions", "threads", "ran", "math", "again", "measured")
         entries = [
-            {name: getattr(entry, name) for name in wanted} | {"source": source, "exact": exact, "settled": entry.is_settled}
-            for entry, source, exact in known
+            {**asdict(entry), "source": source, "exact": exact, "settled": entry.is_settled} for entry, source, exact in known
         ]
         self.c.msctx_learn(table, json_of(entries))
 
