@@ -22,7 +22,7 @@ from networks import Bottleneck
 from torch import nn
 
 import msctx
-from msctx.compare import measure
+from msctx.compare import result
 from msctx.native import build, environment_key
 from msctx.native.cuda import build as cuda_build
 from msctx.native.cuda import driver
@@ -190,8 +190,8 @@ def determinism(device: torch.device) -> dict[str, Any]:
     for scope in scopes.values():
         with scope():
             step(images)
-    entrants = [measure.Entrant(name, scope, lambda: step(images)) for name, scope in scopes.items()]
-    found = {name: asdict(ratio) for name, ratio in measure.interleaved(entrants, STEPS, device).items()}
+    entrants = [result.Entrant(name, scope, lambda: step(images)) for name, scope in scopes.items()]
+    found = {name: asdict(ratio) for name, ratio in result.interleaved(entrants, STEPS, device).items()}
     return {"what": "training step", "cost": 1 / found["ON"]["ratio"], "of": found}
 
 

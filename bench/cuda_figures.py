@@ -16,8 +16,8 @@ import torch
 from layers import DEPTHWISE_3, DEPTHWISE_7, DEPTHWISE_LARGE, OTHERS, STRIDED, WINDOW_1, WINDOW_3, Layer, Tensors
 
 import msctx
-from msctx.compare import measure
-from msctx.compare.measure import Entrant
+from msctx.compare import result
+from msctx.compare.result import Entrant
 from msctx.native.choices import Choice
 from msctx.options import OPTIONS
 
@@ -198,11 +198,11 @@ def tried(
                 figure.why = "" if error <= bound else f"wrong: an error of {error:.0e}, beyond {bound:.0e}"
             if not figure.why:
                 alone = repeated(contender, problem, sets[:1])
-                figure.ms = measure.seconds_of(alone, problem.device) * 1e3
+                figure.ms = result.seconds_of(alone, problem.device) * 1e3
                 if figure.ms > longest:  # or it was held up
-                    figure.ms = min(figure.ms, measure.seconds_of(alone, problem.device) * 1e3)
+                    figure.ms = min(figure.ms, result.seconds_of(alone, problem.device) * 1e3)
             if figure.ms is not None and figure.ms <= longest:
-                figure.ms = measure.seconds_of(repeated(contender, problem, sets), problem.device) / ROUND * 1e3
+                figure.ms = result.seconds_of(repeated(contender, problem, sets), problem.device) / ROUND * 1e3
     except Exception as error:
         figure.ms, figure.why = None, told(error)
         settle(problem.device)
@@ -241,7 +241,7 @@ def timed(figures: dict[str, Figure], entrants: dict[str, Entrant], device: torc
     for figure in right.values():
         figure.ratio, figure.rounds = first / figure.ms, 1
     racing = [entrants[name] for name, figure in right.items() if figure.ms < HOPELESS * first]
-    for name, found in measure.interleaved(racing, SECONDS, device).items():
+    for name, found in result.interleaved(racing, SECONDS, device).items():
         figure = figures[name]
         if isinstance(found, Exception):
             figure.ratio, figure.ms, figure.rounds, figure.why = None, None, 0, told(found)

@@ -5,6 +5,9 @@ Each error class carries the exit code with which the command line ends.
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -239,3 +242,17 @@ class NativeError(MsctxError, RuntimeError):
 
 class MsctxWarning(UserWarning):
     """An option has no effect, or another one than it names."""
+
+
+_GENERATED = re.compile(r"^<eval_with_key>|:codegen\(")  # the files of code that torch writes, which has no name
+
+
+def user_frame() -> tuple[str, int]:
+    """``file.py:line`` of the nearest caller that is not msctx or torch, and its stack level seen from our caller."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and (
+        frame.f_globals.get("__name__", "").partition(".")[0] in ("msctx", "torch", "contextlib")
+        or _GENERATED.search(frame.f_code.co_filename)
+    ):
+        frame, level = frame.f_back, level + 1
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}", level

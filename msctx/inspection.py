@@ -1,20 +1,23 @@
-"""What is in effect: the whole numerics state of the process, the environment around it, and how two of them differ."""
+"""What is in effect: the numerics state of the process and the environment around it; what may be written down; how two differ."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from msctx import devices, recorded
+from msctx import devices, inspection
 from msctx.errors import Diagnostic, FileError
 from msctx.native import environment_key
+from msctx.options import layers
 from msctx.options.conv_policy import plain
+from msctx.options.layers import PREFIX, RESERVED, is_option
 from msctx.tables import in_words
 
 LIBRARIES = ("msctx", "torch", "numpy", "pyyaml", "pydantic", "torch-npu", "triton", "scikit-learn")
@@ -29,7 +32,7 @@ def state() -> dict[str, Any]:
 
     found = {name: plain(value) for name, value in read_all().items()}
     found["native.memory_caps"] = ", ".join(f"{in_words(size)} of {origin}" for size, origin in found["native.memory_caps"])
-    found.update({f"env.{name}": value for name, value in recorded.variables(os.environ).items()})
+    found.update({f"env.{name}": value for name, value in inspection.variables(os.environ).items()})
     return found
 
 
@@ -48,7 +51,7 @@ def environment() -> dict[str, Any]:
         "ascend": devices.ascend(),
         "devices": _devices(),
         "libraries": {name: version for name in LIBRARIES if (version := library_version(name))},
-        "argv": recorded.command_line(sys.argv),
+        "argv": inspection.command_line(sys.argv),
     }
 
 
@@ -105,3 +108,44 @@ def _flatten(data: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
+
+
+FAMILIES = (
+    *("ACL", "ASCEND", "ATEN", "CUBLAS", "CUBLASLT", "CUDA", "CUDNN", "DISABLE", "DNNL", "GOMP", "HCCL", "KMP", "MKL", "NCCL"),
+    *("NVIDIA", "OMP", "ONEDNN", "PYTORCH", "TE", "TORCH", "TORCHDYNAMO", "TORCHINDUCTOR"),
+)
+"""Prefixes of the environment variables that change what torch computes or how."""
+UNRECORDED = "(set; its value is not recorded)"
+"""Of a variable whose value may be a secret: that it is there may matter."""
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CRED|AUTH_|CERT|LICEN[CS]E|://", re.IGNORECASE)
+"""What a name, or a value, has that may be one."""
+
+_ARGUMENT = re.compile(r"^((?:--sweep=)?(?:experiment|(?:experiment\.)?args(?:\.[^=]*)?)=).*", re.DOTALL)
+"""An argument of an entry as a word of the command line, or all of them (``args={…}``)."""
+_FAMILY = re.compile(rf"({'|'.join([*FAMILIES, PREFIX[:-1]])})_")
+
+
+def variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Of an environment, what bears on the numerics; values only where neither they nor their names look like a secret."""
+    names = [name for name in sorted(environment) if name == "PYTHONHASHSEED" or _FAMILY.match(name)]
+    found = {name: environment.get(name) for name in names}  # another thread may have taken one away since
+    return {name: text if _is_known(name, text) else UNRECORDED for name, text in found.items() if text is not None}
+
+
+def _is_known(name: str, text: str) -> bool:
+    if name.startswith(PREFIX):
+        return is_option(name) or (name in RESERVED and name != layers.PLAN)  # long; a run has a plan.json
+    return not _SECRET.search(name) and not _SECRET.search(text)
+
+
+def command_line(words: Sequence[str]) -> list[str]:
+    """A command line without what may be secret in it: the arguments of an entry (``args.x=``), and all values of other programs."""
+    program, *rest = words or [""]
+    if _is_ours(program):
+        return [program, *(_ARGUMENT.sub(r"\1…", word) for word in rest)]
+    return [program, *(re.sub(r"=.*", "=…", word, flags=re.DOTALL) if word.startswith("-") else "…" for word in rest)]
+
+
+def _is_ours(program: str) -> bool:
+    path = Path(program)
+    return path.name in ("msctx", "msctx.exe") or path == Path(__file__).parent / "__main__.py"

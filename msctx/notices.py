@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import re
 import sys
 import threading
 import warnings
 
-from msctx.errors import MsctxWarning
+from msctx.errors import MsctxWarning, user_frame
 
 _here = threading.local()
-
-
-_GENERATED = re.compile(r"^<eval_with_key>|:codegen\(")
-"""The files of code that torch writes, which has no name."""
-
-
-def user_frame() -> tuple[str, int]:
-    """``file.py:line`` of the nearest caller that is not msctx or torch, and its stack level seen from our caller."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and (
-        frame.f_globals.get("__name__", "").partition(".")[0] in ("msctx", "torch", "contextlib")
-        or _GENERATED.search(frame.f_code.co_filename)
-    ):
-        frame, level = frame.f_back, level + 1
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}", level
 
 
 def warn(text: str) -> None:

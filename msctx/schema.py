@@ -16,9 +16,9 @@ from itertools import accumulate
 from typing import Any
 
 from msctx.options import OPTIONS, Option
+from msctx.options.documents import adapter
 from msctx.options.kinds import YamlWord
 from msctx.options.layers import presets
-from msctx.options.validation import adapter
 from msctx.run.config import COMPARED, SECTIONS
 
 HELP = {

@@ -134,7 +134,7 @@ LAYERS = (
     ("_version", "errors", "imports", "shipped", "tables"),
     ("dynamo", "signals"),
     ("notices", "options", "torch_config"),
-    ("themes", "native", "recorded"),
+    ("themes", "native"),
     ("memory",),
     ("observers",),
     ("graph",),

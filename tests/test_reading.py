@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from msctx import recorded
+from msctx import inspection
 from msctx.native import core, memory
 from msctx.torch_config import NOTHING, Forced
 
@@ -58,7 +58,7 @@ def variable(on: bool) -> None:
 CASES = {
     "the pool": (memory.read_pool, memory.read_pool.__code__, pool),
     "what is forced on inductor": (FORCED.read, Forced.read.__code__, forced),
-    "the environment": (lambda: recorded.variables(os.environ), recorded.variables.__code__, variable),
+    "the environment": (lambda: inspection.variables(os.environ), inspection.variables.__code__, variable),
 }
 
 

@@ -17,12 +17,11 @@ from msctx import schema
 from msctx.errors import OptionError
 from msctx.options import OPTIONS, UNSET, Option, make_layer
 from msctx.options.conv_policy import RulesKind
-from msctx.options.documents import scalar
+from msctx.options.documents import adapter, scalar
 from msctx.options.grammars import PartsKind
 from msctx.options.kinds import BOOL, FLAG, ON_OFF, MemoryKind, TextKind, ValueKind, YamlWord
 from msctx.options.layers import presets
 from msctx.options.operators import OPERATORS
-from msctx.options.validation import adapter
 from msctx.options.yamlfile import load
 
 ROOT = Path(__file__).parents[1]

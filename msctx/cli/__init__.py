@@ -20,7 +20,7 @@ import typer
 
 from msctx._version import __version__
 from msctx.at_start import refuse_other_torch
-from msctx.cli import doctor, explain, run, starter
+from msctx.cli import doctor, explain, run
 from msctx.cli.render import NO_CANN
 from msctx.errors import DeviceError, FileError, MsctxError, MsctxWarning, StrictError, _ProblemsError
 from msctx.run.launch import RUN_ID
@@ -36,7 +36,7 @@ COMMANDS: dict[Callable[..., None], tuple[str, str | None]] = {
     run.run: ("Run an experiment under its options and record it.", "msctx run digits deterministic=ON args.epochs=5"),
     run.execute: ("Run any command under options.", "msctx exec deterministic=ON -- torchrun --nproc-per-node 2 train.py"),
     explain.explain: ("What options would do here, and why.", "msctx explain conv_allow_tf32=false --device cuda"),
-    starter.init: ("Write an experiment to start from.", "msctx init mine.yaml && msctx run mine.yaml"),
+    explain.init: ("Write an experiment to start from.", "msctx init mine.yaml && msctx run mine.yaml"),
     explain.options: ("The reference of all options, or of one.", "msctx options conv_fprop_algo"),
     run.compare: ("Measure which choice is fastest and still right.", "msctx compare resnet50 --quick --out compared"),
     run.verify: ("Run a training twice; name the first operator that differs.", "msctx verify digits --against threads"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from msctx.cli import completion, render
+from msctx.cli import render
 from msctx.cli.render import (
     Entry,
     Json,
@@ -30,8 +30,8 @@ from msctx.cli.render import (
 )
 from msctx.context.base import explain, refuse
 from msctx.errors import Diagnostic, MsctxError, OptionError
+from msctx.inspection import command_line
 from msctx.options.layers import flatten, presets
-from msctx.recorded import command_line
 from msctx.run import run_experiment
 from msctx.run import sweep as sweeping
 from msctx.run.config import file_of, prepare_environment, read, resolve, subject_of
@@ -49,7 +49,7 @@ def run(
     overrides: Words = None,
     out: Annotated[str | None, typer.Option(help="The run directory. Default: a new one under record.dir.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan; run nothing.")] = False,
-    sweep: Annotated[Texts, option("KEY=A,B", "Run once per value, or combination of values.", completion.settings)] = None,
+    sweep: Annotated[Texts, option("KEY=A,B", "Run once per value, or combination of values.", render.complete_setting)] = None,
     resume: Annotated[bool, typer.Option("--resume", help="With --sweep and --out: go on; what failed runs again.")] = False,
     engine: Annotated[str, option("ENGINE", "With --sweep: run its points as jobs of slurm, or local at once.")] = "",
     job: Annotated[Texts, option("KEY=VALUE", "With --engine: a parameter of submitit (slurm_partition, …).")] = None,
@@ -176,7 +176,7 @@ SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": True}
 def execute(
     words: Annotated[
         list[str],
-        argument("[FILE|PRESET|KEY=VALUE]... -- COMMAND...", "Options as of run, and the command.", completion.settings),
+        argument("[FILE|PRESET|KEY=VALUE]... -- COMMAND...", "Options as of run, and the command.", render.complete_setting),
     ],
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="First show what each option is likely to do here.")] = False,
 ) -> None:
@@ -206,9 +206,11 @@ def execute(
 
 
 def compare(
-    subject: Annotated[str, argument("SUBJECT", "A YAML file; package.module:function; a shipped name.", completion.subject)],
+    subject: Annotated[
+        str, argument("SUBJECT", "A YAML file; package.module:function; a shipped name.", render.complete_subject)
+    ],
     overrides: Words = None,
-    axis: Annotated[Texts, option("KEY=A,B", "Values of an option to compare; repeatable.", completion.settings)] = None,
+    axis: Annotated[Texts, option("KEY=A,B", "Values of an option to compare; repeatable.", render.complete_setting)] = None,
     seconds: Annotated[float | None, typer.Option(help="Seconds per row.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Under a minute: less time for each row, the largest first.")] = False,
     out: Annotated[str | None, option("DIR", "Write report.html, result.json, result.csv and best.yaml.")] = None,

@@ -16,9 +16,8 @@ import torch
 from msctx.compare import cases as subjects
 from msctx.compare.cases import Case, error_of, load
 from msctx.compare.config import ALGORITHMS, PHASES, Comparison, name_of, relevant
-from msctx.compare.measure import NOISY, Entrant, Ratio, interleaved, ratio_between, seconds_of
 from msctx.compare.report import INTERRUPTED, result_of
-from msctx.compare.result import Cell, Result, Row
+from msctx.compare.result import NOISY, Cell, Entrant, Ratio, Result, Row, interleaved, ratio_between, seconds_of
 from msctx.context import Context
 from msctx.errors import MsctxError, MsctxWarning, text_of
 from msctx.inspection import environment

@@ -17,8 +17,8 @@ from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, neares
 from msctx.native.choices import ConvProblem
 from msctx.options import OPTIONS, find, make_layer
 from msctx.options.conv_policy import DIRECTIONS, PRODUCT, option_of
+from msctx.options.documents import check
 from msctx.options.kinds import SHARE, ChoiceKind, Form, IntKind, TextKind, nowhere, where
-from msctx.options.validation import check
 from msctx.options.yamlfile import load, parse
 from msctx.run import sweep
 from msctx.run.config import COMPARED, Experiment, collected, read_document

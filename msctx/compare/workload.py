@@ -15,9 +15,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from msctx.errors import Diagnostic, FileError, OptionError, nearest
 from msctx.native.choices import ConvProblem
-from msctx.options.documents import Document
+from msctx.options.documents import Document, check
 from msctx.options.kinds import BadValue, Bool, ChoiceKind, Form, Int, refusal
-from msctx.options.validation import check
 from msctx.options.yamlfile import load
 from msctx.shipped import shipped
 

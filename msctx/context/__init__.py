@@ -10,8 +10,8 @@ from msctx.context.base import BASE, explain
 from msctx.context.blocks import Context, close_late
 from msctx.context.scopes import end_stranded, innermost, stack
 from msctx.dynamo import outside_dynamo
+from msctx.errors import user_frame
 from msctx.native.watched import OF_PROCESS
-from msctx.notices import user_frame
 from msctx.options import Layer
 from msctx.options.layers import Origin, layer_of, look_up, with_preset
 from msctx.signals import uninterrupted

@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from msctx._version import __version__
-from msctx.errors import StrictError
+from msctx.errors import StrictError, user_frame
 from msctx.native import distributed
 from msctx.native.distributed import in_words
-from msctx.notices import user_frame, warn
+from msctx.notices import warn
 from msctx.options.conv_policy import plain
 from msctx.plan import Plan
 

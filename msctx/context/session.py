@@ -20,9 +20,8 @@ from msctx.context.blocks import refuse_lazy
 from msctx.context.bound import Bound
 from msctx.context.scopes import Ran, Scope, innermost, stack
 from msctx.dynamo import outside_dynamo
-from msctx.errors import Diagnostic, OptionError, ScopeError
+from msctx.errors import Diagnostic, OptionError, ScopeError, user_frame
 from msctx.native import watched
-from msctx.notices import user_frame
 from msctx.options import Layer, make_layer
 from msctx.options.layers import with_preset
 from msctx.options.precision_rules import ACCELERATE

@@ -7,17 +7,17 @@ MindSpore's names and exceptions; what is set here is msctx's, and shows in ``ms
 from typing import Any
 
 from msctx.mindspore import common, context, device_context, runtime
-from msctx.mindspore.compiled import jit
 from msctx.mindspore.context import COMPATIBLE, GRAPH_MODE, LAX, PYNATIVE_MODE, STRICT, get_context, set_context
-from msctx.mindspore.device import (
+from msctx.mindspore.errors import OF_TOP as _OF_TOP
+from msctx.mindspore.functions import (
     get_current_device,
     get_seed,
+    jit,
     set_deterministic,
     set_device,
     set_recursion_limit,
     set_seed,
 )
-from msctx.mindspore.errors import OF_TOP as _OF_TOP
 
 globals().update(_OF_TOP)
 

@@ -3,8 +3,8 @@
 import sys
 from typing import Any
 
-from msctx.mindspore.device import get_seed, set_seed
 from msctx.mindspore.errors import CONTEXT, Absent
+from msctx.mindspore.functions import get_seed, set_seed
 
 __all__ = ["get_seed", "set_seed"]
 __path__: list[str] = []  # importing what is below it raises the reason, but for

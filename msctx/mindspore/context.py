@@ -11,7 +11,7 @@ from msctx.mindspore.errors import OptionTypeError
 from msctx.mindspore.state import DEVICE, FLAT, GROUP_DEVICE, GROUPS, KEYS, Key
 from msctx.notices import warn
 from msctx.options import UNSET, find, is_dictionary
-from msctx.options.unsupported import INSTEAD, LATER
+from msctx.options.registry import INSTEAD, LATER
 
 GRAPH_MODE, PYNATIVE_MODE = 0, 1
 STRICT, COMPATIBLE, LAX = 0, 1, 2

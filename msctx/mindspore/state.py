@@ -10,9 +10,9 @@ from typing import Any
 from msctx import devices
 from msctx.context import current, set_options
 from msctx.context.base import BASE
-from msctx.errors import DeviceError, Diagnostic, OptionError, StrictError
+from msctx.errors import DeviceError, Diagnostic, OptionError, StrictError, user_frame
 from msctx.mindspore.errors import OptionRuntimeError, OptionTypeError
-from msctx.notices import user_frame, warn
+from msctx.notices import warn
 from msctx.options import UNSET, Setting, find, make_layer
 from msctx.options.kinds import show
 

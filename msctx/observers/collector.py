@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 
 from msctx import notices
-from msctx.errors import did_you_mean
+from msctx.errors import did_you_mean, user_frame
 from msctx.native import core, watched
 from msctx.observers import compile_trace, files, modules, steps
 from msctx.options.policies import DeterministicExcept
@@ -180,7 +180,7 @@ def is_on() -> bool:
 def line_here() -> str:
     """The user's line that calls the operator that runs in this thread: ``train.py:12``."""
     place = modules.here()
-    return place.line if place is not None and place.line else notices.user_frame()[0]
+    return place.line if place is not None and place.line else user_frame()[0]
 
 
 def _place(what: int) -> int:

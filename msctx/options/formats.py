@@ -17,11 +17,10 @@ from pydantic import BeforeValidator
 
 from msctx.errors import Diagnostic
 from msctx.options import operators
-from msctx.options.documents import Document, Span, read_file
+from msctx.options.documents import Document, Span, check, each, keys, named, read_file
 from msctx.options.grammars import DumpIteration, DumpLayer
 from msctx.options.kinds import BadValue, Bool, CheckedKind, Int, IntKind, TextKind, ValueKind, dotted, refusal, show, where
 from msctx.options.operators import Operator
-from msctx.options.validation import check, each, keys, named
 from msctx.options.yamlfile import Nodes, build, parse_json
 
 

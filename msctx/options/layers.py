@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from msctx._version import __version__
 from msctx.errors import Diagnostic, FileError, Marks, OptionError, nearest
+from msctx.options.documents import check
 from msctx.options.kinds import BadValue, Size, nowhere
 from msctx.options.layer import Layer, Setting, Settings
 from msctx.options.option import UNSET, Option, device_of
@@ -28,7 +29,6 @@ from msctx.options.registry import (
     make_layer,
     option_of,
 )
-from msctx.options.validation import check
 from msctx.shipped import shipped
 
 PLAN = "MSCTX_PLAN"

@@ -19,11 +19,10 @@ from typing import Annotated, Any
 from msctx import devices
 from msctx.errors import Diagnostic, EntryError, EntryFailed, FileError, Mark, OptionError, did_you_mean, nearest
 from msctx.options import Layer, Settings, find, make_layer
-from msctx.options.documents import Document
+from msctx.options.documents import Document, check, keys
 from msctx.options.kinds import INVALID, BadValue, Form, Int, TextKind, nowhere, where
 from msctx.options.layers import environment_layers, flatten, preset_layer, presets
 from msctx.options.registry import from_text
-from msctx.options.validation import check, keys
 from msctx.options.yamlfile import load, parse
 from msctx.plan import Plan, make
 from msctx.shipped import CONFIGS, shipped

@@ -23,9 +23,8 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils import _pytree as pytree
 
-from msctx.errors import EntryFailed, MsctxError, named
+from msctx.errors import EntryFailed, MsctxError, named, user_frame
 from msctx.native import module_calls
-from msctx.notices import user_frame
 from msctx.observers import collector, modules, steps
 from msctx.observers.collector import ASK_AGAIN, Reader, Row, dtype_of
 from msctx.run import run_experiment

@@ -11,7 +11,7 @@ from jsonschema import Draft7Validator
 
 import msctx
 from msctx import schema
-from msctx.cli import main, starter
+from msctx.cli import explain, main
 from msctx.cli.render import write_new
 from msctx.errors import FileError
 from msctx.options import OPTIONS, find
@@ -20,7 +20,7 @@ from msctx.options.yamlfile import parse
 from msctx.reference import on_device
 from msctx.run.config import read
 
-TEXT = starter.text("mine.yaml")
+TEXT = explain.text("mine.yaml")
 LINES = TEXT.splitlines()
 COMMENTED = [number for number, line in enumerate(LINES) if re.match(r"  # [a-z_0-9]+: ", line)]
 
@@ -46,14 +46,14 @@ def test_it_can_be_read_at_a_glance() -> None:
     assert max(map(len, LINES)) <= 120
     assert "\n\n\n" not in TEXT
     headings = [line for line in LINES if line.startswith("  # --- ")]
-    assert len(headings) == len(starter.GROUPS) + 1
+    assert len(headings) == len(explain.GROUPS) + 1
     assert all(LINES[LINES.index(heading) - 1] == "" for heading in headings)
 
 
 def test_it_offers_known_options_that_take_effect_somewhere() -> None:
-    names = [name for group in starter.GROUPS.values() for name in group]
+    names = [name for group in explain.GROUPS.values() for name in group]
     assert len(names) == len(set(names))
-    assert set(starter.SET) <= set(names)
+    assert set(explain.SET) <= set(names)
     for name in names:
         option = OPTIONS[name]
         assert any(on_device(option, device).status in ("honoured", "approximated") for device in option.devices), name
@@ -100,7 +100,7 @@ def test_all_lines_can_be_taken_in_together(folder: Path) -> None:
     assert len(COMMENTED) >= 15
     lines = [line.replace("# ", "", 1) if number in COMMENTED else line for number, line in enumerate(LINES)]
     (folder / "mine.yaml").write_text("\n".join(lines), encoding="utf-8")
-    assert len(read("mine.yaml").levels["yaml"].settings) == len(COMMENTED) - 1 + len(starter.SET)
+    assert len(read("mine.yaml").levels["yaml"].settings) == len(COMMENTED) - 1 + len(explain.SET)
     assert Draft7Validator(schema.build()).is_valid(parse("\n".join(lines), "mine.yaml").data)
 
 
@@ -109,7 +109,7 @@ ODD = ["b c.yaml", "1.yaml", "on.yaml", "true.yml", "it's.yaml", "-.yaml", "ö.y
 
 @pytest.mark.parametrize("name", ODD, ids=repr)
 def test_any_file_name_gives_a_file_that_is_taken(name: str) -> None:
-    path = starter.write(name)[0]
+    path = explain.write(name)[0]
     experiment = read(str(path))
     assert experiment.name
     assert path.read_text(encoding="utf-8").count("\n") == len(LINES)
@@ -120,7 +120,7 @@ def test_any_file_name_gives_a_file_that_is_taken(name: str) -> None:
 
 def test_the_schema_lies_where_the_file_says(folder: Path) -> None:
     (folder / "sub").mkdir()
-    path, beside, entry = starter.write("sub/mine.yaml")
+    path, beside, entry = explain.write("sub/mine.yaml")
     assert entry == Path("sub/train.py")
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first == "# yaml-language-server: $schema=msctx.schema.json"
@@ -146,9 +146,9 @@ def test_an_entry_of_the_users_own_is_left_alone(folder: Path, capsys: pytest.Ca
 
 
 def test_a_second_experiment_brings_the_schema_up_to_date(folder: Path) -> None:
-    (folder / starter.SCHEMA).write_text("{}", encoding="utf-8")
-    starter.write("mine.yaml")
-    assert (folder / starter.SCHEMA).read_text(encoding="utf-8") == schema.dump()
+    (folder / explain.SCHEMA).write_text("{}", encoding="utf-8")
+    explain.write("mine.yaml")
+    assert (folder / explain.SCHEMA).read_text(encoding="utf-8") == schema.dump()
 
 
 @pytest.mark.parametrize(

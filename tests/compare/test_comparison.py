@@ -16,8 +16,7 @@ from msctx.compare import comparison, config
 from msctx.compare import comparison as comparing
 from msctx.compare.comparison import AGAIN, run
 from msctx.compare.config import Comparison, Given, read
-from msctx.compare.measure import Ratio
-from msctx.compare.result import Cell, Row
+from msctx.compare.result import Cell, Ratio, Row
 from msctx.errors import OptionError
 from msctx.shipped import CONFIGS
 

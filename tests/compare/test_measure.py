@@ -16,10 +16,9 @@ import torch
 from comparisons import SMALL, cell, made, row
 from rich.text import Text
 
-from msctx.compare import measure, report
-from msctx.compare.measure import Entrant, interleaved
+from msctx.compare import report, result
 from msctx.compare.report import result_of
-from msctx.compare.result import Result, as_csv
+from msctx.compare.result import Entrant, Result, as_csv, interleaved
 from msctx.tables import plain
 
 CPU = torch.device("cpu")
@@ -29,7 +28,7 @@ CPU = torch.device("cpu")
 def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Time that passes where a run says so."""
     made = SimpleNamespace(now=0.0, perf_counter=lambda: made.now)
-    monkeypatch.setattr(measure, "time", made)
+    monkeypatch.setattr(result, "time", made)
     return made
 
 
@@ -52,7 +51,7 @@ def test_turns_change_their_order_and_scopes_are_left(clock: Any) -> None:
     found = interleaved([entrant("a"), entrant("b")], 0.0, CPU)
     rounds = {tuple(seen[place : place + 4]) for place in range(4, len(seen), 4)}
     assert rounds == {("a", "A", "b", "B"), ("b", "B", "a", "A")}
-    assert found["a"].rounds == measure.LEAST
+    assert found["a"].rounds == result.LEAST
     assert found["a"].seconds == pytest.approx(0.01)
 
 

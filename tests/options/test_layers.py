@@ -12,8 +12,8 @@ import msctx
 from msctx.context.base import explain
 from msctx.errors import FileError, OptionError
 from msctx.options import OPTIONS, Layer, Settings, layers, make_layer
+from msctx.options.documents import check
 from msctx.options.layers import RESERVED, environment_layers, layer_of, presets
-from msctx.options.validation import check
 
 
 def values(layer: Layer) -> dict[str, object]:
