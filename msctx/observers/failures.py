@@ -140,9 +140,6 @@ class OverflowReader(Reader):
         most = min(self.settings.most or MOST_OVERFLOWS, MOST_OVERFLOWS)
         return self._scratch.path if _written[self._folder] < most else None
 
-    def begin(self) -> None:
-        """The folder comes with the first overflow."""
-
     def pause(self) -> None:
         self._scratch.remove()
 
