@@ -24,8 +24,8 @@ from torch import nn
 import msctx
 from msctx.compare import result
 from msctx.native import build, environment_key
-from msctx.native.cuda import build as cuda_build
 from msctx.native.cuda import driver
+from msctx.native.cuda import plans as cuda_build
 
 CALLS = 500
 """Of the smallest convolution in one go: fewer launches than a GPU takes before it makes the host wait."""

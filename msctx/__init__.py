@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from msctx.graph.calls import value_and_grad as value_and_grad
     from msctx.graph.report import Graphs
     from msctx.native.choices import Choices
-    from msctx.native.precisions import Precisions
+    from msctx.native.precision_switch import Precisions
 
 __all__ = [
     "DeviceError",
@@ -79,9 +79,9 @@ def choices() -> Choices:
 
 def precisions() -> Precisions:
     """In which dtype each operator of this process computed under a precision policy, and by which option."""
-    from msctx.native import precisions
+    from msctx.native import precision_switch
 
-    return precisions.of_process()
+    return precision_switch.of_process()
 
 
 def graphs() -> Graphs:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from functools import cache
 from glob import glob
 
-from msctx.native import core, distributed, limits
+from msctx.native import core, distributed, memory
 from msctx.themes import INVARIANT, NEED_CORE, Facts
 
 CUBLAS = "CUBLAS_EMULATE_SINGLE_PRECISION"
@@ -57,7 +57,7 @@ def _half_products() -> bool | None:
 
 def free_memory() -> int:
     """Bytes of host memory that this process can still have. Only plans that are shown have it: those of runs are compared."""
-    return limits.free_bytes()
+    return memory.free_bytes()
 
 
 def facts(settings: Iterable[str] = ()) -> Facts:

@@ -20,8 +20,8 @@ from msctx.inspection import library_version
 from msctx.native import build as native
 from msctx.native import cachedir, core, tuning, tuning_file
 from msctx.native.build_spec import TILES, VECTORS
-from msctx.native.cuda import build as kernels
-from msctx.native.cuda import nvrtc
+from msctx.native.cuda import driver
+from msctx.native.cuda import plans as kernels
 from msctx.native.cuda.depthwise import ARCHS
 from msctx.run.config import read
 
@@ -115,7 +115,7 @@ def _ascend() -> Iterator[Check]:
 def _compilers() -> Iterator[Check]:
     for name, find, fix in (
         ("C++ compiler", native.find_compiler, "apt install g++ (for the native core alone)"),
-        ("CUDA compiler", nvrtc.find, "for CUDA kernels of msctx's own alone: direct, and what performance takes"),
+        ("CUDA compiler", driver.find, "for CUDA kernels of msctx's own alone: direct, and what performance takes"),
     ):
         try:
             yield Check(name, "ok", str(find()))

@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from msctx import notices
 from msctx.context import agreement
 from msctx.context.base import BASE, MISSED, explain, ready_plan, refuse, warn_failing, within
-from msctx.context.children import WorkerInit
 from msctx.context.idle import ON_SOMETHING, idle, unmatched
-from msctx.context.scopes import Ran, Scope, above_base, end_stranded, innermost, stack
+from msctx.context.scopes import Ran, Scope, WorkerInit, above_base, end_stranded, innermost, stack
 from msctx.dynamo import outside_dynamo, untraced
 from msctx.errors import MsctxWarning, RestoreError, ScopeError, StrictError
 from msctx.graph import report
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from msctx.amp import GradScaler
     from msctx.context.bound import Bound
     from msctx.native.choices import Choices
-    from msctx.native.precisions import Precisions
+    from msctx.native.precision_switch import Precisions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -239,9 +238,9 @@ class Context:
 
     def precisions(self) -> Precisions:
         """In which dtype each operator computed while this context was open, by which option, and how many casts were inserted."""
-        from msctx.native import precisions
+        from msctx.native import precision_switch
 
-        return counting.counted(self, precisions.Tally, precisions.Tally.precisions, precisions.Precisions())
+        return counting.counted(self, precision_switch.Tally, precision_switch.Tally.precisions, precision_switch.Precisions())
 
     def graphs(self) -> report.Graphs:
         """What was compiled while this context was open: graph breaks and what to change, recompilations and why, times, caches.

@@ -1,34 +1,127 @@
-"""Parameters of watched models on the host, or mapped from files, and copied to the device by whatever uses them there."""
+"""What switches change of parameters and buffers of watched models: where they are, and what they had, which is put back."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from msctx.errors import SwitchError
+from msctx.native import watched
+
+if TYPE_CHECKING:
+    from torch import nn
 import hashlib
 import itertools
 import os
 import shutil
 import threading
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy
-import torch
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from msctx.errors import SwitchError
 from msctx.memory import offload
-from msctx.memory.changes import Changes, plainly
-from msctx.native import cachedir, watched
+from msctx.native import cachedir
 from msctx.options.kinds import Size
 from msctx.signals import uninterrupted
 from msctx.tables import in_words
 
-if TYPE_CHECKING:
-    from torch import nn
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """A change is no part of what the program does: it makes ordinary tensors, records nothing, and is not itself given copies."""
+    # not to be interrupted: the guard of inference_mode, kept alive by a traceback, would put back later what was set by then
+    with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
+        yield
+
+
+class Changes:
+    """The value of a switch; :attr:`off`: the parts are as the program has made them."""
+
+    off: Any = None
+
+    def __init__(self) -> None:
+        self.wanted = self.off
+        self.before = WeakIdKeyDictionary()
+        """Part → what it had; none is forgotten before it is put back or gone."""
+        watched.FOLLOWERS.append(self)
+
+    def parts(self, model: nn.Module) -> Iterable[Any]:
+        return model.parameters()
+
+    def change(self, model: nn.Module) -> Iterator[tuple[Any, Any]]:
+        """Change the parts of a model that are not changed yet; yields each, and what it had."""
+        raise NotImplementedError
+
+    def put_back(self, part: Any, before: Any) -> None:
+        raise NotImplementedError
+
+    def failure(self, parts: list[Any]) -> str:
+        """What is to be said of parts that could not be put back."""
+        return f"{len(parts)} modules or weights stay changed"
+
+    def read(self) -> Any:
+        return self.wanted
+
+    def write(self, wanted: Any) -> None:
+        """Whatever fails, the value is :attr:`off` then, and an error names what could not be put back."""
+        with watched.lock:
+            if wanted == self.wanted and (wanted != self.off or not self.before):
+                return
+            self._end_all()
+            self.wanted = wanted
+            try:
+                for model in watched.models():
+                    self.begin(model)
+            except BaseException:
+                self._end_all()
+                raise
+
+    def begin(self, model: nn.Module) -> None:
+        """All parts of a model or, after an error, none."""
+        if self.wanted == self.off:
+            return
+        changed: list[Any] = []
+        with watched.lock, plainly():
+            try:
+                for part, before in self.change(model):
+                    self.before[part] = before
+                    changed.append(part)
+            except BaseException:
+                self._put_back(changed)
+                raise
+
+    def end(self, model: nn.Module) -> None:
+        """Nobody watches it now: its parts are put back, unless another watched model has them."""
+        if self.before:
+            with watched.lock:
+                others = {id(part) for other in watched.models() for part in self.parts(other)}
+                self._put_back([part for part in self.parts(model) if id(part) not in others and part in self.before])
+
+    def _end_all(self) -> None:
+        self.wanted = self.off
+        self._put_back([*self.before])
+
+    def _put_back(self, parts: list[Any]) -> None:
+        left, errors = [], []
+        for part in parts:
+            try:
+                with plainly():
+                    self.put_back(part, self.before.pop(part))
+            except (RuntimeError, MemoryError) as error:
+                left.append(part)
+                errors.append(error)
+        if errors:
+            raise SwitchError(f"{self.failure(left)}: {errors[0]}") from errors[0]
+
 
 # --- where they are ---------------------------------------------------------------------------------------------------
 

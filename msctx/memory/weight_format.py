@@ -15,8 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from msctx.memory.changes import Changes, plainly
-from msctx.memory.parameters import can_move, memory_of
+from msctx.memory.parameters import Changes, can_move, memory_of, plainly
 from msctx.native import watched
 
 CONVOLUTIONS = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d)

@@ -1,17 +1,57 @@
-"""What ran, and why: the rows of ``choices()``."""
+"""The policies for convolutions and products in the native core, and what ran under them, and why: choices()."""
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
-from msctx.native import conv_policy, core, counting, watched
-from msctx.options.conv_policy import PRODUCT, RULES, ConvRule, rules_of
+from msctx.native import core, counting, watched
+from msctx.options.conv_policy import PRODUCT, RULES, ConvPolicy, ConvRule, rules_of
 from msctx.tables import Row, Rows, in_words
+
+IN_FORCE: dict[str, ConvPolicy] = {}
+"""Place, one of :data:`core.PLACES` → its policy."""
+COMING: list[Callable[[], object]] = []
+"""What is called before another policy is in force in the library."""
+LOAD = {"cpu": core.load, "cuda": core.load_with_cuda, "ascend": core.load_with_npu}
+"""Place → what brings the library that carries a policy out there."""
+_lock = threading.Lock()
+
+
+def write(place: str, policy: ConvPolicy | None) -> None:
+    with _lock:
+        if policy is None:
+            IN_FORCE.pop(place, None)
+            if (library := core.loaded()) is None:
+                return
+            library.set_policy(place, None)
+        else:
+            from msctx.native import tuning
+
+            library, IN_FORCE[place] = LOAD[place](), policy
+            for note in COMING:
+                note()
+            number = tuning.table(library, policy.tuning_file, place) if policy.measures else 0
+            records = os.path.join(policy.work_path, tuning.IN_WORK_PATH) if policy.work_path is not None else None
+            recording = tuning.table(library, records, place, only_records=True) if records else 0
+            library.set_policy(place, _json(policy, number, recording))
+        if measured := sys.modules.get("msctx.native.tuning"):
+            measured.keep(library)
+
+
+@lru_cache(maxsize=64)
+def _json(policy: ConvPolicy, tuning: int, recording: int) -> str:
+    """The policy as PolicyOptions reads it (kernels/include/msctx/policy.h): with its rules, and the numbers of tables for paths."""
+    tables = {"tuning_file": tuning, "work_path": recording}
+    return core.json_of({**asdict(policy), **tables, "rules": [asdict(rule) for rule in policy.rules]})
+
 
 Shape = tuple[int, ...]
 
@@ -223,5 +263,5 @@ def _numbers(text: str, axes: int = 0) -> Shape:
     return found * axes if len(found) == 1 and axes > 1 else found
 
 
-counting.SOURCES[Tally] = conv_policy.IN_FORCE
-conv_policy.COMING.append(partial(counting.note, Tally))
+counting.SOURCES[Tally] = IN_FORCE
+COMING.append(partial(counting.note, Tally))

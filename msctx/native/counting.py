@@ -1,4 +1,4 @@
-"""What is counted while contexts are open: algorithms (choices.py), dtypes (precisions.py), compiled code (graph/report.py).
+"""What is counted while contexts are open: algorithms (choices.py), dtypes (precision_switch.py), compiled code (graph/report.py).
 
 A kind of counter has ``begin()``, also for what has come since, and ``end()``, which returns what is to be reported. A context has
 none of a kind before there was something to count.

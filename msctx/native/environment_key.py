@@ -67,11 +67,12 @@ def stamp(library: Core, place: str = "cpu") -> Stamp:
 def _of_cuda() -> Stamp:
     import torch
 
-    from msctx.native.cuda import build, nvrtc
+    from msctx.native.cuda import driver as cuda_libraries
+    from msctx.native.cuda import plans
 
     kernels = compiler = ""  # where there are none, none of ours has been measured
     with suppress(NativeError):
-        kernels, compiler = build.origin()[:16], str(nvrtc.find())
+        kernels, compiler = plans.origin()[:16], str(cuda_libraries.find())
     found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
     gpus = {gpu.name: f"sm_{gpu.major}{gpu.minor}" for gpu in found}
     flags = ", ".join([*dict.fromkeys(gpus.values()), f"driver {driver()}"])

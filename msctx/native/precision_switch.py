@@ -1,8 +1,4 @@
-"""Puts precision policies in force in a thread, with what they need there, and reads and restores what is in force.
-
-They need functions around the calls of modules, hooks on optimizers, notes of autocasts, Dynamo's guards. What a thread needed goes
-with it, also where it ended inside a policy.
-"""
+"""Precision policies as a switch of each thread, and in which dtype operators computed under them: precisions()."""
 
 from __future__ import annotations
 
@@ -14,16 +10,24 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import checkpoint
 
 from msctx.dynamo import passed_over
 from msctx.errors import NativeError
-from msctx.native import module_rules, optimizer_steps, precision
+from msctx.native import counting, module_rules, optimizer_steps, precision
 from msctx.native.installed import Held, at_work
 from msctx.native.precision import Policy
+from msctx.options.precision_rules import LEAVE, precision_of
+from msctx.tables import Row, Rows
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Counts = dict[int, np.ndarray[Any, Any]]
+    """Number of a policy → for each operator what has been counted: see precision.COUNTED."""
 
 
 @dataclass
@@ -240,3 +244,96 @@ _autocasts = Held(_install)
 def _note(device: Any) -> None:
     checkpoint, _here.next = _here.next, None
     precision.note_autocast(device, checkpoint)
+
+
+@dataclass(frozen=True, slots=True)
+class Computed(Row):
+    """How the calls of one operator were computed.
+
+    Attributes:
+        operator: PyTorch's name, all its overloads together.
+        module: the path of the module whose name a rule has, else ``""``.
+        dtype: what it computed in: that of its first floating input after casts; ``"traced"``: calls that were traced for compiled
+            code, which runs without being counted.
+        calls: how often.
+        casts: how many casts were inserted for all calls of this operator, of whatever dtype; in its first row.
+        computed_again: how many of its calls had no kernel for 16 bits and were repeated in float32.
+        backward: whether these calls computed gradients, which have the dtypes of their forward pass.
+        why: the option that decided; ``"torch.autocast"``: one inside the block, and *dtype* is that of the result; ``""``: no
+            policy applies to it.
+    """
+
+    operator: str
+    module: str
+    dtype: str
+    calls: int
+    casts: int
+    computed_again: int
+    why: str
+    backward: bool = False
+
+
+class Precisions(Rows[Computed]):
+    """Rows of what computed in which dtype, by operator. Prints as a table."""
+
+    EMPTY = "no operator has run under a precision policy"
+    ROW = Computed
+
+    def _table(self) -> tuple[tuple[str, ...], Iterator[list[str]]]:
+        again = ("computed_again",) if any(row.computed_again for row in self) else ()
+        backward = ("backward",) if any(row.backward for row in self) else ()
+        columns = ("operator", "module", *backward, "dtype", "calls", "casts", *again, "why")
+        return columns, ([str(getattr(row, name)) for name in columns] for row in self)
+
+
+class Tally:
+    """What was counted while a context was open, by whichever of its scopes."""
+
+    def __init__(self, context: Any) -> None:
+        self._since: Counts = {}  # where the policies stood that were in force since
+        self._made: Counts = {}
+
+    def begin(self) -> None:
+        self._since |= precision.counts(number for number in [*numbers] if number not in self._since)
+
+    def end(self) -> list[str]:
+        if not self._since:
+            return []
+        self._made, self._since = self._sum(), {}
+        return optimizer_steps.left_over()
+
+    def _sum(self) -> Counts:
+        made = {number: found - self._since[number] for number, found in precision.counts(self._since).items()}
+        return self._made | {number: self._made.get(number, 0) + found for number, found in made.items()}
+
+    def precisions(self) -> Precisions:
+        return Precisions(_rows(self._sum()))
+
+
+counting.SOURCES[Tally] = numbers
+COMING.append(partial(counting.note, Tally))
+
+
+def of_process() -> Precisions:
+    """Everything that was computed under policies in this process."""
+    return Precisions(_rows(precision.counts([*precision.TEXTS])))
+
+
+def _rows(made: Counts) -> Iterator[Computed]:
+    for number, found in made.items():
+        text, module = precision.TEXTS[number]
+        policy = precision_of(text)
+        rules = {**policy.rules, **policy.modules.get(module, {})}
+        for place in dict.fromkeys(found.nonzero()[0]):  # the rows that hold a count
+            counted = dict(zip(precision.COUNTED, (int(n) for n in found[place]), strict=True))
+            name = precision.OPS[place]
+            casts, again = counted.pop("casts"), counted.pop("again")
+            for dtype, calls in counted.items():
+                if calls and dtype.startswith(precision.AUTOCAST):
+                    yield Computed(name, module, dtype.removeprefix(precision.AUTOCAST), calls, 0, 0, "torch.autocast")
+                elif calls and dtype.startswith(precision.BACKWARD):
+                    yield Computed(name, module, dtype.removeprefix(precision.BACKWARD), calls, 0, 0, "", backward=True)
+                elif calls:
+                    why = rules.get(name, LEAVE).why or ("enable_reduce_precision" if again else "")
+                    yield Computed(name, module, dtype, calls, casts, again, why)
+                    casts = again = 0

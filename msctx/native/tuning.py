@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msctx import notices
 from msctx.errors import FileError
-from msctx.native import build, core, distributed, limits, tuning_file
+from msctx.native import build, core, distributed, memory, tuning_file
 from msctx.native.cachedir import say
 from msctx.native.choices import Choice
 from msctx.native.core import Core
@@ -24,7 +24,7 @@ from msctx.native.tuning_file import Entry, Groups
 
 Permission = IntEnum("Permission", "NOW LATER FOR_NEXT_RUN OTHER_RANK NOT_THIS_CALL BUSY", start=0)
 """The answer to the library when a problem is about to be measured; as in kernels/include/msctx/tuning.h."""
-SHARE_LEFT = {"cpu": limits.share_left, "cuda": limits.share_left_on_gpu}
+SHARE_LEFT = {"cpu": memory.share_left, "cuda": memory.share_left_on_gpu}
 """What is left of the caps on memory, by the kind of device."""
 
 

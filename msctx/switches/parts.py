@@ -12,13 +12,11 @@ from typing import Any
 
 from msctx.errors import MsctxError
 from msctx.graph import report
-from msctx.native import (  # noqa: F401  # some only count what comes of a policy
+from msctx.native import (  # some only count what comes of a policy
     choices,
-    conv_policy,
     core,
     memory,
     precision_switch,
-    precisions,
 )
 from msctx.switches.base import Switch, reading, writing
 
@@ -109,7 +107,7 @@ def _of_session(name: str) -> Switch:
 
 def _convolution(name: str) -> Switch:
     place = name.rpartition(".")[2]
-    return Switch(name, partial(conv_policy.IN_FORCE.get, place), partial(conv_policy.write, place))
+    return Switch(name, partial(choices.IN_FORCE.get, place), partial(choices.write, place))
 
 
 def _precision(name: str) -> Switch:
@@ -177,6 +175,6 @@ def prepare(assignments: Mapping[str, Any]) -> bool:
 
 LOADS = {
     **{row.name: core.load for row in SWITCHES if row.name.startswith("native.") or row.name in READERS},
-    **{f"native.convolution.{place}": load for place, load in conv_policy.LOAD.items()},
+    **{f"native.convolution.{place}": load for place, load in choices.LOAD.items()},
 }
 """Switch → what loads the library that it needs."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import msctx
-from msctx.context import children
+from msctx.context import scopes
 
 PROGRAM = """
 import multiprocessing, sys, threading
@@ -89,7 +89,7 @@ def test_workers_have_random_numbers_of_their_own() -> None:
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    children.WorkerInit(msctx.context(seed=3).layers)(1)
+    scopes.WorkerInit(msctx.context(seed=3).layers)(1)
     assert torch.equal(torch.rand(1), expected)
     msctx.reset_context()
 

@@ -14,7 +14,7 @@ import fake_device
 import torch
 
 from msctx.context import Context
-from msctx.native import conv_policy, core, counting
+from msctx.native import choices, core, counting
 from msctx.native.choices import Choice
 from msctx.native.choices import rows as rows_of
 from msctx.options.conv_policy import ConvPolicy
@@ -70,7 +70,7 @@ def _transposed(x: Any, w: Any, padding: Any, output_padding: Any, stride: Any, 
 
 def ask(**fields: Any) -> None:
     """Have a policy in force, of these fields and no others."""
-    conv_policy.write("cuda", ConvPolicy(**fields) if fields else None)
+    choices.write("cuda", ConvPolicy(**fields) if fields else None)
 
 
 def log(library: ctypes.CDLL) -> list[str]:

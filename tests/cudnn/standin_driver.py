@@ -8,7 +8,7 @@ from pathlib import Path
 import emulated
 import fake_device
 
-from msctx.native.cuda import build, driver
+from msctx.native.cuda import driver, plans
 
 SOURCE = Path(__file__).with_name("driver_standin.cpp")
 
@@ -17,7 +17,7 @@ def start_driver(*dtypes: str) -> ctypes.CDLL:
     """To be called before a convolution is requested; *dtypes* (f32, f64, f16, bf16) are those that kernels are made for."""
     kernels = emulated.library(emulated.modules(*dtypes))
     driver.LIBRARY = str(fake_device.library(SOURCE))
-    build.cubin = lambda module, arch: str(kernels).encode()
+    plans.cubin = lambda module, arch: str(kernels).encode()
     library = ctypes.CDLL(driver.LIBRARY)
     library.driver_log.restype = ctypes.c_char_p
     return library

@@ -232,15 +232,15 @@ def test_without_a_policy_torch_computes(asking: Run) -> None:
 def test_without_cudnn_the_error_names_the_library(far: Callable[..., str]) -> None:
     far("""
     from msctx.errors import NativeError
-    from msctx.native import conv_policy
+    from msctx.native import choices
     from msctx.options.conv_policy import ConvPolicy
     try:
-        conv_policy.write("cuda", ConvPolicy(conv_fprop_algo="gemm"))
+        choices.write("cuda", ConvPolicy(conv_fprop_algo="gemm"))
     except NativeError as error:
         assert "libcudnn.so.9 is not loaded: this torch has no cuDNN" in str(error)
     else:
         raise AssertionError
-    assert "cuda" not in conv_policy.IN_FORCE
+    assert "cuda" not in choices.IN_FORCE
     from msctx.native import core
     assert core.cudnn_obstacle() == "libcudnn.so.9 is not loaded: this torch has no cuDNN 9"
     """)

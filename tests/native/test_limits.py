@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import msctx
-from msctx.native import limits
+from msctx.native import memory
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ def test_the_tightest_of_the_groups_around_a_process_counts(
 ) -> None:
     """The kernel's files, laid out elsewhere."""
     root = tmp_path / ("", "memory")[version]
-    _, _, cap, used, pages = limits.FILES[version]
+    _, _, cap, used, pages = memory.FILES[version]
     for folder, allowed, taken in (
         ("a/b", "max" if version == 0 else str(2**63 - 4096), 50),
         ("a", "100", 90),
@@ -30,21 +30,21 @@ def test_the_tightest_of_the_groups_around_a_process_counts(
             (root / folder / name).write_text(text)
     (tmp_path / "cgroup").write_text(f"9:cpu:/a\n{group}\n")
     real, places = Path, (tmp_path, tmp_path / "memory")
-    monkeypatch.setattr(limits, "Path", lambda text: real(tmp_path / "cgroup") if text == "/proc/self/cgroup" else real(text))
-    files = [(sign, where, *names) for (sign, _, *names), where in zip(limits.FILES, places, strict=True)]
-    monkeypatch.setattr(limits, "FILES", files)
-    assert limits.share_left() == pytest.approx(0.4)
-    assert limits.free_bytes() == 40
+    monkeypatch.setattr(memory, "Path", lambda text: real(tmp_path / "cgroup") if text == "/proc/self/cgroup" else real(text))
+    files = [(sign, where, *names) for (sign, _, *names), where in zip(memory.FILES, places, strict=True)]
+    monkeypatch.setattr(memory, "FILES", files)
+    assert memory.share_left() == pytest.approx(0.4)
+    assert memory.free_bytes() == 40
 
 
 def test_ulimit_counts(passes: Callable[..., str]) -> None:
     passes("""
         import resource
         from pathlib import Path
-        from msctx.native import limits
+        from msctx.native import memory
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + used // 9, resource.RLIM_INFINITY))
-        assert limits.share_left() < 0.2 and limits.free_bytes() <= used // 9
+        assert memory.share_left() < 0.2 and memory.free_bytes() <= used // 9
     """)
 
 
@@ -57,5 +57,5 @@ def test_a_cap_reads_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
         read.clear()
         with msctx.context(max_device_memory="2GB"):
             names = [path.name for path in read]
-    assert not {cap for _, _, cap, *_ in limits.FILES} & {*names}
+    assert not {cap for _, _, cap, *_ in memory.FILES} & {*names}
     assert names.count("meminfo") == 2

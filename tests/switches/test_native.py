@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from msctx.native import conv_policy, core, precision
+from msctx.native import choices, core, precision
 from msctx.options.conv_policy import REQUESTED, RULES, ConvPolicy, option_of
 from msctx.shipped import KERNEL_SOURCES
 from msctx.switches import SWITCHES
@@ -61,7 +61,7 @@ def test_what_the_library_does_not_take_is_not_kept(monkeypatch: pytest.MonkeyPa
     def broken() -> core.Core:
         raise core.NativeError("no")
 
-    monkeypatch.setitem(conv_policy.LOAD, "cpu", broken)
+    monkeypatch.setitem(choices.LOAD, "cpu", broken)
     with pytest.raises(core.NativeError):
         CPU.set(ConvPolicy(conv_fprop_algo="gemm"))
     assert CPU.read() is None

@@ -13,7 +13,7 @@ import pytest
 from msctx.cli import main
 from msctx.errors import NativeError
 from msctx.native import cachedir
-from msctx.native.cuda import build, nvrtc
+from msctx.native.cuda import driver, plans
 from msctx.native.cuda.depthwise import ARCHS, DTYPES, KERNELS, LAYOUTS, MODULES, OPS, THREADS, Module, sum_size
 from msctx.shipped import KERNEL_SOURCES
 
@@ -45,9 +45,9 @@ def sources(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def tool() -> nvrtc.Nvrtc:
+def tool() -> driver.Nvrtc:
     try:
-        return nvrtc.find()
+        return driver.find()
     except NativeError as error:
         pytest.skip(str(error))
 
@@ -65,7 +65,7 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     return run
 
 
-class Fake(nvrtc.Nvrtc):
+class Fake(driver.Nvrtc):
     """Compiles nothing; returns what a test wants."""
 
     result: tuple[bytes | None, str] = None, ""
@@ -90,9 +90,9 @@ def test_the_manifest_is_sound() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("arch", ARCHS)
-def test_kernels_take_no_more_than_their_budgets(tool: nvrtc.Nvrtc, arch: str) -> None:
+def test_kernels_take_no_more_than_their_budgets(tool: driver.Nvrtc, arch: str) -> None:
     found = set()
-    for report in build.build([arch], modules=MODULES, tool=tool):
+    for report in plans.build([arch], modules=MODULES, tool=tool):
         assert not report.error
         for part in report.log.split("Compiling entry function ")[1:]:
             name = part.split("'")[1]
@@ -114,18 +114,18 @@ def test_kernels_take_no_more_than_their_budgets(tool: nvrtc.Nvrtc, arch: str) -
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_a_module_is_compiled_and_reported(tool: nvrtc.Nvrtc, sources: Path, arch: str) -> None:
-    (report,) = build.build([arch], modules=[MODULE], tool=tool, sources=sources)
+def test_a_module_is_compiled_and_reported(tool: driver.Nvrtc, sources: Path, arch: str) -> None:
+    (report,) = plans.build([arch], modules=[MODULE], tool=tool, sources=sources)
     assert "Used " in report.log
     found = report.as_dict()
     assert found.pop("bytes") > 100
     assert found == {"module": str(MODULE), "arch": arch, "compiler": str(tool), "cached": False, "error": ""}
-    assert build.cubin(MODULE, arch, tool=tool, sources=sources)[:4] == b"\x7fELF"
+    assert plans.cubin(MODULE, arch, tool=tool, sources=sources)[:4] == b"\x7fELF"
 
 
-def test_what_is_compiled_is_kept_until_something_changes(tool: nvrtc.Nvrtc, sources: Path, own_cache: Path) -> None:
+def test_what_is_compiled_is_kept_until_something_changes(tool: driver.Nvrtc, sources: Path, own_cache: Path) -> None:
     def made(module: Module = MODULE, arch: str = "sm_80") -> bool:
-        (report,) = build.build([arch], modules=[module], tool=tool, sources=sources)
+        (report,) = plans.build([arch], modules=[module], tool=tool, sources=sources)
         assert not report.error
         return not report.cached
 
@@ -142,15 +142,15 @@ def test_what_is_compiled_is_kept_until_something_changes(tool: nvrtc.Nvrtc, sou
     assert made()
 
 
-def test_an_error_of_a_source_is_reported_and_not_kept(tool: nvrtc.Nvrtc, sources: Path, own_cache: Path) -> None:
+def test_an_error_of_a_source_is_reported_and_not_kept(tool: driver.Nvrtc, sources: Path, own_cache: Path) -> None:
     (sources / "copy.cu").write_text(SMALL.replace("FACTOR", "nobody_knows_this"))
     for _ in range(2):
-        (report,) = build.build(["sm_80"], modules=[MODULE], tool=tool, sources=sources)
+        (report,) = plans.build(["sm_80"], modules=[MODULE], tool=tool, sources=sources)
         assert not report.cached
         assert "nobody_knows_this" in report.error
     assert not list(own_cache.glob("cuda/*.cubin"))
     with pytest.raises(NativeError, match=r"(?s)copy\.cu cannot be compiled for sm_80 by .*nobody_knows_this"):
-        build.cubin(MODULE, "sm_80", tool=tool, sources=sources)
+        plans.cubin(MODULE, "sm_80", tool=tool, sources=sources)
 
 
 # --- no compiler, no sources ----------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_an_error_of_a_source_is_reported_and_not_kept(tool: nvrtc.Nvrtc, source
 def test_without_a_compiler_the_error_lists_what_was_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any
 ) -> None:
-    monkeypatch.setattr(nvrtc, "_places", lambda: iter([str(tmp_path / "libnvrtc.so.13")]))
+    monkeypatch.setattr(driver, "_places", lambda: iter([str(tmp_path / "libnvrtc.so.13")]))
     code, out, err = command("--cuda")
     assert (code, out) == (8, "")
     for part in ("no compiler for CUDA kernels: no libnvrtc.so.13 or", "cannot be loaded", "pip install 'msctx[cuda]'"):
@@ -175,7 +175,7 @@ def test_the_command_reports_and_ends_with_1_where_a_module_fails(
     result: tuple[bytes | None, str], command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Fake, "result", result)
-    monkeypatch.setattr(nvrtc, "find", lambda: Fake("fake", "0.0"))
+    monkeypatch.setattr(driver, "find", lambda: Fake("fake", "0.0"))
     count = len(MODULES) * (result[0] is not None)
     code, out, err = command("--cuda", "--json", "--arch", "sm_90a", "--arch", "sm_90a")
     assert code == (0 if count else 1)

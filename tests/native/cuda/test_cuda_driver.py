@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from msctx.errors import NativeError
-from msctx.native.cuda import build, driver
+from msctx.native.cuda import driver, plans
 from msctx.native.cuda.depthwise import (
     DTYPES,
     KERNELS,
@@ -70,7 +70,7 @@ def loaded() -> dict[str, driver.Kernels]:
     """By the name of a kernel, the module that holds it."""
     torch.zeros(1, device="cuda")  # makes the context
     arch = driver.arch()
-    modules = {module: driver.Kernels(build.cubin(module, arch)) for module in {*KERNELS.values()}}
+    modules = {module: driver.Kernels(plans.cubin(module, arch)) for module in {*KERNELS.values()}}
     return {name: modules[module] for name, module in KERNELS.items()}
 
 
