@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from msctx.amp import GradScaler
-    from msctx.context.bound import Bound
+    from msctx.context.session import Bound
     from msctx.native.choices import Choices
     from msctx.native.precision_switch import Precisions
 
@@ -277,7 +277,7 @@ class Context:
 
     def bind(self, function: Callable[..., Any]) -> Bound:
         """Carry this context into another thread, or into a worker process (it can be pickled if *function* can)."""
-        from msctx.context.bound import Bound
+        from msctx.context.session import Bound
 
         scope = self._scope
         around = scope.around if scope else ()

@@ -17,7 +17,7 @@ from torch.compiler import is_exporting
 
 from msctx import notices
 from msctx.native import module_calls, precision, watched
-from msctx.native.installed import Held
+from msctx.native.counting import Held
 
 if TYPE_CHECKING:
     from torch import nn

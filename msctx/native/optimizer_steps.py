@@ -16,7 +16,7 @@ from torch.optim import optimizer
 
 from msctx.dynamo import outside_dynamo, untraced
 from msctx.native import precision
-from msctx.native.installed import Held
+from msctx.native.counting import Held
 from msctx.notices import warn
 from msctx.options.precision_rules import precision_of
 

@@ -18,7 +18,7 @@ from torch.utils import checkpoint
 from msctx.dynamo import passed_over
 from msctx.errors import NativeError
 from msctx.native import counting, module_rules, optimizer_steps, precision
-from msctx.native.installed import Held, at_work
+from msctx.native.counting import Held, at_work
 from msctx.native.precision import Policy
 from msctx.options.precision_rules import LEAVE, precision_of
 from msctx.tables import Row, Rows

@@ -27,8 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 from msctx import notices
 from msctx.errors import GradientDtypeError, GradientError, named
 from msctx.native import distributed, watched
+from msctx.native.counting import Held
 from msctx.native.distributed import in_words
-from msctx.native.installed import Held
 from msctx.observers import steps
 from msctx.observers.files import Slot
 

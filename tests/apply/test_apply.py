@@ -9,7 +9,7 @@ from context_helpers import OwnError, State, in_thread
 from fake_switches import FOUND, NEW, Globals, change_one
 
 import msctx
-from msctx.context import bound, ledger
+from msctx.context import ledger, session
 from msctx.context.ledger import HELD
 from msctx.errors import MsctxWarning, RestoreError, ScopeError, SwitchError
 from msctx.switches import SWITCHES
@@ -216,7 +216,7 @@ def test_a_guest_gives_back_what_it_can(library: Globals, monkeypatch: pytest.Mo
     own = library.switch("a", scope="thread")
     rows = {"a": own, **{n: library.switch(n, scope="inherited") for n in ("b", "c")}}
     monkeypatch.setattr(ledger, "SWITCHES", rows)
-    monkeypatch.setattr(bound, "SWITCHES", rows)
+    monkeypatch.setattr(session, "SWITCHES", rows)
     there = ledger.apply({"b": 2, "c": 3}, ledger.Hold("around"))
     library.update(FOUND)  # as it is in the guest's thread
 
@@ -225,7 +225,7 @@ def test_a_guest_gives_back_what_it_can(library: Globals, monkeypatch: pytest.Mo
             raise RuntimeError("stuck")
 
     library.on_write = stuck
-    hold = bound._visit({"a": 1})
+    hold = session._visit({"a": 1})
     assert library == NEW
     with pytest.raises(RestoreError, match="b: stuck"):
         ledger.undo(hold, quiet=True)
