@@ -285,6 +285,3 @@ def allowed(option: Option) -> str:
 def members(group: str) -> list[str]:
     """The options whose spelling stands below *group*: ``gpu_config``, ``session``, ``device_context.gpu`` …"""
     return [o.name for o in OPTIONS.values() if any(s.startswith(f"{group}.") for s in o.spellings)]
-
-
-__all__ = ["allowed", "catalogue", "describe", "failing", "is_partial", "listing", "members", "on_device", "paths", "typical"]

@@ -176,9 +176,6 @@ def policy_of(text: str) -> Policy:
     return found
 
 
-_TOO_MANY = "this process has used more than two million different precision policies: no more can be distinguished"
-
-
 def combination_of(numbers: Mapping[str, int]) -> int:
     """The number of a combination of policies; *numbers*: device → the policy's."""
     policies = tuple(numbers.get(device, -1) for device in DEVICES)
@@ -187,8 +184,6 @@ def combination_of(numbers: Mapping[str, int]) -> int:
             texts = repr([TEXTS.get(policy) for policy in policies])
             content = hashlib.sha256(texts.encode()).hexdigest()[:16]
             number = int(library().msctx_precision_combination((c_int32 * 3)(*policies), int(content[:8], 16)))
-            if number < 0:
-                raise NativeError(_TOO_MANY)
             _combined[policies], _contents[number] = number, content
     return number
 
@@ -228,8 +223,6 @@ def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None
         noted = c.msctx_precision_again(checkpoint.number)
         here.around.append((here.policies, here.acts_on))
         here.policies, here.acts_on = checkpoint.policies, _ActsOn(checkpoint.models, frozenset([*watched.OPEN]))
-    if noted == -2:
-        raise NativeError(_TOO_MANY)
     if noted >= 0 <= place and noted >> place & 1:
         _report_autocast(DEVICES[place])
     if noted == here.noted or not (here.policies or cache_tag.is_put()):
