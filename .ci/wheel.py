@@ -37,7 +37,6 @@ print(len(names), "modules")
 """
 CONVOLUTION = """
 import torch, msctx
-from msctx.native import core
 from msctx.shipped import KERNEL_SOURCES
 from pathlib import Path
 assert KERNEL_SOURCES == Path(msctx.__file__).parent / "_kernels", KERNEL_SOURCES
@@ -49,6 +48,37 @@ assert (row.requested, row.ran, row.provider) == ("winograd", "winograd", "msctx
 error = (y - torch.nn.functional.conv2d(x.double(), w.double(), padding=1)).abs().max()
 assert error < 1e-3, error
 print(row)
+"""
+EVERYTHING = """
+import torch, msctx
+from pathlib import Path
+from msctx.options import OPTIONS
+x, w = torch.randn(2, 8, 20, 20, requires_grad=True), torch.randn(8, 8, 3, 3, requires_grad=True)
+ran = set()
+def step(dtype):
+    inputs = [t.detach().to(dtype).requires_grad_() for t in (x, w)]
+    y = torch.nn.functional.conv2d(*inputs, padding=1)
+    return [y, *torch.autograd.grad(y.square().sum(), inputs)]
+expected = step(torch.float64)
+for option in ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo"):
+    for name in OPTIONS[option].choices:
+        with msctx.context(**{option: name}, fallback="silent") as ctx:
+            found = step(torch.float32)
+        ran |= {(row.direction, row.ran) for row in ctx.choices() if row.provider == "msctx"}
+        for a, b in zip(found, expected):
+            assert (a - b).abs().max() < 1e-3 * b.abs().max(), (option, name)
+assert len(ran) >= 18, ran
+with msctx.context(matmul_algo="strict", fallback="error", max_device_memory="1GB") as ctx:
+    product = x.detach().flatten(1) @ torch.randn(3200, 4)
+    (cap,) = msctx.memory_stats()["caps"]
+(row,) = ctx.choices()
+assert (row.ran, row.provider) == ("strict", "msctx"), row
+assert cap["requested_bytes"] == 2**30 and cap["peak_bytes"] >= product.nbytes, cap
+with msctx.context(session={"enable_dump": True, "dump_path": "dump"}):
+    product.relu()
+dumped = [*Path("dump").rglob("*relu*.npy")]
+assert dumped, [*Path("dump").rglob("*")]
+print(len(ran), "algorithms, a product, a cap, a dump")
 """
 COMMANDS = """
 msctx --version
@@ -76,12 +106,17 @@ def main() -> None:
     (sdist,), (wheel,) = ROOT.glob("dist/*.tar.gz"), ROOT.glob("dist/*.whl")
     with tempfile.TemporaryDirectory(prefix="msctx-wheel-") as name:
         folder = Path(name).resolve()
-        whole(folder, sdist, wheel)
-        used(folder, installed(folder / "env", wheel))
+        of_sdist = whole(folder, sdist, wheel)
+        python = installed(folder / "env", wheel)
+        used(folder, python)
+        built(folder, python, of_sdist)
 
 
-def whole(folder: Path, sdist: Path, wheel: Path) -> None:
-    """The sdist and the wheel have the same files, and all of the checkout's that travel; the libraries are the wheel's alone."""
+def whole(folder: Path, sdist: Path, wheel: Path) -> Path:
+    """The sdist and the wheel have the same files, and all of the checkout's that travel; the libraries are the wheel's alone.
+
+    Returns the wheel that the sdist makes, without libraries.
+    """
     listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT).split("\0")
     tracked = {Path(name) for name in listed if name and (ROOT / name).exists()}
     pip(sys.executable, "wheel", "--no-deps", "--wheel-dir", folder / "of-sdist", sdist)
@@ -92,6 +127,7 @@ def whole(folder: Path, sdist: Path, wheel: Path) -> None:
     missing = travelling(tracked) - {name for name, _ in contents(wheel)}
     assert not missing, f"not in the wheel: {sorted(missing)}"
     print(f"{sdist.name}, {wheel.name}: {len(contents(wheel))} files, {wheel.stat().st_size / 2**20:.1f} MB", flush=True)
+    return of_sdist
 
 
 def travelling(tracked: set[Path]) -> set[str]:
@@ -128,6 +164,7 @@ def used(folder: Path, python: Path) -> None:
         for words in (
             ["python", "-c", EVERY_MODULE],
             ["python", "-c", CONVOLUTION],
+            ["python", "-c", EVERYTHING],
             *map(str.split, COMMANDS.split("\n")[1:-1]),
         ):
             began = time.monotonic()
@@ -140,6 +177,17 @@ def used(folder: Path, python: Path) -> None:
     assert not changed, f"written into the installed packages: {sorted(changed)}"
     built = [*home.rglob("*.so")]
     assert not built, f"built although the wheel has it: {built}"
+
+
+def built(folder: Path, python: Path, of_sdist: Path) -> None:
+    """Without libraries, and with a compiler: the first option that needs the core builds it."""
+    pip(python, "install", "--no-deps", "--force-reinstall", of_sdist)
+    alone = {"PATH": f"{python.parent}:{os.environ['PATH']}", "HOME": str(folder / "other")}
+    (folder / "other").mkdir()
+    for program in (CONVOLUTION, EVERYTHING):
+        began = time.monotonic()
+        said = run("python", "-c", program, cwd=folder / "other", alone=alone).splitlines()
+        print(f"{time.monotonic() - began:5.1f} s  from the sdist, with a compiler: {said[-1]}", flush=True)
 
 
 def without_compilers(folder: Path) -> Path:
