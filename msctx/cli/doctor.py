@@ -169,8 +169,13 @@ def build(
         raise OptionError([Diagnostic("--arch", f"{a!r} is not compiled for", "build", ", ".join(ARCHS)) for a in wrong])
     removed = cachedir.remove() if clean else 0
     if cuda:
-        _build_cuda(list(dict.fromkeys(arch or ARCHS)), verbose, json_)
-        return
+        reports = kernels.build(list(dict.fromkeys(arch or ARCHS)))
+        listed = [report.as_dict() for report in reports]
+        emit(listed, json_, lambda: render.modules_table(listed))
+        for report in reports:
+            if text := report.error or report.log * verbose:
+                print(f"{report.module} for {report.arch}\n{text}", file=sys.stderr)
+        raise typer.Exit(any(report.error for report in reports))
     import_module("torch")  # takes longer than to find what is built
     began = time.perf_counter()
     made, seconds, library = native.build(verbose), time.perf_counter() - began, core.load()
@@ -186,17 +191,6 @@ def build(
         "bytes_removed": removed,
     }
     emit(found, json_, lambda: render.pairs_table(found, ("native core", "")))
-
-
-def _build_cuda(archs: list[str], verbose: bool, json_: bool) -> None:
-    """Compile every module of the manifest, print the report, and end with 1 where one failed."""
-    reports = kernels.build(archs)
-    listed = [report.as_dict() for report in reports]
-    emit(listed, json_, lambda: render.modules_table(listed))
-    for report in reports:
-        if text := report.error or report.log * verbose:
-            print(f"{report.module} for {report.arch}\n{text}", file=sys.stderr)
-    raise typer.Exit(1 if any(report.error for report in reports) else 0)
 
 
 tune = typer.Typer(help="Show or clear what performance has measured, or is to.", no_args_is_help=True, rich_markup_mode=None)

@@ -67,8 +67,10 @@ def options(
         if name is None or named(name).name not in ("op_select_implmode", "op_precision_mode", "atc.builtin_impl_mode_ini"):
             text = "only op_select_implmode and op_precision_mode have a list to write"
             raise typer.BadParameter(text, param_hint="--write-ini")
-        path = str(write_implementations(write_ini))
-        emit({"written": [path]}, json_, lambda: f"wrote {path}; edit it, then: op_precision_mode={shlex.quote(path)}")
+        path = Path(write_ini)
+        lines = [f"{op}=high_{'precision' if op in BY_DEFAULT else 'performance'}\n" for op in sorted(CHOOSABLE)]
+        write_new(path, IMPLEMENTATIONS.format(name=path.name) + "".join(lines))
+        emit({"written": [path]}, json_, lambda: f"wrote {path}; edit it, then: op_precision_mode={shlex.quote(str(path))}")
     elif name is None or (is_dictionary(name) and name not in OPTIONS):
         found = reference.listing(reference.members(name) if name else None)
         emit(found, json_, lambda: render.options_table(found))
@@ -119,10 +121,7 @@ def migrate(
     raise typer.Exit(0 if found.options else 1)
 
 
-def state(
-    overrides: Words = None,
-    json_: Json = False,
-) -> None:
+def state(overrides: Words = None, json_: Json = False) -> None:
     """The whole numerics state of a fresh process: every switch of PyTorch and around it."""
     with BASE.laid_under(read(None, overrides or ()).levels):
         found = read_state()
@@ -143,7 +142,6 @@ def diff(
 
 SCHEMA = "msctx.schema.json"
 ENTRY = "train.py"
-MODELINE = "# yaml-language-server: $schema="
 GROUPS = {
     "The same bits in every run": ("deterministic", "thread_invariant", "seed", "seed_by_rank", "seed_scope"),
     "Algorithms of convolutions": ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo", "fallback"),
@@ -157,7 +155,7 @@ SET = {"deterministic": "ON", "seed": 0}
 """What the starter sets; the other options stand there as comments."""
 
 HEAD = """\
-{modeline}
+# yaml-language-server: $schema={schema}
 # An experiment of msctx: what to run, and under which options. Uncomment what you need.
 #   msctx explain {name}   what each option would do here
 #   msctx run {name}       run it, and keep a record
@@ -179,8 +177,6 @@ experiment:
 record:
   dir: runs # each run leaves a folder here
 """
-WIDTH = 116
-
 IMPLEMENTATIONS = """\
 ; Which implementation each operator uses: for op_precision_mode={name}
 ;   high_precision    16-bit inputs are computed in float32, the result is rounded once
@@ -201,18 +197,10 @@ def init(
     emit({"written": written}, json_, lambda: f"wrote {', '.join(written)}; next: {own}msctx run {shlex.quote(file)}")
 
 
-def write_implementations(name: str) -> Path:
-    """Write the built-in list of operators with an accurate and a fast implementation, to edit for ``op_precision_mode``."""
-    path = Path(name)
-    lines = [f"{op}=high_{'precision' if op in BY_DEFAULT else 'performance'}\n" for op in sorted(CHOOSABLE)]
-    write_new(path, IMPLEMENTATIONS.format(name=path.name) + "".join(lines))
-    return path
-
-
 def text(name: str) -> str:
     """The starter as YAML."""
     shown = shlex.quote(name) if name.isprintable() else "FILE"
-    parts = [HEAD.format(modeline=MODELINE + SCHEMA, name=shown, presets=", ".join(presets()))]
+    parts = [HEAD.format(schema=SCHEMA, name=shown, presets=", ".join(presets()))]
     for heading, names in GROUPS.items():
         parts.append(f"\n  # --- {heading}\n")
         parts += [line + "\n" for option in names for line in _lines(option)]
@@ -225,7 +213,7 @@ def _lines(name: str) -> list[str]:
     option = OPTIONS[name]
     what = re.split(r"[.;] ", option.help)[0].rstrip(".")
     values = f": {', '.join(map(str, option.choices))}" if option.choices else ""
-    comment = [f"  # {line}" for line in textwrap.wrap(what + values, WIDTH)]
+    comment = [f"  # {line}" for line in textwrap.wrap(what + values, 116)]
     sign = "" if name in SET else "# "
     return [*comment, f"  {sign}{name}: {json.dumps(SET.get(name, option.example))}"]
 

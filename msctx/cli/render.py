@@ -8,7 +8,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout, suppress
+from contextlib import suppress
 from glob import escape, glob
 from itertools import chain, repeat
 from os.path import isdir
@@ -65,10 +65,8 @@ def _complete_shipped(*folders: str) -> Callable[[str], list[str]]:
     return complete
 
 
-complete_experiment, complete_subject = (
-    _complete_shipped("experiments"),
-    _complete_shipped("compare", "experiments", "workloads"),
-)
+complete_experiment = _complete_shipped("experiments")
+complete_subject = _complete_shipped("compare", "experiments", "workloads")
 
 
 def _values_of(key: str, start: str) -> list[str]:
@@ -82,8 +80,6 @@ def _values_of(key: str, start: str) -> list[str]:
 T = TypeVar("T")
 
 COLOURS = {"honoured": "green", "approximated": "yellow", "inert": "dim", "refused": "red"}
-
-
 MEANINGS = {
     "approximated": "it takes effect, with the difference stated",
     "inert": "it has no meaning on this device, or nothing to do here",
@@ -115,12 +111,7 @@ def show(console: Console, shown: Any) -> None:
 
 
 def plan_page(plan: Plan) -> tuple[Group, Text]:
-    """A plan, and below it in one line how many of its options are applied."""
-    return _plan_table(plan), _applied(plan)
-
-
-def _plan_table(plan: Plan) -> Group:
-    """Each option with its value and where that came from; below it, per device, its status and the switches or the reason."""
+    """Each option with value and origin, and per device its status and the switches or the reason; then how many are applied."""
     blocks: dict[tuple[str, str, str], Table] = {}
     for row in plan.rows:
         text = str(row.value)
@@ -137,7 +128,7 @@ def _plan_table(plan: Plan) -> Group:
     lines: list[Any] = []
     for (spelling, value, origin), table in blocks.items():
         lines += [Text.assemble((f"{spelling} = {value}", "bold"), (f"  from {origin}", "dim")), table]
-    return Group(*lines)
+    return Group(*lines), _applied(plan)
 
 
 def _applied(plan: Plan) -> Text:
@@ -336,11 +327,6 @@ def print_text(text: str) -> None:
 
 def print_json(data: Any) -> None:
     print_text(json.dumps(plain(data), indent=2))
-
-
-def only_json(as_json: bool) -> AbstractContextManager[Any]:
-    """Where JSON is requested, what the user's code prints goes to stderr."""
-    return redirect_stdout(sys.stderr) if as_json else nullcontext()
 
 
 def write_new(path: Path, text: str) -> None:

@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import shlex
 import sys
-from contextlib import redirect_stdout, suppress
+from contextlib import nullcontext, redirect_stdout, suppress
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
 from msctx.cli import render
-from msctx.cli.render import (
-    Entry,
-    Json,
-    Texts,
-    Words,
-    argument,
-    emit,
-    emit_plan,
-    only_json,
-    option,
-    print_json,
-    print_text,
-    write_new,
-)
+from msctx.cli.render import Entry, Json, Texts, Words, argument, emit, emit_plan, option, print_json, print_text, write_new
 from msctx.context.base import explain, refuse
 from msctx.errors import Diagnostic, MsctxError, OptionError
 from msctx.inspection import command_line
@@ -39,9 +26,6 @@ from msctx.run.launch import is_one_of_several, launch, rank
 from msctx.run.record import Record
 from msctx.run.runner import terminable
 from msctx.verify.runs import sides
-
-if TYPE_CHECKING:
-    from msctx.compare.result import Result
 
 
 def run(
@@ -128,7 +112,7 @@ def run_here(experiment: Any, out: str | None, json_: bool) -> None:
                 render.show(console, render.plan_page(running.plan))
 
     try:
-        with only_json(json_):
+        with redirect_stdout(sys.stderr) if json_ else nullcontext():
             result = run_experiment(experiment, out, render.Progress() if is_first else None, announce)
     except KeyboardInterrupt:
         if not runs:
@@ -227,6 +211,7 @@ def compare(
     record = Record.create(out, "", "") if out is not None else None  # now: hours later it would be too late to fail
     from msctx.compare import report
     from msctx.compare.comparison import run
+    from msctx.compare.result import as_csv
 
     console = render.console(sys.stderr if json_ else sys.stdout)
     with (
@@ -234,14 +219,21 @@ def compare(
         render.console(sys.stderr).status("measuring") as status,
     ):  # what a model prints is no result
         found = run(comparison, lambda done, of, name: status.update(Text(f"{done} of {of}: {name}")))
-    written = _write(found, record) if record is not None else ""
+    written: list[str] = []
+    if record is not None:
+        record.json("result.json", found.as_json())
+        texts = {"report.html": report.page(found), "result.csv": as_csv(found), "best.yaml": found.recommended}
+        written = [name for name, text in texts.items() if text]
+        for name in written:
+            record.text(name, texts[name])
     if json_:
         print_json(found.as_json())
     else:
         for part in report.parts(found):
             console.print(part)
-        if written:
-            console.print(f"wrote {written}", markup=False)
+        if record is not None:
+            paths = [str(record.folder / name) for name in (*written, "result.json")]
+            console.print(f"wrote {', '.join(paths)}", markup=False)
     if found.interrupted:
         print("interrupted; what was measured so far is marked as partial", file=sys.stderr)
         raise typer.Exit(130)
@@ -252,19 +244,6 @@ def compare(
     for line in slower:
         print(f"below {fail_below:g}: {line}", file=sys.stderr)
     raise typer.Exit(1 if slower else 0)
-
-
-def _write(found: Result, record: Record) -> str:
-    """Write it; returns what was written, for the user."""
-    from msctx.compare import report
-    from msctx.compare.result import as_csv
-
-    best = {"best.yaml": found.recommended} if found.recommended else {}
-    texts = {"report.html": report.page(found), "result.csv": as_csv(found), **best}
-    record.json("result.json", found.as_json())
-    for name, text in texts.items():
-        record.text(name, text)
-    return ", ".join(str(record.folder / name) for name in (*texts, "result.json"))
 
 
 def capture(
@@ -318,8 +297,7 @@ def verify(
         with terminable(), render.console(sys.stderr).status("the runs begin") as status:
             result = compare(file, " ".join(against or ["run"]), both, steps, status.update)
     except KeyboardInterrupt:
-        print("interrupted; the runs have ended", file=sys.stderr)
-        raise typer.Exit(130) from None
+        _interrupted("the runs have ended", None, False)
     style = "green" if result.finding is None else "red"
     emit(result.as_json(), json_, lambda: (Text(result.sentence, style=style), render.pairs_table(result.facts(), ("", ""))))
     raise typer.Exit(int(result.finding is not None))

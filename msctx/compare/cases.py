@@ -46,9 +46,9 @@ class Model:
         """On a device, module and input."""
         return self._with(self.module.to(device), lambda tensor: tensor.to(device))
 
-    def exact(self, module: nn.Module) -> Model:
-        """In float64, *module* being a copy of its own."""
-        return self._with(module._apply(widest), widest)
+    def exact(self) -> Model:
+        """A copy in float64."""
+        return self._with(copy.deepcopy(self.module)._apply(widest), widest)
 
     def _with(self, module: nn.Module, convert: Any) -> Model:
         def each(value: Any) -> Any:
@@ -133,15 +133,12 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         make = _PROBLEMS.get(function)
         if make is not None and (problem := make(*args)) is not None:
-            self.found.append(NetworkLayer(self._path(), problem))
+            inside = max(self._tracker.parents - {"Global"}, key=len, default="")  # the innermost module that computes now
+            path = inside.partition(".")[2].replace("_orig_mod.", "")  # without the class of the outermost
+            self.found.append(NetworkLayer(path, problem))
         elif make is not None or any(word in function.name() for word in _MULTIPLYING):
             self.left_out[str(function)] += 1
         return function(*args, **(kwargs or {}))
-
-    def _path(self) -> str:
-        """Of the innermost module that computes now, without the class of the outermost."""
-        inside = max(self._tracker.parents - {"Global"}, key=len, default="")
-        return inside.partition(".")[2].replace("_orig_mod.", "")
 
 
 def _convolution(x: torch.Tensor, weight: torch.Tensor, bias: Any, *rest: Any) -> ConvProblem | None:
@@ -300,7 +297,7 @@ def of_model(model: Model, phases: Sequence[str]) -> Iterator[Case]:
     shapes = ", ".join(text(tensor.shape) for tensor in tensors)
     modes = [(part, part.training) for part in model.module.modules()]
     for phase in phases:
-        results, truth = partial(_results, model, phase), partial(_truth, model, phase)
+        results, truth = (partial(_results, model, phase, is_exact=exact) for exact in (False, True))
         run, scope = partial(_step, model.fresh(), phase), partial(_mode, model.module, phase, modes)
         yield Case(model.name, phase, shapes, 1, run, results, truth, scope, model.module, per_value=False)
 
@@ -318,17 +315,14 @@ def _step(model: Model, phase: str) -> Results:
     return results
 
 
-def _results(model: Model, phase: str) -> Results:
+def _results(model: Model, phase: str, is_exact: bool) -> Results:
     torch.manual_seed(0)
+    model = model.exact() if is_exact else model
     results = [result.detach() for result in _step(model.fresh(), phase)]
     if phase == "training":
         # as one tensor: that of a bias before a normalisation is zero, and has an error of any size
         results.append(torch.cat([p.grad.flatten() for p in model.module.parameters() if p.grad is not None]))
     return results
-
-
-def _truth(model: Model, phase: str) -> Results:
-    return _results(model.exact(copy.deepcopy(model.module)), phase)
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def run(comparison: Comparison, watch: Watch = lambda done, of, name: None) -> R
         return _run_experiment(comparison, watch)
     rows: list[Row] = []
     partial = ""
-    deadline = None if comparison.total is None else time.perf_counter() + comparison.total
+    deadline = time.perf_counter() + comparison.total
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     try:
         with torch.random.fork_rng(devices), Context(tuple(comparison.base.settings.layers), "comparison") as base:
@@ -62,7 +62,7 @@ def run(comparison: Comparison, watch: Watch = lambda done, of, name: None) -> R
                 case = waiting.popleft()  # its tensors go with it
                 watch(len(rows), len(rows) + 1 + len(waiting), f"{case.name} {case.direction}")
                 rows.append(_Measuring(comparison, base.device, case).row())
-                if waiting and deadline is not None and time.perf_counter() > deadline:
+                if waiting and time.perf_counter() > deadline:
                     partial = f"--quick ends after {comparison.total:.0f} seconds; leave it out to measure the other rows, too"
     except KeyboardInterrupt:
         partial = INTERRUPTED
@@ -76,7 +76,7 @@ def _cases(comparison: Comparison, device: torch.device) -> Iterator[Case]:
         yield from subjects.of_model(model.to(device), comparison.keys.phases)
         return
     layers = comparison.layers.layers
-    if comparison.total is not None:
+    if comparison.given.quick:
         layers = tuple(sorted(layers, key=lambda layer: -layer.operations * layer.count))
     for layer in layers:
         yield from subjects.of_layer(layer, comparison.keys.directions, device)
@@ -247,16 +247,16 @@ def _run_experiment(comparison: Comparison, watch: Watch) -> Result:
     Each choice runs once before, to warm up and to tune, which is not counted; with ``--quick`` it runs just once.
     """
     choices: dict[str, Mapping[str, Any]] = {TORCH: {}, AGAIN: {}, **{one.name: one.options for one in comparison.points}}
-    rounds = range(0 if comparison.total is not None else -1, comparison.keys.repetitions)
+    rounds = range(0 if comparison.given.quick else -1, comparison.keys.repetitions)
     runs = [(number, name) for number in rounds for name in list(choices)[:: 1 if number % 2 == 0 else -1]]
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in choices}
-    partial, late = "", f"--quick ends after {comparison.total or 0:.0f} seconds; leave it out to run the other choices, too"
-    deadline = None if comparison.total is None else time.perf_counter() + comparison.total
+    partial, late = "", f"--quick ends after {comparison.total:.0f} seconds; leave it out to run the other choices, too"
+    deadline = time.perf_counter() + comparison.total
     with tempfile.TemporaryDirectory(prefix="msctx-compare-") as folder, terminable():
         try:
             for done, (number, name) in enumerate(runs):
                 watch(done, len(runs), {TORCH: "torch", AGAIN: "torch again"}.get(name, name))
-                if deadline is not None and time.perf_counter() > deadline:
+                if time.perf_counter() > deadline:
                     partial = late
                 elif not _failure(found[name]) and not _failure(found[TORCH]):
                     words = [*comparison.given.overrides, *words_of(choices[name])]

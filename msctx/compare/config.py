@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -92,7 +93,7 @@ class Comparison:
     points: tuple[Point, ...]
     keys: Keys
     given: Given
-    total: float | None = None
+    total: float = math.inf
     """Seconds after which no further row is begun."""
     layers: Workload | None = None
     file: Path | None = None
@@ -148,7 +149,7 @@ class _Reading:
             base=base,
             points=tuple(found),
             keys=Keys.model_construct(**keys),
-            total=QUICK_TOTAL if self.given.quick else None,
+            total=QUICK_TOTAL if self.given.quick else math.inf,
             layers=layers,
             given=self.given,
             file=self.path,

@@ -47,9 +47,8 @@ def read(path: str) -> Migration:
         FileError: the script is missing, cannot be decoded or is not Python.
     """
     script = load(path)
-    reader = Reader(script)
     merging = _Merging(script)
-    for found in reader.calls():
+    for found in Reader(script).calls():
         merging.add(found)
     if not merging.calls:
         merging.problems.append(Diagnostic("", "no call that sets MindSpore's context was found", script.file, LOOKED_FOR))
@@ -211,9 +210,9 @@ def as_dict(migration: Migration, plan: Plan) -> dict[str, Any]:
 
 def as_yaml(migration: Migration) -> str:
     """A YAML file that ``msctx explain`` reads; each option shows where it came from, what is left out is a comment."""
-    lines = [f"# What {_name(migration)} sets, found by `msctx migrate`."]
+    first = f"# What {_base_name(migration.file)} sets, found by `msctx migrate`."
     body = [*_yaml(_set(migration), "  "), *(f"  # {_left_out(entry)}" for entry in migration.entries if entry.reason)]
-    return "\n".join([*lines, "context:" if body else "context: {}", *body, ""])
+    return "\n".join([first, "context:" if body else "context: {}", *body, ""])
 
 
 def _yaml(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
@@ -281,8 +280,8 @@ def _set(migration: Migration) -> dict[str, Any]:
     return nested({entry.spelling: entry for entry in migration.entries if not entry.reason})
 
 
-def _name(migration: Migration) -> str:
-    return one_line(migration.file.replace("\\", "/").rpartition("/")[2])
+def _base_name(file: str) -> str:
+    return one_line(file.replace("\\", "/").rpartition("/")[2])
 
 
 def _left_out(entry: Entry) -> str:
@@ -292,5 +291,5 @@ def _left_out(entry: Entry) -> str:
 
 
 def _comment(entry: Entry) -> str:
-    place = f"{one_line(entry.mark.file.replace(chr(92), '/').rpartition('/')[2])}:{entry.mark.line}"
+    place = f"{_base_name(entry.mark.file)}:{entry.mark.line}"
     return f"{place}, {entry.inside}" if entry.inside else place

@@ -156,7 +156,6 @@ CONSTANTS = {"GRAPH_MODE": 0, "PYNATIVE_MODE": 1, "STRICT": 0, "COMPATIBLE": 1, 
 
 _SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 """What has names of its own; those of a class or a comprehension count as names of what is around it."""
-_READING_FUNCTIONS = {"bool", "len", "print", "repr", "str"}
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {ast.Add: add, ast.Sub: sub, ast.Mult: mul}
 _MEANINGS = 20
 """The most meanings of one name that are followed."""
@@ -194,31 +193,29 @@ class Names:
     def _scopes(self, node: ast.AST) -> Iterator[ast.AST]:
         return (outer for outer, field, _ in self.script.around(node) if isinstance(outer, _SCOPES) and field == "body")
 
-    def _put(self, name: str, scope: ast.AST, node: ast.AST, binding: _Binding) -> None:
-        self._bound[scope][name].append(binding._replace(line=getattr(node, "lineno", 0)))
+    def _put(self, name: str, node: ast.AST, binding: _Binding, scope: ast.AST | None = None) -> None:
+        self._bound[scope or next(self._scopes(node))][name].append(binding._replace(line=getattr(node, "lineno", 0)))
 
     def _bind(self, node: ast.AST) -> None:
         match node:
             case ast.Import(names=names):
                 for alias in names:
                     path = alias.name if alias.asname else alias.name.partition(".")[0]
-                    self._put(alias.asname or path, next(self._scopes(node)), node, _Binding(path))
+                    self._put(alias.asname or path, node, _Binding(path))
             case ast.ImportFrom(names=names):
                 module = "." * node.level + (node.module or "")
                 for alias in names:
                     if alias.name == "*":
                         self._stars.append((module, node.lineno))
                     else:
-                        self._put(
-                            alias.asname or alias.name, next(self._scopes(node)), node, _Binding(f"{module}.{alias.name}")
-                        )
+                        self._put(alias.asname or alias.name, node, _Binding(f"{module}.{alias.name}"))
             case ast.arg(arg=name):
                 function = next(outer for outer, *_ in self.script.around(node) if isinstance(outer, _SCOPES))
-                self._put(name, function, node, _Binding(is_argument=True))
+                self._put(name, node, _Binding(is_argument=True), function)
             case ast.Global(names=several) | ast.Nonlocal(names=several):  # assigned to elsewhere, too
                 for scope in self._scopes(node):
                     for name in several:
-                        self._put(name, scope, node, _Binding())
+                        self._put(name, node, _Binding(), scope)
             case ast.Name(id=name, ctx=ast.Load()):
                 self._uses[name].append(node)
             case ast.Name(id=name):
@@ -226,7 +223,7 @@ class Names:
             case ast.stmt() | ast.ExceptHandler() | ast.pattern():
                 own = getattr(node, "name", None) or getattr(node, "rest", None)  # of a function, a class, a pattern
                 if isinstance(own, str):
-                    self._put(own, next(self._scopes(node)), node, _Binding())
+                    self._put(own, node, _Binding())
 
     def _bind_target(self, name: str, node: ast.Name) -> None:
         parent = self.script.parents[node][0]
@@ -244,7 +241,7 @@ class Names:
                 parts = getattr(values, "elts", [])
                 if len(parts) == len(targets) and not any(isinstance(t, ast.Starred) for t in (*parts, *targets)):
                     value = parts[targets.index(node)]
-        self._put(name, next(self._scopes(node)), node, _Binding(value=value))
+        self._put(name, node, _Binding(value=value))
 
     def _bindings(self, name: ast.Name) -> list[_Binding]:
         for scope in self._scopes(name):
@@ -388,7 +385,7 @@ class Names:
                 case ast.Compare() | ast.FormattedValue() | ast.If():
                     return False
                 case ast.Call(func=function):
-                    if isinstance(function, ast.Name) and function.id in _READING_FUNCTIONS:
+                    if isinstance(function, ast.Name) and function.id in ("bool", "len", "print", "repr", "str"):
                         return bool(self._bindings(function))
                     return not self.mindspore(function)
                 case ast.Dict() | ast.List() | ast.Tuple() | ast.keyword() | ast.BinOp():

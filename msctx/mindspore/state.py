@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from msctx import devices
@@ -19,10 +20,6 @@ from msctx.options.kinds import show
 GB = 2**30
 DEVICE = {"CPU": "cpu", "GPU": "cuda", "Ascend": "ascend"}
 """device_target → msctx's name of the device."""
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +37,7 @@ class Key:
     types: tuple[type, ...] = ()
     default: Any = None
     targets: tuple[str, ...] = ()
-    shows: Callable[[Any], Any] = _same
+    shows: Callable[[Any], Any] = lambda value: value
     ignored: str = ""
 
 
@@ -66,18 +63,7 @@ def _interop_threads(target: str) -> int:
     return interop_threads()
 
 
-def _bool(default: bool, *targets: str) -> Key:
-    return Key((bool,), default, targets)
-
-
-def _int(default: Any) -> Key:
-    return Key((int,), default)
-
-
-def _str(default: Any, *targets: str) -> Key:
-    return Key((str,), default, targets)
-
-
+_bool, _int, _str = (partial(Key, (kind,)) for kind in (bool, int, str))
 GROUPS: Mapping[str, Mapping[str, Key]] = {
     "ascend_config": {
         "precision_mode": Key(default=""),
@@ -122,7 +108,7 @@ KEYS: Mapping[str, Key] = {
     "deterministic": _str("OFF"),
     "enable_dump": Key((bool,), ignored=DUMP),
     "save_dump_path": Key((str,), ignored=DUMP),
-    "print_file_path": _str("", "Ascend"),
+    "print_file_path": _str("", ("Ascend",)),
     "env_config_path": _str(""),
     "precompile_only": _bool(False),
     "reserve_class_name_in_scope": _bool(True),
@@ -132,7 +118,7 @@ KEYS: Mapping[str, Key] = {
     "mode": _int(1),
     "enable_graph_kernel": _bool(False),
     "graph_kernel_flags": _str(""),
-    "enable_reduce_precision": _bool(True, "Ascend"),
+    "enable_reduce_precision": _bool(True, ("Ascend",)),
     "aoe_tune_mode": _str(""),
     "aoe_config": Key((dict,)),
     "check_bprop": _bool(False),
@@ -142,7 +128,7 @@ KEYS: Mapping[str, Key] = {
     "compile_cache_path": _str(""),
     "inter_op_parallel_num": _int(_interop_threads),
     "runtime_num_threads": _int(lambda target: min(os.cpu_count() or 1, 30)),
-    "disable_format_transform": _bool(False, "GPU"),
+    "disable_format_transform": _bool(False, ("GPU",)),
     "support_binary": _bool(False),
     "memory_optimize_level": Key((str,), lambda target: int(target == "Ascend"), shows=lambda level: int(level == "O1")),
     "memory_offload": Key((str,), False, shows=lambda value: value == "ON"),
@@ -253,15 +239,11 @@ def set_one(name: str, value: Any) -> None:
 
 def tell_all(notes: Sequence[str]) -> None:
     """Warn of each; under ``strict=True`` that is an error."""
-    if notes and is_strict():
+    strict = in_force("strict", "cpu")
+    if notes and strict is not None and strict.value is True:
         raise StrictError.of(notes)
     for note in notes:
         warn(note)
-
-
-def is_strict() -> bool:
-    found = in_force("strict", "cpu")
-    return found is not None and found.value is True
 
 
 def torch_module(word: str) -> Any:

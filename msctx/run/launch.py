@@ -45,7 +45,10 @@ def execute(command: Sequence[str], layer: Layer, *, strict: bool = False) -> in
         if seen.stat().st_size:
             layers.note_process(os.environ, str(os.getpid()))  # for a `msctx exec` around this one
         elif not _is_left(folder):
-            text = _UNSEEN.format(" ".join(command))
+            text = (
+                f"the options did nothing: no process of `{' '.join(command)}` on this machine entered them. That needs an import of"
+                " torch, and an environment in which msctx is installed. A Python that runs with -S does not read them"
+            )
             if strict:
                 raise StrictError(f"strict=True, and {text}")
             warn(text)
@@ -59,12 +62,6 @@ def _is_left(folder: str) -> bool:
             if folder.encode() in environment.read_bytes():
                 return True
     return False
-
-
-_UNSEEN = (
-    "the options did nothing: no process of `{}` on this machine entered them. That needs an import of torch, and an environment"
-    " in which msctx is installed. A Python that runs with -S does not read them"
-)
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
@@ -149,17 +146,15 @@ def launch(
 def _gathered(top: Path, count: int) -> dict[str, Any]:
     """Write ranks.json: a row for each rank that was started here, or has a folder. Several nodes write it: the last one has all."""
     numbers = {int(folder.name.removeprefix("rank_")) for folder in top.glob("rank_*")}
-    found = {"run_dir": str(top), "ranks": [_row(top, rank) for rank in sorted(numbers | {*range(count)})]}
+    rows: list[dict[str, Any]] = []
+    for number in sorted(numbers | {*range(count)}):
+        rows.append({"rank": number, "folder": f"rank_{number}"})
+        result = result_in(top / f"rank_{number}") or {"status": "no result"}
+        rows[-1] |= {key: result[key] for key in ("status", "reason", "seconds", "host", "plan") if key in result}
+    found = {"run_dir": str(top), "ranks": rows}
     if numbers:
         Record(top).json("ranks.json", found)
     return found
-
-
-def _row(top: Path, rank: int) -> dict[str, Any]:
-    folder = f"rank_{rank}"
-    result = result_in(top / folder) or {"status": "no result"}
-    shown: dict[str, Any] = {key: result[key] for key in ("status", "reason", "seconds", "host", "plan") if key in result}
-    return {"rank": rank, "folder": folder, **shown}
 
 
 RUN_ID = "msctx"

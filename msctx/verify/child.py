@@ -89,12 +89,10 @@ def differing(one: torch.Tensor, other: torch.Tensor, tolerance: float = 0.0) ->
 class DigestReader(Reader):
     """Sends every operator with the digests of its tensors, and the end of every step."""
 
+    requested: Mapping[str, int] = {"inputs": 1, "outputs": 1, "digests": 1}
+
     def __init__(self, send: Send) -> None:
         self._send = send
-
-    @property
-    def requested(self) -> Mapping[str, int]:
-        return {"inputs": 1, "outputs": 1, "digests": 1}
 
     def take(self, rows: list[Row]) -> None:
         for row in rows:
@@ -113,19 +111,16 @@ class DetailReader(Reader):
     """
 
     is_choosy = wants_lines = True
+    folder: Path | None = None
 
     def __init__(self, send: Send, step: int, call: Sequence[Any], folder: Path) -> None:
-        self._send, self._step, self._call, self._folder = send, step, tuple(call), folder
+        self._send, self._step, self._call, self.folder = send, step, tuple(call), folder
         self._met: Counter[tuple[str, str]] = Counter()
         self._line = ""
 
     @property
     def requested(self) -> Mapping[str, int]:
         return {} if self._step else dict.fromkeys(("inputs", "outputs", "tensors", "attributes"), 1)
-
-    @property
-    def folder(self) -> Path:
-        return self._folder
 
     def wants(self, operator: str, module: str, number: int, place: int) -> int:
         if self._step:
@@ -145,7 +140,7 @@ class DetailReader(Reader):
 
 
 @contextmanager
-def compared(send: Callable[[dict[str, Any]], object]) -> Iterator[None]:
+def compared(send: Send) -> Iterator[None]:
     """Inside, this process runs eagerly, and *send* gets each comparison."""
     comparison = _Comparison(send)
     handles = (
@@ -160,7 +155,7 @@ def compared(send: Callable[[dict[str, Any]], object]) -> Iterator[None]:
 
 
 class _Comparison:
-    def __init__(self, send: Callable[[dict[str, Any]], object]) -> None:
+    def __init__(self, send: Send) -> None:
         self._send = send
         self._twins: WeakKeyDictionary[nn.Module, tuple[nn.Module, Callable[..., Any]]] = WeakKeyDictionary()
         self._around: nn.Module | None = None
@@ -285,7 +280,7 @@ def main() -> None:
             send({"problem": str(error), "exit_code": error.exit_code})
 
 
-def _run(job: Message, send: Callable[[Message], object]) -> Message:
+def _run(job: Message, send: Send) -> Message:
     """The last message."""
     experiment = read(job["file"], job["words"], need_entry=True)
     prepare_environment(experiment)

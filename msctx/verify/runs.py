@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 from msctx.errors import Diagnostic, MsctxError, OptionError, nearest
 
-NAMES = ("run", "threads", "compiled")
-ALLOWED = "run, threads[:N], compiled, or KEY=VALUE"
 Message = dict[str, Any]
 
 
@@ -41,7 +39,8 @@ def sides(against: Sequence[str], words: Sequence[str]) -> list[Side]:
         many = int(value or max(2, len(os.sched_getaffinity(0))))
         return [Side(f"threads: {count}", [*words, f"runtime_num_threads={count}"]) for count in (1, many)]
     problem = f"{text!r}: cannot be compared; several values are allowed only if all are KEY=VALUE"
-    raise OptionError([Diagnostic("--against", problem, "command line", ALLOWED, nearest(what, NAMES))])
+    allowed, hint = "run, threads[:N], compiled, or KEY=VALUE", nearest(what, ("run", "threads", "compiled"))
+    raise OptionError([Diagnostic("--against", problem, "command line", allowed, hint)])
 
 
 def failed(error: str) -> Message:
