@@ -1,7 +1,4 @@
-"""One run of `msctx verify`, in its own process: what it reads of each operator and sends to the process that compares.
-
-`python -m msctx.verify.child JOB FD` writes messages to a file descriptor.
-"""
+"""One run of `msctx verify`, in its own process: what it reads of each operator and sends to the process that compares."""
 
 from __future__ import annotations
 
@@ -268,6 +265,7 @@ def _largest(tensor: torch.Tensor) -> float:
 
 
 def main() -> None:
+    """Run the job of a file (the first argument); write messages to a file descriptor (the second)."""
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     with os.fdopen(int(sys.argv[2]), "w", encoding="utf-8", buffering=1) as pipe, suppress(BrokenPipeError):
 
@@ -297,7 +295,3 @@ def _run(job: Message, send: Send) -> Message:
             last = failed(str(error).replace(f"; the run is recorded in {folder}", "").replace(folder, "RUN_DIR"))
     collector.flush()
     return last
-
-
-if __name__ == "__main__":
-    main()

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from msctx.errors import Diagnostic, MsctxError, OptionError, nearest
 
 Message = dict[str, Any]
+_CHILD = "from msctx.verify.child import main; main()"  # not -m: its frames would have __main__ for a name, as a user's
 
 
 class Side(NamedTuple):
@@ -58,7 +59,7 @@ class Process:
         job = {"file": file, "words": side.words, "folder": str(folder / "run"), "task": task}
         folder.mkdir()
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")  # arguments may be secret: not on a command line
-        command = [sys.executable, "-m", "msctx.verify.child", str(folder / "job.json"), str(theirs)]
+        command = [sys.executable, "-c", _CHILD, str(folder / "job.json"), str(theirs)]
         pipes: dict[str, Any] = {"stdin": DEVNULL, "stdout": DEVNULL, "pass_fds": (theirs,), "start_new_session": True}
         with (folder / "stderr").open("wb") as errors:
             self._process = Popen(command, stderr=errors, **pipes)
