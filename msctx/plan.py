@@ -256,24 +256,12 @@ def _rows(on: On) -> Iterable[Row]:
     for setting, winner, expected in on.source.overridden(on.device):
         if winner.option.name not in silent:
             reason = f"overridden by {winner.spelling}={winner.value!r} from {winner.origin}"
-            yield _row(setting, on.device, Outcome("inert", {}, reason, quiet=expected), winner.spelling)
+            yield _row(setting, on.device, Outcome("inert", {}, reason, shadowed=expected), winner.spelling)
 
 
 def _row(setting: Setting, device: str, outcome: Outcome, winner: str = "") -> Row:
-    return Row(
-        option=setting.option.name,
-        device=device,
-        value=setting.value,
-        origin=setting.origin,
-        status=outcome.status,
-        assignments=outcome.assignments,
-        reason=outcome.reason,
-        spelling=setting.spelling,
-        winner=winner,
-        shadowed=outcome.quiet,
-        is_error=outcome.is_error,
-        idle=outcome.idle,
-    )
+    given = {"option": setting.option.name, "value": setting.value, "origin": setting.origin, "spelling": setting.spelling}
+    return Row(**given, device=device, winner=winner, **vars(outcome))
 
 
 def _absent(settings: Settings, devices: Iterable[str]) -> Iterable[Row]:
@@ -283,4 +271,4 @@ def _absent(settings: Settings, devices: Iterable[str]) -> Iterable[Row]:
         mine = [found[0] for found in settings.on(device).values()] + [o.setting for o in settings.overridden(device)]
         for setting in mine:
             if setting.device == device:
-                yield _row(setting, device, Outcome("inert", {}, f"no {words[device]} device here", quiet=True))
+                yield _row(setting, device, Outcome("inert", {}, f"no {words[device]} device here", shadowed=True))

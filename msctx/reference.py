@@ -145,7 +145,7 @@ def on_device(option: Option, device: str, value: Any = UNSET) -> Outcome:
     found = [o for o in (_outcome(option, v, device) for v in values) if o is not None]
     if not found:
         return Outcome("inert", {}, f"it has no meaning on {device}")
-    asking = [o for o in found if not (o.status == "honoured" and o.quiet)] or found
+    asking = [o for o in found if not (o.status == "honoured" and o.shadowed)] or found
     best = next((o for o in asking if o.status in DONE), asking[0])
     switches = {switch: v for o in found for switch, v in o.assignments.items()}
     return Outcome(best.status, switches, best.reason)
@@ -252,22 +252,16 @@ def describe(option: Option) -> dict[str, Any]:
     }
 
 
-def default_of(option: Option) -> tuple[str, str]:
-    """Whose default an option's is, and the default as one would write it; two empty texts where it has none."""
-    value = option.default
-    if value is UNSET:
-        return "", ""
-    whose = "MindSpore" if option.source.startswith("mindspore") else "CANN" if option.source != "msctx" else "msctx"
-    return whose, _written(value)
-
-
 def _written(value: Any) -> str:
     return str(value) if isinstance(value, Size) or (isinstance(value, str) and value) else json.dumps(value)
 
 
 def _default(option: Option) -> str:
-    whose, value = default_of(option)
-    return value if whose in ("", "msctx") else f"{whose}'s is {value}; unset here: PyTorch is left alone"
+    """The default as one would write it, and whose it is where that is not msctx."""
+    if option.default is UNSET or option.source == "msctx":
+        return "" if option.default is UNSET else _written(option.default)
+    whose = "MindSpore" if option.source.startswith("mindspore") else "CANN"
+    return f"{whose}'s is {_written(option.default)}; unset here: PyTorch is left alone"
 
 
 def _status(option: Option, device: str) -> dict[str, Any]:

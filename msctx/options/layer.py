@@ -9,7 +9,7 @@ from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 from msctx.options import rules
-from msctx.options.option import DEVICES, GROUPS, Option, device_of, rank_of
+from msctx.options.option import DEVICES, Option, device_of, rank_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +249,3 @@ def _yields(setting: Setting, beside: Iterable[Setting], higher: Iterable[Settin
         return Overridden(setting, inner, True)
     winner = next((b for b in beside if rules.overrides(b, setting, device, always=False)), None)
     return None if winner is None else Overridden(setting, winner, False)
-
-
-assert set(GROUPS.values()) <= set(DEVICES)

@@ -17,9 +17,6 @@ GROUPS = {"cpu_config": "cpu", "gpu_config": "cuda", "ascend_config": "ascend"}
 """Groups of set_context that mean one device alone (``cpu_config`` is ours)."""
 NAMESPACES = ("session", "atc")
 """Dictionaries that hold another tool's vocabulary; they mean every device that has the option."""
-OURS = ("cpu_config",)
-"""Groups that no source document knows."""
-
 
 _DEVICE_NAMES = {"device_context.cpu": "cpu", "device_context.gpu": "cuda", "device_context.ascend": "ascend"}
 FLAGS_SOURCE = "mindspore: graph_kernel_flags.cc"
@@ -92,7 +89,7 @@ class Option:
         """The paths under which source documents define the option; one of our own has none."""
         if self.source in ("msctx", FLAGS_SOURCE):
             return ()
-        return self.documented or tuple(f"{g}.{self.name}" for g in self.groups if g not in OURS) or (self.name,)
+        return self.documented or tuple(f"{g}.{self.name}" for g in self.groups if g != "cpu_config") or (self.name,)
 
     def default_at(self, spelling: str) -> Any:
         """The default in the vocabulary that a spelling belongs to."""

@@ -86,35 +86,25 @@ def _jit_compile(on: On, setting: Setting) -> Outcome:
     return honoured({"graph.compilation": compilation(on)}, "" if on.get("mode") == 0 else ALONE)
 
 
-@translates("atomic_clean_policy")
-def _atomic_clean_policy(on: On, setting: Setting) -> Outcome:
+ZEROED_TOGETHER = refused(f"{CLEARS_BY_ITSELF}; one block for all of them would be held while the whole graph runs")
+OWN_CUDA_GRAPHS = f"{FROM_THE_HOST}; CUDA graphs that a program requests itself stay as they are"
+OFF_AND_ON = {
+    ("atomic_clean_policy", "cpu"): (ZEROED_TOGETHER, honoured(cause=CLEARS_BY_ITSELF)),
+    ("atomic_clean_policy", "cuda"): (ZEROED_TOGETHER, honoured(cause=CLEARS_BY_ITSELF)),
+    ("host_scheduling_max_threshold", "cpu"): (approximated({}, FROM_THE_HOST), honoured(cause=FROM_THE_HOST)),
+    ("host_scheduling_max_threshold", "cuda"): (as_it_is(), approximated({}, OWN_CUDA_GRAPHS)),
+    ("ac_parallel_enable", "cpu"): (as_it_is(), refused("the host is the device here: there is nothing beside it")),
+    ("ac_parallel_enable", "cuda"): (refused(BESIDE), approximated({}, BESIDE)),
+}
+"""Option and device → what its value 0 gives, and what others do."""
+
+
+@translates("atomic_clean_policy", "host_scheduling_max_threshold", "ac_parallel_enable")
+def _off_or_on(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend":
         return _in_graphs(on)
-    if setting.value == 1:
-        return honoured(cause=CLEARS_BY_ITSELF)
-    return refused(f"{CLEARS_BY_ITSELF}; one block for all of them would be held while the whole graph runs")
-
-
-@translates("host_scheduling_max_threshold")
-def _host_scheduling_max_threshold(on: On, setting: Setting) -> Outcome:
-    if on.device == "ascend":
-        return _in_graphs(on)
-    if setting.value == 0:
-        return approximated({}, FROM_THE_HOST) if on.device == "cpu" else as_it_is()
-    if on.device == "cpu":
-        return honoured(cause=FROM_THE_HOST)
-    return approximated({}, f"{FROM_THE_HOST}; CUDA graphs that a program requests itself stay as they are")
-
-
-@translates("ac_parallel_enable")
-def _ac_parallel_enable(on: On, setting: Setting) -> Outcome:
-    if on.device == "ascend":
-        return _in_graphs(on)
-    if on.device == "cpu":
-        return refused("the host is the device here: there is nothing beside it") if setting.value == "1" else as_it_is()
-    if setting.value == "0":
-        return refused(BESIDE)
-    return approximated({}, BESIDE)
+    off, other = OFF_AND_ON[setting.option.name, on.device]
+    return other if int(setting.value) else off
 
 
 @translates("buffer_optimize")
@@ -137,21 +127,17 @@ def _stream_max_parallel_num(on: On, setting: Setting) -> Outcome:
     return honoured(cause=ONE_QUEUE) if numbers == {1} else refused(ONE_QUEUE, "use streams in the program")
 
 
-@translates("ge_options.global")
-def _of_the_engine(on: On, setting: Setting) -> Outcome:
-    return _raw_keys(on, setting, "global", {"torch.npu.engine_options": common.engine_options(on)}, common.ONCE)
-
-
-@translates("ge_options.session")
-def _of_a_session(on: On, setting: Setting) -> Outcome:
-    return _raw_keys(on, setting, "session", common.with_graphs(on), "torchair has one session: they go with each graph")
-
-
-def _raw_keys(on: On, setting: Setting, level: str, assignments: dict[str, Any], how: str) -> Outcome:
+@translates("ge_options.global", "ge_options.session")
+def _raw_keys(on: On, setting: Setting) -> Outcome:
     if not setting.value:
         return as_it_is()
     if on.device != "ascend":
         return inert("ge_options goes to CANN's graph engine, which Ascend alone has")
+    level = setting.option.name.removeprefix("ge_options.")
+    if level == "global":
+        assignments, how = {"torch.npu.engine_options": common.engine_options(on)}, common.ONCE
+    else:
+        assignments, how = common.with_graphs(on), "torchair has one session: they go with each graph"
     left = common.sendable(setting.value, level)
     lost = [key for key in setting.value if key not in left and not known_to_ge(key)]
     unsent = [key for key in setting.value if known_to_ge(key) and named(key).name not in SENT]

@@ -116,7 +116,7 @@ class Outcome:
     status: str
     assignments: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
-    quiet: bool = False
+    shadowed: bool = False
     """Nothing is to be done: it is inert as whoever set it meant it, without a warning, or honoured since it holds already."""
     idle: bool = False
     """Some entries of its file do nothing: a warning, and an error under strict."""
@@ -152,11 +152,13 @@ def refused(cause: str, fix: str = "") -> Outcome:
 
 def as_it_is(cause: str = "nothing is requested") -> Outcome:
     """Of a value that leaves things as they are: it does not show whether the option acts."""
-    return Outcome("honoured", {}, cause, quiet=True)
+    return Outcome("honoured", {}, cause, shadowed=True)
 
 
 def by_entry(entries: Mapping[Any, str], outcome: Outcome) -> Outcome:
     """*outcome* of a file; *entries*: each of it → why it does nothing, or ``""``. Where all do nothing, the file is inert."""
+    if outcome.status == "refused":
+        return outcome
     if not entries:
         return inert("the file has no entries")
     idle = dict.fromkeys(filter(None, entries.values()))
@@ -169,7 +171,7 @@ def by_entry(entries: Mapping[Any, str], outcome: Outcome) -> Outcome:
 def _ruled_out(status: str, reason: str) -> Outcome:
     """By a rule between options; ``error``: the plan cannot be entered; ``off``: by what is switched off on purpose."""
     named = {"error": "refused", "off": "inert"}.get(status, status)
-    return Outcome(named, {}, reason, quiet=status == "off", is_error=status == "error")
+    return Outcome(named, {}, reason, shadowed=status == "off", is_error=status == "error")
 
 
 Translation = Callable[[On, Setting], Outcome | None]

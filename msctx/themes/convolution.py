@@ -30,7 +30,19 @@ from msctx.themes.precision import HIF8, policy
 NORMAL = "a choice by shape and dtype, without measuring"
 PERFORMANCE = "all that can take the shape are measured, the fastest is taken"
 REFERENCE = "ours: slow and readable; the others are checked against it"
-
+OF_GRADIENTS = {
+    "normal": NORMAL,
+    "performance": PERFORMANCE,
+    "algo_0": "sums of products added atomically, in no fixed order",
+    "algo_1": "a matrix product with a fixed order of additions",
+    "algo_3": "as algo_0, with a small workspace for indices",
+    "fft": "by Fourier transforms of whole images; deterministic",
+    "fft_tiling": "by Fourier transforms of tiles; deterministic",
+    "winograd": "by Winograd transforms of tiles, in one kernel; deterministic",
+    "winograd_nonfused": "by Winograd transforms and matrix products, as separate kernels; deterministic",
+    "reference": REFERENCE,
+}
+"""The algorithms of both gradients: algo_3 is for that of the weight alone, winograd for that of the input."""
 
 # fmt: off
 OPTIONS = (
@@ -50,30 +62,12 @@ OPTIONS = (
         also=("device_context.gpu.op_tuning.conv_fprop_algo",),
         help="The algorithm of the forward convolution. A shape that the named one does not support runs torch's own path, "
              "with a warning."),
-    gpu_option("conv_dgrad_algo", Choice({
-            "normal": NORMAL,
-            "performance": PERFORMANCE,
-            "algo_0": "sums of products added atomically, in no fixed order",
-            "algo_1": "a matrix product with a fixed order of additions",
-            "fft": "by Fourier transforms of whole images; deterministic",
-            "fft_tiling": "by Fourier transforms of tiles; deterministic",
-            "winograd": "by Winograd transforms of tiles, in one kernel; deterministic",
-            "winograd_nonfused": "by Winograd transforms and matrix products, as separate kernels; deterministic",
-            "reference": REFERENCE,
-        }), default="normal", example="algo_1", also=("device_context.gpu.op_tuning.conv_dgrad_algo",),
+    gpu_option("conv_dgrad_algo", Choice({name: OF_GRADIENTS[name] for name in OF_GRADIENTS if name != "algo_3"}),
+        default="normal", example="algo_1", also=("device_context.gpu.op_tuning.conv_dgrad_algo",),
         help="The algorithm of the convolution's gradient with respect to its input. algo_0 is refused under "
              "deterministic=ON; for a shape that the named one cannot take see conv_fprop_algo."),
-    gpu_option("conv_wgrad_algo", Choice({
-            "normal": NORMAL,
-            "performance": PERFORMANCE,
-            "algo_0": "sums of products added atomically, in no fixed order",
-            "algo_1": "a matrix product with a fixed order of additions",
-            "algo_3": "as algo_0, with a small workspace for indices",
-            "fft": "by Fourier transforms of whole images; deterministic",
-            "fft_tiling": "by Fourier transforms of tiles; deterministic",
-            "winograd_nonfused": "by Winograd transforms and matrix products, as separate kernels; deterministic",
-            "reference": REFERENCE,
-        }), default="normal", example="algo_1", also=("device_context.gpu.op_tuning.conv_wgrad_algo",),
+    gpu_option("conv_wgrad_algo", Choice({name: OF_GRADIENTS[name] for name in OF_GRADIENTS if name != "winograd"}),
+        default="normal", example="algo_1", also=("device_context.gpu.op_tuning.conv_wgrad_algo",),
         documented=("gpu_config.conv_wgrad_algo", "device_context.gpu.op_tuning.conv_wgrad_algo"),
         help="The algorithm of the convolution's gradient with respect to its weight. algo_0 and algo_3 are refused under "
              "deterministic=ON; for a shape that the named one cannot take see conv_fprop_algo."),
@@ -434,7 +428,7 @@ def _fallback(on: On, setting: Setting) -> Outcome:
     outcome = detail(on)
     if outcome.status == "honoured" and all(name in CHOOSING for _, name in requested(on)):
         why = "nothing falls back: normal and performance choose among what can run, torch's own path included"
-        return replace(inert(why), quiet=True)
+        return replace(inert(why), shadowed=True)
     return outcome
 
 
@@ -451,7 +445,7 @@ def detail(on: On, also: str = "", ability: str = "", of: tuple[str, ...] = REQU
         asking = ", ".join((*convolutions, *products, *invariant)) + f" and {SMALL}" * bool(convolutions)
         elsewhere = on.source.devices - {*on.facts.devices}  # groups that wait for a machine with such a device
         waits = any(on.source.get(name, device) for device in elsewhere for name in NAMED)
-        return replace(inert("no algorithm is requested", f"set one of {asking}{also}"), quiet=waits)
+        return replace(inert("no algorithm is requested", f"set one of {asking}{also}"), shadowed=waits)
     if why := obstacle(on):
         return refused(why)
     have_it = able(ability, on_matrix_unit=not on.facts.matrix_unit) if ability and on.device == "cpu" else mine

@@ -159,9 +159,6 @@ def _export_compile_stat(on: On, setting: Setting) -> Outcome:
     return honoured(found, joined(*reasons))
 
 
-TRACED = "of torchair's graphs, what Dynamo and AOTAutograd trace is logged and checked; inductor has no part in them"
-
-
 @translates("debug_level")
 def _debug_level(on: On, setting: Setting) -> Outcome:
     if not setting.value:
@@ -172,7 +169,10 @@ def _debug_level(on: On, setting: Setting) -> Outcome:
         "torch.inductor.trace.provenance_tracking_level": 1,
         **dict.fromkeys(("torch.logs.dynamo", "torch.logs.aot", "torch.logs.inductor"), logging.DEBUG),
     } | apart(on)
-    return approximated(found, TRACED) if on.device == "ascend" else honoured(found)
+    if on.device != "ascend":
+        return honoured(found)
+    traced = "of torchair's graphs, what Dynamo and AOTAutograd trace is logged and checked; inductor has no part in them"
+    return approximated(found, traced)
 
 
 FRAMES_PER_CALL = 5

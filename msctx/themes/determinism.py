@@ -66,7 +66,6 @@ GO_ON = reason("the generators go on after the block", "set seed_scope=True to p
 ALONE = "no process group or launcher numbers the processes: this one counts as rank 0"
 
 
-translates("thread_invariant")(lambda on, setting: _invariant(on, setting, f"{NEITHER} and the gradients of biases"))
 translates("seed_scope")(lambda on, setting: honoured({"rng.saved": True} if setting.value else {}))
 
 
@@ -126,25 +125,23 @@ def _deterministic_except(on: On, setting: Setting) -> Outcome:
     )
 
 
-@translates("batch_invariant")
-def _batch_invariant(on: On, setting: Setting) -> Outcome:
-    if on.device == "cuda" and setting.value:
-        return refused("msctx has no matrix products and convolutions for CUDA")
-    return _invariant(on, setting, f"{NEITHER} and what adds over the batch")
-
-
-def _invariant(on: On, setting: Setting, nothing_for: str) -> Outcome:
+@translates("thread_invariant", "batch_invariant")
+def _invariant(on: On, setting: Setting) -> Outcome:
     if not setting.value:
         return as_it_is()
+    if on.device == "cuda":
+        return refused("msctx has no matrix products and convolutions for CUDA")
     if on.facts.native:
         return refused(on.facts.native)
     assignments, lacking = dict[str, Any](assignments_of(on)) | {"torch.inductor.keeps_products": True}, ""
-    if setting.option.name == "batch_invariant" and on.get("mode") == 0:
+    is_of_batch = setting.option.name == "batch_invariant"
+    if is_of_batch and on.get("mode") == 0:
         lacking = f"; nor for other compiled code, since {on.facts.inductor}" if on.facts.inductor else ""
         assignments |= {} if lacking else {"torch.inductor.batch_invariant": True}
     by_mkl = f"those of float32 and float64 run in MKL's strict mode, which {STAYS}"
     how = f"products run msctx's own kernels, since {on.facts.mkl}" if on.facts.mkl else by_mkl
-    differs = f"holds for convolutions, attention, LSTM and matrix products; {how}; not for {nothing_for}{lacking}"
+    others = "what adds over the batch" if is_of_batch else "the gradients of biases"
+    differs = f"holds for convolutions, attention, LSTM and matrix products; {how}; not for {NEITHER} and {others}{lacking}"
     return approximated(assignments if on.facts.mkl else assignments | MKL, differs)
 
 

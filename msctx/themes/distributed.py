@@ -93,16 +93,19 @@ AS_ONE = "inductor moves all collectives alike"
 DETERMINISTIC = "under deterministic=ON inductor leaves the order of collectives as it is"
 
 
+translates("parallel_speed_up_json_path")(
+    lambda on, setting: honoured(cause="its keys are options of their own") if setting.value else as_it_is()
+)
+translates("parallel_speed_up_json_path.enable_opt_shard_comm_opt")(
+    lambda on, setting: honoured({"models.gathered_ahead_forward": setting.value}, f"{FSDP}; {ALONE}")
+)
+
+
 def _compiled(on: On, setting: Setting, found: dict[str, Any], where: str, differs: str = "") -> Outcome:
     found |= apart(on)
     left = LEFT_TO_NPU if on.device == "ascend" and setting.value else ""
     differs = joined(differs, left)
     return approximated(found, f"{where}; {differs}") if differs else honoured(found, where)
-
-
-@translates("parallel_speed_up_json_path")
-def _speed_up(on: On, setting: Setting) -> Outcome:
-    return honoured(cause="its keys are options of their own") if setting.value else as_it_is()
 
 
 @translates(GRADIENTS, HCOM)
@@ -146,11 +149,6 @@ def _reordered(on: On, setting: Setting) -> Outcome:
         differs = f"{AS_ONE}: {MATMUL if is_recompute else RECOMPUTE} is on"
     where = f"{FSDP}; {IN_CODE}" if is_recompute else IN_CODE
     return _compiled(on, setting, found, f"{where}; {ALONE}", differs)
-
-
-@translates("parallel_speed_up_json_path.enable_opt_shard_comm_opt")
-def _gathered_ahead(on: On, setting: Setting) -> Outcome:
-    return honoured({"models.gathered_ahead_forward": setting.value}, f"{FSDP}; {ALONE}")
 
 
 @translates("parallel_speed_up_json_path.enable_concat_eliminate_opt")

@@ -119,6 +119,8 @@ RULES: tuple[Rule, ...] = (
 STRICT, LAX = 0, 2
 BY_TORCHAIR = "graphs of tensors on an NPU are compiled by torchair, when they first run"
 CAPTURED = f"{BY_TORCHAIR}; here code is captured alone, and the call returns None"
+UNNAMED = "batches have no names in PyTorch: input_shape applies to tensors in their order"
+GRADIENTS = "in the functions that msctx.grad and msctx.value_and_grad return"
 ALONE = "for functions of msctx.jit alone: without mode=GRAPH_MODE modules run eagerly"
 OF_MODELS = "for models with parameters: modules without any, such as losses, accept every shape"
 LEVEL = "graph_kernel_flags.opt_level"
@@ -126,6 +128,11 @@ TUNED, FROZEN, AS_PRODUCT = f"{GROUP}.online_tuning", "frozen_variable", "ConvTo
 
 
 translates("reserve_class_name_in_scope")(lambda on, setting: honoured({"observers.class_names": setting.value}))
+translates("grad_for_scalar")(lambda on, setting: honoured({"graph.grad_for_scalar": setting.value}, GRADIENTS))
+translates("dynamic_node_type")(lambda on, setting: compiled(on, differs="" if setting.value else UNNAMED))
+translates("precompile_only")(
+    lambda on, setting: compiled(on, differs=CAPTURED if on.device == "ascend" and setting.value else "")
+)
 
 
 @once
@@ -245,11 +252,6 @@ def _mode(on: On, setting: Setting) -> Outcome:
     return honoured(found, BY_TORCHAIR if on.device == "ascend" and not eager else "")
 
 
-@translates("precompile_only")
-def _precompile_only(on: On, setting: Setting) -> Outcome:
-    return compiled(on, differs=CAPTURED if on.device == "ascend" and setting.value else "")
-
-
 @translates("jit_syntax_level")
 def _jit_syntax_level(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend" and setting.value != STRICT:
@@ -264,18 +266,6 @@ SHAPED = ("input_shape", "dynamic_dims", "dynamic_inputs_shape_range")
 @translates("in_out_pair", "in_out_pair_flag", *SHAPED)
 def _compiled(on: On, setting: Setting) -> Outcome:
     return compiled(on, OF_MODELS if setting.option.name in SHAPED and on.get("mode") == 0 else "")
-
-
-@translates("dynamic_node_type")
-def _dynamic_node_type(on: On, setting: Setting) -> Outcome:
-    unnamed = "batches have no names in PyTorch: input_shape applies to tensors in their order"
-    return compiled(on, differs="" if setting.value else unnamed)
-
-
-@translates("grad_for_scalar")
-def _grad_for_scalar(on: On, setting: Setting) -> Outcome:
-    where = "in the functions that msctx.grad and msctx.value_and_grad return"
-    return honoured({"graph.grad_for_scalar": setting.value}, where)
 
 
 @translates("support_binary")

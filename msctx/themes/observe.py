@@ -344,13 +344,11 @@ def _op_timeout(on: On, setting: Setting) -> Outcome:
     return approximated(assignments, "the host's time to launch or wait for an operator is watched, not the device's")
 
 
-ROUNDED_OFF = "torch_npu casts to float64 give float32, in which small differences are rounded off"
-
-
 @translates("check_bprop_values")
 def _check_bprop_values(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend":
-        return refused(ROUNDED_OFF) if setting.value else as_it_is()
+        rounds = "torch_npu casts to float64 give float32, in which small differences are rounded off"
+        return refused(rounds) if setting.value else as_it_is()
     return _checks({"observers.check_bprop_values": setting.value})
 
 

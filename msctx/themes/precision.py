@@ -19,11 +19,26 @@ MIXED = (
     When("precision_mode", ("allow_mix_precision", "allow_mix_precision_fp16", "allow_mix_precision_bf16")),
     When("precision_mode_v2", ("mixed_float16", "mixed_bfloat16", "mixed_hif8")),
 )
-PRECISION_MODES = (
-    *("force_fp16", "force_fp32", "cube_fp16in_fp32out", "allow_fp32_to_fp16", "allow_fp32_to_bf16"),
-    *("allow_mix_precision", "allow_mix_precision_fp16", "allow_mix_precision_bf16", "must_keep_origin_dtype"),
-)
-PRECISION_MODES_V2 = ("fp16", "origin", "cube_fp16in_fp32out", "mixed_float16", "mixed_bfloat16", "mixed_hif8", "cube_hif8")
+PRECISION_MODES = {
+    "force_fp16": "float16 for every operator that can; for inference",
+    "force_fp32": "float32 for every operator; what matrix operators are given in float16 gives float32",
+    "cube_fp16in_fp32out": "matrix operators read float16, also of float32, and give float32; all else as force_fp32",
+    "allow_fp32_to_fp16": "matrix operators in float16, others only where float32 has no kernel",
+    "allow_fp32_to_bf16": "matrix operators in bfloat16, others only where float32 has no kernel",
+    "allow_mix_precision": "autocast to float16, by lists of operators",
+    "allow_mix_precision_fp16": "autocast to float16, by lists of operators; the clearer name",
+    "allow_mix_precision_bf16": "autocast to bfloat16, by lists of operators",
+    "must_keep_origin_dtype": "no casts at all, also none of an enclosing autocast",
+}
+PRECISION_MODES_V2 = {
+    "fp16": "as force_fp16: float16 for every operator that can",
+    "origin": "as must_keep_origin_dtype: no casts at all",
+    "cube_fp16in_fp32out": "matrix operators read float16, also of float32, and give float32; all else float32",
+    "mixed_float16": "autocast to float16, by lists of operators",
+    "mixed_bfloat16": "autocast to bfloat16, by lists of operators",
+    "mixed_hif8": "autocast to HiFloat8, a dtype that torch does not have",
+    "cube_hif8": "matrix operators in HiFloat8, a dtype that torch does not have",
+}
 IMPLMODE_LIST = When(
     "atc.builtin_impl_mode_ini",
     ("high_precision.ini", "high_performance.ini", "high_precision_for_all.ini", "high_performance_for_all.ini"),
@@ -34,17 +49,7 @@ OPTIONS = (
     Option("enable_reduce_precision", Bool, default=True, example=False,
         help="What happens when an operator has no kernel for the dtype of its input: true runs it in the nearest dtype "
              "that has one and casts back, with a warning; false lets the error through."),
-    Option("precision_mode", Choice({
-            "force_fp16": "float16 for every operator that can; for inference",
-            "force_fp32": "float32 for every operator; what matrix operators are given in float16 gives float32",
-            "cube_fp16in_fp32out": "matrix operators read float16, also of float32, and give float32; all else as force_fp32",
-            "allow_fp32_to_fp16": "matrix operators in float16, others only where float32 has no kernel",
-            "allow_fp32_to_bf16": "matrix operators in bfloat16, others only where float32 has no kernel",
-            "allow_mix_precision": "autocast to float16, by lists of operators",
-            "allow_mix_precision_fp16": "autocast to float16, by lists of operators; the clearer name",
-            "allow_mix_precision_bf16": "autocast to bfloat16, by lists of operators",
-            "must_keep_origin_dtype": "no casts at all, also none of an enclosing autocast",
-        }), example="allow_mix_precision_bf16", groups=("ascend_config", "session"),
+    Option("precision_mode", Choice(PRECISION_MODES), example="allow_mix_precision_bf16", groups=("ascend_config", "session"),
         also=("device_context.ascend.op_precision.precision_mode",), ge="ge.exec.precision_mode", source=ASCEND,
         help="In which dtype the operators of a whole program compute. It excludes precision_mode_v2. CANN's own choice, "
              "where nobody makes one, depends on the chip and on whether it trains or infers. The words are MindSpore's; "
@@ -56,15 +61,7 @@ OPTIONS = (
         help="An .ini file that gives single operators, by type or by name, a mode of computing: high_precision, "
              "high_performance, support_out_of_bound_index (check the indices of gather and scatter) and others. It wins "
              "over op_select_implmode and optypelist_for_implmode."),
-    session_option("precision_mode_v2", Choice({
-            "fp16": "as force_fp16: float16 for every operator that can",
-            "origin": "as must_keep_origin_dtype: no casts at all",
-            "cube_fp16in_fp32out": "matrix operators read float16, also of float32, and give float32; all else float32",
-            "mixed_float16": "autocast to float16, by lists of operators",
-            "mixed_bfloat16": "autocast to bfloat16, by lists of operators",
-            "mixed_hif8": "autocast to HiFloat8, a dtype that torch does not have",
-            "cube_hif8": "matrix operators in HiFloat8, a dtype that torch does not have",
-        }), example="mixed_bfloat16", ge="ge.exec.precision_mode_v2",
+    session_option("precision_mode_v2", Choice(PRECISION_MODES_V2), example="mixed_bfloat16", ge="ge.exec.precision_mode_v2",
         help="precision_mode in newer words. Excludes precision_mode."),
     session_option("modify_mixlist", Path, example="mixlist.json", ge="ge.exec.modify_mixlist", content="MIXLIST",
         help="A JSON file that moves operators between the lists of mixed precision: those that are lowered (white-list), "
@@ -136,13 +133,9 @@ BY_TORCH_NPU = {
 POLICY = {"cpu": "native.precision.cpu", "cuda": "native.precision.cuda", "ascend": "native.precision.ascend"}
 
 
-def lowered(on: On, speed: str) -> str:
-    """The policy of the phase in which experimental_accelerate_train_mode takes the place of precision_mode."""
-    return str(policy(on, speed)[POLICY[on.device]])
-
-
 def policy(on: On, speed: str = "") -> dict[str, Any]:
-    """The assignment that all these options come to together; *speed*: see :func:`lowered`."""
+    """The assignment that all these options come to together; *speed*: in the phase in which
+    experimental_accelerate_train_mode takes the place of precision_mode."""
     requested: dict[str, Any] = {}
     for name in PRECISION:
         if (setting := on.settings.get(name)) and setting.value != NO_CHOICE:
@@ -214,8 +207,6 @@ def _kept(on: On) -> Outcome:
 
 @translates("modify_mixlist")
 def _modify_mixlist(on: On, setting: Setting) -> Outcome:
-    if on.facts.native:
-        return refused(on.facts.native)
     if (mode := on.get("precision_mode_v2")) in HIF8:
         return refused(f"it needs a mode that can be had: precision_mode_v2={mode} is refused")
     entries: dict[tuple[str, str, str], str] = {}
@@ -230,10 +221,7 @@ def _modify_mixlist(on: On, setting: Setting) -> Outcome:
 
 @translates("customize_dtypes")
 def _customize_dtypes(on: On, setting: Setting) -> Outcome:
-    if on.facts.native:
-        return refused(on.facts.native)
-    types, names = _sections(setting)
-    reasons = [*_by_name(names), *_shared(types)]
+    types, names, reasons = _sections(setting)
     entries: dict[tuple[str, str, str], str] = {}
     for section, listed in (("type", types), ("name", names)):
         for name, dtypes in ((name, dtypes) for name, labels in listed.items() for dtypes in labels.values()):
@@ -246,12 +234,9 @@ def _customize_dtypes(on: On, setting: Setting) -> Outcome:
 
 @translates("op_precision_mode")
 def _op_precision_mode(on: On, setting: Setting) -> Outcome:
-    if on.facts.native:
-        return refused(on.facts.native)
-    types, names = _sections(setting)
+    types, names, reasons = _sections(setting)
     entries = {("type", name): _without_operator(name) or _without_choice(name, mode) for name, mode in types.items()}
     entries |= {("name", name): f"{name}: {ALONE[mode]}" if mode in ALONE else "" for name, mode in names.items()}
-    reasons = [*_by_name(names), *_shared(types)]
     if "support_out_of_bound_index" in [*types.values(), *names.values()]:
         reasons.append("indices are checked in eager code, for operators that make new tensors; inductor checks its own")
     return by_entry(entries, _with(on, reasons))
@@ -261,8 +246,6 @@ def _op_precision_mode(on: On, setting: Setting) -> Outcome:
 def _implementation(on: On, setting: Setting) -> Outcome:
     if setting.value == NO_CHOICE:
         return inert("it lists what can be chosen, and chooses nothing")
-    if on.facts.native:
-        return refused(on.facts.native)
     types = [name.strip() for name in setting.value.split(",")] if setting.option.name == "optypelist_for_implmode" else []
     reasons = []
     if on.device == "ascend" and setting.value in ("high_performance", "high_performance_for_all"):
@@ -278,21 +261,21 @@ def _implementation(on: On, setting: Setting) -> Outcome:
 def _enable_reduce_precision(on: On, setting: Setting) -> Outcome:
     if not setting.value:
         return honoured(cause="torch itself raises for a dtype that an operator has no kernel for")
-    if on.facts.native:
-        return refused(on.facts.native)
-    differs = "holds for eager operators that make new tensors: what torch.compile makes still raises"
-    return approximated(policy(on), differs)
+    return _with(on, ["holds for eager operators that make new tensors: what torch.compile makes still raises"])
 
 
 def _with(on: On, reasons: list[str]) -> Outcome:
     """The policy, with the notes on it."""
+    if on.facts.native:
+        return refused(on.facts.native)
     return approximated(policy(on), joined(*dict.fromkeys(reasons))) if reasons else honoured(policy(on))
 
 
-def _sections(setting: Setting) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a file holds by type and by name; nothing where no file is given."""
+def _sections(setting: Setting) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """What a file holds by type and by name, nothing where no file is given; and the notes on both."""
     content = setting.content or {}
-    return content.get("ByOpType", {}), content.get("ByNodeName", {})
+    types, names = content.get("ByOpType", {}), content.get("ByNodeName", {})
+    return types, names, ["names are paths of modules of models given to ctx.watch(model)"] * bool(names) + _shared(types)
 
 
 def _without_operator(name: str) -> str:
@@ -319,7 +302,3 @@ def _shared(types: Mapping[str, Any]) -> list[str]:
                 reasons.append(f"{last[op]} and {name} are both torch's {op}: the setting of {name} applies")
             last[op] = name
     return reasons
-
-
-def _by_name(names: Any) -> list[str]:
-    return ["names are paths of modules of models given to ctx.watch(model)"] if names else []

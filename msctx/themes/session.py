@@ -9,7 +9,7 @@ from msctx.options.option import extension, session_option
 from msctx.options.rules import OF_TRAINING, Forbids, Needs, Rule, When, is_above_one, is_set
 from msctx.themes.base import On, Outcome, approximated, as_it_is, honoured, refused, translates
 from msctx.themes.common import GRAPHS, with_graphs
-from msctx.themes.precision import PRECISION_MODES, PRECISION_MODES_V2, lowered
+from msctx.themes.precision import POLICY, PRECISION_MODES, PRECISION_MODES_V2, policy
 
 # fmt: off
 OPTIONS = (
@@ -110,7 +110,7 @@ def _experimental_accelerate_train_mode(on: On, setting: Setting) -> Outcome:
     if on.facts.native:
         return refused(on.facts.native)
     speed, until, ratio = setting.value.split("|")
-    requested = {"policy": lowered(on, speed), "until": until, "ratio": float(ratio)}
+    requested = {"policy": policy(on, speed)[POLICY[on.device]], "until": until, "ratio": float(ratio)}
     return honoured({LOW_PRECISION[on.device]: requested}, IN_RUN)
 
 
