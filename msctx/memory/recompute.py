@@ -169,9 +169,16 @@ class _State:
         self._tables = [(table, dict(table)) for m in block.modules() for table in (m._parameters, m._buffers, vars(m))]
         self._random = random.getstate(), numpy.random.get_state()
         self._buffers = [(buffer, _versions([buffer]), buffer.clone()) for buffer in block.buffers()]
+        self._others: list[tuple[torch.Tensor, list[int]]] = []
 
     def keep_changes(self) -> None:
+        """Of the buffers, copies of those that this pass has changed; of the others their versions alone."""
+        self._others = [found[:2] for found in self._buffers if _versions(found[:1]) == found[1]]
         self._buffers = [found for found in self._buffers if _versions(found[:1]) != found[1]]
+
+    def is_gone(self) -> bool:
+        """Whether another pass, or the program, has changed one of the others since."""
+        return any(_versions([buffer]) != versions for buffer, versions in self._others)
 
     def restore(self) -> None:
         for buffer, _, value in self._buffers:
@@ -192,7 +199,7 @@ class _Block:
         self.saved_bytes: int | None = None
         self.recomputed, self.reason = False, "it has not been called with gradients in eager code"
         self.step: _Step | None = None
-        self._writes_to_inputs = False
+        self._writes_to_inputs = self._overwrites = False
         self._tried = set[bool]()
         """Whether it trained when a call of it was recomputed from copies of its inputs."""
 
@@ -220,17 +227,23 @@ class _Block:
                 with self._counting(module, inputs, step) if copies or step.meter is not None else nullcontext():
                     result = forward(*args, **kwargs)
                 then.keep_changes()
-                self._writes_to_inputs = self._writes_to_inputs or at != _versions(inputs)
+                is_same = [*map(id, inputs)] == [*map(id, _tensors((args, kwargs)))]  # else it writes to a list or dictionary
+                self._writes_to_inputs = self._writes_to_inputs or not is_same or at != _versions(inputs)
                 copies = copies if self._writes_to_inputs else None
                 return result
             if not step.is_over and torch._C._current_graph_task_id() >= 0:
                 step.is_over = True
                 torch.autograd.Variable._execution_engine.queue_callback(step.stop)
             found = _versions(parameters if copies else [*parameters, *_tensors((args, kwargs))])
-            if versions[: len(found)] != found:
+            if versions[: len(found)] != found or then.is_gone():
                 raise RuntimeError(
-                    f"parameters or inputs of {self.path!r} were modified between its forward and its backward pass; "
+                    f"parameters, buffers or inputs of {self.path!r} were modified between its forward and its backward pass; "
                     "memory_optimize_level=O1 recomputes it from them"
+                )
+            if self._overwrites:
+                raise RuntimeError(
+                    f"{self.path!r} modifies in place what its own backward pass needs, which PyTorch refuses without "
+                    "memory_optimize_level=O1, too: use the operator that returns a new tensor"
                 )
             args, kwargs = copies or (args, kwargs)
             now = _State(module)
@@ -246,14 +259,19 @@ class _Block:
     def _counting(self, module: nn.Module, inputs: list[torch.Tensor], step: _Step) -> Iterator[None]:
         """Count the bytes that are saved beside inputs and parameters, which torch's hooks in force drop."""
         given, saved = _storages(*inputs, *module.parameters()), dict[StorageWeakRef, int]()
+        versions = list[tuple[torch.Tensor, list[int]]]()
         pack, unpack = offload.hooks_in_force()
 
         def count(tensor: torch.Tensor) -> Any:
             saved.update(_storages(tensor))
+            if step.meter is None:  # a step that is measured holds nothing beside what it saves
+                versions.append((tensor, _versions([tensor])))
             return pack(tensor)
 
         with torch.autograd.graph.saved_tensors_hooks(count, unpack):
             yield
+        self._overwrites |= any(_versions([tensor]) != version for tensor, version in versions)
+        versions.clear()  # a graph holds this hook: it must not hold the graph
         self.saved_bytes = Size(sum(size for storage, size in saved.items() if storage not in given))
         if step.meter is not None:
             step.saved[self] += self.saved_bytes

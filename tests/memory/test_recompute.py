@@ -269,6 +269,45 @@ def test_blocks_that_communicate_or_are_scripted_are_left_alone() -> None:
             assert all("communicates" in row["reason"] for row in msctx.memory_stats()["recomputed"][-2:])
 
 
+class Table(nn.Linear):
+    """A state that goes through the blocks."""
+
+    def forward(self, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        state["x"] = super().forward(state["x"]).sin()
+        return state
+
+
+def test_blocks_that_write_into_a_dictionary_are_left_alone_from_the_second_step_on() -> None:
+    model = nn.Sequential(*[nn.Sequential(Table(WIDTH, WIDTH)) for _ in range(3)])
+
+    def step() -> list[torch.Tensor]:
+        loss = model({"x": torch.ones(2, WIDTH)})["x"].square().sum()
+        return [*torch.autograd.grad(loss, [*model.parameters()])]
+
+    expected = step()
+    with msctx.context(memory_optimize_level="O1").watch(model):
+        for recomputed in (True, False):
+            assert all(map(torch.equal, step(), expected))
+            assert {row["recomputed"] for row in msctx.memory_stats()["recomputed"][-3:]} == {recomputed}
+
+
+class Overwriting(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).exp_().mul_(2)
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, lambda width: Overwriting(width, width)])
+def test_what_plain_pytorch_or_another_call_overwrites_is_an_error(kind: Callable[[int], nn.Module]) -> None:
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, WIDTH), kind(WIDTH)) for _ in range(2)])
+    with msctx.context(memory_optimize_level="O1").watch(model):
+        loss = model.eval()(torch.ones(2, WIDTH)).sum()
+        loss = loss + model.train()(torch.ones(2, WIDTH)).sum()
+        with pytest.raises(
+            RuntimeError, match=r"buffers or inputs of .* were modified|modifies in place what its own backward"
+        ):
+            loss.backward()
+
+
 class Writes(nn.Sequential):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x.mul_(2))
@@ -374,7 +413,7 @@ def test_parameters_that_change_between_the_passes_are_an_error() -> None:
         ctx.watch(model)
         loss = model(torch.randn(4, WIDTH)).sum()
         nn.init.zeros_(model[0][0].weight)
-        with pytest.raises(RuntimeError, match=r"parameters or inputs of 'Sequential.0' were modified"):
+        with pytest.raises(RuntimeError, match=r"parameters, buffers or inputs of 'Sequential.0' were modified"):
             loss.backward()
 
 
