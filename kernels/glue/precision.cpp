@@ -128,7 +128,7 @@ class Governed final : public c10::OperatorKernel {
     bool any = false, mixed = false;
     c10::ScalarType sparse = at::kByte;  // of the sparse factors: their product is computed in it
     bool is_left = false;  // one of float64 or of oneDNN's layout, or a sparse one of integers: these are computed as they are
-    bool has_double = false;
+    bool has_double = false, is_complex = false;
     bool traced = false;  // a stand-in that has no values: code is being compiled
   };
 
@@ -177,6 +177,7 @@ class Governed final : public c10::OperatorKernel {
     each(stack, base, [&](const at::Tensor& tensor, int position) {
       const bool jagged = tensor.layout() == at::kJagged, sparse = !jagged && tensor.layout() != at::kStrided;
       found.traced |= !jagged && tensor.key_set().has(c10::DispatchKey::Python);
+      found.is_complex |= tensor.is_complex();
       found.has_double |= tensor.scalar_type() == at::kDouble && !tensor.unsafeGetTensorImpl()->is_wrapped_number() && tensor.dim() > 0;
       found.is_left |= found.has_double || tensor.layout() == at::kMkldnn || (sparse && !is_eligible(tensor));
       if (!is_eligible(tensor)) return at::Tensor();
@@ -207,7 +208,8 @@ class Governed final : public c10::OperatorKernel {
     const bool is_governed = !of_sparse || (is_matrix_ && (found.mixed || found.sparse != found.widest));
     const bool casts = found.any && !found.is_left && !has_own && is_ruled && is_governed;
     std::optional<AsWhole> guard;
-    if (casts || rule.whole || has_own || of_sparse) guard.emplace(device_);  // values have the dtype of their sparse tensor
+    // Complex numbers are left as they are, also where torch makes a convolution of them of real ones; values have their sparse tensor's dtype
+    if (casts || rule.whole || has_own || of_sparse || found.is_complex) guard.emplace(device_);
     if (casts) {
       bool is_first = true;
       each(*stack, base, [&](const at::Tensor& tensor, int position) {

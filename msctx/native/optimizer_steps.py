@@ -22,11 +22,13 @@ from msctx.options.precision_rules import precision_of
 
 SCALED: weakref.WeakSet[Any] = weakref.WeakSet()
 """The optimizers whose step that is under way has gradients which were scaled, by no GradScaler.step."""
-TEXT = (
-    "an optimizer steps with gradients from float16 that are not scaled; those below 6e-8 vanish. Use scaler = ctx.grad_scaler(), "
-    "scaler.scale(loss).backward(), scaler.step(optimizer) and scaler.update(); in a loop that is not yours, LossScaling; under "
-    "Hugging Face's Trainer, call callback.scaling(loss) in a compute_loss of your own"
+HOW = (
+    "those below 6e-8 vanish. Use scaler = ctx.grad_scaler(), scaler.scale(loss).backward(), scaler.step(optimizer) and "
+    "scaler.update(); in a loop that is not yours, LossScaling; under Hugging Face's Trainer, call callback.scaling(loss) in a "
+    "compute_loss of your own"
 )
+TEXT = f"an optimizer steps with gradients from float16 that are not scaled; {HOW}"
+NO_STEP = f"the block ends with gradients from float16 that are not scaled; {HOW}"
 
 
 class _Here(threading.local):
@@ -116,7 +118,7 @@ def left_over() -> list[str]:
     if not _here.is_low or _halves() <= _here.stepped or _has_scaler():
         return []
     _here.stepped = _halves()
-    return [TEXT]
+    return [NO_STEP]
 
 
 def _has_scaler() -> bool:

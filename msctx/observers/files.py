@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
@@ -165,9 +166,11 @@ def _csv(lines: Sequence[Sequence[object]]) -> bytes:
 
 
 def append(path: Path | str, data: bytes) -> None:
-    """By one call of the system: what other processes append at the same time stays whole, too."""
+    """By one call of the system, all or nothing: what other processes append at the same time stays whole, too."""
     with open(path, "ab", buffering=0) as file:
-        file.write(data)
+        if (written := file.write(data)) < len(data):
+            file.truncate(file.tell() - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 def name_of(text: str) -> str:

@@ -51,13 +51,15 @@ IGNORED = {
 """Keys of set_context that MindSpore itself ignores → what to do."""
 
 _BY_HINT = {
+    "deterministic=ON with deterministic_warn_only=true": "deterministic=warn deterministic=warn_only",
+    "precision_mode_v2=mixed_float16": "precision_mode=mixed_float16",
     "the option enable_graph_kernel is False for jit_level O0, and True for O1 and O2": "jit_config jit_level",
     "deterministic=ON": """
         use_deterministic_algorithms are_deterministic_algorithms_enabled cudnn_deterministic cudnn.deterministic
         full_determinism torch.use_deterministic_algorithms
     """,
     "deterministic=ON raises where an operator has no deterministic kernel; deterministic_except names those to leave out": """
-        deterministic=warn deterministic=warn_only warn_only deterministic_debug_mode
+        warn_only deterministic_debug_mode
     """,
     "conv_fprop_algo=performance measures algorithms, as do its like for gradients": """
         benchmark cudnn_benchmark cudnn.benchmark benchmark_limit autotune mode=max-autotune-no-cudagraphs max_autotune
@@ -65,15 +67,15 @@ _BY_HINT = {
     "mode=GRAPH_MODE compiles, and graph_kernel_flags=--online_tuning=1 measures kernels": "mode=max-autotune",
     "mode=GRAPH_MODE compiles": """
         compile torch_compile torch.compile dynamo inductor compile_model jit mode=compile mode=default mode=reduce-overhead
-        mode=jit backend
+        mode=jit backend dynamo_backend
     """,
     "mode=PYNATIVE_MODE runs eagerly": "eager mode=eager",
     "precision_mode=allow_mix_precision_bf16": """
-        bf16 bfloat16 amp autocast mixed_precision precision torch_dtype dtype precision_mode=bf16-mixed precision_mode=bf16
-        precision_mode=bf16-true precision=bf16-mixed precision_mode=bfloat16 precision_mode=amp
+        bf16 bf16_full_eval bfloat16 amp autocast mixed_precision precision torch_dtype dtype precision_mode=bf16-mixed
+        precision_mode=bf16 precision_mode=bf16-true precision=bf16-mixed precision_mode=bfloat16 precision_mode=amp
     """,
     "precision_mode=allow_mix_precision_fp16": """
-        fp16 float16 half precision_mode=16-mixed precision_mode=16 precision_mode=16-true precision_mode=fp16-mixed
+        fp16 fp16_full_eval float16 half precision_mode=16-mixed precision_mode=16 precision_mode=16-true precision_mode=fp16-mixed
         precision_mode=fp16 precision_mode=float16 precision_mode=half precision=16-mixed precision=16-true precision=16
         precision=fp16 mixed_precision=fp16 dtype=float16 torch_dtype=float16
     """,
@@ -88,22 +90,29 @@ _BY_HINT = {
     ),
     "set conv_allow_tf32 and matmul_allow_tf32": "tf32 allow_tf32 enable_tf32 cudnn_allow_tf32 cudnn.allow_tf32 precision_mode=tf32",
     "set matmul_allow_tf32, or matmul_algo=bf16x3": """
-        float32_matmul_precision set_float32_matmul_precision matmul_precision fp32_precision
+        float32_matmul_precision set_float32_matmul_precision matmul_precision fp32_precision jax_default_matmul_precision
+        matmul_algo=high matmul_algo=highest matmul_algo=medium
     """,
     "runtime_num_threads": """
         threads num_threads set_num_threads n_threads nthreads intra_op_threads intraop_threads omp_num_threads mkl_num_threads
-        intra_op_num_threads intra_op_parallel_num
+        intra_op_num_threads intra_op_parallel_num intra_op_parallelism_threads
     """,
-    "inter_op_parallel_num": "num_interop_threads set_num_interop_threads inter_op_threads interop_threads inter_op_num_threads",
+    "inter_op_parallel_num": """
+        inter_op_parallelism_threads num_interop_threads set_num_interop_threads inter_op_threads interop_threads inter_op_num_threads
+    """,
     "set device_id, or CUDA_VISIBLE_DEVICES itself, before the program starts": """
         cuda_visible_devices visible_devices ascend_rt_visible_devices gpu gpus gpu_id gpu_ids devices local_rank
     """,
     "device_target": "accelerator device device_type use_cpu",
-    "max_device_memory": "memory_limit max_memory memory_fraction per_process_memory_fraction gpu_memory_utilization",
+    "max_device_memory": """
+        memory_limit max_memory memory_fraction per_process_memory_fraction per_process_gpu_memory_fraction gpu_memory_utilization
+    """,
     "memory_optimize_level=O1": "checkpointing gradient_checkpointing activation_checkpointing recompute",
     "memory_offload=ON": "offload cpu_offload save_on_cpu activation_offloading",
     "mempool_block_size is the size by which the pool of device memory grows": "max_split_size_mb",
-    "enable_dump_debug=true dumps operators that turn finite values into Inf or NaN": "detect_anomaly set_detect_anomaly",
+    "enable_dump_debug=true, with a dump_path, dumps operators that turn finite values into Inf or NaN": """
+        detect_anomaly set_detect_anomaly debug_nans jax_debug_nans
+    """,
     "seed": "manual_seed set_seed seed_everything random_seed",
     "profiling_mode": "profile profiler",
     "hccl_timeout": "ddp_timeout nccl_timeout timeout",

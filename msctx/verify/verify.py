@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from msctx.context import explain
 from msctx.errors import EntryError, EntryFailed
+from msctx.run.config import read
 from msctx.verify.child import PLACE, difference, differing
 from msctx.verify.runs import Process, Side, running
 
 Watch = Callable[[str], object]
-UNREAD = "not every tensor was compared: the collector reads dense ones that are not quantized"
+UNREAD = "not every tensor was compared: the collector reads dense ones that have values and are not quantized"
 Call = tuple[str, str, int]
 """An operator, its module, and how many of these ran before it in the step."""
 
@@ -30,6 +32,10 @@ def verify(file: str | None, against: str, sides: Sequence[Side], steps: int | N
     is_compiled = len(sides) == 1
     result = Result(against, ("eager", "compiled") if is_compiled else [side.name for side in sides])
     result.unit = "calls of modules" if is_compiled else "operators"
+    for side in sides:
+        plan = explain(read(file, side.words, need_entry=True).settings)
+        for row in (*plan.failing, *plan.incomplete):  # the runs warn of them where nobody looks
+            result.note(str(row))
     with running(file, sides, {"compiled": True} if is_compiled else {}) as runs:
         call = _compared(runs, result, steps, watch)
     if call is not None and result.finding is not None:
@@ -59,7 +65,7 @@ def _compared(runs: Sequence[Process], result: Result, steps: int | None, watch:
                     result.finding = Finding(found[0], result.steps, inputs=found[1], **place)
                     return call
                 met[call[:2]] += 1
-                result.operators += 1
+                result.operators += not row["outputs"] or any(digest is not None for _, _, digest in row["outputs"])
                 result.note(UNREAD * any(digest is None for _, _, digest in row["outputs"]))
             case {"does": "ends the step"}:
                 result.steps += 1

@@ -188,3 +188,17 @@ def test_convolutions_in_float16_are_computed_in_float32(by, groups, where, tmp_
     assert torch.equal(y, truth.half())
     for gradient, right in zip(found, torch.autograd.grad(truth, [x16, w16], torch.ones_like(truth)), strict=True):
         assert torch.equal(gradient, right.half().float())
+
+
+@pytest.mark.parametrize("mode", ["force_fp16", "allow_mix_precision_bf16", "cube_fp16in_fp32out"])
+def test_complex_convolutions_are_left_as_they_are(mode):
+    x, w = (torch.randn(2, 3, *size, dtype=torch.complex64, requires_grad=True) for size in ((9, 9), (3, 3)))
+
+    def results():
+        made = [torch.nn.functional.conv2d(x, w), torch.nn.functional.conv1d(x[:, :, 0], w[..., 0])]
+        return [*made, *torch.autograd.grad(sum(y.abs().sum() for y in made), (x, w))]
+
+    expected = results()
+    with msctx.context(precision_mode=mode):
+        found = results()
+    assert all(map(torch.equal, found, expected))

@@ -43,6 +43,8 @@ def test_equal_runs(capsys: Any) -> None:
     code, out, err = run(capsys)
     assert (code, err) == (0, "")
     assert out.startswith("equal: first run and second run agree in 2 steps, ")
+    result = found(capsys, "--against", "memory_offload=ON", code=0)
+    assert any("memory_offload='ON' on cpu: refused" in note for note in result["notes"])
 
 
 @pytest.mark.full
