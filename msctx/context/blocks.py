@@ -308,8 +308,8 @@ def _enter(context: Context, entered: list[Scope]) -> None:
             warn_failing(plan, own, around.plan)  # before anything is written: warnings may be errors
         with uninterrupted():
             hold = None
-            context._watched.open()
             try:
+                context._watched.open()
                 if own:
                     hold = ledger.apply(plan.beyond(around.plan, own), ledger.Hold(context.origin), strict=plan.strict)
                     context._late = hold.late

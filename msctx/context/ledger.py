@@ -68,8 +68,7 @@ def apply(wants: Mapping[str, Any], hold: Hold, *, strict: bool = False, fresh: 
     with LOCK, replacing() if HOOKS else nullcontext():
         hold.late, hold.who = {}, threading.current_thread()
         wanted = [s for n, want in wants.items() if (s := SWITCHES[n]).restore == "exact" or want is not AS_FOUND]
-        if lasting := [s for s in wanted if s.lasts]:  # another switch may make it too late for them
-            wanted = [*lasting, *(s for s in wanted if not s.lasts)]
+        wanted.sort(key=lambda switch: not switch.lasts)  # another switch may make it too late for these
         todo = [*wanted, *(SWITCHES[name] for name in reversed(hold.records) if name not in wants)]
         if HELD:
             _check_threads(todo, hold)
@@ -111,10 +110,8 @@ def check_writable(switches: list[Switch], wants: Mapping[str, Any], hold: Hold,
         raise StrictError.of(reasons)
     for switch in lasting:
         if switch.name not in hold.late:
-            text = (
-                f"{switch.name}={wants[switch.name]!r}, if it can still be set, stays after this with-block: {switch.lasts}. "
-            )
-            notices.warn(text + "Set it with set_context or `msctx run` instead.")
+            text = f"{switch.name}={wants[switch.name]!r}, if it can still be set, stays after this with-block: {switch.lasts}"
+            notices.warn(f"{text}. Set it with set_context or `msctx run` instead.")
 
 
 def _write(switch: Switch, want: Any, state: Any, hold: Hold, is_fresh: bool) -> None:
