@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 import warnings
 from collections.abc import Callable
@@ -282,6 +283,15 @@ class Context:
         scope = self._scope
         around = scope.around if scope else ()
         return Bound(function, around, self.settings.layers, bool(scope or not self.layers), self._watched)
+
+
+@atexit.register
+def _report_globals() -> None:
+    """Those of the program are collected when nothing can be reported any more."""
+    for value in [*vars(sys.modules["__main__"]).values()]:
+        if isinstance(value, Context):
+            value.__del__()
+            value.is_unused = False
 
 
 @outside_dynamo

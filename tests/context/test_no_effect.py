@@ -2,6 +2,8 @@
 
 import copy
 import re
+import subprocess
+import sys
 import warnings
 from typing import Any
 
@@ -154,3 +156,9 @@ def test_a_context_that_nobody_enters_or_looks_at_is_reported(use: Any, count: i
         copy.deepcopy(kept := msctx.context(runtime_num_threads=1))
     assert ["was never entered, so its options did nothing" in str(w.message) for w in found] == [True] * count
     assert kept.layers
+
+
+def test_a_global_that_a_program_never_enters_is_reported_at_its_end() -> None:
+    program = "import msctx; ctx = msctx.context(seed=1); used = msctx.context(seed=2)\nwith used: pass"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr.count("was never entered") == 1
