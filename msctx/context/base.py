@@ -82,7 +82,7 @@ def explain(
     device: str | None = None,
     **options: Any,
 ) -> Plan:
-    """What options would come to, without entering anything.
+    """What these options alone would come to, without entering anything; what is in force around is left out.
 
     Args:
         preset: a preset, as :func:`context` takes it; or options as a dictionary.
