@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import inspect
 import sys
 import warnings
 from collections.abc import Callable
 from functools import wraps
 from html import escape
-from inspect import (
-    isasyncgen,
-    isasyncgenfunction,
-    isclass,
-    iscoroutine,
-    iscoroutinefunction,
-    isgenerator,
-    isgeneratorfunction,
-    unwrap,
-)
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -87,11 +78,16 @@ def close_late(scopes: list[Scope], error: BaseException | None = None) -> None:
 
 def refuse_lazy(function: Callable[..., Any], made: Any = None) -> Any:
     """Raise for a function whose body does not run while it is called; *made*: what it returned, which a wrapper may hide before."""
-    bodies = (getattr(unwrap(function), "__code__", None), getattr(type(function).__call__, "__code__", None))
-    if iscoroutine(made):
+    bodies = (getattr(inspect.unwrap(function), "__code__", None), getattr(type(function).__call__, "__code__", None))
+    if inspect.iscoroutine(made):
         made.close()
-    is_lazy = iscoroutine(made) or isasyncgen(made) or (isgenerator(made) and made.gi_code in bodies)
-    if is_lazy or isgeneratorfunction(function) or iscoroutinefunction(function) or isasyncgenfunction(function):
+    is_lazy = inspect.iscoroutine(made) or inspect.isasyncgen(made) or (inspect.isgenerator(made) and made.gi_code in bodies)
+    if (
+        is_lazy
+        or inspect.isgeneratorfunction(function)
+        or inspect.iscoroutinefunction(function)
+        or inspect.isasyncgenfunction(function)
+    ):
         raise TypeError(
             f"{getattr(function, '__qualname__', repr(function))} is a generator or coroutine: its scope would stay open while other "
             "code runs. Use a with-block inside it, around code that does not yield or await."
@@ -124,11 +120,17 @@ class Context:
 
     def __del__(self) -> None:
         if self.is_unused and not sys.is_finalizing():
+            self.report_unused()
+
+    def report_unused(self) -> None:
+        """Warn once if nobody has entered it or looked at it."""
+        if self.is_unused:
+            self.is_unused = False
             text = (
                 f"the {self.origin} was never entered, so its options did nothing: put it into a with statement, or decorate a "
             )
             text += "function with it; msctx.set_context sets options for the process"
-            warnings.warn(text, MsctxWarning, stacklevel=2)
+            warnings.warn(text, MsctxWarning, stacklevel=3)
 
     @untraced
     def __enter__(self) -> Context:
@@ -160,7 +162,7 @@ class Context:
 
     def __call__(self, function: F) -> F:
         """Decorate a function: each call runs inside the context."""
-        if isclass(function) or not callable(function):
+        if inspect.isclass(function) or not callable(function):
             raise TypeError(f"msctx.context decorates functions, not {function!r}")
         refuse_lazy(function)
         self.is_unused = False
@@ -288,10 +290,8 @@ class Context:
 @atexit.register
 def _report_globals() -> None:
     """Those of the program are collected when nothing can be reported any more."""
-    for value in [*vars(sys.modules["__main__"]).values()]:
-        if isinstance(value, Context):
-            value.__del__()
-            value.is_unused = False
+    for context in [value for value in vars(sys.modules["__main__"]).values() if isinstance(value, Context)]:
+        context.report_unused()
 
 
 @outside_dynamo
