@@ -156,6 +156,14 @@ def _versions(tensors: Iterable[torch.Tensor]) -> list[int]:
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
+def _counter(tensor: torch.Tensor) -> torch.Tensor:
+    """The version of a tensor, without its memory."""
+    found = tensor.detach()
+    if type(found) is torch.Tensor and found.layout is torch.strided:
+        found.data = torch.empty(0, dtype=found.dtype, device=found.device)
+    return found
+
+
 def _storages(*tensors: torch.Tensor) -> dict[StorageWeakRef, int]:
     """Memory → its bytes; a weak reference keeps the address of memory that is given back."""
     found = (tensor.untyped_storage() for tensor in tensors if tensor.layout is torch.strided)
@@ -264,14 +272,13 @@ class _Block:
 
         def count(tensor: torch.Tensor) -> Any:
             saved.update(_storages(tensor))
-            if step.meter is None:  # a step that is measured holds nothing beside what it saves
-                versions.append((tensor, _versions([tensor])))
+            versions.append((counter := _counter(tensor), _versions([counter])))
             return pack(tensor)
 
         with torch.autograd.graph.saved_tensors_hooks(count, unpack):
             yield
         self._overwrites |= any(_versions([tensor]) != version for tensor, version in versions)
-        versions.clear()  # a graph holds this hook: it must not hold the graph
+        versions.clear()  # a graph holds this hook
         self.saved_bytes = Size(sum(size for storage, size in saved.items() if storage not in given))
         if step.meter is not None:
             step.saved[self] += self.saved_bytes

@@ -296,10 +296,13 @@ class Overwriting(nn.Linear):
         return super().forward(x).exp_().mul_(2)
 
 
+@pytest.mark.parametrize("cap", [{}, {"max_device_memory": "4GB"}])
 @pytest.mark.parametrize("kind", [nn.BatchNorm1d, lambda width: Overwriting(width, width)])
-def test_what_plain_pytorch_or_another_call_overwrites_is_an_error(kind: Callable[[int], nn.Module]) -> None:
+def test_what_plain_pytorch_or_another_call_overwrites_is_an_error(
+    kind: Callable[[int], nn.Module], cap: dict[str, str]
+) -> None:
     model = nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, WIDTH), kind(WIDTH)) for _ in range(2)])
-    with msctx.context(memory_optimize_level="O1").watch(model):
+    with msctx.context(memory_optimize_level="O1", **cap).watch(model):
         loss = model.eval()(torch.ones(2, WIDTH)).sum()
         loss = loss + model.train()(torch.ones(2, WIDTH)).sum()
         with pytest.raises(
