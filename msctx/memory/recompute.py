@@ -221,9 +221,7 @@ class _Block:
         if step is None:
             return forward(*args, **kwargs)
         then, parameters, passes = _State(module), [*module.parameters()], itertools.count()
-        versions = _versions(
-            [*parameters, *_tensors((args, kwargs))]
-        )  # without the inputs: a graph must not hold what holds it
+        versions = _versions([*parameters, *_tensors((args, kwargs))])  # a graph must not hold what holds it: not the inputs
         copies = None if module.training in self._tried else tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
         self._tried.add(module.training)
 
@@ -265,7 +263,7 @@ class _Block:
 
     @contextmanager
     def _counting(self, module: nn.Module, inputs: list[torch.Tensor], step: _Step) -> Iterator[None]:
-        """Count the bytes that are saved beside inputs and parameters, which torch's hooks in force drop."""
+        """Count the bytes saved beside inputs and parameters, which torch's hooks in force drop; see what is overwritten."""
         given, saved = _storages(*inputs, *module.parameters()), dict[StorageWeakRef, int]()
         versions = list[tuple[torch.Tensor, list[int]]]()
         pack, unpack = offload.hooks_in_force()
@@ -278,7 +276,6 @@ class _Block:
         with torch.autograd.graph.saved_tensors_hooks(count, unpack):
             yield
         self._overwrites |= any(_versions([tensor]) != version for tensor, version in versions)
-        versions.clear()  # a graph holds this hook
         self.saved_bytes = Size(sum(size for storage, size in saved.items() if storage not in given))
         if step.meter is not None:
             step.saved[self] += self.saved_bytes
@@ -286,9 +283,8 @@ class _Block:
     def _decide(self, module: nn.Module, inputs: Any) -> tuple[str, _Step | None]:
         """Why this call is recomputed, and in which step; or why it is not."""
         tensors, parameters = _tensors(inputs), [*module.parameters()]
-        if not any(tensor.requires_grad for tensor in (*tensors, *parameters)) or any(
-            map(is_lazy, (*parameters, *module.buffers()))
-        ):
+        learns = any(tensor.requires_grad for tensor in (*tensors, *parameters))
+        if not learns or any(map(is_lazy, (*parameters, *module.buffers()))):
             return self.reason, None
         if not tensors or torch.jit.is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None:  # type: ignore[attr-defined]
             return "it is traced, transformed by torch.func, or receives no tensors", None
@@ -333,9 +329,7 @@ class _Recompute(Changes):
                 vars(module)["forward"] = block
                 yield module, block
             else:
-                block.reason = (
-                    "it holds a scripted module or one that communicates, or its forward attribute is set on the instance"
-                )
+                block.reason = "it holds a scripted module or one that communicates, or its own attribute replaces its forward"
 
     def put_back(self, part: nn.Module, before: _Block) -> None:
         if vars(part).get("forward") is before:
@@ -347,6 +341,5 @@ RECOMPUTE = _Recompute()
 
 def decisions() -> list[dict[str, Any]]:
     """For each block of each model that was watched under O1: whether its last call was recomputed, and why."""
-    names = ("path", "saved_bytes", "recomputed", "reason")
     with watched.lock:
-        return [{name: getattr(block, name) for name in names} for block in _blocks.values()]
+        return [{name: getattr(b, name) for name in ("path", "saved_bytes", "recomputed", "reason")} for b in _blocks.values()]
