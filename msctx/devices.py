@@ -18,9 +18,9 @@ CUBLAS = "CUBLAS_EMULATE_SINGLE_PRECISION"
 @cache
 def here() -> tuple[str, ...]:
     """The devices of this machine. Counts them only: nothing is initialised, so that a later fork still works."""
-    from msctx.switches import torch_cuda, torch_npu
+    from msctx.switches import accelerator, torch_cuda
 
-    return ("cpu", *(["cuda"] if torch_cuda.is_here() else []), *(["ascend"] if torch_npu.is_here() else []))
+    return ("cpu", *(["cuda"] if torch_cuda.is_here() else []), *(["ascend"] if accelerator.npu_is_here() else []))
 
 
 def likely() -> tuple[str, ...]:
@@ -70,13 +70,13 @@ def facts(settings: Iterable[str] = ()) -> Facts:
         matrix_unit = core.matrix_unit_obstacle()
         npu = core.npu_obstacle()
     if any(name in settings for name in INVARIANT):
-        from msctx.switches import torch_mkl
+        from msctx.switches import torch_precision
 
-        mkl = torch_mkl.obstacle()
+        mkl = torch_precision.mkl_obstacle()
     if "batch_invariant" in settings:
-        from msctx.switches import torch_inductor
+        from msctx.switches import torch_compiler
 
-        inductor = torch_inductor.obstacle("batch_invariant")
+        inductor = torch_compiler.obstacle("batch_invariant")
     rank = None
     if "seed_by_rank" in settings:
         rank = distributed.known_rank()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from msctx.switches import torch_mkl
+from msctx.switches import torch_precision
 
 STEPS = """
 import torch
@@ -62,7 +62,7 @@ def differing(model, x):
 """
 
 
-has_strict_mode = torch_mkl.is_here() and torch_mkl.is_intels()
+has_strict_mode = torch_precision.has_mkl() and torch_precision.is_intels()
 
 
 @pytest.mark.parametrize(

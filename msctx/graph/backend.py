@@ -1,22 +1,26 @@
-"""What becomes of each graph that Dynamo captures."""
+"""What becomes of each graph that Dynamo captures; the shapes that inputs may have: gears, each with code of its own, and ranges."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 
+from msctx.errors import GraphError
 from msctx.graph import report
 from msctx.observers import compile_trace, modules
-from msctx.options.policies import Compilation
+from msctx.options.policies import Compilation, Shapes
 from msctx.themes.graph_kernel_flags import DUMP, DUMPS
 
 
@@ -175,3 +179,113 @@ def forget() -> None:
     global _forwards, _hooks
     _forwards, _hooks = [], _global_hooks()
     backend.cache_clear()
+
+
+# --- the shapes of inputs -----------------------------------------------------------------------------------------------
+
+_MARKS = ("_dynamo_", "_has_dynamo_", "_specialize_on")
+
+
+def named(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by the names that *function* gives them; those of ``*args`` with their places."""
+    try:
+        signature = inspect.signature(function)
+        bound = signature.bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # the call itself will raise, or there is no signature
+        return {f"args.{i}": value for i, value in enumerate(args)} | dict(kwargs)
+    found: dict[str, Any] = {}
+    for name, value in bound.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            found |= {f"{name}.{i}": one for i, one in enumerate(value)}
+        else:
+            found |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+    return found
+
+
+def gear_of(wanted: Shapes, what: str, inputs: Mapping[str, Any]) -> int:
+    """Which gear the inputs of a call have.
+
+    Raises:
+        GraphError: they have none of them, with those that there are.
+    """
+    tensors = _tensors(wanted, what, inputs).values()
+    shapes = tuple((name, tuple(tensor.shape)) for (name, _), tensor in zip(wanted.gears[0], tensors, strict=False))
+    if shapes not in wanted.gears:
+        raise GraphError.shape(f"{what} is called with {text(shapes)}", "dynamic_dims", [*map(text, wanted.gears)])
+    return wanted.gears.index(shapes)
+
+
+def in_gear(wanted: Shapes, gear: int, what: str, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Name of an argument → zeros that have its shape in *gear*, to compile for it."""
+    made = {}
+    for (_, shape), (name, tensor) in zip(wanted.gears[gear], _tensors(wanted, what, inputs).items(), strict=False):
+        zeros = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
+        made[name] = zeros.to(memory_format=suggest_memory_format(tensor)).requires_grad_(tensor.requires_grad)
+    return made
+
+
+def _tensors(wanted: Shapes, what: str, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors that input_shape means, in its order, by the names of the arguments; those in no gear may follow."""
+    names = [name for name, _ in wanted.gears[0]]
+    if not wanted.named:
+        found = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+        if len(found) < len(names):
+            raise GraphError(_too_few("input_shape", len(names), what, len(found)))
+        return found
+    absent = [name for name in names if not isinstance(inputs.get(name), torch.Tensor)]
+    if absent:
+        takes = ", ".join(inputs) or "no arguments"
+        raise GraphError(f"input_shape names {', '.join(absent)}, and {what} is called with no such tensors. It takes {takes}.")
+    return {name: inputs[name] for name in names}
+
+
+def _too_few(option: str, wanted: int, what: str, found: int) -> str:
+    return f"{option} has shapes of {wanted} inputs, and {what} is called with fewer tensors: {found}."
+
+
+@contextmanager
+def marked(wanted: Shapes, what: str, inputs: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, Dynamo compiles for the ranges of the inputs.
+
+    Raises:
+        GraphError: a size is outside its range, or there are other dimensions, or more ranges than tensors.
+    """
+    tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+    if len(tensors) < len(wanted.ranges):
+        raise GraphError(_too_few("dynamic_inputs_shape_range", len(wanted.ranges), what, len(tensors)))
+    touched: list[tuple[torch.Tensor, dict[str, Any]]] = []
+    try:
+        for (name, tensor), ranges in zip(tensors.items(), wanted.ranges, strict=False):
+            allowed = [", ".join(map(_range, ranges)) or "a scalar"]
+            if tensor.ndim != len(ranges) or not all(
+                low <= size <= high or low < 0 for size, (low, high) in zip(tensor.shape, ranges, strict=True)
+            ):
+                shape = f"{what} is called with {text(((name, tuple(tensor.shape)),))}"
+                raise GraphError.shape(shape, "dynamic_inputs_shape_range", allowed)
+            touched.append((tensor, _marks(tensor)))
+            for dim, (low, high) in enumerate(ranges if wanted.dynamic is not False else ()):
+                if low < 0:
+                    torch._dynamo.maybe_mark_dynamic(tensor, dim)
+                elif low < high and tensor.shape[dim] > 1:  # a size of 1 is code of its own
+                    torch._dynamo.mark_dynamic(tensor, dim, min=max(low, 2), max=high)
+        yield
+    finally:
+        for tensor, before in touched:
+            for key in _marks(tensor):
+                delattr(tensor, key)
+            vars(tensor).update(before)
+
+
+def _marks(tensor: torch.Tensor) -> dict[str, Any]:
+    """Dynamo's, among the tensor's attributes; the program may have made some."""
+    return {key: copy(value) for key, value in vars(tensor).items() if key.startswith(_MARKS)}
+
+
+def _range(ends: tuple[int, int]) -> str:
+    low, high = ends
+    return "any" if low < 0 else str(low) if low == high else f"{low}~{high}"
+
+
+def text(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
+    return "; ".join(f"{name}:{','.join(map(str, shape)) or 0}" for name, shape in shapes)

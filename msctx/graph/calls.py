@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from msctx.dynamo import passed_over
 from msctx.errors import GraphError, text_of
-from msctx.graph import backend, report, shapes
+from msctx.graph import backend, report
 from msctx.native import module_calls
 from msctx.notices import warn
 from msctx.options.policies import Compilation
@@ -139,18 +139,18 @@ def _run_shaped(forms: Forms, wanted: Compilation, what: Any, args: tuple[Any, .
         return _call(forms, wanted, *first, *args, **kwargs)
     name = getattr(what, "__qualname__", type(what).__qualname__)
     given = dict(enumerate(args)) | kwargs
-    places = shapes.named(function, range(len(args)), {key: key for key in kwargs})
+    places = backend.named(function, range(len(args)), {key: key for key in kwargs})
     inputs = {name: given[place] for name, place in places.items()}
     if not wanted.shapes.gears:
-        with shapes.marked(wanted.shapes, name, inputs):
+        with backend.marked(wanted.shapes, name, inputs):
             return _call(forms, wanted, *first, *args, **kwargs)
-    here = shapes.gear_of(wanted.shapes, name, inputs)
+    here = backend.gear_of(wanted.shapes, name, inputs)
     if not forms.gears and not _is_off(forms):
         for gear in range(len(wanted.shapes.gears)):
             if gear != here:
-                zeros = shapes.in_gear(wanted.shapes, gear, name, inputs)
+                zeros = backend.in_gear(wanted.shapes, gear, name, inputs)
                 other = given | {places[name]: value for name, value in zeros.items()}
-                failed = f"{name} cannot be compiled for {shapes.text(wanted.shapes.gears[gear])}"
+                failed = f"{name} cannot be compiled for {backend.text(wanted.shapes.gears[gear])}"
                 _compile_gear(forms, failed, [*first, *map(other.get, range(len(args)))], {key: other[key] for key in kwargs})
         forms.gears = True
     return _call(forms, wanted, *first, *args, **kwargs)

@@ -10,32 +10,26 @@ from msctx.imports import collected_later
 
 with collected_later():
     from msctx.switches import (
+        accelerator,
         environment,
         parts,
-        torch_accelerator,
         torch_compiler,
         torch_core,
         torch_cuda,
-        torch_distributed,
-        torch_inductor,
-        torch_mkl,
         torch_npu,
         torch_precision,
         torchair,
     )
     from msctx.switches.base import Switch
 
-_ALWAYS = (
-    *(torch_core, torch_compiler, torch_inductor, torch_precision, torch_cuda),
-    *(environment, parts),
-)
+_ALWAYS = (torch_core, torch_compiler, torch_precision, torch_cuda, environment, parts)
 _ROWS: tuple[tuple[Callable[[], bool] | None, tuple[Switch, ...]], ...] = (
     *((None, module.SWITCHES) for module in _ALWAYS),
-    (torch_mkl.is_here, torch_mkl.SWITCHES),
+    (torch_precision.has_mkl, torch_precision.OF_MKL),
     (torch_cuda.is_here, (*torch_cuda.OF_DEVICE, *parts.OF_CUDA)),
-    (torch_distributed.is_here, torch_distributed.SWITCHES),
-    (torch_npu.is_here, (*torch_npu.SWITCHES, *torchair.SWITCHES, *parts.OF_ASCEND)),
-    (torch_accelerator.is_here, torch_accelerator.SWITCHES),
+    (torch_core.has_groups, torch_core.OF_GROUPS),
+    (accelerator.npu_is_here, (*torch_npu.SWITCHES, *torchair.SWITCHES, *parts.OF_ASCEND)),
+    (accelerator.has_settings, accelerator.SWITCHES),
 )
 """Whether the globals exist in this process (``None``: always), and their rows."""
 SWITCHES: Mapping[str, Switch] = MappingProxyType({row.name: row for _, rows in _ROWS for row in rows})

@@ -133,7 +133,7 @@ SWITCHES = (
     _turned("models.saved_on_host", "msctx.memory.offload:", "activations"),
     _part("models.parameters", "msctx.memory.parameters:PLACES."),
     _turned("models.copies_of_parameters", "msctx.memory.parameters:", verbs=("copies", "copy_for_operators")),
-    _part("models.weight_format", "msctx.memory.weight_format:FORMAT."),
+    _part("models.weight_format", "msctx.memory.parameters:FORMAT."),
     _part("models.recompute", "msctx.memory.recompute:RECOMPUTE.", unwritten=False),
     _part("models.gradients_postponed", "msctx.memory.communication:POSTPONED.", unwritten=False),
     _part("models.gradients_bundled", "msctx.memory.communication:BUNDLED.", unwritten=False),

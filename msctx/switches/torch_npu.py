@@ -14,50 +14,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from msctx.errors import SwitchError
 from msctx.native.core import has_float32_products
-from msctx.switches.accelerator import current_device, memory_cap, synchronize_each_op, wait
-from msctx.switches.base import Switch, of, variable
-from msctx.switches.paths import Kept
-
-
-def is_here() -> bool:
-    return hasattr(torch, "npu") and torch.npu.is_available()
-
-
-def npu() -> Any:
-    """``torch.npu``, which torch_npu puts there."""
-    return vars(torch)["npu"]
-
-
-ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF"
-REFUSALS = (ValueError, IndexError, RuntimeError)
-"""What torch raises for a text that it does not take."""
-
-
-_refused = ""
-"""The text that torch refused last: it keeps that all the same, and torch_npu reads the variable anew whenever a text is set."""
-
-
-def allocator_problem() -> str:
-    """Why torch_npu's allocator will not start: it reads its variable with the first use of a device, and crashes after a bad one."""
-    global _refused
-    if npu().is_initialized():
-        return ""
-    text, found = os.environ.get(ALLOCATOR, ""), torch._C._accelerator_getAllocatorSettings()
-    is_refused = bool(found) and found == _refused
-    if is_refused and not text:
-        torch._C._accelerator_setAllocatorSettings("")
-    if not text or (found and not is_refused):
-        return ""
-    try:
-        torch._C._accelerator_setAllocatorSettings(text)
-    except REFUSALS as error:
-        _refused = text
-        return f"{ALLOCATOR}={text}: torch_npu does not take it ({str(error).splitlines()[0]}); fix it, or unset the variable"
-    return ""
+from msctx.switches.accelerator import (
+    allocator_problem,
+    current_device,
+    memory_cap,
+    npu,
+    npu_is_here,
+    synchronize_each_op,
+    wait,
+)
+from msctx.switches.base import Kept, Switch, of, variable
 
 
 def _starting(switch: Switch) -> Switch:
@@ -304,7 +272,7 @@ def _remove(name: str, process: int) -> None:
 
 def is_late(what: str) -> str:
     """Why what only the start of the device reads cannot be set; nothing is initialised to find out."""
-    if is_here() and npu().is_initialized():
+    if npu_is_here() and npu().is_initialized():
         return f"{what} comes too late, torch_npu is already initialised; start with `msctx run`"
     return ""
 

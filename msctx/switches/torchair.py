@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from msctx.imports import when_imported
-from msctx.switches import paths
-from msctx.switches.base import of
-from msctx.switches.torch_npu import npu
+from msctx.switches.accelerator import npu
+from msctx.switches.base import OF_THE_ENGINE, OF_THE_TUNER, Kept, of
 
 CONVERTER = "torchair._ge_concrete_graph.fx2ge_converter"
 ENGINE = "torchair.core._backend"
@@ -29,7 +28,7 @@ DUMPS = (
 """Options of a graph that torchair writes to a file; among those of the engine they would hold for the whole process."""
 
 
-class _Kept(paths.Kept):
+class _Kept(Kept):
     """Options as they are wanted: torchair requests them when it compiles graphs, which is later."""
 
     def write(self, texts: Any) -> None:
@@ -62,8 +61,8 @@ class _Engine(_Kept):
 
 _waiting: list[Callable[[], None]] = []
 """Torchair asks here as soon as it is imported; it goes on asking, and gets nothing where nothing is wanted."""
-_engine = _Engine(paths.OF_THE_ENGINE.__contains__)
-_graph, _tuner = _Kept(paths.OF_THE_ENGINE.__contains__), _Kept(paths.OF_THE_TUNER.__contains__)
+_engine = _Engine(OF_THE_ENGINE.__contains__)
+_graph, _tuner = _Kept(OF_THE_ENGINE.__contains__), _Kept(OF_THE_TUNER.__contains__)
 
 
 class _Sent:

@@ -17,7 +17,6 @@ from msctx.themes import (
     precision,
     products,
     session,
-    threads,
     tuning,
 )
 from msctx.themes.base import AS_FOUND, TRANSLATIONS, Facts, On, Outcome, as_it_is, inert, refused
@@ -27,7 +26,7 @@ from msctx.themes.observe import OBSERVERS
 from msctx.themes.tuning import TUNING
 
 THEMES = (
-    *(device, determinism, threads, memory, convolution, products, precision, tuning, graph, fusion, cache, observe, debug),
+    *(device, determinism, memory, convolution, products, precision, tuning, graph, fusion, cache, observe, debug),
     *(distributed, session, ascend),
 )
 for theme in THEMES:

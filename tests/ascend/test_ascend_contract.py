@@ -13,7 +13,7 @@ from samples import values
 import msctx
 from msctx.options import OPTIONS
 from msctx.switches import SWITCHES
-from msctx.switches.torch_accelerator import DEFAULTS, NOT_EXPANDABLE
+from msctx.switches.accelerator import DEFAULTS, NOT_EXPANDABLE
 from msctx.switches.torchair import ALLOW_HF32, DUMPS
 from msctx.themes import ascend, common
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import msctx
-from msctx.memory import weight_format
+from msctx.memory import parameters
 
 LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 KINDS = [
@@ -122,7 +122,7 @@ def test_what_is_trained_is_the_same_before_inside_and_after(name: str, keep: bo
     steps(model, optimizer, 2, keep=keep)
     for one, other in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-5)
-    assert not weight_format._hooks
+    assert not parameters._hooks
 
 
 def test_an_optimizer_sees_the_found_strides_of_a_gradient_in_a_bucket() -> None:
@@ -184,7 +184,7 @@ def test_a_model_watched_by_another_context_and_one_that_is_gone() -> None:
             assert strides(model) != found
             del other
         assert strides(model) == found
-    assert not weight_format.FORMAT.before
+    assert not parameters.FORMAT.before
 
 
 def test_choices_still_name_the_module() -> None:
@@ -213,10 +213,10 @@ def test_memory_that_fails_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch)
             raise MemoryError("no memory")
         return memory_of(*args, **more)
 
-    memory_of = weight_format.memory_of
-    monkeypatch.setattr(weight_format, "memory_of", fails)
+    memory_of = parameters.memory_of
+    monkeypatch.setattr(parameters, "memory_of", fails)
     with msctx.context() as ctx:
         ctx.watch(model)
         with pytest.raises(MemoryError), msctx.context(variable_format_optimize=True):
             pass
-        assert (strides(model), weight_format.FORMAT.read()) == (found, None)
+        assert (strides(model), parameters.FORMAT.read()) == (found, None)

@@ -15,7 +15,7 @@ from torch import _C
 
 from msctx.errors import MsctxWarning, SwitchError
 from msctx.switches import SWITCHES, present
-from msctx.switches.torch_accelerator import DEFAULTS, join, obstacle, parse
+from msctx.switches.accelerator import DEFAULTS, join, obstacle, parse
 
 SWITCH = SWITCHES["torch.accelerator.allocator_settings"]
 NAME = SWITCH.name

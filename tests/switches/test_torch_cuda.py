@@ -16,12 +16,12 @@ import pytest
 import torch
 
 import msctx
-from msctx.switches import SWITCHES, present, torch_accelerator, torch_cuda
+from msctx.switches import SWITCHES, accelerator, present, torch_cuda
 from msctx.switches.torch_cuda import NOT_AVAILABLE, used
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 settable = pytest.mark.skipif(
-    not torch_accelerator.is_here(), reason="torch has no settings of its allocators that can be set late"
+    not accelerator.has_settings(), reason="torch has no settings of its allocators that can be set late"
 )
 GB = 2**30
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from msctx import torch_config
-from msctx.switches import SWITCHES, torch_inductor
+from msctx.switches import SWITCHES, torch_compiler
 
 VARIABLES = {
     "torch.inductor.deterministic": "TORCHINDUCTOR_DETERMINISTIC",
@@ -29,13 +29,13 @@ VARIABLES = {
 }
 SOURCE = Path(torch.__path__[0], "_inductor", "config.py").read_text(encoding="utf-8")
 VARIABLES = {name: variable for name, variable in VARIABLES.items() if variable in SOURCE}  # torch 2.11 reads fewer
-LACKING = {f"torch.inductor.{key}" for key in ("batch_invariant",) if torch_inductor.obstacle(key)}
+LACKING = {f"torch.inductor.{key}" for key in ("batch_invariant",) if torch_compiler.obstacle(key)}
 """What torch 2.11 has not."""
-FORCED = [name for name in torch_inductor._FORCED if name not in LACKING]
+FORCED = [name for name in torch_compiler._FORCED if name not in LACKING]
 BUCKETS = [f"torch.inductor.bucket_{kind}_fx" for kind in ("all_gathers", "reduce_scatters", "all_reduces")]
 PASSES = "torch.inductor.reorder_for_compute_comm_overlap_passes"
 DEFAULTS = {
-    **dict.fromkeys([*torch_inductor._DEFAULTS, *FORCED], False),
+    **dict.fromkeys([*torch_compiler._DEFAULTS, *FORCED], False),
     "torch.inductor.layout_optimization": True,
     "torch.inductor.max_autotune_conv_backends": "ATEN,TRITON",
     "torch.inductor.trace.debug_dir": None,
@@ -174,4 +174,4 @@ def test_only_what_the_plan_knows_of_is_not_there() -> None:
     found = {one.key for one in values if one.key not in import_module(one.module)._config}
     assert len(values) > len(FORCED)
     assert {f"torch.inductor.{key}" for key in found} == LACKING
-    assert torch_inductor.obstacle("no_such_key").endswith("has no torch._inductor.config.no_such_key")
+    assert torch_compiler.obstacle("no_such_key").endswith("has no torch._inductor.config.no_such_key")

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from msctx.switches import torch_mkl
+from msctx.switches import torch_precision as mkl
 
-pytestmark = pytest.mark.skipif(not (torch_mkl.is_here() and torch_mkl.is_intels()), reason="no MKL with a strict mode")
+pytestmark = pytest.mark.skipif(not (mkl.has_mkl() and mkl.is_intels()), reason="no MKL with a strict mode")
 Passes = Callable[..., str]
 
 PRODUCTS = """
@@ -52,15 +52,15 @@ def differing():
 def test_products_keep_their_bits_for_any_threads_and_rows(passes: Passes) -> None:
     passes(f"""{PRODUCTS}
 import msctx, pytest
-from msctx.switches import torch_mkl
-assert torch_mkl.read() == "OFF" and not torch_mkl.obstacle() and torch_mkl.read() == "OFF", "asking changes nothing"
+from msctx.switches import torch_precision as mkl
+assert mkl.read_mkl() == "OFF" and not mkl.mkl_obstacle() and mkl.read_mkl() == "OFF", "asking changes nothing"
 with pytest.raises(msctx.StrictError, match="torch.mkl.cbwr cannot be put back"), msctx.context(thread_invariant=True, strict=True):
     pass
-assert torch_mkl.read() == "OFF"
+assert mkl.read_mkl() == "OFF"
 with pytest.warns(msctx.MsctxWarning, match="stays after this with-block"), msctx.context(thread_invariant=True) as ctx:
     assert "run in MKL's strict mode" in ctx.plan.rows[0].reason
-    assert torch_mkl.is_strict() and differing() == (0, 0)
-assert torch_mkl.is_strict() and not torch_mkl.obstacle()
+    assert mkl.is_strict() and differing() == (0, 0)
+assert mkl.is_strict() and not mkl.mkl_obstacle()
 with msctx.context(batch_invariant=True, strict=True) as ctx:  # now nothing is left to be put back
     left, right = torch.randn(8, 5, 100), torch.randn(8, 100, 400)
     assert torch.equal(torch.bmm(left[:, 3:4], right), torch.bmm(left, right)[:, 3:4]), "MKL's mode does not cover batches"
@@ -74,12 +74,12 @@ def test_without_it_they_do_not_and_then_it_is_too_late(passes: Passes) -> None:
     passes(f"""{PRODUCTS}
 import warnings
 import msctx
-from msctx.switches import torch_mkl
+from msctx.switches import torch_precision as mkl
 found = differing()
 assert any(found)
-assert "MKL has computed before" in torch_mkl.obstacle() and torch_mkl.read() == "OFF"
+assert "MKL has computed before" in mkl.mkl_obstacle() and mkl.read_mkl() == "OFF"
 with msctx.context(batch_invariant=True) as ctx:
-    assert torch_mkl.read() == "OFF" and "MKL_CBWR=AUTO,STRICT" in ctx.plan.rows[0].reason
+    assert mkl.read_mkl() == "OFF" and "MKL_CBWR=AUTO,STRICT" in ctx.plan.rows[0].reason
     assert differing() == (0, 0), "msctx's own kernels run"
 """)
 
@@ -92,15 +92,15 @@ import os, torch
 os.environ["MKL_CBWR"] = {value!r}
 import msctx
 assert msctx.state()["torch.mkl.cbwr"] == {value!r}
-from msctx.switches import SWITCHES, torch_mkl
-assert SWITCHES["torch.mkl.cbwr"].is_satisfied(torch_mkl.STRICT) is {is_strict}
-assert torch_mkl.obstacle() == "" and torch_mkl.read() == {value!r}
+from msctx.switches import SWITCHES, torch_precision as mkl
+assert SWITCHES["torch.mkl.cbwr"].is_satisfied(mkl.STRICT) is {is_strict}
+assert mkl.mkl_obstacle() == "" and mkl.read_mkl() == {value!r}
 """
     )
 
 
 def test_a_mode_that_mkl_does_not_take_is_an_error() -> None:
     torch.mm(torch.ones(64, 64), torch.ones(64, 64))
-    other = "SSE4_2" if torch_mkl.read() != "SSE4_2" else "AVX2"
+    other = "SSE4_2" if mkl.read_mkl() != "SSE4_2" else "AVX2"
     with pytest.raises(RuntimeError, match="mkl_cbwr_set returned"):
-        torch_mkl._write(other)
+        mkl._write_mkl(other)
