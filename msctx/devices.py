@@ -29,6 +29,7 @@ def likely() -> tuple[str, ...]:
     return ("cpu", *(["cuda"] if nvidia else []), *(["ascend"] if glob("/dev/davinci[0-9]*") else []))
 
 
+@cache
 def _cann() -> tuple[int, int] | None:
     """The version of CANN's runtime, e.g. (8, 5)."""
     match = re.match(r"(\d+)\.(\d+)", (ascend() or {}).get("cann") or "")
@@ -60,7 +61,7 @@ def free_memory() -> int:
     return memory.free_bytes()
 
 
-def facts(settings: Iterable[str] = ()) -> Facts:
+def facts(settings: Iterable[str] = (), free_memory: int = 0) -> Facts:
     """What plans depend on; the native core is looked for only where one of the options *settings* needs it."""
     native = cudnn = npu = matrix_unit = mkl = inductor = ""
     half_products = _half_products()
@@ -80,10 +81,11 @@ def facts(settings: Iterable[str] = ()) -> Facts:
     rank = None
     if "seed_by_rank" in settings:
         rank = distributed.known_rank()
-    emulates = os.environ.get(CUBLAS, "0") not in ("", "0")
-    cublas = f"{CUBLAS}={os.environ[CUBLAS]}" if emulates else ""
+    emulates = os.environ.get(CUBLAS, "0")
+    cublas = f"{CUBLAS}={emulates}" if emulates not in ("", "0") else ""
     return Facts(
         devices=here(),
+        free_memory=free_memory,
         cann=_cann(),
         native=native,
         cudnn=cudnn,

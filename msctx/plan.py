@@ -104,7 +104,7 @@ class Plan(Table):
         return found | {
             switch: value
             for switch, value in self.assignments.items()
-            if self.sources[switch] & mine or outer.written.get(switch, AS_FOUND) != value
+            if not mine.isdisjoint(self.sources[switch]) or outer.written.get(switch, AS_FOUND) != value
         }
 
     @cached_property

@@ -209,7 +209,7 @@ def test_the_same_holds_with_an_accelerator(one_example: Example, device: str, t
 
     with one_example(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(devices, "here", lambda: ("cpu", device))
-        patch.setattr(devices, "facts", lambda settings=(): Facts(devices=("cpu", device)))
+        patch.setattr(devices, "facts", lambda settings=(), free_memory=0: Facts(devices=("cpu", device)))
         patch.setattr(ledger, "SWITCHES", {name: imagined(name) for name in machine})
         patch.setattr("msctx.switches.parts.LOADS", {})
         check_law(program, state)

@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import lru_cache
 from os import PathLike
 from typing import TYPE_CHECKING, Any, cast
@@ -55,7 +54,7 @@ def plan_here(settings: Settings, shown: Iterable[Layer] = ()) -> Plan:
     if (plan := settings.plans.get(key)) is not None:
         return cast(Plan, plan)
     free = devices.free_memory() if any(name in layer.settings for layer in shown for name in SHOW_FREE) else 0
-    plan = plan_of(settings, replace(devices.facts(settings), free_memory=free))
+    plan = plan_of(settings, devices.facts(settings, free))
     if CHANGING.isdisjoint(settings):
         settings.plans[key] = plan
     return plan

@@ -2,7 +2,6 @@
 
 A scope, or the base below all scopes, is a :class:`Hold`: for each switch that it wrote, the state that it found. A scope cannot
 take a process-wide switch that an open scope of another thread holds. The base changes only while no scope is open.
-
 Callers defer Ctrl-C (:mod:`msctx.signals`), so that nothing comes between a write and its record.
 """
 
@@ -19,7 +18,7 @@ from msctx import notices
 from msctx.errors import NativeError, RestoreError, ScopeError, StrictError, SwitchError
 from msctx.observers.steps import HOOKS, replacing
 from msctx.switches import SWITCHES, Switch
-from msctx.switches.base import RESTORED, LateError
+from msctx.switches.base import RESTORED, UNDOABLE, LateError
 from msctx.themes.base import AS_FOUND
 
 
@@ -68,7 +67,7 @@ def apply(wants: Mapping[str, Any], hold: Hold, *, strict: bool = False, fresh: 
     with LOCK, replacing() if HOOKS else nullcontext():
         hold.late, hold.who = {}, threading.current_thread()
         wanted = [s for n, want in wants.items() if (s := SWITCHES[n]).restore == "exact" or want is not AS_FOUND]
-        wanted.sort(key=lambda switch: not switch.lasts)  # another switch may make it too late for these
+        wanted.sort(key=lambda switch: switch.restore in UNDOABLE)  # another switch may make it too late for these
         todo = [*wanted, *(SWITCHES[name] for name in reversed(hold.records) if name not in wants)]
         if HELD:
             _check_threads(todo, hold)
@@ -103,7 +102,7 @@ def _check_threads(switches: list[Switch], hold: Hold) -> None:
 
 def check_writable(switches: list[Switch], wants: Mapping[str, Any], hold: Hold, strict: bool) -> None:
     """Find what can no longer be written, and (in a scope) what could not be restored, before anything is written."""
-    unserved = [s for s in switches if (s.blocked or s.lasts) and not s.is_satisfied(wants[s.name])]
+    unserved = [s for s in switches if (s.blocked or s.restore not in UNDOABLE) and not s.is_satisfied(wants[s.name])]
     hold.late.update({s.name: why for s in unserved if s.blocked and (why := s.blocked(wants[s.name]))})
     lasting = [s for s in unserved if s.lasts and not hold.base]
     if strict and (reasons := [*hold.late.values(), *(f"{s.name} cannot be put back ({s.lasts})" for s in lasting)]):
@@ -129,7 +128,8 @@ def _write(switch: Switch, want: Any, state: Any, hold: Hold, is_fresh: bool) ->
         record.want = want
     if goes_back:
         _go_back(switch, hold.who)
-    if want is not AS_FOUND and not switch.is_satisfied(want):
+    now = switch.read() if goes_back or switch.state else state
+    if want is not AS_FOUND and not switch.is_satisfied(want, now):
         try:
             switch.set(want)
         except LateError as error:
@@ -139,10 +139,10 @@ def _write(switch: Switch, want: Any, state: Any, hold: Hold, is_fresh: bool) ->
         except RuntimeError as error:
             raise SwitchError.refused(switch.name, want, str(error)) from error
         else:
-            if switch.restore != "kept" and not switch.is_satisfied(want):
-                raise SwitchError.refused(switch.name, want, f"it reads {switch.read()!r}")
+            if not switch.is_satisfied(want, now := switch.read()) and switch.restore != "kept":
+                raise SwitchError.refused(switch.name, want, f"it reads {now!r}")
     if record:
-        record.wrote = switch.read()
+        record.wrote = now
 
 
 def _go_back(switch: Switch, who: threading.Thread) -> None:

@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any
 
 RESTORED = ("exact", "closing")
+UNDOABLE = (*RESTORED, "kept")
 
 
 class LateError(Exception):
@@ -50,10 +51,11 @@ class Switch:
     @property
     def lasts(self) -> str:
         """Why a write cannot be undone; ``""``: it can, or stays on purpose."""
-        return "" if self.restore in ("exact", "closing", "kept") else self.restore
+        return "" if self.restore in UNDOABLE else self.restore
 
-    def is_satisfied(self, value: Any) -> bool:
-        return self.satisfied(value) if self.satisfied else bool(self.read() == value)
+    def is_satisfied(self, value: Any, *now: Any) -> bool:
+        """*now*: what has just been read."""
+        return self.satisfied(value) if self.satisfied else bool((now[0] if now else self.read()) == value)
 
     def set(self, value: Any) -> None:
         assert self.write is not None, f"{self.name} is only observed"
