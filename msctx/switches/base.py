@@ -10,8 +10,7 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any
 
-RESTORED = ("exact", "closing")
-UNDOABLE = (*RESTORED, "kept")
+RESTORED, UNDOABLE = ("exact", "closing"), ("exact", "closing", "kept")
 
 
 class LateError(Exception):
@@ -53,9 +52,8 @@ class Switch:
         """Why a write cannot be undone; ``""``: it can, or stays on purpose."""
         return "" if self.restore in UNDOABLE else self.restore
 
-    def is_satisfied(self, value: Any, *now: Any) -> bool:
-        """*now*: what has just been read."""
-        return self.satisfied(value) if self.satisfied else bool((now[0] if now else self.read()) == value)
+    def is_satisfied(self, value: Any, *just_read: Any) -> bool:
+        return self.satisfied(value) if self.satisfied else bool((just_read[0] if just_read else self.read()) == value)
 
     def set(self, value: Any) -> None:
         assert self.write is not None, f"{self.name} is only observed"
