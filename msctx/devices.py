@@ -78,9 +78,7 @@ def facts(settings: Iterable[str] = (), free_memory: int = 0) -> Facts:
         from msctx.switches import torch_compiler
 
         inductor = torch_compiler.obstacle("batch_invariant")
-    rank = None
-    if "seed_by_rank" in settings:
-        rank = distributed.known_rank()
+    rank = distributed.known_rank() if "seed_by_rank" in settings else None
     emulates = os.environ.get(CUBLAS, "0")
     cublas = f"{CUBLAS}={emulates}" if emulates not in ("", "0") else ""
     return Facts(
