@@ -73,18 +73,9 @@ void msctx_fingerprint(const char* isa, const void* data, int64_t bytes, int thr
   low_and_high[0] = found.low, low_and_high[1] = found.high;
 }
 
-void msctx_strided_fingerprint(
-    const char* isa, const void* data, int bytes_of_element, const Dimension* all, int dimensions, int threads, uint64_t* low_and_high) {
+int msctx_statistics(const char* isa, int dtype, const void* data, int64_t count, int threads, Statistics* pieces) {
   const auto* passes = table_of(isa)->passes;
-  const Fingerprint found = passes->strided_fingerprint(data, bytes_of_element, all, dimensions, in_threads(threads));
-  low_and_high[0] = found.low, low_and_high[1] = found.high;
-}
-
-int msctx_contents(const char* isa, int dtype, const void* data, int64_t count, int threads, uint64_t* low_and_high, Statistics* pieces) {
-  const auto* passes = table_of(isa)->passes;
-  Fingerprint found{};
-  passes->contents(DType(dtype), data, count, low_and_high ? &found : nullptr, pieces, in_threads(threads));
-  if (low_and_high) low_and_high[0] = found.low, low_and_high[1] = found.high;
+  passes->statistics(DType(dtype), data, count, pieces, in_threads(threads));
   return passes->has_nonfinite(DType(dtype), data, count);
 }
 

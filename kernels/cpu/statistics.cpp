@@ -1,6 +1,6 @@
-// What a tensor holds, in one pass: its range, its sums in float64, how many of its values are of a kind, and its fingerprint.
+// What a tensor holds, in one pass: its range, its sums in float64, and how many of its values are of a kind.
 #include "msctx/elements.h"
-#include "msctx/fingerprint.h"
+#include "msctx/table.h"
 #include "vec.h"
 
 namespace msctx::MSCTX_ISA {
@@ -8,6 +8,7 @@ namespace statistics_only {
 namespace {
 
 constexpr int64_t block = 512;  // values that are read at once: in the first cache
+constexpr int64_t ahead = 4096;  // bytes to fetch before they are needed
 
 // Operators act lane by lane; comparisons give -1 and 0.
 template <class T, int count>
@@ -177,9 +178,8 @@ void widen_all(const Half* from, int64_t count, float* to) {
   for (; i < count; i++) to[i] = to_float(from[i]);
 }
 
-// `chunk`: what its bytes are added to, in the same pass, or nullptr.
 template <class T>
-Statistics of(const T* from, int64_t count, Chunk* chunk) {
+Statistics of(const T* from, int64_t count) {
   using Wide = typename SumOf<T>::type;
   constexpr int lanes = Sums<Wide>::lanes;
   Statistics all;
@@ -187,7 +187,6 @@ Statistics of(const T* from, int64_t count, Chunk* chunk) {
   Sums<Wide> sums;
   for (int64_t start = 0; start < count; start += block, from += block) {
     const int64_t size = smaller(block, count - start), whole = size / lanes * lanes;
-    if (chunk) chunk->add(reinterpret_cast<const char*>(from), size * int64_t(sizeof(T)));
     if constexpr (sizeof(T) == sizeof(Wide)) {
       sums.add(from, whole, from);
     } else {
@@ -210,23 +209,13 @@ Statistics of(const T* from, int64_t count, Chunk* chunk) {
 
 using namespace statistics_only;
 
-void contents(DType dtype, const void* data, int64_t count, Fingerprint* fingerprint, Statistics* statistics, const Parallel& parallel) {
+void statistics(DType dtype, const void* data, int64_t count, Statistics* pieces, const Parallel& parallel) {
   with_type(dtype, [&](auto type) {
-    using T = decltype(type);
-    const auto* values = static_cast<const T*>(data);
-    const auto read = [&](int64_t start, int64_t end, Chunk* chunk) {
-      for (; start < end; start += statistics_piece)
-        statistics[start / statistics_piece] = of(values + start, smaller(statistics_piece, end - start), chunk);
-    };
-    if (fingerprint)
-      *fingerprint = in_chunks(count * int64_t(sizeof(T)), parallel, [&](Chunk& one, int64_t start, int64_t bytes) {
-        if (statistics) read(start / int64_t(sizeof(T)), (start + bytes) / int64_t(sizeof(T)), &one);
-        else one.add(static_cast<const char*>(data) + start, bytes);
-      });
-    else
-      parallel_for(parallel, divide_up(count, statistics_piece), [&](int64_t i, int) {
-        read(i * statistics_piece, smaller(count, (i + 1) * statistics_piece), nullptr);
-      });
+    const auto* values = static_cast<const decltype(type)*>(data);
+    parallel_for(parallel, divide_up(count, statistics_piece), [&](int64_t i, int) {
+      const int64_t start = i * statistics_piece;
+      pieces[i] = of(values + start, smaller(statistics_piece, count - start));
+    });
   });
 }
 

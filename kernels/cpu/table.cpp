@@ -7,8 +7,7 @@ namespace msctx::MSCTX_ISA {
 extern const ConvAlgorithm conv_algo_0, conv_algo_3, conv_depthwise, conv_direct, conv_fft, conv_fft_tiling, conv_gemm, conv_implicit_gemm,
     conv_implicit_precomp_gemm, conv_reference, conv_winograd, conv_winograd_nonfused, conv_product;
 Fingerprint fingerprint(const void* data, int64_t bytes, const Parallel&);
-Fingerprint strided_fingerprint(const void* data, int bytes_of_element, const Dimension*, int dimensions, const Parallel&);
-void contents(DType, const void* data, int64_t count, Fingerprint*, Statistics*, const Parallel&);
+void statistics(DType, const void* data, int64_t count, Statistics* pieces, const Parallel&);
 bool has_nonfinite(DType, const void* data, int64_t count);
 void peaks(const float* values, int64_t n, int64_t channels, int64_t positions, bool channels_last, int32_t* bits, const Parallel&);
 void finish(const Epilogue&, float* result, int64_t n, int64_t channels, int64_t positions, bool channels_last, const Parallel&);
@@ -103,7 +102,7 @@ constexpr ConvRow rows[] = {
 
 #define MSCTX_TEXT_OF(x) #x
 #define MSCTX_TEXT(x) MSCTX_TEXT_OF(x)
-constexpr Passes passes = {fingerprint, strided_fingerprint, contents, has_nonfinite, peaks, finish};
+constexpr Passes passes = {fingerprint, statistics, has_nonfinite, peaks, finish};
 constexpr ConvTable all = {MSCTX_TEXT(MSCTX_ISA), rows, sizeof rows / sizeof rows[0], &passes};
 
 }  // namespace

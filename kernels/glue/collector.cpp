@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -16,19 +17,13 @@
 #include <exception>
 #include <memory>
 #include <optional>
-#include <unordered_set>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
-#include "glue/collector.h"
-#include "glue/nodes.h"
 #include "glue/observed.h"
-#include "glue/overflow.h"
-#include "glue/readers.h"
-#include "glue/running.h"
-#include "glue/rows.h"
 #include "msctx/api.h"
 #include "msctx/choices.h"
-#include "msctx/json.h"
 #include "msctx/process.h"
 
 namespace msctx::glue {
@@ -44,8 +39,44 @@ struct Maker {
   const char* module = "";
   const char* line = "";
   int64_t id = -1;
+  bool is_excepted = false;
 };
-auto& makers = immortal<ByNode<Maker>>();
+// By the numbers of nodes: a thread numbers its own, and backward passes may run elsewhere.
+class Makers {
+ public:
+  // Of the node that this thread makes next; the last call counts.
+  void remember(int64_t number, const Maker& maker) {
+    const std::lock_guard<std::mutex> guard(lock_);
+    const uint64_t thread = at::RecordFunction::currentThreadId();
+    const auto [found, is_new] = of_threads_.try_emplace(thread);
+    Kept& kept = found->second;
+    if (kept.latest.size() >= most) kept.before = std::exchange(kept.latest, {});
+    kept.latest[number] = maker;
+    if (!is_new) return;
+    order_.push_back(thread);
+    if (order_.size() > most_threads) of_threads_.erase(order_.front()), order_.pop_front();
+  }
+
+  // Of a node that a thread has made; nothing where that is long ago.
+  Maker find(uint64_t thread, int64_t number) {
+    const std::lock_guard<std::mutex> guard(lock_);
+    const auto kept = of_threads_.find(thread);
+    if (kept == of_threads_.end()) return {};
+    for (const auto* one : {&kept->second.latest, &kept->second.before})
+      if (const auto found = one->find(number); found != one->end()) return found->second;
+    return {};
+  }
+
+ private:
+  static constexpr size_t most = 1 << 15, most_threads = 256;  // nodes of a thread, twice; threads
+  struct Kept {
+    std::unordered_map<int64_t, Maker> latest, before;
+  };
+  std::mutex& lock_ = fork_safe_mutex();
+  std::unordered_map<uint64_t, Kept> of_threads_;
+  std::deque<uint64_t> order_;
+};
+Makers& makers = immortal<Makers>();
 
 struct Here {
   const char* module = "";
@@ -54,6 +85,7 @@ struct Here {
   int backward = 0, optimizer = 0;
   int64_t errors = 0;  // that operators have raised
   int standing = 0;    // operators that run and stand for others
+  int excepted = 0;    // operators and nodes that run and are left out of deterministic mode
   const Operator* wrapped = nullptr;  // that a transform (torch.func) is to call again for what is inside its tensors
   int64_t wrapped_id = 0;
   const char* node = "";
@@ -73,18 +105,13 @@ int64_t now() {
   return duration_cast<microseconds>(system_clock::now().time_since_epoch()).count();
 }
 
-// A row that a reader has chosen.
-struct Wanted {
-  const Reader* by;
-  std::vector<Seen> inputs = {}, outputs = {};
-  std::string problem = {};
-};
-
+// What has begun, until it ends.
 struct Observed : at::ObserverContext {
-  virtual void end(const at::RecordFunction&, Here&) = 0;
+  int64_t exception = -1;  // from deterministic mode
+  virtual void end(const at::RecordFunction&, Here&) {}
 };
 struct Context : Observed {
-  Recent* recent = nullptr;
+  std::shared_ptr<Row> recent;
   std::shared_ptr<const Config> config;  // nullptr: it is not seen
   Row row;
   std::vector<c10::IValue> arguments;
@@ -92,7 +119,7 @@ struct Context : Observed {
   int exceptions = std::uncaught_exceptions();
   int64_t errors = 0;  // that operators had raised before
   Running around;
-  std::vector<Wanted> wanted;
+  std::vector<std::pair<const Reader*, Row>> wanted;  // rows that readers have chosen
   bool has_failed() const { return std::uncaught_exceptions() > exceptions; }
   void end(const at::RecordFunction&, Here&) override;
 };
@@ -141,51 +168,6 @@ const char* module_of(const Here& here) {
   return module ? module : here.module;
 }
 
-Reading of_reader(const Reader& by, bool has_files) {
-  Reading found;
-  found.statistics = true;
-  if (has_files) found.folder = &by.files;
-  found.reader = by.reader;
-  return found;
-}
-
-Reading of_rows(const Reader& by) {
-  Reading found = of_reader(by, by.tensors != 0);
-  found.statistics = by.statistics;
-  found.digests = by.digests;
-  found.keeps_bits = (by.tensors & 2) != 0;
-  return found;
-}
-
-// For all who want it; what several ask of the same tensors, without files of them, is read in one pass.
-void see(
-    std::vector<Wanted>& wanted, const std::vector<c10::IValue>& values, const Row& row, const char* what, bool Reader::*asks,
-    std::vector<Seen> Wanted::*into) {
-  const Unseen unseen;
-  Reading together;
-  for (const Wanted& one : wanted)
-    if (one.by->*asks && !one.by->tensors) together.statistics |= one.by->statistics, together.digests |= one.by->digests;
-  const std::vector<Seen>* known = nullptr;
-  for (Wanted& one : wanted) {
-    const bool is_asked = one.by->*asks, shares = is_asked && !one.by->tensors;
-    if (!is_asked && into == &Wanted::inputs) continue;
-    const Reading reading = shares ? together : is_asked ? of_rows(*one.by) : Reading{};
-    one.*into = shares && known ? *known : seen(values, row, what, reading, one.problem);
-    if (shares && !known) known = &(one.*into);
-  }
-  for (Wanted& one : wanted)
-    for (Seen& tensor : one.*into) {
-      tensor.has_statistics &= one.by->statistics, tensor.has_digest &= one.by->digests;
-      if (!one.by->statistics && !one.by->tensors && tensor.unread == unconvertible) tensor.unread.clear();
-    }
-}
-
-Reading of_error(const Reader& by) {
-  Reading found = of_reader(by, true);
-  found.of_results = true;
-  return found;
-}
-
 // What it returns, and what it writes to beside that.
 std::vector<c10::IValue> results_of(const Context& at, at::ArrayRef<c10::IValue> outputs) {
   std::vector<c10::IValue> found = outputs.vec();
@@ -197,14 +179,12 @@ std::vector<c10::IValue> results_of(const Context& at, at::ArrayRef<c10::IValue>
 }
 
 bool has_overflowed(const Context& at, int wanted, const std::vector<c10::IValue>& results) try {
-  std::vector<at::Tensor> tensors;
-  for (const c10::IValue& value : results) tensors_in(value, tensors);
-  return has_overflowed(*at.row.op, wanted, at.arguments, at.before, tensors);
+  return has_overflowed(*at.row.op, wanted, at.arguments, at.before, tensors_in(results));
 } catch (const std::exception&) {  // of a dtype that cannot be read
   return false;
 }
 
-std::unique_ptr<at::ObserverContext> begin_around(const at::RecordFunction& fn) {
+std::unique_ptr<Observed> begin_around(const at::RecordFunction& fn) {
   auto around = std::make_unique<Around>();
   around->module = here.module;
   around->node = here.node;
@@ -217,7 +197,7 @@ std::unique_ptr<at::ObserverContext> begin_around(const at::RecordFunction& fn) 
   }
   here.backward++;
   here.node = fn.name();
-  here.maker = makers.find(fn.forwardThreadId(), fn.seqNr(), {});
+  here.maker = makers.find(fn.forwardThreadId(), fn.seqNr());
   here.module = here.maker.module;
   return around;
 }
@@ -229,9 +209,16 @@ bool is_traced() {
   return Modes::any_modes_set() && (Modes::get_mode(Key::FAKE) || Modes::get_mode(Key::PROXY));
 }
 
-std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
-  Here& here = glue::here;
-  if (here.looks_away) return nullptr;
+// Whether a reader leaves it out of deterministic mode: an operator, or the backward pass of what one has made.
+bool is_excepted(const at::RecordFunction& fn, const Here& here) {
+  if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION) return makers.find(fn.forwardThreadId(), fn.seqNr()).is_excepted;
+  if (fn.scope() != at::RecordScope::FUNCTION) return false;
+  const Operator& op = operator_of(fn);
+  const auto leaves_it_out = [&](const Reader& one) { return one.excepts && is_chosen(one, op, here.module, 0); };
+  return std::ranges::any_of(here.config->readers, leaves_it_out);
+}
+
+std::unique_ptr<Observed> begin_seen(const at::RecordFunction& fn, Here& here) try {
   if (fn.scope() != at::RecordScope::FUNCTION) return is_traced() ? nullptr : begin_around(fn);
   if (here.is_inside) {
     if (!here.may_call_python) return nullptr;
@@ -239,7 +226,6 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
     inner->around = begin_running({&operator_of(fn), now(), here.module, caller_here()});
     return inner;
   }
-  update(here.config, here.version);
   const auto asked = here.config;
   if (!asked) return nullptr;
   if (is_traced()) {  // it is none of the program's, and what the mode makes of it is part of it
@@ -251,7 +237,7 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   if (op.stands_for_others && !asked->errors) return nullptr;
   if (!op.has_schema && fn.seqNr() < 0) return nullptr;  // such as the guards of compiled code
   const int64_t id = here.wrapped == &op ? here.wrapped_id : ++operators;
-  if (fn.seqNr() >= 0) makers.remember(fn.seqNr(), {here.module, line_of(here, *asked), id});
+  if (fn.seqNr() >= 0) makers.remember(fn.seqNr(), {here.module, line_of(here, *asked), id, here.excepted > 0});
   if (!op.has_schema) return nullptr;
   const auto given = own(fn.inputs(), op.arguments.size());
   if (has_wrapped(given)) {
@@ -291,17 +277,16 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
     return at;
   }
   for (const Reader& one : a.readers)
-    if ((one.inputs || one.outputs) && op.makes_data && is_chosen(one, row)) at->wanted.push_back({&one});
+    if ((one.inputs || one.outputs) && op.makes_data && is_chosen(one, op, row.module, id)) at->wanted.push_back({&one, row});
   if (!at->wanted.empty() || a.overflow || a.errors) at->arguments = given.vec();
-  if (!at->wanted.empty()) see(at->wanted, at->arguments, row, "input", &Reader::inputs, &Wanted::inputs);
-  if (a.overflow && op.makes_data)
-    for (size_t i = 0; i < op.is_written.size() && i < at->arguments.size(); i++) {
-      if (!op.is_written[i]) continue;
-      const Unseen unseen;
-      std::vector<at::Tensor> tensors;
-      tensors_in(at->arguments[i], tensors);
-      for (const at::Tensor& t : tensors) at->before.push_back(known_of(t));
-    }
+  if (!at->wanted.empty() || a.overflow) {
+    const Unseen unseen;
+    for (auto& [by, found] : at->wanted)
+      if (by->inputs) found.inputs = seen(at->arguments, found, "input", *by);
+    for (size_t i = 0; a.overflow && op.makes_data && i < op.is_written.size() && i < at->arguments.size(); i++)
+      if (op.is_written[i])
+        for (const at::Tensor& t : tensors_in(at->arguments[i])) at->before.push_back(known_of(t));
+  }
   if (a.recent) at->recent = remember(row, given);
   here.may_call_python =
       a.running && (!at::SavedTensorDefaultHooks::get_tls_state().stack.empty() || c10::impl::TorchDispatchModeTLS::any_modes_set());
@@ -314,6 +299,19 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) try {
   return nullptr;
 }
 
+std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) {
+  Here& here = glue::here;
+  if (here.looks_away) return nullptr;
+  update(here.config, here.version);
+  const bool is_exception = here.config && here.config->excepts && is_excepted(fn, here);
+  here.excepted += is_exception;
+  auto begun = begin_seen(fn, here);
+  if (!is_exception) return begun;
+  if (!begun) begun = std::make_unique<Observed>();
+  begun->exception = begin_exception();
+  return begun;
+}
+
 void finish_failed(const Context& at) {
   if (!at.config->errors || error_in_python() == "_StopRecomputationError") return;  // a checkpoint has all that it needs
   here.errors++;
@@ -321,7 +319,7 @@ void finish_failed(const Context& at) {
   for (const Reader& one : at.config->readers) {
     if (!one.errors) continue;
     Row error = at.row;
-    error.inputs = seen(at.arguments, at.row, "input", of_error(one), error.problem);
+    error.inputs = seen(at.arguments, error, "input", one);
     error.attributes = attributes_of(at.arguments, *at.row.op);
     hand_over(one, std::move(error), 1);
   }
@@ -333,7 +331,7 @@ void finish(const at::RecordFunction& fn, const Here& here, Context& at) {
   row.took = now() - row.began;
   row.algorithm = here.algorithm;
   const bool has_failed = at.has_failed();
-  if (at.recent) finish(at.recent, row, has_failed);
+  if (at.recent) finish(*at.recent, row, has_failed);
   if (has_failed && op.only_checks && here.standing) return;  // the one that called it has what went in
   if (has_failed) return finish_failed(at);
   if (at.wanted.empty() && !at.config->overflow) return;
@@ -342,19 +340,18 @@ void finish(const at::RecordFunction& fn, const Here& here, Context& at) {
   for (const Reader& one : at.config->readers) {
     if (!one.overflow || !has_overflowed(at, one.overflow, results)) continue;
     Row found = row;
-    found.inputs = seen(at.arguments, row, "input", of_reader(one, !one.files.empty()), found.problem, &at.before);
-    found.outputs = seen(results, row, "output", of_reader(one, !one.files.empty()), found.problem);
+    found.inputs = seen(at.arguments, found, "input", one, &at.before);
+    found.outputs = seen(results, found, "output", one);
     found.attributes = attributes_of(at.arguments, op);
     hand_over(one, std::move(found), 1);
   }
-  see(at.wanted, results, row, "output", &Reader::outputs, &Wanted::outputs);
-  for (Wanted& one : at.wanted) {
-    Row found = row;
-    found.inputs = std::move(one.inputs);
-    found.outputs = std::move(one.outputs);
-    found.problem = std::move(one.problem);
-    if (one.by->attributes) found.attributes = attributes_of(at.arguments, op);
-    hand_over(*one.by, std::move(found), enough);
+  static const Reader& describes = immortal<Reader>();  // alone
+  for (auto& [by, found] : at.wanted) {
+    found.took = row.took;
+    found.algorithm = row.algorithm;
+    found.outputs = seen(results, found, "output", by->outputs ? *by : describes);
+    if (by->attributes) found.attributes = attributes_of(at.arguments, op);
+    hand_over(*by, std::move(found), enough);
   }
 }
 
@@ -384,7 +381,10 @@ void Context::end(const at::RecordFunction& fn, Here& here) {
 }
 
 void end(const at::RecordFunction& fn, at::ObserverContext* given) try {
-  if (given) static_cast<Observed*>(given)->end(fn, here);
+  if (!given) return;
+  auto& begun = static_cast<Observed&>(*given);
+  if (begun.exception >= 0) here.excepted--, end_exception(begun.exception);
+  begun.end(fn, here);
 } catch (const std::exception&) {
   dropped++;
 }
@@ -394,8 +394,6 @@ void note_algorithm(const Choice& choice) {
 }
 
 }  // namespace
-
-const char* module_here() { return here.module; }
 
 }  // namespace msctx::glue
 
@@ -425,20 +423,11 @@ MSCTX_API int msctx_collect(const char* readers, PythonFunction on_rows, PythonF
 
 MSCTX_API void msctx_collect_step(int64_t number) { step = number; }
 
-// A text for the life of the process: a line of code.
+// A text for the life of the process, another one each time: a line of code, or a path, by which a module is known to msctx_enter_module.
 MSCTX_API const void* msctx_text(const char* given) try {
   const std::lock_guard<std::mutex> guard(lock);
-  static auto& texts = immortal<std::unordered_set<std::string>>();  // they keep their places
-  return texts.emplace(given).first->c_str();
-} catch (const std::exception&) {
-  return "";
-}
-
-// What stands for a module in msctx_enter_module, by its path: another one each time. It lives as long as the process.
-MSCTX_API const void* msctx_module(const char* path) try {
-  const std::lock_guard<std::mutex> guard(lock);
-  static auto& modules = immortal<std::deque<std::string>>();
-  return modules.emplace_back(path).c_str();
+  static auto& texts = immortal<std::deque<std::string>>();
+  return texts.emplace_back(given).c_str();
 } catch (const std::exception&) {
   return "";
 }

@@ -3,16 +3,15 @@
 #include <ATen/Functions.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
-#include <memory>
-#include <vector>
+#include <utility>
 
 #include "glue/tensors.h"
-#include "msctx/json.h"
 
 namespace msctx::glue {
 namespace {
@@ -38,19 +37,6 @@ at::Tensor once(at::Tensor t, int64_t& times) {
 
 // An accelerator's is copied, which waits for the device.
 at::Tensor on_host(const at::Tensor& t) { return t.device().is_cpu() ? t : t.cpu(); }
-
-// One at least; those that lie as one are one.
-std::vector<Dimension> dimensions_of(const at::Tensor& t) {
-  std::vector<Dimension> all{{1, 1}};
-  for (int64_t d = 0; d < t.dim(); d++) {
-    const Dimension one{t.size(d), t.stride(d)};
-    if (one.size == 1) continue;
-    if (all.back().size == 1) all.back() = one;
-    else if (all.back().stride == one.stride * one.size) all.back() = {all.back().size * one.size, one.stride};
-    else all.push_back(one);
-  }
-  return all;
-}
 
 }  // namespace
 
@@ -110,13 +96,12 @@ bool has_nonfinite(const at::Tensor& given) {
   return found;
 }
 
-// `print`: of a contiguous tensor its bytes', read in the same pass; nullptr: not wanted.
-static Statistics statistics_of(const at::Tensor& on_host, Fingerprint* print) {
+Statistics statistics_of(const at::Tensor& given) {
   int64_t times;
-  at::Tensor t = once(on_host, times);
+  at::Tensor t = once(on_host(given), times);
   if (!dtype_of(t)) t = t.to(at::kDouble);
   std::vector<Statistics> pieces(divide_up(t.numel(), statistics_piece));
-  passes().contents(*dtype_of(t), t.const_data_ptr(), t.numel(), print, pieces.data(), threads_of_torch());
+  passes().statistics(*dtype_of(t), t.const_data_ptr(), t.numel(), pieces.data(), threads_of_torch());
   Statistics all;
   for (const Statistics& one : pieces) {
     all.least = std::min(all.least, one.least);
@@ -133,30 +118,35 @@ static Statistics statistics_of(const at::Tensor& on_host, Fingerprint* print) {
   return all;
 }
 
-Statistics statistics_of(const at::Tensor& t) { return statistics_of(on_host(t), nullptr); }
-
 std::optional<Statistics> known_of(const at::Tensor& t) try {
   return is_readable(t) ? std::optional(statistics_of(t)) : std::nullopt;
 } catch (const std::exception&) {  // of a dtype that torch converts to no other
   return std::nullopt;
 }
 
-uint64_t digest_of(const at::Tensor& given, Statistics* statistics) {
-  const at::Tensor t = as_real(on_host(given));
-  const auto all = dimensions_of(t);
-  const bool is_dense = all.size() == 1 && all[0].stride == 1, in_one_pass = statistics && is_dense && dtype_of(t);
-  Fingerprint found;
-  if (statistics) *statistics = statistics_of(t, in_one_pass ? &found : nullptr);
-  if (!in_one_pass) {
-    const Parallel threads = threads_of_torch();
-    found = is_dense ? passes().fingerprint(t.const_data_ptr(), int64_t(t.nbytes()), threads)
-                     : passes().strided_fingerprint(t.const_data_ptr(), int(t.element_size()), all.data(), int(all.size()), threads);
+std::vector<at::Tensor> tensors_in(at::ArrayRef<c10::IValue> values) {
+  std::vector<at::Tensor> found;
+  for (const c10::IValue& value : values) {
+    if (value.isTensor() && value.toTensor().defined()) found.push_back(value.toTensor());
+    if (value.isList())
+      for (at::Tensor& one : tensors_in(value.toListRef())) found.push_back(std::move(one));
   }
+  return found;
+}
+
+namespace {
+
+// Of the values in logical order, their dtype and shape: the same for any strides.
+uint64_t digest_of(const at::Tensor& given) {
+  const at::Tensor t = as_real(on_host(given)).contiguous();
+  const Fingerprint found = passes().fingerprint(t.const_data_ptr(), int64_t(t.nbytes()), threads_of_torch());
   uint64_t shape = 0xcbf29ce484222325;
   for (const int64_t size : given.sizes()) shape = (shape ^ uint64_t(size)) * 0x100000001b3;
   return found.low ^ shape ^ uint64_t(given.scalar_type()) << 56;
 }
 
+// In NumPy's format; dtypes that it does not have (bfloat16, float8, complex32) as float32 or complex64, or, with `keeps_bits`, as
+// unsigned integers with the same bits. Throws where the file cannot be written whole.
 void write_npy(const at::Tensor& given, const std::string& path, bool keeps_bits) {
   at::Tensor t = on_host(given).resolve_conj().resolve_neg();
   const char* type = nullptr;
@@ -205,25 +195,42 @@ void write_npy(const at::Tensor& given, const std::string& path, bool keeps_bits
   throw std::runtime_error(std::strerror(error));
 }
 
-void tensors_in(const c10::IValue& value, std::vector<at::Tensor>& found) {
-  if (value.isTensor()) {
-    if (value.toTensor().defined()) found.push_back(value.toTensor());
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& one : value.toTensorVector())
-      if (one.defined()) found.push_back(one);
-  } else if (value.isList()) {
-    for (const c10::IValue& one : value.toListRef()) tensors_in(one, found);
-  }
+Seen described(const at::Tensor& t, const std::string& argument) {
+  Seen found;
+  found.argument = argument;
+  found.dtype = c10::toString(t.scalar_type());
+  if (!t.is_nested()) found.shape = joined(t.sizes());
+  if (!t.is_nested() && t.layout() == at::kStrided) found.strides = joined(t.strides());
+  found.requires_grad = t.requires_grad();
+  found.device = t.device().str();
+  if (const char* why = why_unreadable(t)) found.unread = why;
+  return found;
 }
 
-namespace {
-std::string hex(const at::Tensor& bytes) {
-  std::string text;
-  for (int64_t i = 0; i < bytes.numel(); i++)
-    for (const int half : {bytes.const_data_ptr<uint8_t>()[i] >> 4, bytes.const_data_ptr<uint8_t>()[i] & 15}) text += "0123456789abcdef"[half];
-  return text;
+// Why statistics are not read: torch converts the dtype to no other.
+constexpr const char* unconvertible = "PyTorch converts this dtype to no other";
+
+void take_statistics(Seen& found, const std::optional<Statistics>& known) {
+  found.has_statistics = known.has_value();
+  if (known) found.statistics = *known;
+  else if (found.unread.empty()) found.unread = unconvertible;
 }
-}  // namespace
+
+void take_digest(Seen& found, const at::Tensor& t) try {
+  found.digest = digest_of(t);
+  found.has_digest = true;
+} catch (const std::exception&) {
+  found.unread = unconvertible;
+}
+
+void keep(Seen& found, const at::Tensor& t, const Reader& by, const std::string& file, std::string& problem) try {
+  write_npy(t, by.files + "/" + file, (by.tensors & 2) != 0);
+  found.file = file;
+} catch (const c10::Error&) {
+  found.unread = unconvertible;
+} catch (const std::exception& error) {
+  problem = error.what();
+}
 
 void write_json(std::string& json, const c10::IValue& value, int& tensors) {
   const auto number = [&](double v) {
@@ -253,11 +260,6 @@ void write_json(std::string& json, const c10::IValue& value, int& tensors) {
     quote(json, value.toStringRef());
   } else if (value.isDevice()) {
     torch("device:" + value.toDevice().str());
-  } else if (value.isGenerator() && value.toGenerator().defined()) {
-    const at::Generator& generator = value.toGenerator();
-    member(json += "{\"torch\":\"Generator\",", "device", generator.device().str());
-    member(json, "state", hex(generator.get_state()));
-    json.back() = '}';
   } else if (value.isList()) {
     json += '[';
     bool is_first = true;
@@ -274,6 +276,106 @@ void write_json(std::string& json, const c10::IValue& value, int& tensors) {
   } else {
     torch(value.tagKind());
   }
+}
+
+void write(std::string& json, const std::vector<Seen>& all) {
+  const auto real = [&](const char* name, double v) {
+    char text[64];
+    std::snprintf(text, sizeof text, std::isfinite(v) ? "\"%s\":%.17g," : "\"%s\":null,", name, v);
+    json += text;
+  };
+  json += '[';
+  for (const Seen& one : all) {
+    json += '{';
+    member(json, "argument", one.argument);
+    member(json, "shape", one.shape);
+    member(json, "strides", one.strides);
+    flag(json, "requires_grad", one.requires_grad);
+    if (one.is_written) flag(json, "is_written", true);
+    if (!one.unread.empty()) member(json, "unread", one.unread);
+    member(json, "device", one.device);
+    member(json, "file", one.file);
+    if (one.has_digest) json += "\"digest\":" + std::to_string(one.digest) + ",";
+    if (one.has_statistics) {
+      const Statistics& s = one.statistics;
+      const int64_t finite = s.count - s.nan - s.positive_inf - s.negative_inf;
+      real("min", s.least);
+      real("max", s.largest);
+      real("mean", finite ? s.sum / double(finite) : NAN);
+      real("l2", std::sqrt(s.squares));
+      const std::pair<const char*, int64_t> counts[] = {{"count", s.count}, {"nan", s.nan}, {"positive_inf", s.positive_inf},
+                                                        {"negative_inf", s.negative_inf}, {"zero", s.zero}, {"negative", s.negative}};
+      for (const auto& [name, count] : counts) number(json, name, count);
+    }
+    member(json, "dtype", one.dtype);
+    json.back() = '}';
+    json += ',';
+  }
+  if (json.back() == ',') json.pop_back();
+  json += "],";
+}
+
+}  // namespace
+
+std::vector<Seen> seen(
+    const std::vector<c10::IValue>& values, Row& row, const char* what, const Reader& by,
+    const std::vector<std::optional<Statistics>>* before) {
+  const Operator& op = *row.op;
+  const std::string stem = std::to_string(getpid()) + "-" + std::to_string(by.reader) + "-" + std::to_string(row.id) + "." + what + ".";
+  std::vector<Seen> found;
+  size_t written = 0;
+  for (size_t i = 0; i < values.size(); i++) {
+    const bool has_argument = what[0] == 'i' && i < op.arguments.size();
+    const bool is_written = has_argument && op.is_written[i], is_result = has_argument && op.is_result[i];
+    if (is_result && !by.errors) continue;
+    for (const at::Tensor& t : tensors_in(values[i])) {
+      Seen& one = found.emplace_back(described(t, has_argument ? op.arguments[i] : ""));
+      one.is_written = is_written || is_result;
+      if (is_written && before) {
+        if (written < before->size()) take_statistics(one, (*before)[written++]);
+        continue;
+      }
+      if (one.unread.empty() && by.digests) take_digest(one, t);
+      if (one.unread.empty() && by.statistics) take_statistics(one, known_of(t));
+      if (one.unread.empty() && by.tensors) keep(one, t, by, stem + std::to_string(found.size() - 1) + ".npy", row.problem);
+    }
+  }
+  return found;
+}
+
+std::string attributes_of(const std::vector<c10::IValue>& values, const Operator& op) {
+  std::string json = "{";
+  int tensors = 0;
+  for (size_t i = 0; i < values.size(); i++) {
+    if (i) json += ',';
+    quote(json, i < op.arguments.size() ? op.arguments[i] : std::to_string(i));
+    json += ':';
+    write_json(json, values[i], tensors);
+  }
+  return json + "}";
+}
+
+std::string json_of(const Row& row) {
+  std::string json = "{";
+  const std::pair<const char*, int64_t> numbers[] = {{"id", row.id}, {"step", row.step}, {"maker", row.maker},
+                                                     {"began", row.began}, {"took", row.took}, {"thread", int64_t(row.thread)}};
+  for (const auto& [name, value] : numbers) number(json, name, value);
+  member(json, "operator", row.op->name);
+  member(json, "overload", row.op->overload);
+  member(json, "module", row.module);
+  member(json, "direction", row.direction);
+  member(json, "node", row.node);
+  member(json, "line", row.line);
+  member(json, "algorithm", row.algorithm);
+  member(json, "shapes", row.shapes);
+  member(json, "problem", row.problem);
+  if (row.op->accumulates) flag(json, "accumulates", true);
+  json += "\"inputs\":";
+  write(json, row.inputs);
+  json += "\"outputs\":";
+  write(json, row.outputs);
+  json += "\"attributes\":" + (row.attributes.empty() ? "{}" : row.attributes);
+  return json + "}";
 }
 
 }  // namespace msctx::glue

@@ -1,5 +1,4 @@
-#include "glue/overflow.h"
-
+// Which operator makes what is not finite.
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -11,6 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "glue/observed.h"
 
@@ -69,13 +69,11 @@ Given given_to(const Operator& op, const std::vector<c10::IValue>& arguments, co
   const auto is_written = [&](size_t i) { return i < op.is_written.size() && op.is_written[i]; };
   const auto is_spread = [&](size_t i) { return !op.is_pointwise && !(op.adds_first && i == 0); };
   for (size_t i = 0; i < arguments.size(); i++)
-    if (is_written(i)) tensors_in(arguments[i], written);
+    if (is_written(i)) std::ranges::copy(tensors_in(arguments[i]), std::back_inserter(written));
   for (size_t n = 0, i = 0; i < arguments.size(); i++) {
     found.kinds |= kinds_of_number(arguments[i]);
     if (i < op.is_result.size() && op.is_result[i]) continue;
-    std::vector<at::Tensor> tensors;
-    tensors_in(arguments[i], tensors);
-    for (const at::Tensor& t : tensors) {
+    for (const at::Tensor& t : tensors_in(arguments[i])) {
       int kinds = 0;
       if (is_written(i)) {
         const auto& was = n < before.size() ? before[n] : std::nullopt;

@@ -1,5 +1,7 @@
-#include "glue/readers.h"
+// Who reads what the collector sees, the rows that wait for each, and what runs and has run in the process.
+#include <pthread.h>
 
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <exception>
@@ -7,43 +9,59 @@
 #include <tuple>
 #include <utility>
 
-#include "glue/running.h"
+#include "glue/observed.h"
+#include "glue/tensors.h"
 #include "msctx/api.h"
 #include "msctx/process.h"
 
 namespace msctx::glue {
-
-std::atomic<int64_t> dropped{0};
-
 namespace {
 
-constexpr size_t most = 1 << 16;  // rows that wait for Python
+constexpr size_t most = 1 << 16;     // rows that wait for Python
+constexpr size_t most_recent = 1024;
 
 std::mutex& readers_lock = fork_safe_mutex();
 std::atomic<int64_t> latest{0};  // version of the config
 std::atomic<PythonFunction> sink{nullptr}, chooser{nullptr};  // Python's, for the life of the process
 struct State {
   std::shared_ptr<const Config> config;
-  int64_t process = forks;
   std::map<int64_t, std::deque<Row>> waiting;  // of each reader
   std::map<std::tuple<int64_t, const Operator*, const char*>, bool> chosen;
+  std::deque<std::shared_ptr<Row>> recent;
+  std::map<uint64_t, Running> running;  // by thread
 };
-// The lock is held. What waits in a process that forks is its own: the child has none of it.
-State& state() {
-  static State& all = immortal<State>();
-  if (all.process != forks) {
-    for (auto& queue : all.waiting) queue.second.clear();
-    all.process = forks;
+State& state = immortal<State>();  // the lock is held
+
+// Such as Float[8x8] Long[8].
+std::string shapes_of(at::ArrayRef<c10::IValue> arguments) {
+  std::string text;
+  int tensors = 16;
+  int64_t sizes = 24;
+  for (const at::Tensor& t : tensors_in(arguments)) {
+    if (!text.empty()) text += ' ';
+    if (--tensors < 0 || (!t.is_nested() && (sizes -= t.dim()) < 0)) return text + "...";
+    text += std::string(c10::toString(t.scalar_type())) + "[" + (t.is_nested() ? "nested" : joined(t.sizes())) + "]";
   }
-  return all;
+  return text;
+}
+
+template <class Rows, class Write>
+char* json_of(const Rows& rows, const Write& write) {
+  std::string json = "[";
+  for (const auto& row : rows) json += write(row) + ",";
+  if (json.back() == ',') json.pop_back();
+  return strdup((json + "]").c_str());
 }
 
 }  // namespace
 
+std::atomic<int64_t> dropped{0};
+
 Config::Config(const Json& given) {
   for (const auto& [_, reader] : given.members) {
     const Reader& one = readers.emplace_back(Reader{reader});
-    overflow |= one.overflow != 0, errors |= one.errors, recent |= one.recent, running |= one.running, lines |= one.lines;
+    overflow |= one.overflow != 0, errors |= one.errors, recent |= one.recent;
+    running |= one.running, excepts |= one.excepts, lines |= one.lines;
   }
 }
 
@@ -51,10 +69,11 @@ void set_readers(std::shared_ptr<const Config> given, PythonFunction take, Pytho
   const std::lock_guard<std::mutex> guard(readers_lock);
   std::map<int64_t, std::deque<Row>> waiting;  // what waits for those that have gone, goes
   if (given)
-    for (const Reader& one : given->readers) waiting[one.reader] = std::move(state().waiting[one.reader]);
-  state().waiting = std::move(waiting);
-  state().chosen.clear();
-  state().config = std::move(given);
+    for (const Reader& one : given->readers) waiting[one.reader] = std::move(state.waiting[one.reader]);
+  state.waiting = std::move(waiting);
+  state.chosen.clear();
+  if (!given || !given->running) state.running.clear();  // a forked process has none of its parent's threads
+  state.config = std::move(given);
   sink = take;
   chooser = choose;
   latest++;
@@ -64,34 +83,33 @@ void update(std::shared_ptr<const Config>& known, int64_t& version) {
   const int64_t now = latest.load(std::memory_order_acquire);
   if (version == now) return;
   const std::lock_guard<std::mutex> guard(readers_lock);
-  known = state().config;
+  known = state.config;
   version = now;
 }
 
 // Python's answer holds for this operator in this module, or, with `ask_again`, for this one call.
 constexpr long chosen = 1, ask_again = 2;
 
-bool is_chosen(const Reader& by, const Row& row) {
+bool is_chosen(const Reader& by, const Operator& op, const char* module, int64_t id) {
   if (!by.chooses) return true;
-  const std::tuple key{by.reader, row.op, row.module};
+  const std::tuple key{by.reader, &op, module};
   {
     const std::lock_guard<std::mutex> guard(readers_lock);
-    if (const auto found = state().chosen.find(key); found != state().chosen.end()) return found->second;
+    if (const auto found = state.chosen.find(key); found != state.chosen.end()) return found->second;
   }
-  const auto module = reinterpret_cast<unsigned long long>(row.module);
-  const long answer =
-      call_python(chooser, chosen, "(LssLK)", (long long)by.reader, row.op->name.c_str(), row.module, (long long)row.id, module);
+  const auto number = reinterpret_cast<unsigned long long>(module);
+  const long answer = call_python(chooser, chosen, "(LssLK)", (long long)by.reader, op.name.c_str(), module, (long long)id, number);
   if (answer & ask_again) return answer & chosen;
   const std::lock_guard<std::mutex> guard(readers_lock);
-  return state().chosen[key] = answer & chosen;
+  return state.chosen[key] = answer & chosen;
 }
 
 void hand_over(const Reader& to, Row&& row, size_t enough_of_them) {
   size_t waiting;
   {
     const std::lock_guard<std::mutex> guard(readers_lock);
-    const auto queue = state().waiting.find(to.reader);
-    if (queue == state().waiting.end()) return;  // it has gone meanwhile
+    const auto queue = state.waiting.find(to.reader);
+    if (queue == state.waiting.end()) return;  // it has gone meanwhile
     auto& all = queue->second;
     all.push_back(std::move(row));
     if (all.size() > most) all.pop_front(), dropped++;
@@ -100,30 +118,71 @@ void hand_over(const Reader& to, Row&& row, size_t enough_of_them) {
   if (waiting >= enough_of_them) call_python(sink.load(), 0, "(L)", (long long)to.reader);
 }
 
+std::shared_ptr<Row> remember(const Row& row, at::ArrayRef<c10::IValue> arguments) {
+  auto kept = std::make_shared<Row>(row);
+  kept->took = -1;
+  kept->shapes = shapes_of(arguments);
+  const std::lock_guard<std::mutex> guard(readers_lock);
+  state.recent.push_back(kept);
+  if (state.recent.size() > most_recent) state.recent.pop_front();
+  return kept;
+}
+
+void finish(Row& remembered, const Row& row, bool has_failed) {
+  const std::lock_guard<std::mutex> guard(readers_lock);
+  remembered.took = has_failed ? -2 : row.took;
+  remembered.algorithm = row.algorithm;
+}
+
+Running begin_running(Running now) {
+  now.ident = uint64_t(pthread_self());
+  const std::lock_guard<std::mutex> guard(readers_lock);
+  return std::exchange(state.running[thread_id()], now);
+}
+
+void end_running(const Running& before) {
+  const std::lock_guard<std::mutex> guard(readers_lock);
+  if (before.op) state.running[thread_id()] = before;
+  else state.running.erase(thread_id());
+}
+
 }  // namespace msctx::glue
 
 using namespace msctx;
 using namespace msctx::glue;
 
-// In a forked process: its parent's observers do not read what it computes.
-MSCTX_API void msctx_collect_nothing() {
-  const std::lock_guard<std::mutex> guard(readers_lock);
-  state().config = nullptr;
-  latest++;
-}
-
-// The rows that wait for a reader; 0: the last operators, which stay. As JSON, to be freed.
+// The rows that wait for a reader; 0: the last operators, which stay: `took` is -1 of those that run, -2 where one raised. As JSON, to be
+// freed.
 MSCTX_API char* msctx_collected(int64_t reader) try {
-  if (!reader) return strdup(recent_as_json().c_str());
   std::deque<Row> taken;
   {
     const std::lock_guard<std::mutex> guard(readers_lock);
-    if (const auto queue = state().waiting.find(reader); queue != state().waiting.end()) taken.swap(queue->second);
+    if (!reader) return json_of(state.recent, [](const auto& row) { return glue::json_of(*row); });
+    if (const auto queue = state.waiting.find(reader); queue != state.waiting.end()) taken.swap(queue->second);
   }
-  return strdup(json_of(taken).c_str());
+  return json_of(taken, [](const Row& row) { return glue::json_of(row); });
 } catch (const std::exception&) {
   return nullptr;
 }
 
 // Rows that nobody took in time.
 MSCTX_API int64_t msctx_collect_dropped() { return dropped.exchange(0); }
+
+// What runs now in each thread, and since when (microseconds of the epoch). As JSON, to be freed.
+MSCTX_API char* msctx_running() try {
+  const std::lock_guard<std::mutex> guard(readers_lock);
+  return json_of(state.running, [](const auto& one) {
+    const auto& [thread, now] = one;
+    std::string json = "{";
+    number(json, "thread", int64_t(thread));
+    number(json, "ident", int64_t(now.ident));
+    number(json, "caller", now.caller);
+    number(json, "began", now.began);
+    member(json, "operator", now.op->name);
+    member(json, "module", now.module);
+    json.back() = '}';
+    return json;
+  });
+} catch (const std::exception&) {
+  return nullptr;
+}

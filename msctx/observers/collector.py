@@ -69,7 +69,7 @@ class Reader:
 
     @property
     def requested(self) -> Mapping[str, int]:
-        """What it requests now: the names of ``Reader`` (kernels/glue/readers.h)."""
+        """What it requests now: the names of ``Reader`` (kernels/glue/observed.h)."""
         raise NotImplementedError
 
     @property
@@ -144,8 +144,11 @@ def _of_this_process() -> list[Reader]:
 
 
 def _after_fork() -> None:
-    if _readers and (library := core.loaded()) is not None:
-        library.c.msctx_collect_nothing()
+    """What deterministic mode leaves out goes on in the child."""
+    if isinstance(found := reader(EXCEPT), ExceptReader):
+        found.process = os.getpid()
+    if _readers:
+        refresh()
 
 
 if hasattr(os, "register_at_fork"):
@@ -154,7 +157,7 @@ if hasattr(os, "register_at_fork"):
 
 def refresh() -> None:
     """Tell the library what each reader wants; a reader calls it when it wants something else."""
-    library = core.load()
+    library = core.loaded() or core.load()
     readers = _of_this_process()
     library.c.msctx_collect_step(steps.current())
     functions = [py_object(one) for one in (_take, _choose, _place)] if readers else [py_object()] * 3
@@ -229,9 +232,9 @@ def known_operators() -> set[str]:
 
 
 def recent() -> list[Row]:
-    """The last operators that ran, as many as readers requested."""
-    found: list[Row] = core.load().c.msctx_collected(0)
-    return found
+    """The last operators that ran, or run, with ``shapes`` of what went in; nothing else of their tensors."""
+    without = ("overload", "node", "line", "maker", "problem", "inputs", "outputs", "attributes")
+    return [{name: value for name, value in row.items() if name not in without} for row in core.load().c.msctx_collected(0)]
 
 
 def _end_step(step: int) -> None:
@@ -245,10 +248,13 @@ def _end_step(step: int) -> None:
 # --- deterministic_except: operators and modules that deterministic mode leaves out, in forward and backward passes --------
 
 OPTION = "deterministic_except"
+EXCEPT = f"observers.{OPTION}"
 
 
 class ExceptReader(Reader):
-    """It reads nothing: the collector names the modules for it."""
+    """It reads nothing, and chooses."""
+
+    is_choosy = True
 
     def __init__(self, settings: DeterministicExcept) -> None:
         self.settings = settings
@@ -256,22 +262,18 @@ class ExceptReader(Reader):
 
     @property
     def requested(self) -> Mapping[str, int]:
-        return {}
-
-    def begin(self) -> None:
-        core.load().c.msctx_deterministic_except(py_object(_decide))
+        return {"excepts": 1}
 
     def pause(self) -> None:
-        core.load().c.msctx_deterministic_except(py_object())
         self.end_step()
 
-    def is_excepted(self, operator: str, module: str) -> bool:
+    def wants(self, operator: str, module: str, number: int, place: int) -> int:
         """An operator by its name, of all its variants; a module with all that is in it."""
         inside = [module.rsplit(".", depth)[0] for depth in range(module.count(".") + 1)] if module else []
         names = (*_names_of(operator), *inside)
         found = [pattern for pattern in self.settings.names if _means_any(pattern, names)]
         self._unmet.difference_update(found)
-        return bool(found)
+        return int(bool(found))
 
     def end_step(self) -> None:
         """Warn of names that have not been met and that nothing has: another operator may be one that runs later."""
@@ -302,9 +304,3 @@ def _names_of(operator: str) -> tuple[str, ...]:
     name = operator.rpartition("::")[2]
     kind = name.removesuffix("_")
     return operator, name, kind, kind.removesuffix("_backward")
-
-
-def _decide(operator: str, module: str) -> int:
-    """Called by the library, in any thread: it lives as long as the process."""
-    found = reader("observers.deterministic_except")
-    return int(isinstance(found, ExceptReader) and found.is_excepted(operator, module))

@@ -47,7 +47,7 @@ class ErrorReader(Reader):
 
     @property
     def requested(self) -> Mapping[str, int]:
-        return {"errors": int(self._count < MOST_RAISED)}
+        return {"errors": int(self._count < MOST_RAISED), "tensors": 1}
 
     @property
     def folder(self) -> Path | None:
@@ -133,7 +133,8 @@ class OverflowReader(Reader):
 
     @property
     def requested(self) -> Mapping[str, int]:
-        return {"overflow": MODES[self.settings.mode] | (0 if self.found else PASSED_ON)}
+        wanted = MODES[self.settings.mode] | (0 if self.found else PASSED_ON)
+        return {"overflow": wanted, "statistics": 1, "tensors": int(self.folder is not None)}
 
     @property
     def folder(self) -> Path | None:

@@ -128,7 +128,7 @@ def _number_of(path: str, module: nn.Module) -> int:
         if _modules[number]() in (module, None):
             break
     else:
-        number = core.load().c.msctx_module(path)
+        number = core.load().c.msctx_text(path)
         _numbers[path].append(number)
     _modules[number] = weakref.ref(module)
     return number

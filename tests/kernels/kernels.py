@@ -146,12 +146,7 @@ class Kernels:
             ("error", c_double, problem),
             ("run", c_int, [*problem, c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int]),
             ("fingerprint", None, [c_char_p, c_void_p, c_int64, c_int, POINTER(c_uint64 * 2)]),
-            (
-                "strided_fingerprint",
-                None,
-                [c_char_p, c_void_p, c_int, c_void_p, c_int, c_int, POINTER(c_uint64 * 2)],
-            ),
-            ("contents", c_int, [c_char_p, c_int, c_void_p, c_int64, c_int, POINTER(c_uint64 * 2), c_void_p]),
+            ("statistics", c_int, [c_char_p, c_int, c_void_p, c_int64, c_int, c_void_p]),
         ):
             function = getattr(self._c, f"msctx_{name}")
             function.restype, function.argtypes = result, arguments
@@ -243,34 +238,14 @@ class Kernels:
         self._c.msctx_fingerprint(isa.encode(), c_void_p(values.ctypes.data), values.nbytes, threads, byref(found))
         return found[0], found[1]
 
-    def strided_fingerprint(self, values: np.ndarray[Any, Any], isa: str, threads: int = 1) -> tuple[int, int]:
-        """The same of an array that lies in memory in any way."""
-        found, size = (c_uint64 * 2)(), values.itemsize
-        dimensions = [(n, stride // size) for n, stride in zip(values.shape, values.strides, strict=True)]
-        numbers = (c_int64 * (2 * values.ndim))(*(number for pair in dimensions for number in pair))
-        data = c_void_p(values.ctypes.data)
-        self._c.msctx_strided_fingerprint(isa.encode(), data, size, numbers, values.ndim, threads, byref(found))
-        return found[0], found[1]
-
-    def contents(
-        self,
-        values: np.ndarray[Any, Any],
-        dtype: int,
-        isa: str,
-        threads: int = 1,
-        statistics: bool = True,
-        fingerprint: bool = False,
-    ) -> tuple[list[tuple[float, ...]], tuple[int, int] | None, bool]:
-        """Of each piece the range, the sums and the counts; the fingerprint; whether anything is not finite.
-
-        *dtype*: its place in DTYPES.
-        """
-        kind = np.dtype([(str(i), np.float64 if i < 4 else np.int64) for i in range(10)])
-        pieces = np.zeros(-(-values.size // PIECE) if statistics else 0, kind)
-        found, requested = (c_uint64 * 2)(), c_void_p(pieces.ctypes.data if statistics else None)
-        data, pair = c_void_p(values.ctypes.data), byref(found) if fingerprint else None
-        nonfinite = self._c.msctx_contents(isa.encode(), dtype, data, values.size, threads, pair, requested)
-        return pieces.tolist(), (found[0], found[1]) if fingerprint else None, bool(nonfinite)
+    def statistics(
+        self, values: np.ndarray[Any, Any], dtype: int, isa: str, threads: int = 1
+    ) -> tuple[list[tuple[float, ...]], bool]:
+        """Of each piece the range, the sums and the counts; whether anything is not finite. *dtype*: its place in DTYPES."""
+        pieces = np.zeros(-(-values.size // PIECE), np.dtype([(str(i), np.float64 if i < 4 else np.int64) for i in range(10)]))
+        data, found = c_void_p(values.ctypes.data), c_void_p(pieces.ctypes.data)
+        nonfinite = self._c.msctx_statistics(isa.encode(), dtype, data, values.size, threads, found)
+        return pieces.tolist(), bool(nonfinite)
 
     def _run(
         self,

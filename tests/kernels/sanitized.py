@@ -64,9 +64,8 @@ def main(path: str) -> None:
     for size in (0, 1, 7, 63, 64, 65, 1000, (512 << 10) + 13):
         for isa in kernels.isas:
             kernels.fingerprint(np.ones(size, np.uint8), isa, threads=3)
-            kernels.strided_fingerprint(np.ones((size, 37), np.uint16)[::2].T, isa, threads=3)
             for dtype, kind in enumerate((np.float32, np.float64, np.float16, np.uint16)):
-                kernels.contents(np.ones(size, kind), dtype, isa, threads=3, fingerprint=True)
+                kernels.statistics(np.ones(size, kind), dtype, isa, threads=3)
     print(f"{count} convolutions")
 
 

@@ -69,46 +69,6 @@ def test_same_on_every_isa_for_any_number_of_threads_and_at_any_place_in_memory(
     assert len(found) == 1
 
 
-LAID_OUT = {
-    "as it is": lambda x: x,
-    "transposed": lambda x: np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2),
-    "the first one innermost": lambda x: np.ascontiguousarray(np.moveaxis(x, 0, -1)).transpose(2, 0, 1),
-    "the last one outermost": lambda x: np.ascontiguousarray(np.moveaxis(x, -1, 0)).transpose(1, 2, 0),
-    "a part of rows": lambda x: np.concatenate([x, x], -1)[..., : x.shape[-1]],
-    "every third one": lambda x: np.repeat(x, 3, -1)[..., ::3],
-    "expanded inside": lambda x: np.broadcast_to(x[..., :1], x.shape),
-    "expanded outside": lambda x: np.broadcast_to(x[:1], x.shape),
-    "one value": lambda x: np.broadcast_to(x[:1, :1, :1], x.shape),
-}
-SHAPES = st.sampled_from(
-    [
-        *(
-            (1, 1, 1),
-            (2, 3, 5),
-            (3, 64, 32),
-            (2, 33, 65),
-            (1, 1024, 96),
-            (5, 300, 7),
-            (2, 7, 9000),
-            (1, 3, 70_000),
-            (9000, 4, 4),
-        ),
-        *((1, 512, 512), (2, 130, 768), (40, 50, 64), (3, 9, 16_384)),  # rows of whole stripes
-    ]
-)
-
-
-@property_of
-@given(SHAPES, st.sampled_from([*LAID_OUT]), st.sampled_from([1, 2, 4, 8]), st.integers(0, 99), st.integers(1, 3))
-def test_strides_do_not_matter(kernels: Kernels, shape: Any, how: str, itemsize: int, seed: int, threads: int) -> None:
-    x = values(itemsize * int(np.prod(shape)), seed).view(f"u{itemsize}").reshape(shape)
-    given = LAID_OUT[how](x)
-    expected = kernels.fingerprint(np.ascontiguousarray(given), kernels.isas[0])
-    assert {isa: kernels.strided_fingerprint(given, isa, threads) for isa in kernels.isas} == dict.fromkeys(
-        kernels.isas, expected
-    )
-
-
 def test_it_reads_nothing_beyond(kernels: Kernels) -> None:
     """The bytes end where a page does, and the next one may not be read."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -124,11 +84,5 @@ def test_it_reads_nothing_beyond(kernels: Kernels) -> None:
             end = np.frombuffer((ctypes.c_char * page).from_address(start), np.uint8)[page - size :]
             for isa in kernels.isas:
                 assert kernels.fingerprint(end, isa) == kernels.fingerprint(end.copy(), isa)
-        for rows, columns in ((1, 40), (40, 1), (33, 35), (64, 64)):
-            turned = (
-                np.frombuffer((ctypes.c_char * page).from_address(start), np.uint16)[-rows * columns :].reshape(rows, columns).T
-            )
-            for isa in kernels.isas:
-                assert kernels.strided_fingerprint(turned, isa) == kernels.fingerprint(np.ascontiguousarray(turned), isa)
     finally:
         libc.munmap(start, 2 * page)

@@ -5,6 +5,4 @@
 #include "glue/observed.cpp"
 #include "glue/overflow.cpp"
 #include "glue/readers.cpp"
-#include "glue/rows.cpp"
-#include "glue/running.cpp"
 #include "glue/watch.cpp"

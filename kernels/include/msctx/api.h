@@ -64,8 +64,5 @@ MSCTX_API double msctx_error(const char* isa, int index, const msctx::ConvProble
 MSCTX_API int msctx_run(
     const char* isa, int index, const msctx::ConvProblem*, int op, void* x, void* w, void* y, int channels_last, const msctx::Epilogue*, int threads);
 MSCTX_API void msctx_fingerprint(const char* isa, const void* data, int64_t bytes, int threads, uint64_t* low_and_high);
-MSCTX_API void msctx_strided_fingerprint(
-    const char* isa, const void* data, int bytes_of_element, const msctx::Dimension*, int dimensions, int threads, uint64_t* low_and_high);
-// The contents of `count` values: their fingerprint and the statistics of each piece; nullptr: not wanted. Whether any is not finite.
-MSCTX_API int msctx_contents(
-    const char* isa, int dtype, const void* data, int64_t count, int threads, uint64_t* low_and_high, msctx::Statistics* pieces);
+// The statistics of each piece of `count` values. Whether any is not finite.
+MSCTX_API int msctx_statistics(const char* isa, int dtype, const void* data, int64_t count, int threads, msctx::Statistics* pieces);

@@ -30,15 +30,10 @@ struct ConvRow {
   bool (*exists)(Op) = nullptr;  // null: for all; another Op has none of this name, and does not list it
 };
 
-// What distinguishes two tensors, by all of their bytes: see fingerprint.h.
+// What distinguishes two tensors, by all of their bytes: see cpu/fingerprint.cpp.
 struct Fingerprint {
   uint64_t low, high;
   bool operator==(const Fingerprint&) const = default;
-};
-
-// How a tensor lies in memory; in elements.
-struct Dimension {
-  int64_t size, stride;
 };
 
 // What a piece of a tensor holds: see cpu/statistics.cpp. Range and sums are of the finite values.
@@ -51,10 +46,8 @@ constexpr int64_t statistics_piece = 64 << 10;  // its values: sums depend on it
 // Passes over tensors, beside convolutions.
 struct Passes {
   Fingerprint (*fingerprint)(const void* data, int64_t bytes, const Parallel&);
-  // The same of a tensor as if it were contiguous, the innermost dimension last; of elements of 1, 2, 4 or 8 bytes.
-  Fingerprint (*strided_fingerprint)(const void* data, int bytes_of_element, const Dimension*, int dimensions, const Parallel&);
-  // The fingerprint and the statistics of a contiguous tensor, of each piece, in one pass; nullptr: not wanted.
-  void (*contents)(DType, const void* data, int64_t count, Fingerprint*, Statistics*, const Parallel&);
+  // Of each piece of a contiguous tensor.
+  void (*statistics)(DType, const void* data, int64_t count, Statistics* pieces, const Parallel&);
   bool (*has_nonfinite)(DType, const void* data, int64_t count);
   // Raises a number for each channel to the bits of its largest magnitude, those of Inf where one is not finite.
   void (*peaks)(const float* values, int64_t n, int64_t channels, int64_t positions, bool channels_last, int32_t* bits, const Parallel&);
