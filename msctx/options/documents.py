@@ -92,6 +92,23 @@ class Document:
         self.problems.append(Diagnostic(dotted(path), text, "", allowed, suggestion, self.place(span)))
         return INVALID
 
+    def put(self, into: dict[Any, Any], path: Keys, at: Span, span: Span, value: Any = None) -> bool:
+        """Have a value in a dictionary: at the last key of *path*, which stands at one place, and the value at another. *value*: it,
+        where it is not the text there. Returns whether it is the first of that key."""
+        if path[-1] in into:
+            self.report(path, at, f"is given twice; first in {self.keys[path]}")
+            return False
+        self.keys[path], self.values[path] = self.place(at), self.place(span)
+        into[path[-1]] = self.text[slice(*span)] if value is None else value
+        return True
+
+    def texts(self, path: Keys, span: Span) -> list[str]:
+        """The texts between commas, which are what stands at *path*."""
+        parts = [*re.finditer(r"(?:^|,)\s*([^,]*?)\s*(?=,|$)", self.text[slice(*span)])]
+        for number, part in enumerate(parts):
+            self.values[(*path, number)] = self.place((span[0] + part.start(1), span[0] + part.end(1)))
+        return [part[1] for part in parts]
+
     def lines(self) -> Iterator[Span]:
         """The offsets of every line that holds more than blanks or a comment."""
         return (line.span(1) for line in re.finditer(r"^[^\S\n]*([^\s#;](?:[^\n]*\S)?)", self.text, re.MULTILINE))

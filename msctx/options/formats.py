@@ -17,11 +17,11 @@ from pydantic import BeforeValidator
 
 from msctx.errors import Diagnostic
 from msctx.options import operators
-from msctx.options.documents import Document, Span, check, each, keys, named, read_file
+from msctx.options.documents import Document, check, each, keys, named, read_file
 from msctx.options.grammars import DumpIteration, DumpLayer
 from msctx.options.kinds import BadValue, Bool, CheckedKind, Int, IntKind, TextKind, ValueKind, dotted, refusal, show, where
 from msctx.options.operators import Operator
-from msctx.options.yamlfile import Nodes, build, parse_json
+from msctx.options.yamlfile import parse_json
 
 
 @dataclass(frozen=True)
@@ -68,27 +68,28 @@ def parse_ini(
         lists: keys whose value is a list of texts, separated by commas.
     """
     document, what = Document(text, file), f"key{sign}value"
-    nodes, around = Nodes(document), (within,) * bool(within)
+    around, found = (within,) * bool(within), document.data
     pair = re.compile(rf"([^{sign}]*[^{sign}\s])\s*{sign}\s*(.*)")
-    found: dict[str, tuple[Span, list[Any]]] = {section: ((0, 0), []) for section in sections}
+    found.update((name, {}) for name in sections)
     section = next(iter(sections), None)
     for span in document.lines():
         line = document.text[slice(*span)]
+        path = (*around, section) if section else ()
         if (heading := re.fullmatch(r"\[\s*(.*?)\s*\]", line)) and section != "":
-            section = heading[1]
-            found[section] = span, found.get(section, (span, []))[1]
+            section, path = heading[1], (*around, heading[1])
+            found.setdefault(section, {})
+            document.keys[path] = document.values[path] = document.place(span)
         elif not (match := pair.fullmatch(document.text, *span)):
             allowed = f"{what}, one to a line" + ", or [section]" * (section != "")
-            document.report((*around, section) if section else (), span, f"{show(line)} is not {what}", allowed=allowed)
+            document.report(path, span, f"{show(line)} is not {what}", allowed=allowed)
         elif section is None:
             document.report((match[1],), span, "stands before the first [section]")
         else:
-            value = nodes.texts if match[1] in lists else nodes.text
-            found[section][1].append((nodes.text(match.span(1)), value(match.span(2))))
-    if section == "":
-        return build(document, nodes.mapping(found[""][1]))
-    root = nodes.mapping([(nodes.text(span, name), nodes.mapping(pairs, span)) for name, (span, pairs) in found.items()])
-    return build(document, nodes.mapping([(within, root)]) if within else root)
+            at = (*path, match[1])
+            texts = document.texts(at, match.span(2)) if match[1] in lists else None
+            document.put(found[section], at, match.span(1), match.span(2), texts)
+    document.data = found[""] if section == "" else {within: found} if within else found
+    return document.in_order()
 
 
 _OPERATOR = re.compile(r"optype\s*::\s*(?P<ByOpType>[^:]*[^:\s])\s*:|(?!optype\s*::)(?P<ByNodeName>.*?\S)\s*::", re.IGNORECASE)
@@ -99,8 +100,7 @@ _LABEL = re.compile(r"([^\s,:]*)\s*:([^:]*?)\s*(?=,[^,:]*:|$)")
 def parse_dtypes(text: str, file: str) -> Document:
     """Read the dtypes of operators, one operator to a line: ``{ByOpType or ByNodeName: {name: {label: [dtypes]}}}``."""
     document = Document(text, file)
-    nodes = Nodes(document)
-    found: dict[str, list[Any]] = {"ByOpType": [], "ByNodeName": []}
+    document.data = {"ByOpType": {}, "ByNodeName": {}}
     allowed = "name::InputDtype:float16,…,OutputDtype:float16,… or OpType::Type:InputDtype:…,OutputDtype:…"
     for start, end in document.lines():
         head = _OPERATOR.match(document.text, start, end)
@@ -108,10 +108,13 @@ def parse_dtypes(text: str, file: str) -> Document:
         if not head or not labels or document.text[head.end() : labels[0].start()].strip():
             document.report((), (start, end), "these are no dtypes of an operator", allowed=allowed)
             continue
-        dtypes = [(nodes.text(label.span(1)), nodes.texts(label.span(2))) for label in labels]
-        section = head.lastgroup or ""
-        found[section].append((nodes.text(head.span(section)), nodes.mapping(dtypes, (head.end(), end))))
-    return build(document, nodes.mapping([(name, nodes.mapping(pairs)) for name, pairs in found.items()]))
+        section, found = head.lastgroup or "", dict[str, list[str]]()
+        path = (section, head[section])
+        if document.put(document.data[section], path, head.span(section), (head.end(), end), found):
+            for label in labels:
+                at = (*path, label[1])
+                document.put(found, at, label.span(1), label.span(2), document.texts(at, label.span(2)))
+    return document.in_order()
 
 
 def parse_switches(text: str, file: str) -> Document:
@@ -123,8 +126,7 @@ def parse_switches(text: str, file: str) -> Document:
 
 def parse_flags(text: str, file: str) -> Document:
     """Read ``--name=value --name …``; ``--path=file.json`` reads further flags from a file of texts. A bare flag is ``True``."""
-    document, pairs, files = Document(text, file), [], []
-    nodes = Nodes(document)
+    document, files = Document(text, file), []
     for token in re.finditer(r"(--([^\s=]+))(?:=([^\s=]*))?(?!\S)|\S+", document.text):
         span = token.span(1 if token[3] is None else 3)
         if not token[2]:
@@ -132,12 +134,11 @@ def parse_flags(text: str, file: str) -> Document:
             what = f"{show(token[0])} is not a flag"
             document.report((), token.span(), what, allowed="--name or --name=value", suggestion=hint)
         elif token[2] != "path":
-            pairs.append((nodes.text(token.span(1), token[2]), nodes.text(span) if token[3] is not None else nodes.true(span)))
+            document.put(document.data, (token[2],), token.span(1), span, True if token[3] is None else token[3])
         elif (content := read_file(token[3]))[1]:
             document.report(("path",), span, f"{show(token[3] or '')} cannot be read: {content[1]}")
         else:
             files.append(parse_json(content[0], token[3]))
-    build(document, nodes.mapping(pairs))
     for inner in files:
         if not isinstance(inner.data, dict):
             inner.report((), (0, 1), "the file holds no dictionary of flags")

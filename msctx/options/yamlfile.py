@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from os import PathLike
-from types import SimpleNamespace
 from typing import Any
 
 import yaml
@@ -32,34 +31,6 @@ _NODES = 200_000
 
 def span_of(node: yaml.Node) -> Span:
     return node.start_mark.index, node.end_mark.index
-
-
-def _ends(span: Span) -> Any:
-    return {"start_mark": SimpleNamespace(index=span[0]), "end_mark": SimpleNamespace(index=span[1])}
-
-
-class Nodes:
-    """Nodes for parts of a text that is not YAML; *span*: the offsets where they stand."""
-
-    def __init__(self, document: Document) -> None:
-        self._text = document.text
-
-    def text(self, span: Span, text: str | None = None) -> yaml.Node:
-        return yaml.ScalarNode("str", self._text[slice(*span)] if text is None else text, **_ends(span), style='"')
-
-    def true(self, span: Span) -> yaml.Node:
-        return yaml.ScalarNode("bool", "true", **_ends(span))
-
-    def texts(self, span: Span) -> yaml.Node:
-        """The texts between commas."""
-        parts = re.finditer(r"(?:^|,)\s*([^,]*?)\s*(?=,|$)", self._text[slice(*span)])
-        found = [self.text((span[0] + part.start(1), span[0] + part.end(1))) for part in parts]
-        return yaml.SequenceNode("seq", found, **_ends(span))
-
-    def mapping(self, pairs: Iterable[tuple[Any, yaml.Node]], span: Span = (0, 1)) -> yaml.Node:
-        """A key is a node, or a word that stands nowhere."""
-        found = [(self.text((0, 0), key) if isinstance(key, str) else key, value) for key, value in pairs]
-        return yaml.MappingNode("map", found, **_ends(span))
 
 
 def build(document: Document, root: yaml.Node | None, read: Callable[[Any], Any] | None = None) -> Document:

@@ -18,7 +18,6 @@ with collected_later():
         torch_cuda,
         torch_npu,
         torch_precision,
-        torchair,
     )
     from msctx.switches.base import Switch
 
@@ -28,7 +27,7 @@ _ROWS: tuple[tuple[Callable[[], bool] | None, tuple[Switch, ...]], ...] = (
     (torch_precision.has_mkl, torch_precision.OF_MKL),
     (torch_cuda.is_here, (*torch_cuda.OF_DEVICE, *parts.OF_CUDA)),
     (torch_core.has_groups, torch_core.OF_GROUPS),
-    (accelerator.npu_is_here, (*torch_npu.SWITCHES, *torchair.SWITCHES, *parts.OF_ASCEND)),
+    (accelerator.npu_is_here, (*torch_npu.SWITCHES, *parts.OF_ASCEND)),
     (accelerator.has_settings, accelerator.SWITCHES),
 )
 """Whether the globals exist in this process (``None``: always), and their rows."""

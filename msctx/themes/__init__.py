@@ -10,7 +10,6 @@ from msctx.themes import (
     determinism,
     device,
     distributed,
-    fusion,
     graph,
     memory,
     observe,
@@ -26,7 +25,7 @@ from msctx.themes.observe import OBSERVERS
 from msctx.themes.tuning import TUNING
 
 THEMES = (
-    *(device, determinism, memory, convolution, products, precision, tuning, graph, fusion, cache, observe, debug),
+    *(device, determinism, memory, convolution, products, precision, tuning, graph, cache, observe, debug),
     *(distributed, session, ascend),
 )
 for theme in THEMES:

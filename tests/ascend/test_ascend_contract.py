@@ -14,7 +14,7 @@ import msctx
 from msctx.options import OPTIONS
 from msctx.switches import SWITCHES
 from msctx.switches.accelerator import DEFAULTS, NOT_EXPANDABLE
-from msctx.switches.torchair import ALLOW_HF32, DUMPS
+from msctx.switches.torch_npu import ALLOW_HF32, DUMPS
 from msctx.themes import ascend, common
 
 PACKAGE = machine.ROOT / "msctx"

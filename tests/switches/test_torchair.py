@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from msctx.switches import SWITCHES, torchair
+from msctx.switches import SWITCHES, torch_npu
 
 ENGINE, GRAPH, TUNER = (SWITCHES[f"torch.npu.{name}"] for name in ("engine_options", "graph_options", "graph_tuner"))
 
@@ -19,7 +19,7 @@ class Graph:
     def __init__(self, config: Any) -> None:
         self._config = config
         self.sent = self._normalize_ge_option()
-        backend = sys.modules[torchair.ENGINE]
+        backend = sys.modules[torch_npu.ENGINE]
         if backend._GLOBAL_COMPILE_OPTION is None:
             backend._GLOBAL_COMPILE_OPTION = self.sent[1]
         there = backend._GLOBAL_COMPILE_OPTION
@@ -44,17 +44,17 @@ def config() -> Any:
 def graph(monkeypatch: pytest.MonkeyPatch) -> type[Graph]:
     kind = type("GeConcreteGraph", (Graph,), {})
     converter = {"GeConcreteGraph": kind, "_get_ge_dump_options": dict, "g_cached_dump_root": None}
-    for name, content in ((torchair.CONVERTER, converter), (torchair.ENGINE, {"_GLOBAL_COMPILE_OPTION": None})):
+    for name, content in ((torch_npu.CONVERTER, converter), (torch_npu.ENGINE, {"_GLOBAL_COMPILE_OPTION": None})):
         module = ModuleType(name)
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(torchair, "_waiting", [])
-    for kept in (torchair._engine, torchair._graph, torchair._tuner):
+    monkeypatch.setattr(torch_npu, "_waiting", [])
+    for kept in (torch_npu._engine, torch_npu._graph, torch_npu._tuner):
         monkeypatch.setattr(kept, "given", None)
         monkeypatch.setattr(kept, "led", None)
     for name in ("engine", "hf32", "dumped"):
-        monkeypatch.setattr(torchair._Sent, name, {})
-    monkeypatch.setattr(torchair._Sent, "own", None)
+        monkeypatch.setattr(torch_npu._Sent, name, {})
+    monkeypatch.setattr(torch_npu._Sent, "own", None)
     return kind
 
 
