@@ -1,5 +1,6 @@
-// The autocasts of a thread, and the checkpoints that it computes again.
-#include "glue/autocasts.h"
+// What a thread has entered of torch.autocast since its precision policies: which of them it overrules, and what a backward pass computes
+// again. torch reports each autocast that is entered or left while some policy is in force: see msctx/native/precision_switch.py.
+#include "glue/precision_policy.h"
 
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/function.h>

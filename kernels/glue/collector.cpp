@@ -111,7 +111,7 @@ struct Observed : at::ObserverContext {
   virtual void end(const at::RecordFunction&, Here&) {}
 };
 struct Context : Observed {
-  std::shared_ptr<Row> recent;
+  Row* recent = nullptr;
   std::shared_ptr<const Config> config;  // nullptr: it is not seen
   Row row;
   std::vector<c10::IValue> arguments;
@@ -331,7 +331,7 @@ void finish(const at::RecordFunction& fn, const Here& here, Context& at) {
   row.took = now() - row.began;
   row.algorithm = here.algorithm;
   const bool has_failed = at.has_failed();
-  if (at.recent) finish(*at.recent, row, has_failed);
+  if (at.recent) finish(at.recent, row, has_failed);
   if (has_failed && op.only_checks && here.standing) return;  // the one that called it has what went in
   if (has_failed) return finish_failed(at);
   if (at.wanted.empty() && !at.config->overflow) return;

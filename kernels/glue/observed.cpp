@@ -124,16 +124,6 @@ std::optional<Statistics> known_of(const at::Tensor& t) try {
   return std::nullopt;
 }
 
-std::vector<at::Tensor> tensors_in(at::ArrayRef<c10::IValue> values) {
-  std::vector<at::Tensor> found;
-  for (const c10::IValue& value : values) {
-    if (value.isTensor() && value.toTensor().defined()) found.push_back(value.toTensor());
-    if (value.isList())
-      for (at::Tensor& one : tensors_in(value.toListRef())) found.push_back(std::move(one));
-  }
-  return found;
-}
-
 namespace {
 
 // Of the values in logical order, their dtype and shape: the same for any strides.

@@ -39,7 +39,19 @@ bool has_wrapped(at::ArrayRef<c10::IValue>);
 bool has_nonfinite(const at::Tensor&);  // of floating-point and complex ones
 Statistics statistics_of(const at::Tensor&);
 std::optional<Statistics> known_of(const at::Tensor&);  // nothing where it cannot be read
-std::vector<at::Tensor> tensors_in(at::ArrayRef<c10::IValue>);  // those of lists included
+// Those of lists included.
+template <class Use>
+void each_tensor(at::ArrayRef<c10::IValue> values, const Use& use) {
+  for (const c10::IValue& value : values) {
+    if (value.isTensor() && value.toTensor().defined()) use(value.toTensor());
+    if (value.isList()) each_tensor(value.toListRef(), use);
+  }
+}
+inline std::vector<at::Tensor> tensors_in(at::ArrayRef<c10::IValue> values) {
+  std::vector<at::Tensor> found;
+  each_tensor(values, [&](const at::Tensor& t) { found.push_back(t); });
+  return found;
+}
 
 // --- readers ------------------------------------------------------------------------------------------------------------
 
@@ -118,9 +130,9 @@ void hand_over(const Reader& to, Row&&, size_t enough_of_them);
 extern std::atomic<int64_t> dropped;  // what nobody took in time, or could not be seen
 
 // Keeps it as one of the last operators; it runs.
-std::shared_ptr<Row> remember(const Row&, at::ArrayRef<c10::IValue> arguments);
+Row* remember(const Row&, at::ArrayRef<c10::IValue> arguments);
 // It has ended.
-void finish(Row& remembered, const Row&, bool has_failed);
+void finish(Row* remembered, const Row&, bool has_failed);
 
 // What runs in a thread, for a watchdog.
 struct Running {

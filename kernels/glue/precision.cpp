@@ -13,7 +13,6 @@
 #include <map>
 #include <string_view>
 
-#include "glue/autocasts.h"
 #include "glue/precision_policy.h"
 #include "glue/registered.h"
 #include "msctx/process.h"
@@ -84,8 +83,9 @@ c10::DispatchKeySet keys_below(c10::DispatchKeySet keys, int device) {
 // One operator at one device's key.
 class Governed final : public c10::OperatorKernel {
  public:
-  Governed(const c10::OperatorHandle& op, int slot, int device, bool is_matrix, Before before)
-      : slot_(slot), device_(device), is_matrix_(is_matrix), before_(std::move(before)) {
+  // `writes`: to a tensor. Its results have their dtype already, and so do the values of a sparse one, which operators compute.
+  Governed(const c10::OperatorHandle& op, int slot, int device, bool is_matrix, bool writes, Before before)
+      : slot_(slot), device_(device), is_matrix_(is_matrix), writes_(writes), before_(std::move(before)) {
     const auto& arguments = op.schema().arguments();
     int tensors = 0;
     const bool quantizes = op.schema().name().rfind("aten::quantize", 0) == 0;  // the dtype is that of integers
@@ -110,8 +110,13 @@ class Governed final : public c10::OperatorKernel {
     const PrecisionPolicy* policy = combination ? combination->policies[size_t(device_)] : nullptr;
     if (!policy || combination->overruled >> device_ & 1) {
       if (!before_.call(op, keys, stack)) op.redispatchBoxed(below, stack);
-      if (policy) count_overruled(*policy, *stack, op);
+      if (policy && !writes_) count_overruled(*policy, *stack, op);
       return;
+    }
+    if (writes_) {
+      std::optional<AsWhole> guard;
+      if (keys.has_any(c10::DispatchKeySet(c10::DispatchKey::Sparse))) guard.emplace(device_);
+      return op.redispatchBoxed(below, stack);
     }
     if (is_paused() || whole_under[size_t(device_)] == combination) return op.redispatchBoxed(below, stack);
     if (is_backward()) {
@@ -138,28 +143,32 @@ class Governed final : public c10::OperatorKernel {
     return kind < 3 && !tensor.unsafeGetTensorImpl()->is_wrapped_number();
   }
 
-  // Calls `see(tensor, position)` for each tensor among the inputs, by reference; lists are unpacked and packed again where it returns one.
+  // Calls `see` for each tensor of a value; what it returns takes the tensor's place, unless it is undefined.
+  template <class See>
+  static void each_of(c10::IValue& value, const See& see) {
+    if (value.isTensor()) {
+      if (at::Tensor made = see(value.toTensor()); made.defined()) value = std::move(made);
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> all;
+      bool has_changed = false;
+      for (const at::Tensor tensor : value.toTensorList()) {
+        at::Tensor made = see(tensor);
+        has_changed |= made.defined();
+        all.push_back(made.defined() ? std::move(made) : tensor);
+      }
+      if (has_changed) value = std::move(all);
+    }
+  }
+
+  // The same of the inputs, with the position of each.
   template <class See>
   void each(Stack& stack, size_t base, const See& see) const {
     int position = 0;
     for (const int i : inputs_) {
       c10::IValue& value = stack[base + size_t(i)];
-      if (value.isTensor()) {
-        const at::Tensor& tensor = value.toTensor();
-        if (!tensor.defined()) continue;
-        if (at::Tensor made = see(tensor, position++); made.defined()) value = std::move(made);
-      } else if (value.isTensorList()) {
-        auto list = value.toTensorList();
-        c10::List<at::Tensor> made;
-        bool changed = false;
-        for (const at::Tensor tensor : list) {
-          at::Tensor one = see(tensor, position);
-          changed |= one.defined();
-          made.push_back(one.defined() ? std::move(one) : tensor);
-        }
-        position++;
-        if (changed) value = std::move(made);
-      }
+      if (value.isTensor() ? !value.toTensor().defined() : !value.isTensorList()) continue;
+      each_of(value, [&](const at::Tensor& tensor) { return see(tensor, position); });
+      position++;
     }
   }
 
@@ -222,12 +231,11 @@ class Governed final : public c10::OperatorKernel {
           return cast(cast(tensor, dtype_of(rule.through)), to);
         }
         if (to == tensor.scalar_type()) return at::Tensor();
-        if (policy.frozen && is_kept(tensor, position, found)) return policy.casts.get(tensor, to, inserted);
+        if (policy.frozen && is_kept(tensor, position, found)) return policy.kept_casts.get(tensor, to, inserted);
         inserted++;
         return cast(tensor, to);
       });
     }
-    PrecisionCounts& counts = policy.counts(slot_);
     if (policy.retries)
       retrying(policy, op, below, stack, base, guard.has_value());
     else if (guard)
@@ -239,12 +247,9 @@ class Governed final : public c10::OperatorKernel {
       if ((computed == at::kHalf || (rule.through && !of_sparse)) && c10::GradMode::is_enabled()) remember_lowered(*stack, op);
     }
     if (!found.any && !found.has_double) return;
-    if (found.traced) {
-      counts.traced.fetch_add(1, std::memory_order_relaxed);
-      return;
-    }
-    counts.calls[kind_of(computed)].fetch_add(1, std::memory_order_relaxed);
-    if (inserted) counts.casts.fetch_add(inserted, std::memory_order_relaxed);
+    if (found.traced) return policy.count(slot_, Counted::traced);
+    policy.count(slot_, Counted::calls + kind_of(computed));
+    if (inserted) policy.count(slot_, Counted::casts, inserted);
   }
 
   static bool any(const uint8_t (&dtypes)[most_listed]) { return std::any_of(dtypes, dtypes + most_listed, [](uint8_t one) { return one; }); }
@@ -271,26 +276,16 @@ class Governed final : public c10::OperatorKernel {
   // Casts the outputs; returns how many.
   int64_t finish(const PrecisionRule& rule, Stack* stack, size_t base, c10::ScalarType widest) const {
     int64_t inserted = 0;
-    const auto one = [&](const at::Tensor& tensor, size_t position) -> at::Tensor {
-      if (!tensor.defined() || kind_of(tensor.scalar_type()) > 3) return tensor;
-      c10::ScalarType to = tensor.scalar_type();
-      if (position < most_listed && rule.outputs[position])
-        to = dtype_of(rule.outputs[position]);
-      else if (rule.output)
-        to = rule.output == origin ? widest : dtype_of(rule.output);
-      inserted += to != tensor.scalar_type();
-      return cast(tensor, to);
-    };
     if (!rule.output && !any(rule.outputs)) return 0;
     for (size_t i = base; i < stack->size(); i++) {
-      c10::IValue& value = (*stack)[i];
-      if (value.isTensor()) {
-        value = one(value.toTensor(), i - base);
-      } else if (value.isTensorList()) {
-        c10::List<at::Tensor> made;
-        for (const at::Tensor tensor : value.toTensorList()) made.push_back(one(tensor, i - base));
-        value = std::move(made);
-      }
+      const uint8_t listed = i - base < most_listed ? rule.outputs[i - base] : 0;
+      each_of((*stack)[i], [&](const at::Tensor& tensor) {
+        if (!tensor.defined() || kind_of(tensor.scalar_type()) > 3) return at::Tensor();
+        const c10::ScalarType from = tensor.scalar_type();
+        const c10::ScalarType to = listed ? dtype_of(listed) : rule.output == origin ? widest : rule.output ? dtype_of(rule.output) : from;
+        inserted += to != from;
+        return cast(tensor, to);
+      });
     }
     return inserted;
   }
@@ -298,7 +293,6 @@ class Governed final : public c10::OperatorKernel {
   // enable_reduce_precision: what has no kernel for 16 bits is computed in float32, its results have the dtype they would have had.
   void retrying(
       const PrecisionPolicy& policy, const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack, size_t base, bool is_cast) {
-    PrecisionCounts& counts = policy.counts(slot_);
     const Found found = look(*stack, base);
     const auto run = [&] {
       if (is_cast)
@@ -335,8 +329,8 @@ class Governed final : public c10::OperatorKernel {
     PrecisionRule back{};
     back.output = origin;
     inserted += finish(back, stack, stack->size() - op.schema().returns().size(), found.widest);
-    counts.casts.fetch_add(inserted, std::memory_order_relaxed);
-    counts.again.fetch_add(1, std::memory_order_relaxed);
+    policy.count(slot_, Counted::casts, inserted);
+    policy.count(slot_, Counted::again);
   }
 
   // support_out_of_bound_index: indices are looked at before they are used, on every device.
@@ -370,7 +364,7 @@ class Governed final : public c10::OperatorKernel {
   void count_overruled(const PrecisionPolicy& policy, const Stack& stack, const c10::OperatorHandle& op) const {
     const c10::IValue& first = stack[stack.size() - op.schema().returns().size()];
     if (first.isTensor() && first.toTensor().defined())
-      policy.counts(slot_).overruled[kind_of(first.toTensor().scalar_type())].fetch_add(1, std::memory_order_relaxed);
+      policy.count(slot_, Counted::overruled + kind_of(first.toTensor().scalar_type()));
   }
 
   // The dtypes of a backward pass are those of its forward pass. Gradients in float16 that nobody scales vanish below 6e-8.
@@ -378,38 +372,17 @@ class Governed final : public c10::OperatorKernel {
     const c10::IValue& first = stack[stack.size() - op.schema().arguments().size()];
     if (!first.isTensor() || !first.toTensor().defined() || !first.toTensor().is_floating_point()) return;
     const at::Tensor& tensor = first.toTensor();
-    PrecisionCounts& counts = policy.counts(slot_);
-    const bool traced = tensor.layout() == at::kStrided && tensor.key_set().has(c10::DispatchKey::Python);
-    if (traced)
-      counts.traced.fetch_add(1, std::memory_order_relaxed);
-    else
-      counts.backward[kind_of(tensor.scalar_type())].fetch_add(1, std::memory_order_relaxed);
+    const bool is_traced = tensor.layout() == at::kStrided && tensor.key_set().has(c10::DispatchKey::Python);
+    policy.count(slot_, is_traced ? Counted::traced : Counted::backward + kind_of(tensor.scalar_type()));
     if (lowered.load(std::memory_order_relaxed) && (tensor.scalar_type() == at::kHalf || policy.rule(slot_).through))
-      halves[traced].fetch_add(1, std::memory_order_relaxed);
+      halves[is_traced].fetch_add(1, std::memory_order_relaxed);
   }
 
   int slot_, device_, dtype_ = -1, index_ = -1, dim_ = -1;
-  bool is_matrix_, has_statistics_ = false;
+  bool is_matrix_, writes_, has_statistics_ = false;
   std::vector<int> inputs_, weights_;  // places of arguments; places of weights among those that are tensors
   Before before_;
   std::atomic<bool> lacks_[2]{}, warned_[2]{};  // for bfloat16, for float16
-};
-
-// One that writes to a tensor. Its results have their dtype already, and so do the values of a sparse one, which operators compute.
-class Writing final : public c10::OperatorKernel {
- public:
-  explicit Writing(int device) : device_(device) {}
-
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-    const Combination* combination = combination_in_force();
-    const bool is_governed = combination && combination->policies[size_t(device_)] && !(combination->overruled >> device_ & 1);
-    std::optional<AsWhole> guard;
-    if (is_governed && keys.has_any(c10::DispatchKeySet(c10::DispatchKey::Sparse))) guard.emplace(device_);
-    op.redispatchBoxed(keys_below(keys, device_), stack);
-  }
-
- private:
-  int device_;
 };
 
 bool is_functional(const c10::FunctionSchema& schema) {
@@ -440,12 +413,10 @@ MSCTX_API const char* msctx_precision_install(int device, const char* const* nam
       if (slot == slots.end()) continue;
       const auto op = c10::Dispatcher::singleton().findSchema(name);
       if (!op) continue;
-      if (is_functional(op->schema())) {
-        auto governed = std::make_unique<Governed>(*op, slot->second, device, matrix[slot->second] != 0, before(*op, key));
-        implement(*op, key, torch::CppFunction::makeFromBoxedFunctor(std::move(governed)));
-      } else if (op->hasKernelForDispatchKey(sparse_keys_of_devices[device]) && !op->hasKernelForDispatchKey(key)) {
-        implement(*op, key, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Writing>(device)));
-      }
+      const bool writes = !is_functional(op->schema());
+      if (writes && (!op->hasKernelForDispatchKey(sparse_keys_of_devices[device]) || op->hasKernelForDispatchKey(key))) continue;
+      auto governed = std::make_unique<Governed>(*op, slot->second, device, matrix[slot->second] != 0, writes, before(*op, key));
+      implement(*op, key, torch::CppFunction::makeFromBoxedFunctor(std::move(governed)));
     }
     return "";
   });

@@ -152,12 +152,14 @@ PrecisionPolicy::PrecisionPolicy(const Json& given)
   }
 }
 
-PrecisionCounts& PrecisionPolicy::counts(int op) const {
-  std::atomic<PrecisionCounts*>& known = made[size_t(op)];
-  if (PrecisionCounts* found = known.load(std::memory_order_acquire)) return *found;
-  auto fresh = std::make_unique<PrecisionCounts>();
-  PrecisionCounts* other = nullptr;
-  return known.compare_exchange_strong(other, fresh.get(), std::memory_order_acq_rel) ? *fresh.release() : *other;
+void PrecisionPolicy::count(int op, int what, int64_t more) const {
+  PrecisionCounts* found = made[size_t(op)].load(std::memory_order_acquire);
+  if (!found) {
+    auto fresh = std::make_unique<PrecisionCounts>();
+    const bool is_first = made[size_t(op)].compare_exchange_strong(found, fresh.get(), std::memory_order_acq_rel);
+    if (is_first) found = fresh.release();
+  }
+  (*found)[size_t(what)].fetch_add(more, std::memory_order_relaxed);
 }
 
 int number_in_force() {
@@ -204,7 +206,7 @@ MSCTX_API int msctx_precision_policy(const char* json) try {
 
 // Weights may have changed: what is kept of them is made anew.
 MSCTX_API void msctx_precision_thaw(int policy) try {
-  policy_of(policy).casts.drop();
+  policy_of(policy).kept_casts.drop();
 } catch (const std::exception&) {  // there is no such policy
 }
 
@@ -227,19 +229,10 @@ MSCTX_API int msctx_precision_switch(int combination) {
   return before ? before->first : -1;
 }
 
-// Of each operator of a policy: calls by dtype (float32, float16, bfloat16, float64, others), casts,
-// calls repeated in float32, traced; calls in backward passes, and calls that an autocast inside decided, by dtype.
-MSCTX_API void msctx_precision_counts(int policy, int64_t (*counts)[3 * kinds_of_dtype + 3], int operators) try {
+// What has been counted of each operator of a policy.
+MSCTX_API void msctx_precision_counts(int policy, int64_t (*counts)[Counted::all], int operators) try {
   const PrecisionPolicy& asked = policy_of(policy);
-  for (int i = 0; i < operators; i++) {
-    if (!asked.counted(i)) continue;
-    const PrecisionCounts& c = *asked.counted(i);
-    for (int k = 0; k < kinds_of_dtype; k++) counts[i][k] = c.calls[k].load(std::memory_order_relaxed);
-    counts[i][kinds_of_dtype] = c.casts.load(std::memory_order_relaxed);
-    counts[i][kinds_of_dtype + 1] = c.again.load(std::memory_order_relaxed);
-    counts[i][kinds_of_dtype + 2] = c.traced.load(std::memory_order_relaxed);
-    for (int k = 0; k < kinds_of_dtype; k++) counts[i][kinds_of_dtype + 3 + k] = c.backward[k].load(std::memory_order_relaxed);
-    for (int k = 0; k < kinds_of_dtype; k++) counts[i][2 * kinds_of_dtype + 3 + k] = c.overruled[k].load(std::memory_order_relaxed);
-  }
+  for (int i = 0; i < operators; i++)
+    if (const PrecisionCounts* found = asked.counted(i)) std::ranges::copy(*found, counts[i]);
 } catch (const std::exception&) {  // there is no such policy
 }

@@ -46,11 +46,12 @@ inline int kind_of(c10::ScalarType dtype) {
   return kinds_of_dtype - 1;
 }
 
-struct PrecisionCounts {
-  // by the dtype computed in; casts inserted; repeated in float32; traced, for code that runs elsewhere; of backward passes, and under a
-  // torch.autocast inside, by dtype
-  std::atomic<int64_t> calls[kinds_of_dtype]{}, casts{0}, again{0}, traced{0}, backward[kinds_of_dtype]{}, overruled[kinds_of_dtype]{};
+// Of an operator, as Python has them (COUNTED in msctx/native/precision.py): calls by the dtype computed in; casts inserted; calls repeated
+// in float32; traced, for code that runs elsewhere; of backward passes, and under a torch.autocast inside, by dtype.
+struct Counted {
+  enum { calls = 0, casts = kinds_of_dtype, again, traced, backward, overruled = backward + kinds_of_dtype, all = overruled + kinds_of_dtype };
 };
+using PrecisionCounts = std::array<std::atomic<int64_t>, Counted::all>;
 
 // Weights in the dtype that a policy computes in, by tensor, kept from call to call while frozen_weights promises that they do not change.
 class KeptCasts {
@@ -71,13 +72,13 @@ class KeptCasts {
 struct PrecisionPolicy {
   explicit PrecisionPolicy(const Json&);
   const PrecisionRule& rule(int op) const { return distinct[place[size_t(op)]]; }
-  PrecisionCounts& counts(int op) const;                                             // made at the first use
+  void count(int op, int what, int64_t more = 1) const;
   const PrecisionCounts* counted(int op) const { return made[size_t(op)].load(std::memory_order_acquire); }  // nullptr: nothing yet
   int64_t retries;                     // 1: what has no kernel for 16 bits is computed in float32, with a warning; 2: without one
   std::optional<c10::ScalarType> low;  // that its mode lowers to
   bool frozen;                         // weights do not change while it is in force
   bool lowers_to_half = false;
-  mutable KeptCasts casts;
+  mutable KeptCasts kept_casts;
 
  private:
   // There may be thousands of policies, of few rules each: all zero is the first, which leaves an operator alone.
@@ -100,5 +101,10 @@ int number_in_force();  // -1: nothing is
 void put_in_force(int number);
 // The number of a combination of which some devices are overruled; -1: there can be no more.
 int overruled_number(const Combination&, int overruled);
+
+// Whether the running backward pass computes gradients. It does so in the dtypes of its forward pass, whose results it is given, also
+// where it records a graph for another one; but not in a checkpoint, which computes its forward pass again, nor in what somebody has
+// written out himself: the backward pass of a torch.autograd.Function.
+bool is_backward();
 
 }  // namespace msctx::glue

@@ -1,6 +1,8 @@
 // Who reads what the collector sees, the rows that wait for each, and what runs and has run in the process.
 #include <pthread.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <deque>
@@ -18,7 +20,7 @@ namespace msctx::glue {
 namespace {
 
 constexpr size_t most = 1 << 16;     // rows that wait for Python
-constexpr size_t most_recent = 1024;
+constexpr int64_t most_recent = 1024;
 
 std::mutex& readers_lock = fork_safe_mutex();
 std::atomic<int64_t> latest{0};  // version of the config
@@ -27,22 +29,22 @@ struct State {
   std::shared_ptr<const Config> config;
   std::map<int64_t, std::deque<Row>> waiting;  // of each reader
   std::map<std::tuple<int64_t, const Operator*, const char*>, bool> chosen;
-  std::deque<std::shared_ptr<Row>> recent;
+  std::array<Row, most_recent> recent;  // the last operators, in a ring
+  int64_t recent_count = 0;
   std::map<uint64_t, Running> running;  // by thread
 };
 State& state = immortal<State>();  // the lock is held
 
 // Such as Float[8x8] Long[8].
-std::string shapes_of(at::ArrayRef<c10::IValue> arguments) {
-  std::string text;
+void write_shapes(std::string& text, at::ArrayRef<c10::IValue> arguments) {
   int tensors = 16;
   int64_t sizes = 24;
-  for (const at::Tensor& t : tensors_in(arguments)) {
+  each_tensor(arguments, [&](const at::Tensor& t) {
+    if (tensors < 0 || sizes < 0) return;
     if (!text.empty()) text += ' ';
-    if (--tensors < 0 || (!t.is_nested() && (sizes -= t.dim()) < 0)) return text + "...";
-    text += std::string(c10::toString(t.scalar_type())) + "[" + (t.is_nested() ? "nested" : joined(t.sizes())) + "]";
-  }
-  return text;
+    if (--tensors < 0 || (!t.is_nested() && (sizes -= t.dim()) < 0)) text += "...";
+    else ((text += c10::toString(t.scalar_type())) += '[') += (t.is_nested() ? "nested" : joined(t.sizes())) + "]";
+  });
 }
 
 template <class Rows, class Write>
@@ -118,20 +120,20 @@ void hand_over(const Reader& to, Row&& row, size_t enough_of_them) {
   if (waiting >= enough_of_them) call_python(sink.load(), 0, "(L)", (long long)to.reader);
 }
 
-std::shared_ptr<Row> remember(const Row& row, at::ArrayRef<c10::IValue> arguments) {
-  auto kept = std::make_shared<Row>(row);
-  kept->took = -1;
-  kept->shapes = shapes_of(arguments);
+Row* remember(const Row& row, at::ArrayRef<c10::IValue> arguments) {
   const std::lock_guard<std::mutex> guard(readers_lock);
-  state.recent.push_back(kept);
-  if (state.recent.size() > most_recent) state.recent.pop_front();
-  return kept;
+  Row& slot = state.recent[size_t(state.recent_count++ % most_recent)];
+  slot = row;
+  slot.took = -1;
+  write_shapes(slot.shapes, arguments);
+  return &slot;
 }
 
-void finish(Row& remembered, const Row& row, bool has_failed) {
+void finish(Row* slot, const Row& row, bool has_failed) {
   const std::lock_guard<std::mutex> guard(readers_lock);
-  remembered.took = has_failed ? -2 : row.took;
-  remembered.algorithm = row.algorithm;
+  if (slot->id != row.id) return;  // another one has its place by now
+  slot->took = has_failed ? -2 : row.took;
+  slot->algorithm = row.algorithm;
 }
 
 Running begin_running(Running now) {
@@ -157,7 +159,9 @@ MSCTX_API char* msctx_collected(int64_t reader) try {
   std::deque<Row> taken;
   {
     const std::lock_guard<std::mutex> guard(readers_lock);
-    if (!reader) return json_of(state.recent, [](const auto& row) { return glue::json_of(*row); });
+    if (!reader)
+      for (int64_t i = std::max<int64_t>(0, state.recent_count - most_recent); i < state.recent_count; i++)
+        taken.push_back(state.recent[size_t(i % most_recent)]);
     if (const auto queue = state.waiting.find(reader); queue != state.waiting.end()) taken.swap(queue->second);
   }
   return json_of(taken, [](const Row& row) { return glue::json_of(row); });

@@ -3,11 +3,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <iterator>
 #include <map>
 #include <mutex>
-#include <set>
-#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -31,12 +28,11 @@ struct Module {
 struct WatchedWeight {
   WeakStorage storage;
   std::vector<Module> modules;  // that share it
-  std::string dtype;            // "": it is computed from others each time
+  std::string shape, dtype;     // dtype "": it is computed from others each time
 };
 std::mutex& watch_lock = fork_safe_mutex();
 struct Watched {
   std::map<Spot, WatchedWeight> by_place;
-  std::unordered_map<std::string, std::set<Spot>> by_shape;
   std::unordered_set<std::string> paths;
   std::unordered_set<int64_t> models;  // of the contexts that are open
   size_t met = 0, enough = 1;          // how many weights without a name were met since Python looked; at how many it looks again
@@ -64,14 +60,8 @@ bool is_look_due(const at::Tensor& weight) {
 }
 
 void forget(int64_t model) {
-  for (auto one = watched.by_place.begin(); one != watched.by_place.end();) {
-    std::erase_if(one->second.modules, [&](const Module& module) { return module.model == model; });
-    one = one->second.modules.empty() ? watched.by_place.erase(one) : std::next(one);
-  }
-  for (auto same = watched.by_shape.begin(); same != watched.by_shape.end();) {
-    std::erase_if(same->second, [](const Spot& place) { return !watched.by_place.count(place); });
-    same = same->second.empty() ? watched.by_shape.erase(same) : std::next(same);
-  }
+  for (auto& [_, weight] : watched.by_place) std::erase_if(weight.modules, [&](const Module& module) { return module.model == model; });
+  std::erase_if(watched.by_place, [](const auto& one) { return one.second.modules.empty(); });
 }
 
 }  // namespace
@@ -81,44 +71,33 @@ const std::string* module_of(const at::Tensor& weight, bool by_shape) {
   std::unique_lock<std::mutex> guard(watch_lock);
   const Spot place{weight.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(), weight.storage_offset()};
   auto found = watched.by_place.find(place);
-  if (found == watched.by_place.end()) {
-    if (is_look_due(weight)) {
-      guard.unlock();
-      const bool has_changed = call_python(look.load(), 0, "()");
-      guard.lock();
-      watched.met = 0;
-      watched.enough = has_changed ? 1 : std::min(2 * watched.enough, std::max<size_t>(1, watched.by_place.size()));
-      found = watched.by_place.find(place);
-    }
+  if (found == watched.by_place.end() && is_look_due(weight)) {
+    guard.unlock();
+    const bool has_changed = call_python(look.load(), 0, "()");
+    guard.lock();
+    watched.met = 0;
+    watched.enough = has_changed ? 1 : std::min(2 * watched.enough, std::max<size_t>(1, watched.by_place.size()));
+    found = watched.by_place.find(place);
   }
   if (found != watched.by_place.end()) return path_of(found->second);
   if (!by_shape) return nullptr;
   const at::IntArrayRef sizes = weight.sizes();  // cast, gathered or computed, it has another storage
-  const auto same = watched.by_shape.find(msctx::joined(sizes.data(), sizes.size()));
-  if (same == watched.by_shape.end()) return nullptr;
+  const std::string shape = msctx::joined(sizes.data(), sizes.size());
   const WatchedWeight* only = nullptr;
-  for (const Spot& one : same->second) {
-    const WatchedWeight& candidate = watched.by_place.at(one);
-    if (!path_of(candidate)) continue;
+  for (const auto& [_, candidate] : watched.by_place) {
+    if (candidate.shape != shape || !path_of(candidate)) continue;
     if (only) return nullptr;
     only = &candidate;
   }
   // A weight of another model may have the shape, too: one that stands for itself is not the watched one.
   const bool stands_for_itself = weight.is_leaf() && !weight.is_view();
-  const bool own = only && stands_for_itself && only->dtype == c10::toString(weight.scalar_type()) && !only->storage.expired();
+  const bool own = only && stands_for_itself && only->dtype == c10::getDtypeNames(weight.scalar_type()).first && !only->storage.expired();
   return own || !only ? nullptr : path_of(*only);
 }
 
 }  // namespace msctx::glue
 
 using namespace msctx::glue;
-
-namespace {
-// As C++ spells it.
-std::string name_of_dtype(const std::string& python) {
-  return python == "float32" ? "Float" : python == "float64" ? "Double" : python == "float16" ? "Half" : python == "bfloat16" ? "BFloat16" : "";
-}
-}  // namespace
 
 // The weights of a model, in the place of those that it had: lists of storage, offset, shape, dtype and path, as JSON. The storages are
 // alive now. 0: there was no memory for it.
@@ -130,9 +109,8 @@ MSCTX_API int msctx_watch(int64_t model, const char* weights) try {
     auto* const storage = reinterpret_cast<c10::StorageImpl*>(weight.at(0).integer());
     const Spot place{storage, weight.at(1).integer()};
     const WeakStorage held(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage));
-    const auto found = watched.by_place.try_emplace(place, WatchedWeight{held, {}, name_of_dtype(weight.at(3).text)}).first;
+    const auto found = watched.by_place.try_emplace(place, WatchedWeight{held, {}, weight.at(2).text, weight.at(3).text}).first;
     found->second.modules.push_back({&*watched.paths.emplace(weight.at(4).text).first, model});
-    watched.by_shape[weight.at(2).text].insert(place);
   }
   set_any();
   return 1;
@@ -143,10 +121,8 @@ MSCTX_API int msctx_watch(int64_t model, const char* weights) try {
 // Whether a context that watches a model is open: else its modules have no names. 0: there was no memory for it.
 MSCTX_API int msctx_watch_model(int64_t model, int is_open) try {
   const std::lock_guard<std::mutex> guard(watch_lock);
-  if (is_open)
-    watched.models.insert(model);
-  else
-    watched.models.erase(model);
+  watched.models.erase(model);
+  if (is_open) watched.models.insert(model);
   set_any();
   return 1;
 } catch (const std::exception&) {
