@@ -180,7 +180,6 @@ def reduced(results: summary.Results) -> summary.Summary:
 
 
 def tables(of: summary.Summary) -> summary.Tables:
-    """All of it, and the rows of the README: only float32 and the larger batches."""
     processes = of["processes"]
     cells = []
     for row in of["rows"]:
@@ -192,18 +191,7 @@ def tables(of: summary.Summary) -> summary.Tables:
     head = ["network", "batch", "threads", "PyTorch, ms, error", *(f"{side}, error" for side in SIDES), "A/A"]
     last = f"{summary.described(of)}; {processes} or more processes."
     legend = figures.legend(of["kept"], processes)
-    return {"networks": [*summary.markdown(head, cells), "", f"{last} {legend}"], "networks-short": [*_short(of), "", last]}
-
-
-def _short(of: summary.Summary) -> list[str]:
-    threads = sorted({row["threads"] for row in of["rows"]})
-    lines: dict[str, list[str]] = {}
-    for row in sorted((row for row in of["rows"] if row["batch"] > 1), key=lambda row: row["threads"]):
-        ratio = figures.text(row["ratios"]["fp32-grade"], row["again"], of["processes"])
-        cells = lines.setdefault(f"{row['network']}, {row['phase']}, batch {row['batch']}", [])
-        cells += [f"{row['ms']:.0f} ms", ratio, f"{row['again']['median']:.2f}"]
-    head = [cell for n in threads for cell in (f"{summary.threads(n)}: PyTorch", "with msctx", "PyTorch again")]
-    return summary.markdown(["network", *head], ([name, *cells] for name, cells in lines.items()))
+    return {"networks": [*summary.markdown(head, cells), "", f"{last} {legend}"]}
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ import figures  # noqa: E402 (found by the line above)
 import learning  # noqa: E402
 import summary  # noqa: E402
 
-BLUE, ORANGE, GREEN, GREY, INK = "#2563eb", "#ea580c", "#059669", "#cbd5e1", "#1e293b"
+BLUE, ORANGE, GREY, INK = "#2563eb", "#ea580c", "#cbd5e1", "#1e293b"
 
 
 def text(x: float, y: float, words: object, anchor: str = "start", size: int = 12, fill: str = INK) -> str:
@@ -84,34 +84,6 @@ def of_convolutions() -> str:
     parts.append(text(12, bottom + 38, f"{summary.described(result)}. Lines: range over processes.", size=11))
     parts.append(text(12, bottom + 54, "Hollow: the range contains 1, or PyTorch differs from itself by as much.", size=11))
     return picture(790, bottom + 66, "PyTorch's time over the time of msctx, by group of convolution layers", parts)
-
-
-def of_networks() -> str:
-    """Whole networks on one thread, and what else runs them."""
-    result = stored("emerald-rapids-networks")
-    rows = [row for row in result["rows"] if row["threads"] == 1]
-    colours = {
-        "fp32-grade": BLUE,
-        "TF32 class": GREEN,
-        "bf16 autocast": "#64748b",
-        "ONNX Runtime": ORANGE,
-        "OpenVINO": "#a855f7",
-    }
-    left, top, step = 210, 46, 26
-    bottom = top + step * len(rows)
-    place, parts = ratios((0.8, 1, 1.5, 2, 3, 4), left, 760, top, bottom)
-    parts.append(text(12, 26, "Time of PyTorch's fastest way / time", size=14))
-    for n, (side, colour) in enumerate(colours.items()):
-        parts += [dot(300 + n * 98, 22, colour), text(308 + n * 98, 26, side, size=11)]
-    for n, row in enumerate(rows):
-        y = top + step * (n + 0.5)
-        parts.append(text(left - 12, y + 4, f"{row['network']}, {row['phase']}, batch {row['batch']}", "end"))
-        found = row["ratios"]
-        parts += [dot(place(found[side]["median"]), y, colour) for side, colour in colours.items() if side in found]
-    parts.append(
-        text(12, bottom + 38, f"{summary.described(result)}, 1 thread. fp32-grade and TF32 class are msctx's.", size=11)
-    )
-    return picture(790, bottom + 50, "Whole networks: the time of PyTorch's fastest way over that of others", parts)
 
 
 def of_learning() -> str:
@@ -209,7 +181,6 @@ def of_layers() -> str:
 
 PICTURES = {
     "convolutions": of_convolutions,
-    "networks": of_networks,
     "learning": of_learning,
     "layers": of_layers,
 }

@@ -141,14 +141,40 @@ def update(monkeypatch: pytest.MonkeyPatch) -> bool:
     return requested
 
 
+def shows(before: str, text: str, update: bool) -> bool:
+    """Whether the README's block after the text *before* is *text*; or it is written there. Figures may be another machine's."""
+    page = README.read_text(encoding="utf-8")
+    head, found, rest = page.partition(before)
+    _, inside, tail = re.split(r"^```\n(.*?)^```$", rest, maxsplit=1, flags=re.DOTALL | re.MULTILINE)
+    assert found, f"the README has no output after {before!r}"
+    if update:
+        README.write_text(f"{head}{before}```\n{text}\n```{tail}", encoding="utf-8")
+    return update or re.sub(r"[\d.]+(e-\d+)?|\s+|─+", "", inside) == re.sub(r"[\d.]+(e-\d+)?|\s+|─+", "", text)
+
+
 def test_the_explanation_shown_is_what_is_printed(monkeypatch: pytest.MonkeyPatch, update: bool) -> None:
-    words = next(words for words in commands() if words[0] == "explain")
     monkeypatch.setenv("COLUMNS", "128")
     out = io.StringIO()
     with redirect_stdout(out), pytest.raises(SystemExit):
-        main(words)
+        main(["explain", "deterministic=ON", "--device", "cuda"])
     shown = "\n".join(line.rstrip() for line in out.getvalue().splitlines())
-    assert holds(README, "explain", f"```\n{shown}\n```\n", update)
+    assert shows("`msctx explain deterministic=ON --device cuda`\n", shown, update)
+
+
+@pytest.mark.parametrize("block", blocks("python3"))
+def test_the_output_shown_is_what_an_example_prints(block: str, tmp_path: Path, update: bool) -> None:
+    (tmp_path / "train.py").write_text(f"import torch, msctx; torch.manual_seed(0)\n{block}", encoding="utf-8")
+    environment = os.environ | {"COLUMNS": "128"}
+    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    said = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith(" ")]
+    printed = "\n".join(line.rstrip() for line in done.stdout.splitlines()).strip("\n")
+    assert shows(f"{block}```\n", printed or said[-1].rpartition(f"{tmp_path}/")[2], update)
+
+
+@pytest.mark.parametrize(("row", "device"), [("CPU", "cpu"), ("NVIDIA", "cuda"), ("Ascend", "ascend")])
+def test_the_readme_counts_the_options_that_take_effect(row: str, device: str) -> None:
+    count = sum(on_device(o, device).status in DONE for o in OPTIONS.values() if o.source != FLAGS_SOURCE)
+    assert re.search(rf"^\| {row}.*\| {count} options take effect", README.read_text(encoding="utf-8"), re.MULTILINE), count
 
 
 def test_the_error_shown_is_what_is_printed(
@@ -291,4 +317,4 @@ def test_the_paths_named_exist() -> None:
 
 
 def test_the_readme_stays_short() -> None:
-    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 120
