@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # it sets up once, and takes from the other's when done. Modules are compiled once, not by each process of a test.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: run test test-all lint docs dist wheel bench clean
+.PHONY: run test test-all test-nightly nightly-files lint docs links dist wheel bench clean
 
 run: .venv/experiments
 	$(BIN)/msctx run configs/experiments/digits.yaml
@@ -16,19 +16,35 @@ test: .venv/test
 	-$(BIN)/msctx build
 	$(PYTEST) -m "not full" tests
 
-# With the libraries that msctx integrates with, and the rest: what is large (all of PyTorch's own samples, every bound, sanitizers,
-# sweeps over every line). Hundreds of processes start and are ended in it: a test that fails runs once more, and the summary names it.
+# With the libraries that msctx integrates with, and what a change must pass beyond. Hundreds of processes start and are ended in it:
+# a test that fails runs once more, and the summary names it.
 test-all: .venv/integrations test
-	$(PYTEST) --reruns 1 -raR -m full tests
+	$(PYTEST) --reruns 1 -raR -m "full and not nightly" tests
+
+# What no change waits for: every bound and its adversaries, sanitizers, PyTorch's own samples, ranks, compilation for CUDA, ten times
+# the examples of properties, links, other releases of torch.
+test-nightly: .venv/integrations links
+	-$(BIN)/msctx build
+	$(PYTEST) --reruns 1 -raR -m nightly tests
+	$(MAKE) wheel TORCHS="$(NIGHTLY_TORCHS)"
+
+NIGHTLY_TORCHS ?= 2.12.1 2.14.1
+
+# The nightly tests of what has changed since BASE, or since the last merge.
+nightly-files: .venv/integrations
+	files="$$($(BIN)/python tests/tiers.py $(BASE))"; [ -z "$$files" ] || $(PYTEST) --reruns 1 -raR -m nightly $$files
 
 lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Warnings are errors. The second command checks links; docs/conf.py says which.
+# Warnings are errors.
 docs: .venv/docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs/html
+
+# docs/conf.py says which.
+links: .venv/docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b linkcheck docs build/docs/linkcheck
 
 # The sdist and the wheel, which brings the native core for the installed torch; TORCHS="2.12.1 2.14.1" adds others.

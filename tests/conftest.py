@@ -36,6 +36,8 @@ from msctx.options.layers import PREFIX, RESERVED
 from msctx.switches import SWITCHES
 from msctx.torch_config import override, put_override
 
+pytest_plugins = ["tiers"]  # which test belongs to which tier, and what a tier may start
+
 # In a fresh process cuDNN's nodes are in a state that torch cannot set again (told in the plan, tested in processes of their own)
 _C._set_cudnn_allow_tf32(True)
 
@@ -46,23 +48,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 _slow = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.register_profile("msctx", _slow)
 hypothesis.settings.load_profile("msctx")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Properties are in both tiers: the quick one has a tenth of their examples, always the same; ``-m full`` draws all."""
-    properties = {item.obj: None for item in items if hypothesis.is_hypothesis_test(getattr(item, "obj", None))}
-    if config.option.markexpr != "full":
-        for function in properties:
-            found = function._hypothesis_internal_use_settings
-            few = max(10, found.max_examples // 10)
-            function._hypothesis_internal_use_settings = hypothesis.settings(
-                found, max_examples=few, derandomize=True, database=None
-            )
-    else:
-        for item in items:
-            if getattr(item, "obj", None) in properties:
-                item.add_marker("full")
 
 
 def pytest_collection_finish() -> None:

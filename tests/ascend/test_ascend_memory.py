@@ -27,11 +27,6 @@ def model_and_loss(width=8, rows=4):
     model = torch.nn.Sequential(block(), block()).npu()
     inputs = torch.randn(rows, width).npu()
     return model, lambda: model(inputs).square().sum()
-
-def gradients(model, loss):
-    model.zero_grad()
-    loss().backward()
-    return [parameter.grad.cpu() for parameter in model.parameters()]
 """
 
 
@@ -153,13 +148,10 @@ def test_whether_memory_is_reused_cannot_be_decided_late(ascend: Run) -> None:
         ({"memory_optimize_level": "O1"}, ["Addmm", "Addmm", "Addmm", "Addmm"]),  # the second pair computes them again
     ],
 )
-def test_where_tensors_are_shows_in_copies_and_gradients_are_the_same(
-    ascend: Run, options: dict[str, object], evidence: list[str]
-) -> None:
+def test_where_tensors_are_shows_in_copies(ascend: Run, options: dict[str, object], evidence: list[str]) -> None:
     ascend(f"""
         {MODEL.replace(chr(10), chr(10) + "        ")}
         model, loss = model_and_loss(64, 2048)
-        expected = gradients(model, loss)
         calls()
         loss()
         plain = len(calls("aclnnAddmm")), calls("aclrtMemcpy")
@@ -173,8 +165,6 @@ def test_where_tensors_are_shows_in_copies_and_gradients_are_the_same(
                 at = next((i for i, call in enumerate(found) if wanted in call), None)
                 assert at is not None, (wanted, found)
                 del found[: at + 1]
-            again = gradients(model, loss)
-        assert all(torch.equal(a, b) for a, b in zip(expected, again))
         assert {{parameter.device.type for parameter in model.parameters()}} == {{"npu"}}
     """)
 

@@ -1,13 +1,11 @@
-// libhccl: calls of a group of one rank, whose results are what it gives.
+// libhccl: calls of a group of one rank.
 
 #include <cstdint>
-#include <cstring>
 
 #include "recorder.h"
 
 namespace {
 
-constexpr int bytes[] = {1, 2, 4, 2, 4, 8, 8, 1, 2, 4, 8, 2};
 constexpr const char* names[] = {"int8",  "int16",  "int32",  "float16", "float32", "int64",
                                  "uint64", "uint8", "uint16", "uint32",  "float64", "bfloat16"};
 
@@ -42,9 +40,8 @@ int HcclCommInitRootInfoConfig(uint32_t ranks, const char* info, uint32_t rank, 
 
 int HcclGetCommAsyncError(void*, int* found) { return *found = 0; }
 
-int HcclAllReduce(const void* in, void* out, uint64_t count, int type, int, void*, void*) {
+int HcclAllReduce(const void*, void*, uint64_t count, int type, int, void*, void*) {
   CALLED(names[type], count);
-  std::memmove(out, in, count * bytes[type]);
   return 0;
 }
 
@@ -53,9 +50,8 @@ int HcclBroadcast(void*, uint64_t count, int type, uint32_t root, void*, void*) 
   return 0;
 }
 
-int HcclAllGather(const void* in, void* out, uint64_t count, int type, void*, void*) {
+int HcclAllGather(const void*, void*, uint64_t count, int type, void*, void*) {
   CALLED(names[type], count);
-  std::memmove(out, in, count * bytes[type]);
   return 0;
 }
 
