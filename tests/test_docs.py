@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import typer
 
+import msctx
 from msctx.cli import app, main
 from msctx.compare import config as comparisons
 from msctx.options import DEVICES, OPTIONS, Option
@@ -210,6 +211,43 @@ def test_the_options_shown_are_those_that_are_declared(update: bool) -> None:
     assert holds(DOCS / "options.md", "options", "\n".join(table) + "\n", update)
     inert = [f"- `{option.name}`: use {option.replaced_by}\n" for option in OPTIONS.values() if option.replaced_by]
     assert holds(DOCS / "options.md", "deprecated", "".join(inert), update)
+
+
+FROM_TORCH = {
+    "torch.use_deterministic_algorithms(True)": {"deterministic": "ON"},
+    "torch.manual_seed(0), random.seed(0), numpy.random.seed(0)": {"seed": 0},
+    "torch.backends.cudnn.allow_tf32 = False": {"conv_allow_tf32": False},
+    "torch.backends.cuda.matmul.allow_tf32 = False": {"matmul_allow_tf32": False},
+    "torch.backends.cudnn.benchmark = True": {"conv_fprop_algo": "performance"},
+    "torch.autocast(device, dtype=torch.bfloat16)": {"precision_mode": "allow_mix_precision_bf16"},
+    "torch.set_num_threads(2)": {"runtime_num_threads": 2},
+    "torch.set_num_interop_threads(2)": {"inter_op_parallel_num": 2},
+    "torch.cuda.set_per_process_memory_fraction(…)": {"max_device_memory": "4GB"},
+    "torch.utils.checkpoint.checkpoint(…)": {"memory_optimize_level": "O1"},
+    "CUDA_LAUNCH_BLOCKING=1": {"pynative_synchronize": True},
+    "torch.autograd.detect_anomaly()": {"session": {"enable_dump_debug": True, "dump_path": "dumps"}},
+    "torch.compile(model)": {"mode": "GRAPH_MODE"},
+    "TORCHINDUCTOR_CACHE_DIR=…": {"enable_compile_cache": True},
+    "init_process_group(timeout=…)": {"hccl_timeout": 60},
+}
+
+
+def test_what_the_options_in_place_of_torchs_flags_set(update: bool) -> None:
+    table = ["| PyTorch | msctx | sets, on CUDA |", "|---|---|---|"]
+    for call, options in FROM_TORCH.items():
+        row = msctx.explain(options, device="cuda").rows[0]
+        assert row.status in DONE
+        given = ", ".join(f"{name}={value!r}" for name, value in options.items()).replace("'", '"')
+        table.append(f"| `{call}` | `{given}` | {', '.join(f'`{name}`' for name in row.assignments)} |")
+    assert holds(DOCS / "from_torch.md", "from-torch", "\n".join(table) + "\n", update)
+
+
+def test_the_messages_of_troubleshooting_exist() -> None:
+    sources = [path for folder, kind in (("msctx", "*.py"), ("kernels", "*.cpp")) for path in (ROOT / folder).rglob(kind)]
+    code = "".join(path.read_text(encoding="utf-8") for path in sources)
+    shown = re.findall(r"^\| `(.*?)` \|", (DOCS / "troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(shown) > 9
+    assert [words for words in shown if words not in code] == []
 
 
 def test_the_flags_of_graph_kernel_flags_shown_are_those_that_are_declared(update: bool) -> None:
