@@ -20,7 +20,6 @@ RESULTS, PACKAGE = ROOT / "bench" / "results", ROOT / "msctx"
 sys.path.append(str(ROOT / "bench"))
 
 import figures  # noqa: E402 (found by the line above)
-import learning  # noqa: E402
 import summary  # noqa: E402
 
 BLUE, ORANGE, GREY, INK = "#2563eb", "#ea580c", "#cbd5e1", "#1e293b"
@@ -86,40 +85,6 @@ def of_convolutions() -> str:
     return picture(790, bottom + 66, "PyTorch's time over the time of msctx, by group of convolution layers", parts)
 
 
-def of_learning() -> str:
-    """Loss curves in float32 and in both classes; below, by how much each differs from float32."""
-    result = stored("zen3-learning")
-    colours = {learning.FLOAT32: GREY, learning.ORDER: INK, learning.GRADE: BLUE, learning.TF32: ORANGE}
-    parts = [text(12, 26, "Loss of a training step, and its difference from float32", size=14)]
-    for n, (side, colour) in enumerate(colours.items()):
-        parts += [line(12 + n * 170, 46, 36 + n * 170, 46, colour, 2), text(42 + n * 170, 50, side)]
-    for n, name in enumerate(dict.fromkeys(row["subject"] for row in result["rows"])):
-        sides = {row["side"]: row for row in result["rows"] if row["subject"] == name}
-        left, right, top, middle, bottom = 60 + n * 400, 390 + n * 400, 84, 270, 420
-        steps, most = sides[learning.FLOAT32]["steps"], sides[learning.FLOAT32]["highest"]
-        parts.append(text(left, top - 10, f"{name}, {steps} steps"))
-        for k in range(5):
-            loss, y = most * k / 4, middle - (middle - top) * k / 4
-            parts += [line(left, y, right, y), text(left - 6, y + 4, f"{loss:.1f}", "end")]
-        for decade in range(-8, 1, 2):
-            y = bottom - (bottom - middle - 20) * (decade + 8) / 8
-            parts += [line(left, y, right, y), text(left - 6, y + 4, f"1e{decade}", "end")]
-        for width, (side, colour) in zip((6, 4, 2.5, 1), colours.items(), strict=True):  # they lie on each other
-            places = [learning.place(number, steps) for number in range(len(sides[side]["losses"]))]
-            losses = [middle - (middle - top) * loss / most for loss in sides[side]["losses"]]
-            parts.append(_along(zip(places, losses, strict=True), steps, left, right, colour, width))
-            if shares := sides[side].get("differences"):
-                high = [bottom - (bottom - middle - 20) * (math.log10(max(share, 1e-8)) + 8) / 8 for share in shares]
-                parts.append(_along(zip(places, high, strict=True), steps, left, right, colour, 1.5))
-    parts.append(text(12, 450, f"{learning.described(result)}. Means of {steps // learning.SHOWN} steps each.", size=11))
-    return picture(830, 462, "Loss curves of two trainings in float32 and by parts", parts)
-
-
-def _along(points: Iterable[tuple[float, float]], steps: int, left: float, right: float, colour: str, width: float) -> str:
-    places = " ".join(f"{left + (right - left) * step / steps:.1f},{y:.1f}" for step, y in points)
-    return f'<polyline points="{places}" fill="none" stroke="{colour}" stroke-width="{width}"/>'
-
-
 # --- The layers of msctx ----------------------------------------------------------------------------------------------
 
 
@@ -181,7 +146,6 @@ def of_layers() -> str:
 
 PICTURES = {
     "convolutions": of_convolutions,
-    "learning": of_learning,
     "layers": of_layers,
 }
 

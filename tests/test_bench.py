@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -99,22 +98,6 @@ def test_a_network_is_measured_in_both_phases(bench: Bench, native_core: None, m
         found = models.measure("small", phase, 2, 0.01, False)
         assert found["ms"].keys() == {"torch", *models.CLASSES, "bf16 autocast", "again"}
         assert all(found["errors"][side] < 1e-5 for side in ("torch", *models.CLASSES))
-
-
-def test_a_training_gives_its_losses_and_the_arithmetic_of_its_calls(bench: Bench, native_core: None) -> None:
-    learning = bench("learning")
-    assert learning.sides("amx_fp16")[learning.GRADE]["matmul_algo"] == "fp16x3"
-    found = {side: learning.trained("characters", options, 2) for side, options in learning.sides("").items()}
-    plain, other = found[learning.FLOAT32], found[learning.ORDER]
-    assert plain["losses"] == pytest.approx(other["losses"], rel=1e-5)
-    assert (plain["calls"], [*other["calls"]]) == ({}, ["strict"])
-
-
-def test_each_kind_is_entered_as_often_as_requested(bench: Bench, native_core: None) -> None:
-    entries, entered = bench("entries"), []
-    found = entries.measured(lambda: entered.append(1) or nullcontext(), 3 * entries.PART + 10)
-    assert len(entered) == found["entries"] == 3 * entries.PART + 10
-    assert found["first_us"] > 0 < found["last_us"]
 
 
 def cuda_report(*words: str) -> subprocess.CompletedProcess[str]:
