@@ -9,8 +9,9 @@ from functools import lru_cache
 from typing import Any
 
 from msctx.errors import OptionError
-from msctx.options import DEVICES, OPTIONS, UNSET, Option, Settings, device_of, make_layer, rules
+from msctx.options import DEVICES, OPTIONS, UNSET, Option, Settings, device_of, make_layer
 from msctx.options.kinds import Size
+from msctx.options.rules import Needs, Rule, about
 from msctx.plan import DONE, TARGETS, Plan, Row, make
 from msctx.shipped import CONFIGS
 from msctx.themes import Facts, On, Outcome, translate
@@ -190,7 +191,7 @@ def _companions(name: str) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     names = [name]
     for one in names:  # what they need in turn joins them
-        needed = [need.others for need in rules.about(one, rules.Needs) if need.option.name == one]
+        needed = [need.others for need in about(one, Needs) if need.option.name == one]
         for other in (others[0] for others in needed if not any(each.name in names for each in others)):
             names.append(other.name)
             found[other.name] = next(iter(other.values), typical(OPTIONS[other.name]))
@@ -243,7 +244,7 @@ def describe(option: Option) -> dict[str, Any]:
         "defaults_in_words": {group: "unset" if v is UNSET else _written(v) for group, v in option.defaults.items()},
         "devices": list(option.devices),
         "status": {device: _status(option, device) for device in DEVICES},
-        "interactions": [str(rule) for rule in rules.about(option.name, rules.Rule)],
+        "interactions": [str(rule) for rule in about(option.name, Rule)],
         "keys": members(option.name),
         "replaced_by": option.replaced_by or None,
         "source": option.source,

@@ -16,7 +16,6 @@ from msctx._version import __version__
 from msctx.errors import Diagnostic, FileError, Marks, OptionError, nearest
 from msctx.options.documents import check
 from msctx.options.kinds import BadValue, Size, nowhere
-from msctx.options.layer import Layer, Setting, Settings
 from msctx.options.option import UNSET, Option, device_of
 from msctx.options.registry import (
     OPTIONS,
@@ -29,6 +28,7 @@ from msctx.options.registry import (
     make_layer,
     option_of,
 )
+from msctx.options.rules import Layer, Setting, Settings
 from msctx.shipped import shipped
 
 PLAN = "MSCTX_PLAN"

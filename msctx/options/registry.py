@@ -12,11 +12,10 @@ from types import MappingProxyType
 from typing import Any
 
 from msctx.errors import MOST, Diagnostic, Mark, Marks, OptionError, nearest
-from msctx.options import rules
 from msctx.options.documents import check, read_file, scalar
 from msctx.options.kinds import BOOL, INVALID, IntKind, Keys, ValueKind, dotted, nowhere, show
-from msctx.options.layer import Layer, Setting
 from msctx.options.option import Option
+from msctx.options.rules import YIELDING, Layer, Setting, exclusions
 
 _BY_RELEASE = {
     "MindSpore 2.3.1": """
@@ -384,6 +383,6 @@ def contradictions(settings: Mapping[str, Setting], origin: str) -> Iterator[Dia
 
 def exclusive(settings: Mapping[str, Setting], origin: str) -> Iterator[Diagnostic]:
     """The pairs that the sources forbid in one layer."""
-    for one, other, why in rules.exclusions([s for s in settings.values() if s.option.name in rules.YIELDING]):
+    for one, other, why in exclusions([s for s in settings.values() if s.option.name in YIELDING]):
         place = f" from {other.origin}" if other.origin != one.origin else ""
         yield Diagnostic(one.spelling, f"cannot be set together with {other.spelling}={other.value!r}{place}: {why}", origin)
