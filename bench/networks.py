@@ -86,40 +86,6 @@ def encoder(dropout: float) -> nn.Module:
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(512, 8, 2048, dropout=dropout, batch_first=True), 6)
 
 
-class Block(nn.Module):
-    """Causal attention, whose products are plain, and two linear layers, each after its normalisation."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads, self.norm, self.later_norm = heads, nn.LayerNorm(width), nn.LayerNorm(width)
-        self.query_key_value, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.perceptron = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def attention(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.query_key_value(x).chunk(3, -1))
-        scores = q @ k.mT / q.shape[-1] ** 0.5
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        return self.out((scores.masked_fill(later, -torch.inf).softmax(-1) @ v).transpose(1, 2).flatten(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.norm(x))
-        return x + self.perceptron(self.later_norm(x))
-
-
-class Decoder(nn.Module):
-    """A small GPT: numbers of characters to scores of them at each place."""
-
-    def __init__(self, words: int, width: int, places: int, depth: int, heads: int) -> None:
-        super().__init__()
-        self.words, self.places = nn.Embedding(words, width), nn.Embedding(places, width)
-        self.blocks, self.norm = nn.Sequential(*(Block(width, heads) for _ in range(depth))), nn.LayerNorm(width)
-        self.head = nn.Linear(width, words, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(x.shape[1], device=x.device)
-        return self.head(self.norm(self.blocks(self.words(x) + self.places(places))))
-
-
 class Features(nn.Module):
     """A backbone of transformers: images to the map that it ends with. Its batch norms know such images."""
 
