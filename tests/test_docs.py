@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 
 import msctx
@@ -35,10 +38,10 @@ PAGES = [README, *sorted(DOCS.glob("*.md"))]
 UPDATE = "UPDATE_DOCS=1 pytest tests/test_docs.py"
 
 
-def blocks(language: str) -> list[Any]:
+def blocks(language: str, *pages: Path) -> list[Any]:
     """The code blocks marked as *language*, named by page and line; fences pair up in order."""
     found = []
-    for page in PAGES:
+    for page in pages or PAGES:
         text = page.read_text(encoding="utf-8")
         for block in re.finditer(r"^```([\w-]*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
             if block[1] == language:
@@ -142,14 +145,14 @@ def update(monkeypatch: pytest.MonkeyPatch) -> bool:
     return requested
 
 
-def shows(before: str, text: str, update: bool) -> bool:
-    """Whether the README's block after the text *before* is *text*; or it is written there. Figures may be another machine's."""
-    page = README.read_text(encoding="utf-8")
-    head, found, rest = page.partition(before)
+def shows(before: str, text: str, update: bool, page: Path = README) -> bool:
+    """Whether the page's block after the text *before* is *text*; or it is written there. Figures may be another machine's."""
+    whole = page.read_text(encoding="utf-8")
+    head, found, rest = whole.partition(before)
     _, inside, tail = re.split(r"^```\n(.*?)^```$", rest, maxsplit=1, flags=re.DOTALL | re.MULTILINE)
-    assert found, f"the README has no output after {before!r}"
+    assert found, f"{page.name} has no output after {before!r}"
     if update:
-        README.write_text(f"{head}{before}```\n{text}\n```{tail}", encoding="utf-8")
+        page.write_text(f"{head}{before}```\n{text}\n```{tail}", encoding="utf-8")
     return update or re.sub(r"[\d.]+(e-\d+)?|\s+|─+", "", inside) == re.sub(r"[\d.]+(e-\d+)?|\s+|─+", "", text)
 
 
@@ -162,7 +165,7 @@ def test_the_explanation_shown_is_what_is_printed(monkeypatch: pytest.MonkeyPatc
     assert shows("`msctx explain deterministic=ON --device cuda`\n", shown, update)
 
 
-@pytest.mark.parametrize("block", blocks("python3"))
+@pytest.mark.parametrize("block", blocks("python3", README))
 def test_the_output_shown_is_what_an_example_prints(block: str, tmp_path: Path, update: bool) -> None:
     (tmp_path / "train.py").write_text(f"import torch, msctx; torch.manual_seed(0)\n{block}", encoding="utf-8")
     environment = os.environ | {"COLUMNS": "128"}
@@ -170,6 +173,32 @@ def test_the_output_shown_is_what_an_example_prints(block: str, tmp_path: Path, 
     said = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith(" ")]
     printed = "\n".join(line.rstrip() for line in done.stdout.splitlines()).strip("\n")
     assert shows(f"{block}```\n", printed or said[-1].rpartition(f"{tmp_path}/")[2], update)
+
+
+def test_the_quickstart_prints_what_it_shows_and_is_a_notebook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, update: bool, native_core: None
+) -> None:
+    page, names, cells = DOCS / "quickstart.md", {"__name__": "quickstart"}, []
+    monkeypatch.setenv("COLUMNS", "128")
+    torch.manual_seed(0)
+    for block in [found.values[0] for found in blocks("python3", page)]:
+        out = io.StringIO()
+        with redirect_stdout(out), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            exec(compile(block, "quickstart", "exec"), names)
+        said = [f"{w.category.__name__}: {w.message}" for w in caught if issubclass(w.category, msctx.MsctxWarning)]
+        if printed := "\n".join([*(line.rstrip() for line in out.getvalue().splitlines()), *said]).strip("\n"):
+            assert shows(f"{block}```\n", printed, update, page)
+    for part in re.split(r"^(```\w*\n.*?^```\n)", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE):
+        kind = "code" if part.startswith("```python3") else "markdown"
+        source = part.strip().removeprefix("```python3\n").removesuffix("\n```") if kind == "code" else part.strip()
+        more = {"outputs": [], "execution_count": None} if kind == "code" else {}
+        if source and not part.startswith("```\n"):  # a notebook prints that itself
+            cells.append({"cell_type": kind, "metadata": {}, "source": source.splitlines(keepends=True), **more})
+    text = json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}, indent=1) + "\n"
+    if update:
+        page.with_suffix(".ipynb").write_text(text, encoding="utf-8")
+    assert page.with_suffix(".ipynb").read_text(encoding="utf-8") == text
 
 
 @pytest.mark.parametrize(("row", "device"), [("CPU", "cpu"), ("NVIDIA", "cuda"), ("Ascend", "ascend")])
