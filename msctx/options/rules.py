@@ -32,9 +32,6 @@ class Setting:
         """The one device this spelling means, or ``None`` for every device that has the option."""
         return device_of(self.spelling)
 
-    def says_the_same(self, other: Setting) -> bool:
-        return (self.spelling, self.value) == (other.spelling, other.value)
-
     @property
     def rank(self) -> int:
         return rank_of(self.spelling)
@@ -285,36 +282,34 @@ class Settings:
     """
 
     def __init__(self, layers: Sequence[Layer] = (), below: Settings | None = None) -> None:
-        own = [layer for layer in layers if layer.settings]
-        self._below = below
-        self.layers: tuple[Layer, ...] = (*(below.layers if below else ()), *own)
+        self._own, self._below = [layer for layer in layers if layer.settings], below
+        self.layers: tuple[Layer, ...] = (*(below.layers if below else ()), *self._own)
         self.plans: dict[Any, Any] = {}
         """Facts about a machine → the plan there, kept since a plan is pure."""
         self._on: dict[str, _OnDevice] = {}
         self._highest: dict[str, Setting | None] = {**below._highest} if below else {}  # None: only lost ones
-        self.devices = frozenset(s.device for layer in own for s in layer.settings.values() if s.device)
+        self.devices = frozenset(s.device for layer in self._own for s in layer.settings.values() if s.device)
         """Those that some setting names by its group."""
         self.devices |= below.devices if below else frozenset()
-        for layer in own:
+        for layer in self._own:
             for lost, _ in layer.lost:
                 self._highest.setdefault(lost.option.name, None)
             self._highest |= _highest(layer)
         self._differ = bool(self.devices) or not YIELDING.isdisjoint(self._highest)
         """Whether devices may differ: some setting means one of them, or a rule may hold on some alone."""
 
-    def all(self, name: str, device: str) -> list[Setting]:
-        """Every setting of an option that applies to a device, the winning one first."""
-        return self.on(device).get(name, [])
+    def all(self, name: str, device: str) -> tuple[Setting, ...]:
+        """The settings of an option on a device, one for each layer that has one; the one in force first."""
+        return self.on(device).get(name, ())
 
     def get(self, name: str, device: str | None = None) -> Setting | None:
         """The setting in force, or ``None``. Without a device: the highest one, whichever device it means."""
         if device is not None:
-            found = self.all(name, device)
-            return found[0] if found else None
+            return next(iter(self.all(name, device)), None)
         return self._highest.get(name)
 
-    def on(self, device: str) -> dict[str, list[Setting]]:
-        """Option name → its settings on one device, the winning one first."""
+    def on(self, device: str) -> dict[str, tuple[Setting, ...]]:
+        """Option name → its settings on one device, as :meth:`all` has them."""
         return self._at(device).found
 
     def overridden(self, device: str) -> list[Overridden]:
@@ -328,8 +323,7 @@ class Settings:
     def _at(self, device: str) -> _OnDevice:
         key = device if self._differ else ""
         if key not in self._on:
-            below = self._below._on.get(device if self._below._differ else "") if self._below else None
-            self._on[key] = _OnDevice(self.layers, device, below)
+            self._on[key] = _OnDevice(self._own, device, self._below._at(device) if self._below else None)
         return self._on[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -361,55 +355,55 @@ class Overridden(NamedTuple):
 
 
 class _OnDevice:
-    """The result of layers on one device; *below* is that of the outer ones, if it is known."""
+    """The result of layers on one device, laid one by one over the outer ones, *below*."""
 
     def __init__(self, layers: Sequence[Layer], device: str, below: _OnDevice | None) -> None:
-        self.count = len(layers)
-        self.laid: dict[str, list[Setting]] = {}  # before options yield by a rule that always holds
-        self.yielded: list[Overridden] = []
-        self.rivals: list[Setting] = []  # what of it may take another's place, the innermost first
-        self.level: dict[str, int] = {}  # name → the layer of the setting in force, from the outermost
-        outer = below if below and below.stays_under(layers[below.count :]) else None
-        for number in reversed(range(outer.count if outer else 0, len(layers))):
-            layer = layers[number]
-            self.yielded += [Overridden(s, by, True) for s, by in layer.lost if s.device in (None, device)]
-            here = self._spelled_best(layer, device)
-            lost = {s.spelling: yields for s in here if (yields := _yields(s, here, self.rivals, device))}
-            self.yielded += lost.values()
-            for setting in here:
-                if setting.spelling not in lost:
-                    self.laid.setdefault(setting.option.name, []).append(setting)
-                    if setting.option.name in YIELDING and not any(map(setting.says_the_same, self.rivals)):
-                        self.rivals.append(setting)
-                    self.level.setdefault(setting.option.name, number)
-        if outer:
-            for name, found in outer.laid.items():
-                self.laid.setdefault(name, []).extend(found)
-            self.rivals, self.yielded = self.rivals + outer.rivals, self.yielded + outer.yielded
-            self.level = {**outer.level, **self.level}
+        self.laid: dict[str, tuple[Setting, ...]] = (
+            below.laid if below else {}
+        )  # before options yield by a rule that always holds
+        self.level: dict[str, int] = (
+            below.level if below else {}
+        )  # name → in which layer its setting stands, from the outermost
+        self.yielded: list[Overridden] = below.yielded if below else []
+        for layer in layers:
+            self._lay(layer, device)
         beaten = _beaten([found[0] for found in self.laid.values()], device)
         gone = {setting.option.name for setting, _ in beaten}
         self.found = {name: found for name, found in self.laid.items() if name not in gone}
-        inner = [Overridden(s, by, self.level[by.option.name] > self.level[s.option.name]) for s, by in beaten]
-        self.overridden = self.yielded + inner
+        self.overridden = self.yielded + [
+            Overridden(s, by, self.level[by.option.name] > self.level[s.option.name]) for s, by in beaten
+        ]
 
-    def stays_under(self, more: Sequence[Layer]) -> bool:
-        """Whether no option of more layers takes the place of another, or replaces a file."""
-        names = {setting.option.name for layer in more for setting in layer.settings.values()}
-        return names.isdisjoint(YIELDING) and names.isdisjoint(file for name in self.laid for file in _files(name))
-
-    def _spelled_best(self, layer: Layer, device: str) -> list[Setting]:
-        """The winning spelling of each option in a layer, without keys of a file that an inner layer replaces."""
-        found: dict[str, Setting] = {}
+    def _lay(self, layer: Layer, device: str) -> None:
+        """The winning spelling of each option in a layer takes the place of what it replaces in those below."""
         mine = [s for s in layer.settings.values() if s.device in (None, device)]
+        lost = [Overridden(s, by, True) for s, by in layer.lost if s.device in (None, device)]
+        here: dict[str, Setting] = {}
         for setting in sorted(mine, key=lambda s: -s.rank):
-            if any(_is_part(setting, whole) for name in _files(setting.option.name) for whole in self.laid.get(name, ())):
-                continue
-            if (winner := found.setdefault(setting.option.name, setting)) is not setting:
+            if (winner := here.setdefault(setting.option.name, setting)) is not setting:
                 meant = winner.place == setting.place or mine.index(winner) > mine.index(setting)
                 grouped = (winner.rank, setting.rank) == (1, 0) and meant
-                self.yielded.append(Overridden(setting, winner, winner.value == setting.value or grouped))
-        return [*found.values()]
+                lost.append(Overridden(setting, winner, winner.value == setting.value or grouped))
+        pairs = [(s, next((b for b in here.values() if overrides(b, s, device, always=False)), None)) for s in here.values()]
+        lost += [Overridden(setting, winner, False) for setting, winner in pairs if winner is not None]
+        new = [setting for setting, winner in pairs if winner is None]
+        laid = self.laid
+        if not all(_stands_alone(setting) for setting in new):
+            laid = {}
+            for name, found in self.laid.items():
+                by = next((n for n in new if _is_part(found[0], n) or clash(n, found[0], device)), None)
+                if by is None:
+                    laid[name] = found
+                elif not _is_part(found[0], by):
+                    lost.append(Overridden(found[0], by, True))
+        self.laid = {**laid, **{s.option.name: (s, *laid.get(s.option.name, ())) for s in new}}
+        self.level = {**self.level, **dict.fromkeys((s.option.name for s in new), max(self.level.values(), default=0) + 1)}
+        self.yielded = self.yielded + lost
+
+
+def _stands_alone(setting: Setting) -> bool:
+    """Whether an option takes the place of no other: by no rule, and not by what its file holds."""
+    return setting.option.name not in YIELDING and not setting.option.content
 
 
 def _beaten(settings: Sequence[Setting], device: str) -> list[tuple[Setting, Setting]]:
@@ -420,20 +414,3 @@ def _beaten(settings: Sequence[Setting], device: str) -> list[tuple[Setting, Set
         return next((w for w in able if overrides(w, setting, device, always=True) and winner(w) is None), None)
 
     return [(setting, w) for setting in able if (w := winner(setting)) is not None]
-
-
-@cache
-def _files(name: str) -> tuple[str, ...]:
-    """The options that may name a file of which this one is a key."""
-    parts = name.split(".")
-    return tuple(".".join(parts[:n]) for n in range(1, len(parts)))
-
-
-def _yields(setting: Setting, beside: Iterable[Setting], higher: Iterable[Setting], device: str) -> Overridden | None:
-    """Whether another option takes the place of a setting: one further in, or one beside it."""
-    if setting.option.name not in YIELDING:
-        return None
-    if (inner := next((h for h in higher if clash(h, setting, device)), None)) is not None:
-        return Overridden(setting, inner, True)
-    winner = next((b for b in beside if overrides(b, setting, device, always=False)), None)
-    return None if winner is None else Overridden(setting, winner, False)
