@@ -185,14 +185,14 @@ def tried(
     figure = Figure(contender.name, "torch", "torch", "torch")
     try:
         with contender.scope() as context:
-            result = contender.through(lambda: problem.run(*sets[0]))
+            computed = contender.through(lambda: problem.run(*sets[0]))
             settle(problem.device)
             if contender.algorithm:
                 row = next(row for row in context.choices() if row.direction == problem.direction)
                 figure.ran, figure.provider, figure.math, figure.workspace = row.ran, row.provider, row.math, row.workspace
                 figure.why = passed_over(contender.algorithm, row, problem)
             if not figure.why:
-                error = error_of(result, truth)
+                error = error_of(computed, truth)
                 figure.error = error if math.isfinite(error) else None
                 bound = problem.arithmetic.bound
                 figure.why = "" if error <= bound else f"wrong: an error of {error:.0e}, beyond {bound:.0e}"

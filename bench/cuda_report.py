@@ -1,7 +1,7 @@
-"""All that can be told of msctx on an NVIDIA GPU, in one go: builds, checks, measures, prints the tables and keeps them as JSON.
+"""Convolutions of msctx on an NVIDIA GPU, in one go: runs the tests marked cuda, measures, prints tables and keeps all as JSON.
 
 Each part runs in a process of its own, a case at a time. One that crashes, hangs or leaves the GPU's context unusable loses the case
-that it was at; the part goes on behind it in another process, and the other parts never notice.
+that it was at; the part goes on behind it in another process.
 
     python bench/cuda_report.py --json cuda.json
     python bench/cuda_report.py --device cpu --seconds 120    # tries the script itself, on problems too small to say anything
@@ -12,203 +12,356 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import re
-import signal
+import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext
+from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import contest
+import cuda_figures
+import figures
+import models
+import summary
+import torch
+from contest import ROOT, commit
+from cuda_figures import AGAIN, BENCHMARK, TORCH, Case, Say
+from networks import Bottleneck
+from rich import print as show
+from rich.table import Table
+from torch import nn
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "bench" / "results"
-PARTS = {
-    "environment": 0.06,
-    "build": 0.24,
-    "checks": 0.15,
-    "figures": 0.44,
-    "overhead": 0.04,
-    "costs": 0.04,
-    "more checks": 0.03,
-}
-"""In this order; the number is the share of the time. What a part does not need is there for the next."""
-NEEDED = ("build", "checks")
-"""Without these, figures say little: a report that has none of them has not succeeded."""
-LEAST = 1.0
-"""With fewer seconds left a part is not begun."""
+import msctx
+from msctx.compare import result
+from msctx.native import environment_key
+
+Rows = list[dict[str, Any]]
+PARTS = {"environment": 0.06, "tests": 0.42, "figures": 0.44, "overhead": 0.04, "costs": 0.04}
+"""In this order; the number is the share of the time."""
 GRACE = 15.0
 """Seconds after its time in which a part may still end the case it is at; then it is killed."""
-Say = Callable[[dict[str, Any]], None]
+CALLS = 500
+"""Of the smallest convolution in one go: fewer launches than a GPU takes before it makes the host wait."""
+STEPS = 3.0
+"""Seconds for the rounds of training steps."""
+TOGETHER = ("tests/cudnn", "tests/native/cuda")
+"""Tests that do not mind others on the same GPU; the rest look at its memory."""
 
 
-def command(part: str, given: argparse.Namespace, skip: int, seconds: float) -> list[str]:
-    """What does a part's cases behind the first *skip*; it prints a line of JSON for each case begun, and for each row found."""
-    words = ["--work", part, "--device", given.device, "--skip", str(skip), "--seconds", f"{seconds:.1f}"]
-    return [sys.executable, str(Path(__file__).resolve()), *words]
+# --- the parts, each a list of cases ----------------------------------------------------------------------------------------
 
 
-def work(part: str, device: str, skip: int, seconds: float) -> None:
-    """Be such a process. An exception ends it: it may have left the GPU's context behind unusable."""
-    until = time.monotonic() + seconds
+def cases_of(part: str, device: torch.device) -> list[Case]:
+    return {
+        "environment": lambda: [("environment", lambda say: say(environment(device)))],
+        "tests": lambda: [
+            ("tests of cuDNN and of our kernels", lambda say: say(check(TOGETHER, max(1, min(4, (os.cpu_count() or 1) // 2))))),
+            ("the other tests for a GPU", lambda say: say(check(others(), 1))),
+        ],
+        "figures": lambda: cuda_figures.figures(device),
+        "overhead": lambda: [("the smallest conv2d", lambda say: overhead(say, device))],
+        "costs": lambda: [
+            ("a training step with deterministic=ON", lambda say: say(determinism(device))),
+            ("memory under conv_workspace_limit", lambda say: memory(say, device)),
+        ],
+    }[part]()
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    found = {
+        "GPU": "none, this is a trial",
+        "Python": platform.python_version(),
+        "torch": torch.__version__,
+        "CUDA": torch.version.cuda,
+        "cuDNN": torch.backends.cudnn.version(),
+        "msctx": msctx.__version__,
+        "commit": commit(),
+        "cores": os.cpu_count(),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+    if device.type == "cuda":
+        gpu = torch.cuda.get_device_properties(device)
+        found |= {"GPU": gpu.name, "capability": f"{gpu.major}.{gpu.minor}", "driver": environment_key.driver()}
+        found |= {"multiprocessors": gpu.multi_processor_count, "GiB": round(gpu.total_memory / 2**30, 1)}
+    return found
+
+
+def others() -> tuple[str, ...]:
+    """The files with tests for a GPU that are in none of the folders."""
+    files = (path for path in sorted(ROOT.glob("tests/**/test_*.py")) if "mark.cuda" in path.read_text(encoding="utf-8"))
+    names = (path.relative_to(ROOT).as_posix() for path in files)
+    return tuple(name for name in names if not name.startswith(TOGETHER))
+
+
+def check(files: tuple[str, ...], processes: int) -> dict[str, Any]:
+    """The last lines of the tests that need a GPU; those of a device that is not here are skipped, and say so."""
+    words = ["-m", "pytest", "-m", "cuda", "-qra", "-p", "no:cacheprovider", "-n", str(processes), *files]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+    return {"exit code": done.returncode, "last lines": done.stdout.splitlines()[-60:]}
+
+
+def overhead(say: Say, device: torch.device) -> None:
+    """The host's time for a call, alone and waiting for the device each time. The order matters: what is loaded stays."""
+    torch.set_num_threads(1)
+    x, w = torch.randn(1, 4, 8, 8, device=device), torch.randn(4, 4, 3, 3, device=device)
+    x_grad, w_grad, g = x.clone().requires_grad_(), w.clone().requires_grad_(), torch.randn(1, 4, 6, 6, device=device)
+
+    def forward() -> None:
+        with torch.no_grad():
+            nn.functional.conv2d(x, w)
+
+    def both() -> None:
+        torch.autograd.grad(nn.functional.conv2d(x_grad, w_grad), (x_grad, w_grad), g)
+
+    def microseconds(call: Callable[[], None], waits: bool) -> float:
+        times = []
+        for _ in range(7):
+            cuda_figures.settle(device)
+            start = time.perf_counter()
+            for _ in range(CALLS):
+                call()
+                if waits:
+                    cuda_figures.settle(device)
+            times.append((time.perf_counter() - start) / CALLS * 1e6)
+        return statistics.median(times)
+
+    by_name = {"conv_fprop_algo": "implicit_gemm", "conv_dgrad_algo": "algo_1", "conv_wgrad_algo": "algo_1"}
+    for how in ("without msctx", "loaded, outside a context", "implicit_gemm and algo_1 by name"):
+        if how.startswith("loaded"):
+            with msctx.context(**by_name, fallback="silent"):
+                both()
+        with msctx.context(**by_name, fallback="silent") if how.startswith("implicit") else nullcontext():
+            for what, call in {"forward": forward, "forward and backward": both}.items():
+                call()
+                found = {"us": round(microseconds(call, False), 2), "us_waiting": round(microseconds(call, True), 2)}
+                say({"what": what, "how": how, **found})
+
+
+def determinism(device: torch.device) -> dict[str, Any]:
+    """The time of a training step with deterministic="ON" over that without."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once in a process: both sides have it
+    batch, size, width = (64, 128, 64) if device.type == "cuda" else (2, 32, 8)
+    torch.manual_seed(0)
+    body = (nn.Conv2d(3, width, 7, 2, 3), nn.ReLU(), Bottleneck(width, width, 1), Bottleneck(4 * width, 2 * width, 2))
+    model = nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, 10)).to(device)
+    step, images = models.step_of(model, True), torch.randn(batch, 3, size, size, device=device)
+    on = msctx.context(deterministic="ON")
+    scopes = {"off": nullcontext, "ON": lambda: on, "off again": nullcontext}
+    for scope in scopes.values():
+        with scope():
+            step(images)
+    entrants = [result.Entrant(name, scope, lambda: step(images)) for name, scope in scopes.items()]
+    found = {name: asdict(ratio) for name, ratio in result.interleaved(entrants, STEPS, device).items()}
+    return {"what": "training step", "cost": 1 / found["ON"]["ratio"], "of": found}
+
+
+def memory(say: Say, device: torch.device) -> None:
+    """What one convolution takes beside its tensors, with no limit of its workspace and with none allowed."""
+    if device.type == "cuda":
+        problem = cuda_figures.MeasuredProblem(
+            cuda_figures.WINDOW_3[0], 64, "fprop", cuda_figures.STRICT, cuda_figures.FIRST, device
+        )
+    else:
+        layer, batch = cuda_figures.TRIED[0]
+        problem = cuda_figures.MeasuredProblem(layer, batch, "fprop", cuda_figures.STRICT, cuda_figures.FIRST, device)
+    given = problem.inputs(0)
+    for limit in (None, 0):
+        options = {} if limit is None else {"conv_workspace_limit": limit}
+        with msctx.context(conv_fprop_algo="winograd_nonfused", fallback="silent", **options) as ctx:
+            problem.run(*given)
+            peak = None
+            if device.type == "cuda":
+                cuda_figures.settle(device)
+                torch.cuda.reset_peak_memory_stats(device)
+                before = torch.cuda.memory_allocated(device)
+                computed = problem.run(*given)
+                peak = torch.cuda.max_memory_allocated(device) - before - computed.nbytes
+        (row,) = ctx.choices()
+        about = {"ran": row.ran, "workspace": row.workspace, "peak": peak, "why": next(iter(row.reasons), "")}
+        say({"what": "memory", "limit": limit, **about})
+
+
+# --- running them -------------------------------------------------------------------------------------------------------------
+
+
+def work(given: argparse.Namespace) -> None:
+    """Be the process of a part. An exception ends it: it may have left the GPU's context behind unusable."""
+    until = time.monotonic() + given.seconds
     with os.fdopen(os.dup(1), "w", buffering=1) as lines:
         os.dup2(2, 1)  # whoever else prints must not do so between the lines
-        import cuda_cases
-
-        def say(message: dict[str, Any]) -> None:
-            lines.write(json.dumps(message) + "\n")
-
-        cases = cuda_cases.of(part, device)
-        say({"cases": len(cases)})
-        for number, (name, run) in enumerate(cases[skip:]):
+        for number, (name, run) in enumerate(cases_of(given.work, torch.device(given.device))[given.skip :]):
             if number and time.monotonic() > until:
                 break
-            say({"begun": name})
-            run(lambda row: say({"row": row}))
+            lines.write(json.dumps({"begun": name}) + "\n")
+            run(lambda row: lines.write(json.dumps({"row": row}) + "\n"))
 
 
-def run_part(part: str, given: argparse.Namespace, seconds: float, done: Say) -> dict[str, Any]:
-    """A part's result; *done* is told of it as far as it is, after each case."""
-    found = nothing("no time was left")
+def run_part(part: str, given: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    """Its rows, how many cases it began, and those at which a process of it ended too early."""
+    found: dict[str, Any] = {"rows": [], "begun": 0, "failed": []}
     until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > LEAST:
-        found["note"], before = "", found["begun"]
-        code, case, said = one_process(part, given, left, found, lambda: done(found))
-        if code == 0:
+    while (left := until - time.monotonic()) > 1:
+        words = ["--work", part, "--device", given.device, "--skip", found["begun"], "--seconds", left]
+        before, case = found["begun"], "before the first case"
+        with subprocess.Popen([sys.executable, __file__, *map(str, words)], stdout=subprocess.PIPE, text=True) as child:
+            late = threading.Timer(left + GRACE, child.kill)
+            late.start()
+            for line in child.stdout or ():
+                message = json.loads(line)
+                case, found["begun"] = message.get("begun", case), found["begun"] + ("begun" in message)
+                found["rows"] += [message["row"]] if "row" in message else []
+            late.cancel()
+        if child.returncode == 0:
             break
-        if time.monotonic() > until:
-            found["note"] = f"killed at {case}: it was out of time" if case else "killed: it was out of time"
-            break
-        found["failed"].append({"case": case, "why": said[-1] if said else f"ended with exit code {code}", "log": said[-30:]})
+        found["failed"].append(f"{case}: its process ended with exit code {child.returncode}")
         if found["begun"] == before:
-            found["note"] = "it cannot begin"
             break
     return found
 
 
-def one_process(
-    part: str, given: argparse.Namespace, seconds: float, found: dict[str, Any], done: Callable[[], None]
-) -> tuple[int, str, list[str]]:
-    """Have a process do what is left of a part, into *found*: its exit code, the case it ended at, and what it said beside."""
-    case = ""
-    words = command(part, given, found["begun"], seconds)
-    with (
-        tempfile.TemporaryFile("w+", errors="replace") as log,
-        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT, start_new_session=True) as child,
-    ):
-        late = threading.Timer(seconds + GRACE, kill, (child,))
-        late.start()
-        try:
-            for line in child.stdout or ():
-                message = json.loads(line)
-                if "row" in message:
-                    found["rows"].append(message["row"])
-                elif "cases" in message:
-                    found["cases"] = message["cases"]
-                else:
-                    case = message["begun"]
-                    found["begun"] += 1
-                    done()
-            child.wait()
-        finally:
-            late.cancel()
-            kill(child)
-        log.seek(0)
-        return child.returncode, case, [line for line in log.read().splitlines() if line.strip()]
-
-
-def kill(child: subprocess.Popen[str]) -> None:
-    """The process and all that it began, if they are still there."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
-
-
-def nothing(note: str) -> dict[str, Any]:
-    """The result of a part that did not run."""
-    return {"rows": [], "failed": [], "cases": 0, "begun": 0, "note": note, "seconds": 0.0}
-
-
 def report(given: argparse.Namespace) -> dict[str, Any]:
     """Run the requested parts, and show each result as soon as it exists."""
-    import cuda_tables
-
-    requested = {part: share for part, share in PARTS.items() if not given.parts or part in given.parts}
-    command = f"bench/cuda_report.py --seconds {given.seconds:g}" + (f" --parts {','.join(given.parts)}" if given.parts else "")
-    result: dict[str, Any] = {"command": command, "device": given.device, "seconds": 0.0, "parts": {}}
-    result["parts"] = {part: nothing("not requested") for part in PARTS}
-    began, share = time.monotonic(), 0.0
-    for part in requested:
-        share += requested[part]
-        started = time.monotonic()
-
-        def done(found: dict[str, Any], part: str = part, started: float = started) -> None:
-            now = time.monotonic()
-            result["parts"][part] = found | {"seconds": round(now - started, 1)}
-            result["seconds"] = round(now - began, 1)
-            contest.keep(place(given, result), result)
-
-        seconds = given.seconds * share / sum(requested.values()) - (started - began)
-        done(run_part(part, given, seconds, done))
-        cuda_tables.show(part, result["parts"][part])
-    return result
+    whole: dict[str, Any] = {"device": given.device, "parts": {}}
+    for part in given.parts or PARTS:
+        found = run_part(part, given, given.seconds * PARTS[part] / sum(PARTS[name] for name in given.parts or PARTS))
+        whole["parts"][part] = found
+        contest.keep(place(given, whole), whole)
+        rows = by_algorithm(found["rows"]) if part == "figures" else map(json.dumps, found["rows"])
+        show(f"--- {part}", *rows, *found["failed"], sep="\n")
+    return whole
 
 
-def place(given: argparse.Namespace, result: dict[str, Any]) -> Path | None:
+def place(given: argparse.Namespace, whole: dict[str, Any]) -> Path | None:
     """Where the result is kept: unless told, beside the others under the name of the GPU; what was tried on a CPU nowhere."""
     if given.json or given.device == "cpu":
         return given.json
-    name = next((row["GPU"] for row in result["parts"]["environment"]["rows"]), "gpu")
-    return RESULTS / f"{re.sub('[^a-z0-9]+', '-', name.lower())}-cuda.json"
+    name = next((row["GPU"] for row in whole["parts"]["environment"]["rows"]), "gpu")
+    return ROOT / "bench" / "results" / f"{re.sub('[^a-z0-9]+', '-', name.lower())}-cuda.json"
+
+
+# --- tables -------------------------------------------------------------------------------------------------------------------
+
+
+def by_name(row: dict[str, Any]) -> dict[str, Any]:
+    return {figure["name"]: figure for figure in row["figures"]}
+
+
+def by_algorithm(rows: Rows) -> list[Any]:
+    """The geometric mean of its ratios, of how many problems it was timed on, its largest error there, and how many were wrong."""
+    arithmetics = list(dict.fromkeys(row["arithmetic"] for row in rows))
+    again = [by_name(row)[AGAIN]["ratio"] for row in rows if by_name(row)[AGAIN]["ratio"]]
+    control = f"A/A {min(again):.2f} to {max(again):.2f}" if again else "no A/A"
+    made = Table(
+        "",
+        *arithmetics,
+        expand=False,
+        title=f"torch's time over its own: geomean (problems timed / tried), largest error; {control}",
+    )
+
+    def cell(found: Rows) -> str:
+        right = [figure for figure in found if figure["ratio"]]
+        wrong = sum(figure["why"].startswith("wrong") for figure in found)
+        text = (
+            f"{figures.geomean(f['ratio'] for f in right):.2f} ({len(right)}/{len(found)})" if right else f"- (0/{len(found)})"
+        )
+        text += f" {max(f['error'] for f in right):.0e}" if right else ""
+        return text + (f" {wrong} wrong" if wrong else "")
+
+    for direction in dict.fromkeys(row["direction"] for row in rows):
+        mine = [row for row in rows if row["direction"] == direction]
+        for name in dict.fromkeys(name for row in mine for name in by_name(row) if name not in (TORCH, AGAIN)):
+            found = {a: [by_name(row)[name] for row in mine if row["arithmetic"] == a] for a in arithmetics}
+            made.add_row(f"{direction} {name}", *(cell(found[a]) if found[a] else "" for a in arithmetics))
+    return [made]
+
+
+NAMES = (AGAIN, BENCHMARK, "performance")
+NOTABLE = 1.05
+"""From this ratio on a choice of ``performance`` has a row in the documentation."""
+
+
+def reduced(results: summary.Results) -> summary.Summary:
+    """How torch's time compares with that of each, by arithmetic and direction; the choices of performance; the kernels of msctx,
+    and the host's time for the smallest convolution."""
+    (result,) = results
+    parts, found, chosen = result["parts"], [], []
+    rows: Rows = parts["figures"]["rows"]
+    for arithmetic, direction in dict.fromkeys((row["arithmetic"], row["direction"]) for row in rows):
+        mine = [by_name(row) for row in rows if (row["arithmetic"], row["direction"]) == (arithmetic, direction)]
+        ratios = {name: [of[name]["ratio"] for of in mine if of[name]["rounds"] > 1] for name in NAMES}
+        each = {name: figures.of(some, figures.geomean(some)) for name, some in ratios.items() if some}
+        found.append({"what": f"{direction}, {arithmetic}", "problems": len(mine), **each})
+    for row in rows:
+        of, best = by_name(row), by_name(row)["performance"]
+        if (best["ratio"] or 0) >= NOTABLE and best["ran"] != "torch":
+            about = {
+                "ran": best["ran"],
+                "torch_ms": of[TORCH]["ms"],
+                BENCHMARK: of[BENCHMARK]["ratio"],
+                "performance": best["ratio"],
+            }
+            chosen.append({"what": problem(row), **about, "error": best["error"], "torch_error": of[TORCH]["error"]})
+    direct = [(row, by_name(row)["direct"]) for row in rows if "direct" in by_name(row)]
+    own = [{"what": problem(row), "ratio": of["ratio"]} for row, of in direct if of["ratio"] and of["provider"] == "msctx"]
+    (machine,) = parts["environment"]["rows"]
+    return {"machine": machine, "rows": found, "chosen": chosen, "depthwise": own, "overhead": parts["overhead"]["rows"]}
+
+
+def problem(row: dict[str, Any]) -> str:
+    return ", ".join(row[name] for name in ("layer", "direction", "arithmetic", "layout"))
+
+
+def for_docs(of: summary.Summary) -> summary.Tables:
+    head = ["torch's time over that of", *NAMES]
+    lines = [
+        [f"{row['what']}, {row['problems']} problems", *(figures.span(row[name]) if name in row else "" for name in NAMES)]
+        for row in of["rows"]
+    ]
+    chosen = [
+        [
+            f"`{row['ran']}` for {row['what']}",
+            *(f"{row[name]:.2f}" for name in ("torch_ms", BENCHMARK, "performance")),
+            f"{row['error']:.0e}, {row['torch_error']:.0e}",
+        ]
+        for row in of["chosen"]
+    ]
+    chose = ("`performance` chose", "torch, ms", "with benchmark", "`performance`", "error, torch's")
+    m = of["machine"]
+    where = f"{m['GPU']}, torch {m['torch']}, cuDNN {m['cuDNN']}, {m['date'][:10]}"
+    last = f"{where}; batches of 16 to 64. Geometric mean (smallest to largest)."
+    return {"cuda-figures": [*summary.markdown(head, lines), "", *summary.markdown(chose, chosen), "", last]}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = contest.parser(__doc__)
     parser.add_argument(
         "--json", type=lambda text: Path(text).resolve(), metavar="FILE", help="else bench/results/<GPU>-cuda.json"
     )
     parser.add_argument("--seconds", type=float, default=440, help="for everything together")
     parser.add_argument("--parts", type=lambda text: text.split(","), default=[], metavar="NAME,NAME", help=", ".join(PARTS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tries the script itself")
-    parser.add_argument("--summary", type=Path, nargs=1, metavar="RAW", help="print the summary of a result")
-    parser.add_argument(
-        "--docs", type=Path, nargs=1, metavar="FILE", help="write the tables of a summary into the documentation"
-    )
-    parser.add_argument("--work", default="", help=argparse.SUPPRESS)
     parser.add_argument("--skip", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if unknown := [part for part in given.parts if part not in PARTS]:
         parser.error(f"there is no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
-    if not given.seconds > 0:
-        parser.error(f"--seconds {given.seconds:g}: allowed is more than 0")
     if given.work:
-        work(given.work, given.device, given.skip, given.seconds)
+        work(given)
         return 0
     if given.docs or given.summary:
-        import cuda_tables
-        import summary
-
-        summary.do(given, print, vars, cuda_tables.reduced, cuda_tables.for_docs)
+        summary.do(given, print, vars, reduced, for_docs)
         return 0
-    import torch
-
     if given.device == "cuda" and not torch.cuda.is_available():
         print("cuda_report.py: torch finds no NVIDIA GPU here; --device cpu tries the script itself", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no process is left behind
-    try:
-        result = report(given)
-    except KeyboardInterrupt:
-        print("interrupted; what was found until then is in the file of --json", file=sys.stderr)
-        return 130
-    if path := place(given, result):
-        print(f"{result['seconds']:.0f} s; everything is in {path}")
-    is_left_out = any(not result["parts"][part]["rows"] for part in NEEDED if not given.parts or part in given.parts)
-    return 1 if is_left_out or any(found["failed"] for found in result["parts"].values()) else 0
+    return 1 if any(found["failed"] for found in report(given)["parts"].values()) else 0
 
 
 if __name__ == "__main__":
