@@ -281,12 +281,8 @@ bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& prep
 
 }  // namespace
 
-extern const ConvAlgorithm conv_depthwise;
-const ConvAlgorithm conv_depthwise = {
+extern const ConvAlgorithm conv_depthwise = {
     .name = "depthwise",
-    .math = "strict",
-    .fixed_order = true,
-    .same_on_every_isa = true,
     .reasons = reasons,
     .workspace = workspace,
     .error = error,

@@ -1,5 +1,6 @@
 // direct: loops over the window for a strip of output channels and a row of output positions, without any matrix. No workspace.
 
+#include "msctx/bounds.h"
 #include "msctx/lowering.h"
 #include "vec.h"
 
@@ -8,7 +9,6 @@ namespace direct_loops {
 namespace {
 
 constexpr int64_t strip = 8;        // output channels that share a loaded vector of the input
-constexpr int64_t sum_length = 128; // products summed from zero before they join the total: as in matrix products, for the error
 
 // One vector of the input row under a tap: element `start` and each next one `step` further; zeros outside the row, and all zeros when
 // the row itself lies in the padding (row == nullptr).
@@ -45,7 +45,7 @@ struct Direct {
           const float* weight = weights + c * taps + r * p.window[2] + s;
 #pragma GCC unroll 8
           for (int64_t i = 0; i < channels; i++) sum[i] = fma(Vec::all(weight[i * gc * taps]), right, sum[i]);
-          if (++summed == sum_length) {
+          if (++summed == depth_block) {
             summed = 0;
             for (int64_t i = 0; i < channels; i++) {
               total[i] = total[i] + sum[i];
@@ -75,12 +75,7 @@ void reasons(const ConvProblem& p, Op op, Reasons& why) {
   why.add_if(op != Op::forward, "it computes forward products only");
 }
 
-size_t workspace(const ConvProblem&, Op, int) { return 0; }
-
-double error(const ConvProblem& p, Op) {
-  const int64_t depth = group_c(p) * volume(p.window);
-  return 0x1p-24 * double(smaller(depth, sum_length) + divide_up(depth, sum_length));
-}
+double error(const ConvProblem& p, Op) { return sum_error(p.dtype, group_c(p) * volume(p.window)); }
 
 bool run(const ConvProblem& p, Op, const ConvTensors& t, const Prepared&, void*, const Parallel& parallel) {
   const Direct direct{p, static_cast<const float*>(t.x), static_cast<const float*>(t.w), static_cast<float*>(t.y)};
@@ -95,14 +90,9 @@ bool run(const ConvProblem& p, Op, const ConvTensors& t, const Prepared&, void*,
 }  // namespace
 }  // namespace direct_loops
 
-extern const ConvAlgorithm conv_direct;
-const ConvAlgorithm conv_direct = {
+extern const ConvAlgorithm conv_direct = {
     .name = "direct",
-    .math = "strict",
-    .fixed_order = true,
-    .same_on_every_isa = true,
     .reasons = direct_loops::reasons,
-    .workspace = direct_loops::workspace,
     .error = direct_loops::error,
     .run = direct_loops::run,
 };

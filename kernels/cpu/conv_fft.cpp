@@ -18,25 +18,9 @@ Tiles whole(const ConvProblem& p, Op, int axis) {
   return {length, 1, 0, 0, 0, length, 0, length};
 }
 
-using Algorithm = Spectral<whole>;
-
 }  // namespace
 }  // namespace fft
 
-extern const ConvAlgorithm conv_fft;
-const ConvAlgorithm conv_fft = {
-    .name = "fft",
-    .math = "strict",
-    .fixed_order = true,
-    .same_on_every_isa = true,
-    .reasons = fft::Algorithm::reasons,
-    .workspace = fft::Algorithm::workspace,
-    .error = fft::Algorithm::error,
-    .run = fft::Algorithm::run,
-    .spreads_nonfinite = true,
-    .most_spread = 16,
-    .prepared_size = fft::Algorithm::prepared_size,
-    .prepare = fft::Algorithm::prepare,
-};
+extern const ConvAlgorithm conv_fft = Spectral<fft::whole>::called("fft");
 
 }  // namespace msctx::MSCTX_ISA

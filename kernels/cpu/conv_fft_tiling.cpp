@@ -37,25 +37,9 @@ Tiles tiled(const ConvProblem& p, Op op, int axis) {
   return {length, count, 0, step, 0, length, 0, step};
 }
 
-using Algorithm = Spectral<tiled>;
-
 }  // namespace
 }  // namespace fft_tiling
 
-extern const ConvAlgorithm conv_fft_tiling;
-const ConvAlgorithm conv_fft_tiling = {
-    .name = "fft_tiling",
-    .math = "strict",
-    .fixed_order = true,
-    .same_on_every_isa = true,
-    .reasons = fft_tiling::Algorithm::reasons,
-    .workspace = fft_tiling::Algorithm::workspace,
-    .error = fft_tiling::Algorithm::error,
-    .run = fft_tiling::Algorithm::run,
-    .spreads_nonfinite = true,
-    .most_spread = 16,
-    .prepared_size = fft_tiling::Algorithm::prepared_size,
-    .prepare = fft_tiling::Algorithm::prepare,
-};
+extern const ConvAlgorithm conv_fft_tiling = Spectral<fft_tiling::tiled>::called("fft_tiling");
 
 }  // namespace msctx::MSCTX_ISA

@@ -132,12 +132,8 @@ bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, voi
 
 }  // namespace
 
-extern const ConvAlgorithm conv_gemm;
-const ConvAlgorithm conv_gemm = {
+extern const ConvAlgorithm conv_gemm = {
     .name = "gemm",
-    .math = "strict",
-    .fixed_order = true,
-    .same_on_every_isa = true,
     .reasons = reasons,
     .workspace = workspace,
     .error = gemm_error,

@@ -1,6 +1,8 @@
 // implicit_gemm: the matrix product of gemm, whose right operand is read from the input in place, a small panel at a time. No workspace.
+// implicit_precomp_gemm finds the elements of the input by a table of indices, computed once a call into a workspace of taps x output
+// positions.
 
-#include "msctx/lowering.h"
+#include "msctx/index_table.h"
 #include "msctx/matrix_product.h"
 
 namespace msctx::MSCTX_ISA {
@@ -11,12 +13,18 @@ void reasons(const ConvProblem& p, Op op, Reasons& why) {
   why.add_if(!is_2d_f32(p), "it computes 2-D float32 convolutions only");
   why.add_if(op != Op::forward, "it computes forward products only");
 }
+void precomp_reasons(const ConvProblem& p, Op op, Reasons& why) {
+  reasons(p, op, why);
+  why.add_if(!index_table_fits(p), "its indices have 32 bits, too few for such an image");
+}
 
-size_t workspace(const ConvProblem&, Op, int) { return 0; }
+size_t precomp_workspace(const ConvProblem& p, Op, int) { return index_table_size(p); }
 
 double error(const ConvProblem& p, Op) { return sum_error(p.dtype, group_c(p) * volume(p.window)); }
 
-bool run(const ConvProblem& p, Op, const ConvTensors& t, const Prepared&, void*, const Parallel& parallel) {
+// read(plane, tap, first, last, out): the elements of a plane under a tap for the output positions first to last.
+template <class Read>
+void product(const ConvProblem& p, const ConvTensors& t, const Parallel& parallel, const Read& read) {
   const auto *x = static_cast<const float*>(t.x), *w = static_cast<const float*>(t.w);
   auto* y = static_cast<float*>(t.y);
   const int64_t gc = group_c(p), gk = group_k(p), taps = volume(p.window), in = volume(p.in), out = volume(p.out);
@@ -26,13 +34,27 @@ bool run(const ConvProblem& p, Op, const ConvTensors& t, const Prepared&, void*,
     const int64_t image = task / parts.count(), first_row = image % p.groups * gk;
     const float* const from = x + image * gc * in;
     parts.at(task % parts.count(), [&](int64_t i0, int64_t rows, int64_t j0, int64_t columns) {
-      const auto lowered = terms<float>([&](int64_t k, int64_t first, int64_t last, float* to) {
-        lower(p, from + k / taps * in, tap_of(p, k % taps), j0 + first, j0 + last, to);
+      const auto right = terms<float>([&](int64_t k, int64_t first, int64_t last, float* to) {
+        read(from + k / taps * in, k % taps, j0 + first, j0 + last, to);
       });
       product_into(
-          rows, columns, depth, Strided<float, float>{w + (first_row + i0) * depth, depth, 1}, lowered,
-          y + (image * gk + i0) * out + j0, out);
+          rows, columns, depth, Strided<float, float>{w + (first_row + i0) * depth, depth, 1}, right, y + (image * gk + i0) * out + j0, out);
     });
+  });
+}
+
+bool run(const ConvProblem& p, Op, const ConvTensors& t, const Prepared&, void*, const Parallel& parallel) {
+  product(p, t, parallel, [&](const float* plane, int64_t tap, int64_t first, int64_t last, float* to) {
+    lower(p, plane, tap_of(p, tap), first, last, to);
+  });
+  return true;
+}
+
+bool precomp_run(const ConvProblem& p, Op, const ConvTensors& t, const Prepared&, void* workspace, const Parallel& parallel) {
+  auto* table = static_cast<int32_t*>(workspace);
+  fill_index_table(p, table, parallel);
+  product(p, t, parallel, [&, out = volume(p.out)](const float* plane, int64_t tap, int64_t first, int64_t last, float* to) {
+    gather(plane, table + tap * out + first, last - first, to);
   });
   return true;
 }
@@ -40,16 +62,18 @@ bool run(const ConvProblem& p, Op, const ConvTensors& t, const Prepared&, void*,
 }  // namespace
 }  // namespace implicit_gemm
 
-extern const ConvAlgorithm conv_implicit_gemm;
-const ConvAlgorithm conv_implicit_gemm = {
+extern const ConvAlgorithm conv_implicit_gemm = {
     .name = "implicit_gemm",
-    .math = "strict",
-    .fixed_order = true,
-    .same_on_every_isa = true,
     .reasons = implicit_gemm::reasons,
-    .workspace = implicit_gemm::workspace,
     .error = implicit_gemm::error,
     .run = implicit_gemm::run,
+};
+extern const ConvAlgorithm conv_implicit_precomp_gemm = {
+    .name = "implicit_precomp_gemm",
+    .reasons = implicit_gemm::precomp_reasons,
+    .workspace = implicit_gemm::precomp_workspace,
+    .error = implicit_gemm::error,
+    .run = implicit_gemm::precomp_run,
 };
 
 }  // namespace msctx::MSCTX_ISA

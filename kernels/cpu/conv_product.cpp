@@ -118,8 +118,6 @@ void reasons(const ConvProblem& p, Op op, Reasons& why) {
   why.add_if(!is_product || op == Op::backward_weight, "it computes matrix products only");
 }
 
-size_t workspace(const ConvProblem&, Op, int) { return 0; }
-
 double error(const ConvProblem& p, Op op) { return sum_error(p.dtype, op == Op::forward ? p.c : p.k); }
 
 bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, void*, const Parallel& parallel) {
@@ -134,14 +132,9 @@ bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, voi
 
 }  // namespace
 
-extern const ConvAlgorithm conv_product;
-const ConvAlgorithm conv_product = {
+extern const ConvAlgorithm conv_product = {
     .name = "product",
-    .math = "strict",
-    .fixed_order = true,
-    .same_on_every_isa = true,
     .reasons = reasons,
-    .workspace = workspace,
     .error = error,
     .run = run,
     .reads_channels_last = true,

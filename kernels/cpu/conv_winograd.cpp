@@ -85,12 +85,8 @@ bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weig
 }  // namespace
 }  // namespace winograd
 
-extern const ConvAlgorithm conv_winograd;
-const ConvAlgorithm conv_winograd = {
+extern const ConvAlgorithm conv_winograd = {
     .name = "winograd",
-    .math = "strict",
-    .fixed_order = true,
-    .same_on_every_isa = true,
     .reasons = winograd::reasons,
     .workspace = winograd::workspace,
     .error = winograd::error,

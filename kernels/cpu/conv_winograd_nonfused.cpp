@@ -217,12 +217,8 @@ bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weig
 }  // namespace
 }  // namespace winograd_nonfused
 
-extern const ConvAlgorithm conv_winograd_nonfused;
-const ConvAlgorithm conv_winograd_nonfused = {
+extern const ConvAlgorithm conv_winograd_nonfused = {
     .name = "winograd_nonfused",
-    .math = "strict",
-    .fixed_order = true,
-    .same_on_every_isa = true,
     .reasons = winograd_nonfused::reasons,
     .workspace = winograd_nonfused::workspace,
     .error = winograd_nonfused::error,

@@ -101,8 +101,6 @@ void run_typed(const ConvProblem& p, Op op, const ConvTensors& t, const Parallel
 
 void reasons(const ConvProblem&, Op, Reasons&) {}
 
-size_t workspace(const ConvProblem&, Op, int) { return 0; }
-
 double error(const ConvProblem& p, Op op) {
   const int64_t terms = op == Op::forward         ? group_c(p) * volume(p.window)
                         : op == Op::backward_data ? group_k(p) * volume(p.window)
@@ -118,14 +116,10 @@ bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, voi
 }  // namespace
 }  // namespace reference
 
-extern const ConvAlgorithm conv_reference;
-const ConvAlgorithm conv_reference = {
+extern const ConvAlgorithm conv_reference = {
     .name = "reference",
     .math = "float64",
-    .fixed_order = true,
-    .same_on_every_isa = true,
     .reasons = reference::reasons,
-    .workspace = reference::workspace,
     .error = reference::error,
     .run = reference::run,
 };

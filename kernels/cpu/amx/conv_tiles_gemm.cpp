@@ -244,7 +244,7 @@ template <class First>
 double error_of(const ConvProblem& p, Op op) {
   const double depth = depth_of(p, op);
   const double parts = std::is_same_v<First, Bfloat16x3> ? 0x1p-15 : 0.0;  // 2^-17 of each factor, 2^-16 of the product
-  return or_gemm_error((is_graded<First> || parts > 0.0 ? graded_error_of(depth) : rounded_error_of(depth)) + parts, p, op);
+  return or_gemm_error((First::is_graded || parts > 0.0 ? graded_error_of(depth) : rounded_error_of(depth)) + parts, p, op);
 }
 
 template <class First>
@@ -265,7 +265,7 @@ bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weig
   const bool takes = product.takes(both.first);
   double largest;
   for (int64_t i = 0; i < product.tasks(); i++) strips[i] = {takes ? State::wanted : State::too_wide, 0.0f};
-  product.run(State::wanted, most_spread<First>, strips, slots, both.slot_bytes(), parallel, largest);
+  product.run(State::wanted, First::most_spread, strips, slots, both.slot_bytes(), parallel, largest);
   *t.lost = lost_of<First>(depth, largest, head.largest, error);
   if (any(State::not_finite, product.tasks())) return false;
   if (!any(State::too_wide, product.tasks())) return true;
@@ -286,8 +286,7 @@ template <class First>
 constexpr ConvAlgorithm by(const char* name) {
   return {
       .name = name,
-      .math = is_graded<First> ? "fp32-grade" : "tf32",
-      .fixed_order = true,
+      .math = First::is_graded ? "fp32-grade" : "tf32",
       .same_on_every_isa = false,
       .reasons = reasons,
       .workspace = workspace<First>,
@@ -301,10 +300,9 @@ constexpr ConvAlgorithm by(const char* name) {
   };
 }
 
-extern const ConvAlgorithm conv_tiles_gemm, conv_tiles_gemm_tf32, conv_tiles_int8x6, conv_tiles_bf16x9, conv_tiles_bf16x6, conv_tiles_bf16x3;
-const ConvAlgorithm conv_tiles_gemm = by<Graded>("tiles_gemm"), conv_tiles_gemm_tf32 = by<Rounded>("tiles_gemm_tf32");
+extern const ConvAlgorithm conv_tiles_gemm = by<Graded>("tiles_gemm"), conv_tiles_gemm_tf32 = by<Rounded>("tiles_gemm_tf32");
 // For matrix products that name their parts.
-const ConvAlgorithm conv_tiles_int8x6 = by<Int8x6>("tiles_int8x6"), conv_tiles_bf16x9 = by<Bfloat16x9>("tiles_bf16x9"),
-                    conv_tiles_bf16x6 = by<Bfloat16x6>("tiles_bf16x6"), conv_tiles_bf16x3 = by<Bfloat16x3>("tiles_bf16x3");
+extern const ConvAlgorithm conv_tiles_int8x6 = by<Int8x6>("tiles_int8x6"), conv_tiles_bf16x9 = by<Bfloat16x9>("tiles_bf16x9"),
+                           conv_tiles_bf16x6 = by<Bfloat16x6>("tiles_bf16x6"), conv_tiles_bf16x3 = by<Bfloat16x3>("tiles_bf16x3");
 
 }  // namespace msctx::MSCTX_ISA

@@ -367,7 +367,7 @@ double error_of(const ConvProblem& p, Op op) {
   const Both<First> both(p);
   const auto of = [](const auto& plan) {
     const double depth = double(plan.chunk_depth());
-    return (is_graded<First> ? graded_error_of(depth) : rounded_error_of(depth)) + plan.rounded();
+    return (First::is_graded ? graded_error_of(depth) : rounded_error_of(depth)) + plan.rounded();
   };
   const double first = of(both.first), wide = of(both.wide);
   return or_gemm_error(first > wide ? first : wide, p, op);
@@ -380,36 +380,28 @@ bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared&, voi
   const double error = error_of<First>(p, op);
   for (int64_t group = 0; group < both.first.l.groups; group++) {
     bool too_wide = false;
-    if (!run_group(both.first, t, group, most_spread<First>, error, too_wide, scratch, parallel)) return false;
+    if (!run_group(both.first, t, group, First::most_spread, error, too_wide, scratch, parallel)) return false;
     if (too_wide && !run_group(both.wide, t, group, no_limit, error, too_wide, scratch, parallel)) return false;
   }
   return true;
 }
 
+template <class First>
+constexpr ConvAlgorithm by(const char* name) {
+  return {
+      .name = name,
+      .math = First::is_graded ? "fp32-grade" : "tf32",
+      .same_on_every_isa = false,
+      .reasons = reasons,
+      .workspace = workspace<First>,
+      .error = error_of<First>,
+      .run = run<First>,
+      .reads_channels_last = true,
+  };
+}
+
 }  // namespace
 
-extern const ConvAlgorithm conv_tiles_wgrad, conv_tiles_wgrad_tf32;
-const ConvAlgorithm conv_tiles_wgrad = {
-    .name = "tiles_wgrad",
-    .math = "fp32-grade",
-    .fixed_order = true,
-    .same_on_every_isa = false,
-    .reasons = reasons,
-    .workspace = workspace<Graded>,
-    .error = error_of<Graded>,
-    .run = run<Graded>,
-    .reads_channels_last = true,
-};
-const ConvAlgorithm conv_tiles_wgrad_tf32 = {
-    .name = "tiles_wgrad_tf32",
-    .math = "tf32",
-    .fixed_order = true,
-    .same_on_every_isa = false,
-    .reasons = reasons,
-    .workspace = workspace<Rounded>,
-    .error = error_of<Rounded>,
-    .run = run<Rounded>,
-    .reads_channels_last = true,
-};
+extern const ConvAlgorithm conv_tiles_wgrad = by<Graded>("tiles_wgrad"), conv_tiles_wgrad_tf32 = by<Rounded>("tiles_wgrad_tf32");
 
 }  // namespace msctx::MSCTX_ISA

@@ -111,22 +111,6 @@ bool run(const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& weig
 
 }  // namespace
 
-extern const ConvAlgorithm conv_tiles_winograd_nonfused;
-const ConvAlgorithm conv_tiles_winograd_nonfused = {
-    .name = "tiles_winograd_nonfused",
-    .math = "fp32-grade",
-    .fixed_order = true,
-    .same_on_every_isa = false,
-    .reasons = winograd_reasons,
-    .workspace = workspace,
-    .error = winograd_error,
-    .run = run,
-    .most_spread = 8,
-    .reads_channels_last = true,
-    .finishes = true,
-    .prepared_size = winograd_prepared_size,
-    .prepare = winograd_prepare,
-    .prepared_for_all_sizes = true,
-};
+extern const ConvAlgorithm conv_tiles_winograd_nonfused = winograd_by("tiles_winograd_nonfused", workspace, run);
 
 }  // namespace msctx::MSCTX_ISA

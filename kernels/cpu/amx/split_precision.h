@@ -10,17 +10,34 @@
 //   Float16x3, x1    two parts with 22 bits down to 2^-39 of the largest value; one with TF32's 11 bits.
 #pragma once
 
+#include <type_traits>
+#include <utility>
+
 #include "unit.h"
 
 namespace msctx::MSCTX_ISA {
 
 using Floats = __m512;
 
+template <int... t>
+static inline void tiles_zero(std::integer_sequence<int, t...>) {
+  (tile_zero<t>(), ...);
+}
+template <class Sums, int... t>
+static inline void tiles_store(Sums& to, std::integer_sequence<int, t...>) {
+  (tile_store<t>(to[t]), ...);
+}
+
 // Bytes between the operands of a step: between the parts of a, its row tiles and the rows of a tile; between the parts of b and its
 // column tiles.
 struct Apart {
   int64_t a, down, stride, b, across;
 };
+
+// Parts S have
+//   is_graded: they are no less exact than sums of float32; others round.
+//   most_spread: how far a product's factors may be spread, as the product of their crests; beyond, WideOf is taken, since what is cut
+//   would be too much of usual sums: see lost_of.
 
 // Float sums of 2 x 2 tiles in tiles 0 to 3; operands in 4 and 5, 6 and 7.
 struct FloatSums {
@@ -35,18 +52,8 @@ struct FloatSums {
   struct Block {
     alignas(64) float at[4][16 * 16];
   };
-  static void zero() {
-    tile_zero<0>();
-    tile_zero<1>();
-    tile_zero<2>();
-    tile_zero<3>();
-  }
-  static void store(Block& to) {
-    tile_store<0>(to.at[0]);
-    tile_store<1>(to.at[1]);
-    tile_store<2>(to.at[2]);
-    tile_store<3>(to.at[3]);
-  }
+  static void zero() { tiles_zero(std::make_integer_sequence<int, 4>()); }
+  static void store(Block& to) { tiles_store(to.at, std::make_integer_sequence<int, 4>()); }
   // Row i of the tile (row tile r, column tile c).
   static Floats row(const Block& from, int r, int c, int i) { return _mm512_load_ps(from.at[2 * r + c] + 16 * i); }
   static void load_a(const char* a, int64_t down, int64_t stride) {
@@ -60,6 +67,8 @@ struct FloatSums {
 };
 
 struct Bfloat16 : FloatSums {
+  static constexpr bool has_any_exponent = true;
+  static constexpr double most_spread = __builtin_inf();
   static constexpr int top_exponent = 0;
   static constexpr double cut = 0x1p-90;  // what is below float32's exponents
   using Packed = __m256i;
@@ -79,6 +88,8 @@ struct Bfloat16 : FloatSums {
 };
 
 struct Float16 : FloatSums {
+  static constexpr bool has_any_exponent = false;
+  static constexpr double most_spread = 32768;  // two halves hold a value to 2^-38 of the largest
   static constexpr int top_exponent = 14;
   static constexpr double cut = 0x1p-38;  // half the smallest, 2^-25, of a largest value that is 2^13 or more
   using Packed = __m256i;
@@ -105,6 +116,7 @@ static inline __m512i word_of(Floats v[]) {
 template <class Format, int parts_, int products>
 struct Halves : Format {
   static constexpr int parts = parts_, together = 2;  // values in a word
+  static constexpr bool is_graded = products >= (Format::has_any_exponent ? 6 : 3);
   static constexpr int steps_of_a_run = products == 1 ? 32 : 8;
   static void split(Floats v, char* to, int64_t apart) {  // 16 neighbours along k
     for (int p = 0; p < parts; p++, to += apart) _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), Format::nearest(v));
@@ -146,7 +158,8 @@ struct Digits {
   static constexpr int parts = parts_, together = 4, depth = 64;
   static constexpr int row_tiles = parts == 3 ? 2 : 3, column_tiles = 1;  // six tiles of sums
   static constexpr int64_t most_depth = (int64_t(1) << 31) / (parts * 128 * 128) - 1;  // what int32 holds, whatever the digits
-  static constexpr bool rounds = false;
+  static constexpr bool rounds = false, is_graded = parts == 3;
+  static constexpr double most_spread = parts == 3 ? 160 : 50;  // two digits have fewer bits to lose
   static constexpr int steps_of_a_run = 0;
   static constexpr int top_exponent = 0;
   static constexpr bool is_fixed_point = true;
@@ -161,22 +174,8 @@ struct Digits {
   struct Block {
     alignas(64) int32_t at[6][16 * 16];
   };
-  static void zero() {
-    tile_zero<0>();
-    tile_zero<1>();
-    tile_zero<2>();
-    tile_zero<3>();
-    tile_zero<4>();
-    tile_zero<5>();
-  }
-  static void store(Block& to) {
-    tile_store<0>(to.at[0]);
-    tile_store<1>(to.at[1]);
-    tile_store<2>(to.at[2]);
-    tile_store<3>(to.at[3]);
-    tile_store<4>(to.at[4]);
-    tile_store<5>(to.at[5]);
-  }
+  static void zero() { tiles_zero(std::make_integer_sequence<int, 6>()); }
+  static void store(Block& to) { tiles_store(to.at, std::make_integer_sequence<int, 6>()); }
   static Floats row(const Block& from, int r, int, int i) {
     const auto sums = [&](int level) { return _mm512_cvtepi32_ps(_mm512_load_si512(from.at[level * row_tiles + r] + 16 * i)); };
     Floats total = sums(parts - 1);
@@ -312,45 +311,7 @@ class Sum {
 // What takes the place of parts that cannot hold values that are spread far, with as good a product.
 template <class S>
 struct WideOf {
-  using type = Bfloat16x6;
+  using type = std::conditional_t<S::is_graded, Bfloat16x6, Bfloat16x3>;
 };
-template <>
-struct WideOf<Int8x3> {
-  using type = Bfloat16x3;
-};
-template <>
-struct WideOf<Float16x1> {
-  using type = Bfloat16x3;
-};
-
-template <class S>
-constexpr bool has_any_exponent = false;
-template <>
-inline constexpr bool has_any_exponent<Bfloat16x9> = true;
-template <>
-inline constexpr bool has_any_exponent<Bfloat16x6> = true;
-template <>
-inline constexpr bool has_any_exponent<Bfloat16x3> = true;
-
-// How far a product's factors may be spread, as the product of their crests; beyond, WideOf is taken, since what is cut would be too much
-// of usual sums: see lost_of.
-template <class S>
-constexpr double most_spread = has_any_exponent<S> ? __builtin_inf() : 32768;  // two halves hold a value to 2^-38 of the largest
-template <>
-inline constexpr double most_spread<Int8x6> = 160;
-template <>
-inline constexpr double most_spread<Int8x3> = 50;  // two digits have fewer bits to lose
-
-// No less exact than sums of float32; others round.
-template <class S>
-constexpr bool is_graded = false;
-template <>
-inline constexpr bool is_graded<Int8x6> = true;
-template <>
-inline constexpr bool is_graded<Bfloat16x9> = true;
-template <>
-inline constexpr bool is_graded<Bfloat16x6> = true;
-template <>
-inline constexpr bool is_graded<Float16x3> = true;
 
 }  // namespace msctx::MSCTX_ISA

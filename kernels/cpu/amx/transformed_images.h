@@ -254,7 +254,7 @@ static inline void winograd_reasons(const ConvProblem& p, Op op, Reasons& why) {
 
 using Wide = typename WideOf<Graded>::type;  // for values that are spread too far
 // Values at the points are digits: fewer of these are left to lose, since sums at the points are larger than what the transform back leaves.
-constexpr double most_spread_at_points = Graded::is_fixed_point ? 64 : most_spread<Graded>;
+constexpr double most_spread_at_points = Graded::is_fixed_point ? 64 : Graded::most_spread;
 
 static inline size_t winograd_prepared_size(const ConvProblem& p, Op op, int form) {
   const Transformed<Graded> graded(p, op);
@@ -286,6 +286,25 @@ static inline Lost winograd_lost(int64_t depth, double first, double second) {
 // Found by search, not proven: 6e-6, 2.2e-5 where each result's windows are spread over the channels in a way of their own, and 2.8e-5
 // where all channels are alike.
 static inline double winograd_error(const ConvProblem& p, Op op) { return or_gemm_error(2.9e-5, p, op); }
+
+constexpr ConvAlgorithm winograd_by(
+    const char* name, decltype(ConvAlgorithm::workspace) workspace, decltype(ConvAlgorithm::run) run) {
+  return {
+      .name = name,
+      .math = "fp32-grade",
+      .same_on_every_isa = false,
+      .reasons = winograd_reasons,
+      .workspace = workspace,
+      .error = winograd_error,
+      .run = run,
+      .most_spread = 8,
+      .reads_channels_last = true,
+      .finishes = true,
+      .prepared_size = winograd_prepared_size,
+      .prepare = winograd_prepare,
+      .prepared_for_all_sizes = true,
+  };
+}
 
 }  // namespace
 }  // namespace msctx::MSCTX_ISA

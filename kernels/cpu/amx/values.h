@@ -123,34 +123,11 @@ static inline Floats strided(const float* from, int64_t step, __mmask16 there) {
   return _mm512_mask_i32gather_ps(_mm512_setzero_ps(), there, _mm512_mullo_epi32(lane, _mm512_set1_epi32(int(step))), from, 4);
 }
 
-static inline void transpose(Floats r[16]) {
-  Floats t[16];
-  for (int i = 0; i < 8; i++) {
-    t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-    t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-  }
-  for (int i = 0; i < 4; i++) {
-    const auto pairs = [&](int a, int b, bool high) {
-      const __m512d x = _mm512_castps_pd(t[4 * i + a]), y = _mm512_castps_pd(t[4 * i + b]);
-      return _mm512_castpd_ps(high ? _mm512_unpackhi_pd(x, y) : _mm512_unpacklo_pd(x, y));
-    };
-    r[4 * i] = pairs(0, 2, false);
-    r[4 * i + 1] = pairs(0, 2, true);
-    r[4 * i + 2] = pairs(1, 3, false);
-    r[4 * i + 3] = pairs(1, 3, true);
-  }
-  for (int i = 0; i < 4; i++) {
-    t[i] = _mm512_shuffle_f32x4(r[i], r[4 + i], 0x88);
-    t[4 + i] = _mm512_shuffle_f32x4(r[i], r[4 + i], 0xdd);
-    t[8 + i] = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0x88);
-    t[12 + i] = _mm512_shuffle_f32x4(r[8 + i], r[12 + i], 0xdd);
-  }
-  for (int i = 0; i < 4; i++) {
-    r[i] = _mm512_shuffle_f32x4(t[i], t[8 + i], 0x88);
-    r[8 + i] = _mm512_shuffle_f32x4(t[i], t[8 + i], 0xdd);
-    r[4 + i] = _mm512_shuffle_f32x4(t[4 + i], t[12 + i], 0x88);
-    r[12 + i] = _mm512_shuffle_f32x4(t[4 + i], t[12 + i], 0xdd);
-  }
+static inline void transpose(Floats rows[16]) {
+  Vec v[16];
+  for (int i = 0; i < 16; i++) v[i].v = rows[i];
+  avx512::transpose(v);
+  for (int i = 0; i < 16; i++) rows[i] = v[i].v;
 }
 
 }  // namespace msctx::MSCTX_ISA

@@ -100,18 +100,20 @@ struct Reasons {
   }
 };
 
+static inline size_t no_workspace(const ConvProblem&, Op, int) { return 0; }
+
 struct ConvAlgorithm {
   const char* name;  // that of its file
   // The arithmetic of the products: "strict" (float32 FMA, or the dtype's own wider sum), "fp32-grade" (products of parts of the
   // values, which lose no more than float32 sums do), "tf32" (values rounded to 11 bits or more), "float64".
-  const char* math;
+  const char* math = "strict";
   // The additions of each result have one order, whatever the number of threads: same bits in every run.
-  bool fixed_order;
+  bool fixed_order = true;
   // The order does not depend on the vector width either: same bits from every instruction set (a NaN's payload aside).
-  bool same_on_every_isa;
+  bool same_on_every_isa = true;
   void (*reasons)(const ConvProblem&, Op, Reasons&);
   // Bytes of scratch that run() needs, beside tensors and prepared weights; may depend on the number of threads.
-  size_t (*workspace)(const ConvProblem&, Op, int threads);
+  size_t (*workspace)(const ConvProblem&, Op, int threads) = no_workspace;
   // Bound of |error| in units of the largest result or, where results cancel, of the largest sum of |products| behind one: of any data;
   // where most_spread is not 0, as far as a search for the worst data found. No less than that of gemm, if conv_run may have that compute it.
   double (*error)(const ConvProblem&, Op);

@@ -436,6 +436,19 @@ struct Spectral {
   static void prepare(const ConvProblem& p, Op op, int, const void* w, void* prepared, const Parallel& parallel) {
     of(p, op).prepare(static_cast<const float*>(w), static_cast<float*>(prepared), parallel);
   }
+  static constexpr ConvAlgorithm called(const char* name) {
+    return {
+        .name = name,
+        .reasons = reasons,
+        .workspace = workspace,
+        .error = error,
+        .run = run,
+        .spreads_nonfinite = true,
+        .most_spread = 16,
+        .prepared_size = prepared_size,
+        .prepare = prepare,
+    };
+  }
 };
 
 }  // namespace msctx::MSCTX_ISA
