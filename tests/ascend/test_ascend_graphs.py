@@ -10,8 +10,7 @@ Run = Callable[..., str]
 
 
 def test_options_of_graphs_reach_the_graph_engine(compiling: Run) -> None:
-    compiling(
-        """
+    compiling("""
 with msctx.context(atomic_clean_policy=0, host_scheduling_max_threshold=20, ge_options={"session": {"ge.new": "x"}}):
     found = sent("AddGraph", compiled())
     assert found["ge.exec.atomicCleanPolicy"] == "0", "over what torchair has fixed"
@@ -20,13 +19,11 @@ with msctx.context(atomic_clean_policy=0, host_scheduling_max_threshold=20, ge_o
 found = sent("AddGraph", compiled())
 assert found["ge.exec.atomicCleanPolicy"] == "1"
 assert "ge.new" not in found
-"""
-    )
+""")
 
 
 def test_the_engine_is_initialised_once(compiling: Run) -> None:
-    compiling(
-        """
+    compiling("""
 import warnings
 msctx.set_context(ascend_config={"ge_options": {"global": {"ge.opSelectImplmode": "high_precision", "ge.exec.new": "x"}}})
 first = compiled()
@@ -40,13 +37,11 @@ assert any("torchair has initialised the graph engine" in str(one.message) for o
 assert not sent("GEInitialize", second)
 assert sent("AddGraph", second), "torchair did not raise"
 assert sent("AddGraph", compiled())
-"""
-    )
+""")
 
 
 def test_dumps_and_tuning_of_graphs(compiling: Run) -> None:
-    compiling(
-        """
+    compiling("""
 import json, os, tempfile
 from pathlib import Path
 folder = Path(tempfile.mkdtemp())
@@ -95,8 +90,7 @@ config = torchair.CompilerConfig()
 assert "aoe_mode" not in sent("AddGraph", compiled(config))
 assert config.aoe_config.aoe_mode.value is None
 assert len(tuned) == 3
-"""
-    )
+""")
 
 
 def test_graph_mode_goes_to_torchair(ascend: Run) -> None:
@@ -147,8 +141,7 @@ WITH_GRAPHS = (
 
 
 def test_an_option_goes_with_each_graph_inside_and_with_none_afterwards(compiling: Run) -> None:
-    compiling(
-        f"""
+    compiling(f"""
 import os, tempfile
 os.chdir(tempfile.mkdtemp())
 first = compiled()
@@ -161,14 +154,12 @@ for options, inside in {WITH_GRAPHS}:
         with msctx.context(atomic_clean_policy=0):
             assert sent("AddGraph", compiled()) == plain | inside | {{"ge.exec.atomicCleanPolicy": "0"}}, options
     assert sent("AddGraph", compiled()) == plain, options
-"""
-    )
+""")
 
 
 def test_hf32_goes_with_each_graph(compiling: Run) -> None:
     """torchair sends it to the engine alone, as it is with the first graph."""
-    compiling(
-        """
+    compiling("""
 KEY = "ge.exec.allow_hf32"  # convolutions, products
 with msctx.context(device_target="Ascend", strict=True, matmul_allow_hf32=True):
     found = compiled()
@@ -181,13 +172,11 @@ with msctx.context(matmul_allow_hf32=True, conv_allow_hf32=False):
 torch.npu.matmul.allow_hf32 = True
 with msctx.context(conv_allow_hf32=False):
     assert sent("AddGraph", compiled())[KEY] == "01", "what no option names is as the program has it"
-"""
-    )
+""")
 
 
 def test_the_engine_gets_its_options_with_the_first_graph_and_keeps_them(compiling: Run, tmp_path: Path) -> None:
-    compiling(
-        f"""
+    compiling(f"""
 import warnings
 from pathlib import Path
 file, other = (Path({str(tmp_path)!r}) / name for name in ("a.json", "b.json"))
@@ -214,13 +203,11 @@ else:
     raise AssertionError("strict takes nothing that comes too late")
 same, messages = told(fusion_switch_file=str(file))
 assert not any("too late" in text for text in messages), messages
-"""
-    )
+""")
 
 
 def test_the_engine_counts_what_it_fuses_as_the_option_has_it(compiling: Run) -> None:
-    compiling(
-        """
+    compiling("""
 msctx.set_context(ge_options={"global": {"ge.exportCompileStat": "0"}})
 found = compiled()
 for kind in ("GEInitialize", "Session"):
@@ -231,8 +218,7 @@ except msctx.StrictError as error:
     assert "ge.exportCompileStat=1 comes too late" in str(error), error
 else:
     raise AssertionError("the engine keeps 0")
-"""
-    )
+""")
 
 
 MODULES = """
@@ -297,8 +283,7 @@ assert "[3, 4]" in sent(3)["ge.inputHintShape"]
 
 def test_torchs_cache_of_graphs_sends_nothing_to_cann(compiling: Run) -> None:
     """enable_compile_cache keeps what inductor makes; the caches of CANN stay as the options of that name have them."""
-    compiling(
-        """
+    compiling("""
 import os, tempfile
 from torch_npu import _C
 os.chdir(tempfile.mkdtemp())
@@ -314,5 +299,4 @@ with msctx.context(device_target="Ascend", op_compiler_cache_mode="force", op_co
         assert kept() == (b"force", kernels) and msctx.state()["torch.compiler.cache"]["path"] == "."
     assert kept() == (b"force", kernels) and msctx.state()["torch.compiler.cache"]["path"] == "kernels"
 assert kept()[0] == b"enable" and msctx.state()["torch.compiler.cache"] is None
-"""
-    )
+""")

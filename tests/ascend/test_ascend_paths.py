@@ -26,8 +26,7 @@ def compiling_in_folders(compiling: Run, tmp_path: Path) -> Run:
 
 def test_paths_lead_where_they_did_when_they_were_set(compiling_in_folders: Run) -> None:
     """CANN and torchair come to them later, when the program may be in another directory."""
-    compiling_in_folders(
-        """
+    compiling_in_folders("""
 from torch_npu import _C
 os.chdir(first)
 msctx.set_context(device_target="Ascend", fusion_switch_file="a.json")
@@ -51,14 +50,12 @@ with msctx.context(**names, session={"enable_dump": True}, dump_path="dumps", du
 with msctx.context(aoe_tune_mode="offline", work_path="tuned"):
     os.chdir(first)
 assert recorded() == [f"aclGenGraphAndDumpForOp(MatMul, {second / 'tuned'})"]
-"""
-    )
+""")
 
 
 def test_the_same_relative_path_under_another_directory_is_other_code(compiling_in_folders: Run) -> None:
     """Compiled code keeps the place that it was given, and is not run where the text means another one."""
-    compiling_in_folders(
-        """
+    compiling_in_folders("""
 places = []
 function = torch.compile(lambda a: a + 1, backend=lambda graph, inputs: places.append(os.getcwd()) or graph.forward)
 names = ("debug_dir", "op_compiler_cache_dir", "dump_path")
@@ -71,5 +68,4 @@ for name in names:
             with msctx.context(seed=1):  # what is in force stays where it is
                 function(torch.ones(2))
     assert len(places) == 2 * (names.index(name) + 1), (name, places)
-"""
-    )
+""")

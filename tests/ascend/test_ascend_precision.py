@@ -108,8 +108,7 @@ def test_cube_fp16in_fp32out_rounds_what_products_read(ascend: Run) -> None:
 
 
 def test_hf32_reaches_products_and_convolutions_apart(ascend: Run) -> None:
-    ascend(
-        """
+    ascend("""
         x, w, a = torch.randn(2, 3, 8, 8).npu(), torch.randn(4, 3, 3, 3).npu(), torch.randn(8, 8).npu()
 
         def kinds():
@@ -133,8 +132,7 @@ def test_hf32_reaches_products_and_convolutions_apart(ascend: Run) -> None:
         with msctx.context(matmul_allow_hf32=True, conv_allow_hf32=False):
             assert calls("aclSetCompileopt(ACL_ALLOW_HF32")[-1] == "aclSetCompileopt(ACL_ALLOW_HF32, 01)"
         assert calls("aclSetCompileopt(ACL_ALLOW_HF32")[-1] == "aclSetCompileopt(ACL_ALLOW_HF32, 10)"
-        """,
-    )
+        """)
 
 
 KIND = """

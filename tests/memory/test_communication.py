@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from ranks import two_ranks
 
 from msctx.switches import SWITCHES
 
+Run = Callable[[str], None]
 BODY = """
 from torch.nn.parallel import DistributedDataParallel as DDP
 from msctx.memory import communication
@@ -42,12 +44,21 @@ def are_apart(found):
 """
 
 
+@pytest.fixture
+def ddp(tmp_path: Path) -> Run:
+    """Run ``test(rank)`` on two ranks, after BODY."""
+    return lambda code: two_ranks(tmp_path, BODY + code)
+
+
+@pytest.fixture
+def fsdp(tmp_path: Path) -> Run:
+    """Run ``test(rank)`` on two ranks, after SHARDED."""
+    return lambda code: two_ranks(tmp_path, SHARDED + code)
+
+
 @pytest.mark.full
-def test_gradients_are_reduced_when_and_as_the_options_say(tmp_path: Path) -> None:
-    two_ranks(
-        tmp_path,
-        BODY
-        + """
+def test_gradients_are_reduced_when_and_as_the_options_say(ddp: Run) -> None:
+    ddp("""
 def test(rank):
     for more in ({}, {"gradient_as_bucket_view": True}, {"static_graph": True}):
         model = parallel(**more)
@@ -78,16 +89,12 @@ def test(rank):
                 check(**what)
             check()
         assert model.process_group is group
-""",
-    )
+""")
 
 
 @pytest.mark.full
-def test_large_bundles_are_sent_while_the_backward_pass_computes(tmp_path: Path) -> None:
-    two_ranks(
-        tmp_path,
-        BODY
-        + """
+def test_large_bundles_are_sent_while_the_backward_pass_computes(ddp: Run) -> None:
+    ddp("""
 def test(rank):
     model = parallel()
     _, expected = seen(model)
@@ -96,16 +103,12 @@ def test(rank):
         found, gradients = seen(model)
     assert all(map(torch.equal, gradients, expected))
     assert [size for _, size in sent(found)] == [2 * SIZES[0]] * 2 and not are_apart(found), found
-""",
-    )
+""")
 
 
 @pytest.mark.full
-def test_what_programs_do_with_data_parallel_models(tmp_path: Path) -> None:
-    two_ranks(
-        tmp_path,
-        BODY
-        + """
+def test_what_programs_do_with_data_parallel_models(ddp: Run) -> None:
+    ddp("""
 from torch.utils.checkpoint import checkpoint
 
 class Some(nn.Module):
@@ -164,16 +167,12 @@ def test(rank):
                 optimizer.step()
         weights.append([p.detach().clone() for p in model.parameters()])
     assert all(map(torch.equal, *weights))
-""",
-    )
+""")
 
 
 @pytest.mark.full
-def test_hooks_of_programs_stay_and_are_named(tmp_path: Path) -> None:
-    two_ranks(
-        tmp_path,
-        BODY
-        + """
+def test_hooks_of_programs_stay_and_are_named(ddp: Run) -> None:
+    ddp("""
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 def test(rank):
@@ -187,16 +186,12 @@ def test(rank):
                 assert not are_apart(seen(model)[0])
         (text,) = [str(one.message) for one in caught]
         assert hook in text and "enable_grad_comm_opt" in text, text
-""",
-    )
+""")
 
 
 @pytest.mark.full
-def test_compiled_models_are_acted_on(tmp_path: Path) -> None:
-    two_ranks(
-        tmp_path,
-        BODY
-        + """
+def test_compiled_models_are_acted_on(ddp: Run) -> None:
+    ddp("""
 def test(rank):
     model = parallel()
     compiled = torch.compile(model, backend="aot_eager")
@@ -208,16 +203,12 @@ def test(rank):
         gradients.append([p.grad.clone() for p in model.parameters()])
         assert [size for _, size in sent(found)] == sizes and are_apart(found) is bool(options), found
     assert all(all(map(torch.equal, gradients[0], other)) for other in gradients)
-""",
-    )
+""")
 
 
 @pytest.mark.full
-def test_models_are_acted_on_while_somebody_watches_them(tmp_path: Path) -> None:
-    two_ranks(
-        tmp_path,
-        BODY
-        + """
+def test_models_are_acted_on_while_somebody_watches_them(ddp: Run) -> None:
+    ddp("""
 def test(rank):
     model = parallel()
     around = nn.Sequential(model)
@@ -228,8 +219,7 @@ def test(rank):
                 assert are_apart(seen(model)[0])
             assert are_apart(seen(model)[0])
         assert not are_apart(seen(model)[0])
-""",
-    )
+""")
 
 
 @pytest.mark.parametrize(
@@ -282,11 +272,8 @@ def lists(model):
 
 
 @pytest.mark.full
-def test_weights_are_gathered_when_the_options_say(tmp_path: Path) -> None:
-    two_ranks(
-        tmp_path,
-        SHARDED
-        + """
+def test_weights_are_gathered_when_the_options_say(fsdp: Run) -> None:
+    fsdp("""
 def test(rank):
     model = sharded()
     found = [id(one) for pair in lists(model) for one in pair]
@@ -318,16 +305,12 @@ def test(rank):
     for on, expected in ((True, "ggm"), (False, "gmmmg")):
         with msctx.context(**{BACKWARD: on}).watch(model):
             assert passes(model)[1].startswith(expected), passes(model)
-""",
-    )
+""")
 
 
 @pytest.mark.full
-def test_what_a_program_has_set_comes_back_and_stays(tmp_path: Path) -> None:
-    two_ranks(
-        tmp_path,
-        SHARDED
-        + """
+def test_what_a_program_has_set_comes_back_and_stays(fsdp: Run) -> None:
+    fsdp("""
 def test(rank):
     model = sharded()
     first, second, third, _ = model.blocks
@@ -352,5 +335,4 @@ def test(rank):
             pass
     (text,) = [str(one.message) for one in caught]
     assert "no effect on FSDP modules" in text
-""",
-    )
+""")

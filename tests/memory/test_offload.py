@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 Far = Callable[..., str]
 
 SETUP = """
@@ -37,10 +39,14 @@ SETUP = """
 """
 
 
+@pytest.fixture
+def far(far: Far) -> Far:
+    """Run code after SETUP."""
+    return lambda code: far(SETUP + code)
+
+
 def test_gradients_have_the_same_bits_and_activations_are_gone_from_the_device(far: Far) -> None:
-    far(
-        SETUP
-        + """
+    far("""
     def run():
         model, data = network(), x()
         begin = torch.far.memory_allocated()
@@ -53,14 +59,11 @@ def test_gradients_have_the_same_bits_and_activations_are_gone_from_the_device(f
         left, found = run()
     assert same(expected, found)
     assert left < held / 20, (left, held)
-    """
-    )
+    """)
 
 
 def test_results_are_freed_and_differentiated_twice(far: Far) -> None:
-    far(
-        SETUP
-        + """
+    far("""
     import gc, weakref
     gc.disable()
     for reason in ("activations", "parameters"):
@@ -74,14 +77,11 @@ def test_results_are_freed_and_differentiated_twice(far: Far) -> None:
             (curvature,) = torch.autograd.grad(slope.sum(), x)
             offload.turn(reason, False)
             torch.testing.assert_close(curvature[0, 0], 4 * torch.ones((), device=device).mul(2).exp())
-    """
-    )
+    """)
 
 
 def test_beside_checkpoints_and_without_a_backward_pass(far: Far) -> None:
-    far(
-        SETUP
-        + """
+    far("""
     import gc
     from torch.utils.checkpoint import checkpoint
     model, data = network(), x()
@@ -98,5 +98,4 @@ def test_beside_checkpoints_and_without_a_backward_pass(far: Far) -> None:
             model(data)
     gc.collect()
     assert torch.far.memory_allocated() == begin
-    """
-    )
+    """)

@@ -80,12 +80,16 @@ SETUP = """
 """
 
 
+@pytest.fixture
+def far(far: Far) -> Far:
+    """Run code after SETUP."""
+    return lambda code: far(SETUP + code)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("place", ["host", "file"])
 def test_a_model_trains_with_its_parameters_on_the_host(far: Far, place: str) -> None:
-    far(
-        SETUP
-        + f"""
+    far(f"""
     reference = model()
     losses, _ = train(reference)
     placed_model = model()
@@ -102,15 +106,12 @@ def test_a_model_trains_with_its_parameters_on_the_host(far: Far, place: str) ->
     torch.testing.assert_close(found, losses, rtol=1e-5, atol=0)
     expected = {{name: value.cpu() for name, value in reference.state_dict().items()}}
     close({{name: value.cpu() for name, value in placed_model.state_dict().items()}}, expected)
-    """
-    )
+    """)
 
 
 @pytest.mark.full
 def test_the_backward_pass_fetches_parameters_again_instead_of_holding_copies(far: Far) -> None:
-    far(
-        SETUP
-        + """
+    far("""
     layers = nn.Sequential(*[nn.Linear(512, 512, bias=False) for _ in range(8)]).to("far")
     watched.OF_PROCESS.watch(layers)
     data = torch.randn(2, 512).to("far")
@@ -130,15 +131,12 @@ def test_the_backward_pass_fetches_parameters_again_instead_of_holding_copies(fa
             assert "modified by an inplace operation" in str(error)
         else:
             raise AssertionError("the wrong weights were used")
-    """
-    )
+    """)
 
 
 @pytest.mark.full
 def test_what_takes_any_device_sees_parameters_where_they_are(far: Far) -> None:
-    far(
-        SETUP
-        + """
+    far("""
     linear = nn.Linear(4, 4).to("far")
     watched.OF_PROCESS.watch(linear)
     given = torch.ones(4, 4, device="far")
@@ -161,15 +159,12 @@ def test_what_takes_any_device_sees_parameters_where_they_are(far: Far) -> None:
         (gradient,) = torch.autograd.grad(loss, [weight])
         assert gradient.device.type == "cpu"
     assert linear.weight is weight and weight.device.type == "far"
-    """
-    )
+    """)
 
 
 @pytest.mark.full
 def test_weights_on_the_host_stay_there_and_other_threads_have_their_own(far: Far) -> None:
-    far(
-        SETUP
-        + """
+    far("""
     import threading
     here, there = nn.Linear(2, 2), nn.Linear(2, 2).to("far")
     for each in (here, there):
@@ -189,14 +184,11 @@ def test_weights_on_the_host_stay_there_and_other_threads_have_their_own(far: Fa
         thread.start(); thread.join()
     assert found == ["mixed"], "the option holds in the thread that entered it"
     assert here.weight.data_ptr() == pointer
-    """
-    )
+    """)
 
 
 def test_with_activations_on_the_host_too_next_to_nothing_is_left_on_the_device(far: Far) -> None:
-    far(
-        SETUP
-        + """
+    far("""
     layers = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(256, 256), nn.GELU())]).to("far")
     data = torch.randn(512, 256).to("far")
     def gradients():
@@ -214,15 +206,12 @@ def test_with_activations_on_the_host_too_next_to_nothing_is_left_on_the_device(
         offload.turn("activations", False)
     assert all(torch.equal(a, b) for a, b in zip(expected, found))
     assert left < held / 50, (left, held)
-    """
-    )
+    """)
 
 
 @pytest.mark.full
 def test_views_and_operators_in_place(far: Far) -> None:
-    far(
-        SETUP
-        + """
+    far("""
     linear = nn.Linear(4, 4).to("far")
     watched.OF_PROCESS.watch(linear)
     x = torch.randn(3, 4).to("far").requires_grad_()
@@ -277,15 +266,12 @@ def test_views_and_operators_in_place(far: Far) -> None:
         torch.save(linear.state_dict(), file)
         file.seek(0)
         assert all(not vars(value) for value in torch.load(file).values()), "nothing of this goes into files"
-    """
-    )
+    """)
 
 
 @pytest.mark.full
 def test_a_copy_is_forgotten_with_its_scope_and_its_model(far: Far) -> None:
-    far(
-        SETUP
-        + """
+    far("""
     import gc
     begin = torch.far.memory_allocated()
     layers = nn.Linear(1024, 1024).to("far")
@@ -297,15 +283,12 @@ def test_a_copy_is_forgotten_with_its_scope_and_its_model(far: Far) -> None:
     del layers, x
     gc.collect()
     assert torch.far.memory_allocated() == begin, torch.far.memory_allocated() - begin
-    """
-    )
+    """)
 
 
 @pytest.mark.full
 def test_the_host_waits_for_copies_of_parameters_from_pinned_memory(far: Far) -> None:
-    far(
-        SETUP
-        + """
+    far("""
     from torch.utils._python_dispatch import TorchDispatchMode
     class Seen(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -320,15 +303,12 @@ def test_the_host_waits_for_copies_of_parameters_from_pinned_memory(far: Far) ->
         with Seen():
             linear(torch.ones(1, 4, device="far")).sum().backward()
     assert seen and not any(seen), seen
-    """
-    )
+    """)
 
 
 @pytest.mark.full
 def test_flat_weights_of_an_rnn_stay(far: Far) -> None:
-    far(
-        SETUP
-        + """
+    far("""
     lstm = nn.LSTM(4, 4)
     flat = torch.cat([p.detach().flatten() for p in lstm.parameters()]).to("far")
     begin = 0
@@ -341,5 +321,4 @@ def test_flat_weights_of_an_rnn_stay(far: Far) -> None:
         assert parameters.placed() == {"place": "host", "moved": 0, "bytes": 0, "left": 4}
         assert all(p.device.type == "far" for p in lstm.parameters())
         assert len({p.untyped_storage().data_ptr() for p in lstm.parameters()}) == 1
-    """
-    )
+    """)

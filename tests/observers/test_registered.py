@@ -57,8 +57,7 @@ def test_a_scope_that_has_closed_leaves_nothing_registered(name: str, tmp_path: 
 
 
 def test_nothing_is_registered_where_no_observer_is_asked_for(run_forked: Any) -> None:
-    done = run_forked(
-        """
+    done = run_forked("""
         import sys
         sys.path.insert(0, "tests/observers")
         import registries, torch
@@ -70,6 +69,5 @@ def test_nothing_is_registered_where_no_observer_is_asked_for(run_forked: Any) -
         with msctx.context(deterministic="ON", matmul_allow_tf32=False).watch(net):
             net(torch.ones(2, 4)).sum().backward()
             assert (registries.registered(net), registries.dispatched()) == before
-        """
-    )
+        """)
     assert done.returncode == 0, done.stderr

@@ -22,23 +22,6 @@ SLEEPS = """
         time.sleep(seconds)
         return x.clone()
     sleep(torch.ones(1), 0.0)
-"""
-
-
-def test_it_ends_the_process_with_the_stacks(run_forked: Any) -> None:
-    done = run_forked(
-        SLEEPS
-        + """
-    with msctx.context(op_timeout=1):
-        sleep(torch.ones(1), 60.0)
-    """
-    )
-    assert done.returncode == recorder.EXIT_CODE
-    assert "op_timeout: test_watchdog::sleep has run for more than 1 s in thread" in done.stderr
-    assert "most recent call first" in done.stderr
-
-
-PYTHON_INSIDE = """
     from torch.utils._python_dispatch import TorchDispatchMode
     class Slow(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -51,28 +34,37 @@ PYTHON_INSIDE = """
 """
 
 
+@pytest.fixture
+def sleeping(run_forked: Any) -> Any:
+    """Run code after SLEEPS."""
+    return lambda code: run_forked(SLEEPS + code)
+
+
+def test_it_ends_the_process_with_the_stacks(sleeping: Any) -> None:
+    done = sleeping("""
+    with msctx.context(op_timeout=1):
+        sleep(torch.ones(1), 60.0)
+    """)
+    assert done.returncode == recorder.EXIT_CODE
+    assert "op_timeout: test_watchdog::sleep has run for more than 1 s in thread" in done.stderr
+    assert "most recent call first" in done.stderr
+
+
 @pytest.mark.parametrize("inside", ["Slow()", "hooks"])
-def test_an_operator_that_python_calls_inside_another_is_watched(inside: str, run_forked: Any, tmp_path: Path) -> None:
+def test_an_operator_that_python_calls_inside_another_is_watched(inside: str, sleeping: Any, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")  # that nobody writes to
-    done = run_forked(
-        SLEEPS
-        + PYTHON_INSIDE
-        + f"""
+    done = sleeping(f"""
     SECONDS = 0
     with msctx.context(op_timeout=1), {inside}:
         torch.from_file({str(tmp_path / "fifo")!r}, shared=False, size=1)
-    """
-    )
+    """)
     assert done.returncode == recorder.EXIT_CODE, done.stderr
     assert "op_timeout: aten::from_file has run for more than 1 s in thread" in done.stderr
 
 
 @pytest.mark.full
-def test_many_operators_and_what_is_no_operator_take_their_time(run_forked: Any) -> None:
-    done = run_forked(
-        SLEEPS
-        + PYTHON_INSIDE
-        + """
+def test_many_operators_and_what_is_no_operator_take_their_time(sleeping: Any) -> None:
+    done = sleeping("""
     SECONDS = 2.5
     with msctx.context(op_timeout=1):
         for _ in range(4):
@@ -86,8 +78,7 @@ def test_many_operators_and_what_is_no_operator_take_their_time(run_forked: Any)
             sleep(torch.ones(1), 2.5)
     sleep(torch.ones(1), 2.5)
     print("done")
-    """
-    )
+    """)
     assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
 
 
@@ -112,10 +103,8 @@ def test_a_process_that_was_stopped_is_not_ended() -> None:
 
 
 @pytest.mark.full
-def test_a_forked_process_is_not_ended_for_what_its_parent_runs(run_forked: Any) -> None:
-    done = run_forked(
-        SLEEPS
-        + """
+def test_a_forked_process_is_not_ended_for_what_its_parent_runs(sleeping: Any) -> None:
+    done = sleeping("""
     import os, threading
     with msctx.context(op_timeout=100):
         thread = threading.Thread(target=lambda: sleep(torch.ones(1), 4.0))
@@ -129,6 +118,5 @@ def test_a_forked_process_is_not_ended_for_what_its_parent_runs(run_forked: Any)
             os._exit(0)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         thread.join()
-    """
-    )
+    """)
     assert (done.returncode, done.stdout.strip()) == (0, "0"), done.stderr
