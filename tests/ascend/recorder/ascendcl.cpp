@@ -84,19 +84,16 @@ void* thing() { return std::calloc(1, 256); }
 
 }  // namespace
 
+// The bodies of functions that only log their call, or only do one thing.
+#define RECORDED(...) { CALLED(__VA_ARGS__); return ACL_SUCCESS; }
+#define DONE(...) { __VA_ARGS__; return ACL_SUCCESS; }
+
 extern "C" {
 
 // --- life ----------------------------------------------------------------------------------------------------------------------
 
-aclError aclInit(const char* path) {
-  CALLED(path ? path : "null");
-  return ACL_SUCCESS;
-}
-
-aclError aclFinalize() {
-  CALLED();
-  return ACL_SUCCESS;
-}
+aclError aclInit(const char* path) RECORDED(path ? path : "null")
+aclError aclFinalize() RECORDED()
 
 const char* aclrtGetSocName() {
   static std::string soc;
@@ -104,10 +101,7 @@ const char* aclrtGetSocName() {
   return soc.c_str();
 }
 
-aclError aclsysGetVersionStr(char*, char* version) {
-  std::strcpy(version, recorder::setting("RECORDER_CANN", "8.5.0").c_str());
-  return ACL_SUCCESS;
-}
+aclError aclsysGetVersionStr(char*, char* version) DONE(std::strcpy(version, recorder::setting("RECORDER_CANN", "8.5.0").c_str()))
 
 aclError aclsysGetCANNVersion(aclCANNPackageName, aclCANNPackageVersion* version) {
   std::memset(version, 0, sizeof *version);
@@ -119,10 +113,7 @@ void aclAppLog(aclLogLevel, const char*, const char*, uint32_t, const char*, ...
 
 // --- devices -------------------------------------------------------------------------------------------------------------------
 
-aclError aclrtGetDeviceCount(uint32_t* count) {
-  *count = devices();
-  return ACL_SUCCESS;
-}
+aclError aclrtGetDeviceCount(uint32_t* count) DONE(*count = devices())
 
 aclError aclrtGetDevice(int32_t* number) {
   if (current < 0) return no_context;
@@ -137,10 +128,7 @@ aclError aclrtSetDevice(int32_t number) {
   return ACL_SUCCESS;
 }
 
-aclError aclrtResetDevice(int32_t number) {
-  CALLED(number);
-  return ACL_SUCCESS;
-}
+aclError aclrtResetDevice(int32_t number) RECORDED(number)
 
 aclError aclrtGetCurrentContext(aclrtContext* context) {
   if (current < 0) return no_context;
@@ -148,10 +136,7 @@ aclError aclrtGetCurrentContext(aclrtContext* context) {
   return ACL_SUCCESS;
 }
 
-aclError aclrtSetCurrentContext(aclrtContext context) {
-  current = static_cast<char*>(context) - contexts;
-  return ACL_SUCCESS;
-}
+aclError aclrtSetCurrentContext(aclrtContext context) DONE(current = static_cast<char*>(context) - contexts)
 
 aclError aclrtGetPrimaryCtxState(int32_t, uint32_t* flags, int32_t* active) {
   if (flags) *flags = 0;
@@ -165,16 +150,8 @@ aclError aclrtGetDeviceInfo(uint32_t, aclrtDevAttr attribute, int64_t* value) {
   return ACL_SUCCESS;
 }
 
-aclError aclGetDeviceCapability(uint32_t, aclDeviceInfo, int64_t* value) {
-  *value = all_cores[0];
-  return ACL_SUCCESS;
-}
-
-aclError aclrtDeviceCanAccessPeer(int32_t* can, int32_t, int32_t) {
-  *can = 1;
-  return ACL_SUCCESS;
-}
-
+aclError aclGetDeviceCapability(uint32_t, aclDeviceInfo, int64_t* value) DONE(*value = all_cores[0])
+aclError aclrtDeviceCanAccessPeer(int32_t* can, int32_t, int32_t) DONE(*can = 1)
 aclError aclrtPeekAtLastError(aclrtLastErrLevel) { return ACL_SUCCESS; }
 aclError aclrtGetLastError(aclrtLastErrLevel) { return ACL_SUCCESS; }
 
@@ -200,15 +177,8 @@ aclError aclrtFree(void* place) {
   return ACL_SUCCESS;
 }
 
-aclError aclrtMallocHost(void** place, size_t size) {
-  *place = std::aligned_alloc(512, (size + 511) / 512 * 512);
-  return ACL_SUCCESS;
-}
-
-aclError aclrtFreeHost(void* place) {
-  std::free(place);
-  return ACL_SUCCESS;
-}
+aclError aclrtMallocHost(void** place, size_t size) DONE(*place = std::aligned_alloc(512, (size + 511) / 512 * 512))
+aclError aclrtFreeHost(void* place) DONE(std::free(place))
 
 aclError aclrtMemcpy(void* to, size_t, const void* from, size_t count, aclrtMemcpyKind kind) {
   CALLED(count, name(kind));
@@ -222,10 +192,7 @@ aclError aclrtMemcpyAsync(void* to, size_t, const void* from, size_t count, aclr
   return ACL_SUCCESS;
 }
 
-aclError aclrtMemset(void* place, size_t, int32_t value, size_t count) {
-  std::memset(place, value, count);
-  return ACL_SUCCESS;
-}
+aclError aclrtMemset(void* place, size_t, int32_t value, size_t count) DONE(std::memset(place, value, count))
 
 aclError aclrtMemsetAsync(void* place, size_t room, int32_t value, size_t count, aclrtStream) {
   return aclrtMemset(place, room, value, count);
@@ -263,10 +230,7 @@ aclError aclrtFreePhysical(aclrtDrvMemHandle handle) { return aclrtFree(handle);
 
 // --- streams -------------------------------------------------------------------------------------------------------------------
 
-aclError aclrtCreateStream(aclrtStream* stream) {
-  *stream = thing();
-  return ACL_SUCCESS;
-}
+aclError aclrtCreateStream(aclrtStream* stream) DONE(*stream = thing())
 
 aclError aclrtCreateStreamWithConfig(aclrtStream* stream, uint32_t priority, uint32_t flags) {
   CALLED(priority, flags);
@@ -274,69 +238,22 @@ aclError aclrtCreateStreamWithConfig(aclrtStream* stream, uint32_t priority, uin
   return ACL_SUCCESS;
 }
 
-aclError aclrtDestroyStream(aclrtStream stream) {
-  std::free(stream);
-  return ACL_SUCCESS;
-}
-
+aclError aclrtDestroyStream(aclrtStream stream) DONE(std::free(stream))
 aclError aclrtDestroyStreamForce(aclrtStream stream) { return aclrtDestroyStream(stream); }
 
-aclError aclrtStreamGetId(aclrtStream, int32_t* number) {
-  *number = 1;
-  return ACL_SUCCESS;
-}
-
-aclError aclrtStreamQuery(aclrtStream, aclrtStreamStatus* status) {
-  *status = ACL_STREAM_STATUS_COMPLETE;
-  return ACL_SUCCESS;
-}
-
-aclError aclrtCreateEventExWithFlag(aclrtEvent* event, uint32_t) {
-  *event = thing();
-  return ACL_SUCCESS;
-}
-
+aclError aclrtStreamGetId(aclrtStream, int32_t* number) DONE(*number = 1)
+aclError aclrtStreamQuery(aclrtStream, aclrtStreamStatus* status) DONE(*status = ACL_STREAM_STATUS_COMPLETE)
+aclError aclrtCreateEventExWithFlag(aclrtEvent* event, uint32_t) DONE(*event = thing())
 aclError aclrtCreateEventWithFlag(aclrtEvent* event, uint32_t flag) { return aclrtCreateEventExWithFlag(event, flag); }
 
-aclError aclrtDestroyEvent(aclrtEvent event) {
-  std::free(event);
-  return ACL_SUCCESS;
-}
-
-aclError aclrtQueryEventStatus(aclrtEvent, aclrtEventRecordedStatus* status) {
-  *status = ACL_EVENT_RECORDED_STATUS_COMPLETE;
-  return ACL_SUCCESS;
-}
-
-aclError aclrtQueryEventWaitStatus(aclrtEvent, aclrtEventWaitStatus* status) {
-  *status = ACL_EVENT_WAIT_STATUS_COMPLETE;
-  return ACL_SUCCESS;
-}
-
-aclError aclrtEventElapsedTime(float* ms, aclrtEvent, aclrtEvent) {
-  *ms = 0;
-  return ACL_SUCCESS;
-}
-
-aclError aclrtSynchronizeStream(aclrtStream) {
-  CALLED();
-  return ACL_SUCCESS;
-}
-
-aclError aclrtSynchronizeStreamWithTimeout(aclrtStream, int32_t ms) {
-  CALLED(ms);
-  return ACL_SUCCESS;
-}
-
-aclError aclrtSynchronizeDevice() {
-  CALLED();
-  return ACL_SUCCESS;
-}
-
-aclError aclrtSynchronizeDeviceWithTimeout(int32_t ms) {
-  CALLED(ms);
-  return ACL_SUCCESS;
-}
+aclError aclrtDestroyEvent(aclrtEvent event) DONE(std::free(event))
+aclError aclrtQueryEventStatus(aclrtEvent, aclrtEventRecordedStatus* status) DONE(*status = ACL_EVENT_RECORDED_STATUS_COMPLETE)
+aclError aclrtQueryEventWaitStatus(aclrtEvent, aclrtEventWaitStatus* status) DONE(*status = ACL_EVENT_WAIT_STATUS_COMPLETE)
+aclError aclrtEventElapsedTime(float* ms, aclrtEvent, aclrtEvent) DONE(*ms = 0)
+aclError aclrtSynchronizeStream(aclrtStream) RECORDED()
+aclError aclrtSynchronizeStreamWithTimeout(aclrtStream, int32_t ms) RECORDED(ms)
+aclError aclrtSynchronizeDevice() RECORDED()
+aclError aclrtSynchronizeDeviceWithTimeout(int32_t ms) RECORDED(ms)
 
 // --- options -------------------------------------------------------------------------------------------------------------------
 
@@ -348,10 +265,7 @@ aclError aclSetCompileopt(aclCompileOpt option, const char* value) {
 
 size_t aclGetCompileoptSize(aclCompileOpt option) { return compile_option(option).size() + 1; }
 
-aclError aclGetCompileopt(aclCompileOpt option, char* value, size_t room) {
-  std::strncpy(value, compile_option(option).c_str(), room);
-  return ACL_SUCCESS;
-}
+aclError aclGetCompileopt(aclCompileOpt option, char* value, size_t room) DONE(std::strncpy(value, compile_option(option).c_str(), room))
 
 aclError aclrtSetSysParamOpt(aclSysParamOpt option, int64_t value) {
   CALLED(name(option), value);
@@ -359,20 +273,9 @@ aclError aclrtSetSysParamOpt(aclSysParamOpt option, int64_t value) {
   return ACL_SUCCESS;
 }
 
-aclError aclrtGetSysParamOpt(aclSysParamOpt option, int64_t* value) {
-  *value = system_options.at(option);
-  return ACL_SUCCESS;
-}
-
-aclError aclrtCtxSetSysParamOpt(aclSysParamOpt option, int64_t value) {
-  CALLED(name(option), value);
-  return ACL_SUCCESS;
-}
-
-aclError aclrtSetOpExecuteTimeOut(uint32_t seconds) {
-  CALLED(seconds);
-  return ACL_SUCCESS;
-}
+aclError aclrtGetSysParamOpt(aclSysParamOpt option, int64_t* value) DONE(*value = system_options.at(option))
+aclError aclrtCtxSetSysParamOpt(aclSysParamOpt option, int64_t value) RECORDED(name(option), value)
+aclError aclrtSetOpExecuteTimeOut(uint32_t seconds) RECORDED(seconds)
 
 aclError aclrtSetOpExecuteTimeOutV2(uint64_t microseconds, uint64_t* actual) {
   CALLED(microseconds);
@@ -380,45 +283,14 @@ aclError aclrtSetOpExecuteTimeOutV2(uint64_t microseconds, uint64_t* actual) {
   return ACL_SUCCESS;
 }
 
-aclError aclrtGetOpExecuteTimeout(uint32_t* milliseconds) {
-  *milliseconds = op_microseconds / 1000;
-  return ACL_SUCCESS;
-}
-
-aclError aclrtSetOpWaitTimeout(uint32_t seconds) {
-  CALLED(seconds);
-  return ACL_SUCCESS;
-}
-
-aclError aclrtSetDeviceSatMode(aclrtFloatOverflowMode mode) {
-  CALLED(mode);
-  return ACL_SUCCESS;
-}
-
-aclError aclrtSetStreamFailureMode(aclrtStream, uint64_t mode) {
-  CALLED(mode);
-  return ACL_SUCCESS;
-}
-
-aclError aclrtSetStreamOverflowSwitch(aclrtStream, uint32_t on) {
-  CALLED(on);
-  return ACL_SUCCESS;
-}
-
-aclError aclmdlInitDump() {
-  CALLED();
-  return ACL_SUCCESS;
-}
-
-aclError aclmdlSetDump(const char* path) {
-  CALLED(path);
-  return ACL_SUCCESS;
-}
-
-aclError aclmdlFinalizeDump() {
-  CALLED();
-  return ACL_SUCCESS;
-}
+aclError aclrtGetOpExecuteTimeout(uint32_t* milliseconds) DONE(*milliseconds = op_microseconds / 1000)
+aclError aclrtSetOpWaitTimeout(uint32_t seconds) RECORDED(seconds)
+aclError aclrtSetDeviceSatMode(aclrtFloatOverflowMode mode) RECORDED(mode)
+aclError aclrtSetStreamFailureMode(aclrtStream, uint64_t mode) RECORDED(mode)
+aclError aclrtSetStreamOverflowSwitch(aclrtStream, uint32_t on) RECORDED(on)
+aclError aclmdlInitDump() RECORDED()
+aclError aclmdlSetDump(const char* path) RECORDED(path)
+aclError aclmdlFinalizeDump() RECORDED()
 
 aclError aclrtSetDeviceResLimit(int32_t number, aclrtDevResLimitType type, uint32_t cores) {
   CALLED(number, name(type), cores);
@@ -468,22 +340,10 @@ aclGraphDumpOption* aclCreateGraphDumpOpt() { return static_cast<aclGraphDumpOpt
 
 aclError aclopCompileAndExecute(const char* type, int, const aclTensorDesc* const[], const aclDataBuffer* const[], int,
                                 const aclTensorDesc* const[], aclDataBuffer* const[], const aclopAttr*, aclopEngineType,
-                                aclopCompileType, const char*, aclrtStream) {
-  CALLED(type);
-  return ACL_SUCCESS;
-}
-
+                                aclopCompileType, const char*, aclrtStream) RECORDED(type)
 aclError aclopCompileAndExecuteV2(const char* type, int, aclTensorDesc*[], aclDataBuffer*[], int, aclTensorDesc*[], aclDataBuffer*[],
-                                  aclopAttr*, aclopEngineType, aclopCompileType, const char*, aclrtStream) {
-  CALLED(type);
-  return ACL_SUCCESS;
-}
-
+                                  aclopAttr*, aclopEngineType, aclopCompileType, const char*, aclrtStream) RECORDED(type)
 aclError aclGenGraphAndDumpForOp(const char* type, int, const aclTensorDesc* const[], const aclDataBuffer* const[], int,
                                  const aclTensorDesc* const[], aclDataBuffer* const[], const aclopAttr*, aclopEngineType,
-                                 const char* path, const aclGraphDumpOption*) {
-  CALLED(type, path);
-  return ACL_SUCCESS;
-}
-
+                                 const char* path, const aclGraphDumpOption*) RECORDED(type, path)
 }  // extern "C"
