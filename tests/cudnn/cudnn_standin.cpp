@@ -1,7 +1,13 @@
-// A library with the functions of cuDNN 9 that msctx calls, for machines without CUDA: it computes on the host, in float64, with
+// A library with the functions of cuDNN 9 that msctx calls, for machines without CUDA: torch computes on the host, in float64, with
 // cuDNN's own limits and status codes as its documentation states them, and keeps a log of what it was told to run.
 //
 // It proves how msctx asks cuDNN, not what cuDNN answers: that the tests marked `cuda` show.
+#include <ATen/core/Tensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/from_blob.h>
+
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -25,97 +31,25 @@ struct Convolution {
   int dims = 0, pad[8] = {}, stride[8] = {}, dilation[8] = {}, type = 0, groups = 1, math = 0;
 };
 
-std::mutex lock;  // of the log: as in cuDNN, threads run at once
-std::string log;
+std::mutex lock;  // of what is told: as in cuDNN, threads run at once
+std::string told;
 int broken_algorithm = -1;  // whose runs fail, though its queries do not
 std::atomic<int> live = 0;  // descriptors
 
-float half_to_float(uint16_t h) {
-  const uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 1023;
-  float value;
-  if (exponent == 0)
-    value = float(mantissa) * 5.9604644775390625e-8f;
-  else {
-    const uint32_t bits = exponent == 31 ? 0x7f800000u | mantissa << 13 : (exponent + 112) << 23 | mantissa << 13;
-    std::memcpy(&value, &bits, 4);
-  }
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  bits |= sign;
-  std::memcpy(&value, &bits, 4);
-  return value;
+at::Tensor at_place(const Tensor& t, const void* data, const int* stride) {
+  const auto type = t.type == 0 ? at::kFloat : t.type == 1 ? at::kDouble : t.type == 2 ? at::kHalf : at::kBFloat16;
+  const std::vector<int64_t> sizes(t.size, t.size + t.dims), strides(stride, stride + t.dims);
+  return at::from_blob(const_cast<void*>(data), sizes, strides, type);
 }
-double get(const void* data, int type, int64_t i) {
-  switch (type) {
-    case 0: return static_cast<const float*>(data)[i];
-    case 1: return static_cast<const double*>(data)[i];
-    case 2: return double(half_to_float(static_cast<const uint16_t*>(data)[i]));
-    default: {
-      const uint32_t bits = uint32_t(static_cast<const uint16_t*>(data)[i]) << 16;
-      float value;
-      std::memcpy(&value, &bits, 4);
-      return value;
-    }
-  }
-}
-void put(void* data, int type, int64_t i, double value) {
-  switch (type) {
-    case 0: static_cast<float*>(data)[i] = float(value); break;
-    case 1: static_cast<double*>(data)[i] = value; break;
-    case 2: static_cast<_Float16*>(data)[i] = _Float16(value); break;
-    default: {
-      const float narrow = float(value);
-      uint32_t bits;
-      std::memcpy(&bits, &narrow, 4);
-      static_cast<uint16_t*>(data)[i] = uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-    }
-  }
-}
-
-int64_t offset(const Filter& f, const int* at) {
-  int64_t found = 0;
-  if (f.format == 0)
-    for (int i = 0; i < f.dims; i++) found = found * f.size[i] + at[i];
-  else {
-    found = at[0];
-    for (int i = 2; i < f.dims; i++) found = found * f.size[i] + at[i];
-    found = found * f.size[1] + at[1];
-  }
-  return found;
-}
-int64_t offset(const Tensor& t, const int* at) {
-  int64_t found = 0;
-  for (int i = 0; i < t.dims; i++) found += int64_t(at[i]) * t.stride[i];
-  return found;
-}
-template <class Shape>
-int64_t volume(const Shape& shape) {
-  int64_t all = 1;
-  for (int i = 0; i < shape.dims; i++) all *= shape.size[i];
-  return all;
-}
-
-// Every product of the convolution, once: body(x index, w index, y index).
-template <class Body>
-void each(const Tensor& x, const Filter& w, const Tensor& y, const Convolution& c, const Body& body) {
-  const int per_group = w.size[0] / c.groups;
-  int n[8] = {}, at_w[8] = {};
-  for (int64_t i = 0; i < volume(y); i++) {
-    int64_t left = i;
-    for (int d = y.dims - 1; d >= 0; d--) n[d] = int(left % y.size[d]), left /= y.size[d];
-    for (int64_t j = 0; j < volume(w) / w.size[0]; j++) {
-      left = j;
-      at_w[0] = n[1];
-      for (int d = w.dims - 1; d >= 1; d--) at_w[d] = int(left % w.size[d]), left /= w.size[d];
-      int at_x[8] = {n[0], n[1] / per_group * w.size[1] + at_w[1]};
-      bool inside = true;
-      for (int d = 2; d < x.dims; d++) {
-        at_x[d] = n[d] * c.stride[d - 2] - c.pad[d - 2] + at_w[d] * c.dilation[d - 2];
-        inside = inside && at_x[d] >= 0 && at_x[d] < x.size[d];
-      }
-      if (inside) body(offset(x, at_x), offset(w, at_w), offset(y, n));
-    }
-  }
+at::Tensor at_place(const Tensor& t, const void* data) { return at_place(t, data, t.stride); }
+at::Tensor at_place(const Filter& f, const void* data) {
+  Tensor t{f.type, f.dims, {}, {}};
+  std::memcpy(t.size, f.size, sizeof f.size);
+  int all = f.format ? f.size[1] : 1;  // the window's first axis is the outer one, and the channels stand before it or after it
+  for (int d = f.dims - 1; d >= 2; d--) t.stride[d] = all, all *= f.size[d];
+  t.stride[1] = f.format ? 1 : all;
+  t.stride[0] = f.format ? all : all * f.size[1];
+  return at_place(t, data);
 }
 
 bool fits(const Tensor& x, const Filter& w, const Tensor& y, const Convolution& c) {
@@ -162,9 +96,21 @@ int started(int op, const Tensor& x, const Filter& w, const Tensor& y, const Con
   if (bytes < needed || (needed && !memory)) return bad_param;
   if (memory) std::memset(memory, 0xff, bytes);
   const std::lock_guard<std::mutex> guard(lock);
-  log += std::string(ops[op]) + " " + families[op][algorithm] + (c.math == 3 ? " fma" : c.math == 1 ? " tensor_op" : " default") +
+  told += std::string(ops[op]) + " " + families[op][algorithm] + (c.math == 3 ? " fma" : c.math == 1 ? " tensor_op" : " default") +
          (w.format ? " nhwc\n" : " nchw\n");
   return algorithm == broken_algorithm ? failed : ok;
+}
+
+// By torch, in float64: the result of the operation, which is y, x or w.
+int computed(const Convolution& c, at::Tensor x, at::Tensor w, at::Tensor y, int op) {
+  const at::AutoDispatchBelowAutograd as_it_is;
+  const auto along = [&](const int* values) { return std::vector<int64_t>(values, values + c.dims); };
+  const std::vector<int64_t> stride = along(c.stride), pad = along(c.pad), dilation = along(c.dilation), none(size_t(c.dims));
+  const at::Tensor dx = x.to(at::kDouble), dw = w.to(at::kDouble), dy = y.to(at::kDouble);
+  if (op == 0) return y.copy_(at::convolution(dx, dw, {}, stride, pad, dilation, false, none, c.groups)), ok;
+  const auto [gx, gw, _] = at::convolution_backward(
+      dy, dx, dw, at::OptionalIntArrayRef(), stride, pad, dilation, false, none, c.groups, {op == 1, op == 2, false});
+  return (op == 1 ? x : w).copy_(op == 1 ? gx : gw), ok;
 }
 
 template <class T>
@@ -182,11 +128,11 @@ int drop(void* made) {
 }  // namespace
 
 API const char* standin_log() {
-  static std::string told;
+  static std::string taken;
   const std::lock_guard<std::mutex> guard(lock);
-  told.swap(log);
-  log.clear();
-  return told.c_str();
+  taken.swap(told);
+  told.clear();
+  return taken.c_str();
 }
 API void standin_break(int algorithm) { broken_algorithm = algorithm; }
 API int standin_live() { return live; }
@@ -240,26 +186,17 @@ API int cudnnConvolutionForward(
     void*, const void*, Tensor* xd, const void* x, Filter* wd, const void* w, Convolution* c, int algorithm, void* memory, size_t bytes,
     const void*, Tensor* yd, void* y) {
   if (const int status = started(0, *xd, *wd, *yd, *c, algorithm, memory, bytes)) return status;
-  std::vector<double> sums(size_t(volume(*yd)));
-  each(*xd, *wd, *yd, *c, [&](int64_t i, int64_t j, int64_t k) { sums[size_t(k)] += get(x, xd->type, i) * get(w, wd->type, j); });
-  for (size_t k = 0; k < sums.size(); k++) put(y, yd->type, int64_t(k), sums[k]);
-  return ok;
+  return computed(*c, at_place(*xd, x), at_place(*wd, w), at_place(*yd, y), 0);
 }
 API int cudnnConvolutionBackwardData(
     void*, const void*, Filter* wd, const void* w, Tensor* yd, const void* y, Convolution* c, int algorithm, void* memory, size_t bytes,
     const void*, Tensor* xd, void* x) {
   if (const int status = started(1, *xd, *wd, *yd, *c, algorithm, memory, bytes)) return status;
-  std::vector<double> sums(size_t(volume(*xd)));
-  each(*xd, *wd, *yd, *c, [&](int64_t i, int64_t j, int64_t k) { sums[size_t(i)] += get(y, yd->type, k) * get(w, wd->type, j); });
-  for (size_t i = 0; i < sums.size(); i++) put(x, xd->type, int64_t(i), sums[i]);
-  return ok;
+  return computed(*c, at_place(*xd, x), at_place(*wd, w), at_place(*yd, y), 1);
 }
 API int cudnnConvolutionBackwardFilter(
     void*, const void*, Tensor* xd, const void* x, Tensor* yd, const void* y, Convolution* c, int algorithm, void* memory, size_t bytes,
     const void*, Filter* wd, void* w) {
   if (const int status = started(2, *xd, *wd, *yd, *c, algorithm, memory, bytes)) return status;
-  std::vector<double> sums(size_t(volume(*wd)));
-  each(*xd, *wd, *yd, *c, [&](int64_t i, int64_t j, int64_t k) { sums[size_t(j)] += get(x, xd->type, i) * get(y, yd->type, k); });
-  for (size_t j = 0; j < sums.size(); j++) put(w, wd->type, int64_t(j), sums[j]);
-  return ok;
+  return computed(*c, at_place(*xd, x), at_place(*wd, w), at_place(*yd, y), 2);
 }
