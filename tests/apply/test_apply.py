@@ -112,14 +112,6 @@ def test_an_error_of_the_body_goes_through_when_something_cannot_be_put_back(
 # --- changes by somebody else ------------------------------------------------------------------------------------------
 
 
-def test_a_foreign_change_is_an_error_under_strict_once_all_is_back(library: Globals) -> None:
-    hold = ledger.apply(NEW, ledger.Hold("one"))
-    library["b"] = "foreign"
-    with pytest.raises(RestoreError, match="set 2, found 'foreign'"):
-        ledger.undo(hold, strict=True)
-    assert library == FOUND
-
-
 def test_a_foreign_change_in_a_with_block(exact_state: State) -> None:
     before = exact_state()
     with (

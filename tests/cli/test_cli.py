@@ -132,7 +132,7 @@ def test_mistakes_as_json(msctx):
     code, out, _ = msctx("explain", "determinstic=ON", "seed=x", "--json")
     error = json.loads(out)
     assert (code, error["exit_code"], error["error"]) == (2, 2, "OptionError")
-    assert [p["path"] for p in error["problems"]] == ["determinstic", "seed"]
+    assert [(p["path"], p["hint"]) for p in error["problems"]] == [("determinstic", "deterministic"), ("seed", "")]
 
 
 def test_an_entry_that_raises_has_a_code_of_its_own(msctx, tmp_path):
@@ -399,8 +399,6 @@ def test_wrong_usage_is_reported_as_json_too(msctx):
     assert code == 2
     assert "No such option" in err
     assert json.loads(out)["exit_code"] == 2
-    _, out, _ = msctx("explain", "determinstic=ON", "--json")
-    assert json.loads(out)["problems"][0]["hint"] == "deterministic"
 
 
 @pytest.mark.full

@@ -12,8 +12,6 @@ from jsonschema import Draft7Validator
 import msctx
 from msctx import schema
 from msctx.cli import explain, main
-from msctx.cli.render import write_new
-from msctx.errors import FileError
 from msctx.options import OPTIONS, find
 from msctx.options.precision_rules import CHOOSABLE, precision_of, text_of
 from msctx.options.yamlfile import parse
@@ -167,24 +165,6 @@ def test_a_file_that_cannot_be_written(name: str, message: str, folder: Path, ca
     assert (code, out) == (3, "")
     assert message in err
     assert [path.name for path in folder.iterdir()] == ["folder.yaml"]
-
-
-def test_json_tells_a_mistake_too(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run(capsys, "init", "mine.txt", "--json")
-    assert code == 3
-    assert json.loads(out or err)["exit_code"] == 3
-
-
-def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
-    write_new(tmp_path / "a", "one")
-    with pytest.raises(FileError, match="exists already; nothing was written"):
-        write_new(tmp_path / "a", "two")
-    assert (tmp_path / "a").read_text() == "one"
-
-
-def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match=r"nowhere.*cannot be written: No such file"):
-        write_new(tmp_path / "nowhere" / "a", "one")
 
 
 def written(*words):

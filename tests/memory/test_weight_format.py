@@ -195,14 +195,6 @@ def test_choices_still_name_the_module() -> None:
     assert {row.module for row in ctx.choices()} == {"0", "2"}
 
 
-def test_an_exception_puts_them_back() -> None:
-    model = net()
-    found = strides(model)
-    with pytest.raises(ZeroDivisionError), msctx.context(variable_format_optimize=True) as ctx:
-        ctx.watch(model).plan.rows[0].value / 0
-    assert strides(model) == found
-
-
 def test_memory_that_fails_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     model, calls = net(), []
     found = strides(model)

@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from processes import until
 
 import msctx
 from msctx.errors import EntryFailed, RecordError
@@ -184,20 +184,26 @@ def main(run):
 """
 
 
-def test_sigterm_leaves_a_valid_record_and_ends_the_process(job, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "code", "reason"),
+    [(signal.SIGTERM, -signal.SIGTERM, "SIGTERM"), pytest.param(signal.SIGINT, 130, None, marks=pytest.mark.full)],
+)
+def test_a_signal_leaves_a_valid_record_and_ends_the_process(job, tmp_path, number, code, reason):
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "msctx", "run", job(UNTIL_ENDED), "--out", str(out)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not ((out / "child").exists() and (out / "child").read_text()) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    command = [sys.executable, "-m", "msctx", "run", job(UNTIL_ENDED), "--out", str(out), "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until(lambda: (out / "child").exists() and (out / "child").read_text())
     os.kill(int((out / "child").read_text()), signal.SIGTERM)
-    process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGTERM
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == code
     assert "Traceback" not in stderr
     result = json.loads((out / "result.json").read_text())
-    assert (result["status"], result["reason"], result["restored"]) == ("interrupted", "SIGTERM", True)
+    assert (result["status"], result.get("reason"), result["restored"]) == ("interrupted", reason, True)
+    if number == signal.SIGINT:
+        assert "interrupted; the record is in" in stderr
+        assert json.loads(stdout) == result
+    assert {p.name for p in out.iterdir()} == FILES | {"child"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -224,27 +230,6 @@ def test_a_signal_after_the_entry_has_ended_acts_when_all_is_recorded(job, tmp_p
     }[when]
     assert sent == ([signal.SIGTERM] if number == signal.SIGTERM else [])
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == (signal.default_int_handler, signal.SIG_DFL)
-
-
-@pytest.mark.full
-def test_ctrl_c_leaves_a_valid_record(job, tmp_path):
-    source = "import time\ndef main(run):\n    run.log(epoch=1)\n    for _ in range(1200): time.sleep(0.05)\n"
-    out = tmp_path / "run"
-    command = [sys.executable, "-m", "msctx", "run", job(source), "--out", str(out), "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not (out / "metrics.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Traceback" not in stderr
-    assert "interrupted; the record is in" in stderr
-    result = json.loads((out / "result.json").read_text())
-    assert result["status"] == "interrupted"
-    assert result["restored"] is True
-    assert json.loads(stdout) == result
-    assert {p.name for p in out.iterdir()} == FILES
 
 
 def test_variables_that_libraries_read_once_are_set_before_torch(monkeypatch, tmp_path):
