@@ -231,7 +231,7 @@ def cell(option: Option, device: str) -> str:
 
 
 def test_the_options_shown_are_those_that_are_declared(update: bool) -> None:
-    table = ["| option | what it does | CPU | NVIDIA | Ascend |", "|---|---|---|---|---|"]
+    table = ["| option | what it does | CPU | NVIDIA | Ascend (never run on a chip) |", "|---|---|---|---|---|"]
     shown = [option for option in OPTIONS.values() if takes_effect(option) and option.source != FLAGS_SOURCE]
     for option in sorted(shown, key=lambda o: o.source == "msctx"):
         cells = " | ".join(cell(option, device) for device in DEVICES)

@@ -127,7 +127,7 @@ def _libraries() -> Iterator[Check]:
     """The dependencies as the package declares them; extras are optional."""
     for name in ("numpy", "pyyaml", "pydantic", "rich", "typer", "filelock", "platformdirs"):  # all commands import them
         yield Check(name, "ok", library_version(name) or "")
-    extras = {"scikit-learn": "'msctx[experiments]' (the digits experiment)", "pytest": "'msctx[test]' (the test suite)"}
+    extras = {"scikit-learn": "scikit-learn (the digits experiment)", "pytest": "pytest (the test suite)"}
     for name, extra in extras.items():
         version = library_version(name)
         yield Check(name, "ok", version) if version else Check(name, "missing", "not installed", f"pip install {extra}")

@@ -253,7 +253,7 @@ def engine(name: str, words: Sequence[str]) -> Engine:
         submitit: Any = import_module("submitit")
         submitit.AutoExecutor(folder=".", cluster=name).update_parameters(**parameters)
     except ImportError:
-        hint = "pip install submitit, or msctx[slurm]"
+        hint = "pip install submitit"
         raise OptionError([Diagnostic("--engine", f"{name} needs submitit", "command line", suggestion=hint)]) from None
     except (RuntimeError, NameError, TypeError, ValueError, AssertionError) as error:
         raise _refused(name, error) from None

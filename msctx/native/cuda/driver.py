@@ -116,7 +116,7 @@ def _check(code: int, what: str, driver: Any = None) -> None:
         raise NativeError(f"{what}: {(text.value or b'unknown error').decode()} (CUresult {code})")
 
 
-INSTALL = "install the CUDA toolkit (12 or newer), or `pip install 'msctx[cuda]'`"
+INSTALL = "install the CUDA toolkit (12 or newer), or `pip install nvidia-cuda-nvrtc`"
 MAJORS = (13, 12)
 """The best first: what knows sm_90a."""
 

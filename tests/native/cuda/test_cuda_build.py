@@ -162,7 +162,7 @@ def test_without_a_compiler_the_error_lists_what_was_searched(
     monkeypatch.setattr(driver, "_places", lambda: iter([str(tmp_path / "libnvrtc.so.13")]))
     code, out, err = command("--cuda")
     assert (code, out) == (8, "")
-    for part in ("no compiler for CUDA kernels: no libnvrtc.so.13 or", "cannot be loaded", "pip install 'msctx[cuda]'"):
+    for part in ("no compiler for CUDA kernels: no libnvrtc.so.13 or", "cannot be loaded", "pip install nvidia-cuda-nvrtc"):
         assert part in err
     assert json.loads(command("--cuda", "--json")[1])["exit_code"] == 8
 
