@@ -43,7 +43,7 @@ def blocks(language: str, *pages: Path) -> list[Any]:
     found = []
     for page in pages or PAGES:
         text = page.read_text(encoding="utf-8")
-        for block in re.finditer(r"^```([\w-]*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        for block in re.finditer(r"^```([^`\n]*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
             if block[1] == language:
                 found.append(pytest.param(block[2], id=f"{page.stem}:{text.count(chr(10), 0, block.start()) + 1}"))
     return found
@@ -269,6 +269,16 @@ def test_what_the_options_in_place_of_torchs_flags_set(update: bool) -> None:
         given = ", ".join(f"{name}={value!r}" for name, value in options.items()).replace("'", '"')
         table.append(f"| `{call}` | `{given}` | {', '.join(f'`{name}`' for name in row.assignments)} |")
     assert holds(DOCS / "from_torch.md", "from-torch", "\n".join(table) + "\n", update)
+
+
+def test_each_public_name_has_an_example() -> None:
+    code = "".join(block.values[0] for block in blocks("python", DOCS / "api.md"))
+    shown = (DOCS / "api.md").read_text(encoding="utf-8")
+    names = {*msctx.__all__, *msctx._IN_FILES} - {"__version__"}
+    assert {name for name in names if not re.search(rf"msctx\.{name}\b", code) and not name.endswith("Error")} <= {
+        "MsctxWarning"
+    }
+    assert {name for name in names if name not in shown} == set()
 
 
 def test_the_messages_of_troubleshooting_exist() -> None:
