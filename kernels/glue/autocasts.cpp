@@ -16,8 +16,6 @@ namespace {
 
 namespace autocast = at::autocast;
 
-constexpr c10::DeviceType types[precision_devices] = {at::kCPU, at::kCUDA, at::kPrivateUse1};
-
 struct Autocast {
   int level;   // how many are entered, it included
   int device;  // -1: another one, or one that overrules nothing
@@ -53,12 +51,12 @@ int level_now() {
 int64_t task_now() { return torch::autograd::get_current_graph_task_id(); }
 
 std::pair<bool, c10::ScalarType> state_of(int device) {
-  return {autocast::is_autocast_enabled(types[device]), autocast::get_autocast_dtype(types[device])};
+  return {autocast::is_autocast_enabled(types_of_devices[device]), autocast::get_autocast_dtype(types_of_devices[device])};
 }
 
 void set_state(int device, const std::pair<bool, c10::ScalarType>& state) {
-  autocast::set_autocast_enabled(types[device], state.first);
-  autocast::set_autocast_dtype(types[device], state.second);
+  autocast::set_autocast_enabled(types_of_devices[device], state.first);
+  autocast::set_autocast_dtype(types_of_devices[device], state.second);
 }
 
 void enter(int level, int device) {

@@ -78,22 +78,22 @@ class Makers {
 };
 Makers& makers = immortal<Makers>();
 
-struct Here {
+// The module and the node of the graph in which a thread computes.
+struct Around {
   const char* module = "";
+  std::string node;
+  Maker maker;  // of the node
+};
+struct Here {
+  Around place, last;  // last: what ran last of a backward pass
+  int64_t last_task = -1;  // that pass
   bool is_inside = false, looks_away = false, is_compiled = false;
   bool may_call_python = false;  // what is_inside, for a watchdog
   int backward = 0, optimizer = 0;
   int64_t errors = 0;  // that operators have raised
   int standing = 0;    // operators that run and stand for others
   int excepted = 0;    // operators and nodes that run and are left out of deterministic mode
-  const Operator* wrapped = nullptr;  // that a transform (torch.func) is to call again for what is inside its tensors
-  int64_t wrapped_id = 0;
-  const char* node = "";
-  Maker maker;            // of the node
-  // What ran last of a backward pass, and of which.
-  std::string last_node;
-  Maker last_maker;
-  int64_t last_task = -1;
+  std::pair<const Operator*, int64_t> wrapped{};  // that a transform (torch.func) calls again for what is inside its tensors; its number
   std::string algorithm;  // that computes what runs, where it is ours or we know it
   std::shared_ptr<const Config> config;
   int64_t version = -1;
@@ -123,24 +123,17 @@ struct Context : Observed {
   bool has_failed() const { return std::uncaught_exceptions() > exceptions; }
   void end(const at::RecordFunction&, Here&) override;
 };
-// Of a node of a backward pass, or of the optimizer.
-struct Around : Observed {
-  const char* module = "";
-  const char* node = "";
-  Maker maker;
-  void end(const at::RecordFunction&, Here&) override;
+// Of what only has to be put back.
+template <class Work>
+struct Ending : Observed {
+  Work work;
+  explicit Ending(Work work) : work(std::move(work)) {}
+  void end(const at::RecordFunction&, Here& here) override { work(here); }
 };
-// Of an operator that Python calls inside another one, for a watchdog.
-struct Inner : Observed {
-  Running around;
-  void end(const at::RecordFunction&, Here&) override { end_running(around); }
-};
-// Of an operator on wrapped tensors: what was known of the one around it.
-struct Wrapped : Observed {
-  const Operator* op = nullptr;
-  int64_t id = 0;
-  void end(const at::RecordFunction&, Here& here) override { here.wrapped = op, here.wrapped_id = id; }
-};
+template <class Work>
+std::unique_ptr<Observed> at_end(Work work) {
+  return std::make_unique<Ending<Work>>(std::move(work));
+}
 
 // The operator's own, which are the last ones: a transform calls it on a stack that holds what it was called with itself.
 template <class Values>
@@ -157,7 +150,7 @@ long caller_here() { return call_python(placer, 0, "(i)", 2); }
 // The user's line that calls the operator, where somebody wants to know; a node that another one makes belongs to the line of that one.
 const char* line_of(const Here& here, const Config& asked) {
   if (!asked.lines) return "";
-  if (here.backward && here.module == here.maker.module) return here.maker.line;
+  if (here.backward && here.place.module == here.place.maker.module) return here.place.maker.line;
   const char* line = place_here(false);
   return line ? line : "";
 }
@@ -165,7 +158,7 @@ const char* line_of(const Here& here, const Config& asked) {
 // In compiled code no hook runs.
 const char* module_of(const Here& here) {
   const char* module = here.is_compiled && !here.backward ? place_here(true) : nullptr;
-  return module ? module : here.module;
+  return module ? module : here.place.module;
 }
 
 // What it returns, and what it writes to beside that.
@@ -184,22 +177,24 @@ bool has_overflowed(const Context& at, int wanted, const std::vector<c10::IValue
   return false;
 }
 
-std::unique_ptr<Observed> begin_around(const at::RecordFunction& fn) {
-  auto around = std::make_unique<Around>();
-  around->module = here.module;
-  around->node = here.node;
-  around->maker = here.maker;
+// A node of a backward pass, or the optimizer.
+std::unique_ptr<Observed> begin_around(const at::RecordFunction& fn, Here& here) {
   if (fn.scope() == at::RecordScope::USER_SCOPE) {
     if (std::strncmp(fn.name(), "Optimizer.step#", 15) != 0) return nullptr;
     here.optimizer++;
-    here.module = "";
-    return around;
+    return at_end([module = std::exchange(here.place.module, "")](Here& here) {
+      here.place.module = module;
+      here.optimizer--;
+    });
   }
   here.backward++;
-  here.node = fn.name();
-  here.maker = makers.find(fn.forwardThreadId(), fn.seqNr());
-  here.module = here.maker.module;
-  return around;
+  const Maker maker = makers.find(fn.forwardThreadId(), fn.seqNr());
+  return at_end([around = std::exchange(here.place, {maker.module, fn.name(), maker})](Here& here) {
+    // Not a node that is called like a function.
+    if (torch::autograd::get_current_node()) here.last = here.place, here.last_task = torch::autograd::get_current_graph_task_id();
+    here.place = around;
+    here.backward--;
+  });
 }
 
 // A mode that traces what is called, with fake tensors or without.
@@ -214,17 +209,15 @@ bool is_excepted(const at::RecordFunction& fn, const Here& here) {
   if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION) return makers.find(fn.forwardThreadId(), fn.seqNr()).is_excepted;
   if (fn.scope() != at::RecordScope::FUNCTION) return false;
   const Operator& op = operator_of(fn);
-  const auto leaves_it_out = [&](const Reader& one) { return one.excepts && is_chosen(one, op, here.module, 0); };
+  const auto leaves_it_out = [&](const Reader& one) { return one.excepts && is_chosen(one, op, here.place.module, 0); };
   return std::ranges::any_of(here.config->readers, leaves_it_out);
 }
 
 std::unique_ptr<Observed> begin_seen(const at::RecordFunction& fn, Here& here) try {
-  if (fn.scope() != at::RecordScope::FUNCTION) return is_traced() ? nullptr : begin_around(fn);
+  if (fn.scope() != at::RecordScope::FUNCTION) return is_traced() ? nullptr : begin_around(fn, here);
   if (here.is_inside) {
     if (!here.may_call_python) return nullptr;
-    auto inner = std::make_unique<Inner>();
-    inner->around = begin_running({&operator_of(fn), now(), here.module, caller_here()});
-    return inner;
+    return at_end([around = begin_running({&operator_of(fn), now(), here.place.module, caller_here()})](Here&) { end_running(around); });
   }
   const auto asked = here.config;
   if (!asked) return nullptr;
@@ -236,17 +229,13 @@ std::unique_ptr<Observed> begin_seen(const at::RecordFunction& fn, Here& here) t
   const Operator& op = operator_of(fn);
   if (op.stands_for_others && !asked->errors) return nullptr;
   if (!op.has_schema && fn.seqNr() < 0) return nullptr;  // such as the guards of compiled code
-  const int64_t id = here.wrapped == &op ? here.wrapped_id : ++operators;
-  if (fn.seqNr() >= 0) makers.remember(fn.seqNr(), {here.module, line_of(here, *asked), id, here.excepted > 0});
+  const int64_t id = here.wrapped.first == &op ? here.wrapped.second : ++operators;
+  if (fn.seqNr() >= 0) makers.remember(fn.seqNr(), {here.place.module, line_of(here, *asked), id, here.excepted > 0});
   if (!op.has_schema) return nullptr;
   const auto given = own(fn.inputs(), op.arguments.size());
-  if (has_wrapped(given)) {
-    auto around = std::make_unique<Wrapped>();
-    around->op = std::exchange(here.wrapped, &op);
-    around->id = std::exchange(here.wrapped_id, id);
-    return around;
-  }
-  here.wrapped = nullptr;  // what a transform calls several times has rows of its own
+  if (has_wrapped(given))
+    return at_end([around = std::exchange(here.wrapped, {&op, id})](Here& here) { here.wrapped = around; });
+  here.wrapped = {};  // what a transform calls several times has rows of its own
   auto at = std::make_unique<Context>();
   Row& row = at->row;
   at->config = asked;
@@ -258,14 +247,14 @@ std::unique_ptr<Observed> begin_seen(const at::RecordFunction& fn, Here& here) t
   // (compiled autograd) has none.
   const int64_t task = torch::autograd::get_current_graph_task_id();
   const bool is_between = !here.backward && task != -1;
-  if (is_between && task != here.last_task) here.last_node.clear(), here.last_maker = {}, here.last_task = task;
+  if (is_between && task != here.last_task) here.last = {}, here.last_task = task;
   row.direction = here.optimizer ? "optimizer" : here.backward || is_between ? "backward" : "forward";
-  if (is_between) row.module = here.last_maker.module;
   if (here.backward || is_between) {
-    const Maker& maker = is_between ? here.last_maker : here.maker;
-    row.node = is_between ? here.last_node : here.node;
-    row.maker = maker.id;
-    row.line = maker.line;
+    const Around& of = is_between ? here.last : here.place;
+    if (is_between) row.module = of.maker.module;
+    row.node = of.node;
+    row.maker = of.maker.id;
+    row.line = of.maker.line;
   }
   row.thread = thread_id();
   row.began = now();
@@ -355,16 +344,6 @@ void finish(const at::RecordFunction& fn, const Here& here, Context& at) {
   }
 }
 
-void Around::end(const at::RecordFunction& fn, Here& here) {
-  // Not a node that is called like a function.
-  if (fn.scope() == at::RecordScope::BACKWARD_FUNCTION && torch::autograd::get_current_node())
-    here.last_node = here.node, here.last_maker = here.maker, here.last_task = torch::autograd::get_current_graph_task_id();
-  here.module = module;
-  here.node = node;
-  here.maker = maker;
-  (fn.scope() == at::RecordScope::USER_SCOPE ? here.optimizer : here.backward)--;
-}
-
 void Context::end(const at::RecordFunction& fn, Here& here) {
   if (config && row.op->stands_for_others) {
     here.standing--;
@@ -433,11 +412,11 @@ MSCTX_API const void* msctx_text(const char* given) try {
 }
 
 // The module for which what runs in this thread counts, for msctx_enter_module.
-MSCTX_API const void* msctx_module_here() { return here.module; }
+MSCTX_API const void* msctx_module_here() { return here.place.module; }
 
 // The module whose forward pass runs in this thread from now on; nullptr: none. Returns the one before.
 MSCTX_API const void* msctx_enter_module(const void* module) {
-  return std::exchange(here.module, module ? static_cast<const char*>(module) : "");
+  return std::exchange(here.place.module, module ? static_cast<const char*>(module) : "");
 }
 
 // Whether what runs in this thread from now on is no operator of the program. Returns whether it was none before.

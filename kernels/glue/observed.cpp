@@ -1,8 +1,6 @@
 #include "glue/observed.h"
 
 #include <ATen/Functions.h>
-#include <ATen/record_function.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -39,18 +37,6 @@ at::Tensor once(at::Tensor t, int64_t& times) {
 at::Tensor on_host(const at::Tensor& t) { return t.device().is_cpu() ? t : t.cpu(); }
 
 }  // namespace
-
-struct Unseen::Guards {
-  at::DisableRecordFunctionGuard unrecorded;
-  c10::impl::ExcludeDispatchKeyGuard below{
-      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset | c10::python_ks |
-      c10::DispatchKeySet(
-          {c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode,
-           c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchVmapMode, c10::DispatchKey::PreDispatch,
-           c10::DispatchKey::Functionalize, c10::DispatchKey::Tracer})};
-};
-Unseen::Unseen() : guards_(new Guards) {}
-Unseen::~Unseen() { delete guards_; }
 
 static bool is_wrapped(const at::Tensor& t) {
   const auto keys = t.key_set();
@@ -139,33 +125,21 @@ uint64_t digest_of(const at::Tensor& given) {
 // unsigned integers with the same bits. Throws where the file cannot be written whole.
 void write_npy(const at::Tensor& given, const std::string& path, bool keeps_bits) {
   at::Tensor t = on_host(given).resolve_conj().resolve_neg();
-  const char* type = nullptr;
-  switch (t.scalar_type()) {
-    case at::kFloat: type = "<f4"; break;
-    case at::kDouble: type = "<f8"; break;
-    case at::kHalf: type = "<f2"; break;
-    case at::kBool: type = "|b1"; break;
-    case at::kByte: type = "|u1"; break;
-    case at::kChar: type = "|i1"; break;
-    case at::kShort: type = "<i2"; break;
-    case at::kInt: type = "<i4"; break;
-    case at::kLong: type = "<i8"; break;
-    case at::kUInt16: type = "<u2"; break;
-    case at::kUInt32: type = "<u4"; break;
-    case at::kUInt64: type = "<u8"; break;
-    case at::kComplexFloat: type = "<c8"; break;
-    case at::kComplexDouble: type = "<c16"; break;
-    default:
-      if (keeps_bits && c10::isFloat8Type(t.scalar_type())) type = "|u1", t = t.contiguous().view(at::kByte);
-      else if (keeps_bits && t.itemsize() == 2) type = "<u2", t = t.contiguous().view(at::kUInt16);
-      else if (keeps_bits && t.itemsize() == 4) type = "<u4", t = t.contiguous().view(at::kUInt32);
-      else if (t.is_complex()) type = "<c8", t = t.to(at::kComplexFloat);
-      else type = "<f4", t = t.to(at::kFloat);
+  const auto dtype = t.scalar_type();
+  const bool is_numpys = at::isIntegralType(dtype, true) || dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf ||
+                         dtype == at::kComplexFloat || dtype == at::kComplexDouble;
+  if (!is_numpys) {
+    if (keeps_bits && c10::isFloat8Type(dtype)) t = t.contiguous().view(at::kByte);
+    else if (keeps_bits && t.itemsize() == 2) t = t.contiguous().view(at::kUInt16);
+    else if (keeps_bits && t.itemsize() == 4) t = t.contiguous().view(at::kUInt32);
+    else t = t.to(t.is_complex() ? at::kComplexFloat : at::kFloat);
   }
+  const char kind = t.scalar_type() == at::kBool ? 'b' : t.is_complex() ? 'c' : t.is_floating_point() ? 'f' : t.is_signed() ? 'i' : 'u';
+  const std::string type = (t.itemsize() == 1 ? "|" : "<") + (kind + std::to_string(t.itemsize()));
   t = t.contiguous();
   std::string shape;
   for (const int64_t size : t.sizes()) shape += std::to_string(size) + ",";
-  std::string head = std::string("{'descr': '") + type + "', 'fortran_order': False, 'shape': (" + shape + "), }";
+  std::string head = "{'descr': '" + type + "', 'fortran_order': False, 'shape': (" + shape + "), }";
   head.resize((10 + head.size()) / 64 * 64 + 64 - 10 - 1, ' ');
   head += '\n';
   const char before[] = {'\x93', 'N', 'U', 'M', 'P', 'Y', 1, 0, char(head.size() & 0xff), char(head.size() >> 8)};

@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <atomic>
 #include <cstdint>
@@ -21,14 +23,14 @@ namespace msctx::glue {
 // --- tensors: nothing here is seen by autograd, by modes or by observers -----------------------------------------------
 
 // While it lives, operators that this thread calls go to the back end at once.
-class Unseen {
- public:
-  Unseen();
-  ~Unseen();
-
- private:
-  struct Guards;
-  Guards* guards_;
+struct Unseen {
+  at::DisableRecordFunctionGuard unrecorded;
+  c10::impl::ExcludeDispatchKeyGuard below{
+      c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset | c10::python_ks |
+      c10::DispatchKeySet(
+          {c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode,
+           c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchVmapMode, c10::DispatchKey::PreDispatch,
+           c10::DispatchKey::Functionalize, c10::DispatchKey::Tracer})};
 };
 
 // Why it is no plain dense tensor: a subclass, traced, wrapped, without data, of another layout. nullptr: it is one.

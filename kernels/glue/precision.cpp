@@ -26,7 +26,6 @@ constexpr c10::DispatchKey keys_of_devices[precision_devices] = {
     c10::DispatchKey::AutocastCPU, c10::DispatchKey::AutocastCUDA, c10::DispatchKey::AutocastPrivateUse1};
 constexpr c10::DispatchKey sparse_keys_of_devices[precision_devices] = {
     c10::DispatchKey::SparseCPU, c10::DispatchKey::SparseCUDA, c10::DispatchKey::SparsePrivateUse1};
-constexpr c10::DeviceType types_of_devices[precision_devices] = {at::kCPU, at::kCUDA, at::kPrivateUse1};
 
 std::atomic<bool> lowered{false};       // something that will have gradients was computed in float16
 std::atomic<int64_t> halves[2]{};       // operators of backward passes in float16: that ran, that were traced

@@ -16,7 +16,8 @@
 
 namespace msctx::glue {
 
-constexpr int precision_devices = 3;  // CPU, CUDA, Ascend
+constexpr int precision_devices = 3;
+constexpr c10::DeviceType types_of_devices[precision_devices] = {at::kCPU, at::kCUDA, at::kPrivateUse1};
 constexpr int most_listed = 8;        // inputs or outputs whose dtypes a rule can name
 
 constexpr uint8_t origin = 255;
