@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from msctx import devices, inspection
+from msctx import devices
 from msctx.errors import Diagnostic, FileError
 from msctx.native import environment_key
 from msctx.options import layers
@@ -32,7 +32,7 @@ def state() -> dict[str, Any]:
 
     found = {name: plain(value) for name, value in read_all().items()}
     found["native.memory_caps"] = ", ".join(f"{in_words(size)} of {origin}" for size, origin in found["native.memory_caps"])
-    found.update({f"env.{name}": value for name, value in inspection.variables(os.environ).items()})
+    found.update({f"env.{name}": value for name, value in variables(os.environ).items()})
     return found
 
 
@@ -49,9 +49,9 @@ def environment() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None,
         "ascend": devices.ascend(),
-        "devices": _devices(),
+        "devices": {name: getattr(torch, {"ascend": "npu"}.get(name, name)).device_count() for name in devices.here()},
         "libraries": {name: version for name in LIBRARIES if (version := library_version(name))},
-        "argv": inspection.command_line(sys.argv),
+        "argv": command_line(sys.argv),
     }
 
 
@@ -60,12 +60,6 @@ def library_version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _devices() -> dict[str, Any]:
-    import torch
-
-    return {device: getattr(torch, {"ascend": "npu"}.get(device, device)).device_count() for device in devices.here()}
 
 
 def diff(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -54,11 +54,7 @@ def build(module: ModuleType, root: str, *store: Store) -> None:
             setattr(at, last, setter(name, at.__name__, *store))
 
 
-def _store(name: str, value: Any) -> None:
-    set_options({name: value}, name)
-
-
-def setter(name: str, module: str, store: Store = _store) -> Callable[..., None]:
+def setter(name: str, module: str, store: Store | None = None) -> Callable[..., None]:
     """The function of a module that sets one option under one of its names."""
     last, option = name.rpartition(".")[2], option_of(name)
     argument = ARGUMENTS.get(last, "value")
@@ -67,7 +63,7 @@ def setter(name: str, module: str, store: Store = _store) -> Callable[..., None]
         given = [*values, *named.values()] or ([DEFAULTS[name]] if name in DEFAULTS else [])
         if len(given) != 1 or set(named) - {argument, "value"}:
             raise TypeError(f"{name}() takes one value: {name}({argument})")
-        store(name, given[0])
+        store(name, given[0]) if store else set_options({name: given[0]}, name)
 
     default = DEFAULTS.get(name, inspect.Parameter.empty)
     parameter = inspect.Parameter(argument, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)

@@ -103,7 +103,10 @@ class Cache:
         Raises:
             NativeError: the folder cannot be used.
         """
-        self._renew()
+        if self.settings.renew and self.root not in _renewed:  # once in a process
+            _renewed.add(self.root)
+            for folder in self.root.glob(f"{PREFIX}*"):
+                shutil.rmtree(folder, ignore_errors=True)
         self.open()
         self._found = {name: os.environ.get(name) for name in VARIABLES}
         _lead(dict(zip(VARIABLES, (str(self.folder), str(self.folder / "triton")), strict=True)))
@@ -111,13 +114,6 @@ class Cache:
     def end(self) -> None:
         _lead(self._found)
         self.close()
-
-    def _renew(self) -> None:
-        """Empty it, once in a process."""
-        if self.settings.renew and self.root not in _renewed:
-            _renewed.add(self.root)
-            for folder in self.root.glob(f"{PREFIX}*"):
-                shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
         """Note the digests of new libraries, and keep the size within the limit."""

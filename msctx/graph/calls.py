@@ -247,15 +247,6 @@ _TRANSFORMS = {getattr(torch._C._functorch.TransformType, name) for name in ("Vm
 passed_over(Outermost.__get__, Outermost.__set__, _call_module, _run_shaped, _eagerly, _call, _inside)
 
 
-def are_compiled() -> bool:
-    """Whether modules are compiled."""
-    return isinstance(found(), Outermost)
-
-
-def compile_modules(on: bool) -> None:
-    put_back(Outermost() if on else None)
-
-
 def found() -> Any:
     return vars(nn.Module)[CALL]
 

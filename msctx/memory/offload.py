@@ -41,7 +41,7 @@ def turn(reason: str, on: bool) -> None:
     if _thread.reasons:
         device = torch.accelerator.current_accelerator() or torch.device("cpu")
         moves = save_on_cpu(pin_memory=device.type != "cpu", device_type=device.type)
-        _thread.hooks = moves if is_on("activations") else saved_tensors_hooks(_pack, _unpack)
+        _thread.hooks = moves if is_on("activations") else saved_tensors_hooks(_pack, lambda unpack: unpack())
         _thread.hooks.__enter__()
 
 
@@ -73,7 +73,3 @@ def _pack(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         return source if place is None else source.detach().to(device).as_strided(*place)
 
     return unpack
-
-
-def _unpack(packed: Callable[[], torch.Tensor]) -> torch.Tensor:
-    return packed()

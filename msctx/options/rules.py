@@ -287,15 +287,12 @@ class Settings:
         self.plans: dict[Any, Any] = {}
         """Facts about a machine → the plan there, kept since a plan is pure."""
         self._on: dict[str, _OnDevice] = {}
-        self._highest: dict[str, Setting | None] = {**below._highest} if below else {}  # None: only lost ones
-        self.devices = frozenset(s.device for layer in self._own for s in layer.settings.values() if s.device)
+        own = [s for layer in self._own for s in (*(lost for lost, _ in layer.lost), *layer.settings.values())]
+        self._names: dict[str, None] = {**(below._names if below else {}), **dict.fromkeys(s.option.name for s in own)}
+        named = {s.device for layer in self._own for s in layer.settings.values() if s.device}
+        self.devices: frozenset[str] = below.devices.union(named) if below else frozenset(named)
         """Those that some setting names by its group."""
-        self.devices |= below.devices if below else frozenset()
-        for layer in self._own:
-            for lost, _ in layer.lost:
-                self._highest.setdefault(lost.option.name, None)
-            self._highest |= _highest(layer)
-        self._differ = bool(self.devices) or not YIELDING.isdisjoint(self._highest)
+        self._differ = bool(self.devices) or not YIELDING.isdisjoint(self._names)
         """Whether devices may differ: some setting means one of them, or a rule may hold on some alone."""
 
     def all(self, name: str, device: str) -> tuple[Setting, ...]:
@@ -303,10 +300,11 @@ class Settings:
         return self.on(device).get(name, ())
 
     def get(self, name: str, device: str | None = None) -> Setting | None:
-        """The setting in force, or ``None``. Without a device: the highest one, whichever device it means."""
-        if device is not None:
-            return next(iter(self.all(name, device)), None)
-        return self._highest.get(name)
+        """The setting in force, or ``None``. Without a device: that of the first device which has one."""
+        for one in (device,) if device else DEVICES if self._differ else DEVICES[:1]:
+            if found := self._at(one).found.get(name):
+                return found[0]
+        return None
 
     def on(self, device: str) -> dict[str, tuple[Setting, ...]]:
         """Option name → its settings on one device, as :meth:`all` has them."""
@@ -328,18 +326,10 @@ class Settings:
 
     def __iter__(self) -> Iterator[str]:
         """The names of the options that somebody set."""
-        return iter(self._highest)
+        return iter(self._names)
 
     def __bool__(self) -> bool:
         return bool(self.layers)
-
-
-def _highest(layer: Layer) -> dict[str, Setting]:
-    """Option name → the setting of a layer that counts where no device is named: the one for all, else that of the highest rank."""
-    found: dict[str, Setting] = {}
-    for setting in sorted(layer.settings.values(), key=lambda s: (s.device is not None, -s.rank)):
-        found.setdefault(setting.option.name, setting)
-    return {s.option.name: found[s.option.name] for s in layer.settings.values()}
 
 
 class Overridden(NamedTuple):

@@ -21,9 +21,8 @@ with collected_later():
     )
     from msctx.switches.base import Switch
 
-_ALWAYS = (torch_core, torch_compiler, torch_precision, torch_cuda, environment, parts)
 _ROWS: tuple[tuple[Callable[[], bool] | None, tuple[Switch, ...]], ...] = (
-    *((None, module.SWITCHES) for module in _ALWAYS),
+    *((None, m.SWITCHES) for m in (torch_core, torch_compiler, torch_precision, torch_cuda, environment, parts)),
     (torch_precision.has_mkl, torch_precision.OF_MKL),
     (torch_cuda.is_here, (*torch_cuda.OF_DEVICE, *parts.OF_CUDA)),
     (torch_core.has_groups, torch_core.OF_GROUPS),

@@ -166,11 +166,6 @@ def synchronize_each_op(name: str, module: Module) -> Switch:
     return Switch(name, lambda: getattr(here, "mode", None) is not None, write, scope="thread")
 
 
-def _where() -> str:
-    step, rank = steps.current(), distributed.rank()
-    return (f", in step {step}" if step else "") + (f", on rank {rank}" if rank is not None else "")
-
-
 def wait(name: str, module: Module, kind: str) -> Switch:
     """The most milliseconds that ``synchronize()`` of the module's class *kind* (Event, Stream) waits; ``None``: for ever.
 
@@ -183,8 +178,9 @@ def wait(name: str, module: Module, kind: str) -> Switch:
         end, pause = time.monotonic() + (math.inf if limit is None else limit / 1000), 1e-5  # None: just put back
         while not waited_for.query():
             if time.monotonic() >= end:
-                option = f"{name.rpartition('.')[2]}={limit}"
-                raise RuntimeError(f"{option}: the {kind.lower()} was not reached within {limit} ms{_where()}")
+                option, step, rank = f"{name.rpartition('.')[2]}={limit}", steps.current(), distributed.rank()
+                where = (f", in step {step}" if step else "") + (f", on rank {rank}" if rank is not None else "")
+                raise RuntimeError(f"{option}: the {kind.lower()} was not reached within {limit} ms{where}")
             time.sleep(pause)
             pause = min(2 * pause, 1e-3)
 

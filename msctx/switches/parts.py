@@ -39,10 +39,6 @@ def _slot(name: str, place: str, **more: Any) -> Switch:
 _turned = partial(_part, unwritten=False, verbs=("is_on", "turn"), scope="thread")
 
 
-def _no_folder(wanted: Any) -> str:
-    return str(import_module("msctx.observers.compile_trace").obstacle(wanted))
-
-
 # --- readers of what the native core collects -------------------------------------------------------------------------
 
 KEPT = 64
@@ -144,7 +140,11 @@ SWITCHES = (
     _slot("observers.replicas", "msctx.observers.checks:SLOT"),
     _slot("observers.kernels", "msctx.observers.compile_trace:KERNELS_SLOT"),
     _slot("observers.fusions", "msctx.observers.compile_trace:FUSIONS_SLOT"),
-    _slot("observers.graph_files", "msctx.observers.compile_trace:GRAPHS_SLOT", blocked=_no_folder),
+    _slot(
+        "observers.graph_files",
+        "msctx.observers.compile_trace:GRAPHS_SLOT",
+        blocked=lambda wanted: str(import_module("msctx.observers.compile_trace").obstacle(wanted)),
+    ),
     _turned("observers.class_names", "msctx.observers.modules:", unwritten=True, verbs=("with_classes", "write_with_classes")),
     _turned("observers.check_bprop", "msctx.observers.checks:NODES."),
     _turned("observers.check_bprop_values", "msctx.observers.checks:VALUES."),

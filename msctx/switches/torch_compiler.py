@@ -297,7 +297,12 @@ _DYNAMO, _FUNCTORCH = "torch._dynamo.config", "torch._functorch.config"
 _KEY = len("torch.inductor.")
 SWITCHES = (
     Switch("graph.compilation", lambda: calls.compilation, partial(setattr, calls, "compilation")),
-    Switch("graph.modules", calls.are_compiled, calls.compile_modules, state=(calls.found, calls.put_back)),
+    Switch(
+        "graph.modules",
+        lambda: isinstance(calls.found(), calls.Outermost),
+        lambda on: calls.put_back(calls.Outermost() if on else None),
+        state=(calls.found, calls.put_back),
+    ),
     Switch("graph.grad_for_scalar", lambda: calls.for_scalars, partial(setattr, calls, "for_scalars")),
     Switch("torch.dynamo.force_eager", _is_eager, _force_eager, state=(_stance, _put_stance)),
     of("torch.dynamo.skip_nnmodule_hook_guards", Forced(_DYNAMO, "skip_nnmodule_hook_guards", lambda: True)),

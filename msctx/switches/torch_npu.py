@@ -282,21 +282,14 @@ def is_late(what: str) -> str:
 # --- graphs of single operators, recorded for CANN's tuner ---------------------------------------------------------------
 
 
-class _Recorded:
-    folder: str | None = None
-    """Where they go, which torch_npu cannot be requested."""
-
-    def read(self) -> str | None:
-        return self.folder
-
-    def write(self, folder: str | None) -> None:
-        """torch_npu goes on once it records."""
-        if folder is not None:
-            npu().set_aoe(folder)
-            self.folder = folder
+_recorded: list[str] = []
+"""The folder into which they go: torch_npu has no call that reads it, and goes on once it records."""
 
 
-_recorded = _Recorded()
+def _record(folder: str | None) -> None:
+    if folder is not None:
+        npu().set_aoe(folder)
+        _recorded[:] = [folder]
 
 
 # --- what goes to CANN's graph engine with what torchair, torch_npu's compiler of graphs, sends by itself ---------------
@@ -467,7 +460,7 @@ SWITCHES = (
         restore="it is read only before the first use of an NPU",
         blocked=_no_exception_dump,
     ),
-    _folder(of("torch.npu.aoe_folder", _recorded, restore=ALWAYS_ON)),
+    _folder(Switch("torch.npu.aoe_folder", lambda: next(iter(_recorded), None), _record, restore=ALWAYS_ON)),
     of("torch.npu.engine_options", _engine, restore="it is read only before the first graph that torchair compiles"),
     of("torch.npu.graph_options", _graph),
     of("torch.npu.graph_tuner", _tuner),

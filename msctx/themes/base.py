@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, TypeVar
 
-from msctx.options import DEVICES, Setting, Settings, rules
+from msctx.options import Setting, Settings, rules
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,6 @@ class Facts:
     def only(cls, device: str) -> Facts:
         """A machine of which nothing is known but one device: for plans of machines that are not here."""
         return cls(devices=(device,))
-
-    @classmethod
-    def everything(cls) -> Facts:
-        return cls(devices=DEVICES)
 
 
 class On:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
@@ -116,12 +115,6 @@ def pool(on: On) -> dict[str, Any]:
     return {"native.memory_pool": most if reuses(on) else 0}
 
 
-@lru_cache(maxsize=1024)
-def _cap(size: int, origin: str) -> tuple[int, str]:
-    """One object each: the plan of each of a thousand nested scopes has those of all around it."""
-    return size, origin
-
-
 @translates("max_device_memory")
 def _max_device_memory(on: On, setting: Setting) -> Outcome | None:
     """The tightest of the caps in force, outer scopes' included, goes to the caching allocator; on a CPU each of them counts."""
@@ -131,7 +124,7 @@ def _max_device_memory(on: On, setting: Setting) -> Outcome | None:
             return None
         if on.facts.native:
             return refused(on.facts.native)
-        caps = tuple(_cap(setting.value, setting.origin) for setting in reversed(settings))
+        caps = tuple((setting.value, setting.origin) for setting in reversed(settings))
         return honoured(pool(on) | {"native.memory_caps": caps}, arithmetic(caps, on.facts.free_memory))
     if not reuses(on):
         return refused(UNCACHED.format(ALLOCATOR[on.device]))

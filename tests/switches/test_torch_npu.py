@@ -55,7 +55,7 @@ def test_the_folder_of_recorded_operators_is_compared_by_where_it_leads(
     sent: list[str] = []
     switch = SWITCHES["torch.npu.aoe_folder"]
     monkeypatch.setattr(torch_npu, "npu", lambda: SimpleNamespace(set_aoe=sent.append))
-    monkeypatch.setattr(torch_npu._recorded, "folder", None)
+    monkeypatch.setattr(torch_npu, "_recorded", [])
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
         folder.mkdir()
