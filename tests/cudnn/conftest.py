@@ -19,6 +19,7 @@ import torch, warnings
 from msctx.native import tuning
 tuning.is_busy = lambda: False
 cudnn = start()
+torch.set_num_threads(1)
 torch.manual_seed(0)
 """
 
