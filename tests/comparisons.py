@@ -1,7 +1,5 @@
 """A small model, small layers and made-up figures for the tests of comparisons."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace

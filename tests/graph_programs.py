@@ -1,7 +1,5 @@
 """Small modules that graph mode compiles, and how often it did."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

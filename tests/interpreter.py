@@ -2,8 +2,6 @@
 import torch.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

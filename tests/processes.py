@@ -1,7 +1,5 @@
 """What tests of processes wait for, and what they compile."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Callable

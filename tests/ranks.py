@@ -1,7 +1,5 @@
 """Two ranks on this machine: for tests of what they send each other, in which order, seen by torch's own dispatch."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

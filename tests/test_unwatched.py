@@ -1,7 +1,5 @@
 """Options of watched models are told at the end where no model was watched; the shipped experiment watches its own."""
 
-from __future__ import annotations
-
 import gc
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training steps of whole models under thread_invariant: the same bits, but for the operators that the documentation names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -5,8 +5,6 @@ A test of many cases is in the everyday tier with three of them. tests/data/tier
     python tests/tiers.py [BASE]     the nightly files of what has changed since BASE, or else since the last merge
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

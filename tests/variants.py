@@ -1,7 +1,5 @@
 """The kernels as they are not shipped: with matrix units in software beside, on a processor with AVX-512; with sanitizers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """For the code of cases: the calls that reached CANN, and faults in them."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 

@@ -1,7 +1,5 @@
 """Cases run on a machine with the real torch_npu over the recorder, each in a process of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

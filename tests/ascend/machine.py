@@ -3,8 +3,6 @@
 What is proven with it ends where CANN begins: which calls reach it, with which values, in which order. Nothing runs on a chip.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

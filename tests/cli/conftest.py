@@ -1,7 +1,5 @@
 """Runs a command in the process of the test."""
 
-from __future__ import annotations
-
 import pytest
 
 from msctx.cli import main

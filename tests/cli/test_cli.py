@@ -1,7 +1,5 @@
 """The command line: output for people and programs, exit codes, and no traceback of ours for a user's mistake."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """msctx compare and msctx capture as a user types them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Completion of options and their values, as shells request it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

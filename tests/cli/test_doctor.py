@@ -1,7 +1,5 @@
 """doctor tells what is missing; tune shows and clears what was measured."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`msctx migrate`: what it prints for people and for programs, and its exit codes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What the command line writes for a user to start from: never over a file, and valid."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The layers of a model, as it really computes them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

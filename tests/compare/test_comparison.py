@@ -1,7 +1,5 @@
 """Comparisons: what may be compared, what is said of each choice, and experiments as subjects."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Times side by side; totals, settings to take, and the files that a result is written to."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterator

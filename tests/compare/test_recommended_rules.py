@@ -1,7 +1,5 @@
 """The rules recommended for the layers of a workload run what the comparison chose, and so bring about the ratio that it states."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

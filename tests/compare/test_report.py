@@ -1,7 +1,5 @@
 """report.html: one page with its picture, which requests nothing from a network; texts of files stay texts."""
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import replace

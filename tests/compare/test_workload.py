@@ -1,7 +1,5 @@
 """Workload files: what is wrong is reported with its place; what is timed of them, and how its error is reported."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Interpreters in which the device far has cuDNN's algorithms, from a stand-in: see standin.py."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable
 from pathlib import Path

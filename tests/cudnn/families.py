@@ -1,7 +1,5 @@
 """Which algorithm a convolution's kernels belong to, by their names: those that are in cuDNN's libraries, and msctx's own."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -3,8 +3,6 @@
 For an interpreter of its own that has the device far (see fake_device.py).
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Our own CUDA kernels on the device far: emulated on the CPU, behind a stand-in for the driver that takes the same calls."""
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Depthwise convolutions of CUDA tensors by our own kernels: the real hook, rows, plans and launches; the kernels are emulated."""
 
-from __future__ import annotations
-
 import ctypes
 import textwrap
 from collections.abc import Callable

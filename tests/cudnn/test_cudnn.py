@@ -1,7 +1,5 @@
 """Exactly the cuDNN algorithm that was requested: the real hook, policy and descriptors against a stand-in for cuDNN."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

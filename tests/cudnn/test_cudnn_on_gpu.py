@@ -1,7 +1,5 @@
 """cuDNN itself, on a GPU: what was named runs, right, in every direction, dtype and layout; graphs, streams, caps, compiled code."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """PyTorch's own samples of every convolution operator, by cuDNN's algorithms and our own kernels: behind stand-ins, and on a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Operators that reach cuDNN without aten::convolution, and torch's own kernel of the backward pass."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several threads compute convolutions at once, under one policy: by cuDNN's stand-in, and by our own kernels, emulated."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable
 

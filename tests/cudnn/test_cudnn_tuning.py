@@ -1,7 +1,5 @@
 """normal and performance on CUDA tensors: PyTorch's own path, and what is measured, when, and for how long it is kept."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable
 from pathlib import Path

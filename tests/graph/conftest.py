@@ -1,7 +1,5 @@
 """Each test compiles afresh."""
 
-from __future__ import annotations
-
 import pytest
 
 

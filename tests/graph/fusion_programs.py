@@ -1,7 +1,5 @@
 """Small programs for fusion, and what inductor makes of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """``support_binary``: code without its source takes part in compilation."""
 
-from __future__ import annotations
-
 import py_compile
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What cannot be captured as one graph: where and why, and what then happens."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import nullcontext

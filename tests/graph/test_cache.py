@@ -1,7 +1,5 @@
 """enable_compile_cache, op_compiler_cache_mode: a second process loads what the first has compiled, from a folder that is ours."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """enable_concat_eliminate_opt: what is split and put together again is left whole, and all values and aliases stay."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

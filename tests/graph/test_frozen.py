@@ -1,7 +1,5 @@
 """Weights that compiled code holds as constants, and that change."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """``msctx.grad``, ``msctx.value_and_grad`` and ``grad_for_scalar``."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

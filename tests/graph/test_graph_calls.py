@@ -1,7 +1,5 @@
 """Which calls are compiled, how, and how that is reported; seen by Dynamo's counters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any

@@ -1,7 +1,5 @@
 """What flags of graph_kernel_flags and switches of passes do to the code that inductor generates."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Graph mode on a GPU: the same training, generated for CUDA, its files and its cache."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Gears, ranges and sizes of any kind: how often Dynamo compiles, and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

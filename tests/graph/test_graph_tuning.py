@@ -1,7 +1,5 @@
 """``aoe_tune_mode``: what is measured while a program runs, seen in what ran and in the file of measurements."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """quant_dumpable: what goes into a quantisation stays a tensor under torch.compile, and nothing else changes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

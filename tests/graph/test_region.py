@@ -1,7 +1,5 @@
 """``in_out_pair``: which operators the compiler sees."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """save_graphs: the files of each level, where they are, and that saving changes nothing."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Patterns that are replaced by one operator where their pass is named."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,8 +1,6 @@
 """Public models run unmodified in GRAPH_MODE: no recompilation after the first step, and the results of eager code."""
 # ruff: noqa: E501 (a row for each model)
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any

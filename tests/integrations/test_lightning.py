@@ -1,7 +1,5 @@
 """The callback for a Lightning Trainer inside a with-block: the loss is scaled, the model is watched, no hook is left."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Dumps in msProbe's layout, read by msProbe's own tools."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

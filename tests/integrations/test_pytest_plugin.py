@@ -1,7 +1,5 @@
 """The plugin in test suites of its own, each in a fresh process."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable
 from pathlib import Path

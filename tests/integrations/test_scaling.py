@@ -1,7 +1,5 @@
 """LossScaling: the gradients of a GradScaler and the same steps left out, in loops that know nothing of it."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 

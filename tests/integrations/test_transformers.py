@@ -1,7 +1,5 @@
 """MsctxCallback under Hugging Face's Trainer, inside a with-block; a tiny model with random weights."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Convolutions and their gradients by torch, in float64: what the reference is checked against."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The problems on which kernels are tested and measured, and the kinds of data. Imports neither torch nor msctx."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

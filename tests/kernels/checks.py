@@ -1,7 +1,5 @@
 """What is right: the reference in float64, its distance to a result, and what a row promises. Imports neither torch nor msctx."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 from math import prod

@@ -1,7 +1,5 @@
 """The torch-free library in numpy's words: rows of the table, and single convolutions. Imports neither torch nor msctx."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p

@@ -1,7 +1,5 @@
 """Runs every row of the library that is named on the command line on small problems: for test_sanitized.py, under sanitizers."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What follows a result: the values of float64, and the same bits whoever applies it, on each instruction set, in either layout."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

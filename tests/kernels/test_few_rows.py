@@ -1,7 +1,5 @@
 """Products of a few rows read the right operand as it lies; the bits are those of the same rows among many."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from cases import case

@@ -1,7 +1,5 @@
 """The fingerprint of a weight: every change of its bytes changes it, and it is the same however it is computed."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a tensor holds, against NumPy in float64, on every instruction set."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What tests of memory leave behind."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What two ranks send under options of communication, and when: DistributedDataParallel and FSDP2."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

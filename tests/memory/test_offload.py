@@ -1,7 +1,5 @@
 """memory_offload: what waits for the backward pass is in host memory meanwhile; on the device far, whose memory is counted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

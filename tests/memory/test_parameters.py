@@ -1,7 +1,5 @@
 """variable_placement and external_weight: operators that a device computes get copies of parameters of the host."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

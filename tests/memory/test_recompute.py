@@ -1,7 +1,5 @@
 """memory_optimize_level=O1: which blocks are recomputed, and that a training has the same bits."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

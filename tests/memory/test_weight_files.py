@@ -1,7 +1,5 @@
 """external_weight: parameters of watched models mapped from files."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

@@ -1,7 +1,5 @@
 """variable_format_optimize: other strides for the weights of convolutions, and the same parameters, values and training."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Scripts for the tests of `msctx migrate`."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest

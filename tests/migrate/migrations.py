@@ -1,7 +1,5 @@
 """What the tests of `msctx migrate` share: what a migration means, what it reported, and whether its outputs say the same."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`msctx migrate`: what is found in whole scripts, what is left out and why, and that nothing of a script is ever run."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

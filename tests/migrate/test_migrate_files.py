@@ -1,7 +1,5 @@
 """`msctx migrate`: files that cannot be read, encodings, large scripts and hostile texts."""
 
-from __future__ import annotations
-
 import json
 import warnings
 

@@ -1,7 +1,5 @@
 """`msctx migrate`: what is known of names, constants and functions, and what is called in a roundabout way."""
 
-from __future__ import annotations
-
 import pytest
 from migrations import check_outputs, meaning
 

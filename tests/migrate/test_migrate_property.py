@@ -1,7 +1,5 @@
 """`msctx migrate`: any options mean the same as in Python, and any text is read or rejected with a message."""
 
-from __future__ import annotations
-
 import ast
 import random
 import warnings

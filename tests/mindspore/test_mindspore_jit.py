@@ -1,7 +1,5 @@
 """``ms.jit``: compiled in both modes, with MindSpore's words."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

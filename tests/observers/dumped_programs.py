@@ -1,7 +1,5 @@
 """A small model, dumped; and what is in the folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

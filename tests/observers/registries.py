@@ -1,7 +1,5 @@
 """What is registered with torch and with Python, by their own registries: whoever is called when something runs."""
 
-from __future__ import annotations
-
 import ctypes
 import signal
 import sys

@@ -1,7 +1,5 @@
 """check_bprop and check_bprop_values: wrong backwards are named, right ones pass, and torch is left as it was found."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Statistics and digests that the collector takes of tensors: right for any layout, dtype and number of threads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

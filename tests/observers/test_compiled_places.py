@@ -1,7 +1,5 @@
 """Operators of compiled code have the module and the line of the program."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from pathlib import Path

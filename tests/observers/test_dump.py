@@ -1,7 +1,5 @@
 """session.enable_dump: which operators and steps are written, in the layouts of both tools; and bad days."""
 
-from __future__ import annotations
-
 import csv
 import gc
 import json

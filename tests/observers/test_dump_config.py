@@ -1,7 +1,5 @@
 """dump_config: MindSpore's file for dumps, and set_dump, which it requests."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json

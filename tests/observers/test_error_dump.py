@@ -1,7 +1,5 @@
 """enable_exception_dump: what went into an operator that raised is in a file that torch.load reads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Files of observers."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

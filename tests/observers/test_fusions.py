@@ -1,7 +1,5 @@
 """export_compile_stat: when fusion_result.json is written, where, and what is in it."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """op_debug_config, debug_dir: what is kept of generated kernels, and how they are built."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The names of modules: which model they are of, in compiled code, in copies."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping
 

@@ -1,7 +1,5 @@
 """Observers in the processes of one run (torch.distributed): each has its own reports and folders, and none waits for another."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Observers on a GPU: what is read of CUDA tensors is what is in them, and reports name the same operators as on a CPU."""
 
-from __future__ import annotations
-
 import csv
 import json
 import subprocess

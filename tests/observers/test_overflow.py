@@ -1,7 +1,5 @@
 """The operator that makes what is not finite is named, those that pass it on are not."""
 
-from __future__ import annotations
-
 import json
 import math
 import warnings

@@ -1,7 +1,5 @@
 """Print and parse_print: what is written is read back, by protobuf too; files are never overwritten, records never torn."""
 
-from __future__ import annotations
-
 import os
 import re
 import threading

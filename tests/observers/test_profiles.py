@@ -1,7 +1,5 @@
 """profiling_mode: the files of a profile, and a training that goes on whatever happens to them."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator

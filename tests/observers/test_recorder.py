@@ -1,7 +1,5 @@
 """env_config_path.rdr: the last operators are on disk when a program fails."""
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import re

@@ -1,7 +1,5 @@
 """Where no observer is on, nothing of theirs is registered: as torch and Python say, not as msctx does."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """replica_check: a parameter that differs between ranks is named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Steps: what ends one, and that nothing is registered while nobody counts."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """op_timeout: an operator that runs too long ends the process with the stacks; nothing else does."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Experiment files and the command line: what they come to, and every mistake with its place."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 

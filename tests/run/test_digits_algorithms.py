@@ -1,7 +1,5 @@
 """The digits network learns the same under each algorithm of convolution, and the record says which ones ran."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The entry of an experiment: found, checked against its arguments, called; every mistake with its message."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

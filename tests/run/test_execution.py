@@ -1,7 +1,5 @@
 """`msctx exec`: which processes of a command compute under the options, and how it ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

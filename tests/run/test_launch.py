@@ -1,7 +1,5 @@
 """`msctx run FILE --nproc N`: a record for each rank, and ranks.json; how it ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The memory of a run: its phases in memory.json, and a cap that is met."""
 
-from __future__ import annotations
-
 import gc
 import json
 import textwrap

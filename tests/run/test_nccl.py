@@ -1,7 +1,5 @@
 """`msctx run --nproc 1` with NCCL: one GPU is one rank."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

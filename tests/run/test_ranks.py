@@ -1,7 +1,5 @@
 """`torchrun -m msctx run FILE`: several processes are one run: one report, one folder."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Run directories: never overwritten, files whole or absent, anything a run returns as JSON."""
 
-from __future__ import annotations
-
 import json
 
 import numpy

@@ -1,7 +1,5 @@
 """Runs from end to end: the digits experiment, its record, its bits; Ctrl-C and entries that raise."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A grid of runs, one process each, one summary."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

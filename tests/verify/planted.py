@@ -1,7 +1,5 @@
 """A small training with a fault in it, for test_verify.py."""
 
-from __future__ import annotations
-
 import os
 import random
 import sys

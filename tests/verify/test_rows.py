@@ -1,7 +1,5 @@
 """Two operators at the same place of two runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

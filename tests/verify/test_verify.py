@@ -1,7 +1,5 @@
 """msctx verify from the command line: faults that are planted in a training are named at their place."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,8 +1,6 @@
 """Runs emulated kernels of the library that is named first on small problems, and holds them against those of the second: for
 test_cuda_sanitized.py, under sanitizers, where torch is not."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Depthwise problems of odd sizes, their tensors, and what float64 makes of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The kernels of kernels/cuda compiled by a C++ compiler and run on the CPU: the same sources, thread by thread. Imports no torch."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform
