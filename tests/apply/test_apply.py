@@ -14,8 +14,6 @@ from msctx.context.ledger import HELD
 from msctx.errors import MsctxWarning, RestoreError, ScopeError, SwitchError
 from msctx.switches import SWITCHES
 
-# --- the way out ------------------------------------------------------------------------------------------------------
-
 
 def test_restores_in_reverse_order(library: Globals) -> None:
     hold = ledger.apply(NEW, ledger.Hold("one"))
@@ -109,9 +107,6 @@ def test_an_error_of_the_body_goes_through_when_something_cannot_be_put_back(
     assert not HELD
 
 
-# --- changes by somebody else ------------------------------------------------------------------------------------------
-
-
 def test_a_foreign_change_in_a_with_block(exact_state: State) -> None:
     before = exact_state()
     with (
@@ -125,9 +120,6 @@ def test_a_foreign_change_in_a_with_block(exact_state: State) -> None:
     with pytest.raises(RestoreError, match="set 1, found 2"), msctx.context(runtime_num_threads=1, strict=True):
         torch.set_num_threads(2)
     assert exact_state() == before
-
-
-# --- the base ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_base_is_changed_and_taken_away(library: Globals, base: ledger.Hold) -> None:
@@ -172,9 +164,6 @@ def test_the_base_is_read_back(
         with pytest.raises(SwitchError, match="b did not take 'x': it reads 'X'"):
             ledger.apply({"a": 1, "b": "x"}, base)
     assert library == before
-
-
-# --- threads ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_switch_of_the_process_has_one_thread_at_a_time(library: Globals) -> None:

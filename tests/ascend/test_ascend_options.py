@@ -7,9 +7,6 @@ import pytest
 Run = Callable[..., str]
 
 
-# --- operators that CANN compiles for the call ------------------------------------------------------------------------
-
-
 @pytest.mark.full
 def test_jit_compile_is_set_and_put_back(ascend: Run) -> None:
     ascend("""
@@ -102,30 +99,6 @@ def test_weights_may_have_a_format_of_the_device(ascend: Run) -> None:
             assert read() == b"enable"
         assert read() == found == b"disable", "torch_npu's own on this chip"
     """)
-
-
-# --- float32 products in HF32 -----------------------------------------------------------------------------------------
-
-
-def test_hf32_reaches_the_product(ascend: Run) -> None:
-    ascend("""
-        a = torch.ones(4, 4).npu()
-        calls()
-        with msctx.context(matmul_allow_hf32=True):
-            a @ a
-            with msctx.context(matmul_allow_hf32=False):
-                a @ a
-        a @ a
-        types = [call for call in calls() if "cubeMathType" in call]
-        assert [call[-2] for call in types] == ["3", "0", "0"], types
-        assert torch.npu.conv.allow_hf32
-        with msctx.context(conv_allow_hf32=False):
-            assert not torch.npu.conv.allow_hf32
-        assert torch.npu.conv.allow_hf32
-    """)
-
-
-# --- timeouts ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_time_of_an_operator_arrives_after_torch_npus_own(ascend: Run) -> None:
@@ -227,9 +200,6 @@ def test_a_limit_of_hccl_stays_after_a_block_which_the_plan_and_a_warning_report
     """)
 
 
-# --- what only the start of the device reads --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("cann", "names_device"), [("8.5.0", True), pytest.param("8.0.0", False, marks=pytest.mark.full)])
 def test_what_cann_writes_of_an_operator_that_fails(ascend: Run, cann: str, names_device: bool) -> None:
     code = """
@@ -272,9 +242,6 @@ def test_a_file_of_the_users_own_is_kept_beside_it(ascend: Run) -> None:
     """)
 
 
-# --- what is sent, against torch_npu itself ---------------------------------------------------------------------------
-
-
 def test_torch_npu_has_every_option_and_takes_every_value_that_is_sent(ascend: Run) -> None:
     ascend("""
         import inspect
@@ -297,6 +264,3 @@ def test_torch_npu_has_every_option_and_takes_every_value_that_is_sent(ascend: R
             assert {*words} == {*npu_config._option_map[key]}, key
         assert not torch.npu.is_initialized()
     """)
-
-
-# --- faults -----------------------------------------------------------------------------------------------------------

@@ -302,9 +302,6 @@ def test_the_result_is_printed_though_nobody_reads_the_progress(tmp_path):
     assert (done.returncode, json.loads(done.stdout)["status"]) == (0, "completed")
 
 
-# --- the reference ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda", "ascend"])
 def test_explain_all_has_a_row_for_each_path(msctx, device):
     code, out, _ = msctx("explain", "--all", "--device", device, "--json")

@@ -34,9 +34,6 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
     return int(end.value.code or 0), out, err
 
 
-# --- the text ---------------------------------------------------------------------------------------------------------
-
-
 def test_it_can_be_read_at_a_glance() -> None:
     assert len(LINES) <= 90
     assert max(map(len, LINES)) <= 120
@@ -109,9 +106,6 @@ def test_any_file_name_gives_a_file_that_is_taken(name: str) -> None:
     experiment = read(str(path))
     assert experiment.name
     assert path.read_text(encoding="utf-8").count("\n") == len(LINES)
-
-
-# --- the files --------------------------------------------------------------------------------------------------------
 
 
 def test_the_schema_lies_where_the_file_says(folder: Path) -> None:

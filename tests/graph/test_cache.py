@@ -73,9 +73,6 @@ def write_ini(path: Path, size: Any, ratio: Any) -> str:
     return str(path)
 
 
-# --- on and off -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.full
 def test_a_second_process_finds_what_the_first_has_compiled(run: Run, tmp_path: Path) -> None:
     code = "compiles(enable_compile_cache=True, compile_cache_path='kept')"
@@ -160,9 +157,6 @@ def test_what_is_damaged_is_compiled_again(run: Run, tmp_path: Path) -> None:
         assert {path.suffix for path in whole} == {".py", ".so"}
 
 
-# --- the cache of kernels ---------------------------------------------------------------------------------------------
-
-
 def test_force_empties_the_folders_of_msctx_once(tmp_path: Path) -> None:
     root = tmp_path / "ops" / "kernel_cache"
     with msctx.context(op_compiler_cache_dir=str(tmp_path / "ops")):
@@ -240,9 +234,6 @@ def test_limits_come_from_the_environment_unless_a_file_sets_them(
             assert cache.limit_of(tmp_path) == cache.DEFAULT
     write_ini(tmp_path / "op_cache.ini", 9, 10)
     assert cache.limit_of(tmp_path) == (9, 10)
-
-
-# --- the folder -------------------------------------------------------------------------------------------------------
 
 
 def test_it_is_for_the_user_alone_and_a_rank_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,9 +160,6 @@ def test_what_the_program_captures_by_itself_is_left_alone(how: str) -> None:
     assert len(ran) == ("compile" in how)
 
 
-# --- the compiler -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("fused", "kernels"), [(True, True), (False, False)])
 def test_enable_graph_kernel_generates_kernels(fused: bool, kernels: bool) -> None:
     from torch._inductor import metrics
@@ -183,9 +180,6 @@ def test_precompile_only_runs_nothing() -> None:
     torch.testing.assert_close(dict(net.state_dict()), dict(state), rtol=0, atol=0)
     with msctx.context(**EAGER_GRAPHS):
         assert net(image()).shape == (2, 2)
-
-
-# --- functions --------------------------------------------------------------------------------------------------------
 
 
 def test_jit_compiles_functions_under_the_options_in_force() -> None:
@@ -230,9 +224,6 @@ def test_on_ascend_graphs_go_to_torchair() -> None:
     rows = msctx.explain(device_target="Ascend", mode="GRAPH_MODE").rows
     (row,) = [row for row in rows if row.option == "mode" and row.device == "ascend"]
     assert (row.status, "torchair" in row.reason) == ("honoured", True)
-
-
-# --- what else reaches into compiled code -----------------------------------------------------------------------------
 
 
 def test_memory_first_keeps_inputs_alone() -> None:

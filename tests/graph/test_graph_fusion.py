@@ -113,9 +113,6 @@ def test_graphs_and_kernels_are_written_as_text(tmp_path: Path, monkeypatch: pyt
     assert found.count("ir_post_fusion.txt") == 2
 
 
-# --- levels -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("level", range(4))
 def test_a_model_gives_the_results_of_eager_code(level: int) -> None:
@@ -164,9 +161,6 @@ def test_a_backward_pass_that_cannot_be_compiled_runs_eagerly(monkeypatch: pytes
         torch.testing.assert_close(gradient(msctx.jit(program)), gradient(program))
     with msctx.context(jit_syntax_level="STRICT", **flags), fresh_cache(), pytest.raises(RuntimeError, match="no code"):
         gradient(msctx.jit(program))
-
-
-# --- switches of passes, constants ------------------------------------------------------------------------------------
 
 
 def switched(tmp_path: Path, text: str) -> dict[str, str]:

@@ -155,9 +155,6 @@ def test_shapes_may_have_symbols() -> None:
         assert sum(row.calls for row in ctx.choices() if row.epilogue == expected) == 3
 
 
-# --- under which policies -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -224,9 +221,6 @@ def test_bits_do_not_depend_on_the_batch_or_the_threads(invariance: str) -> None
         torch.set_num_threads(before)
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=0, atol=0)
-
-
-# --- the operator -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])

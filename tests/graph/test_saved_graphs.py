@@ -32,9 +32,6 @@ def stems(folder: Path, suffix: str = "ir") -> list[str]:
     return [m["stem"] for m in sorted(found, key=lambda m: int(m["serial"]))]
 
 
-# --- levels -----------------------------------------------------------------------------------------------------------
-
-
 def test_no_level_and_eager_code_leave_no_file(tmp_path: Path) -> None:
     with msctx.context(save_graphs=0, save_graphs_path=str(tmp_path)):
         train("aot_eager")
@@ -89,9 +86,6 @@ def test_modules_that_graph_mode_only_compiles(tmp_path: Path) -> None:
     assert stems(tmp_path) == FIRST
 
 
-# --- saving changes nothing -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.full
 def test_the_same_code_is_generated(tmp_path: Path) -> None:
     net = Net()
@@ -142,9 +136,6 @@ def test_a_requested_cache_is_used(tmp_path: Path) -> None:
             train()
     assert stems(tmp_path / "0")[:5] == FIRST
     assert stems(tmp_path / "1")[0] == FIRST[0]
-
-
-# --- folders ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_rank_has_its_own_folder_and_existing_files_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,9 +116,6 @@ def test_nan_inf_and_denormals(kernels: Kernels, row: Row) -> None:
         np.testing.assert_allclose(found, right(plain, e), rtol=1e-6, atol=1e-6)
 
 
-# --- GELU ---------------------------------------------------------------------------------------------------------------
-
-
 def gelu(kernels: Kernels, isa: str, name: str, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """By a product with 1, in each way that a row stores its results: x as the rows of one column."""
     row = kernels.running("product")

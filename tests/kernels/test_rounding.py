@@ -12,8 +12,6 @@ from kernels import BACKWARD_DATA, FORWARD, Kernels, store, to_bfloat16, widen
 F32 = np.float32
 GROUPS, POSITIONS = 320, 400
 
-# --- a * b + c -----------------------------------------------------------------------------------------------------------
-
 
 def floats(generator: np.random.Generator, count: int, least: int, most: int) -> Array:
     """Random significands, some of them of few bits, at random exponents."""
@@ -115,8 +113,6 @@ def test_fma_is_rounded_once(kernels: Kernels, kind: str) -> None:
     for u, v, w, found in zip(*(t[chosen].ravel().tolist() for t in (a, b, c, result)), strict=True):
         assert found == nearest(Fraction(u) * Fraction(v) + Fraction(w)), (u, v, w)
 
-
-# --- 16 bits ---------------------------------------------------------------------------------------------------------------
 
 PATTERNS = np.arange(65536, dtype=np.uint16)
 SIXTEEN = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -231,8 +231,6 @@ def test_without_models_nothing_is_done(name: str) -> None:
         assert switch.read() is value
 
 
-# --- FSDP2: before which product two ranks gather which weights ------------------------------------------------------------
-
 SHARDED = """
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard

@@ -130,9 +130,6 @@ def test(rank):
     )
 
 
-# --- which blocks -----------------------------------------------------------------------------------------------------
-
-
 class Stage(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -163,9 +160,6 @@ def test_blocks_are_repeated_elements_of_outermost_containers_else_children(mode
 def test_a_model_without_blocks_is_named_in_a_warning() -> None:
     with msctx.context(memory_optimize_level="O1") as ctx, pytest.warns(MsctxWarning, match="Linear has no blocks"):
         ctx.watch(nn.Linear(2, 2))
-
-
-# --- a cap ------------------------------------------------------------------------------------------------------------
 
 
 def test_under_a_cap_as_few_blocks_are_recomputed_as_it_requires() -> None:
@@ -199,9 +193,6 @@ def test_larger_inputs_are_measured_again_and_a_smaller_cap_inside_acts() -> Non
     assert counts[:3] == [8, 0, 8]
     assert 0 < counts[3] < counts[5] <= 8, counts
     assert counts[4] == counts[3], "smaller inputs go by what was measured with larger ones"
-
-
-# --- what is left alone -----------------------------------------------------------------------------------------------
 
 
 class Acts(nn.Module):
@@ -342,9 +333,6 @@ def test_compiled_models_stay_whole_and_blocks_that_call_compiled_code_are_recom
         assert "in eager code" in msctx.memory_stats()["recomputed"][-1]["reason"]
 
 
-# --- what is restored -------------------------------------------------------------------------------------------------
-
-
 def test_a_model_is_as_before_and_its_copies_work() -> None:
     model, x = nn.Sequential(mlp(), mlp()), torch.randn(4, WIDTH)
     before = [dict(vars(module)) for module in model.modules()]
@@ -439,8 +427,6 @@ def test_inputs_that_change_between_the_passes_are_an_error(passes: Callable[...
                 raise AssertionError("gradients of other values")
     """)
 
-
-# --- how much memory a stretch of a program takes -----------------------------------------------------------------------
 
 CPU = torch.device("cpu")
 MB = 2**20

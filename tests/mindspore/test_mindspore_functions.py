@@ -109,9 +109,6 @@ def test_determinism_and_depth() -> None:
         ms.set_recursion_limit(0)
 
 
-# --- the device and seeds -----------------------------------------------------------------------------------------------
-
-
 def test_set_device_and_the_current_one() -> None:
     ms.set_device("CPU")
     ms.set_device("CPU", 0)
@@ -160,9 +157,6 @@ def test_seeds() -> None:
         drawn.append((random.random(), torch.rand(2).tolist()))
     assert drawn[0] == drawn[1]
     assert ms.get_seed() == msctx.get_context("seed") == 7
-
-
-# --- runtime ------------------------------------------------------------------------------------------------------------
 
 
 def test_set_memory() -> None:
@@ -220,8 +214,6 @@ def test_memory_and_streams_of_cuda() -> None:
     assert ms.runtime.memory_allocated() >= x.nbytes
     assert ms.runtime.memory_stats()["total_reserved_memory"] >= x.nbytes
 
-
-# --- names --------------------------------------------------------------------------------------------------------------
 
 MODULES = (
     "context",

@@ -56,9 +56,6 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
 
 
-# --- compiled code ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("is_called_outside", [True, False])
 def test_compiled_code_is_kept_from_entry_to_entry(is_called_outside: bool) -> None:
     torch._dynamo.reset()
@@ -107,9 +104,6 @@ def test_modules_around_a_graph_break_have_their_names() -> None:
         graphs.add(counters["stats"]["unique_graphs"])
     assert len(graphs) == 1
     torch._dynamo.reset()
-
-
-# --- which model ------------------------------------------------------------------------------------------------------
 
 
 def test_a_module_of_two_models() -> None:
@@ -179,9 +173,6 @@ def test_copies_have_no_names() -> None:
         model(X[None])
         found = ended(reader)
     assert [module for kind, module in found if kind == "_transformer_encoder_layer_fwd"] == ["", "0"]
-
-
-# --- how they are written --------------------------------------------------------------------------------------------
 
 
 def test_with_and_without_classes() -> None:

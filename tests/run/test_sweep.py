@@ -95,7 +95,6 @@ def test_texts_stay_texts(experiment: str, tmp_path: Path, capsys: Any) -> None:
         (["--engine", "local"], "--engine: needs --sweep"),
         (["--resume"], "--resume: needs --sweep"),
         (["--sweep", "seed=1,2", "--nnodes", "2", "--rdzv", "a:1"], "--rdzv: does not go with --sweep"),
-        (["--sweep", "seed=1,2", "--max-restarts", "1"], "--max-restarts: needs --nproc"),
     ],
 )
 def test_mistakes_are_told_before_anything_runs(
