@@ -98,11 +98,7 @@ def test_explain_changes_nothing_and_needs_no_torch():
         (("run", "digits", "experiment.entry=digits.py:trian"), 4, "did you mean train?"),
         (("run", "digits", "args.epoch=1"), 4, "got an unexpected keyword argument 'epoch'; it takes (epochs"),
         (("run", "digits", "device_target=GPU"), 6, "there is no such device here (found: CPU)"),
-        (
-            ("run", "digits", REFUSED, "strict=true"),
-            7,
-            "enable_begin_end_inline_opt=True on cpu: refused",
-        ),
+        (("run", "digits", REFUSED, "strict=true"), 7, "enable_begin_end_inline_opt=True on cpu: refused"),
         (("state", "determinstic=ON"), 2, "unknown option"),
         (("diff", "none.json", "none.json"), 3, "cannot be read"),
         (("explain", "digits", "experiment.seed=1e2"), 2, "did you mean 100?"),
@@ -110,11 +106,7 @@ def test_explain_changes_nothing_and_needs_no_torch():
         (("explain", "deterministic"), 3, "deterministic=VALUE"),
         (("explain", "deterministic="), 2, "None is not a value"),
         (("options", "conv_fprop_alog"), 2, "did you mean conv_fprop_algo?"),
-        (
-            ("run", "digits", REFUSED, "strict=true", "--dry-run"),
-            7,
-            "enable_begin_end_inline_opt=True on cpu: refused",
-        ),
+        (("run", "digits", REFUSED, "strict=true", "--dry-run"), 7, "enable_begin_end_inline_opt=True on cpu: refused"),
         (("run", "digits", "device_target=GPU", "--dry-run"), 6, "there is no such device here"),
     ],
 )
@@ -397,10 +389,7 @@ def test_wrong_usage_is_reported_as_json_too(msctx):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "command",
-    ["state", "options --json", "explain --all --device cpu --json", "schema"],
-)
+@pytest.mark.parametrize("command", ["state", "options --json", "explain --all --device cpu --json", "schema"])
 def test_nobody_need_read_to_the_end(command):
     code = f"{sys.executable} -m msctx {command} | head -1; exit ${{PIPESTATUS[0]}}"
     found = subprocess.run(["bash", "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)

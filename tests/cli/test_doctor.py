@@ -47,10 +47,7 @@ def test_a_check_that_fails_is_told_and_the_others_go_on(monkeypatch):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "command",
-    ["migrate script.py", "doctor", "explain --device ascend matmul_allow_hf32=true"],
-)
+@pytest.mark.parametrize("command", ["migrate script.py", "doctor", "explain --device ascend matmul_allow_hf32=true"])
 def test_torch_npu_without_cann_is_named_with_what_to_do(tmp_path: Path, command: str) -> None:
     """torch loads each installed package for devices, and raises where one cannot be loaded."""
     (tmp_path / "torch_npu.py").write_text("raise ImportError('libhccl.so: cannot open shared object file')")

@@ -114,12 +114,7 @@ def test_totals_count_layers_as_often_as_they_occur(found: Result) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "spread", "more"),
-    [
-        (0.9, 0.01, {}),
-        (1.2, 0.01, {"control": 1.25}),
-        (1.2, 0.01, {"control_spread": 0.4}),
-    ],
+    ("ratio", "spread", "more"), [(0.9, 0.01, {}), (1.2, 0.01, {"control": 1.25}), (1.2, 0.01, {"control_spread": 0.4})]
 )
 def test_neither_a_loss_nor_what_a_a_does_not_support_is_recommended(
     tmp_path: Path, ratio: float, spread: float | None, more: dict[str, Any]

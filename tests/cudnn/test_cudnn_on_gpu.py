@@ -215,10 +215,7 @@ def test_streams_and_threads_keep_their_order() -> None:
         return [one.cpu() for one in found]
 
     rules = "; ".join(f"weight={'x'.join(map(str, shape))}: fprop={name}" for shape, name in OF_THREADS.items())
-    with (
-        msctx.context(conv_algo_rules=rules, fallback="error") as ctx,
-        ThreadPoolExecutor(2 * len(OF_THREADS)) as pool,
-    ):
+    with msctx.context(conv_algo_rules=rules, fallback="error") as ctx, ThreadPoolExecutor(2 * len(OF_THREADS)) as pool:
         shapes = [*OF_THREADS] * 2
         results = list(pool.map(msctx.current().bind(work), shapes))
     for shape, found in zip(shapes, results, strict=True):

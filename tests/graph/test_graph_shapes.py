@@ -48,10 +48,7 @@ def test_a_shape_that_is_no_gear_is_refused_with_the_gears() -> None:
     assert "Net is called with x:3,3,6,6" in text
     assert [line.strip() for line in text.splitlines()[1:]] == ["x:2,3,6,6", "x:4,3,6,6", "x:4,3,8,6"]
     other = msctx.context(session=GEARS | {"input_shape": "data:-1,3,-1,6"}, **EAGER_GRAPHS)
-    with (
-        other,
-        pytest.raises(msctx.GraphError, match="names data, and Net is called with no such tensors"),
-    ):
+    with other, pytest.raises(msctx.GraphError, match="names data, and Net is called with no such tensors"):
         Net()(image())
 
 

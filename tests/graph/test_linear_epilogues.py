@@ -83,8 +83,7 @@ def test_what_follows_is_part_of_the_call(expected: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("rows", "depth", "columns"),
-    [(0, 5, 6), (1, 1, 1), (1, 300, 7), (2, 3, 600), (97, 257, 129), (200, 64, 17)],
+    ("rows", "depth", "columns"), [(0, 5, 6), (1, 1, 1), (1, 300, 7), (2, 3, 600), (97, 257, 129), (200, 64, 17)]
 )
 def test_any_size_whose_bits_are_those_of_the_product_and_a_pass(rows: int, depth: int, columns: int) -> None:
     x, other = values(rows, depth), values(rows, columns)

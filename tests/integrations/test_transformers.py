@@ -45,11 +45,7 @@ def hooks(net: torch.nn.Module) -> list[Any]:
 def test_a_training_in_float16_is_scaled(tmp_path: Path) -> None:
     net, found = model(), {}
     for mode in ("must_keep_origin_dtype", "allow_mix_precision_fp16"):
-        with (
-            warnings.catch_warnings(),
-            watched() as counted,
-            msctx.context(precision_mode=mode, deterministic="ON") as ctx,
-        ):
+        with warnings.catch_warnings(), watched() as counted, msctx.context(precision_mode=mode, deterministic="ON") as ctx:
             warnings.simplefilter("error", msctx.MsctxWarning)
             run = trainer(model() if not found else net, MsctxCallback(ctx), tmp_path, gradient_accumulation_steps=2)
             run.train()

@@ -86,9 +86,7 @@ WORDS = ("set_context", "import mindspore as ms\n", "ms.set_context(", "device_i
 
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    source=st.lists(st.sampled_from([*WORDS, *"ms.=()[]{},:'\"#*+1a\n "]), max_size=60).map("".join),
-)
+@given(source=st.lists(st.sampled_from([*WORDS, *"ms.=()[]{},:'\"#*+1a\n "]), max_size=60).map("".join))
 def test_any_text_is_read_or_refused_with_a_message(tmp_path, source):
     script = tmp_path / "train.py"
     script.write_bytes(source.encode())

@@ -35,8 +35,7 @@ def options(name: str, path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["dump", "dump of msProbe", "overflow", "errors", "recorder", "watchdog", "exceptions", "gradients", "print"],
+    "name", ["dump", "dump of msProbe", "overflow", "errors", "recorder", "watchdog", "exceptions", "gradients", "print"]
 )
 def test_a_scope_that_has_closed_leaves_nothing_registered(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
