@@ -71,18 +71,8 @@ def test_torch_npu_without_cann_is_named_with_what_to_do(tmp_path: Path, command
 
 
 FIGURES = {"torch": 1.25, "gemm": 1.0}
-ENTRY = Entry(
-    "fprop",
-    "1x3x8x8 * 4x3x3x3, float32",
-    2,
-    "strict",
-    "gemm",
-    "strict",
-    1.02,
-    FIGURES,
-    ["gemm strict"] * 2,
-    "2026-01-02T03:04Z",
-)
+KEY = ("fprop", "1x3x8x8 * 4x3x3x3, float32", 2, "strict")
+ENTRY = Entry(*KEY, "gemm", "strict", 1.02, FIGURES, ["gemm strict"] * 2, "2026-01-02T03:04Z")
 
 
 @pytest.fixture
@@ -119,17 +109,8 @@ def test_show_and_clear(tune: Any, own_tuning_file: Path) -> None:
     write(own_tuning_file, replace(here(), compiler="c++ 1"), ENTRY)
     code, out, _ = tune("show")
     assert code == 0
-    parts = (
-        "6 entries",
-        "used here\n",
-        "used here (another compiler)",
-        "not used here: another cpu, flags",
-        ENTRY.problem,
-        "1.25x",
-        "1.02x",
-        " 2 ",
-        "beside other load",
-    )
+    uses = ("used here\n", "used here (another compiler)", "not used here: another cpu, flags")
+    parts = ("6 entries", *uses, ENTRY.problem, "1.25x", "1.02x", " 2 ", "beside other load")
     assert [part for part in (*parts, "not measured yet") if part not in out] == []
     found = json.loads(tune("show", "--json")[1])
     assert (found["file"], found["stamps_here"]) == (str(own_tuning_file), {"cpu": asdict(here())})

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor import metrics
 from torch._inductor.graph import GraphLowering
@@ -56,3 +57,14 @@ def compiled(function: Callable[..., Any], *args: Any, flags: str = "", backward
     exact = all(map(torch.equal, torch.utils._pytree.tree_leaves(result), torch.utils._pytree.tree_leaves(expected)))
     inductor = dict(counters["inductor"])
     return Made(result, "\n".join(code), metrics.generated_kernel_count, inductor, exact)
+
+
+def through_graphs(
+    requested: dict[str, Any], model: nn.Module, *inputs: torch.Tensor, **options: Any
+) -> tuple[Any, msctx.Choices, str]:
+    """What a model gives where code is compiled under *requested* and *options*: the result, what ran, and inductor's code."""
+    torch._dynamo.reset()
+    given = {name: value for name, value in {**requested, **options}.items() if value is not None}
+    with msctx.context(**given) as ctx, torch.no_grad(), generated() as code:
+        result = model(*inputs)
+    return result, ctx.choices(), "".join(code)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from fusion_programs import generated
+from fusion_programs import generated, through_graphs
 from torch import nn
 from torch.nn import functional
 
@@ -59,15 +59,6 @@ TAILS: dict[str, Tail] = {
 }
 
 
-def compiled(model: nn.Module, *inputs: torch.Tensor, **options: Any) -> tuple[torch.Tensor, msctx.Choices, str]:
-    """What graph mode makes of it: the result, what ran, and inductor's code."""
-    torch._dynamo.reset()
-    given = {name: value for name, value in {**REQUESTED, **options}.items() if value is not None}
-    with msctx.context(**given) as ctx, torch.no_grad(), generated() as code:
-        result = model(*inputs)
-    return result, ctx.choices(), "".join(code)
-
-
 def images(*shape: int, last: bool = False) -> torch.Tensor:
     x = torch.randn(shape or (2, 6, 9, 11), generator=torch.Generator().manual_seed(0))
     return x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
@@ -82,7 +73,7 @@ def test_what_follows_is_part_of_the_call(expected: str) -> None:
         x = images(last=last)
         with torch.no_grad():
             right, plain = block.double()(x.double()), block.float()(x)
-        result, choices, _ = compiled(block, x, conv_fprop_algo=algorithm)
+        result, choices, _ = through_graphs(REQUESTED, block, x, conv_fprop_algo=algorithm)
         assert [row.epilogue for row in choices] == [expected]
         assert result.stride() == plain.stride()
         torch.testing.assert_close(result.double(), right, rtol=2e-5, atol=2e-5)
@@ -99,7 +90,7 @@ def test_two_convolutions_that_meet_in_an_addition() -> None:
             return torch.relu(self.a(x) + self.b(x))
 
     model, x = Downsample().eval(), images()
-    result, choices, code = compiled(model, x)
+    result, choices, code = through_graphs(REQUESTED, model, x)
     assert sorted(row.epilogue for row in choices) == ["scale+shift", "scale+shift+add+relu"]
     assert "extern_kernels.convolution" not in code
     torch.testing.assert_close(result, model(x))
@@ -116,7 +107,7 @@ def test_two_convolutions_that_meet_in_an_addition() -> None:
 def test_other_convolutions_are_left_as_they_are(model: nn.Module) -> None:
     weight = next(model.parameters())
     x = torch.randn(2, 4 if weight.dim() == 3 else 6, *[5] * (weight.dim() - 2)).to(weight.dtype)
-    result, _, code = compiled(nn.Sequential(model, nn.ReLU()), x)
+    result, _, code = through_graphs(REQUESTED, nn.Sequential(model, nn.ReLU()), x)
     assert "msctx.convolution" not in code
     with torch.no_grad():
         torch.testing.assert_close(result, functional.relu(model(x)))
@@ -125,9 +116,9 @@ def test_other_convolutions_are_left_as_they_are(model: nn.Module) -> None:
 @pytest.mark.full
 def test_code_that_saves_the_result_and_code_without_an_algorithm_have_none() -> None:
     block, x = Block(TAILS["scale+shift+relu"]).eval(), images()
-    assert "msctx.convolution" in compiled(block, x)[2]
-    assert "msctx.convolution" not in compiled(block, x, conv_fprop_algo=None)[2]
-    assert "msctx.convolution" not in compiled(block, x, enable_graph_kernel=False)[2]
+    assert "msctx.convolution" in through_graphs(REQUESTED, block, x)[2]
+    assert "msctx.convolution" not in through_graphs(REQUESTED, block, x, conv_fprop_algo=None)[2]
+    assert "msctx.convolution" not in through_graphs(REQUESTED, block, x, enable_graph_kernel=False)[2]
     torch._dynamo.reset()
     with msctx.context(**REQUESTED), generated() as code:
         block(x).sum().backward()
@@ -146,7 +137,7 @@ def test_values_that_others_need_stay() -> None:
             return y, torch.relu(y)
 
     model, x = Both(), images()
-    (y, z), choices, _ = compiled(model, x)  # type: ignore[misc]
+    (y, z), choices, _ = through_graphs(REQUESTED, model, x)  # type: ignore[misc]
     assert [row.epilogue for row in choices] == ["shift"]
     with torch.no_grad():
         for found, right in zip((y, z), model(x), strict=True):
@@ -210,16 +201,16 @@ def test_shapes_may_have_symbols() -> None:
 def test_a_named_algorithm_that_cannot_is_an_error_where_that_is_asked() -> None:
     block, x = Block(TAILS["scale+shift+relu"], stride=2).eval(), images()
     with pytest.raises(RuntimeError, match="winograd"):
-        compiled(block, x, conv_fprop_algo="winograd", fallback="error")
+        through_graphs(REQUESTED, block, x, conv_fprop_algo="winograd", fallback="error")
 
 
 def test_empty_batches_and_inf() -> None:
     block = Block(TAILS["scale+shift+relu"]).eval()
-    assert compiled(block, images(0, 6, 9, 11))[0].shape == (0, 6, 9, 11)
+    assert through_graphs(REQUESTED, block, images(0, 6, 9, 11))[0].shape == (0, 6, 9, 11)
     x = images()
     x[0, 0, 0, 0] = float("inf")
     for algorithm in ("winograd", "gemm"):
-        result, _, _ = compiled(block, x, conv_fprop_algo=algorithm)
+        result, _, _ = through_graphs(REQUESTED, block, x, conv_fprop_algo=algorithm)
         with torch.no_grad():
             right = block(x)
         torch.testing.assert_close(result.isnan(), right.isnan())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fusion_programs import generated
+from fusion_programs import generated, through_graphs
 from torch import nn
 from torch.nn import functional
 
@@ -54,15 +54,6 @@ TAILS: dict[str, Callable[[Layer, torch.Tensor], Any]] = {
 }
 
 
-def compiled(model: nn.Module, *inputs: torch.Tensor, **options: Any) -> tuple[Any, msctx.Choices, str]:
-    """What graph mode makes of it: the result, what ran, and inductor's code."""
-    torch._dynamo.reset()
-    given = {name: value for name, value in {**REQUESTED, **options}.items() if value is not None}
-    with msctx.context(**given) as ctx, torch.no_grad(), generated() as code:
-        result = model(*inputs)
-    return result, ctx.choices(), "".join(code)
-
-
 def values(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
@@ -75,7 +66,7 @@ def test_what_follows_is_part_of_the_call(expected: str) -> None:
     for x, algorithm in ((values(7, 13), "reference"), (values(5, 2, 3, 13).transpose(0, 2), "strict")):
         with torch.no_grad():
             right, plain = layer.double()(x.double()), layer.float()(x)
-        result, choices, _ = compiled(layer, x, matmul_algo=algorithm)
+        result, choices, _ = through_graphs(REQUESTED, layer, x, matmul_algo=algorithm)
         assert [(row.epilogue, row.ran) for row in choices] == [(expected, algorithm)]
         assert result.stride() == plain.stride()
         torch.testing.assert_close(result.double(), right, rtol=2e-6, atol=2e-6)
@@ -108,7 +99,7 @@ def test_two_layers_that_meet_and_one_whose_result_others_need() -> None:
             return torch.relu(self.a(x) + self.b(x)), y, torch.relu(y)
 
     model, x = Gated(), values(2, 4, 13)
-    result, choices, code = compiled(model, x)
+    result, choices, code = through_graphs(REQUESTED, model, x)
     assert sorted((row.epilogue, row.calls) for row in choices) == [("", 2), ("shift+add+relu", 1)]
     assert code.count(f"{OPERATOR}.default(") == 1
     with torch.no_grad():
@@ -133,7 +124,7 @@ QUICK = ("heads", "a broadcast addition", "other halves")
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.full) for n in PROGRAMS])
 def test_what_is_no_such_program_is_left_as_it_is(name: str) -> None:
     layer, x = Layer(PROGRAMS[name]), values(2, 4, 13)
-    result, _, code = compiled(layer, x)
+    result, _, code = through_graphs(REQUESTED, layer, x)
     assert OPERATOR not in code
     with torch.no_grad():
         torch.testing.assert_close(result, layer(x))
@@ -168,7 +159,7 @@ def test_where_torch_would_compute_it_inductor_does(options: dict[str, Any]) -> 
     if "normal" in str(options) and core.load().isa().startswith("amx"):
         pytest.skip("normal may choose the matrix unit")
     layer, x = Layer(TAILS["shift+gelu"]), values(4, 13)
-    result, _, code = compiled(layer, x, **options)
+    result, _, code = through_graphs(REQUESTED, layer, x, **options)
     assert OPERATOR not in code
     with torch.no_grad():
         torch.testing.assert_close(result, layer(x))
@@ -213,7 +204,7 @@ def test_bits_do_not_depend_on_the_batch_or_the_threads(invariance: str) -> None
         for threads, rows in ((1, 90), (2, 90), (2, 3)):
             torch.set_num_threads(threads)
             options = {"matmul_algo": None, "matmul_max_error": 3e-5, invariance: True}
-            result, choices, _ = compiled(layer, x[:rows], **options)
+            result, choices, _ = through_graphs(REQUESTED, layer, x[:rows], **options)
             assert [(row.ran, row.epilogue) for row in choices] == [("strict", "shift+add+gelu")]
             found.append(result[:3])
     finally:

@@ -216,13 +216,7 @@ def test_memory_and_streams_of_cuda() -> None:
 
 
 MODULES = (
-    "context",
-    "common",
-    "common.seed",
-    "runtime",
-    "device_context",
-    "device_context.cpu.op_tuning",
-    "device_context.ascend.op_debug",
+    ["context", "common", "common.seed", "runtime", "device_context", "device_context.cpu.op_tuning", "device_context.ascend.op_debug"]
 )
 
 

@@ -19,14 +19,8 @@ _CALLBACKS = {
 }
 for _function in _CALLBACKS.values():
     _function.restype = ctypes.c_bool
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_state_dict_hooks",
-    "_load_state_dict_pre_hooks",
-)
+_PASSES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HOOKS = (*_PASSES, "_state_dict_hooks", "_load_state_dict_pre_hooks")
 
 
 def dispatched() -> dict[str, str]:
