@@ -215,9 +215,8 @@ def test_memory_and_streams_of_cuda() -> None:
     assert ms.runtime.memory_stats()["total_reserved_memory"] >= x.nbytes
 
 
-MODULES = (
-    ["context", "common", "common.seed", "runtime", "device_context", "device_context.cpu.op_tuning", "device_context.ascend.op_debug"]
-)
+PARTS = ("cpu.op_tuning", "ascend.op_debug")
+MODULES = ("context", "common", "common.seed", "runtime", "device_context", *(f"device_context.{part}" for part in PARTS))
 
 
 @pytest.mark.parametrize("name", MODULES)
