@@ -30,7 +30,7 @@ test-nightly: .venv/integrations links
 
 NIGHTLY_TORCHS ?= 2.12.1 2.14.1
 
-# The nightly tests of what has changed since BASE, or since the last merge.
+# The nightly tests of what has changed since BASE, or by the last commit or merge.
 nightly-files: .venv/integrations
 	files="$$($(BIN)/python tests/tiers.py $(BASE))"; [ -z "$$files" ] || $(PYTEST) --reruns 1 -raR -m nightly $$files
 

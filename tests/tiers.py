@@ -2,7 +2,7 @@
 
 A test of many cases is in the everyday tier with three of them. tests/data/tiers.json names the files whose cases all are.
 
-    python tests/tiers.py [BASE]     the nightly files of what has changed since BASE, or else since the last merge
+    python tests/tiers.py [BASE]     the nightly files of what has changed since BASE, or else since the commit before this
 """
 
 import json
@@ -40,14 +40,10 @@ def of_changes(paths: Iterable[str]) -> list[str]:
     return sorted(found | (FILES & {*paths}))
 
 
-def changed(base: str = "") -> list[str]:
-    """Paths that differ from *base*, from the last merge before this commit, or from nothing if history has neither."""
-
-    def git(*words: str) -> list[str]:
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
-
-    bases = [base] if base else git("log", "-1", "--merges", "--format=%H", "HEAD^")
-    return git("diff", "--name-only", bases[0]) if bases else []
+def changed(base: str = "HEAD^") -> list[str]:
+    """Paths that differ from *base*; of a merge, HEAD^ is what it was merged into. None if history does not have it."""
+    command = ["git", "diff", "--name-only", base, "--"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
 
 
 # --- hooks of pytest --------------------------------------------------------------------------------------------------
