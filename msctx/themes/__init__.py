@@ -3,7 +3,6 @@
 from msctx.options import UNSET, registry, rules
 from msctx.options.precision_rules import PRECISION
 from msctx.themes import (
-    ascend,
     cache,
     convolution,
     debug,
@@ -26,7 +25,7 @@ from msctx.themes.tuning import TUNING
 
 THEMES = (
     *(device, determinism, memory, convolution, products, precision, tuning, graph, cache, observe, debug),
-    *(distributed, session, ascend),
+    *(distributed, session),
 )
 for theme in THEMES:
     registry.declare(theme.OPTIONS)
