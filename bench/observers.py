@@ -59,9 +59,9 @@ class Forgets(collector.Reader):
 
 @contextmanager
 def collecting(**requested: int) -> Any:
-    collector.put("bench", Forgets(**requested))
+    (reader := Forgets(**requested)).begin()
     yield
-    collector.put("bench", None)
+    reader.end()
 
 
 def debug_mode() -> AbstractContextManager[Any]:

@@ -210,8 +210,6 @@ def _lead(variables: dict[str, str | None]) -> None:
 
 
 def _at_exit() -> None:
-    if SLOT.on is not None:
-        SLOT.on.close()
     if own := _scratch.pop(os.getpid(), None):  # a forked process has its parent's entry, too
         shutil.rmtree(own, ignore_errors=True)
 

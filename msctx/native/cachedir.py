@@ -103,12 +103,12 @@ def naming(path: Path, do: str = ELSEWHERE) -> Iterator[None]:
         raise NativeError(f"{place}: {why}; {room}{do}") from None
 
 
-def write(path: Path, data: bytes | memoryview, mode: int = 0o600) -> None:
-    """Write a file whole or not at all; for the user alone, if nothing else is given."""
+def write(path: Path, data: bytes | memoryview | Callable[[Any], object], mode: int = 0o600) -> None:
+    """Write a file whole or not at all; for the user alone, if nothing else is given. *data* may be a function that fills it."""
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(data)
+        with open(part, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            data(file) if callable(data) else file.write(data)
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

@@ -12,9 +12,8 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import distributed as dist
@@ -31,9 +30,6 @@ from msctx.native.counting import Held
 from msctx.native.distributed import in_words
 from msctx.observers import steps
 from msctx.observers.files import Slot
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Check(threading.local):
@@ -240,14 +236,14 @@ class Replicas:
 
     def __init__(self, settings: int) -> None:
         self.settings = settings
-        self._counting = ExitStack()
         self._told: set[str] = set()
 
     def begin(self) -> None:
-        self._counting.enter_context(steps.counting(self._ended))
+        self._counting = steps.counting(self._ended)
+        self._counting.__enter__()
 
     def end(self) -> None:
-        self._counting.close()
+        self._counting.__exit__(None, None, None)
 
     def _ended(self, step: int) -> None:
         if (step + 1) % self.settings or distributed.rank() is None:

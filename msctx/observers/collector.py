@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from ctypes import py_object
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from msctx import notices
 from msctx.errors import did_you_mean, user_frame
 from msctx.native import core, watched
 from msctx.observers import compile_trace, files, modules, steps
+from msctx.observers.files import Slot
 from msctx.options.policies import DeterministicExcept
 
 Row = dict[str, Any]
@@ -36,9 +37,14 @@ DTYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16"
 """The names of C++ → those of Python."""
 
 
-def kind_of(row: Row) -> str:
+def kind_of(operator: str) -> str:
     """``aten::convolution`` → ``convolution``."""
-    return str(row["operator"]).rpartition("::")[2]
+    return operator.rpartition("::")[2]
+
+
+def around(module: str) -> list[str]:
+    """``net.body.0`` → that, ``net.body``, ``net``."""
+    return [module.rsplit(".", depth)[0] for depth in range(module.count(".") + 1)] if module else []
 
 
 def dtype_of(tensor: dict[str, Any]) -> str:
@@ -50,22 +56,27 @@ class Reader:
 
     Attributes:
         settings: what it was made for.
+        option: its name in warnings.
+        output: the folder that it writes into.
         process: in which it began.
         number: its own; the library has a queue for each reader.
-        goes_on: whether a scope with equal settings, entered later, goes on with it.
         is_choosy: whether :meth:`wants` decides about operators.
-        counted: the steps that were counted when it was paused; see :func:`steps.span`.
-        failures: the texts of warnings of what it raised.
+        counted: the steps that were counted when it was paused, with which it goes on; see :func:`steps.span`.
+        failures: the texts of warnings, each of which is given once.
         wants_lines: whether rows of a backward pass have the user's ``line`` that called the operator of the forward pass.
     """
 
-    goes_on: ClassVar[bool] = False
     is_choosy = False
     wants_lines: ClassVar[bool] = False
     process = number = 0
     counted: object = None
-    failures: set[str]
+    option = "an observer"
+    output = Path()
     settings: Any
+
+    @cached_property
+    def failures(self) -> set[str]:
+        return set()
 
     @property
     def requested(self) -> Mapping[str, int]:
@@ -90,63 +101,67 @@ class Reader:
     def end_step(self) -> None:
         """A step has ended; what is requested may change."""
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """It reads from now on, for the first time or again."""
 
     def pause(self) -> None:
-        """It does not read any more, until it perhaps begins again."""
+        """It does not read any more, until it perhaps starts again."""
+
+    def guarded(self, work: Callable[[], object]) -> None:
+        """Whatever *work* raises, the program goes on."""
+        files.guarded(self.option, self.output, work, self.failures)
+
+    # what a Slot calls
+
+    def begin(self) -> None:
+        with _lock:
+            self.process, self.number = os.getpid(), next(_numbers)
+            _safely(self, self.start)
+            _readers.append(self)
+            _turn(self.counted)
+
+    def end(self) -> None:
+        with _lock:
+            is_ours = self.process == os.getpid()
+            try:
+                if is_ours:
+                    _take(self.number)
+                    _safely(self, self.pause)
+            finally:  # also where a warning is an error
+                _readers.remove(self)
+                self.counted = steps.span()
+                _turn()
+            if is_ours and (lost := core.load().c.msctx_collect_dropped()):
+                notices.warn(f"{lost} operators could not be collected, or waited too long: they are not reported")
 
 
 _lock = threading.RLock()
-_readers: dict[str, Reader] = {}
+_readers: list[Reader] = []
 _counting: list[Any] = []
 _numbers = itertools.count(1)
 
 
-def reader(name: str) -> Reader | None:
-    return _readers.get(name)
-
-
-def put(name: str, new: Reader | None, *, resumes: bool = False) -> None:
-    """Make *new* the reader of this name, in the place of the one that there is. *resumes*: it was off in an inner scope."""
-    with _lock:
-        before = _readers.get(name)
-        if before is new:
-            return
-        if before is not None and before.process != os.getpid():
-            del _readers[name]
-        elif before is not None:
-            _take(before.number)
-            try:
-                _safely(before, before.pause)
-            finally:  # also where a warning is an error
-                del _readers[name]
-                before.counted = steps.span()
-            if lost := core.load().c.msctx_collect_dropped():
-                notices.warn(f"{lost} operators could not be collected, or waited too long: they are not reported")
-        if new is not None:
-            new.process, new.number, new.failures = os.getpid(), next(_numbers), set()
-            _safely(new, new.begin)
-            _readers[name] = new
-        if _readers and not _counting:
-            _counting.append(steps.counting(_end_step, new.counted if new is not None and resumes else None))
-            _counting[0].__enter__()
-        elif not _readers and _counting:
-            _counting.pop().__exit__(None, None, None)
-        refresh()
-        modules.turn(on=bool(_readers))
-        compile_trace.LISTENER.turn(bool(_readers))
+def _turn(going_on: object = None) -> None:
+    """Collect where there are readers."""
+    if _readers and not _counting:
+        _counting.append(steps.counting(_end_step, going_on))
+        _counting[0].__enter__()
+    elif not _readers and _counting:
+        _counting.pop().__exit__(None, None, None)
+    refresh()
+    modules.turn(on=bool(_readers))
+    compile_trace.LISTENER.turn(bool(_readers))
 
 
 def _of_this_process() -> list[Reader]:
     """A forked process has its parent's readers until it leaves their scopes; they read nothing of it."""
-    return [one for one in [*_readers.values()] if one.process == os.getpid()]
+    return [one for one in [*_readers] if one.process == os.getpid()]
 
 
 def _after_fork() -> None:
     """What deterministic mode leaves out goes on in the child."""
-    if isinstance(found := reader(EXCEPT), ExceptReader):
-        found.process = os.getpid()
+    if EXCEPTED.on is not None:
+        EXCEPTED.on.process = os.getpid()
     if _readers:
         refresh()
 
@@ -171,7 +186,7 @@ def _requested(one: Reader) -> dict[str, Any]:
 
 def _choose(reader: int, operator: str, module: str, number: int, place: int) -> int:
     """Called by the library, in any thread: it lives as long as the process."""
-    found = [one.wants(operator, module, number, place) for one in [*_readers.values()] if one.number == reader]
+    found = [one.wants(operator, module, number, place) for one in [*_readers] if one.number == reader]
     return found[0] if found else 0
 
 
@@ -215,7 +230,7 @@ def _safely(one: Reader, work: Callable[[], object]) -> None:
     """What it computes itself is not collected."""
     before = core.load().c.msctx_look_away(1)
     try:
-        files.guarded(type(one).__name__, one.folder or Path(), work, one.failures)
+        one.guarded(work)
     finally:
         core.load().c.msctx_look_away(before)
 
@@ -224,11 +239,6 @@ def flush() -> None:
     """Hand out the rows that wait."""
     for one in _of_this_process():
         _take(one.number)
-
-
-def known_operators() -> set[str]:
-    """All that PyTorch's dispatcher knows: ``aten::add``."""
-    return {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
 
 
 def recent() -> list[Row]:
@@ -247,14 +257,11 @@ def _end_step(step: int) -> None:
 
 # --- deterministic_except: operators and modules that deterministic mode leaves out, in forward and backward passes --------
 
-OPTION = "deterministic_except"
-EXCEPT = f"observers.{OPTION}"
-
 
 class ExceptReader(Reader):
     """It reads nothing, and chooses."""
 
-    is_choosy = True
+    is_choosy, option = True, "deterministic_except"
 
     def __init__(self, settings: DeterministicExcept) -> None:
         self.settings = settings
@@ -269,8 +276,7 @@ class ExceptReader(Reader):
 
     def wants(self, operator: str, module: str, number: int, place: int) -> int:
         """An operator by its name, of all its variants; a module with all that is in it."""
-        inside = [module.rsplit(".", depth)[0] for depth in range(module.count(".") + 1)] if module else []
-        names = (*_names_of(operator), *inside)
+        names = (*_names_of(operator), *around(module))
         found = [pattern for pattern in self.settings.names if _means_any(pattern, names)]
         self._unmet.difference_update(found)
         return int(bool(found))
@@ -282,12 +288,17 @@ class ExceptReader(Reader):
         self._unmet.clear()
         if unknown:
             near = [f"{name!r}{did_you_mean(name, (*_operators(), *paths))}" for name in unknown]
-            text = "\n".join(f"{OPTION}: no operator, and no module of a watched model, is called {one}" for one in near)
+            text = "\n".join(f"{self.option}: no operator, and no module of a watched model, is called {one}" for one in near)
             notices.warn(text)
 
 
+EXCEPTED = Slot(ExceptReader)
+
+
 def _operators() -> set[str]:
-    return {name for operator in known_operators() for name in _names_of(operator)}
+    """All that PyTorch's dispatcher knows."""
+    known = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+    return {name for operator in known for name in _names_of(operator)}
 
 
 @cache
@@ -301,6 +312,6 @@ def _means_any(pattern: str, names: Iterable[str]) -> bool:
 
 def _names_of(operator: str) -> tuple[str, ...]:
     """``aten::index_add_``: that, ``index_add_``, ``index_add``."""
-    name = operator.rpartition("::")[2]
+    name = kind_of(operator)
     kind = name.removesuffix("_")
     return operator, name, kind, kind.removesuffix("_backward")

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
 import logging
@@ -160,12 +159,10 @@ class Recording(Handler):
         """For the first time, or again after an inner context."""
         self._seen = _counted()
         super().begin()
-        atexit.register(self.end)
 
     def end(self) -> None:
         self._count()
         super().end()
-        atexit.unregister(self.end)
         if self.settings == AT_END and sys.exc_info()[1] is None and getattr(sys, "last_value", None) is self._error:
             self._write()
 

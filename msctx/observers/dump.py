@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
 import hashlib
-import io
 import linecache
 import math
-import os
 import re
 import sys
 import weakref
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import count
@@ -32,6 +28,7 @@ from msctx.native import distributed, watched
 from msctx.native.module_calls import Call
 from msctx.observers import collector, files, modules, steps
 from msctx.observers.collector import ASK_AGAIN, BITS, Reader, Row, dtype_of, kind_of
+from msctx.observers.files import Slot
 from msctx.options import operators
 from msctx.options.grammars import expression_in
 from msctx.options.policies import Dump
@@ -87,7 +84,8 @@ class MindSpore:
         for row in rows:
             place = self._folder / f"rank_{distributed.rank_or_0()}" / self._settings.net / "0" / str(row["step"])
             place.mkdir(parents=True, exist_ok=True)
-            kind, name = kind_of(row), f"{kind_of(row)}-op{row['id']}"
+            kind = kind_of(row["operator"])
+            name = f"{kind}-op{row['id']}"
             if self._settings.arguments:
                 files.write_json(files.reserve(place / f"{kind}.{name}.json"), dict(_texts(row["attributes"])))
             for side, slot, tensor in _tensors(row):
@@ -204,7 +202,7 @@ class MsProbe:
                 self._place = files.reserve(
                     self._folder / f"step{row['step']}" / f"rank{distributed.rank_or_0()}", partial(Path.mkdir, parents=True)
                 )
-            kind, is_backward = kind_of(row), row["direction"] == "backward"
+            kind, is_backward = kind_of(row["operator"]), row["direction"] == "backward"
             direction = "backward" if is_backward else "forward"
             name = f"Aten.{kind}.{self._calls[kind, is_backward]}.{direction}"
             self._calls[kind, is_backward] += 1
@@ -231,9 +229,9 @@ class MsProbe:
 
     def _keep(self, given: Path, name: str, dtype: str) -> None:
         assert self._place is not None
-        tensor, data = _values(np.load(given), dtype), io.BytesIO()
-        torch.save(tensor.bfloat16() if dtype == "bfloat16" else tensor, data)
-        files.write(self._place / "dump_tensor_data" / name, data.getvalue())
+        tensor = _values(np.load(given), dtype)
+        tensor = tensor.bfloat16() if dtype == "bfloat16" else tensor
+        files.write(self._place / "dump_tensor_data" / name, partial(torch.save, tensor))
 
     @staticmethod
     def _described(t: dict[str, Any]) -> dict[str, Any]:
@@ -284,12 +282,10 @@ def set_dump(target: nn.Module, enabled: bool = True) -> None:
 class DumpReader(Reader):
     """The steps of a dump are counted from the outermost scope that observes; contexts with the same settings go on with them."""
 
-    goes_on = True
-
     def __init__(self, settings: Dump) -> None:
         self.settings = settings
-        self._folder = Path(settings.path).absolute()
-        self._layout: MindSpore | MsProbe = (MindSpore if settings.layout == "mindspore" else MsProbe)(self._folder, settings)
+        self.option, self.output = settings.option, Path(settings.path).absolute()
+        self._layout: MindSpore | MsProbe = (MindSpore if settings.layout == "mindspore" else MsProbe)(self.output, settings)
         self._steps = [tuple(map(int, part.split("-"))) for part in settings.steps.replace(" ", "").split("|") if part]
         self._step = settings.first_step
         self._left: tuple[object, int] | None = None
@@ -300,10 +296,9 @@ class DumpReader(Reader):
         """Module → the names of the models that it is in."""
         self._moment = -1
         self._met: set[str] = set()
-        self._reported: set[str] = set()
         """Of the layers, those that something was called, or of which there was a warning."""
         self._missed: set[str] = set()
-        self._scratch = files.Scratch(self._folder)
+        self._scratch = files.Scratch(self.output)
         self._needs_files = settings.data != "stats" or settings.has_digests
         self.is_choosy = bool(settings.layers) or settings.marked or settings.layout == "msprobe"
 
@@ -342,9 +337,9 @@ class DumpReader(Reader):
 
     def _is_meant(self, operator: str, module: str, inside: nn.Module | None) -> bool:
         self._look_at_models()
-        kind = _kind(operator)
+        kind = kind_of(operator)
         roots = self._roots.get(inside, set()) if inside is not None else set()
-        around = [module.rsplit(".", depth)[0] for depth in range(module.count(".") + 1)] if module else []
+        around = collector.around(module)
         around += [name.replace(".", "/") for name in around]
         names = {f"{name}/{kind}" for name in (roots if module in roots else (module,))} if module else {kind}
         names |= {*around, kind, operator}
@@ -374,49 +369,39 @@ class DumpReader(Reader):
             roots[module] = roots.get(module, set()) | ({name, modules.of_root(name)} - paths)
         self._roots, self._names, self._moment = roots, paths.union(*roots.values()), moment
 
-    def begin(self) -> None:
+    def start(self) -> None:
         span, index = self._left or (steps.span(), 0)
         if span is steps.span():
             self._step += steps.current() - index
         self._moment = -1
-        atexit.register(self._end)  # of set_context, which nobody leaves
 
     def take(self, rows: list[Row]) -> None:
         for row in rows:
             row["step"] = self._step
             if row["problem"]:
-                self._guarded(functools.partial(_fail, row["problem"]))
+                self.guarded(partial(_fail, row["problem"]))
             for one in (*row["inputs"], *row["outputs"]):
                 if one.get("unread"):
                     self._tell_unread(row["operator"], one)
-        self._guarded(lambda: self._layout.write(rows, self._scratch.path))
-
-    def _guarded(self, work: Callable[[], object]) -> None:
-        files.guarded(self.settings.option, self._folder, work, self._reported)
+        self._layout.write(rows, self._scratch.path)
 
     def _tell_unread(self, operator: str, one: Row) -> None:
         what = (
             f"{one['argument'] or 'a result'} of {operator}, {dtype_of(one)}[{one['shape']}], is not written ({one['unread']})"
         )
-        if (kind := dtype_of(one) + one["unread"]) not in self._reported:
-            self._reported.add(kind)
-            notices.warn(f"{self.settings.option}: {what}; the dump goes on")
+        if (kind := dtype_of(one) + one["unread"]) not in self.failures:
+            self.failures.add(kind)
+            notices.warn(f"{self.option}: {what}; the dump goes on")
 
     def end_step(self) -> None:
-        self._guarded(self._layout.flush)
+        self.guarded(self._layout.flush)
         self._layout.end_step()
         self._step += 1
         self._moment = -1
 
-    def _end(self) -> None:
-        if self.process == os.getpid():
-            collector.flush()
-            self.pause()
-
     def pause(self) -> None:
         self._left = steps.span(), steps.current()
-        atexit.unregister(self._end)
-        self._guarded(self._layout.flush)
+        self.guarded(self._layout.flush)
         self._scratch.remove()
         if self.settings.marked and SET_DUMP not in self._met:
             notices.warn(f"dump_mode 2 dumps modules marked by {SET_DUMP} in models passed to ctx.watch(model): none ran")
@@ -427,7 +412,7 @@ class DumpReader(Reader):
         """Once for each layer that nothing that ran was called so far."""
         left = [layer for layer in self.settings.layers if self._missed and layer not in self._met]
         self._met.update(left)
-        name = "kernels of dump_config" if self.settings.option == "dump_config" else "dump_layer"
+        name = "kernels of dump_config" if self.option == "dump_config" else "dump_layer"
         near = {layer: did_you_mean(layer, sorted(self._missed)) for layer in left}
         if left:
             notices.warn(
@@ -435,12 +420,24 @@ class DumpReader(Reader):
             )
 
 
+KEPT = 64
+_going_on: dict[Dump, DumpReader] = {}
+
+
+def _reader(settings: Dump) -> DumpReader:
+    """A context that is entered again goes on where it was, though not with the count of steps."""
+    found = _going_on.pop(settings, None) or DumpReader(settings)
+    found.counted, _going_on[settings] = None, found
+    while len(_going_on) > KEPT:
+        del _going_on[next(iter(_going_on))]
+    return found
+
+
+SLOT = Slot(_reader)
+
+
 def _fail(text: str) -> None:
     raise OSError(text)
-
-
-def _kind(operator: str) -> str:
-    return operator.rpartition("::")[2]
 
 
 def _is_meant(layer: str, names: set[str], kind: str) -> bool:

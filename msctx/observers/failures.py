@@ -18,6 +18,7 @@ from msctx import notices
 from msctx.native import distributed
 from msctx.observers import collector, files
 from msctx.observers.collector import Reader, Row, dtype_of, kind_of
+from msctx.observers.files import Slot
 from msctx.options.policies import ErrorDump, Overflow
 
 # --- enable_exception_dump: what went into an operator that raised, in a file that ``torch.load`` reads ----------------------
@@ -41,8 +42,8 @@ class ErrorReader(Reader):
     def __init__(self, settings: ErrorDump) -> None:
         self.settings = settings
         self._level = 1 if os.environ.get("NPU_COLLECT_PATH") else settings.level
-        self._folder = Path(settings.path).absolute() if settings.path else place(self._level)
-        self._scratch = files.Scratch(self._folder)
+        self.option, self.output = settings.option, Path(settings.path).absolute() if settings.path else place(self._level)
+        self._scratch = files.Scratch(self.output)
         self._count = 0
 
     @property
@@ -56,15 +57,15 @@ class ErrorReader(Reader):
     def take(self, rows: list[Row]) -> None:
         for row in rows:
             self._count += 1
-            files.guarded(self.settings.option, self._folder, partial(self._write, row))
+            self.guarded(partial(self._write, row))
         collector.refresh()
 
     def _write(self, row: Row) -> None:
-        path = self._folder / f"{kind_of(row)}.{files.name_of(row['module']) or 'Net'}.{row['id']}.{row['began']}.pt"
+        path = self.output / f"{kind_of(row['operator'])}.{files.name_of(row['module']) or 'Net'}.{row['id']}.{row['began']}.pt"
         try:
             if row["problem"]:
                 raise OSError(row["problem"])
-            files.write(path, partial(_save, self._contents(row)))
+            files.write(path, partial(torch.save, self._contents(row)))
         finally:
             self._scratch.drop(row)
             self._scratch.remove_empty()
@@ -103,9 +104,7 @@ def _value(value: Any, tensors: list[torch.Tensor | None]) -> Any:
     return float(value["float"]) if "float" in value else complex(value["complex"]) if "complex" in value else value["torch"]
 
 
-def _save(found: dict[str, Any], path: Path) -> None:
-    with path.open("wb") as file:  # by whose errors it is known that a disk is full
-        torch.save(found, file)
+ERRORS = Slot(ErrorReader)
 
 
 # --- enable_dump_debug: the operator that turned finite values into NaN or infinite ones, not those that pass them on --------
@@ -126,9 +125,9 @@ class OverflowReader(Reader):
 
     def __init__(self, settings: Overflow) -> None:
         self.settings = settings
-        self._folder = Path(settings.path).absolute()
+        self.option, self.output = settings.option, Path(settings.path).absolute()
         self._begun = time.strftime("%Y%m%d%H%M%S")
-        self._scratch = files.Scratch(self._folder)
+        self._scratch = files.Scratch(self.output)
         self.found: list[Row] = []
 
     @property
@@ -139,7 +138,7 @@ class OverflowReader(Reader):
     @property
     def folder(self) -> Path | None:
         most = min(self.settings.most or MOST_OVERFLOWS, MOST_OVERFLOWS)
-        return self._scratch.path if _written[self._folder] < most else None
+        return self._scratch.path if _written[self.output] < most else None
 
     def pause(self) -> None:
         self._scratch.remove()
@@ -153,17 +152,18 @@ class OverflowReader(Reader):
             row["source"] = row["line"] or collector.line_here()
             self.found.append(row)
             if self.folder is not None:
-                _written[self._folder] += 1
-                files.guarded(self.settings.option, self._folder, partial(self._write, row))
+                _written[self.output] += 1
+                self.guarded(partial(self._write, row))
             collector.refresh()
             notices.warn(sentence(row))
         self._scratch.remove_empty()
 
     def _write(self, row: Row) -> None:
         """As CANN names them: the operator's tensors, and what overflowed."""
-        place = self._folder / self._begun / str(distributed.rank_or_0()) / "Net" / "0" / str(row["step"])
+        place = self.output / self._begun / str(distributed.rank_or_0()) / "Net" / "0" / str(row["step"])
         place.mkdir(parents=True, exist_ok=True)
-        kind, name = kind_of(row), files.name_of(f"{row['module']}/{kind_of(row)}".lstrip("/"))
+        kind = kind_of(row["operator"])
+        name = files.name_of(f"{row['module']}/{kind}".lstrip("/"))
         for side in ("input", "output"):
             for slot, tensor in enumerate(row[f"{side}s"]):
                 if tensor["file"]:
@@ -186,6 +186,9 @@ class OverflowReader(Reader):
         files.write_json(place / f"Opdebug.Node_OpDebug.{row['id']}.0.{row['began']}.output.0.json", found)
         if row["problem"]:
             raise OSError(row["problem"])
+
+
+OVERFLOWS = Slot(OverflowReader)
 
 
 def sentence(row: Row) -> str:

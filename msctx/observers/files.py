@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import csv
 import errno
 import io
@@ -9,7 +10,6 @@ import json
 import os
 import shutil
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -19,12 +19,13 @@ from typing import Any
 
 from msctx import notices
 from msctx.errors import named
+from msctx.native import cachedir
 
 
 class Slot:
-    """The one of a kind that is on; it has ``settings``, ``begin()`` and ``end()``."""
+    """What a switch turns on: the one of a kind that is on; it has ``settings``, ``begin()`` and ``end()``."""
 
-    def __init__(self, kind: Callable[[Any], Any]) -> None:
+    def __init__(self, kind: Callable[..., Any]) -> None:
         self._kind = kind
         self.on: Any = None
 
@@ -37,14 +38,17 @@ class Slot:
     def load(self, found: Any) -> None:
         if self.on is not found:
             before, self.on = self.on, None
+            atexit.unregister(self.write)
             if before is not None:
                 before.end()
             if found is not None:
                 found.begin()
+                atexit.register(self.write, None)  # of set_context, which nobody leaves
             self.on = found
 
-    def write(self, settings: Any) -> None:
-        self.load(None if settings is None else self._kind(settings))
+    def write(self, *made_of: Any) -> None:
+        """The settings come last; ``None``: off."""
+        self.load(None if made_of[-1] is None else self._kind(*made_of))
 
 
 class Scratch:
@@ -93,19 +97,10 @@ def move(old: Path, new: Path) -> None:
         old.replace(new)
 
 
-def write(path: Path, data: str | bytes | Callable[[Path], object]) -> None:
-    """A whole file or none, in the place of one of ours; *data* may be a function that fills a file."""
+def write(path: Path, data: str | Callable[[Any], object]) -> None:
+    """A whole file or none, in the place of one of ours; *data* may be a function that fills an open file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
-    try:
-        if callable(data):
-            data(part)
-        else:
-            part.write_bytes(data.encode() if isinstance(data, str) else data)
-        part.replace(path)
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
+    cachedir.write(path, data.encode() if isinstance(data, str) else data, mode=0o666)  # as the umask has it
 
 
 def reserve(wanted: Path, make: Callable[..., None] = Path.touch) -> Path:

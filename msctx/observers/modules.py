@@ -16,17 +16,13 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
 from torch.profiler import record_function
 
 from msctx.native import core, module_calls, watched
-
-if TYPE_CHECKING:
-    from torch import nn
-
 
 # --- compiled code: the module and the line of the graph's node, by the comments in inductor's code ---------------------
 

@@ -6,7 +6,6 @@ step is one: PyTorch 2.13 then writes to memory that it has freed.
 
 from __future__ import annotations
 
-import atexit
 import os
 import re
 import socket
@@ -109,7 +108,7 @@ class _Recording:
         if not any(not event.key.startswith("ProfilerStep") for event in averages):
             return
         stem = f"msctx_{socket.gethostname()}_{os.getpid()}.{time.time_ns():019d}"  # as TensorBoard wants it
-        files.write(self._folder / f"{stem}.pt.trace.json", lambda path: part.export_chrome_trace(str(path)))
+        files.write(self._folder / f"{stem}.pt.trace.json", lambda file: part.export_chrome_trace(file.name))
         if self.settings["operators"]:
             files.write(self._folder / f"{stem}.operators.txt", averages.table(sort_by="self_cpu_time_total", row_limit=ROWS))
         if limit := self.settings["storage_limit"]:
@@ -122,4 +121,3 @@ def _warn(what: str) -> None:
 
 
 SLOT = Slot(_Recording)
-atexit.register(SLOT.write, None)  # of set_context, which nobody leaves

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import faulthandler
 import itertools
@@ -20,9 +19,9 @@ from msctx.errors import named
 from msctx.native import core, distributed, memory
 from msctx.observers import collector, files
 from msctx.observers.collector import Reader
+from msctx.observers.files import Slot
 from msctx.options.policies import Recorder, Watchdog
 
-OPTION = "env_config_path.rdr.enable"
 _numbers = itertools.count(1)  # of the files of this process
 
 
@@ -32,18 +31,18 @@ class RecorderReader(Reader):
     def __init__(self, graphs: Callable[[], list[dict[str, Any]]], settings: Recorder) -> None:
         self.settings = settings
         self._graphs = graphs
-        self._folder = Path(settings.path).absolute() / f"rank_{distributed.rank_or_0()}" / "rdr"
+        self.option = "env_config_path.rdr.enable"
+        self.output = Path(settings.path).absolute() / f"rank_{distributed.rank_or_0()}" / "rdr"
         self._written: BaseException | None = None
 
     @property
     def requested(self) -> Mapping[str, int]:
         return {"recent": 1}
 
-    def begin(self) -> None:
+    def start(self) -> None:
         self._around = sys.exc_info()[1]  # that is handled around the scope: it is none of its own
         self._shown = sys.excepthook, threading.excepthook
         sys.excepthook, threading.excepthook = self._hooks = self._show, self._show_of_thread
-        atexit.register(self._end)
         self._has_enabled = not faulthandler.is_enabled()
         if self._has_enabled:
             faulthandler.enable(sys.__stderr__ or 2)
@@ -63,22 +62,17 @@ class RecorderReader(Reader):
             threading.excepthook = self._shown[1]
         if self._has_enabled:
             faulthandler.disable()
-        atexit.unregister(self._end)
         error = sys.exc_info()[1]
-        if error is self._around or (isinstance(error, SystemExit) and not error.code):
-            self._end()
-        else:
+        if error not in (None, self._around) and not (isinstance(error, SystemExit) and not error.code):
             self.fail(error)
+        elif self.settings.mode == 2 and collector.recent():
+            self._write("ended")
         self.process = 0  # a hook that somebody keeps only calls the one before it
 
-    def _end(self) -> None:
-        if self.settings.mode == 2 and collector.recent():
-            self._write("ended")
-
     def fail(self, error: BaseException | None) -> None:
-        if error is None or error is not self._written:
+        if error is not None and error is not self._written:
             self._written = error
-            self._write("failed" if error is None else named(error))
+            self._write(named(error))
 
     def _write(self, reason: str) -> None:
         """Under ``{module}.{name}.{suffix}.{timestamp}``, as RDR's; a forked process has its parent's operators and hooks only."""
@@ -93,8 +87,11 @@ class RecorderReader(Reader):
             text += [f"{number}:", *(f"\t{field}" for field in (*of_call, state, f"thread {row['thread']}"))]
         found: dict[str, Any] = {"reason": reason, "operators": rows, "memory": _memory(), "graphs": self._graphs()}
         found["collectives"] = distributed.flight_record()
-        files.guarded(OPTION, self._folder, lambda: files.write(self._folder / f"{stem}.txt", "\n".join(text) + "\n"))
-        files.guarded(OPTION, self._folder, lambda: files.write_json(self._folder / f"{stem}.json", found))
+        self.guarded(lambda: files.write(self.output / f"{stem}.txt", "\n".join(text) + "\n"))
+        self.guarded(lambda: files.write_json(self.output / f"{stem}.json", found))
+
+
+RECORDER = Slot(RecorderReader)
 
 
 def _memory() -> dict[str, Any]:
@@ -127,7 +124,7 @@ class WatchdogReader(Reader):
     def requested(self) -> Mapping[str, int]:
         return {"running": 1}
 
-    def begin(self) -> None:
+    def start(self) -> None:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, args=(self._stop, core.load()), name="msctx watchdog", daemon=True)
         self._thread.start()
@@ -159,6 +156,9 @@ class WatchdogReader(Reader):
             print(f"{text}; the process ends with exit code {EXIT_CODE}. All threads:", file=sys.stderr, flush=True)
             faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
             sys.stdout.flush()
-        if isinstance(found := collector.reader("observers.recorder"), RecorderReader):
-            found.fail(TimeoutError(text))
+        if RECORDER.on is not None:
+            RECORDER.on.fail(TimeoutError(text))
         os._exit(EXIT_CODE)
+
+
+WATCHDOG = Slot(WatchdogReader)

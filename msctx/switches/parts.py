@@ -3,7 +3,6 @@ tensors, how a session runs."""
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Mapping
 from functools import partial
@@ -31,57 +30,18 @@ def _part(
     return Switch(name, reading(read, unwritten, *of), writing(write, unwritten, *of), **more)
 
 
-def _slot(name: str, place: str, **more: Any) -> Switch:
-    """*place*: of a :class:`msctx.observers.files.Slot`."""
-    return _part(name, f"{place}.", state=(reading(f"{place}.save"), writing(f"{place}.load")), **more)
+def _slot(name: str, place: str, *of: Any, **more: Any) -> Switch:
+    """*place*: of a :class:`msctx.observers.files.Slot`, whose kind is made of *of* and the value."""
+    state = reading(f"{place}.save"), writing(f"{place}.load")
+    return Switch(name, reading(f"{place}.read"), writing(f"{place}.write", None, *of), state=state, **more)
 
 
 _turned = partial(_part, unwritten=False, verbs=("is_on", "turn"), scope="thread")
 
 
-# --- readers of what the native core collects -------------------------------------------------------------------------
-
-KEPT = 64
-_COLLECTOR = "msctx.observers.collector"
-
-
-def _observer(name: str, place: str, *more: Any) -> Switch:
-    """*place*: ``module:class`` of a reader, made of *more* and its settings."""
-    going_on: dict[Any, Any] = {}  # by their settings: a context that is entered again goes on where it was
-
-    save = reading(f"{_COLLECTOR}:reader", None, name)
-    module, _, kind = place.partition(":")
-
-    def read() -> Any:
-        found = save()
-        return None if found is None else found.settings
-
-    def put(found: Any, **how: Any) -> None:
-        if found is not None or _COLLECTOR in sys.modules:
-            import_module(_COLLECTOR).put(name, found, **how)
-
-    def write(settings: Any) -> None:
-        found = None
-        if settings is not None:
-            found = going_on.pop(settings, None) or getattr(import_module(module), kind)(*more, settings)
-        put(found)
-        if found is not None and found.goes_on:
-            going_on[settings] = found
-            while len(going_on) > KEPT:
-                del going_on[next(iter(going_on))]
-
-    return Switch(name, read, write, state=(save, partial(put, resumes=True)))
-
-
-READERS: dict[str, tuple[Any, ...]] = {
-    "observers.dump": ("msctx.observers.dump:DumpReader",),
-    "observers.overflow": ("msctx.observers.failures:OverflowReader",),
-    "observers.errors": ("msctx.observers.failures:ErrorReader",),
-    "observers.recorder": ("msctx.observers.recorder:RecorderReader", lambda: report.of_process().as_dicts()),
-    "observers.watchdog": ("msctx.observers.recorder:WatchdogReader",),
-    "observers.deterministic_except": ("msctx.observers.collector:ExceptReader",),
-}
-"""Switch → the class of the reader, and what it takes beside its settings."""
+READERS = {"observers.dump", "observers.overflow", "observers.errors", "observers.recorder", "observers.watchdog",
+           "observers.deterministic_except"}  # fmt: skip
+"""Those that read what the native core collects."""
 
 # --- sessions ---------------------------------------------------------------------------------------------------------
 
@@ -135,7 +95,12 @@ SWITCHES = (
     _part("models.gradients_bundled", "msctx.memory.communication:BUNDLED.", unwritten=False),
     _part("models.gathered_ahead_forward", "msctx.memory.communication:FORWARD."),
     _part("models.gathered_ahead_backward", "msctx.memory.communication:BACKWARD."),
-    *(_observer(name, *reader) for name, reader in READERS.items()),
+    _slot("observers.dump", "msctx.observers.dump:SLOT"),
+    _slot("observers.overflow", "msctx.observers.failures:OVERFLOWS"),
+    _slot("observers.errors", "msctx.observers.failures:ERRORS"),
+    _slot("observers.recorder", "msctx.observers.recorder:RECORDER", lambda: report.of_process().as_dicts()),
+    _slot("observers.watchdog", "msctx.observers.recorder:WATCHDOG"),
+    _slot("observers.deterministic_except", "msctx.observers.collector:EXCEPTED"),
     _slot("observers.print_file", "msctx.observers.printing:SLOT"),
     _slot("observers.replicas", "msctx.observers.checks:SLOT"),
     _slot("observers.kernels", "msctx.observers.compile_trace:KERNELS_SLOT"),

@@ -287,7 +287,7 @@ def _run(job: Message, send: Send) -> Message:
     with compared(send) if "compiled" in task else nullcontext():
         if "compiled" not in task:
             modules.name_unwatched()
-            collector.put("verify", DetailReader(send, **task, folder=Path(folder).parent) if task else DigestReader(send))
+            (DetailReader(send, **task, folder=Path(folder).parent) if task else DigestReader(send)).begin()
         try:
             run_experiment(experiment, folder)
             last: Message = {"does": "ends"}

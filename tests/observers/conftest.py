@@ -3,9 +3,8 @@
 from collections.abc import Callable, Iterator
 
 import pytest
-from listeners import Listens
+from listeners import TESTED, Listens
 
-from msctx.observers import collector
 from msctx.observers.collector import Row
 
 
@@ -13,10 +12,10 @@ from msctx.observers.collector import Row
 def collected() -> Iterator[Callable[..., list[Row]]]:
     def rows_of(run: Callable[[], object], **requested: int) -> list[Row]:
         reader = Listens(**(requested or {"inputs": 1, "outputs": 1, "statistics": 1, "digests": 1}))
-        collector.put("test", reader)
+        TESTED.load(reader)
         run()
-        collector.put("test", None)
+        TESTED.load(None)
         return reader.rows
 
     yield rows_of
-    collector.put("test", None)
+    TESTED.load(None)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from msctx.observers.collector import Reader, Row
+from msctx.observers.files import Slot
 
 
 class Listens(Reader):
@@ -16,3 +17,6 @@ class Listens(Reader):
 
     def take(self, rows: list[Row]) -> None:
         self.rows += rows
+
+
+TESTED = Slot(Listens)

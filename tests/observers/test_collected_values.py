@@ -9,8 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from listeners import Listens
 
-from msctx.observers import collector
-
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
 
@@ -90,9 +88,9 @@ def test_a_dtype_without_statistics_has_its_digest_beside_them(collected: Any) -
     x = torch.zeros(8, dtype=torch.uint8).view(torch.bits8)
     (alone,) = collected(lambda: x.clone(), inputs=1, digests=1)
     other = Listens(inputs=1, statistics=1)
-    collector.put("statistics", other)
+    other.begin()
     (beside,) = collected(lambda: x.clone(), inputs=1, digests=1)
-    collector.put("statistics", None)
+    other.end()
     assert beside["inputs"] == alone["inputs"]
     assert (alone["inputs"][0]["digest"], other.rows[-1]["inputs"][0]["unread"]) != (None, "")
 

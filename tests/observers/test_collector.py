@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from listeners import Listens
+from listeners import TESTED, Listens
 from torch import nn
 from torch.nn import functional as fn
 
@@ -59,7 +59,7 @@ def test_nothing_is_seen_outside_and_nothing_is_left(collected: Any) -> None:
         assert collected(lambda: torch.ones(1) + 1)
         assert not [m for m in net.modules() if m._forward_hooks or m._forward_pre_hooks]
     torch.ones(1) + 1
-    assert collector._readers == {}
+    assert not collector.is_on()
 
 
 def test_each_reader_gets_what_it_asked_for_and_only_that(collected: Any, tmp_path: Path) -> None:
@@ -79,11 +79,11 @@ def test_each_reader_gets_what_it_asked_for_and_only_that(collected: Any, tmp_pa
         {"outputs": 1, "tensors": collector.BITS},
     )
     others = [Chooses(**requested) for requested in asks]
-    for number, other in enumerate(others):
-        collector.put(f"other {number}", other)
+    for other in others:
+        other.begin()
     rows = collected(lambda: torch.ones(3, dtype=torch.bfloat16).exp().sin(), outputs=1, digests=1)
-    for number in range(len(others)):
-        collector.put(f"other {number}", None)
+    for other in others:
+        other.end()
 
     def read(rows: list[Row]) -> list[tuple[str, set[str], set[str]]]:
         return [(row["operator"], has(row["inputs"]), has(row["outputs"])) for row in rows]
@@ -213,7 +213,7 @@ def test_what_torch_compile_runs_while_it_compiles_is_no_operator(collected: Any
         *["aten::ones", "aten::neg"] * 2,
     ]
     torch._dynamo.reset()
-    collector.put("test", None)
+    TESTED.load(None)
     assert before == compile_trace.LOGGER.handlers
 
 
@@ -236,7 +236,7 @@ def test_ten_thousand_steps_hold_no_memory(collected: Any) -> None:
         def take(self, rows: list[Row]) -> None:
             pass
 
-    collector.put("test", Forgets(inputs=1, outputs=1, statistics=1, digests=1, recent=1, overflow=3))
+    TESTED.load(Forgets(inputs=1, outputs=1, statistics=1, digests=1, recent=1, overflow=3))
     steps(6000)  # more nodes than are remembered
     before = resident()
     steps(10_000)

@@ -1,47 +1,35 @@
 """The names of modules: which model they are of, in compiled code, in copies."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import pytest
 import torch
+from listeners import TESTED, Listens
 from torch import nn
 from torch._dynamo.utils import counters
 
 import msctx
 from msctx.observers import collector, modules
-from msctx.observers.collector import Reader, Row
 
 X = torch.ones(2, 4)
 
 
-class Listens(Reader):
-    """Notes the operators and their modules."""
-
-    settings = None
-    requested: Mapping[str, int] = {"outputs": 1}  # type: ignore[assignment]
-
-    def __init__(self) -> None:
-        self.found: list[tuple[str, str]] = []
-
-    def take(self, rows: list[Row]) -> None:
-        self.found += [(collector.kind_of(row), row["module"]) for row in rows]
-
-
 def listening() -> Listens:
-    collector.put("test", reader := Listens())
+    TESTED.load(reader := Listens(outputs=1))
     return reader
 
 
 def ended(reader: Listens) -> list[tuple[str, str]]:
-    collector.put("test", None)
-    return reader.found
+    """The operators and their modules."""
+    TESTED.load(None)
+    return [(collector.kind_of(row["operator"]), row["module"]) for row in reader.rows]
 
 
 @pytest.fixture(autouse=True)
 def nobody_reads() -> Iterator[None]:
     yield
-    collector.put("test", None)
+    TESTED.load(None)
 
 
 def seen(*models: nn.Module) -> list[str]:
