@@ -201,15 +201,13 @@ MSCTX_API const char* msctx_pool_set(int percent) {
 
 MSCTX_API int msctx_pool_is_installed() { return c10::GetCPUAllocator() == &ours; }  // 0: another one has taken its place
 
-// A new cap, with `number` 0, or another limit for one, which goes on counting. Returns its number; 0: there was no memory for it.
-MSCTX_API int64_t msctx_cap_set(int64_t number, int64_t limit, const char* origin) try {
+// A new cap, with `number` 0, or another limit for one, which goes on counting. Returns its number.
+MSCTX_API int64_t msctx_cap_set(int64_t number, int64_t limit, const char* origin) {
   if (!number) drop_workspaces();  // those that are made from now on count
   const std::lock_guard<std::mutex> guard(lock);
   if (number) return cap_of(number)->origin = origin, cap_of(number)->limit = limit, number;
   kept.caps.push_back({.number = kept.caps_opened + 1, .limit = limit, .origin = origin});
   return ++kept.caps_opened;
-} catch (const std::exception&) {
-  return 0;
 }
 
 MSCTX_API void msctx_cap_close(int64_t number) {

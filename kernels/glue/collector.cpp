@@ -379,13 +379,15 @@ void note_algorithm(const Choice& choice) {
 using namespace msctx;
 using namespace msctx::glue;
 
-// What each reader wants from now on, as JSON; an empty list: nothing is collected. 0: there was no memory for it.
-MSCTX_API int msctx_collect(const char* readers, PythonFunction on_rows, PythonFunction choose, PythonFunction place) try {
+// What each reader wants from now on, in this step, as JSON; an empty list: nothing is collected.
+MSCTX_API void msctx_collect(
+    const char* readers, int64_t step_now, PythonFunction on_rows, PythonFunction choose, PythonFunction place) {
   const Json given = Json::of(readers);
   const bool is_on = !given.members.empty();
   const auto wanted = is_on ? std::make_shared<Config>(given) : nullptr;
   const std::lock_guard<std::mutex> guard(lock);
   set_readers(wanted, on_rows, choose);
+  step = step_now;
   placer = place;
   on_choice = is_on ? note_algorithm : nullptr;
   if (is_on && callback == at::INVALID_CALLBACK_HANDLE) {
@@ -395,20 +397,13 @@ MSCTX_API int msctx_collect(const char* readers, PythonFunction on_rows, PythonF
     at::removeCallback(callback);
     callback = at::INVALID_CALLBACK_HANDLE;
   }
-  return 1;
-} catch (const std::exception&) {
-  return 0;
 }
 
-MSCTX_API void msctx_collect_step(int64_t number) { step = number; }
-
 // A text for the life of the process, another one each time: a line of code, or a path, by which a module is known to msctx_enter_module.
-MSCTX_API const void* msctx_text(const char* given) try {
+MSCTX_API const void* msctx_text(const char* given) {
   const std::lock_guard<std::mutex> guard(lock);
   static auto& texts = immortal<std::deque<std::string>>();
   return texts.emplace_back(given).c_str();
-} catch (const std::exception&) {
-  return "";
 }
 
 // The module for which what runs in this thread counts, for msctx_enter_module.

@@ -155,7 +155,7 @@ using namespace msctx::glue;
 
 // The rows that wait for a reader; 0: the last operators, which stay: `took` is -1 of those that run, -2 where one raised. As JSON, to be
 // freed.
-MSCTX_API char* msctx_collected(int64_t reader) try {
+MSCTX_API char* msctx_collected(int64_t reader) {
   std::deque<Row> taken;
   {
     const std::lock_guard<std::mutex> guard(readers_lock);
@@ -165,15 +165,13 @@ MSCTX_API char* msctx_collected(int64_t reader) try {
     if (const auto queue = state.waiting.find(reader); queue != state.waiting.end()) taken.swap(queue->second);
   }
   return json_of(taken, [](const Row& row) { return glue::json_of(row); });
-} catch (const std::exception&) {
-  return nullptr;
 }
 
 // Rows that nobody took in time.
 MSCTX_API int64_t msctx_collect_dropped() { return dropped.exchange(0); }
 
 // What runs now in each thread, and since when (microseconds of the epoch). As JSON, to be freed.
-MSCTX_API char* msctx_running() try {
+MSCTX_API char* msctx_running() {
   const std::lock_guard<std::mutex> guard(readers_lock);
   return json_of(state.running, [](const auto& one) {
     const auto& [thread, now] = one;
@@ -187,6 +185,4 @@ MSCTX_API char* msctx_running() try {
     json.back() = '}';
     return json;
   });
-} catch (const std::exception&) {
-  return nullptr;
 }

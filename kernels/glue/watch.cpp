@@ -100,8 +100,8 @@ const std::string* module_of(const at::Tensor& weight, bool by_shape) {
 using namespace msctx::glue;
 
 // The weights of a model, in the place of those that it had: lists of storage, offset, shape, dtype and path, as JSON. The storages are
-// alive now. 0: there was no memory for it.
-MSCTX_API int msctx_watch(int64_t model, const char* weights) try {
+// alive now.
+MSCTX_API void msctx_watch(int64_t model, const char* weights) {
   const Json given = Json::of(weights);
   const std::lock_guard<std::mutex> guard(watch_lock);
   forget(model);
@@ -113,20 +113,14 @@ MSCTX_API int msctx_watch(int64_t model, const char* weights) try {
     found->second.modules.push_back({&*watched.paths.emplace(weight.at(4).text).first, model});
   }
   set_any();
-  return 1;
-} catch (const std::exception&) {
-  return 0;
 }
 
-// Whether a context that watches a model is open: else its modules have no names. 0: there was no memory for it.
-MSCTX_API int msctx_watch_model(int64_t model, int is_open) try {
+// Whether a context that watches a model is open: else its modules have no names.
+MSCTX_API void msctx_watch_model(int64_t model, int is_open) {
   const std::lock_guard<std::mutex> guard(watch_lock);
   watched.models.erase(model);
   if (is_open) watched.models.insert(model);
   set_any();
-  return 1;
-} catch (const std::exception&) {
-  return 0;
 }
 
 // `function()` is called where a weight is met that has no name, and a module may have it. Its answer: whether the names have changed.

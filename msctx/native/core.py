@@ -62,7 +62,6 @@ def _read_json(text: int | None, *_: Any) -> Any:
 TEXT = c_char_p, lambda found, *_: None if found is None else found.decode()
 DONE = c_int, _enough
 """0: there was no memory, which raises ``MemoryError``."""
-NUMBER = c_int64, _enough
 HANDLE = c_void_p, _enough
 JSON = c_void_p, _read_json
 """A text of JSON, which the caller frees; ``None`` where the pointer is null."""
@@ -106,13 +105,12 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_measurements": (c_int64, []),
     "msctx_measuring_seconds": (c_double, []),
     "msctx_ask_before_measuring": (None, [py_object]),
-    "msctx_watch": (DONE, [c_int64, STR]),
-    "msctx_watch_model": (DONE, [c_int64, c_int]),
+    "msctx_watch": (None, [c_int64, STR]),
+    "msctx_watch_model": (None, [c_int64, c_int]),
     "msctx_look_for_weights": (None, [py_object]),
-    "msctx_collect": (DONE, [STR, py_object, py_object, py_object]),
+    "msctx_collect": (None, [STR, c_int64, py_object, py_object, py_object]),
     "msctx_deterministic": (c_int, []),
     "msctx_set_deterministic": (None, [c_int]),
-    "msctx_collect_step": (None, [c_int64]),
     "msctx_collect_dropped": (c_int64, []),
     "msctx_collected": (JSON, [c_int64]),
     "msctx_text": (c_void_p, [STR]),

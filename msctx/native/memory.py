@@ -93,7 +93,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_pool_is_installed": (c_int, []),
     "msctx_pool_reset_peak": (None, []),
     "msctx_pool_empty_cache": (c_int64, []),
-    "msctx_cap_set": (core.NUMBER, [c_int64, c_int64, core.STR]),
+    "msctx_cap_set": (c_int64, [c_int64, c_int64, core.STR]),
     "msctx_cap_close": (None, [c_int64]),
     "msctx_cap_counts": (None, [c_int64, POINTER(c_int64)]),
 }

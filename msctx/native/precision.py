@@ -157,10 +157,7 @@ def _send(rules: Mapping[str, PrecisionRule], precision: Precision) -> int:
         "operators": len(OPS),
         **{name: getattr(precision, name) for name in ("retries", "low", "frozen")},
     }
-    number = int(library().msctx_precision_policy(core.json_of(policy)))
-    if number < 0:
-        raise NativeError("the native core could not take the precision policy: there is no memory left")
-    return number
+    return int(library().msctx_precision_policy(core.json_of(policy)))
 
 
 def policy_of(text: str) -> Policy:

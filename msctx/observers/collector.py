@@ -174,9 +174,8 @@ def refresh() -> None:
     """Tell the library what each reader wants; a reader calls it when it wants something else."""
     library = core.loaded() or core.load()
     readers = _of_this_process()
-    library.c.msctx_collect_step(steps.current())
     functions = [py_object(one) for one in (_take, _choose, _place)] if readers else [py_object()] * 3
-    library.c.msctx_collect(core.json_of([*map(_requested, readers)]), *functions)
+    library.c.msctx_collect(core.json_of([*map(_requested, readers)]), steps.current(), *functions)
 
 
 def _requested(one: Reader) -> dict[str, Any]:

@@ -1,6 +1,5 @@
-// Mixed precision; memory of the CPU; which kernels PyTorch has in force.
-#include "glue/allocator.cpp"
-#include "glue/autocasts.cpp"
-#include "glue/precision.cpp"
+// Mixed precision; memory of the CPU; which kernels PyTorch has in force. The one with most of torch's headers stands first.
 #include "glue/precision_policy.cpp"
+#include "glue/allocator.cpp"
+#include "glue/precision.cpp"
 #include "glue/registered.cpp"
