@@ -69,7 +69,6 @@ def fold(graph: fx.GraphModule, convolutions: bool, products: bool) -> None:
     the core keeps what it makes of it. The results of convolutions are channels_last then; those of the graph keep their strides.
     A product is replaced where something follows it that a kernel of ours may compute with it, under the policy in force.
     """
-
     targets = [*([aten.convolution.default] if convolutions else []), *(PRODUCTS if products else ())]
     found = [node for node in graph.graph.nodes if node.op == "call_function" and node.target in targets and _is_ours(node)]
     if not found or any(free_unbacked_symbols(node.meta.get("val")) or _is_of_strides(node) for node in graph.graph.nodes):
@@ -370,7 +369,6 @@ def _hints(numbers: Any) -> list[int]:
 
 
 def _give_back_strides(graph: fx.Graph, node: fx.Node, before: Any) -> None:
-
     if not isinstance(before, torch.Tensor) or _hints(before.stride()) == _hints(node.meta["val"].stride()):
         return
     with graph.inserting_before(graph.output_node()):

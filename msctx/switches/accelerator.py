@@ -8,8 +8,8 @@ import re
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -61,28 +61,13 @@ def memory_cap(name: str, module: Module, overhead: Callable[[int], int | None] 
     def total(device: int) -> int:
         return int(module().get_device_properties(device).total_memory)
 
-    @contextmanager
-    def current_kept() -> Iterator[None]:
-        """torch_npu makes the device current whose limit it is asked about."""
-        before = module().current_device()
-        try:
-            yield
-        finally:
-            if module().current_device() != before:
-                module().set_device(before)
-
-    def fraction(device: int) -> float:
-        """The allocator's limit."""
-        with current_kept():
-            return float(module().get_per_process_memory_fraction(device))
-
     def read() -> int | None:
         if not module().is_initialized():
             return None
         device = module().current_device()
-        if (limit := fraction(device)) >= 1.0:
+        if (limit := module().get_per_process_memory_fraction(device)) >= 1.0:
             return None
-        found = round(limit * total(device))
+        found = round(float(limit) * total(device))
         given, cap = written.get(device, (found, found))
         return cap if abs(found - given) <= 1 else found  # torch cuts the fraction to whole bytes
 
@@ -101,15 +86,17 @@ def memory_cap(name: str, module: Module, overhead: Callable[[int], int | None] 
 
     def save() -> tuple[int, float, tuple[int, int] | None]:
         device = module().current_device()
-        return device, fraction(device), written.get(device)
+        return device, float(module().get_per_process_memory_fraction(device)), written.get(device)
 
     def load(state: tuple[int, float, tuple[int, int] | None]) -> None:
         device, limit, before_it = state
         written.pop(device, None)
         if before_it:
             written[device] = before_it
-        with current_kept():
-            module().set_per_process_memory_fraction(limit, device)
+        current = module().current_device()
+        module().set_per_process_memory_fraction(limit, device)
+        if module().current_device() != current:  # torch_npu makes the device current whose limit it is given
+            module().set_device(current)
 
     def satisfied(cap: int) -> bool:
         in_force = read()

@@ -59,9 +59,7 @@ def compiled(function: Callable[..., Any], *args: Any, flags: str = "", backward
     return Made(result, "\n".join(code), metrics.generated_kernel_count, inductor, exact)
 
 
-def through_graphs(
-    requested: dict[str, Any], model: nn.Module, *inputs: torch.Tensor, **options: Any
-) -> tuple[Any, msctx.Choices, str]:
+def through_graphs(requested: dict[str, Any], model: nn.Module, *inputs: torch.Tensor, **options: Any) -> tuple[Any, Any, str]:
     """What a model gives where code is compiled under *requested* and *options*: the result, what ran, and inductor's code."""
     torch._dynamo.reset()
     given = {name: value for name, value in {**requested, **options}.items() if value is not None}

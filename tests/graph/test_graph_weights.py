@@ -22,7 +22,7 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *(m for layer in layers for m in (layer, nn.BatchNorm2d(8), nn.ReLU())))
 
 
-def trained(model: nn.Module, x: torch.Tensor, **options: Any) -> tuple[list[torch.Tensor], msctx.Choices, str]:
+def trained(model: nn.Module, x: torch.Tensor, **options: Any) -> tuple[list[torch.Tensor], Any, str]:
     torch._dynamo.reset()
     with msctx.context(**options) as ctx, generated() as code:
         ctx.watch(model)
