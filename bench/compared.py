@@ -72,19 +72,14 @@ def tables(of: summary.Summary) -> summary.Tables:
         f"{figures.LEAST} processes or more."
     )
     return {
-        "compare": [
-            *summary.markdown(("comparison", "choice", "speed (PyTorch = 1)", "worst error", "rows measured"), lines),
-            "",
-            last,
-        ]
+        "compare": summary.table(("comparison", "choice", "speed (PyTorch = 1)", "worst error", "rows measured"), lines, last)
     }
 
 
 def main() -> None:
     given = contest.parser(__doc__).parse_args()
-    if not given.summary and not given.docs:
+    if not summary.of_files(given, reduced, tables):
         sys.exit(__doc__)
-    summary.do(given, print, vars, reduced, tables)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ import json
 import math
 import os
 import platform
-import random
-import statistics
 import subprocess
 import sys
 import time
@@ -17,6 +15,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from msctx.native import core
 
 ROOT = Path(__file__).parents[1]
 HOPELESS = 2.5
@@ -38,6 +42,21 @@ class Contender:
     """Gets another number in each turn: inputs change."""
     before: Callable[[], Any] = lambda: None
     """Called before each run, outside the time."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """What is measured together: problems, and what the context requests."""
+
+    name: str
+    title: str
+    problems: tuple[Any, ...]
+    options: dict[str, Any]
+    data: str = "normal"
+
+    @property
+    def is_tuned(self) -> bool:
+        return "performance" in self.options.values()
 
 
 def fastest(contenders: Iterable[Contender], seconds: float) -> dict[str, dict[str, float]]:
@@ -85,21 +104,12 @@ def ours(context: Any, run: Callable[[], Any], problem: str, *, is_tuned: bool) 
     return result, rows, sorted({f"{row.ran} ({row.math})" for row in rows})
 
 
-def ratio(ms: dict[str, dict[str, float]], ours: str = "ours", theirs: str = "torch") -> float:
-    return min(ms[theirs].values()) / min(ms[ours].values())
-
-
-def lower_bound(values: list[float], rounds: int = 2000) -> float:
-    """The 5 % quantile of the median over bootstrap samples (Efron 1979)."""
-    choose = random.Random(0)
-    return sorted(statistics.median(choose.choices(values, k=len(values))) for _ in range(rounds))[rounds // 20]
+def error_of(found: Any, truth: Any) -> float:
+    """The largest |error|, in units of the largest result."""
+    return float((found - truth).abs().max() / truth.abs().max())
 
 
 def machine() -> dict[str, Any]:
-    import torch
-
-    from msctx.native import core
-
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
     fp16 = bool(getattr(torch.cpu, "_is_amx_fp16_supported", lambda: False)())
@@ -108,11 +118,6 @@ def machine() -> dict[str, Any]:
 
 def commit() -> str:
     return subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-
-
-def begun(**more: Any) -> dict[str, Any]:
-    """The head of a raw result."""
-    return {"machine": machine(), "commit": commit(), "processes": 0, **more}
 
 
 def whole_numbers(text: str) -> list[int]:
@@ -131,60 +136,43 @@ def parser(doc: str | None, processes: int = 5) -> argparse.ArgumentParser:
         "--docs", type=Path, nargs="+", metavar="FILE", help="write the tables of summaries into the documentation"
     )
     made.add_argument("--work", default="", help=argparse.SUPPRESS)
-    return made
-
-
-def arguments(doc: str | None, names: Iterable[str], batches: list[int]) -> argparse.ArgumentParser:
-    """Options of scripts that measure named groups."""
-    made = parser(doc)
-    made.add_argument("--threads", type=whole_numbers, default=[1], metavar="N,N")
-    made.add_argument("--batches", type=whole_numbers, default=batches, metavar="N,N")
-    made.add_argument("--seconds", type=float, default=0.5, help="for one problem in one process")
-    made.add_argument("--only", default="", metavar="NAME,NAME", help=", ".join(names))
+    made.add_argument("--on-threads", type=int, default=1, help=argparse.SUPPRESS)
+    made.set_defaults(threads=[1], only="")
     made.add_argument("--without-errors", action="store_true", help=argparse.SUPPRESS)
     return made
 
 
-def requested(names: Iterable[str], given: argparse.Namespace) -> list[str]:
-    """Those of *names* that ``--only`` leaves."""
-    return [name for name in names if not given.only or name in given.only.split(",")]
+def arguments(doc: str | None, names: Iterable[str], batches: list[int] | None = None) -> argparse.ArgumentParser:
+    """Options of scripts that measure named groups; *batches*: the sizes unless others are given."""
+    made = parser(doc)
+    made.add_argument("--threads", type=whole_numbers, default=[1], metavar="N,N")
+    if batches:
+        made.add_argument("--batches", type=whole_numbers, default=batches, metavar="N,N")
+    made.add_argument("--seconds", type=float, default=0.5, help="for one problem in one process")
+    made.add_argument("--only", default="", metavar="NAME,NAME", help=", ".join(names))
+    return made
 
 
-def process(script: str, work: str, *words: object) -> Iterator[dict[str, Any]]:
-    """What a separate process printed, a line of JSON each."""
-    command = [sys.executable, script, "--work", work, *map(str, words)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
-        yield from (json.loads(line) for line in running.stdout or () if line.startswith("{"))  # libraries print, too
-    if running.returncode:
-        sys.exit(f"{' '.join(command)} ended with exit code {running.returncode}")
-
-
-def collected(
-    script: str,
-    given: argparse.Namespace,
-    works: list[str],
-    key: tuple[str, ...],
-    summary: Callable[[list[dict[str, Any]]], dict[str, Any]],
-    name: str,
-    more: Iterable[str] = (),
-) -> dict[str, Any]:
-    """The raw result of all processes: each work in turn for each number of threads. Errors are the same in each process, and
-    computing in float64 is slow: only the first process does."""
-    from rich.console import Console
-    from rich.progress import track
-
-    rows: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    result = begun()
-    jobs = [(number, threads, work) for number in range(given.processes) for threads in given.threads for work in works]
+def collected(given: argparse.Namespace, works: Iterable[str]) -> dict[str, Any]:
+    """The raw result of all processes: each work that ``--only`` leaves, in turn for each number of threads. Errors are the same in
+    each process, and computing in float64 is slow: only the first process does."""
+    result: dict[str, Any] = {"machine": machine(), "commit": commit(), "processes": 0, "rows": []}
+    left = [work for work in works if not given.only or work in given.only.split(",")]
+    jobs = [(number, threads, work) for number in range(given.processes) for threads in given.threads for work in left]
     for number, threads, work in track(jobs, "measuring", console=Console(stderr=True)):
-        words = ["--threads", threads, "--seconds", given.seconds, "--batches", ",".join(map(str, given.batches))]
-        words += [*more, *["--without-errors"] * (number > 0)]
-        for found in process(script, work, *words):
-            rows.setdefault((*(found[part] for part in key), threads), []).append(found)
-        each = [dict(zip((*key, "threads"), of, strict=True)) | summary(found) for of, found in rows.items()]
-        result |= {"processes": number + 1, name: each}
+        words = ["--work", work, "--on-threads", str(threads), *["--without-errors"] * (number > 0)]
+        result["rows"] += ({"threads": threads} | row for row in process(*sys.argv, *words))
+        result["processes"] = number + 1
         keep(given.out, result)
     return result
+
+
+def process(*words: str) -> Iterator[dict[str, Any]]:
+    """What a script printed in a process of its own, a line of JSON each."""
+    with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True) as running:
+        yield from (json.loads(line) for line in running.stdout or () if line.startswith("{"))  # libraries print, too
+    if running.returncode:
+        sys.exit(f"{' '.join(words)} ended with exit code {running.returncode}")
 
 
 def keep(path: Path | None, result: dict[str, Any]) -> None:

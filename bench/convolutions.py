@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import statistics
 import tempfile
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +28,7 @@ from layers import (
     DEPTHWISE_3,
     DEPTHWISE_7,
     DEPTHWISE_LARGE,
+    FORMATS,
     OF_EACH_KIND,
     STRIDED,
     WINDOW_1,
@@ -38,66 +38,56 @@ from layers import (
     tensors,
 )
 
+import msctx
+
 
 @dataclass(frozen=True)
-class Group:
-    """What is measured together: layers, a direction, what the context requests."""
+class Group(contest.Group):
+    """What is measured together: layers, a direction, what the context requests (values, or what gives them for a layer)."""
 
-    name: str
-    title: str
-    direction: str
-    layers: tuple[Layer, ...]
-    options: dict[str, Any]
-    """Values, or what gives them for a layer."""
-    data: str = "normal"
+    direction: str = "fprop"
     batches: tuple[int, ...] = ()
     """In place of those requested, where these would take long."""
     opponent: dict[str, Any] = field(default_factory=dict)
     """What any user can ask torch for, on such data: options of its context."""
-
-    @property
-    def is_tuned(self) -> bool:
-        return "performance" in self.options.values()
 
 
 def winograd(layer: Layer) -> str:
     return "winograd" if layer.c <= 128 else "winograd_nonfused"
 
 
-FORMATS = ("channels_first", "channels_last")
 TF32 = {"conv_allow_tf32": True}
 STRICT = {"allow_fp32_emulation": False}
-GEMM = {"conv_fprop_algo": "implicit_precomp_gemm"}
+GEMM, DIRECT = {"conv_fprop_algo": "implicit_precomp_gemm"}, {"conv_fprop_algo": "direct"}
+WGRAD, WINOGRAD_WGRAD = {"conv_wgrad_algo": "algo_1"}, {"conv_wgrad_algo": "winograd_nonfused"}
 LARGE_WGRAD, DENORMALS = "depthwise weight gradient, K >= 27", "3x3, inputs full of denormals, torch flushes them"
 GROUPS = (
-    Group("gemm", "3x3, implicit GEMM, fp32-grade", "fprop", WINDOW_3, GEMM),
-    Group("gemm-tf32", "3x3, implicit GEMM, TF32 class", "fprop", WINDOW_3, {**GEMM, **TF32}),
-    Group("winograd-strict", "3x3, Winograd F(4,3), float32", "fprop", WINDOW_3, {"conv_fprop_algo": winograd, **STRICT}),
-    Group("winograd", "3x3, Winograd F(4,3), of parts", "fprop", WINDOW_3, {"conv_fprop_algo": winograd}),
-    Group("dgrad", "3x3, data gradient, fp32-grade", "dgrad", WINDOW_3, {"conv_dgrad_algo": "algo_1"}),
-    Group("wgrad", "3x3, weight gradient, fp32-grade", "wgrad", WINDOW_3, {"conv_wgrad_algo": "algo_1"}),
-    Group("wgrad-tf32", "3x3, weight gradient, TF32 class", "wgrad", WINDOW_3, {"conv_wgrad_algo": "algo_1", **TF32}),
-    Group(
-        "wgrad-winograd", "3x3, weight gradient, Winograd, float32", "wgrad", WINDOW_3, {"conv_wgrad_algo": "winograd_nonfused"}
-    ),
-    Group("1x1", "1x1, fp32-grade", "fprop", WINDOW_1, GEMM),
-    Group("1x1-tf32", "1x1, TF32 class", "fprop", WINDOW_1, {**GEMM, **TF32}),
-    Group("depthwise", "depthwise K >= 27", "fprop", DEPTHWISE_LARGE, {"conv_fprop_algo": "direct"}, batches=(1,)),
-    Group("depthwise-wgrad", LARGE_WGRAD, "wgrad", DEPTHWISE_LARGE, {"conv_wgrad_algo": "algo_1"}, batches=(1,)),
-    Group("depthwise-7", "depthwise K = 7", "fprop", DEPTHWISE_7, {"conv_fprop_algo": "direct"}),
-    Group("depthwise-7-wgrad", "depthwise weight gradient, K = 7", "wgrad", DEPTHWISE_7, {"conv_wgrad_algo": "algo_1"}),
-    Group("depthwise-3", "depthwise K = 3", "fprop", DEPTHWISE_3, {"conv_fprop_algo": "direct"}),
-    Group("strided", "strided data gradient", "dgrad", STRIDED, {"conv_dgrad_algo": "algo_1"}),
-    Group("dense", "dense K >= 11, tiled FFT, float32", "fprop", DENSE, {"conv_fprop_algo": "fft_tiling", **STRICT}),
-    Group("denormals", DENORMALS, "fprop", WINDOW_3[:2], GEMM, "denormal", batches=(1,), opponent={"flush_denormal": True}),
+    Group("gemm", "3x3, implicit GEMM, fp32-grade", WINDOW_3, GEMM),
+    Group("gemm-tf32", "3x3, implicit GEMM, TF32 class", WINDOW_3, {**GEMM, **TF32}),
+    Group("winograd-strict", "3x3, Winograd F(4,3), float32", WINDOW_3, {"conv_fprop_algo": winograd, **STRICT}),
+    Group("winograd", "3x3, Winograd F(4,3), of parts", WINDOW_3, {"conv_fprop_algo": winograd}),
+    Group("dgrad", "3x3, data gradient, fp32-grade", WINDOW_3, {"conv_dgrad_algo": "algo_1"}, direction="dgrad"),
+    Group("wgrad", "3x3, weight gradient, fp32-grade", WINDOW_3, WGRAD, direction="wgrad"),
+    Group("wgrad-tf32", "3x3, weight gradient, TF32 class", WINDOW_3, {**WGRAD, **TF32}, direction="wgrad"),
+    Group("wgrad-winograd", "3x3, weight gradient, Winograd, float32", WINDOW_3, WINOGRAD_WGRAD, direction="wgrad"),
+    Group("1x1", "1x1, fp32-grade", WINDOW_1, GEMM),
+    Group("1x1-tf32", "1x1, TF32 class", WINDOW_1, {**GEMM, **TF32}),
+    Group("depthwise", "depthwise K >= 27", DEPTHWISE_LARGE, DIRECT, batches=(1,)),
+    Group("depthwise-wgrad", LARGE_WGRAD, DEPTHWISE_LARGE, WGRAD, direction="wgrad", batches=(1,)),
+    Group("depthwise-7", "depthwise K = 7", DEPTHWISE_7, DIRECT),
+    Group("depthwise-7-wgrad", "depthwise weight gradient, K = 7", DEPTHWISE_7, WGRAD, direction="wgrad"),
+    Group("depthwise-3", "depthwise K = 3", DEPTHWISE_3, DIRECT),
+    Group("strided", "strided data gradient", STRIDED, {"conv_dgrad_algo": "algo_1"}, direction="dgrad"),
+    Group("dense", "dense K >= 11, tiled FFT, float32", DENSE, {"conv_fprop_algo": "fft_tiling", **STRICT}),
+    Group("denormals", DENORMALS, WINDOW_3[:2], GEMM, "denormal", batches=(1,), opponent={"flush_denormal": True}),
     *(
-        Group(f"{how}-{d}", f"`{how}`, {d}, {len(OF_EACH_KIND)} layers", d, OF_EACH_KIND, {f"conv_{d}_algo": how}, batches=(1,))
+        Group(
+            f"{how}-{d}", f"`{how}`, {d}, {len(OF_EACH_KIND)} layers", OF_EACH_KIND, {f"conv_{d}_algo": how}, "normal", d, (1,)
+        )
         for how in ("normal", "performance")
         for d in ("fprop", "dgrad", "wgrad")
     ),
 )
-OUTDATED = ("depthwise", "depthwise-wgrad", "denormals")
-"""Groups whose first results others could not measure again: they have a table of their own, of new results."""
 BY_NAME = {group.name: group for group in GROUPS}
 
 
@@ -105,8 +95,6 @@ def measure(
     group: Group, layer: Layer, batch: int, seconds: float, options: dict[str, Any], with_errors: bool = True
 ) -> dict[str, Any]:
     """One process's figures for one problem: the fastest runs, in ms, and the errors."""
-    import msctx
-
     run = call(layer, group.direction)
     sets = {f: [tensors(layer, batch, seed, f, group.data) for seed in range(3)] for f in FORMATS}
     requested = {name: value(layer) if callable(value) else value for name, value in group.options.items()}
@@ -138,10 +126,10 @@ def measure(
     if not with_errors:
         return told
     results = {"ours": result, "torch": run(*sets[fastest_of(found["torch"])][1])}
-    truth = run(*(t.double() for t in sets[FORMATS[0]][1]))
-    error, torch_error = (float((results[side] - truth).abs().max() / truth.abs().max()) for side in ("ours", "torch"))
-    within = all(row.provider != "msctx" or error <= row.error for row in rows if row.problem.layout == chosen)
-    return told | {"error": error, "torch_error": torch_error, "within": within}
+    truth = run(*(t.double() for t in sets["channels_first"][1]))
+    errors = {side: contest.error_of(one, truth) for side, one in results.items()}
+    within = all(row.provider != "msctx" or errors["ours"] <= row.error for row in rows if row.problem.layout == chosen)
+    return told | {"errors": errors, "within": within}
 
 
 def fastest_of(ms: dict[str, float]) -> str:
@@ -149,95 +137,61 @@ def fastest_of(ms: dict[str, float]) -> str:
     return min(ms, key=lambda name: ms[name])
 
 
-def work(given: argparse.Namespace) -> None:
-    """A process: a line of JSON for each problem of a group."""
+def work(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Each problem of a group."""
     group = BY_NAME[given.work]
     with tempfile.TemporaryDirectory() as folder:
         options = {"tuning_file": f"{folder}/tuning.json"} if group.is_tuned else {}
-        for batch in group.batches or given.batches:
-            for layer in group.layers:
-                found = measure(group, layer, batch, given.seconds, options, not given.without_errors)
-                print(json.dumps({"group": group.name, "layer": layer.name, "batch": batch, **found}), flush=True)
-
-
-def of_processes(found: list[dict[str, Any]]) -> dict[str, Any]:
-    each = [contest.ratio(f["ms"]) for f in found]
-    return {
-        "ratio": statistics.median(each),
-        "lower_bound": contest.lower_bound(each),
-        "ratios": sorted(each),
-        "control": statistics.median(contest.ratio(f["ms"], "again") for f in found),
-        "torch_ms": statistics.median(min(f["ms"]["torch"].values()) for f in found),
-        **{name: found[0][name] for name in ("error", "torch_error", "within")},
-        "ran": sorted({r for f in found for r in f["ran"]}),
-    }
-
-
-def collect(given: argparse.Namespace) -> dict[str, Any]:
-    groups = contest.requested(BY_NAME, given)
-    return contest.collected(__file__, given, groups, ("group", "layer", "batch"), of_processes, "problems")
+        for batch, layer in itertools.product(group.batches or given.batches, group.problems):
+            found = measure(group, layer, batch, given.seconds, options, not given.without_errors)
+            yield {"group": group.name, "layer": layer.name, "batch": batch, **found}
 
 
 def reduced(results: summary.Results, table: str) -> summary.Summary:
     """A row for each group and number of threads; in the table of instruction sets for each of them, too."""
-    rows = []
-    of_isa: dict[str, list[dict[str, Any]]] = {}
+    measured: dict[str, summary.Rows] = {}
     for result in results:
-        of_isa.setdefault(result["machine"]["isa"] if table == "isas" else "", []).extend(result["problems"])
-    for isa, problems in of_isa.items():
-        for group, threads in itertools.product(GROUPS, sorted({p["threads"] for p in problems})):
-            found = [p for p in problems if (p["group"], p["threads"]) == (group.name, threads)]
-            if found and not (table == "convolutions" and group.name in OUTDATED):
-                errors = {name: max(p[name] for p in found) for name in ("error", "torch_error")}
-                about = {"isa": isa} if isa else {}
-                rows.append({**about, "what": group.title, "threads": threads, **figures.of_problems(found), **errors})
-    every = [p for problems in of_isa.values() for p in problems]
-    about = {"batches": sorted({p["batch"] for p in every}), "problems": len(every)}
-    return summary.head(results, table=table, **about, beyond=sum(not p["within"] for p in every), rows=rows)
+        measured.setdefault(result["machine"]["isa"] if table == "isas" else "", []).extend(result["rows"])
+    rows, problems = [], 0
+    for isa, of_isa in measured.items():
+        for about, found in figures.of_groups(of_isa, BY_NAME):
+            rows.append(({"isa": isa} if isa else {}) | about | figures.of_problems(found))
+            problems += len(found)
+    every = summary.every(results)
+    more = {"batches": sorted({row["batch"] for row in every}), "problems": problems}
+    return summary.head(results, table=table, **more, beyond=figures.beyond(every), rows=rows)
 
 
 def tables(of: summary.Summary) -> summary.Tables:
     rows, batches = of["rows"], ", ".join(map(str, of["batches"]))
-    legend = figures.legend(True, min(row["processes"] for row in rows))
+    legend = figures.legend(min(row["processes"] for row in rows))
     if of["table"] == "isas":
         threads = summary.threads(*sorted({row["threads"] for row in rows}))
         last = f"{summary.described(of)}; {threads}, batch {batches}, {of['processes']} or more processes. {legend}"
         return {"isas": [*of_each_isa(rows), "", last]}
-    head = ("what", "threads", "geomean", "from", "to", "lowest bound", "A/A", "error, PyTorch's", "processes")
-    cells = ([row["what"], row["threads"], *cells_of(row), error_of(row), row["processes"]] for row in rows)
+    cells = ([row["what"], row["threads"], *figures.cells(row), row["processes"]] for row in rows)
     told = f"{of['problems']} problems, {of['beyond']} of them beyond their error bound"
     last = f"{summary.described(of)}; batch {batches}; {told}. {legend}"
-    return {of["table"]: [*summary.markdown(head, cells), "", last]}
+    return {of["table"]: summary.table(("what", "threads", *figures.COLUMNS, "processes"), cells, last)}
 
 
-def cells_of(row: dict[str, Any]) -> list[str]:
-    shown = figures.text(row["ratio"], row["again"], row["processes"])
-    return [shown, *(f"{row[name]:.2f}" for name in ("from", "to", "lower_bound")), figures.ends(row["again"])]
-
-
-def error_of(row: dict[str, Any]) -> str:
-    return f"{row['error']:.0e}, {row['torch_error']:.0e}"
-
-
-def of_each_isa(rows: list[dict[str, Any]]) -> list[str]:
+def of_each_isa(rows: summary.Rows) -> list[str]:
     """What `normal` gives with each instruction set, from results that were measured under MSCTX_ISA."""
-    isas, groups = (list(dict.fromkeys(row[name] for row in rows)) for name in ("isa", "what"))
-    by_place = {(row["isa"], row["what"]): row for row in rows}
 
     def cell(row: dict[str, Any]) -> str:
-        shown, slowest, fastest, _, again = cells_of(row)
+        shown, slowest, fastest, _, again, _ = figures.cells(row)
         return f"{shown}, layers {slowest} to {fastest}, A/A {again}"
 
-    return summary.markdown(
-        ["`MSCTX_ISA`", *groups], ([f"`{isa}`", *(cell(by_place[isa, what]) for what in groups)] for isa in isas)
-    )
+    groups = dict.fromkeys(row["what"] for row in rows)
+    lines = ([f"`{isa}`", *map(cell, found)] for (isa,), found in summary.by(rows, "isa").items())
+    return summary.markdown(["`MSCTX_ISA`", *groups], lines)
 
 
 def main() -> None:
     parser = contest.arguments(__doc__, BY_NAME, [1, 8])
     parser.add_argument("--table", choices=("convolutions", "convolutions-again", "isas"), default="convolutions")
     given = parser.parse_args()
-    summary.do(given, work, collect, lambda results: reduced(results, given.table), tables)
+    summary.do(given, BY_NAME, work, lambda results: reduced(results, given.table), tables)
 
 
 if __name__ == "__main__":

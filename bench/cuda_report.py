@@ -355,8 +355,7 @@ def main() -> int:
     if given.work:
         work(given)
         return 0
-    if given.docs or given.summary:
-        summary.do(given, print, vars, reduced, for_docs)
+    if summary.of_files(given, reduced, for_docs):
         return 0
     if given.device == "cuda" and not torch.cuda.is_available():
         print("cuda_report.py: torch finds no NVIDIA GPU here; --device cpu tries the script itself", file=sys.stderr)

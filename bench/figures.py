@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import contest
+import summary
 
 LEAST = 3
 """Processes: of fewer no figure is bold."""
@@ -28,19 +33,62 @@ def geomean(values: Iterable[float]) -> float:
     return math.exp(sum(map(math.log, found)) / len(found))
 
 
-def of_problems(problems: list[dict[str, Any]]) -> dict[str, Any]:
-    """A row: the geometric mean over problems, with the range over processes; the slowest and the fastest problem; A/A of each."""
-    ratios = [p["ratio"] for p in problems]
-    each = [geomean(found) for found in zip(*(p["ratios"] for p in problems), strict=False)]
-    each[-1] = geomean([p["ratios"][-1] for p in problems])  # if each problem's are in order, the widest range there can be
+def ratios(found: summary.Rows, ours: str = "ours", theirs: str = "torch") -> list[float]:
+    """Of each process: the time of their fastest over that of ours."""
+    return [min(row["ms"][theirs].values()) / min(row["ms"][ours].values()) for row in found]
+
+
+def errors(found: summary.Rows) -> dict[str, float]:
+    """Those of the first process: the others do not look for any."""
+    return next(row["errors"] for row in found if "errors" in row)
+
+
+def beyond(rows: summary.Rows) -> int:
+    """How many problems were off by more than their bound: the first process tells."""
+    return sum(not row.get("within", True) for row in rows)
+
+
+def lower_bound(values: list[float], rounds: int = 2000) -> float:
+    """The 5 % quantile of the median over bootstrap samples (Efron 1979)."""
+    choose = random.Random(0)
+    return sorted(statistics.median(choose.choices(values, k=len(values))) for _ in range(rounds))[rounds // 20]
+
+
+def of_problems(problems: list[summary.Rows]) -> dict[str, Any]:
+    """A row, from those of each problem: the geometric mean with the range over processes; the slowest and the fastest problem; A/A
+    of each; the largest errors."""
+    each = [ratios(found) for found in problems]
+    medians = [statistics.median(found) for found in each]
     return {
-        "ratio": of(each, geomean(ratios)),
-        "from": min(ratios),
-        "to": max(ratios),
-        "lower_bound": min(p["lower_bound"] for p in problems),
-        "again": of([p["control"] for p in problems]),
-        "processes": min(len(p["ratios"]) for p in problems),
+        "ratio": of([geomean(found) for found in zip(*each, strict=False)], geomean(medians)),
+        "from": min(medians),
+        "to": max(medians),
+        "lower_bound": min(map(lower_bound, each)),
+        "again": of([statistics.median(ratios(found, "again")) for found in problems]),
+        "processes": min(map(len, each)),
+        "error": max(errors(found)["ours"] for found in problems),
+        "torch_error": max(errors(found)["torch"] for found in problems),
     }
+
+
+def of_groups(rows: summary.Rows, groups: Mapping[str, contest.Group]) -> Iterator[tuple[dict[str, Any], list[summary.Rows]]]:
+    """For each group and number of threads: how its row begins, and what was measured of each problem."""
+    found = summary.by(rows, "group", "threads")
+    for name, threads in itertools.product(groups, sorted({row["threads"] for row in rows})):
+        if of := found.get((name, threads)):
+            yield {"what": groups[name].title, "threads": threads}, [*summary.by(of, "layer", "batch").values()]
+
+
+COLUMNS = ("geomean", "from", "to", "lowest bound", "A/A", "error, PyTorch's")
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """Those of :data:`COLUMNS`."""
+    shown = [
+        text(row["ratio"], row["again"], row["processes"]),
+        *(f"{row[name]:.2f}" for name in ("from", "to", "lower_bound")),
+    ]
+    return [*shown, ends(row["again"]), f"{row['error']:.0e}, {row['torch_error']:.0e}"]
 
 
 def noise(again: Figure | None) -> float:
@@ -67,7 +115,7 @@ def ends(figure: Figure) -> str:
     return f"{figure['low']:.2f} to {figure['high']:.2f}"
 
 
-def legend(kept: bool, processes: int) -> str:
+def legend(processes: int, kept: bool = True) -> str:
     """The sentence under a table that explains bold figures."""
     dash = '"-": within the deviation of A/A, which exceeds 10 %.'
     if not kept:

@@ -10,7 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-Tensors = tuple[Any, Any, Any]
+import torch
+from torch.nn.functional import conv2d
+
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+FORMATS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
 @dataclass(frozen=True)
@@ -75,12 +79,10 @@ OF_EACH_KIND = (
 """What ``normal`` and ``performance`` are judged by."""
 
 
-def call(layer: Layer, direction: str) -> Callable[[Any, Any, Any], Any]:
+def call(layer: Layer, direction: str) -> Callable[..., torch.Tensor]:
     """What takes the input, the weight and the gradient of the output, and gives the result of one direction."""
-    import torch
-    from torch.nn.functional import conv2d
 
-    def run(x: Any, w: Any, g: Any) -> Any:
+    def run(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor) -> Any:
         if direction == "fprop":
             return conv2d(x, w, None, layer.stride, layer.padding, 1, layer.groups)
         mask = [direction == "dgrad", direction == "wgrad", False]
@@ -95,8 +97,6 @@ def tensors(
     layer: Layer, batch: int, seed: int, memory_format: str = "channels_first", data: str = "normal", device: Any = "cpu"
 ) -> Tensors:
     """Input, weight and the gradient of the output, float32, normally distributed; ``denormal``: the input times 1e-39."""
-    import torch
-
     generator = torch.Generator(device).manual_seed(seed)
     out = (layer.size + 2 * layer.padding - layer.window) // layer.stride + 1
     x = torch.randn(batch, layer.c, layer.size, layer.size, generator=generator, device=device)
@@ -104,5 +104,5 @@ def tensors(
     if data == "denormal":
         x = x * 1e-39
     g = torch.randn(batch, layer.k, out, out, generator=generator, device=device)
-    kind = torch.channels_last if memory_format == "channels_last" else torch.contiguous_format
+    kind = FORMATS[memory_format]
     return x.contiguous(memory_format=kind), w.contiguous(memory_format=kind), g.contiguous(memory_format=kind)

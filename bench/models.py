@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import argparse
 import copy
-import itertools
-import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -24,34 +22,34 @@ import contest
 import figures
 import runtimes
 import summary
+import torch
+from layers import FORMATS
 from networks import NETWORKS
+
+import msctx
 
 CLASSES = {"fp32-grade": {}, "TF32 class": {"conv_allow_tf32": True, "matmul_allow_tf32": True}}
 ALGORITHMS = ("conv_fprop_algo", "matmul_algo", "conv_dgrad_algo", "conv_wgrad_algo")
 PHASES = ("inference", "training")
 TRAINING_BATCH = 4
 SIZE = 224
-MODES = ("PYNATIVE_MODE", "GRAPH_MODE")
-
-
-Step = Callable[[Any], Any]
+SIDES = (*CLASSES, "bf16 autocast", *runtimes.RUNTIMES)
+Scope = Callable[[], AbstractContextManager[Any]]
+Step = Callable[[torch.Tensor], torch.Tensor]
 
 
 def step_of(model: Any, is_training: bool) -> Step:
     """What is timed: the output of a network, or a step of its training, which gives the last weight's gradient."""
-    import torch
-
     if not is_training:
-        return model
-
+        return model  # type: ignore[no-any-return]
     optimizer = torch.optim.SGD(model.parameters(), 1e-6)
     *_, weight = (p for p in model.parameters() if p.dim() > 1)
 
-    def step(x: Any) -> Any:
+    def step(x: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
         scores = model(x)
         torch.nn.functional.cross_entropy(scores, scores.new_zeros(len(scores), dtype=torch.long)).backward()
-        gradient = weight.grad.clone()
+        gradient: torch.Tensor = weight.grad.clone()
         optimizer.step()
         return gradient
 
@@ -60,27 +58,21 @@ def step_of(model: Any, is_training: bool) -> Step:
 
 def measure(name: str, phase: str, batch: int, seconds: float, with_inductor: bool, with_errors: bool = True) -> dict[str, Any]:
     """One process's figures, and the errors."""
-    import torch
-
-    import msctx
-
     is_training = phase == "training"
     torch.manual_seed(0)
     plain = NETWORKS[name]().train(is_training)
     given = [torch.randn(batch, 3, SIZE, SIZE) for _ in range(3)]
-    kinds = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
-    by_format = {f: [x.contiguous(memory_format=kind) for x in given] for f, kind in kinds.items()}
-    models = {f: copy.deepcopy(plain).to(memory_format=kind) for f, kind in kinds.items()}
+    by_format = {f: [x.contiguous(memory_format=kind) for x in given] for f, kind in FORMATS.items()}
     requested = dict.fromkeys(ALGORITHMS if is_training else ALGORITHMS[:2], "normal")
-    contexts = {
-        (side, mode): msctx.context(mode=mode, **requested, **options, fallback="silent", frozen_weights=not is_training)
-        for (side, options), mode in itertools.product(CLASSES.items(), MODES)
-    }
     contenders: list[contest.Contender] = []
-    first: dict[tuple[str, str], Any] = {}  # results of the first call: training has changed nothing yet
+    first: dict[tuple[str, str], torch.Tensor] = {}  # results of the first call: training has changed nothing yet
 
-    def enter_step(side: str, label: str, f: str, scope: Callable[[], AbstractContextManager[Any]], step: Step) -> None:
-        def run(number: int) -> Any:
+    def context(side: str, mode: str) -> Scope:
+        made = msctx.context(mode=mode, **requested, **CLASSES[side], fallback="silent", frozen_weights=not is_training)
+        return lambda: made
+
+    def enter_step(side: str, label: str, f: str, scope: Scope, step: Step) -> None:
+        def run(number: int) -> None:
             with torch.set_grad_enabled(is_training):
                 result = step(by_format[f][number % 3])
             if (side, label) not in first:
@@ -88,95 +80,69 @@ def measure(name: str, phase: str, batch: int, seconds: float, with_inductor: bo
 
         contenders.append(contest.Contender(side, label, scope, run))
 
-    def enter(
-        side: str, how: str, f: str, scope: Callable[[], AbstractContextManager[Any]], options: dict[str, Any] | None
-    ) -> None:
-        """A contender; compiled unless its options are None."""
-        model = copy.deepcopy(models[f])
+    def enter(side: str, how: str, f: str, scope: Scope, options: dict[str, Any] | None = None) -> None:
+        """A contender; compiled if it has options, be they none."""
+        model = copy.deepcopy(plain).to(memory_format=FORMATS[f])
         step = step_of(model if options is None else torch.compile(model, options=options), is_training)
         enter_step(side, f"{how}, {f}", f, scope, step)
 
-    for f in kinds:
-        enter("torch", "eager", f, nullcontext, None)
-        for math_class in CLASSES:
-            enter(math_class, "eager", f, lambda context=contexts[math_class, MODES[0]]: context, None)
-        enter("bf16 autocast", "eager", f, lambda: torch.autocast("cpu", torch.bfloat16), None)
-    if with_inductor:  # which lays out the tensors between as it likes
-        enter("torch", "inductor", "channels_last", nullcontext, {})
-        for math_class in CLASSES:
-            enter(math_class, "graph mode", "channels_last", lambda context=contexts[math_class, MODES[1]]: context, None)
-        if not is_training:  # as an option of torch.compile alone it has no effect: Dynamo looks at the setting
+    def torchs(side: str) -> None:
+        for f in FORMATS:
+            enter(side, "eager", f, nullcontext)
+        if with_inductor:  # which lays out the tensors between as it likes
+            enter(side, "inductor", "channels_last", nullcontext, {})
+        if (
+            with_inductor and not is_training
+        ):  # as an option of torch.compile alone it has no effect: Dynamo looks at the setting
             frozen = {"freezing": True}
-            for side in ("torch", "again"):
-                enter(side, "inductor with freezing", "channels_last", lambda: torch._inductor.config.patch(frozen), frozen)
+            enter(side, "inductor with freezing", "channels_last", lambda: torch._inductor.config.patch(frozen), frozen)
+
+    torchs("torch")
+    for f in FORMATS:
+        for side in CLASSES:
+            enter(side, "eager", f, context(side, "PYNATIVE_MODE"))
+        enter("bf16 autocast", "eager", f, lambda: torch.autocast("cpu", torch.bfloat16))
+    for side in CLASSES if with_inductor else ():
+        enter(side, "graph mode", "channels_last", context(side, "GRAPH_MODE"))
     if not is_training:
         for other, infer in runtimes.installed(plain, given[0], torch.get_num_threads()).items():
             enter_step(other, "", "channels_first", nullcontext, infer)
-    for f in kinds:  # the control
-        enter("again", "eager", f, nullcontext, None)
-    found = contest.fastest(contenders, seconds)
-    winners = {side: min(ms, key=lambda label: ms[label]) for side, ms in found.items()}
+    torchs("again")
+    ms = contest.fastest(contenders, seconds)
+    winners = {side: min(each, key=lambda label: each[label]) for side, each in ms.items()}
+    told = {"ms": ms, "winner": winners["torch"]}
     if not with_errors:
-        return {"ms": found, "winners": winners}
+        return told
     with torch.set_grad_enabled(is_training):
         truth = step_of(copy.deepcopy(plain).double(), is_training)(given[0].double()).detach()
-    scale = float(truth.abs().max())
-    return {
-        "ms": found,
-        "winners": winners,
-        "errors": {side: float((first[side, label] - truth).abs().max()) / scale for side, label in winners.items()},
-    }
+    return told | {"errors": {side: contest.error_of(first[side, label], truth) for side, label in winners.items()}}
 
 
-def work(given: argparse.Namespace) -> None:
-    """A process: a line of JSON for each batch size of a network's phase."""
-    name, phase = given.work.split(",")
-    for batch in given.batches if phase == "inference" else [TRAINING_BATCH]:
-        found = measure(name, phase, batch, given.seconds, not given.without_inductor, not given.without_errors)
-        print(json.dumps({"network": name, "phase": phase, "batch": batch, **found}), flush=True)
-
-
-def of_processes(found: list[dict[str, Any]]) -> dict[str, Any]:
-    each = {side: [contest.ratio(f["ms"], side) for f in found] for side in found[0]["ms"] if side not in ("torch", "again")}
-    controls = [
-        f["ms"]["torch"][how] / f["ms"]["again"][how] for f in found for how in f["ms"]["again"] if how in f["ms"]["torch"]
-    ]
-    return {
-        "ratios": {side: statistics.median(ratios) for side, ratios in each.items()},
-        "each": each,
-        "control": statistics.median(controls),
-        "controls": controls,
-        "ms": {side: statistics.median(min(f["ms"][side].values()) for f in found) for side in found[0]["ms"]},
-        "winners": {side: sorted({f["winners"][side] for f in found}) for side in found[0]["winners"]},
-        "errors": found[0]["errors"],
-    }
-
-
-def collect(given: argparse.Namespace) -> dict[str, Any]:
-    works = [f"{name},{phase}" for name in contest.requested(NETWORKS, given) for phase in given.phases.split(",")]
-    words = ["--without-inductor"] * given.without_inductor
-    return contest.collected(__file__, given, works, ("network", "phase", "batch"), of_processes, "networks", words)
-
-
-SIDES = (*CLASSES, "bf16 autocast", *runtimes.RUNTIMES)
+def work(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Each batch size of a network's phases."""
+    for phase in given.phases.split(","):
+        for batch in given.batches if phase == "inference" else [TRAINING_BATCH]:
+            found = measure(given.work, phase, batch, given.seconds, not given.without_inductor, not given.without_errors)
+            yield {"network": given.work, "phase": phase, "batch": batch, **found}
 
 
 def reduced(results: summary.Results) -> summary.Summary:
     """A row for each network, phase, batch size and number of threads."""
-    rows = []
-    for row in (row for result in results for row in result["networks"]):
-        each, sides = row.get("each", {}), [side for side in SIDES if side in row["ratios"]]
+    rows, about = [], ("network", "phase", "batch", "threads")
+    for place, found in summary.by(summary.every(results), *about).items():
+        errors = figures.errors(found)
+        sides = [side for side in SIDES if side in errors]
         rows.append(
             {
-                **{name: row[name] for name in ("network", "phase", "batch", "threads")},
-                "ms": row["ms"]["torch"],
-                "fastest": row["winners"]["torch"],
-                "again": figures.of(row.get("controls"), row["control"]),
-                "ratios": {side: figures.of(each.get(side), row["ratios"][side]) for side in sides},
-                "errors": {side: row["errors"][side] for side in ("torch", *sides)},
+                **dict(zip(about, place, strict=True)),
+                "ms": statistics.median(min(row["ms"]["torch"].values()) for row in found),
+                "fastest": sorted({row["winner"] for row in found}),
+                "again": figures.of(figures.ratios(found, "again")),
+                "ratios": {side: figures.of(figures.ratios(found, side)) for side in sides},
+                "errors": {side: errors[side] for side in ("torch", *sides)},
             }
         )
-    return summary.head(results, kept=all("each" in row for result in results for row in result["networks"]), rows=rows)
+    return summary.head(results, rows=rows)
 
 
 def tables(of: summary.Summary) -> summary.Tables:
@@ -189,16 +155,15 @@ def tables(of: summary.Summary) -> summary.Tables:
         name = f"{row['network']}, {row['phase']}"
         cells.append([name, row["batch"], row["threads"], best, *sides, f"{row['again']['median']:.2f}"])
     head = ["network", "batch", "threads", "PyTorch, ms, error", *(f"{side}, error" for side in SIDES), "A/A"]
-    last = f"{summary.described(of)}; {processes} or more processes."
-    legend = figures.legend(of["kept"], processes)
-    return {"networks": [*summary.markdown(head, cells), "", f"{last} {legend}"]}
+    last = f"{summary.described(of)}; {processes} or more processes. {figures.legend(processes)}"
+    return {"networks": summary.table(head, cells, last)}
 
 
 def main() -> None:
     parser = contest.arguments(__doc__, NETWORKS, [1, 8])
     parser.add_argument("--phases", default=",".join(PHASES), metavar="NAME,NAME")
     parser.add_argument("--without-inductor", action="store_true", help="only eager code: compiling takes minutes a process")
-    summary.do(parser.parse_args(), work, collect, reduced, tables)
+    summary.do(parser.parse_args(), NETWORKS, work, reduced, tables)
 
 
 if __name__ == "__main__":

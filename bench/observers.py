@@ -24,7 +24,7 @@ import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -64,16 +64,12 @@ def collecting(**requested: int) -> Any:
     reader.end()
 
 
-def debug_mode() -> AbstractContextManager[Any]:
+@contextmanager
+def debug_mode() -> Iterator[None]:
     from torch.utils._debug_mode import DebugMode
 
-    stack = contextmanager(lambda: _hashes(DebugMode))
-    return stack()
-
-
-def _hashes(mode: Any) -> Any:
-    with mode() as found, mode.log_tensor_hashes(hash_inputs=True):
-        yield found
+    with DebugMode(), DebugMode.log_tensor_hashes(hash_inputs=True):
+        yield
 
 
 def msprobe(folder: Path) -> Callable[[], AbstractContextManager[Any]]:
@@ -193,29 +189,20 @@ def ratios(turns: Turns) -> dict[str, float]:
     return {name: statistics.median(own / plain for own, plain in pairs) for name, pairs in turns.items()}
 
 
-def measured() -> dict[str, Any]:
-    torch.set_num_threads(1)
+def work(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """All steps."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         others, all_steps = contenders(Path(folder)), steps()
         recorder = {RECORDER: others[RECORDER]}
         counted = {model: in_turns(step, recorder, measure=page_faults)[RECORDER] for model, step in all_steps.items()}
         heap_keeps_what_is_freed()
-        return {"faults": counted, "ratios": {model: ratios(in_turns(step, others)) for model, step in all_steps.items()}}
-
-
-def collect(given: argparse.Namespace) -> dict[str, Any]:
-    result = contest.begun(found=[])
-    for number in range(given.processes):
-        result["found"] += contest.process(__file__, "measured")
-        result["processes"] = number + 1
-        contest.keep(given.out, result)
-    return result
+        yield {"faults": counted, "ratios": {model: ratios(in_turns(step, others)) for model, step in all_steps.items()}}
 
 
 def reduced(results: summary.Results) -> summary.Summary:
     """A row for each observer, and the page faults of a step with the recorder and without."""
-    processes = [one for result in results for one in result["found"]]
+    processes = summary.every(results)
     first = processes[0]["ratios"]
     rows = [
         {"observer": name, "ratios": {model: figures.of([one["ratios"][model][name] for one in processes]) for model in first}}
@@ -223,10 +210,8 @@ def reduced(results: summary.Results) -> summary.Summary:
     ]
     faults = []
     for model in first:
-        pairs = [pair for one in processes for pair in one.get("faults", {}).get(model, ())]
-        if pairs:
-            recorder, plain = (figures.of(counts) for counts in zip(*pairs, strict=True))
-            faults.append({"step": model, "plain": plain, "recorder": recorder})
+        recorder, plain = zip(*(pair for one in processes for pair in one["faults"][model]), strict=True)
+        faults.append({"plain": figures.of(plain), "recorder": figures.of(recorder)})
     return summary.head(results) | {"processes": len(processes), "rows": rows, "faults": faults}
 
 
@@ -247,12 +232,11 @@ def tables(of: summary.Summary) -> summary.Tables:
         last += f" The heap keeps what is freed here; page faults of a step with glibc's default heap: {faults('plain')}"
         last += f", with the recorder {faults('recorder')}."
     head = ["a step's time over that without", *of["rows"][0]["ratios"]]
-    return {f"observers-{of['machine']['isa']}": [*summary.markdown(head, lines), "", last]}
+    return {f"observers-{of['machine']['isa']}": summary.table(head, lines, last)}
 
 
 def main() -> None:
-    given = contest.parser(__doc__, processes=3).parse_args()
-    summary.do(given, lambda _: print(json.dumps(measured())), collect, reduced, tables)
+    summary.do(contest.parser(__doc__, processes=3).parse_args(), ["steps"], work, reduced, tables)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What each precision_mode costs and gives: the time of a step in float32 over its time, with the error against float64 beside it.
 
 A step is forward and backward pass of a whole network, in its faster memory format. Errors are those of the last weight's gradient,
-over its largest value; dtypes are what matrix operators computed in.
+over its largest value.
 
     python bench/precision.py --threads 1 --out RAW.json
     python bench/precision.py --summary RAW.json > bench/results/NAME-precision.json
@@ -12,16 +12,21 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import contest
 import figures
 import summary
+import torch
+from layers import FORMATS
 from networks import NETWORKS, encoder
+from torch import nn
+
+import msctx
 
 MODES = (
     "force_fp16",
@@ -34,40 +39,31 @@ MODES = (
 )
 SCALE = 1024.0
 """Of the loss, as a GradScaler would: gradients in float16 must not vanish."""
-FORMATS = ("channels_first", "channels_last")
+Subject = tuple[nn.Module, torch.Tensor]
 
 
-def digits() -> tuple[Any, Any]:
+def digits() -> Subject:
     """The ConvNet of configs/experiments/digits.py, on 64 images of 8 x 8."""
-    import torch
-    from torch import nn
-
     layers: list[nn.Module] = []
     for c, k in ((1, 32), (32, 32), (32, 64)):
         layers += [nn.Conv2d(c, k, 3, padding=1), nn.BatchNorm2d(k), nn.ReLU()]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 64, 10)), torch.randn(64, 1, 8, 8)
 
 
-def resnet() -> tuple[Any, Any]:
-    import torch
-
+def resnet() -> Subject:
     return NETWORKS["resnet50"](), torch.randn(4, 3, 224, 224)
 
 
-def transformer() -> tuple[Any, Any]:
+def transformer() -> Subject:
     """On 4 sequences of 128."""
-    import torch
-
     return encoder(dropout=0.0), torch.randn(4, 128, 512)
 
 
-SUBJECTS: dict[str, Callable[[], tuple[Any, Any]]] = {"digits": digits, "resnet50": resnet, "transformer": transformer}
+SUBJECTS: dict[str, Callable[[], Subject]] = {"digits": digits, "resnet50": resnet, "transformer": transformer}
 
 
-def gradient(model: Any, x: Any) -> Any:
+def gradient(model: nn.Module, x: torch.Tensor) -> Any:
     """One step; returns the last weight's gradient."""
-    import torch
-
     for p in model.parameters():
         p.grad = None
     y = model(x)
@@ -78,65 +74,34 @@ def gradient(model: Any, x: Any) -> Any:
     return weight.grad
 
 
-def step_of(model: Any, x: Any) -> Callable[[int], Any]:
-    return lambda number: gradient(model, x)
-
-
 def measure(name: str, seconds: float) -> dict[str, Any]:
-    import torch
-
-    import msctx
-
     torch.manual_seed(0)
     plain, x = SUBJECTS[name]()
-    kinds = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
-    formats = FORMATS if x.dim() == 4 else FORMATS[:1]
-    images = {f: x.contiguous(memory_format=kinds[f]) if x.dim() == 4 else x for f in formats}
-    models = {f: copy.deepcopy(plain).to(memory_format=kinds[f]) if x.dim() == 4 else copy.deepcopy(plain) for f in formats}
     truth = gradient(copy.deepcopy(plain).double(), x.double())
-    scale = float(truth.abs().max())
-    contenders, errors, dtypes = [], {}, {}
+    contenders, errors = [], {}
     for mode in ("float32", "again", *MODES):
         scope = nullcontext() if mode in ("float32", "again") else msctx.context(precision_mode=mode)
-        for f in formats:
-            model = copy.deepcopy(models[f])
-            if f == formats[0]:
+        for name, kind in FORMATS.items() if x.dim() == 4 else [("", torch.preserve_format)]:
+            step = partial(gradient, copy.deepcopy(plain).to(memory_format=kind), x.contiguous(memory_format=kind))
+            if mode not in errors:
                 with scope:
-                    found = gradient(model, images[f])
-                errors[mode] = float((found - truth).abs().max()) / scale
-                rows = () if isinstance(scope, nullcontext) else scope.precisions()
-                dtypes[mode] = sorted({r.dtype for r in rows if r.operator in ("conv2d", "linear", "matmul", "addmm")})
-            contenders.append(contest.Contender(mode, f, lambda scope=scope: scope, step_of(model, images[f])))
-    return {"ms": contest.fastest(contenders, seconds), "errors": errors, "dtypes": dtypes}
+                    errors[mode] = contest.error_of(step(), truth)
+            contenders.append(contest.Contender(mode, name, lambda scope=scope: scope, lambda number, step=step: step()))
+    return {"ms": contest.fastest(contenders, seconds), "errors": errors}
 
 
-def work(given: argparse.Namespace) -> None:
-    print(json.dumps({"subject": given.work, **measure(given.work, given.seconds)}), flush=True)
-
-
-def of_processes(found: list[dict[str, Any]]) -> dict[str, Any]:
-    each = {mode: [contest.ratio(f["ms"], mode, "float32") for f in found] for mode in ("again", *MODES)}
-    return {
-        "ms": statistics.median(min(f["ms"]["float32"].values()) for f in found),
-        "ratios": {mode: statistics.median(ratios) for mode, ratios in each.items()},
-        "each": each,
-        "errors": found[0]["errors"],
-        "dtypes": found[0]["dtypes"],
-    }
-
-
-def collect(given: argparse.Namespace) -> dict[str, Any]:
-    return contest.collected(__file__, given, contest.requested(SUBJECTS, given), ("subject",), of_processes, "subjects")
+def work(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    yield {"subject": given.work, **measure(given.work, given.seconds)}
 
 
 def reduced(results: summary.Results) -> summary.Summary:
     """A row for each step and number of threads."""
     rows = []
-    for row in (row for result in results for row in result["subjects"]):
-        each = row.get("each", {})
-        ratios = {mode: figures.of(each.get(mode), ratio) for mode, ratio in row["ratios"].items()}
-        rows.append({name: row[name] for name in ("subject", "threads", "ms")} | {"ratios": ratios, "errors": row["errors"]})
-    return summary.head(results, kept=all("each" in row for result in results for row in result["subjects"]), rows=rows)
+    for (subject, threads), found in summary.by(summary.every(results), "subject", "threads").items():
+        ratios = {mode: figures.of(figures.ratios(found, mode, "float32")) for mode in ("again", *MODES)}
+        ms = statistics.median(min(row["ms"]["float32"].values()) for row in found)
+        rows.append({"subject": subject, "threads": threads, "ms": ms, "ratios": ratios, "errors": figures.errors(found)})
+    return summary.head(results, rows=rows)
 
 
 def tables(of: summary.Summary) -> summary.Tables:
@@ -151,12 +116,13 @@ def tables(of: summary.Summary) -> summary.Tables:
     lines = [["none: float32", *(f"{row['ms']:.0f} ms, {row['errors']['float32']:.0e}" for row in rows)]]
     lines += [[f"`{mode}`", *(cell(row, mode) for row in rows)] for mode in MODES]
     lines += [["A/A", *(cell(row, "again") for row in rows)]]
-    last = f"{summary.described(of)}; {processes} or more processes. {figures.legend(of['kept'], processes)}"
-    return {"precision-speed": [*summary.markdown(head, lines), "", last]}
+    legend = figures.legend(processes, all("low" in row["ratios"]["again"] for row in rows))
+    last = f"{summary.described(of)}; {processes} or more processes. {legend}"
+    return {"precision-speed": summary.table(head, lines, last)}
 
 
 def main() -> None:
-    summary.do(contest.arguments(__doc__, SUBJECTS, [1]).parse_args(), work, collect, reduced, tables)
+    summary.do(contest.arguments(__doc__, SUBJECTS).parse_args(), SUBJECTS, work, reduced, tables)
 
 
 if __name__ == "__main__":

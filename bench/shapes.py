@@ -7,7 +7,8 @@ GPT-2 (Radford et al., 2019), BERT (arXiv 1810.04805), ViT (arXiv 2010.11929), t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+
+import torch
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,11 @@ OF_EACH_KIND = (*_FORWARD, *_GRADIENTS, *_CONVNEXT, *_HEADS, *_NARROW, *_ATTENTI
 """What ``normal`` and ``performance`` are judged by."""
 
 
-def tensors(shape: Shape, seed: int, data: str = "normal") -> tuple[Any, Any]:
+def tensors(shape: Shape, seed: int, data: str = "normal") -> tuple[torch.Tensor, torch.Tensor]:
     """Both factors, float32, normally distributed; ``denormal``: the left one times 1e-39."""
-    import torch
-
     generator, batch = torch.Generator().manual_seed(seed), (shape.batch,) if shape.batch else ()
 
-    def factor(rows: int, columns: int, letter: str) -> Any:
+    def factor(rows: int, columns: int, letter: str) -> torch.Tensor:
         if letter == "N":
             return torch.randn(*batch, rows, columns, generator=generator)
         return torch.randn(*batch, columns, rows, generator=generator).mT

@@ -15,9 +15,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import contest
+import torch
+
 ROOT = Path(__file__).parents[1]
+Rows = list[dict[str, Any]]
 Results = list[dict[str, Any]]
+"""Raw: the machine, the commit, the processes, and the rows that these printed."""
 Summary = dict[str, Any]
+Reduced = Callable[[Results], Summary]
 Tables = dict[str, list[str]]
 """Name of a place in the documentation → Markdown."""
 
@@ -66,25 +72,42 @@ def read(file: Path) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def do(
-    given: argparse.Namespace,
-    work: Callable[[argparse.Namespace], None],
-    collect: Callable[[argparse.Namespace], dict[str, Any]],
-    reduce: Callable[[Results], Summary],
-    tables: Callable[[Summary], Tables],
-) -> None:
-    """Be a process that measures, write a summary of raw results, write tables into the documentation, or measure and print."""
-    if given.work:
-        import torch
+def by(rows: Rows, *names: str) -> dict[tuple[Any, ...], Rows]:
+    """The values of these fields → the rows that have them."""
+    found: dict[tuple[Any, ...], Rows] = {}
+    for row in rows:
+        found.setdefault(tuple(row[name] for name in names), []).append(row)
+    return found
 
-        torch.set_num_threads(getattr(given, "threads", [1])[0])
-        work(given)
-    elif given.summary:
-        print(written(reduce([read(file) for file in given.summary])), end="")
+
+def every(results: Results) -> Rows:
+    return [row for result in results for row in result["rows"]]
+
+
+def of_files(given: argparse.Namespace, reduced: Reduced, tables: Callable[[Summary], Tables]) -> bool:
+    """Write a summary of raw results, or tables into the documentation, if that is requested."""
+    if given.summary:
+        print(written(reduced([read(file) for file in given.summary])), end="")
     elif given.docs:
         into_docs(tables(read(file)) for file in given.docs)
-    else:
-        print("\n\n".join("\n".join(lines) for lines in tables(rounded(reduce([collect(given)]))).values()))
+    return bool(given.summary or given.docs)
+
+
+def do(
+    given: argparse.Namespace,
+    works: Iterable[str],
+    work: Callable[[argparse.Namespace], Iterable[dict[str, Any]]],
+    reduced: Reduced,
+    tables: Callable[[Summary], Tables],
+) -> None:
+    """Be a process that measures the rows of one of *works*, do what is to be done with files, or measure all and print tables."""
+    if given.work:
+        torch.set_num_threads(given.on_threads)
+        for row in work(given):
+            print(json.dumps(row), flush=True)
+    elif not of_files(given, reduced, tables):
+        found = tables(rounded(reduced([contest.collected(given, works)])))
+        print("\n\n".join("\n".join(lines) for lines in found.values()))
 
 
 def into_docs(found: Iterable[Tables]) -> None:
@@ -112,3 +135,8 @@ def markdown(head: Iterable[Any], rows: Iterable[Iterable[Any]]) -> list[str]:
     heads = [*head]
     first, *others = (f"| {' | '.join(map(str, cells))} |" for cells in (heads, *rows))
     return [first, "|---" * len(heads) + "|", *others]
+
+
+def table(head: Iterable[Any], rows: Iterable[Iterable[Any]], last: str) -> list[str]:
+    """With the sentences that stand below it."""
+    return [*markdown(head, rows), "", last]

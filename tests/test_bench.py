@@ -46,10 +46,15 @@ def test_a_summary_has_a_row_a_line_and_gives_the_table_of_its_raw_results(bench
     convolutions, summary = bench("convolutions"), bench("summary")
 
     def raw(group: str, *ratios: list[float], **machine: Any) -> dict[str, Any]:
-        errors = {"error": 1e-6, "torch_error": 2e-6, "within": True}
-        each = [{"ratio": r[1], "ratios": r, "lower_bound": r[0], "control": 0.98, **errors} for r in ratios]
-        problems = [{"group": group, "batch": 1, "threads": 1, **one} for one in each]
-        return {"machine": MACHINE | machine, "commit": "abc", "processes": 3, "problems": problems}
+        """Of a few problems, the ratios of three processes each."""
+        told = {"group": group, "batch": 1, "threads": 1, "errors": {"ours": 1e-6, "torch": 2e-6}}
+        ms = [
+            (n, {"torch": {"a": r, "b": 9}, "ours": {"a": 1}, "again": {"b": r / 0.98}})
+            for n, of in enumerate(ratios)
+            for r in of
+        ]
+        rows = [{**told, "layer": layer, "ms": each} for layer, each in ms]
+        return {"machine": MACHINE | machine, "commit": "abc", "processes": 3, "rows": rows}
 
     results = [raw("gemm", [1.9, 2.0, 2.1], [1.9, 2.0, 2.1]), raw("winograd", [0.5, 2.0, 2.1], [0.8, 2.0, 2.1])]
     text = summary.written(convolutions.reduced(results, "convolutions"))
@@ -82,7 +87,7 @@ def test_groups_that_a_processor_does_not_have_are_left_out(bench: Bench, monkey
     named = {}
     for isa in ("avx2", "amx", "amx_fp16_emulated"):
         monkeypatch.setattr(products.contest, "machine", lambda isa=isa: {"isa": isa})
-        named[isa] = {group.name for group in products.here()}
+        named[isa] = {*products.here()}
     assert named["avx2"] == {"strict", "strict-shapes", "strict-denormals", "normal", "performance"}
     assert named["amx_fp16_emulated"] - named["amx"] == {"fp16x3", "fp16x3-kept", "fp16x3-denormals"}
 
@@ -91,8 +96,8 @@ def test_groups_that_a_processor_does_not_have_are_left_out(bench: Bench, monkey
 def test_a_network_is_measured_in_both_phases(bench: Bench, native_core: None, monkeypatch: pytest.MonkeyPatch) -> None:
     models = bench("models")
     nn = torch.nn
-    small = lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5))  # noqa: E731
-    monkeypatch.setattr(models, "NETWORKS", {"small": small})
+    layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)
+    monkeypatch.setattr(models, "NETWORKS", {"small": lambda: nn.Sequential(*layers)})
     monkeypatch.setattr(models, "SIZE", 8)
     monkeypatch.setattr(models.runtimes, "installed", lambda *_: {})
     for phase in models.PHASES:
