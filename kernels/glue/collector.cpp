@@ -107,7 +107,7 @@ int64_t now() {
 
 // What has begun, until it ends.
 struct Observed : at::ObserverContext {
-  int64_t exception = -1;  // from deterministic mode
+  bool is_exception = false;  // from deterministic mode
   virtual void end(const at::RecordFunction&, Here&) {}
 };
 struct Context : Observed {
@@ -297,7 +297,8 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& fn) {
   auto begun = begin_seen(fn, here);
   if (!is_exception) return begun;
   if (!begun) begun = std::make_unique<Observed>();
-  begun->exception = begin_exception();
+  begun->is_exception = true;
+  begin_exception();
   return begun;
 }
 
@@ -362,7 +363,7 @@ void Context::end(const at::RecordFunction& fn, Here& here) {
 void end(const at::RecordFunction& fn, at::ObserverContext* given) try {
   if (!given) return;
   auto& begun = static_cast<Observed&>(*given);
-  if (begun.exception >= 0) here.excepted--, end_exception(begun.exception);
+  if (begun.is_exception) here.excepted--, end_exception();
   begun.end(fn, here);
 } catch (const std::exception&) {
   dropped++;

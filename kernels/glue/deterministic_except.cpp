@@ -1,7 +1,6 @@
 // Deterministic mode is off while an operator runs that is left out of it. The flag belongs to the process, and so do these operators: the
 // last to end sets it, to what it was or what it is set to meanwhile.
 #include <ATen/Context.h>
-#include <pthread.h>
 
 #include "glue/observed.h"
 #include "msctx/api.h"
@@ -24,26 +23,18 @@ Mode in_force() {
 }
 void put(const Mode& mode) { at::globalContext().setDeterministicAlgorithms(mode.is_on, mode.only_warns); }
 
-// The threads that run such operators are not in a forked process.
-void forget() {
-  if (std::exchange(relaxed.running, 0)) put(relaxed.found);
-}
-const int registered = pthread_atfork(nullptr, nullptr, forget);
-
 }  // namespace
 
-int64_t begin_exception() {
+void begin_exception() {
   const std::lock_guard<std::mutex> guard(relaxed.lock);
-  if (relaxed.running++ == 0) {
-    relaxed.found = in_force();
-    put({});
-  }
-  return forks;
+  if (relaxed.running++ != 0) return;
+  relaxed.found = in_force();
+  put({});
 }
 
-void end_exception(int64_t begun) {
+void end_exception() {
   const std::lock_guard<std::mutex> guard(relaxed.lock);
-  if (begun == forks && --relaxed.running == 0) put(relaxed.found);
+  if (--relaxed.running == 0) put(relaxed.found);
 }
 
 }  // namespace msctx::glue

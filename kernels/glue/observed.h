@@ -157,8 +157,8 @@ bool has_overflowed(
     const Operator&, int wanted, const std::vector<c10::IValue>& arguments,
     const std::vector<std::optional<Statistics>>& before, const std::vector<at::Tensor>& results);
 
-// Deterministic mode is off while an operator runs that is left out of it. Returns what ends that.
-int64_t begin_exception();
-void end_exception(int64_t begun);
+// Deterministic mode is off while an operator runs that is left out of it.
+void begin_exception();
+void end_exception();
 
 }  // namespace msctx::glue

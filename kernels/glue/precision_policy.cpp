@@ -205,11 +205,14 @@ struct Autocast {
   int64_t task_around;
 };
 
+// Of a device, as Python keeps it: by how many autocasts it is overruled; how many had been entered when its policy was, and as what that
+// left the device's own.
+struct Known {
+  int32_t overruled, level, enabled, dtype;
+};
 struct Here {
-  std::array<int, precision_devices> overruled{};  // by so many autocasts
-  std::array<int, precision_devices> level{};      // how many autocasts had been entered when a device's policy was
-  std::array<std::pair<bool, c10::ScalarType>, precision_devices> state{};  // and as what it left the device's own
-  std::array<std::optional<std::pair<bool, c10::ScalarType>>, precision_devices> below{};  // what an autocast around a policy left, once it ended
+  std::array<Known, precision_devices> of{};
+  std::array<std::optional<Known>, precision_devices> below{};  // what an autocast around a policy left, once it ended
   std::vector<Autocast> entered;
   int64_t task = -1;  // the backward pass in which the last of them was entered
 };
@@ -233,13 +236,14 @@ int level_now() {
 
 int64_t task_now() { return torch::autograd::get_current_graph_task_id(); }
 
-std::pair<bool, c10::ScalarType> state_of(int device) {
-  return {autocast::is_autocast_enabled(types_of_devices[device]), autocast::get_autocast_dtype(types_of_devices[device])};
+Known known_of(int device, int overruled, int level) {
+  const c10::DeviceType type = types_of_devices[device];
+  return {overruled, level, autocast::is_autocast_enabled(type), int32_t(autocast::get_autocast_dtype(type))};
 }
 
-void set_state(int device, const std::pair<bool, c10::ScalarType>& state) {
-  autocast::set_autocast_enabled(types_of_devices[device], state.first);
-  autocast::set_autocast_dtype(types_of_devices[device], state.second);
+void set_state(int device, const Known& known) {
+  autocast::set_autocast_enabled(types_of_devices[device], known.enabled != 0);
+  autocast::set_autocast_dtype(types_of_devices[device], c10::ScalarType(known.dtype));
 }
 
 void enter(int level, int device) {
@@ -247,9 +251,9 @@ void enter(int level, int device) {
   const PrecisionPolicy* policy = found && device >= 0 ? found->policies[device] : nullptr;
   const int64_t task = task_now();
   // What a backward pass enters with the state of its forward pass is the policy's own.
-  const bool is_own = policy && task != -1 && (!policy->low || state_of(device).second == *policy->low);
+  const bool is_own = policy && task != -1 && (!policy->low || autocast::get_autocast_dtype(types_of_devices[device]) == *policy->low);
   if (!policy || is_own) device = -1;
-  if (device >= 0) here.overruled[device]++;
+  if (device >= 0) here.of[device].overruled++;
   here.entered.push_back({level, device, here.task});
   here.task = task;
 }
@@ -261,17 +265,17 @@ void leave(int level) {
     again.pop_back();
   }
   while (!here.entered.empty() && here.entered.back().level > level) {
-    if (const int device = here.entered.back().device; device >= 0) here.overruled[device]--;
+    if (const int device = here.entered.back().device; device >= 0) here.of[device].overruled--;
     here.task = here.entered.back().task_around;
     here.entered.pop_back();
   }
   // A policy that was put in force inside an autocast that has ended goes on.
   const Combination* found = combination_in_force();
   for (int i = 0; found && i < precision_devices; i++)
-    if (found->policies[i] && level < here.level[i]) {
-      here.level[i] = level;
-      here.below[i] = state_of(i);
-      set_state(i, here.state[i]);
+    if (found->policies[i] && level < here.of[i].level) {
+      here.of[i].level = level;
+      here.below[i] = known_of(i, 0, level);
+      set_state(i, here.of[i]);
     }
 }
 
@@ -282,7 +286,7 @@ int number_overruled() {
   if (!found) return -1;
   int overruled = 0;
   for (int i = 0; i < precision_devices; i++)
-    if (found->policies[i] && here.overruled[i] > 0) overruled |= 1 << i;
+    if (found->policies[i] && here.of[i].overruled > 0) overruled |= 1 << i;
   if (overruled != found->overruled) {
     const int number = overruled_number(*found, overruled);
     if (number < 0) return -2;
@@ -353,20 +357,12 @@ MSCTX_API int msctx_precision_note_autocast(int device) {
 }
 
 // What a thread knows of the autocasts around a device's policy.
-struct PrecisionHere {
-  int32_t overruled, level, enabled, dtype;
-};
-
-MSCTX_API void msctx_precision_here(int device, PrecisionHere* found) {
-  *found = {here.overruled[device], here.level[device], here.state[device].first, int32_t(here.state[device].second)};
-}
+MSCTX_API void msctx_precision_here(int device, Known* found) { *found = here.of[device]; }
 
 // What is known of a device from now on: its policy begins (nullptr), or as it was.
-MSCTX_API void msctx_precision_know(int device, const PrecisionHere* known) {
+MSCTX_API void msctx_precision_know(int device, const Known* known) {
   last_level = level_now();
-  here.overruled[device] = known ? known->overruled : 0;
-  here.level[device] = known ? known->level : last_level;
-  here.state[device] = known ? std::pair(known->enabled != 0, c10::ScalarType(known->dtype)) : state_of(device);
+  here.of[device] = known ? *known : known_of(device, 0, last_level);
 }
 
 // A device's autocast as it is without any policy, where an autocast around a policy has ended since that began.
@@ -387,11 +383,7 @@ MSCTX_API int msctx_precision_again(int number) {
   const Combination* found = combination_in_force();
   here = Here{};
   here.task = task_now();
-  for (int i = 0; found && i < precision_devices; i++) {
-    here.overruled[i] = found->overruled >> i & 1;
-    here.level[i] = level;
-    here.state[i] = state_of(i);
-  }
+  for (int i = 0; found && i < precision_devices; i++) here.of[i] = known_of(i, found->overruled >> i & 1, level);
   return number_overruled();
 }
 
