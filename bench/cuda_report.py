@@ -41,7 +41,7 @@ from torch import nn
 
 import msctx
 from msctx.compare import result
-from msctx.native import environment_key
+from msctx.native import tuning_file
 
 Rows = list[dict[str, Any]]
 PARTS = {"environment": 0.06, "tests": 0.42, "figures": 0.44, "overhead": 0.04, "costs": 0.04}
@@ -89,7 +89,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
     if device.type == "cuda":
         gpu = torch.cuda.get_device_properties(device)
-        found |= {"GPU": gpu.name, "capability": f"{gpu.major}.{gpu.minor}", "driver": environment_key.driver()}
+        found |= {"GPU": gpu.name, "capability": f"{gpu.major}.{gpu.minor}", "driver": tuning_file.driver_version()}
         found |= {"multiprocessors": gpu.multi_processor_count, "GiB": round(gpu.total_memory / 2**30, 1)}
     return found
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from msctx import devices
 from msctx.errors import Diagnostic, FileError
-from msctx.native import environment_key
+from msctx.native import core
 from msctx.options import layers
 from msctx.options.conv_policy import plain
 from msctx.options.layers import PREFIX, RESERVED, is_option
@@ -43,7 +43,7 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpu": environment_key.cpu()[0],
+        "cpu": core.cpu()[0],
         "cpu_count": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cuda": torch.version.cuda,

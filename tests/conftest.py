@@ -31,7 +31,7 @@ import msctx
 from msctx.context import ledger
 from msctx.context.base import BASE
 from msctx.context.ledger import HELD
-from msctx.native import build, environment_key, tuning, tuning_file
+from msctx.native import build, tuning, tuning_file
 from msctx.options.layers import PREFIX, RESERVED
 from msctx.switches import SWITCHES
 from msctx.torch_config import override, put_override
@@ -181,11 +181,11 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: properties[number])
         monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
         monkeypatch.setattr(torch.version, "cuda", "13.0")
-        monkeypatch.setattr(environment_key, "driver", lambda: "580.1")
-        environment_key.stamp.cache_clear()
+        monkeypatch.setattr(tuning_file, "driver_version", lambda: "580.1")
+        tuning_file.stamp.cache_clear()
 
     yield have
-    environment_key.stamp.cache_clear()
+    tuning_file.stamp.cache_clear()
 
 
 @pytest.fixture

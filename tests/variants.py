@@ -4,15 +4,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from msctx.native import build, build_spec
-from msctx.native.build_spec import BuildSpec, Units, kernels_spec
+from msctx.native import build
+from msctx.native.build import BuildSpec, Units, kernels_spec
 from msctx.native.cachedir import digest
-from msctx.native.environment_key import cpuinfo
+from msctx.native.core import cpuinfo
 
 
 def has_avx512() -> bool:
     flags = cpuinfo().get("flags", "").split()
-    return all(flag.removeprefix("-m") in flags for flag in build_spec.AVX512)
+    return all(flag.removeprefix("-m") in flags for flag in build.AVX512)
 
 
 def emulated(spec: BuildSpec) -> BuildSpec:

@@ -19,7 +19,6 @@ from msctx.errors import Diagnostic, NativeError, OptionError, named
 from msctx.inspection import library_version
 from msctx.native import build as native
 from msctx.native import cachedir, core, tuning, tuning_file
-from msctx.native.build_spec import TILES, VECTORS
 from msctx.native.cuda import driver
 from msctx.native.cuda import plans as kernels
 from msctx.native.cuda.depthwise import ARCHS
@@ -185,7 +184,7 @@ def build(
         "origin": made.origin,
         "seconds": round(seconds, 1),
         "compiler": library.c.msctx_compiler(),
-        "built_for": [*VECTORS, *TILES],
+        "built_for": [*native.VECTORS, *native.TILES],
         "processor_has": library.isas(),
         "in_use": library.isa(),
         "bytes_removed": removed,

@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 
 from msctx._version import __version__
 from msctx.errors import NativeError
-from msctx.native import cachedir, distributed, environment_key
+from msctx.native import cachedir, core, distributed
 from msctx.notices import warn
 from msctx.observers import files
 from msctx.observers.files import Slot
@@ -55,7 +55,7 @@ def stamp() -> str:
     import torch
 
     versions = (__version__, torch.__version__, torch.version.git_version, sys.implementation.cache_tag, *platform.libc_ver())
-    return PREFIX + hashlib.sha256(repr((versions, platform.machine(), environment_key.cpu())).encode()).hexdigest()[:12]
+    return PREFIX + hashlib.sha256(repr((versions, platform.machine(), core.cpu())).encode()).hexdigest()[:12]
 
 
 def limit_of(root: Path) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from msctx.errors import Diagnostic, OptionError, ScopeError
-from msctx.native.optimizer_steps import SCALED
+from msctx.native.precision_regions import SCALED
 from msctx.themes.precision import POLICY
 from msctx.themes.session import LOW_PRECISION
 
@@ -136,7 +136,7 @@ class LossScaling:
         return (args[0], checked), {name: value for name, value in kwargs.items() if name != "closure"}
 
     def _leave_out_overflow(self, optimizer: Optimizer) -> None:
-        if (found := self._found.pop(optimizer, None)) is None:  # no backward pass of scaling(loss): optimizer_steps warns
+        if (found := self._found.pop(optimizer, None)) is None:  # no backward pass of scaling(loss): precision_regions warns
             return
         SCALED.add(optimizer)
         overflowed = self.scaler.count(found)

@@ -6,14 +6,17 @@ import atexit
 import ctypes
 import json
 import os
+import platform
+import re
 import threading
 from ctypes import c_char_p, c_double, c_int, c_int32, c_int64, c_void_p, py_object
 from dataclasses import asdict
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msctx import notices
 from msctx.errors import NativeError, nearest
-from msctx.native import environment_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -324,9 +327,34 @@ def obstacle() -> str:
     return build.obstacle()
 
 
+# --- the processor ----------------------------------------------------------------------------------------------------
+
+FLAGS = re.compile(
+    r"avx2|fma|avx512(f|bw|vl|_bf16|_fp16|_vnni)|amx_(tile|bf16|int8|fp16|complex)|asimd(hp|dp)?|sve2?|bf16|i8mm"
+)
+"""The flags of a processor that decide which kernels it runs, torch's and ours."""
+
+
+@cache
+def cpu() -> tuple[str, str]:
+    """The processor's name, and those of its flags that matter."""
+    found = cpuinfo()
+    model = found.get("model name") or found.get("CPU part") or platform.processor() or platform.machine()
+    flags = sorted(found.get("flags", found.get("Features", "")).split())
+    return model, " ".join(flag for flag in flags if FLAGS.fullmatch(flag))
+
+
+def cpuinfo() -> dict[str, str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return {name.strip(): text.strip() for name, _, text in (line.partition(":") for line in reversed(lines))}
+
+
 def matrix_unit_obstacle() -> str:
     """Why the kernels have no matrix unit here, or ``""``: the same before the library is loaded and after."""
     if isa := os.environ.get(ISA_VARIABLE):
         return "" if isa.startswith("amx") else f"{ISA_VARIABLE}={isa} has no matrix unit (AMX)"
-    flags = environment_key.cpu()[1].split()  # none: they are not known
+    flags = cpu()[1].split()  # none: they are not known
     return "" if not flags or {"amx_tile", "amx_bf16", "amx_int8"} <= {*flags} else "this processor has no matrix unit (AMX)"

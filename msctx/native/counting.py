@@ -1,4 +1,4 @@
-"""What is installed in PyTorch while some policy is in force, and what is counted while contexts are open.
+"""What is counted while contexts are open, and what is installed in PyTorch while somebody wants it.
 
 A kind of counter has ``begin()``, also for what has come since, and ``end()``, which returns what is to be reported. A context has
 none of a kind before there was something to count.
@@ -7,51 +7,19 @@ none of a kind before there was something to count.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from msctx.signals import uninterrupted
 
 
-class AtWork:
-    """Its lock is held while what is installed changes; what the collector of garbage releases meanwhile waits until :meth:`tidy`.
-
-    A finalizer may run in any line of any thread, also of one that holds a lock of ours: it must not wait for one. The lock is
-    taken by ``with`` itself: a signal's handler that raises would leave one held that a function of ours had just taken.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self._jobs: deque[Callable[[], None]] = deque()
-
-    def later(self, job: Callable[[], None]) -> None:
-        """For finalizers: at once, unless somebody is at work, who does it afterwards."""
-        self._jobs.append(job)
-        self.tidy()
-
-    def tidy(self) -> None:
-        """Do what waits, unless somebody is at work."""
-        if not self._jobs:
-            return
-        with uninterrupted():
-            while self._jobs and self.lock.acquire(blocking=False):
-                try:
-                    while self._jobs:
-                        self._jobs.popleft()()
-                finally:
-                    self.lock.release()
-
-
-at_work = AtWork()
-
-
 class Held:
-    """Installed by the first holder, taken away by the last: *install* returns what takes it away."""
+    """Entered by the first holder, left by the last."""
 
-    def __init__(self, install: Callable[[], Callable[[], None]]) -> None:
-        self._install = install
-        self._remove: Callable[[], None] | None = None
+    def __init__(self, make: Callable[[], AbstractContextManager[object]]) -> None:
+        self._make = make
+        self._held: AbstractContextManager[object] | None = None
         self._holders = 0
         self._lock = threading.Lock()
 
@@ -59,11 +27,12 @@ class Held:
         """So many more holders, or fewer."""
         with self._lock:
             self._holders += count
-            if self._holders and self._remove is None:
-                self._remove = self._install()
-            elif not self._holders and self._remove is not None:
-                remove, self._remove = self._remove, None  # first: it may be interrupted, and is installed again the next time
-                remove()
+            if self._holders and self._held is None:
+                (held := self._make()).__enter__()
+                self._held = held
+            elif not self._holders and self._held is not None:
+                held, self._held = self._held, None  # first: it may be interrupted, and is made again the next time
+                held.__exit__(None, None, None)
 
 
 T = TypeVar("T")

@@ -6,8 +6,9 @@ import ctypes
 import sys
 import threading
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,11 @@ from torch.utils import checkpoint
 
 from msctx.dynamo import passed_over
 from msctx.errors import NativeError
-from msctx.native import counting, module_rules, optimizer_steps, precision
-from msctx.native.counting import Held, at_work
+from msctx.native import counting, precision, precision_regions
+from msctx.native.counting import Held
 from msctx.native.precision import Policy
 from msctx.options.precision_rules import LEAVE, precision_of
+from msctx.signals import uninterrupted
 from msctx.tables import Row, Rows
 
 if TYPE_CHECKING:
@@ -86,9 +88,9 @@ def write(device: str, text: str) -> None:
 
 
 def _put(device: str, policy: Policy | None) -> None:
-    with at_work.lock:
+    with _lock:
         _enter({name: p for name, p in {**precision.here.policies, device: policy}.items() if p is not None})
-    at_work.tidy()
+    _tidy()
 
 
 def _enter(after: precision.Policies) -> None:
@@ -98,7 +100,7 @@ def _enter(after: precision.Policies) -> None:
         policy.thaw()
     _want(after.values())
     try:
-        number = module_rules.number_of(after)
+        number = precision_regions.number_of(after)
     except NativeError:
         before, after = after, before
         raise
@@ -107,7 +109,7 @@ def _enter(after: precision.Policies) -> None:
     finally:
         _release_here(before.values())
         precision.here.policies = after
-        optimizer_steps.policies_changed()
+        precision_regions.policies_changed()
 
 
 # --- what is needed ---------------------------------------------------------------------------------------------------
@@ -130,22 +132,47 @@ class _Here(threading.local):
         weakref.finalize(self.life, _ended, self.policies).atexit = False
 
 
+_lock = threading.Lock()
+"""Held while what is installed changes, taken by ``with`` itself: a signal's handler that raises leaves none held."""
+_jobs: deque[Callable[[], None]] = deque()
+"""Of finalizers, which may run in any line of any thread, also of one that holds the lock: they do not wait for it."""
+
+
+def _later(job: Callable[[], None]) -> None:
+    """For finalizers: at once, unless somebody holds the lock, who does it afterwards."""
+    _jobs.append(job)
+    _tidy()
+
+
+def _tidy() -> None:
+    """Do what waits, unless somebody holds the lock."""
+    while _jobs:
+        with uninterrupted():
+            if not _lock.acquire(blocking=False):
+                return
+            try:
+                while _jobs:
+                    _jobs.popleft()()
+            finally:
+                _lock.release()
+
+
 def _need(policies: Iterable[Policy], more: int) -> None:
-    """So many more times, or fewer. The caller holds the lock of ``at_work``."""
+    """So many more times, or fewer. The caller holds the lock."""
     found = [*policies]
-    module_rules.installed.want(more * sum(bool(policy.modules) for policy in found))
+    precision_regions.in_modules.want(more * sum(bool(policy.modules) for policy in found))
     _autocasts.want(more * len(found))
 
 
 def _want(policies: Iterable[Policy]) -> None:
-    """They are about to be put in force in this thread. The caller holds the lock of ``at_work``; so does that of release."""
+    """They are about to be put in force in this thread. The caller holds the lock; so does that of release."""
     found = [*policies]
     numbers.update(number for policy in found for number in policy.numbers)
     for note in COMING:  # only now: a context that opens meanwhile finds them in force, or is called here
         note()
     _here.policies += found
     _need(found, 1)
-    optimizer_steps.installed.want(len(found))
+    precision_regions.in_steps.want(len(found))
 
 
 def _release_here(policies: Iterable[Policy]) -> None:
@@ -158,7 +185,7 @@ def _release_here(policies: Iterable[Policy]) -> None:
 
 def _release(found: list[Policy]) -> None:
     _need(found, -1)
-    optimizer_steps.installed.want(-len(found))
+    precision_regions.in_steps.want(-len(found))
     numbers.subtract(number for policy in found for number in policy.numbers)
     for number in [number for number, threads in numbers.items() if not threads]:
         del numbers[number]
@@ -166,7 +193,7 @@ def _release(found: list[Policy]) -> None:
 
 def _ended(policies: list[Policy]) -> None:
     if policies:
-        at_work.later(partial(_release, policies))
+        _later(partial(_release, policies))
 
 
 _here = _Here()
@@ -191,10 +218,10 @@ class Arguments(dict[str, Any]):
     def __init__(self, arguments: dict[str, Any]) -> None:
         super().__init__(arguments)
         self.carried = precision.carried()
-        with at_work.lock:  # it needs what its policies need, also after the block
+        with _lock:  # it needs what its policies need, also after the block
             _need(self.carried.policies.values(), 1)
             self._release = partial(_need, self.carried.policies.values(), -1)
-        at_work.tidy()
+        _tidy()
 
     def __iter__(self) -> Iterator[str]:  # without it ** would not request the keys
         return super().__iter__()
@@ -205,10 +232,11 @@ class Arguments(dict[str, Any]):
 
     def __del__(self) -> None:
         if self._release is not None:
-            at_work.later(self._release)
+            _later(self._release)
 
 
-def _install() -> Callable[[], None]:
+@contextmanager
+def _replaced() -> Iterator[None]:
     set_cache, arguments_of = torch.set_autocast_cache_enabled, checkpoint._get_autocast_kwargs
 
     def set_autocast_cache_enabled(*args: Any, **kwargs: Any) -> None:
@@ -221,24 +249,18 @@ def _install() -> Callable[[], None]:
         return device, Arguments(cpu) if precision.here.policies else cpu
 
     passed_over(set_autocast_cache_enabled, _get_autocast_kwargs)
-    ours = (
-        (torch, set_autocast_cache_enabled, set_cache),
-        (checkpoint, _get_autocast_kwargs, arguments_of),
-    )
+    ours = (torch, set_autocast_cache_enabled, set_cache), (checkpoint, _get_autocast_kwargs, arguments_of)
     for module, function, _ in ours:
         setattr(module, function.__name__, function)
     by_jit = torch._C._jit_set_autocast_mode(False)  # TorchScript inserts the casts of torch's own lists into its graphs
-
-    def remove() -> None:
-        torch._C._jit_set_autocast_mode(by_jit)
-        for module, function, found in ours:
-            if getattr(module, function.__name__) is function:  # else somebody has wrapped it since
-                setattr(module, function.__name__, found)
-
-    return remove
+    yield
+    torch._C._jit_set_autocast_mode(by_jit)
+    for module, function, found in ours:
+        if getattr(module, function.__name__) is function:  # else somebody has wrapped it since
+            setattr(module, function.__name__, found)
 
 
-_autocasts = Held(_install)
+_autocasts = Held(_replaced)
 
 
 def _note(device: Any) -> None:
@@ -300,7 +322,7 @@ class Tally:
         if not self._since:
             return []
         self._made, self._since = self._sum(), {}
-        return optimizer_steps.left_over()
+        return precision_regions.left_over()
 
     def _sum(self) -> Counts:
         made = {number: found - self._since[number] for number, found in precision.counts(self._since).items()}

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
+from msctx._version import __version__
 from msctx.errors import Diagnostic, FileError, NativeError
-from msctx.native import cachedir
-from msctx.native.environment_key import Stamp
+from msctx.native import cachedir, core
+from msctx.native.cuda import driver, plans
 
 FORMAT = "msctx tuning 2.0"
 IN_CACHE = "tuning/measured.json"
@@ -25,6 +28,75 @@ PATIENCE = 10.0
 """Seconds to wait for another process that writes the same file."""
 ENOUGH = 3
 """So many processes have to choose alike: until then, each later one measures again."""
+
+# --- stamps -----------------------------------------------------------------------------------------------------------
+
+CUDNN = "cuDNN "
+"""How the isa of CUDA's stamp begins, and no other."""
+SOFT = ("compiler", "msctx")
+"""What is reported and does not matter: the kernels give the same bits whatever compiled them."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Stamp:
+    """Of a result and of this process: texts for people, compared field by field.
+
+    For CUDA *cpu* is the GPU, *flags* what it can and the driver, *isa* cuDNN; *kernels* and *compiler* are those for CUDA.
+    """
+
+    cpu: str
+    flags: str
+    isa: str
+    torch: str
+    kernels: str
+    compiler: str
+    msctx: str
+
+    @property
+    def place(self) -> str:
+        """The kind of device that it is of."""
+        return "cuda" if self.isa.startswith(CUDNN) else "cpu"
+
+    def differs(self, other: Stamp) -> tuple[list[str], list[str]]:
+        """The fields in which two stamps differ: those that forbid to use a result, and those that are only reported."""
+        names = [f.name for f in fields(self) if getattr(self, f.name) != getattr(other, f.name)]
+        return [n for n in names if n not in SOFT], [n for n in names if n in SOFT]
+
+
+@cache
+def stamp(library: core.Core, place: str = "cpu") -> Stamp:
+    """That of this process, of what it measures on a kind of device."""
+    import torch
+
+    if place == "cuda":
+        return _of_cuda()
+    kernels = library.made.kernels.stem.rpartition("-")[2]
+    version = f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
+    return Stamp(*core.cpu(), library.isa(), version, kernels, str(library.c.msctx_compiler()), __version__)
+
+
+def _of_cuda() -> Stamp:
+    import torch
+
+    kernels = compiler = ""  # where there are none, none of ours has been measured
+    with suppress(NativeError):
+        kernels, compiler = plans.origin()[:16], str(driver.find())
+    found = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    gpus = {gpu.name: f"sm_{gpu.major}{gpu.minor}" for gpu in found}
+    flags = ", ".join([*dict.fromkeys(gpus.values()), f"driver {driver_version()}"])
+    version = f"{torch.__version__} CUDA {torch.version.cuda}"
+    return Stamp(", ".join(gpus), flags, f"{CUDNN}{torch.backends.cudnn.version()}", version, kernels, compiler, __version__)
+
+
+def driver_version() -> str:
+    """The version of NVIDIA's driver, as its kernel module reports it."""
+    try:
+        return str(re.findall(r"\d+\.[\d.]+", Path("/proc/driver/nvidia/version").read_text())[0])
+    except (OSError, IndexError):
+        return "unknown"
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
 class Key(NamedTuple):

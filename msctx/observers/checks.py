@@ -11,7 +11,8 @@ import inspect
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
 
@@ -49,7 +50,8 @@ class Check(threading.local):
 NODES, VALUES = Check(), Check()
 
 
-def _install() -> Callable[[], None]:
+@contextmanager
+def _replaced() -> Iterator[None]:
     found = vars(Function)["apply"]
 
     def called(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -68,15 +70,12 @@ def _install() -> Callable[[], None]:
 
     ours: Any = classmethod(called)
     Function.apply = ours  # type: ignore[method-assign]
-
-    def remove() -> None:
-        if vars(Function)["apply"] is ours:  # else somebody has wrapped it since
-            Function.apply = found  # type: ignore[method-assign]
-
-    return remove
+    yield
+    if vars(Function)["apply"] is ours:  # else somebody has wrapped it since
+        Function.apply = found  # type: ignore[method-assign]
 
 
-_installed = Held(_install)
+_installed = Held(_replaced)
 
 
 def _apply(node: Callable[[], Any], name: str, *gradients: Any) -> Any:

@@ -120,7 +120,7 @@ SWITCHES = (
     _of_session("session.low_precision.cpu"),
     _of_session("session.low_precision.cuda"),
     _of_session("session.low_precision.ascend"),
-    _part("torch.dataloader.shared", "msctx.native.shared_batches:", scope="thread"),
+    _part("torch.dataloader.shared", "msctx.native.distributed:", verbs=("shared", "share"), scope="thread"),
 )
 OF_CUDA = (_convolution("native.convolution.cuda"),)
 OF_ASCEND = (_convolution("native.convolution.ascend"),)

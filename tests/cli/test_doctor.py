@@ -14,8 +14,7 @@ import pytest
 from msctx.cli import main
 from msctx.cli.doctor import checks
 from msctx.native import build, core, tuning_file
-from msctx.native.environment_key import Stamp, stamp
-from msctx.native.tuning_file import Entry
+from msctx.native.tuning_file import Entry, Stamp, stamp
 from msctx.run.config import read
 from msctx.run.runner import config
 

@@ -11,7 +11,7 @@ from cases import CASES, DEPTHWISE, case
 from checks import takes
 
 from kernels import DIRECTIONS, ROWS, Kernels
-from msctx.native.build_spec import TILES, VECTORS
+from msctx.native.build import TILES, VECTORS
 from msctx.shipped import KERNEL_SOURCES
 
 ABILITIES = KERNEL_SOURCES / "abilities.json"

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import msctx
-from msctx.native import module_calls, module_rules, watched
+from msctx.native import module_calls, precision_regions, watched
 
 X = torch.ones(2, 4)
 FP16, FP32 = torch.float16, torch.float32
@@ -78,7 +78,7 @@ def test_no_entry_looks_at_the_modules(monkeypatch, customs):
         pass
     monkeypatch.setattr(watched, "paths_of", lambda *args, found=watched.paths_of: (looks.append("all"), found(*args))[1])
     monkeypatch.setattr(
-        module_rules, "_inside", lambda *args, found=module_rules._inside: (looks.append("one"), found(*args))[1]
+        precision_regions, "_inside", lambda *args, found=precision_regions._inside: (looks.append("one"), found(*args))[1]
     )
     for _ in range(3):
         with ctx, msctx.context().watch(model):

@@ -16,7 +16,7 @@ from torch.nn import functional as fn
 import msctx
 from msctx.errors import FileError
 from msctx.native import tuning_file
-from msctx.native.environment_key import Stamp
+from msctx.native.tuning_file import Stamp
 
 ROOT = Path(__file__).parents[2]
 STAMP = Stamp("Processor 9", "avx2 fma", "avx2", "2.13.0 AVX2", "0123456789abcdef", "c++ 12", "0.1.0")
@@ -75,8 +75,7 @@ def test_writers_at_once_lose_nothing(path: Path) -> None:
 import sys
 from pathlib import Path
 from msctx.native import tuning_file
-from msctx.native.environment_key import Stamp
-from msctx.native.tuning_file import Entry
+from msctx.native.tuning_file import Entry, Stamp
 for i in range(20):
     e = Entry("fprop", f"problem {{sys.argv[1]}} {{i}}", 1, "strict", "torch", "torch", 1.0, {{"torch": 1.0}}, [], "now")
     tuning_file.merge(Path({str(path)!r}), {{{STAMP!r}: {{e.key: e}}}})

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from msctx.native import core, tuning, tuning_file
-from msctx.native.environment_key import Stamp, stamp
-from msctx.native.tuning_file import Entry, Groups
+from msctx.native.tuning_file import Entry, Groups, Stamp, stamp
 
 USUAL = "strict, fp32-grade"
 """The permissions of a context that sets none."""

@@ -14,8 +14,7 @@ from typing import Any
 
 from msctx.errors import NativeError
 from msctx.native import cachedir
-from msctx.native.build import first_lines
-from msctx.native.build_spec import read_sources
+from msctx.native.build import first_lines, read_sources
 from msctx.native.cachedir import digest
 from msctx.native.cuda import depthwise, driver
 from msctx.native.cuda.depthwise import (

@@ -5,16 +5,14 @@ from __future__ import annotations
 import ctypes
 
 from msctx.native import build as native
-from msctx.native import build_spec
-from msctx.native.build_spec import kernels_spec
 
-ISAS = len(build_spec.VECTORS)
+ISAS = len(native.VECTORS)
 """The instruction sets that the small kernels are compiled for: they have none for a matrix unit."""
 
 
 def made(sources):
     """What is built in most tests: the library of the kernels, which needs no torch."""
-    return native.library(kernels_spec(sources))
+    return native.library(native.kernels_spec(sources))
 
 
 def call(path, name="msctx_one"):

@@ -12,8 +12,8 @@ from builds import GLUE, ISAS, call, edit, leftovers, made
 
 from msctx.errors import NativeError
 from msctx.native import build as native
-from msctx.native import build_spec, cachedir
-from msctx.native.build_spec import glue_spec, kernels_spec
+from msctx.native import cachedir
+from msctx.native.build import glue_spec, kernels_spec
 from msctx.shipped import KERNEL_SOURCES
 
 
@@ -54,7 +54,7 @@ def test_how_kernels_are_compiled(sources, watched):
         assert "torch" not in line
         if "-DMSCTX_ISA=" in line:
             isa = line.split("-DMSCTX_ISA=")[1].split()[0]
-            assert {f"-Icpu/isa/{isa}", *build_spec.VECTORS[isa]} <= set(line.split())
+            assert {f"-Icpu/isa/{isa}", *native.VECTORS[isa]} <= set(line.split())
     common = next(line for line in watched.compiled if "common/api.cpp" in line)
     assert ("-DMSCTX_WITH_X86" in common.split()) == (ISAS > 1)
 
@@ -202,7 +202,7 @@ def test_what_the_name_depends_on(sources, glue, monkeypatch):
     assert names()[1] != first
     (sources / "cpu/one.cpp").rename(sources / "cpu/uno.cpp")
     assert names()[0] != kernels
-    monkeypatch.setattr(build_spec.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(native.platform, "machine", lambda: "aarch64")
     assert names()[0] != kernels
 
 

@@ -10,7 +10,7 @@ from builds import GLUE, made
 
 from msctx.errors import NativeError
 from msctx.native import build as native
-from msctx.native.build_spec import glue_spec, kernels_spec
+from msctx.native.build import glue_spec, kernels_spec
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from msctx.native import core
 from msctx.native.cuda import driver, plans
-from msctx.native.environment_key import Stamp, stamp
+from msctx.native.tuning_file import Stamp, stamp
 from msctx.shipped import KERNEL_SOURCES
 
 Gpus = Callable[..., None]
