@@ -1,6 +1,4 @@
-"""An interpreter that has prepared itself and forks for each piece of code: to start a fresh one takes seconds, most of them to
-import torch.
-"""
+"""An interpreter that has prepared itself and forks for each piece of code: to import torch anew takes seconds."""
 
 import gc
 import json

@@ -30,18 +30,9 @@ STARTS: dict[str, Callable[[], Any]] = {
     "new: cudnn.conv none": lambda: setattr(torch.backends.cudnn.conv, "fp32_precision", "none"),
     "new: mkldnn.matmul bf16": lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
     "new: mkldnn.matmul tf32": lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "tf32"),
-    "mixed: high, then cuda.matmul ieee": lambda: (
-        torch.set_float32_matmul_precision("high"),
-        setattr(torch.backends.cuda.matmul, "fp32_precision", "ieee"),
-    ),
-    "mixed: cublas on, then mkldnn.matmul bf16": lambda: (
-        setattr(torch.backends.cuda.matmul, "allow_tf32", True),
-        setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
-    ),
-    "mixed: cudnn off, then generic tf32": lambda: (
-        setattr(torch.backends.cudnn, "allow_tf32", False),
-        setattr(torch.backends, "fp32_precision", "tf32"),
-    ),
+    "old: high, new: cuda.matmul ieee": lambda: (STARTS["old: high"](), STARTS["new: cuda.matmul ieee"]()),
+    "old: cublas on, new: mkldnn.matmul bf16": lambda: (STARTS["old: cublas on"](), STARTS["new: mkldnn.matmul bf16"]()),
+    "old: cudnn off, new: generic tf32": lambda: (STARTS["old: cudnn off"](), STARTS["new: generic tf32"]()),
 }
 """States that programs bring about with torch's public APIs, old and new."""
 TF32 = ("torch.cudnn.allow_tf32", "torch.cuda.matmul.allow_tf32")

@@ -240,27 +240,3 @@ def test_a_file_of_the_users_own_is_kept_beside_it(ascend: Run) -> None:
         assert given["dump"] == {"dump_scene": "aic_err_norm_dump", "dump_path": "kept"}
         assert own.read_text().startswith('{"max')
     """)
-
-
-def test_torch_npu_has_every_option_and_takes_every_value_that_is_sent(ascend: Run) -> None:
-    ascend("""
-        import inspect
-        from msctx.options import OPTIONS
-        from msctx.switches import torch_npu as switches
-        from torch_npu.npu import npu_config
-        source = inspect.getsource(switches)
-        keys = {word for word in source.replace("'", '"').split('"') if word.startswith("ACL_OP_") or word in (
-            "ACL_PRECISION_MODE", "ACL_DEBUG_DIR", "ACL_OPTYPELIST_FOR_IMPLMODE", "jitCompile", "ALLOW_INTERNAL_FORMAT")}
-        assert len(keys) == 10, keys
-        for key in keys:
-            assert torch_npu._C._npu_getOption(key) is not None, key
-        values = {
-            "ACL_OP_DEBUG_LEVEL": map(str, OPTIONS["op_debug_level"].choices),
-            "ACL_OP_COMPILER_CACHE_MODE": OPTIONS["op_compiler_cache_mode"].choices,
-            "ACL_OP_SELECT_IMPL_MODE": ("high_performance", "high_precision"),
-            "ACL_PRECISION_MODE": ("must_keep_origin_dtype", "allow_fp32_to_fp16"),
-        }
-        for key, words in values.items():
-            assert {*words} == {*npu_config._option_map[key]}, key
-        assert not torch.npu.is_initialized()
-    """)

@@ -1,5 +1,4 @@
-"""Data made to break a row's bound: blocks of both factors are scaled, set or cleared, and what hurts most is changed further; or all
-products of a sum are alike but for two scales, so that what is cut or rounded of them adds up."""
+"""Data made to break a row's bound: blocks of both factors are scaled, set or cleared, and what hurts most is changed further."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,5 +1,4 @@
-"""Runs emulated kernels of the library that is named first on small problems, and holds them against those of the second: for
-test_cuda_sanitized.py, under sanitizers, where torch is not."""
+"""Holds emulated kernels of one library against those of a second, on small problems: for test_cuda_sanitized.py, without torch."""
 
 import sys
 from pathlib import Path
