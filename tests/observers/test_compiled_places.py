@@ -1,16 +1,13 @@
 """Operators of compiled code have the module and the line of the program."""
 
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from dumped_programs import overflows
 from torch import nn
 from torch._dynamo import compiled_autograd
-
-import msctx
 
 
 @pytest.fixture(autouse=True)
@@ -41,16 +38,6 @@ class Net(nn.Module):
         return self.body(x).cos()
 
 
-def reports(run: Any, net: nn.Module, folder: Path, **options: Any) -> list[str]:
-    session = {"enable_dump_debug": True, "dump_path": str(folder)}
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        with msctx.context(session=session, **options) as ctx:
-            ctx.watch(net)
-            run()
-    return [str(one.message) for one in found if str(one.message).startswith("overflow")]
-
-
 @pytest.mark.parametrize("inner", ["", "body", "body.1"])
 def test_in_graph_mode_an_operator_has_its_module_and_its_line(inner: str, tmp_path: Path) -> None:
     """Whichever module is the outermost that is called."""
@@ -60,7 +47,7 @@ def test_in_graph_mode_an_operator_has_its_module_and_its_line(inner: str, tmp_p
         net.body[1].second.bias.fill_(3e38)
         net.body[1].first.bias.fill_(1e10)
     called = net.get_submodule(inner)
-    (report,) = reports(lambda: called(torch.ones(3, 4)), net, tmp_path, mode="GRAPH_MODE")
+    (report,) = overflows(lambda: called(torch.ones(3, 4)), tmp_path, net=net, mode="GRAPH_MODE")
     assert f"aten::addmm in module body.1.second, forward pass, {Layer.line}: " in report
 
 
@@ -79,7 +66,7 @@ def test_what_the_program_compiles_counts_for_the_module_that_is_compiled(kind: 
     with torch.no_grad():
         net[0].weight.fill_(3e38)
     compiled = torch.compile(net, backend="eager")
-    (report,) = reports(lambda: compiled(torch.full((3, 4), 1e10)), net, tmp_path)
+    (report,) = overflows(lambda: compiled(torch.full((3, 4), 1e10)), tmp_path, net=net)
     assert f"aten::addmm in module {kind.__name__} (root), forward pass, " in report
 
 
@@ -95,7 +82,7 @@ def test_in_the_backward_pass_of_graph_mode_it_has_those_of_the_call(tmp_path: P
         result = net(torch.zeros(3, 4))
         result.backward(torch.full((3, 4), 1e30))
 
-    (report, *_) = reports(run, net, tmp_path, mode="GRAPH_MODE")
+    (report, *_) = overflows(run, tmp_path, net=net, mode="GRAPH_MODE")
     line = f"test_compiled_places.py:{run.__code__.co_firstlineno + 1}"
     assert f" in module Net (root), backward pass (CompiledFunctionBackward), {line}: " in report
 
@@ -110,7 +97,7 @@ def test_code_that_the_program_compiles_has_the_line_of_its_function(backend: st
     compiled = torch.compile(function, backend=backend)
     with torch.no_grad():
         net.weight.fill_(3e38)
-    (report, *_) = reports(lambda: compiled(torch.full((3, 4), 1e10)), net, tmp_path)
+    (report, *_) = overflows(lambda: compiled(torch.full((3, 4), 1e10)), tmp_path, net=net)
     assert f", test_compiled_places.py:{function.__code__.co_firstlineno}: " in report
 
 
@@ -125,8 +112,8 @@ def test_compiled_autograd_names_no_node(tmp_path: Path) -> None:
     """Also after a backward pass, and traces, in which nodes ran in this thread."""
     net, x = Root(), torch.full((4,), 1e-10, requires_grad=True)
     x.sum().backward()
-    found = reports(lambda: net(x).sum().backward(), net, tmp_path)
+    found = overflows(lambda: net(x).sum().backward(), tmp_path, net=net)
     with compiled_autograd._enable(torch.compile(backend="eager")):
-        found += reports(lambda: net(x).sum().backward(), net, tmp_path)
+        found += overflows(lambda: net(x).sum().backward(), tmp_path, net=net)
     assert ["backward pass (SqrtBackward0), " in text for text in found] == [True, False]
     assert "in no watched module, backward pass, " in found[1]

@@ -4,12 +4,11 @@ import csv
 import json
 import subprocess
 import sys
-import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from dumped_programs import overflows
 from torch import nn
 from torch.nn import functional
 
@@ -66,19 +65,11 @@ def test_a_digest_does_not_depend_on_the_device(tmp_path: Path) -> None:
     ]
 
 
-def overflows(path: Path, net: nn.Module, run: Any) -> list[str]:
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        with msctx.context(session={"enable_dump_debug": True, "dump_path": str(path)}).watch(net):
-            run()
-    return [str(one.message) for one in found if str(one.message).startswith("overflow")]
-
-
 def test_the_first_overflow_of_a_forward_pass(tmp_path: Path) -> None:
     net = of_integers("cuda")
     with torch.no_grad():
         net[2].weight.fill_(3e38)
-    (report, *_) = overflows(tmp_path, net, lambda: net(torch.ones(2, 40, device="cuda")).relu().sum())
+    (report, *_) = overflows(lambda: net(torch.ones(2, 40, device="cuda")).relu().sum(), tmp_path, net=net)
     assert "aten::addmm in module 2, forward" in report, report
     assert [*tmp_path.iterdir()]
 
@@ -91,7 +82,7 @@ def test_an_overflow_of_float16_in_a_backward_pass(tmp_path: Path) -> None:
     def run() -> None:
         net(torch.ones(4, 8, device="cuda", dtype=torch.float16)).float().mul(1e6).sum().backward()
 
-    (report, *_) = overflows(tmp_path, net, run)
+    (report, *_) = overflows(run, tmp_path, net=net)
     assert "aten::_to_copy" in report, report
     assert "backward pass" in report, report
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dumped_programs import overflows
 from torch import nn
 
 import msctx
@@ -18,17 +18,6 @@ from msctx.observers import collector
 
 NAN, INF = float("nan"), float("inf")
 Run = Callable[[], object]
-
-
-def overflows(run: Run, path: Path, mode: str = "all", net: nn.Module | None = None) -> list[str]:
-    """The reports, in order."""
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        with msctx.context(session={"enable_dump_debug": True, "dump_path": str(path), "dump_debug_mode": mode}) as ctx:
-            if net is not None:
-                ctx.watch(net)
-            run()
-    return [str(one.message) for one in found if str(one.message).startswith("overflow")]
 
 
 def fused_step() -> torch.Tensor:
