@@ -348,24 +348,31 @@ class _OnDevice:
     """The result of layers on one device, laid one by one over the outer ones, *below*."""
 
     def __init__(self, layers: Sequence[Layer], device: str, below: _OnDevice | None) -> None:
-        self.laid: dict[str, tuple[Setting, ...]] = (
-            below.laid if below else {}
-        )  # before options yield by a rule that always holds
-        self.level: dict[str, int] = (
-            below.level if below else {}
-        )  # name → in which layer its setting stands, from the outermost
-        self.yielded: list[Overridden] = below.yielded if below else []
+        self.laid: dict[str, tuple[Setting, ...]] = below.laid if below else {}  # name → its settings, the innermost first
+        self.level: dict[str, int] = below.level if below else {}  # name → in which layer the first stands, from the outermost
+        self.yielded: list[Overridden] = below.yielded if below else []  # in the layer in which they stand
         for layer in layers:
             self._lay(layer, device)
-        beaten = _beaten([found[0] for found in self.laid.values()], device)
-        gone = {setting.option.name for setting, _ in beaten}
+        able = [found[0] for name, found in self.laid.items() if name in YIELDING]
+        in_force: list[Setting] = []
+        self.overridden = [*self.yielded]
+        for setting in sorted(able, key=lambda s: -self.level[s.option.name]):
+            inner = next((s for s in in_force if self._is_further_in(s, setting) and clash(s, setting, device)), None)
+            if inner is None:
+                in_force.append(setting)
+            else:
+                self.overridden.append(Overridden(setting, inner, True))
+        for setting, winner in _beaten(in_force, device):
+            in_force.remove(setting)
+            self.overridden.append(Overridden(setting, winner, self._is_further_in(winner, setting)))
+        gone = {setting.option.name for setting in able} - {setting.option.name for setting in in_force}
         self.found = {name: found for name, found in self.laid.items() if name not in gone}
-        self.overridden = self.yielded + [
-            Overridden(s, by, self.level[by.option.name] > self.level[s.option.name]) for s, by in beaten
-        ]
+
+    def _is_further_in(self, one: Setting, other: Setting) -> bool:
+        return self.level[one.option.name] > self.level[other.option.name]
 
     def _lay(self, layer: Layer, device: str) -> None:
-        """The winning spelling of each option in a layer takes the place of what it replaces in those below."""
+        """The winning spelling of each option takes the place of that in layers below, and a file that of the keys there."""
         mine = [s for s in layer.settings.values() if s.device in (None, device)]
         lost = [Overridden(s, by, True) for s, by in layer.lost if s.device in (None, device)]
         here: dict[str, Setting] = {}
@@ -377,23 +384,10 @@ class _OnDevice:
         pairs = [(s, next((b for b in here.values() if overrides(b, s, device, always=False)), None)) for s in here.values()]
         lost += [Overridden(setting, winner, False) for setting, winner in pairs if winner is not None]
         new = [setting for setting, winner in pairs if winner is None]
-        laid = self.laid
-        if not all(_stands_alone(setting) for setting in new):
-            laid = {}
-            for name, found in self.laid.items():
-                by = next((n for n in new if _is_part(found[0], n) or clash(n, found[0], device)), None)
-                if by is None:
-                    laid[name] = found
-                elif not _is_part(found[0], by):
-                    lost.append(Overridden(found[0], by, True))
-        self.laid = {**laid, **{s.option.name: (s, *laid.get(s.option.name, ())) for s in new}}
-        self.level = {**self.level, **dict.fromkeys((s.option.name for s in new), max(self.level.values(), default=0) + 1)}
+        laid = {name: found for name, found in self.laid.items() if not any(_is_part(found[0], n) for n in new)}
+        self.laid = laid | {s.option.name: (s, *laid.get(s.option.name, ())) for s in new}
+        self.level = self.level | dict.fromkeys((s.option.name for s in new), max(self.level.values(), default=0) + 1)
         self.yielded = self.yielded + lost
-
-
-def _stands_alone(setting: Setting) -> bool:
-    """Whether an option takes the place of no other: by no rule, and not by what its file holds."""
-    return setting.option.name not in YIELDING and not setting.option.content
 
 
 def _beaten(settings: Sequence[Setting], device: str) -> list[tuple[Setting, Setting]]:

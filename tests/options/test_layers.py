@@ -37,6 +37,12 @@ def test_inside_a_layer_the_group_wins_on_its_device_alone() -> None:
     assert settings.overridden("cpu") == []
 
 
+def test_what_an_inner_layer_switches_off_takes_nobodys_place() -> None:
+    laid = [make_layer(o, "a") for o in ({"compile_dynamic_mode": True}, {"dynamic_input": True}, {"dynamic_input": False})]
+    found = [Settings(laid[:count]).get("compile_dynamic_mode", "cpu") for count in (1, 2, 3)]
+    assert [setting is not None for setting in found] == [True, False, True]
+
+
 def test_keys_tell_values_and_origins_apart() -> None:
     def key(**options: object) -> object:
         return make_layer(options, "a").key
@@ -272,14 +278,7 @@ def test_it_lies_under_the_variables_of_the_child() -> None:
     ],
 )
 def test_what_is_not_ours_is_refused(text: str, expected: str | None) -> None:
-    setting = {
-        "option": "deterministic",
-        "spelling": "deterministic",
-        "value": "maybe",
-        "origin": "",
-        "content": None,
-        "via": "",
-    }
+    setting = dict.fromkeys(layers.FIELDS, "") | {"option": "deterministic", "spelling": "deterministic", "value": "maybe"}
     text = text.replace("VERSION", json.dumps(layers.__version__)).replace("SETTING", json.dumps(setting))
     if expected is None:
         assert not layers.carried_layer({layers.PLAN: text}).settings
