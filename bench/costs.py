@@ -5,6 +5,7 @@ python bench/costs.py     # measures, and writes the table into the documentatio
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import statistics
@@ -13,8 +14,8 @@ import sys
 import tempfile
 import time
 import timeit
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -46,8 +47,6 @@ IMPORT = """
 import time
 begun = time.perf_counter()
 import torch
-from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 loaded = time.perf_counter()
 import msctx
 print(loaded - begun, time.perf_counter() - loaded)
@@ -66,58 +65,54 @@ with torch.no_grad():
 """
 
 
-def micro(call: Callable[[], Any]) -> str:
-    """Median and quartiles of a second."""
+def middle(call: Callable[[], Any], seconds: float) -> str:
+    """Median and quartiles of the calls in some seconds."""
     times, begun = [], time.perf_counter()
-    while time.perf_counter() - begun < 1 or len(times) < 100:
+    while time.perf_counter() - begun < seconds or len(times) < 100:
         start = time.perf_counter()
         call()
         times.append((time.perf_counter() - start) * 1e6)
-    low, middle, high = statistics.quantiles(times[len(times) // 10 :], n=4)
-    return f"{middle:.1f} µs (quartiles {low:.1f} to {high:.1f})"
+    low, median, high = statistics.quantiles(times[len(times) // 10 :], n=4)
+    return f"{median:.1f} µs (quartiles {low:.1f} to {high:.1f})"
 
 
-def of_processes(code: str, count: int = 9) -> list[float]:
+def fastest(call: Callable[[], Any], *scopes: AbstractContextManager[Any], number: int, repeat: int) -> float:
+    """Microseconds of a call under scopes, in the fastest of some turns."""
+    with ExitStack() as stack:
+        for scope in scopes:
+            stack.enter_context(scope)
+        return min(timeit.repeat(call, number=number, repeat=repeat, timer=time.thread_time)) / number * 1e6
+
+
+def of_processes(code: str, count: int) -> list[float]:
     """The median of each number that processes print."""
     found = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(count)]
     return [statistics.median(map(float, each)) for each in zip(*(done.stdout.split() for done in found), strict=True)]
 
 
-def entered(**options: Any) -> Callable[[], None]:
-    def once() -> None:
-        with msctx.context(**options):
-            pass
-
-    return once
+def enter(context: Any) -> None:
+    with context:
+        pass
 
 
-def validated() -> None:
+def read() -> None:
     document = parse(TEXT, "x.yaml")
     make_layer(document.data["context"], "x.yaml", document.under("context"))
 
 
-def products() -> dict[str, float]:
-    """Microseconds of the smallest `mm` outside, under torch's autocast, and under policies: turns, the fastest of each."""
+def products() -> list[float]:
+    """Microseconds of the smallest `mm` outside, then in turns, as in the table: under no policy, torch's autocast, and policies."""
     x = torch.randn(2, 2)
     low = x.bfloat16()
 
     def us(scope: Any, tensor: torch.Tensor) -> float:
-        with scope, torch.no_grad():
-            return min(timeit.repeat(lambda: torch.mm(tensor, tensor), number=2000, repeat=3)) / 2000 * 1e6
+        return fastest(lambda: torch.mm(tensor, tensor), scope, torch.no_grad(), number=2000, repeat=3)
 
-    before = us(nullcontext(), x)
+    before, autocast = us(nullcontext(), x), torch.autocast("cpu", torch.bfloat16)
     mixed, full = msctx.context(precision_mode="allow_mix_precision_bf16"), msctx.context(precision_mode="force_fp32")
-    cases = {
-        "outside": (nullcontext(), x),
-        "bf16 outside": (nullcontext(), low),
-        "autocast, no cast": (torch.autocast("cpu", torch.bfloat16), low),
-        "policy, no cast": (mixed, low),
-        "autocast, two casts": (torch.autocast("cpu", torch.bfloat16), x),
-        "policy, two casts": (mixed, x),
-        "policy that leaves it": (full, x),
-    }
-    turns = [{name: us(*case) for name, case in cases.items()} for _ in range(7)]
-    return {"before": before} | {name: statistics.median(turn[name] for turn in turns) for name in cases}
+    in_bfloat16, cast = [(nullcontext(), low), (autocast, low), (mixed, low)], [(autocast, x), (mixed, x)]
+    turns = [[us(*case) for case in (*in_bfloat16, *cast, (nullcontext(), x), (full, x))] for _ in range(7)]
+    return [before, *map(statistics.median, zip(*turns, strict=True))]
 
 
 class Empty(nn.Module):
@@ -125,63 +120,59 @@ class Empty(nn.Module):
         return x
 
 
-def modules() -> dict[str, float]:
-    """Microseconds of the call of an empty module: the fastest of many short turns, in a chain of ten."""
+def modules() -> list[float]:
+    """Microseconds of the call of an empty module, in a chain of ten: outside, under hooks, beside an observer of another module
+    and of this one, under a rule of dtypes."""
     x, net, other = torch.ones(1), nn.Sequential(*(Empty() for _ in range(10))), nn.Sequential(Empty())
-
-    def us(*scopes: Any) -> float:
-        with ExitStack() as stack:
-            for scope in scopes:
-                stack.enter_context(scope)
-            return min(timeit.repeat(lambda: net(x), number=200, repeat=100, timer=time.thread_time)) / 200 / 11 * 1e6
-
     hooks = register_module_forward_pre_hook, partial(register_module_forward_hook, always_call=True)
+    us = partial(fastest, lambda: net(x), number=200, repeat=100)
     with tempfile.NamedTemporaryFile("w", suffix=".cfg") as file:
         file.write("*::InputDtype:bfloat16,bfloat16,OutputDtype:bfloat16\n")
         file.flush()
-        return {
-            "outside": us(),
-            "hooks": us(*(register(lambda *_: None) for register in hooks)),
-            "no name": us(msctx.context(op_timeout=1000).watch(other)),
-            "named": us(msctx.context(op_timeout=1000).watch(net)),
-            "ruled": us(msctx.context(customize_dtypes=file.name).watch(net)),
-        }
+        found = [us(), us(*(register(lambda *_: None) for register in hooks))]
+        found += (us(msctx.context(op_timeout=1000).watch(each)) for each in (other, net))
+        found.append(us(msctx.context(customize_dtypes=file.name).watch(net)))
+    return [each / 11 for each in found]
 
 
-def table() -> list[str]:
+def table(seconds: float = 1.0, processes: int = 9) -> list[str]:
     torch.set_num_threads(1)
     mm, calls = products(), modules()
-    torch_s, msctx_s = of_processes(IMPORT)
-    plain, loaded = (of_processes(CONVOLUTION.format(loaded=loaded), 5)[0] * 1e6 for loaded in (False, True))
-    seed = min(timeit.repeat(lambda: torch.manual_seed(0), number=100, repeat=5)) * 1e4
+    torch_s, msctx_s = of_processes(IMPORT, processes)
+    plain, loaded = (of_processes(CONVOLUTION.format(loaded=loaded), (processes + 1) // 2)[0] * 1e6 for loaded in (False, True))
+    seed = fastest(lambda: torch.manual_seed(0), number=100, repeat=5)
     x, w = torch.randn(1, 4, 8, 8), torch.randn(4, 4, 3, 3)
     with msctx.context(conv_fprop_algo="implicit_gemm"), torch.no_grad():
-        under = micro(lambda: torch.nn.functional.conv2d(x, w))
-    pairs = {
-        "enter and leave a context with 10 options": micro(entered(**TEN)),
-        f"the same and a seed (`torch.manual_seed` alone: {seed:.0f} µs)": micro(entered(**TEN, seed=0)),
-        "enter and leave a context with nothing set": micro(entered()),
-        'call a function decorated with `deterministic="ON"`': micro(msctx.context(deterministic="ON")(lambda: None)),
-        "read and check a YAML file of 30 options": micro(validated),
+        under = middle(lambda: torch.nn.functional.conv2d(x, w), seconds)
+
+    def micro(each: Iterable[float]) -> str:
+        return ", ".join(f"{us:.1f} µs" for us in each)
+
+    within = {
+        "enter and leave a context with 10 options": lambda: enter(msctx.context(**TEN)),
+        f"the same and a seed (`torch.manual_seed` alone: {seed:.0f} µs)": lambda: enter(msctx.context(**TEN, seed=0)),
+        "enter and leave a context with nothing set": lambda: enter(msctx.context()),
+        'call a function decorated with `deterministic="ON"`': msctx.context(deterministic="ON")(lambda: None),
+        "read and check a YAML file of 30 options": read,
+    }
+    pairs = {what: middle(call, seconds) for what, call in within.items()} | {
         f"`import msctx` after `import torch` ({torch_s * 1e3:.0f} ms)": f"{msctx_s * 1e3:.0f} ms",
-        "the smallest `conv2d` outside every context: without the native core, with it loaded": f"{plain:.1f} µs, {loaded:.1f} µs",
+        "the smallest `conv2d` outside every context: without the native core, with it loaded": micro((plain, loaded)),
         "the same by `implicit_gemm`": under,
-        "the smallest `mm` in bfloat16: outside, under `torch.autocast`, under `allow_mix_precision_bf16`": ", ".join(
-            f"{mm[name]:.1f} µs" for name in ("bf16 outside", "autocast, no cast", "policy, no cast")
-        ),
-        "the same of float32, cast twice: `torch.autocast`, the mode": ", ".join(
-            f"{mm[name]:.1f} µs" for name in ("autocast, two casts", "policy, two casts")
-        ),
-        "the same in float32: before and after a mode was first used, under `force_fp32`": ", ".join(
-            f"{mm[name]:.1f} µs" for name in ("before", "outside", "policy that leaves it")
-        ),
+        "the smallest `mm` in bfloat16: outside, under `torch.autocast`, under `allow_mix_precision_bf16`": micro(mm[1:4]),
+        "the same of float32, cast twice: `torch.autocast`, the mode": micro(mm[4:6]),
+        "the same in float32: before and after a mode was first used, under `force_fp32`": micro((mm[0], *mm[6:])),
         "call an empty module: outside, with two empty global hooks of PyTorch, beside an observer without and with its name, "
-        "in a rule for it": ", ".join(f"{took:.1f} µs" for took in calls.values()),
+        "in a rule for it": micro(calls),
     }
     where = f"Measured on {contest.machine()['cpu']}, Python {platform.python_version()}"
-    last = f"{where}; one process, without A/A: orders of magnitude only."
-    return [*summary.markdown(("what", "median"), pairs.items()), "", last]
+    return summary.table(("what", "median"), pairs.items(), f"{where}; one process, without A/A: orders of magnitude only.")
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0]).parse_args()
+    summary.into_docs([{"bench": table()}])
 
 
 if __name__ == "__main__":
-    summary.into_docs([{"bench": table()}])
+    main()

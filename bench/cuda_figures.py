@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
+import contest
 import layers
 import torch
 from layers import DEPTHWISE_3, DEPTHWISE_7, DEPTHWISE_LARGE, OTHERS, STRIDED, WINDOW_1, WINDOW_3, Layer, Tensors
@@ -24,7 +26,6 @@ from msctx.options import OPTIONS
 Say = Callable[[dict[str, Any]], None]
 Case = tuple[str, Callable[[Say], None]]
 """Its name, and what tells of each row as it is found."""
-Run = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -79,14 +80,12 @@ class MeasuredProblem:
     def __str__(self) -> str:
         return f"{self.layer.name}, {self.direction}, {self.arithmetic.name}, {self.layout}"
 
-    def about(self) -> dict[str, Any]:
-        """What rows say of it."""
-        of = {"layer": self.layer.name, "batch": self.batch, "direction": self.direction}
-        return of | {"arithmetic": self.arithmetic.name, "layout": self.layout}
+    def run(self, *given: torch.Tensor) -> torch.Tensor:
+        return layers.call(self.layer, self.direction)(*given)
 
-    @property
-    def run(self) -> Run:
-        return layers.call(self.layer, self.direction)
+    def of_each(self, sets: list[Tensors]) -> list[torch.Tensor]:
+        call = layers.call(self.layer, self.direction)
+        return [call(*given) for given in sets]
 
     def inputs(self, seed: int) -> Tensors:
         made = layers.tensors(self.layer, self.batch, seed, self.layout, device=self.device)
@@ -99,18 +98,15 @@ class Figure:
     """How something did on a problem. What has no ratio was not timed: *why*."""
 
     name: str
-    ran: str = ""
-    provider: str = ""
-    math: str = ""
+    ran: str = "torch"
+    provider: str = "torch"
     ratio: float | None = None
     """torch's time over its own, the median of rounds."""
-    spread: float | None = None
     rounds: int = 0
     ms: float | None = None
     """Of one convolution."""
     error: float | None = None
     """Largest |error| against float64, in units of the largest result."""
-    workspace: int = 0
     why: str = ""
 
 
@@ -122,23 +118,6 @@ def settle(device: torch.device) -> None:
 
 def told(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-
-
-# --- what is right ------------------------------------------------------------------------------------------------------
-
-
-def exact(problem: MeasuredProblem, given: Tensors) -> torch.Tensor:
-    """The result in float64, of the values given."""
-    return problem.run(*(tensor.double().contiguous() for tensor in given))
-
-
-def error_of(found: torch.Tensor, truth: torch.Tensor) -> float:
-    """Infinite where the result is not finite."""
-    error = float((found.double() - truth).abs().max() / truth.abs().max())
-    return error if math.isfinite(error) else math.inf
-
-
-# --- figures --------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -157,66 +136,57 @@ def torchs_own(tf32: bool, benchmark: bool = False) -> Iterator[None]:
 class Contender:
     name: str
     scope: Callable[[], AbstractContextManager[Any]]
+    run: Callable[[list[Tensors]], list[torch.Tensor]]
     algorithm: str = ""
     """Of ours, where the scope is a context."""
-    through: Callable[[Callable[[], Any]], Any] = lambda function: function()
-    """Calls what it is given: in a thread of its own where that matters."""
 
 
-def torchs(problem: MeasuredProblem) -> list[Contender]:
-    """The first is what the others are compared with."""
-    tf32 = problem.arithmetic.tf32
+def contenders(problem: MeasuredProblem, folder: str) -> list[Contender]:
+    """The first is what the others are compared with; what ``performance`` measures is kept in *folder*, away from the user's own."""
+    tf32, each = problem.arithmetic.tf32, problem.of_each
+
+    def ours(algorithm: str, **options: Any) -> Contender:
+        by_name = {f"conv_{problem.direction}_algo": algorithm, "conv_allow_tf32": tf32}
+        context = msctx.context(**by_name, fallback="silent", **options)
+        return Contender(algorithm, lambda: context, each, algorithm)
+
     return [
-        *(Contender(name, lambda: torchs_own(tf32)) for name in (TORCH, AGAIN)),
-        Contender(BENCHMARK, lambda: torchs_own(tf32, True), through=lambda f: plans_of_benchmark.submit(f).result()),
+        *(Contender(name, lambda: torchs_own(tf32), each) for name in (TORCH, AGAIN)),
+        Contender(BENCHMARK, lambda: torchs_own(tf32, True), lambda sets: plans_of_benchmark.submit(each, sets).result()),
+        *map(ours, VALUES[problem.direction]),
+        ours("performance", tuning_file=f"{folder}/tuning.json"),
     ]
 
 
-def ours(problem: MeasuredProblem, algorithm: str, **options: Any) -> Contender:
-    option, tf32 = f"conv_{problem.direction}_algo", problem.arithmetic.tf32
-    context = msctx.context(**{option: algorithm}, conv_allow_tf32=tf32, fallback="silent", **options)
-    return Contender(algorithm, lambda: context, algorithm)
-
-
-def tried(
-    contender: Contender, problem: MeasuredProblem, sets: list[Tensors], truth: torch.Tensor, longest: float = math.inf
-) -> Figure:
+def tried(contender: Contender, problem: MeasuredProblem, sets: list[Tensors], truth: torch.Tensor, longest: float) -> Figure:
     """What runs, whether it is right, and how many ms it takes, warm: alone, and in a row unless that is more than *longest*."""
-    figure = Figure(contender.name, "torch", "torch", "torch")
+    figure = Figure(contender.name)
+
+    def ms(given: list[Tensors]) -> float:
+        return result.seconds_of(lambda: contender.run(given), problem.device) / len(given) * 1e3
+
     try:
         with contender.scope() as context:
-            computed = contender.through(lambda: problem.run(*sets[0]))
+            (computed,) = contender.run(sets[:1])
             settle(problem.device)
             if contender.algorithm:
                 row = next(row for row in context.choices() if row.direction == problem.direction)
-                figure.ran, figure.provider, figure.math, figure.workspace = row.ran, row.provider, row.math, row.workspace
+                figure.ran, figure.provider = row.ran, row.provider
                 figure.why = passed_over(contender.algorithm, row, problem)
             if not figure.why:
-                error = error_of(computed, truth)
+                error, bound = contest.error_of(computed.double(), truth), problem.arithmetic.bound
                 figure.error = error if math.isfinite(error) else None
-                bound = problem.arithmetic.bound
                 figure.why = "" if error <= bound else f"wrong: an error of {error:.0e}, beyond {bound:.0e}"
             if not figure.why:
-                alone = repeated(contender, problem, sets[:1])
-                figure.ms = result.seconds_of(alone, problem.device) * 1e3
+                figure.ms = ms(sets[:1])
                 if figure.ms > longest:  # or it was held up
-                    figure.ms = min(figure.ms, result.seconds_of(alone, problem.device) * 1e3)
-            if figure.ms is not None and figure.ms <= longest:
-                figure.ms = result.seconds_of(repeated(contender, problem, sets), problem.device) / ROUND * 1e3
+                    figure.ms = min(figure.ms, ms(sets[:1]))
+                if figure.ms <= longest:
+                    figure.ms = ms(sets)
     except Exception as error:
         figure.ms, figure.why = None, told(error)
         settle(problem.device)
     return figure
-
-
-def all_tried(
-    contenders: list[Contender], problem: MeasuredProblem, sets: list[Tensors], truth: torch.Tensor
-) -> dict[str, Figure]:
-    """The first is torch's own: what takes many times as long is run no more than it must."""
-    first, *others = contenders
-    found = {first.name: tried(first, problem, sets, truth)}
-    longest = HOPELESS * (found[first.name].ms or math.inf)
-    return found | {one.name: tried(one, problem, sets, truth, longest) for one in others}
 
 
 def passed_over(algorithm: str, row: Choice, problem: MeasuredProblem) -> str:
@@ -227,39 +197,28 @@ def passed_over(algorithm: str, row: Choice, problem: MeasuredProblem) -> str:
     return "no TF32: as in float32" if is_elsewhere else ""
 
 
-def repeated(contender: Contender, problem: MeasuredProblem, sets: list[Tensors]) -> Callable[[], Any]:
-    run = problem.run
-    return lambda: contender.through(lambda: [run(*given) for given in sets])
-
-
-def timed(figures: dict[str, Figure], entrants: dict[str, Entrant], device: torch.device) -> None:
-    """The ratios of what was right, in turns; of the hopeless by the one time that there is."""
-    first = figures[TORCH].ms
-    if first is None:
-        return
-    right = {name: figure for name, figure in figures.items() if figure.ms is not None}
-    for figure in right.values():
-        figure.ratio, figure.rounds = first / figure.ms, 1
-    racing = [entrants[name] for name, figure in right.items() if figure.ms < HOPELESS * first]
-    for name, found in result.interleaved(racing, SECONDS, device).items():
+def figures_of(problem: MeasuredProblem, folder: str) -> list[Figure]:
+    """The ratios of what was right, in turns; of what takes many times as long as torch by the one time that there is."""
+    sets = [problem.inputs(seed) for seed in range(ROUND)]
+    truth = problem.run(*(tensor.double().contiguous() for tensor in sets[0]))
+    every, figures = contenders(problem, folder), dict[str, Figure]()
+    for one in every:
+        first = figures[TORCH].ms if figures else None
+        figures[one.name] = tried(one, problem, sets, truth, HOPELESS * (first or math.inf))
+    racing = []
+    for one in every if (first := figures[TORCH].ms) is not None else ():
+        figure = figures[one.name]
+        if figure.ms is not None:
+            figure.ratio, figure.rounds = first / figure.ms, 1
+            if figure.ms < HOPELESS * first:
+                racing.append(Entrant(one.name, one.scope, partial(one.run, sets)))
+    for name, found in result.interleaved(racing, SECONDS, problem.device).items() if racing else ():
         figure = figures[name]
         if isinstance(found, Exception):
             figure.ratio, figure.ms, figure.rounds, figure.why = None, None, 0, told(found)
         else:
-            figure.ratio, figure.spread, figure.rounds = found.ratio, found.spread, found.rounds
-            figure.ms = found.seconds / ROUND * 1e3
-
-
-def figures_of(problem: MeasuredProblem, folder: str) -> list[Figure]:
-    """What ``performance`` measures is kept in *folder*, away from the user's own."""
-    sets = [problem.inputs(seed) for seed in range(ROUND)]
-    truth = exact(problem, sets[0])
-    contenders = [*torchs(problem), *(ours(problem, name) for name in VALUES[problem.direction])]
-    contenders.append(ours(problem, "performance", tuning_file=f"{folder}/tuning.json"))
-    figures = all_tried(contenders, problem, sets, truth)
-    entrants = {one.name: Entrant(one.name, one.scope, repeated(one, problem, sets)) for one in contenders}
-    timed(figures, entrants, problem.device)
-    return list(figures.values())
+            figure.ratio, figure.rounds, figure.ms = found.ratio, found.rounds, found.seconds / ROUND * 1e3
+    return [*figures.values()]
 
 
 def figures(device: torch.device) -> list[Case]:
@@ -277,7 +236,8 @@ def figures(device: torch.device) -> list[Case]:
         def run(say: Say) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 found = [asdict(figure) for figure in figures_of(problem, folder)]
-            say({**problem.about(), "bound": problem.arithmetic.bound, "figures": found})
+            about = {"what": str(problem), "direction": problem.direction, "arithmetic": problem.arithmetic.name}
+            say({**about, "bound": problem.arithmetic.bound, "figures": found})
 
         return str(problem), run
 

@@ -35,8 +35,6 @@ import torch
 from contest import ROOT, commit
 from cuda_figures import AGAIN, BENCHMARK, TORCH, Case, Say
 from networks import Bottleneck
-from rich import print as show
-from rich.table import Table
 from torch import nn
 
 import msctx
@@ -165,13 +163,8 @@ def determinism(device: torch.device) -> dict[str, Any]:
 
 def memory(say: Say, device: torch.device) -> None:
     """What one convolution takes beside its tensors, with no limit of its workspace and with none allowed."""
-    if device.type == "cuda":
-        problem = cuda_figures.MeasuredProblem(
-            cuda_figures.WINDOW_3[0], 64, "fprop", cuda_figures.STRICT, cuda_figures.FIRST, device
-        )
-    else:
-        layer, batch = cuda_figures.TRIED[0]
-        problem = cuda_figures.MeasuredProblem(layer, batch, "fprop", cuda_figures.STRICT, cuda_figures.FIRST, device)
+    layer, batch = (cuda_figures.LAYERS if device.type == "cuda" else cuda_figures.TRIED)[0]
+    problem = cuda_figures.MeasuredProblem(layer, batch, "fprop", cuda_figures.STRICT, cuda_figures.FIRST, device)
     given = problem.inputs(0)
     for limit in (None, 0):
         options = {} if limit is None else {"conv_workspace_limit": limit}
@@ -235,7 +228,7 @@ def report(given: argparse.Namespace) -> dict[str, Any]:
         whole["parts"][part] = found
         contest.keep(place(given, whole), whole)
         rows = by_algorithm(found["rows"]) if part == "figures" else map(json.dumps, found["rows"])
-        show(f"--- {part}", *rows, *found["failed"], sep="\n")
+        print(f"--- {part}", *rows, *found["failed"], sep="\n", flush=True)
     return whole
 
 
@@ -254,33 +247,22 @@ def by_name(row: dict[str, Any]) -> dict[str, Any]:
     return {figure["name"]: figure for figure in row["figures"]}
 
 
-def by_algorithm(rows: Rows) -> list[Any]:
+def by_algorithm(rows: Rows) -> list[str]:
     """The geometric mean of its ratios, of how many problems it was timed on, its largest error there, and how many were wrong."""
-    arithmetics = list(dict.fromkeys(row["arithmetic"] for row in rows))
-    again = [by_name(row)[AGAIN]["ratio"] for row in rows if by_name(row)[AGAIN]["ratio"]]
-    control = f"A/A {min(again):.2f} to {max(again):.2f}" if again else "no A/A"
-    made = Table(
-        "",
-        *arithmetics,
-        expand=False,
-        title=f"torch's time over its own: geomean (problems timed / tried), largest error; {control}",
-    )
 
     def cell(found: Rows) -> str:
         right = [figure for figure in found if figure["ratio"]]
         wrong = sum(figure["why"].startswith("wrong") for figure in found)
-        text = (
-            f"{figures.geomean(f['ratio'] for f in right):.2f} ({len(right)}/{len(found)})" if right else f"- (0/{len(found)})"
-        )
-        text += f" {max(f['error'] for f in right):.0e}" if right else ""
-        return text + (f" {wrong} wrong" if wrong else "")
+        mean = f"{figures.geomean(f['ratio'] for f in right):.2f}, {max(f['error'] for f in right):.0e}" if right else "-"
+        return f"{mean} ({len(right)} of {len(found)}{f', {wrong} wrong' * (wrong > 0)})"
 
-    for direction in dict.fromkeys(row["direction"] for row in rows):
-        mine = [row for row in rows if row["direction"] == direction]
-        for name in dict.fromkeys(name for row in mine for name in by_name(row) if name not in (TORCH, AGAIN)):
-            found = {a: [by_name(row)[name] for row in mine if row["arithmetic"] == a] for a in arithmetics}
-            made.add_row(f"{direction} {name}", *(cell(found[a]) if found[a] else "" for a in arithmetics))
-    return [made]
+    arithmetics, by_place = list(dict.fromkeys(row["arithmetic"] for row in rows)), dict[tuple[str, str], dict[str, Rows]]()
+    for row in rows:
+        for name, figure in by_name(row).items():
+            by_place.setdefault((row["direction"], name), {}).setdefault(row["arithmetic"], []).append(figure)
+    cells = ([*place, *(cell(found[a]) if a in found else "" for a in arithmetics)] for place, found in by_place.items())
+    title = "torch's time over its own: geomean, largest error (problems timed of those tried)"
+    return [title, *summary.markdown(("direction", "algorithm", *arithmetics), cells)]
 
 
 NAMES = (AGAIN, BENCHMARK, "performance")
@@ -308,15 +290,11 @@ def reduced(results: summary.Results) -> summary.Summary:
                 BENCHMARK: of[BENCHMARK]["ratio"],
                 "performance": best["ratio"],
             }
-            chosen.append({"what": problem(row), **about, "error": best["error"], "torch_error": of[TORCH]["error"]})
+            chosen.append({"what": row["what"], **about, "error": best["error"], "torch_error": of[TORCH]["error"]})
     direct = [(row, by_name(row)["direct"]) for row in rows if "direct" in by_name(row)]
-    own = [{"what": problem(row), "ratio": of["ratio"]} for row, of in direct if of["ratio"] and of["provider"] == "msctx"]
+    own = [{"what": row["what"], "ratio": of["ratio"]} for row, of in direct if of["ratio"] and of["provider"] == "msctx"]
     (machine,) = parts["environment"]["rows"]
     return {"machine": machine, "rows": found, "chosen": chosen, "depthwise": own, "overhead": parts["overhead"]["rows"]}
-
-
-def problem(row: dict[str, Any]) -> str:
-    return ", ".join(row[name] for name in ("layer", "direction", "arithmetic", "layout"))
 
 
 def for_docs(of: summary.Summary) -> summary.Tables:
@@ -337,7 +315,7 @@ def for_docs(of: summary.Summary) -> summary.Tables:
     m = of["machine"]
     where = f"{m['GPU']}, torch {m['torch']}, cuDNN {m['cuDNN']}, {m['date'][:10]}"
     last = f"{where}; batches of 16 to 64. Geometric mean (smallest to largest)."
-    return {"cuda-figures": [*summary.markdown(head, lines), "", *summary.markdown(chose, chosen), "", last]}
+    return {"cuda-figures": [*summary.markdown(head, lines), "", *summary.table(chose, chosen, last)]}
 
 
 def main() -> int:
