@@ -171,12 +171,6 @@ std::vector<c10::IValue> results_of(const Context& at, at::ArrayRef<c10::IValue>
   return found;
 }
 
-bool has_overflowed(const Context& at, int wanted, const std::vector<c10::IValue>& results) try {
-  return has_overflowed(*at.row.op, wanted, at.arguments, at.before, tensors_in(results));
-} catch (const std::exception&) {  // of a dtype that cannot be read
-  return false;
-}
-
 // A node of a backward pass, or the optimizer.
 std::unique_ptr<Observed> begin_around(const at::RecordFunction& fn, Here& here) {
   if (fn.scope() == at::RecordScope::USER_SCOPE) {
@@ -328,7 +322,7 @@ void finish(const at::RecordFunction& fn, const Here& here, Context& at) {
   const Unseen unseen;
   const auto results = results_of(at, own(fn.outputs(), op.returns));
   for (const Reader& one : at.config->readers) {
-    if (!one.overflow || !has_overflowed(at, one.overflow, results)) continue;
+    if (!one.overflow || !has_overflowed(op, one.overflow, at.arguments, at.before, tensors_in(results))) continue;
     Row found = row;
     found.inputs = seen(at.arguments, found, "input", one, &at.before);
     found.outputs = seen(results, found, "output", one);
@@ -406,9 +400,6 @@ MSCTX_API const void* msctx_text(const char* given) {
   static auto& texts = immortal<std::deque<std::string>>();
   return texts.emplace_back(given).c_str();
 }
-
-// The module for which what runs in this thread counts, for msctx_enter_module.
-MSCTX_API const void* msctx_module_here() { return here.place.module; }
 
 // The module whose forward pass runs in this thread from now on; nullptr: none. Returns the one before.
 MSCTX_API const void* msctx_enter_module(const void* module) {

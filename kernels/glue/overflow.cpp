@@ -156,7 +156,7 @@ bool makes_more(
 
 bool has_overflowed(
     const Operator& op, int wanted, const std::vector<c10::IValue>& arguments,
-    const std::vector<std::optional<Statistics>>& before, const std::vector<at::Tensor>& results) {
+    const std::vector<std::optional<Statistics>>& before, const std::vector<at::Tensor>& results) try {
   if (!op.makes_data || op.puts_constants || !(wanted & (op.accumulates ? 2 : 1))) return false;
   int kinds = 0;
   bool is_trained_to = false;
@@ -173,6 +173,8 @@ bool has_overflowed(
   if (!given.kinds || (!(given.kinds & number_inf) && makes_more(op, given, arguments, results))) return given.is_known || is_passed_on;
   if ((given.kinds & ~number_inf) == 4 && makes_nan) return true;
   return is_passed_on && (makes_nan || given.has_weight || is_trained_to);
+} catch (const std::exception&) {  // of a dtype that cannot be read
+  return false;
 }
 
 }  // namespace msctx::glue

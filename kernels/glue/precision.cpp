@@ -1,5 +1,4 @@
 // Precision policies: what runs at PyTorch's autocast keys, in which dtypes each operator computes.
-#include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/aminmax_ops.h>
 #include <ATen/ops/to_ops.h>

@@ -118,7 +118,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_collected": (JSON, [c_int64]),
     "msctx_text": (c_void_p, [STR]),
     "msctx_enter_module": (c_void_p, [c_void_p]),
-    "msctx_module_here": (c_void_p, []),
     "msctx_look_away": (c_int, [c_int]),
     "msctx_enter_compiled": (c_int, [c_int]),
     "msctx_running": (JSON, []),
