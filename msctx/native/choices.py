@@ -6,10 +6,10 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from msctx.native import core, counting, watched
@@ -18,8 +18,6 @@ from msctx.tables import Row, Rows, in_words
 
 IN_FORCE: dict[str, ConvPolicy] = {}
 """Place, one of :data:`core.PLACES` → its policy."""
-COMING: list[Callable[[], object]] = []
-"""What is called before another policy is in force in the library."""
 LOAD = {"cpu": core.load, "cuda": core.load_with_cuda, "ascend": core.load_with_npu}
 """Place → what brings the library that carries a policy out there."""
 _lock = threading.Lock()
@@ -36,8 +34,7 @@ def write(place: str, policy: ConvPolicy | None) -> None:
             from msctx.native import tuning
 
             library, IN_FORCE[place] = LOAD[place](), policy
-            for note in COMING:
-                note()
+            counting.note(Tally)
             number = tuning.table(library, policy.tuning_file, place) if policy.measures else 0
             records = os.path.join(policy.work_path, tuning.IN_WORK_PATH) if policy.work_path is not None else None
             recording = tuning.table(library, records, place, only_records=True) if records else 0
@@ -264,4 +261,3 @@ def _numbers(text: str, axes: int = 0) -> Shape:
 
 
 counting.SOURCES[Tally] = IN_FORCE
-COMING.append(partial(counting.note, Tally))

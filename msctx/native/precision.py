@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Iterable, Mapping
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint32
@@ -17,14 +18,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.compiler import config
 
 from msctx import notices
 from msctx._version import __version__
 from msctx.errors import NativeError
-from msctx.native import cache_tag, core, watched
+from msctx.native import core, watched
 from msctx.native.watched import Model
 from msctx.options import operators
 from msctx.options.precision_rules import Precision, PrecisionRule, precision_of
+from msctx.torch_config import NOTHING, Forced, is_threads_own, override, put_override
 
 DEVICES = ("cpu", "cuda", "ascend")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -65,11 +68,9 @@ class Policy:
     """A policy as the library knows it; *modules*: path of a module → the number of the policy inside it."""
 
     text: str
+    means: Precision
     number: int
     modules: dict[str, int]
-    low: str
-    is_off: bool
-    frozen: bool
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -77,7 +78,7 @@ class Policy:
 
     def thaw(self) -> None:
         """Forget the casts of weights that were frozen until now."""
-        for number in self.numbers if self.frozen else ():
+        for number in self.numbers if self.means.frozen else ():
             library().msctx_precision_thaw(number)
 
 
@@ -167,9 +168,8 @@ def policy_of(text: str) -> Policy:
             precision = precision_of(text)
             number = _send(precision.rules, precision)
             modules = {path: _send({**precision.rules, **rules}, precision) for path, rules in precision.modules.items()}
-            found = Policy(text, number, modules, precision.low, precision.is_off, precision.frozen)
+            _policies[text] = found = Policy(text, precision, number, modules)
             TEXTS.update({number: (text, path) for path, number in {"": number, **modules}.items()})
-            _policies[text] = found
     return found
 
 
@@ -222,14 +222,11 @@ def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None
         here.policies, here.acts_on = checkpoint.policies, _ActsOn(checkpoint.models, frozenset([*watched.OPEN]))
     if noted >= 0 <= place and noted >> place & 1:
         _report_autocast(DEVICES[place])
-    if noted == here.noted or not (here.policies or cache_tag.is_put()):
+    if noted == here.noted or not (here.policies or here.noted >= 0):
         return
     here.noted = noted
-    if noted < 0:
-        cache_tag.put(None)
-        return
     number, overruled = divmod(noted, 1 << len(DEVICES))
-    cache_tag.put(f"msctx-precision-{__version__}-{_contents[number]}-{overruled}")
+    _distinguish("" if noted < 0 else f"msctx-precision-{__version__}-{_contents[number]}-{overruled}")
 
 
 def _report_autocast(device: str) -> None:
@@ -269,3 +266,83 @@ def counts(numbers: Iterable[int]) -> dict[int, Any]:
         found[number] = np.zeros((len(OPS), len(COUNTED)), np.int64)
         library().msctx_precision_counts(number, found[number].ctypes.data_as(POINTER(c_int64)), len(OPS))
     return found
+
+
+# --- compiled code on disk --------------------------------------------------------------------------------------------
+# torch distinguishes it by torch.compiler.config.cache_key_tag. Where there is one tag for the process, threads that request
+# different things share no code by disk while they do: torch's caches are off.
+
+TAG, DISABLED = "cache_key_tag", "force_disable_caches"
+
+
+class _Tag:
+    """The user's own tag with what is requested, by thread; and what was found before the first asked: the override, and the tag."""
+
+    def __init__(self) -> None:
+        self.by_thread: dict[int, str] = {}
+        self.found: tuple[Any, str] | None = None
+
+    def put(self, content: str) -> None:
+        self.by_thread[threading.get_ident()] = content
+        if not content:
+            del self.by_thread[threading.get_ident()]
+        if self.found is None:
+            self.found = override(config, TAG), config.cache_key_tag
+        tag, users = self.found
+        if self.by_thread:
+            config.cache_key_tag = users + "".join(sorted({*self.by_thread.values()}))
+        else:
+            put_override(config, TAG, tag)
+            self.found = None
+
+
+class _ThreadsTag(_Tag, threading.local):
+    pass
+
+
+class _Disabling(Forced):
+    """Whether torch's caches are off in every thread: as an option requests it, or since threads request different things."""
+
+    requested: Any = NOTHING
+
+    def holds(self, value: bool) -> bool:
+        return self.requested is value
+
+    def save(self) -> tuple[Any, ...]:
+        return self.requested, *super().save()[1:]
+
+    def write(self, value: bool) -> None:
+        self.load((value, None, None))
+
+    def load(self, state: tuple[Any, ...]) -> None:
+        with _tag_lock:
+            self.requested, own, thread = state
+            self.enforce(own if thread is threading.current_thread() else None)
+
+    def enforce(self, own: Any = None) -> None:
+        self.forced = True if len({*_of_process.by_thread.values()}) > 1 else self.requested
+        self._enforce(own)
+
+
+_of_thread, _of_process = _ThreadsTag(), _Tag()
+DISABLING = _Disabling(config.__name__, DISABLED, bool)
+_tag_lock = threading.Lock()
+
+
+def _distinguish(content: str) -> None:
+    """Distinguish code that this thread compiles by *content*; if that is empty by the user's tag alone, as it was found."""
+    if is_threads_own(config, TAG):
+        _of_thread.put(content)
+    else:
+        with _tag_lock:
+            _of_process.put(content)
+            DISABLING.enforce()
+
+
+def _after_fork() -> None:
+    here = threading.get_ident()
+    _of_process.by_thread = {thread: content for thread, content in _of_process.by_thread.items() if thread == here}
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -28,7 +28,6 @@ from msctx import notices
 from msctx.dynamo import outside_dynamo, untraced
 from msctx.native import module_calls, precision, watched
 from msctx.native.counting import Held
-from msctx.options.precision_rules import precision_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -229,16 +228,13 @@ def _end_step(optimizer: Any, *_: Any) -> None:
 
 
 @contextmanager
-def _acting_in_steps() -> Iterator[None]:
+def acting_in_steps() -> Iterator[None]:
+    """While some policy is in force in a thread, or in a checkpoint."""
     begin = optimizer.register_optimizer_step_pre_hook(_begin_step)
     end = optimizer.register_optimizer_step_post_hook(_end_step)
     yield
     begin.remove()
     end.remove()
-
-
-in_steps = Held(_acting_in_steps)
-"""Wanted by each policy that is in force in a thread."""
 
 
 # --- gradients from float16 -------------------------------------------------------------------------------------------
@@ -252,7 +248,7 @@ def policies_changed() -> None:
     """What is in force in this thread is another; a step that raised has not ended itself."""
     if _here.steps:
         _in_steps(0)
-    before, _here.is_low = _here.is_low, any(precision_of(p.text).needs_scaler for p in precision.here.policies.values())
+    before, _here.is_low = _here.is_low, any(policy.means.needs_scaler for policy in precision.here.policies.values())
     if _here.is_low and not before:
         _here.begun = _here.stepped = _halves()
         _here.has_warned = False

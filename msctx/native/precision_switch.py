@@ -48,10 +48,10 @@ def read(device: str) -> str | None:
     if policy is None:
         return None
     word = precision.words()[device]
-    if (is_on := torch.is_autocast_enabled(word)) == policy.is_off:
+    if (is_on := torch.is_autocast_enabled(word)) == policy.means.is_off:
         return f"{policy.text} (autocast was switched {'on' if is_on else 'off'})"
     dtype = str(torch.get_autocast_dtype(word)).removeprefix("torch.")
-    return policy.text if policy.low in ("", dtype) else f"{policy.text} (autocast's dtype was set to {dtype})"
+    return policy.text if policy.means.low in ("", dtype) else f"{policy.text} (autocast's dtype was set to {dtype})"
 
 
 def save(device: str) -> State:
@@ -77,12 +77,12 @@ def load(device: str, state: State) -> None:
 def write(device: str, text: str) -> None:
     """Put a policy in force in this thread for the operators of one kind of device."""
     policy, word = precision.policy_of(text), precision.words()[device]
-    if not policy.is_off:
+    if not policy.means.is_off:
         precision.install(device)
     _put(device, policy)
-    torch.set_autocast_enabled(word, not policy.is_off)
-    if policy.low:
-        torch.set_autocast_dtype(word, getattr(torch, policy.low))
+    torch.set_autocast_enabled(word, not policy.means.is_off)
+    if policy.means.low:
+        torch.set_autocast_dtype(word, getattr(torch, policy.means.low))
     precision.library().msctx_precision_know(precision.DEVICES.index(device), None)
     precision.note_autocast()
 
@@ -116,8 +116,6 @@ def _enter(after: precision.Policies) -> None:
 
 numbers: Counter[int] = Counter()
 """Number of a policy → in how many threads it is in force."""
-COMING: list[Callable[[], object]] = []
-"""What is called once :data:`numbers` has others, before these are in force."""
 
 
 class _Life:
@@ -168,11 +166,9 @@ def _want(policies: Iterable[Policy]) -> None:
     """They are about to be put in force in this thread. The caller holds the lock; so does that of release."""
     found = [*policies]
     numbers.update(number for policy in found for number in policy.numbers)
-    for note in COMING:  # only now: a context that opens meanwhile finds them in force, or is called here
-        note()
+    counting.note(Tally)  # only now: a context that opens meanwhile finds them in force, or is called here
     _here.policies += found
     _need(found, 1)
-    precision_regions.in_steps.want(len(found))
 
 
 def _release_here(policies: Iterable[Policy]) -> None:
@@ -185,7 +181,6 @@ def _release_here(policies: Iterable[Policy]) -> None:
 
 def _release(found: list[Policy]) -> None:
     _need(found, -1)
-    precision_regions.in_steps.want(-len(found))
     numbers.subtract(number for policy in found for number in policy.numbers)
     for number in [number for number, threads in numbers.items() if not threads]:
         del numbers[number]
@@ -253,7 +248,8 @@ def _replaced() -> Iterator[None]:
     for module, function, _ in ours:
         setattr(module, function.__name__, function)
     by_jit = torch._C._jit_set_autocast_mode(False)  # TorchScript inserts the casts of torch's own lists into its graphs
-    yield
+    with precision_regions.acting_in_steps():
+        yield
     torch._C._jit_set_autocast_mode(by_jit)
     for module, function, found in ours:
         if getattr(module, function.__name__) is function:  # else somebody has wrapped it since
@@ -333,7 +329,6 @@ class Tally:
 
 
 counting.SOURCES[Tally] = numbers
-COMING.append(partial(counting.note, Tally))
 
 
 def of_process() -> Precisions:

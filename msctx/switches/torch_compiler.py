@@ -20,7 +20,7 @@ from torch._logging._internal import log_registry
 from msctx.graph import calls, report
 from msctx.graph.inductor_passes import Beside
 from msctx.imports import when_imported
-from msctx.native import cache_tag
+from msctx.native import precision
 from msctx.switches.base import OF_THE_ENGINE, OF_THE_TUNER, Kept, Switch, of, reading, writing
 from msctx.torch_config import INDUCTOR, NOTHING, UNSET, Forced, by_variable
 
@@ -320,7 +320,7 @@ SWITCHES = (
         satisfied=lambda wanted: bool(import_module(_CACHE).serves(wanted)),
         blocked=lambda wanted: str(import_module(_CACHE).obstacle(wanted)),
     ),
-    of("torch.compiler.force_disable_caches", cache_tag.DISABLING),
+    of("torch.compiler.force_disable_caches", precision.DISABLING),
     of("torch.compiler.job_id", _Job("torch.compiler.config", "job_id", lambda: None)),
     of("torch.dynamo.apart", _here, scope="thread"),
     _logs("torch.logs.dynamo"),

@@ -7,12 +7,12 @@ import torch.compiler.config as config
 from context_helpers import Elsewhere
 
 import msctx
-from msctx.native import cache_tag
+from msctx.native import precision
 from msctx.torch_config import override
 
 
 def found() -> tuple[object, object]:
-    return override(config, cache_tag.TAG), override(config, cache_tag.DISABLED)
+    return override(config, precision.TAG), override(config, precision.DISABLED)
 
 
 def key() -> tuple[str, bool]:
