@@ -31,12 +31,12 @@ def write(place: str, policy: ConvPolicy | None) -> None:
                 return
             library.set_policy(place, None)
         else:
-            from msctx.native import tuning
+            from msctx.native import tuning, tuning_file
 
             library, IN_FORCE[place] = LOAD[place](), policy
             counting.note(Tally)
             number = tuning.table(library, policy.tuning_file, place) if policy.measures else 0
-            records = os.path.join(policy.work_path, tuning.IN_WORK_PATH) if policy.work_path is not None else None
+            records = os.path.join(policy.work_path, tuning_file.IN_WORK_PATH) if policy.work_path is not None else None
             recording = tuning.table(library, records, place, only_records=True) if records else 0
             library.set_policy(place, _json(policy, number, recording))
         if measured := sys.modules.get("msctx.native.tuning"):
@@ -164,12 +164,8 @@ class Choices(Rows[Choice]):
         return columns, map(cells, self)
 
 
-def rows() -> Choices:
-    """All of the process."""
-    return _rows(None)
-
-
-def _rows(book: int | None) -> Choices:
+def rows(book: int | None = None) -> Choices:
+    """Those of a context; without its number in the library all of the process."""
     if (library := core.loaded()) is None:
         return Choices()
     if (found := library.c.msctx_book_rows(book)) is None:
@@ -209,7 +205,7 @@ class Tally:
         return [_unmatched(self._rules[place]) for place in unmatched]
 
     def choices(self) -> Choices:
-        return _rows(self._book)
+        return rows(self._book)
 
 
 def _unmatched(rule: ConvRule) -> str:

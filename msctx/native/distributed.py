@@ -69,10 +69,10 @@ def gathered(mine: Any) -> list[Any]:
     return found
 
 
-def of_first(mine: Any) -> Any:
-    """The object of rank 0. A collective: all ranks of the process group call it."""
+def of_first(mine: Any, source: int = 0, group: Any = None) -> Any:
+    """The object of rank 0, or of the *source* of a group. A collective: all ranks of the process group call it."""
     found = [mine]
-    module().broadcast_object_list(found, src=0)
+    module().broadcast_object_list(found, src=source, group=group)
     return found[0]
 
 
@@ -113,9 +113,7 @@ class _Share:
     number: int = 0
 
     def exchange(self, message: Any = None) -> Any:
-        found = [message]
-        module().broadcast_object_list(found, src=self.source, group=self.group)
-        return found[0]
+        return of_first(message, self.source, self.group)
 
 
 _here = _Here()

@@ -107,7 +107,10 @@ def _enter(after: precision.Policies) -> None:
     else:
         precision.library().msctx_precision_switch(number)
     finally:
-        _release_here(before.values())
+        for policy in before.values():
+            if policy in _here.policies:  # else that of a checkpoint, which its forward pass has
+                _here.policies.remove(policy)
+        _release([*before.values()])
         precision.here.policies = after
         precision_regions.policies_changed()
 
@@ -169,14 +172,6 @@ def _want(policies: Iterable[Policy]) -> None:
     counting.note(Tally)  # only now: a context that opens meanwhile finds them in force, or is called here
     _here.policies += found
     _need(found, 1)
-
-
-def _release_here(policies: Iterable[Policy]) -> None:
-    found = [*policies]
-    for policy in found:
-        if policy in _here.policies:  # else that of a checkpoint, which its forward pass has
-            _here.policies.remove(policy)
-    _release(found)
 
 
 def _release(found: list[Policy]) -> None:

@@ -18,7 +18,6 @@ from msctx.native import build, core, distributed, memory, tuning_file
 from msctx.native.cachedir import say
 from msctx.native.choices import Choice
 from msctx.native.core import Core
-from msctx.native.tuning_file import IN_WORK_PATH as IN_WORK_PATH
 from msctx.native.tuning_file import Entry, Groups, Stamp, stamp
 
 Permission = IntEnum("Permission", "NOW LATER FOR_NEXT_RUN OTHER_RANK NOT_THIS_CALL BUSY", start=0)

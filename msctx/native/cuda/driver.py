@@ -36,15 +36,12 @@ class Kernels:
         context()
         self._module = c_void_p()
         _check(self._driver.cuModuleLoadData(byref(self._module), c_char_p(cubin)), "cuModuleLoadData")
-        self._functions: dict[str, c_void_p] = {}
 
     def function(self, name: str) -> c_void_p:
         """The CUfunction of a kernel."""
-        if name not in self._functions:
-            found = c_void_p()
-            _check(self._driver.cuModuleGetFunction(byref(found), self._module, name.encode()), f"{name}: cuModuleGetFunction")
-            self._functions[name] = found
-        return self._functions[name]
+        found = c_void_p()
+        _check(self._driver.cuModuleGetFunction(byref(found), self._module, name.encode()), f"{name}: cuModuleGetFunction")
+        return found
 
 
 def context() -> int:
