@@ -97,7 +97,8 @@ def main(argv: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("interrupted; everything was restored", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:
+    except BrokenPipeError:  # a reader that stops early (``| head``) is no failure
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
         sys.stderr.close()
         sys.exit(0)
     except MsctxWarning as warning:  # python -W error

@@ -317,12 +317,7 @@ def emit_plan(plan: Plan, as_json: bool) -> None:
 
 
 def print_text(text: str) -> None:
-    """Print data. A reader that stops early (``| head``) is no failure."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
-        raise typer.Exit from None
+    print(text, flush=True)
 
 
 def print_json(data: Any) -> None:

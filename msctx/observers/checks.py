@@ -8,7 +8,6 @@ Torch has no hook for the call: ``Function.apply`` is replaced.
 from __future__ import annotations
 
 import inspect
-import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -30,17 +29,10 @@ from msctx.native import distributed, watched
 from msctx.native.counting import Held
 from msctx.native.distributed import in_words
 from msctx.observers import steps
-from msctx.observers.files import Slot
+from msctx.observers.files import OfThread, Slot
 
 
-class Check(threading.local):
-    """Whether an option is on in this thread."""
-
-    on = False
-
-    def is_on(self) -> bool:
-        return self.on
-
+class Check(OfThread):
     def turn(self, on: bool) -> None:
         if on != self.on:
             _installed.want(1 if on else -1)

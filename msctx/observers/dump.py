@@ -99,7 +99,7 @@ class MindSpore:
                     given.unlink()
                 elif tensor["file"]:
                     parts = (kind, name, 0, 0, row["began"], side, slot, "DefaultFormat.npy")
-                    files.move(given, place / ".".join(map(str, parts)))
+                    given.replace(place / ".".join(map(str, parts)))
                 if "min" in tensor and self._settings.data != "tensor":
                     scope = "_".join((*modules.parts(row["module"]), name))
                     self._tables[place].append([kind, scope, 0, 0, row["began"], side, slot, *self._described(tensor)])

@@ -168,7 +168,7 @@ class OverflowReader(Reader):
             for slot, tensor in enumerate(row[f"{side}s"]):
                 if tensor["file"]:
                     new = f"{kind}.{name}.{row['id']}.0.{row['began']}.{side}.{slot}.npy"
-                    files.move(self._scratch.path / tensor["file"], place / new)
+                    (self._scratch.path / tensor["file"]).replace(place / new)
         ids = {"model_id": 0, "stream_id": 0, "task_id": row["id"], "task_type": 0}
         status = {**ids, "pc_start": "0x0", "para_base": "0x0", "status": 0}
         bits = sum(

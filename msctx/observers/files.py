@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -51,6 +52,19 @@ class Slot:
         self.load(None if made_of[-1] is None else self._kind(*made_of))
 
 
+class OfThread(threading.local):
+    """Whether something is on in this thread."""
+
+    def __init__(self, on: bool = False) -> None:
+        self.on = on
+
+    def is_on(self) -> bool:
+        return self.on
+
+    def turn(self, on: bool) -> None:
+        self.on = on
+
+
 class Scratch:
     """A folder of this process alone in *folder*, for what is not whole or not named yet. The collector makes it."""
 
@@ -89,12 +103,6 @@ def guarded(option: str, folder: Path | str, work: Callable[[], object], reporte
             notices.warn(text)
         if reported is not None:
             reported.add(text)
-
-
-def move(old: Path, new: Path) -> None:
-    """Or nothing, where somebody has taken it away."""
-    with suppress(FileNotFoundError):
-        old.replace(new)
 
 
 def write(path: Path, data: str | Callable[[Any], object]) -> None:

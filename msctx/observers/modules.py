@@ -23,6 +23,7 @@ from torch import fx, nn
 from torch.profiler import record_function
 
 from msctx.native import core, module_calls, watched
+from msctx.observers.files import OfThread
 
 # --- compiled code: the module and the line of the graph's node, by the comments in inductor's code ---------------------
 
@@ -208,23 +209,8 @@ def name_unwatched() -> None:
 # --- how names are written ----------------------------------------------------------------------------------------------
 
 
-class _Here(threading.local):
-    with_classes: bool = True
-    """Whether names have classes, a matter of each thread as in MindSpore."""
-
-
-_here = _Here()
-
-
-def with_classes() -> bool:
-    """Whether the names of this thread have classes."""
-    return _here.with_classes
-
-
-def write_with_classes(classes: bool) -> None:
-    _here.with_classes = classes
-
-
+CLASSES = OfThread(True)
+"""Whether names have classes, a matter of each thread as in MindSpore."""
 _ROOT = " (root)"
 
 
@@ -256,7 +242,7 @@ def class_of(module: nn.Module) -> str:
 
 def parts(path: str) -> list[str]:
     """``net.fc`` → Default, net-Net, fc-Linear; of a model itself → Default."""
-    return ["Default", *_named("" if path.endswith(_ROOT) else path, _class_at if with_classes() else lambda _: "")]
+    return ["Default", *_named("" if path.endswith(_ROOT) else path, _class_at if CLASSES.is_on() else lambda _: "")]
 
 
 def in_model(model: nn.Module, *, classes: bool) -> dict[nn.Module, str]:

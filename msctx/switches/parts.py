@@ -110,7 +110,7 @@ SWITCHES = (
         "msctx.observers.compile_trace:GRAPHS_SLOT",
         blocked=lambda wanted: str(import_module("msctx.observers.compile_trace").obstacle(wanted)),
     ),
-    _turned("observers.class_names", "msctx.observers.modules:", unwritten=True, verbs=("with_classes", "write_with_classes")),
+    _turned("observers.class_names", "msctx.observers.modules:CLASSES.", unwritten=True),
     _turned("observers.check_bprop", "msctx.observers.checks:NODES."),
     _turned("observers.check_bprop_values", "msctx.observers.checks:VALUES."),
     _part("torch.profiler", "msctx.observers.profiling:SLOT."),
