@@ -162,15 +162,9 @@ RUN_ID = "msctx"
 """That `msctx run --nproc` gives to torchrun's agent."""
 
 
-def _number(variable: str) -> int:
-    """What a launcher has put into a variable; 0: it is not there, or no number."""
-    text = os.environ.get(variable, "")
-    return int(text) if text.isdecimal() else 0
-
-
 def is_one_of_several() -> bool:
     """Whether a launcher started this process beside others. Torchrun may also start one alone."""
-    return "TORCHELASTIC_RUN_ID" in os.environ or _number("WORLD_SIZE") > 1
+    return "TORCHELASTIC_RUN_ID" in os.environ or os.environ.get("WORLD_SIZE", "") not in ("", "0", "1")
 
 
 def rank() -> int:
@@ -190,7 +184,7 @@ def record(out: str | None, parent: str, name: str) -> Record:
     if out is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return Record.create(None, parent, f"{name}-{mine}")
     folder = Path(out or _agreed(parent, name)) / mine
-    if os.environ.get("TORCHELASTIC_RUN_ID") == RUN_ID or _number("TORCHELASTIC_RESTART_COUNT"):
+    if os.environ.get("TORCHELASTIC_RUN_ID") == RUN_ID or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
         shutil.rmtree(folder, ignore_errors=True)  # the launching process has seen that it is no other run's
     return Record.create(str(folder), parent, name)
 
