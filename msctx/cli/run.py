@@ -14,7 +14,7 @@ import typer
 from rich.text import Text
 
 from msctx.cli import render
-from msctx.cli.render import Entry, Json, Texts, Words, argument, emit, emit_plan, option, print_json, print_text, write_new
+from msctx.cli.render import Entry, Json, Texts, Words, argument, emit, emit_plan, option, print_text, write_new
 from msctx.context.base import explain, refuse
 from msctx.errors import Diagnostic, MsctxError, OptionError
 from msctx.inspection import command_line
@@ -145,11 +145,7 @@ def _sweep(grid: list[Any], run_grid: Any, json_: bool) -> None:
         record = interrupted.args[0] / "sweep.json"
         _interrupted(f"{record} holds the finished runs, marked as partial", record, json_)
     results = [point["result"] for point in found["points"]]
-    if json_:
-        print_json(found)
-    else:
-        render.console().print(render.sweep_table(grid, results))
-        print(f"sweep.json is in {found['dir']}")
+    emit(found, json_, lambda: (render.sweep_table(grid, results), Text(f"sweep.json is in {found['dir']}")))
     raise typer.Exit(any(result["status"] != "completed" for result in results))
 
 
@@ -213,27 +209,20 @@ def compare(
     from msctx.compare.comparison import run
     from msctx.compare.result import as_csv
 
-    console = render.console(sys.stderr if json_ else sys.stdout)
     with (
         redirect_stdout(sys.stderr),
         render.console(sys.stderr).status("measuring") as status,
     ):  # what a model prints is no result
         found = run(comparison, lambda done, of, name: status.update(Text(f"{done} of {of}: {name}")))
-    written: list[str] = []
+    told: list[Text] = []
     if record is not None:
         record.json("result.json", found.as_json())
         texts = {"report.html": report.page(found), "result.csv": as_csv(found), "best.yaml": found.recommended}
         written = [name for name, text in texts.items() if text]
         for name in written:
             record.text(name, texts[name])
-    if json_:
-        print_json(found.as_json())
-    else:
-        for part in report.parts(found):
-            console.print(part)
-        if record is not None:
-            paths = [str(record.folder / name) for name in (*written, "result.json")]
-            console.print(f"wrote {', '.join(paths)}", markup=False)
+        told.append(Text(f"wrote {', '.join(str(record.folder / name) for name in (*written, 'result.json'))}"))
+    emit(found.as_json(), json_, lambda: (*report.parts(found), *told))
     if found.interrupted:
         print("interrupted; what was measured so far is marked as partial", file=sys.stderr)
         raise typer.Exit(130)
@@ -267,14 +256,11 @@ def capture(
         write_new(Path(out), text)
     if workload.left_out:
         print(f"not in it, as no layer of a workload computes them: {', '.join(workload.left_out)}", file=sys.stderr)
-    if json_:
-        head = {"name": workload.name, "layers": len(workload.layers), "left_out": list(workload.left_out)}
-        print_json({**head, "written": [out] if out else [], "text": text})
-    elif out is not None:
-        kinds, count = len(workload.layers), sum(layer.count for layer in workload.layers)
-        print(f"wrote {out}: {kinds} kinds of layers, {count} in all; next: msctx compare {shlex.quote(out)}")
-    else:
-        print_text(text.rstrip("\n"))
+    kinds, count = len(workload.layers), sum(layer.count for layer in workload.layers)
+    data = {"name": workload.name, "layers": kinds, "left_out": [*workload.left_out]}
+    data |= {"written": [out] if out else [], "text": text}
+    told = out and f"wrote {out}: {kinds} kinds of layers, {count} in all; next: msctx compare {shlex.quote(out)}"
+    emit(data, json_, lambda: told or text.rstrip("\n"))
 
 
 def verify(

@@ -303,16 +303,13 @@ class DumpReader(Reader):
         self.is_choosy = bool(settings.layers) or settings.marked or settings.layout == "msprobe"
 
     @property
-    def _is_wanted(self) -> bool:
-        return self._is_of_rank and (not self._steps or any(part[0] <= self._step <= part[-1] for part in self._steps))
-
-    @property
     def _is_of_rank(self) -> bool:
         return not self.settings.ranks or distributed.rank_or_0() in self.settings.ranks
 
     @property
     def requested(self) -> Mapping[str, int]:
-        if not self._is_wanted:
+        is_step = not self._steps or any(part[0] <= self._step <= part[-1] for part in self._steps)
+        if not (is_step and self._is_of_rank):
             return {}
         return {
             "inputs": int(self.settings.mode != "output"),
