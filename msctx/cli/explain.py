@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from msctx import migrate as migrating
 from msctx import reference
 from msctx.cli import render
-from msctx.cli.render import Device, Json, Texts, Words, argument, emit, emit_plan, option, print_json, print_text, write_new
+from msctx.cli.render import Device, Json, Texts, Words, argument, emit, emit_plan, option, print_text, write_new
 from msctx.context import explain as plan_of
 from msctx.context.base import BASE
 from msctx.errors import Diagnostic, FileError, OptionError
@@ -107,13 +108,9 @@ def migrate(
         raise OptionError([Diagnostic("--as", "--json prints all forms: give one of the two", "migrate")])
     found = migrating.read(file)
     plan = migrating.planned(found, device)
-    if json_:
-        print_json(migrating.as_dict(found, plan))
-    elif as_ is not None:
-        print_text(forms[as_](found).rstrip("\n"))
-    else:
-        print_text(f"{migrating.as_yaml(found)}\n{migrating.as_with_block(found)}")
-        emit_plan(plan, False)
+    texts = [form(found) for name, form in forms.items() if as_ in (name, None)]
+    text = "\n".join(texts).rstrip("\n") + "\n" * (as_ is None)
+    emit(migrating.as_dict(found, plan), json_, lambda: text if as_ else (Text(text), *render.plan_page(plan)))
     notes = [((c.line, c.column), f"{file}:{c.line}:{c.column}  {note}") for c in found.calls for note in c.notes]
     notes += [((p.mark.line, p.mark.column) if p.mark else (0, 0), str(p)) for p in found.problems]
     for _, note in () if json_ else sorted(notes):

@@ -305,7 +305,7 @@ NO_CANN = "source CANN's set_env.sh; without CANN: set TORCH_DEVICE_BACKEND_AUTO
 def emit(data: Any, as_json: bool, view: Callable[[], Any]) -> None:
     """Print *data* as JSON, or what *view* makes of it: text or something that rich can"""
     if as_json:
-        print_json(data)
+        print_text(json.dumps(plain(data), indent=2))
     elif isinstance(shown := view(), str):
         print_text(shown)
     else:
@@ -318,10 +318,6 @@ def emit_plan(plan: Plan, as_json: bool) -> None:
 
 def print_text(text: str) -> None:
     print(text, flush=True)
-
-
-def print_json(data: Any) -> None:
-    print_text(json.dumps(plain(data), indent=2))
 
 
 def write_new(path: Path, text: str) -> None:

@@ -114,19 +114,24 @@ class MemoryOfRun:
 
     def __init__(self) -> None:
         self.phases: list[dict[str, Any]] = []
-        self._allocations = 0
         self.is_on = memory.read_pool() is not None
 
     def begin(self) -> None:
-        self._allocations = memory.statistics()["allocations"]
-        self._reset_peaks()
+        """The entry begins, or its next phase."""
+        if self.is_on:
+            self._allocations = memory.statistics()["allocations"]
+            memory.reset_peak()
+        if accelerator():
+            from torch.accelerator import reset_peak_memory_stats
+
+            reset_peak_memory_stats()
 
     def end_phase(self) -> None:
         phase: dict[str, Any] = {}
         if self.is_on:
             found = memory.statistics()
-            made, self._allocations = found["allocations"] - self._allocations, found["allocations"]
-            phase |= {name: found[name] for name in ("peak_bytes", "current_bytes")} | {"allocations": made}
+            phase |= {name: found[name] for name in ("peak_bytes", "current_bytes")}
+            phase["allocations"] = found["allocations"] - self._allocations
         if device := accelerator():
             from torch.accelerator import max_memory_allocated, memory_allocated
 
@@ -137,15 +142,7 @@ class MemoryOfRun:
             }
         if phase:
             self.phases.append(phase)
-        self._reset_peaks()
-
-    def _reset_peaks(self) -> None:
-        if self.is_on:
-            memory.reset_peak()
-        if accelerator():
-            from torch.accelerator import reset_peak_memory_stats
-
-            reset_peak_memory_stats()
+        self.begin()
 
     def record(self) -> dict[str, Any]:
         """What memory.json holds; nothing: nothing was counted. What was allocated before the entry began only the caps have seen."""
