@@ -151,7 +151,7 @@ def grid(columns: Iterable[str], rows: Iterable[Iterable[Any]], right: Iterable[
 
 
 def in_words(size: int) -> str:
-    """In four digits, as kernels/common/process.cpp does."""
+    """In four digits, as kernels/include/msctx/process.h does."""
     units = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
     power = min((max(size, 1).bit_length() - 1) // 10, len(units) - 1)
     return f"{size / 1024**power:.4g} {units[power]}"

@@ -1,13 +1,8 @@
 // A call in words: what choices() shows and what rules are matched against.
-#include "msctx/call.h"
+#include "common/policy.h"
+#include "msctx/process.h"
 
 namespace msctx {
-
-std::string joined(const int64_t* sizes, size_t count) {
-  std::string text;
-  for (size_t i = 0; i < count; i++) text += (i ? "x" : "") + std::to_string(sizes[i]);
-  return text;
-}
 
 namespace {
 
@@ -43,7 +38,7 @@ ConvText text_of(const ConvCall& call) {
   ConvText text;
   text.dtype = name_of(p.dtype);
   text.epilogue = epilogue_of(call);
-  if (call.module) text.module = *call.module;
+  if (call.module) text.module = call.module;
   if (call.rows) {
     const std::string batches = call.batches ? std::to_string(call.batches) + "x" : "";
     const int64_t depth = call.transposed ? p.k : p.c, columns = call.transposed ? p.c : p.k;

@@ -1,5 +1,5 @@
 // Where rules hold, the log of choices, and the books in which their calls are counted.
-#include "msctx/choices.h"
+#include "common/policy.h"
 
 #include <fnmatch.h>
 
@@ -9,10 +9,8 @@
 #include <cstring>
 #include <mutex>
 #include <unordered_map>
-#include <unordered_set>
 
-#include "msctx/api.h"
-#include "msctx/json.h"
+#include "common/run.h"
 #include "msctx/process.h"
 
 namespace msctx {
@@ -64,31 +62,9 @@ void Conditions::note(bool held, int64_t books) {
 
 namespace {
 
-constexpr std::pair<const char*, std::string Choice::*> words[] = {
-    {"direction", &Choice::direction}, {"requested", &Choice::asked}, {"ran", &Choice::ran}, {"provider", &Choice::provider},
-    {"math", &Choice::math}};
-
-struct Hash {
-  size_t operator()(const std::shared_ptr<Choice>& c) const {
-    size_t found = std::hash<int64_t>()(c->workspace);
-    const auto mix = [&](const std::string& word) { found = found * 31 + std::hash<std::string>()(word); };
-    for (const auto& [_, word] : words) mix((*c).*word);
-    for (const auto& [_, field] : fields_of_text) mix(c->problem.*field);
-    for (const std::string& reason : c->reasons) mix(reason);
-    return found;
-  }
-};
-struct Same {
-  bool operator()(const std::shared_ptr<Choice>& a, const std::shared_ptr<Choice>& b) const {
-    const auto same = [&](const auto& word) { return (*a).*word.second == (*b).*word.second; };
-    return std::ranges::all_of(words, same) && a->problem == b->problem && a->error == b->error && a->workspace == b->workspace &&
-           a->reasons == b->reasons;
-  }
-};
-
 std::atomic<int64_t> opened{0};
 struct Log {
-  std::unordered_set<std::shared_ptr<Choice>, Hash, Same> known;
+  std::unordered_map<std::string_view, std::shared_ptr<Logged>> known;  // by their JSON
   Book* const process = new Book;
   std::vector<Book*> open{process};  // in the order of opening
   int64_t numbers = 0, uses = 0;
@@ -96,8 +72,8 @@ struct Log {
 Log& log = immortal<Log>();
 
 // A quarter at once: to look for the oldest one costs as much as to look for many.
-template <class Rows, class Choice_, class Gone>
-void bound(Rows& rows, const Choice_& choice_of, const Gone& gone) {
+template <class Rows, class Of, class Gone>
+void bound(Rows& rows, const Of& choice_of, const Gone& gone) {
   if (rows.size() <= Book::most_rows) return;
   std::vector<int64_t> used;
   for (const auto& row : rows) used.push_back(choice_of(row)->used);
@@ -110,20 +86,18 @@ void bound(Rows& rows, const Choice_& choice_of, const Gone& gone) {
   }
 }
 
-std::string json_of(const Choice& c, const Counts& counts) {
-  std::string json = "{";
-  for (const auto& [name, word] : words) member(json, name, c.*word);
+std::string json_of(const Choice& c) {
+  std::string json;
+  const std::pair<const char*, const std::string&> words[] = {
+      {"direction", c.direction}, {"requested", c.asked}, {"ran", c.ran}, {"provider", c.provider}, {"math", c.math}};
+  for (const auto& [name, word] : words) member(json, name, word);
   for (const auto& [name, field] : fields_of_text) member(json, name, c.problem.*field);
-  char number[40];
-  std::snprintf(number, sizeof number, "\"error\":%.17g,", c.error);
-  json += number;
-  json += "\"workspace\":" + std::to_string(c.workspace) + ",\"reasons\":[";
-  for (size_t i = 0; i < c.reasons.size(); i++) {
-    if (i) json += ',';
-    quote(json, c.reasons[i]);
-  }
-  return json + "],\"calls\":" + std::to_string(counts.calls) + ",\"weights_kept\":" + std::to_string(counts.weights_kept) +
-         ",\"weights_prepared\":" + std::to_string(counts.weights_prepared) + ",\"computed_again\":" + std::to_string(c.computed_again) + '}';
+  char error[40];
+  std::snprintf(error, sizeof error, "\"error\":%.17g,", c.error);
+  number(json += error, "workspace", c.workspace);
+  json += "\"reasons\":[";
+  for (const std::string& reason : c.reasons) quote(json += &reason == c.reasons.data() ? "" : ",", reason);
+  return json += "],";
 }
 
 void add(Counts& to, const Counts& counts) {
@@ -134,23 +108,21 @@ void add(Counts& to, const Counts& counts) {
 
 }  // namespace
 
-std::shared_ptr<Choice> record(std::unique_ptr<Choice> given) {
-  std::shared_ptr<Choice> choice = std::move(given);
+std::shared_ptr<Logged> record(const Choice& choice) {
+  auto made = std::make_shared<Logged>(choice.ran, json_of(choice));
   const std::lock_guard<std::mutex> guard(lock);
-  const auto [found, added] = log.known.insert(choice);
-  if (!added) return *found;
-  choice->number = ++log.numbers;
-  choice->used = ++log.uses;
-  bound(log.known, [](const auto& row) { return row; }, [] {});  // one that a decision still has may be met anew as another one: see rows
-  return choice;
+  const auto [found, is_new] = log.known.try_emplace(made->json, made);
+  if (!is_new) return found->second;
+  made->number = ++log.numbers;
+  made->used = ++log.uses;
+  // one that a decision still has may be met anew as another one: see rows
+  bound(log.known, [](const auto& row) { return row.second; }, [] {});
+  return made;
 }
 
 int64_t books_opened() { return opened.load(std::memory_order_acquire); }
 
-std::atomic<void (*)(const Choice&)> on_choice{nullptr};
-
-void count(const std::shared_ptr<Choice>& choice, const Counts& counts, bool computed_again, int64_t books) {
-  tell(*choice);
+void count(const std::shared_ptr<Logged>& choice, const Counts& counts, bool computed_again, int64_t books) {
   const std::lock_guard<std::mutex> guard(lock);
   choice->used = ++log.uses;
   choice->computed_again += computed_again;
@@ -158,7 +130,7 @@ void count(const std::shared_ptr<Choice>& choice, const Counts& counts, bool com
   (*book)->own_.add(choice, counts);
 }
 
-void Book::Rows::add(const std::shared_ptr<Choice>& choice, const Counts& counts) {
+void Book::Rows::add(const std::shared_ptr<Logged>& choice, const Counts& counts) {
   msctx::add(counted[choice], counts);
   bound(counted, [](const auto& row) { return row.first; }, [&] { dropped++; });
 }
@@ -208,52 +180,55 @@ Book::~Book() {
 }
 
 std::string Book::rows() const {
-  std::vector<std::pair<std::shared_ptr<Choice>, Counts>> found;
-  std::string json;
   const std::lock_guard<std::mutex> guard(lock);
   Rows all = latest();
   all.add(before_);
-  std::unordered_map<std::shared_ptr<Choice>, Counts, Hash, Same> merged;
+  std::unordered_map<std::string_view, std::pair<const Logged*, Counts>> merged;
   for (const auto& [choice, counts] : all.counted) {
-    const auto [row, is_new] = merged.try_emplace(choice);
-    add(row->second, counts);
+    auto& [first, sum] = merged[choice->json];
+    if (!first) first = choice.get();
+    add(sum, counts);
   }
-  found.assign(merged.begin(), merged.end());
-  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first->number < b.first->number; });
-  for (const auto& [choice, counts] : found) json += (json.empty() ? "" : ",") + json_of(*choice, counts);
-  return "{\"dropped\":" + std::to_string(all.dropped) + ",\"rows\":[" + json + "]}";
+  std::vector<std::pair<const Logged*, Counts>> found;
+  for (const auto& [_, row] : merged) found.push_back(row);
+  std::ranges::sort(found, {}, [](const auto& row) { return row.first->number; });
+  std::string json;
+  number(json += '{', "dropped", all.dropped);
+  json += "\"rows\":[";
+  for (const auto& [choice, counts] : found) {
+    json += (json.back() == '[' ? "{" : ",{") + choice->json;
+    number(json, "calls", counts.calls);
+    number(json, "weights_kept", counts.weights_kept);
+    number(json, "weights_prepared", counts.weights_prepared);
+    json += "\"computed_again\":" + std::to_string(choice->computed_again) + '}';
+  }
+  return json += "]}";
 }
 
-}  // namespace msctx
-
-using msctx::Book;
-
-// Books; nullptr: that of the process, and where one is to be made: there was no memory. `rules`: JSON, a list of ConvRule.
-MSCTX_API Book* msctx_book_new(const char* rules) try {
-  std::vector<std::shared_ptr<msctx::Conditions>> found;
-  for (const auto& [_, rule] : msctx::Json::of(rules).members) found.push_back(msctx::Conditions::of(rule));
+Book* msctx_book_new(const char* rules) try {
+  std::vector<std::shared_ptr<Conditions>> found;
+  for (const auto& [_, rule] : Json::of(rules).members) found.push_back(Conditions::of(rule));
   return new Book(std::move(found));
 } catch (const std::exception&) {
   return nullptr;
 }
-MSCTX_API void msctx_book_delete(Book* book) { delete book; }
-// 0: there was no memory for it.
-MSCTX_API int msctx_book_open(Book* book) try {
-  book->open();
-  return 1;
-} catch (const std::exception&) {
-  return 0;
+
+void msctx_book_delete(Book* book) { delete book; }
+
+int msctx_book_open(Book* book) {
+  return done([&] { book->open(); });
 }
-MSCTX_API int msctx_book_close(Book* book) try {
-  book->close();
-  return 1;
-} catch (const std::exception&) {
-  return 0;
+
+int msctx_book_close(Book* book) {
+  return done([&] { book->close(); });
 }
-MSCTX_API int msctx_book_unmatched(const Book* book, int from) { return book->unmatched(from); }
-// To be freed.
-MSCTX_API char* msctx_book_rows(const Book* book) try {
-  return strdup((book ? book : msctx::log.process)->rows().c_str());
+
+int msctx_book_unmatched(const Book* book, int from) { return book->unmatched(from); }
+
+char* msctx_book_rows(const Book* book) try {
+  return strdup((book ? book : log.process)->rows().c_str());
 } catch (const std::exception&) {
   return nullptr;
 }
+
+}  // namespace msctx

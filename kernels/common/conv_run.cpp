@@ -8,9 +8,9 @@
 #include <vector>
 
 #define MSCTX_ISA generic
-#include "msctx/api.h"
+#include "common/run.h"
 #include "msctx/elements.h"
-#include "msctx/magnitudes.h"
+#include "msctx/process.h"
 
 namespace msctx {
 namespace {
@@ -20,32 +20,34 @@ constexpr int64_t chunk = 1 << 16;
 struct Scratch {
   const Memory& memory;
   void* data;
-  Scratch(const Memory& memory, size_t bytes) : memory(memory), data(bytes ? memory.allocate(memory.arg, bytes) : nullptr) {}
+  Scratch(const Memory& memory, size_t bytes) : memory(memory), data(bytes ? memory.allocate(memory.arg, bytes) : nullptr) {
+    if (bytes && !data) throw std::bad_alloc();
+  }
   ~Scratch() {
     if (data) memory.release(memory.arg, data);
   }
   Scratch(const Scratch&) = delete;
 };
 
-const void* plain_of(const Prepared& kept) {
-  const void* found = kept(plain_weight);
-  if (found == nullptr) throw std::bad_alloc();
-  return found;
-}
+// The norm of each window, [results][terms], and before them the largest weight.
+size_t window_norms_size(const ConvProblem& p) { return sizeof(float) * size_t(1 + p.k * group_c(p)); }
+void prepare_window_norms(const ConvTable&, const ConvProblem&, Op, const void* w, float* norms, const Parallel&);
 
-// Prepared weights of one run: those that are kept, else made in scratch.
+// Weights of one run: in forms that are kept, else made in scratch.
 struct Weights {
   const ConvTable& table;
   const ConvAlgorithm& algorithm;
   const ConvProblem& p;
   Op op;
   const void* w;
-  const Prepared& kept;
+  const Kept* kept;
   const Memory& memory;
   const Parallel& parallel;
   std::optional<Scratch> made[Prepared::most_forms] = {}, norms = {};
 
-  Prepared prepared() { return {get, this}; }
+  Prepared prepared() {
+    return {[](void* self, int form) { return static_cast<Weights*>(self)->get(form); }, this};
+  }
   // What was made in scratch; it is made again where it is wanted again.
   void drop() {
     for (auto& one : made) one.reset();
@@ -53,27 +55,33 @@ struct Weights {
   }
 
  private:
-  static const void* get(void* self, int form) {
-    auto& given = *static_cast<Weights*>(self);
-    if (form == plain_weight && given.w) return given.w;
-    if (const void* found = given.kept(form); found || form == plain_weight) return found;
-    return form == window_norms ? given.make_norms() : given.make(form);
+  const void* get(int form) {
+    if (form == plain_weight) return plain();
+    const size_t bytes = form == window_norms ? window_norms_size(p) : algorithm.prepared_size(p, op, form);
+    Making making{*this, form};
+    if (const void* found = kept ? kept->form(kept->arg, form, bytes, Making::make, &making) : nullptr) return found;
+    std::optional<Scratch>& own = form == window_norms ? norms : made[form];
+    if (!own) make(form, own.emplace(memory, bytes).data);
+    return own->data;
   }
-  const void* plain() const { return w ? w : plain_of(kept); }
-  const void* make_norms() {
-    if (!norms) {
-      norms.emplace(memory, window_norms_size(p));
-      prepare_window_norms(table, p, op, plain(), static_cast<float*>(norms->data), parallel);
+  const void* plain() const {
+    const void* found = w ? w : kept->form(kept->arg, plain_weight, 0, nullptr, nullptr);
+    if (found == nullptr) throw std::bad_alloc();
+    return found;
+  }
+  void make(int form, void* to) const {
+    if (form == window_norms)
+      prepare_window_norms(table, p, op, plain(), static_cast<float*>(to), parallel);
+    else
+      algorithm.prepare(p, op, form, plain(), to, parallel);
+  }
+  struct Making {
+    const Weights& weights;
+    int form;
+    static int make(void* self, void* to) {
+      return done([&] { static_cast<Making*>(self)->weights.make(static_cast<Making*>(self)->form, to); });
     }
-    return norms->data;
-  }
-  const void* make(int form) {
-    if (!made[form]) {
-      made[form].emplace(memory, algorithm.prepared_size(p, op, form));
-      algorithm.prepare(p, op, form, plain(), made[form]->data, parallel);
-    }
-    return made[form]->data;
-  }
+  };
 };
 
 // from [outer][rows][columns] to [outer][columns][rows], in blocks that stay in the cache.
@@ -322,7 +330,7 @@ enum class Verdict { holds, fails, unsure };
 // before an epilogue was applied, if any was; it is `unsure` where the result itself would have to be looked at.
 Verdict verdict_of(
     const ConvTable& table, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const ConvTensors& t, const Peaks& noted,
-    const Lost& lost, const Rounding& rounding, const Prepared& kept, const Parallel& parallel) {
+    const Lost& lost, const Rounding& rounding, const Prepared& weight, const Parallel& parallel) {
   const bool of_weights = op == Op::backward_weight, forward = op == Op::forward;
   const auto* const result = static_cast<const float*>(of_weights ? t.w : forward ? t.y : t.x);
   const int64_t n = of_weights ? 1 : p.n, channels = of_weights || forward ? p.k : p.c;
@@ -341,7 +349,7 @@ Verdict verdict_of(
     while (peaks[size_t(channel)] != bits) channel++;
     const At at = find(bits, result, n, channels, channel, places, last);
     ConvTensors plain = t;
-    if (plain.w == nullptr) plain.w = const_cast<void*>(plain_of(kept));
+    if (plain.w == nullptr) plain.w = const_cast<void*>(weight(plain_weight));
     const double unit = magnitude_at(p, op, plain, at.image, channel, at.place);
     if (!is_enough(unit) && (lost.each == 0.0 || lost_at_most(p, op, plain, lost, parallel) > error * unit)) return Verdict::fails;
   }
@@ -350,21 +358,6 @@ Verdict verdict_of(
   return can_be ? Verdict::holds : Verdict::fails;
 }
 
-}  // namespace
-
-const ConvAlgorithm* algorithm_named(const ConvTable& table, const char* name) {
-  for (int i = 0; i < table.count; i++)
-    if (std::strcmp(table.rows[i].algorithm->name, name) == 0) return table.rows[i].algorithm;
-  return nullptr;
-}
-
-size_t memory_of(const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, int threads) {
-  if (is_empty(p)) return 0;
-  return algorithm.workspace(p, op, threads) + (algorithm.prepared_size ? align64(algorithm.prepared_size(p, op, 0)) : 0);
-}
-
-// The norm of each window, [results][terms], and before them the largest weight.
-size_t window_norms_size(const ConvProblem& p) { return sizeof(float) * size_t(1 + p.k * group_c(p)); }
 void prepare_window_norms(const ConvTable& table, const ConvProblem& p, Op op, const void* w, float* norms, const Parallel& parallel) {
   const auto* const from = static_cast<const float*>(w);
   const int64_t gc = group_c(p), gk = group_k(p), window = volume(p.window);
@@ -379,6 +372,19 @@ void prepare_window_norms(const ConvTable& table, const ConvProblem& p, Op op, c
       norms[1 + r * terms + i] = float(std::sqrt(sum));
     }
   });
+}
+
+}  // namespace
+
+const ConvAlgorithm* algorithm_named(const ConvTable& table, const char* name) {
+  for (int i = 0; i < table.count; i++)
+    if (std::strcmp(table.rows[i].algorithm->name, name) == 0) return table.rows[i].algorithm;
+  return nullptr;
+}
+
+size_t memory_of(const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, int threads) {
+  if (is_empty(p)) return 0;
+  return algorithm.workspace(p, op, threads) + (algorithm.prepared_size ? align64(algorithm.prepared_size(p, op, 0)) : 0);
 }
 
 static bool run_together(
@@ -426,15 +432,15 @@ static bool run_together(
     const ConvAlgorithm& safe = *algorithm_named(table, safe_algorithm);
     Plain plain(p, op, t, memory, parallel);
     const Scratch scratch(memory, safe.workspace(p, op, parallel.threads));
-    if (plain.tensors.w == nullptr) plain.tensors.w = const_cast<void*>(plain_of(weight));
-    safe.run(p, op, plain.tensors, none_kept, scratch.data, parallel);
+    if (plain.tensors.w == nullptr) plain.tensors.w = const_cast<void*>(weight(plain_weight));
+    safe.run(p, op, plain.tensors, weight, scratch.data, parallel);
   }
   finish(table, p, op, t, parallel);
   return true;
 }
 
 bool conv_run(
-    const ConvTable& table, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const ConvTensors& t, const Prepared& kept,
+    const ConvTable& table, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const ConvTensors& t, const Kept* kept,
     const Memory& memory, const Parallel& parallel, bool images_apart) {
   Weights weights{table, algorithm, p, op, t.w, kept, memory, parallel};
   if (!images_apart || p.n <= 1) return run_together(table, algorithm, p, op, t, weights, memory, parallel);
@@ -457,14 +463,14 @@ bool conv_run(
   return again;
 }
 
-void bias_gradient(
-    const ConvProblem& p, const void* y, bool channels_last, int64_t channels, int64_t positions, void* bias, const Parallel& parallel) {
-  generic::with_type(p.dtype, [&](auto zero) {
+void msctx_bias_gradient(
+    const ConvProblem* p, const void* y, int channels_last, int64_t channels, int64_t positions, void* bias, const Parallel* parallel) {
+  generic::with_type(p->dtype, [&](auto zero) {
     using T = decltype(zero);
     if (channels_last)
-      sum_channels_last(static_cast<const T*>(y), p.n * positions, channels, static_cast<T*>(bias), parallel);
+      sum_channels_last(static_cast<const T*>(y), p->n * positions, channels, static_cast<T*>(bias), *parallel);
     else
-      sum_channels(static_cast<const T*>(y), p.n, channels, positions, static_cast<T*>(bias), parallel);
+      sum_channels(static_cast<const T*>(y), p->n, channels, positions, static_cast<T*>(bias), *parallel);
   });
 }
 

@@ -1,5 +1,5 @@
 // Which instruction sets this processor has, and which one is in use. The best one, unless the caller chooses another.
-#include "msctx/api.h"
+#include "common/run.h"
 
 #include <cstring>
 #include <vector>
@@ -82,32 +82,27 @@ const ConvTable* current = best();
 
 }  // namespace
 
-const ConvTable& table_in_use() { return *current; }
-
-const ConvTable* table_of(const char* name) {
+const ConvTable* msctx_table(const char* name) {
+  if (name == nullptr) return current;
   for (const Isa& isa : isas)
     if (isa.here() && std::strcmp(isa.table().isa, name) == 0) return &isa.table();
   return nullptr;
 }
 
-}  // namespace msctx
-
-extern "C" {
-
 const char* msctx_isa(int index) {
-  for (const msctx::Isa& isa : msctx::isas)
+  for (const Isa& isa : isas)
     if (isa.here() && index-- == 0) return isa.table().isa;
   return nullptr;
 }
 
 const char* msctx_compiler() { return __VERSION__; }
 
-const char* msctx_isa_in_use() { return msctx::current->isa; }
+const char* msctx_isa_in_use() { return current->isa; }
 
 int msctx_use_isa(const char* name) {
-  const msctx::ConvTable* wanted = msctx::table_of(name);
-  if (wanted == nullptr) return 0;
-  msctx::current = wanted;
-  return 1;
+  const ConvTable* wanted = msctx_table(name);
+  if (wanted) current = wanted;
+  return wanted != nullptr;
 }
-}
+
+}  // namespace msctx

@@ -1,5 +1,5 @@
 // Sums of magnitudes, in float64, of float32 problems.
-#include "msctx/magnitudes.h"
+#include "common/run.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,12 +1,13 @@
-// Measures a problem: torch's own path is left only for a gain that is proven.
-#include "msctx/measure.h"
+// `performance`: the rows that can take a problem are run in turns with torch's own path, once, which is left only for a gain that is
+// proven; see policy_tuning.cpp for what follows.
+#include "common/policy.h"
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <optional>
 
-#include "msctx/api.h"
+#include "common/run.h"
 #include "msctx/process.h"
 
 namespace msctx {
@@ -68,7 +69,7 @@ Verdict verdict(const std::vector<Contender>& all) {
 
 class Race {
  public:
-  Race(const std::vector<const ConvRow*>& rows, const Run& run, int32_t table) : run_(run), table_(table), contenders_(2) {
+  Race(const std::vector<const ConvRow*>& rows, const Contest& run, int32_t table) : run_(run), table_(table), contenders_(2) {
     for (const ConvRow* row : rows) contenders_.push_back({row, row->algorithm->fixed_order});
   }
 
@@ -106,12 +107,9 @@ class Race {
 
   void run(Contender& c) {
     if (since(asked_at_) >= asking) check();
-    double seconds = never;
-    try {
-      seconds = run_.seconds(c.row);
-    } catch (const std::exception&) {  // such as out of memory
-      if (!c.row) throw Stopped();
-    }
+    double seconds = run_.seconds(run_.arg, c.row);
+    if (seconds < 0 && !c.row) throw Stopped();
+    if (seconds < 0) seconds = never;  // such as out of memory
     c.times.push_back(seconds);
     c.best = std::min(c.best, seconds);
     c.in_race = seconds < never;
@@ -121,11 +119,7 @@ class Race {
   void prepare() {
     for (Contender& c : contenders_) {
       if (since(asked_at_) >= asking) check();
-      try {
-        run_.prepare(c.row);
-      } catch (const std::exception&) {
-        c.fails = true;
-      }
+      c.fails = !run_.prepare(run_.arg, c.row);
     }
   }
 
@@ -183,7 +177,7 @@ class Race {
     return result;
   }
 
-  const Run& run_;
+  const Contest& run_;
   const int32_t table_;
   int busy_ = 0, asked_ = 1;  // how often others had the processor, of how often we looked
   Clock::time_point asked_at_ = Clock::now();
@@ -199,28 +193,13 @@ std::atomic<double> spent{0.0};
 constexpr const char* kept_for_next_run =
     "measured for the next run: the processes of one run all choose by what the tuning file held when it began";
 
-struct Here {
-  Here() { here = true; }
-  ~Here() { here = false; }
-};
-struct Spending {
-  const Clock::time_point start = Clock::now();
-  ~Spending() { spent = spent + since(start); }
-};
-
-}  // namespace
-
-double seconds_of(const std::function<void()>& run) {
-  const auto start = Clock::now();
-  run();
-  return since(start);
-}
-
-Decided measured(Policy& policy, const ConvCall& call, const Decided& guessed, Direction direction, int threads, const Run& run) {
+// `guessed` where no decision can be made at this call.
+Decided measured(Policy& policy, const ConvCall& call, const Decided& guessed, Direction direction, int threads, const Contest& run) {
   if (here || forks) return guessed;
   const std::unique_lock<std::mutex> mine(measuring, std::try_to_lock);
   if (!mine.owns_lock()) return guessed;
-  const Here guard;
+  here = true;
+  const std::unique_ptr<bool, void (*)(bool*)> guard(&here, [](bool* flag) { *flag = false; });
   std::string why;
   const TuningKey key = policy.tuning_key(call, direction), for_next_run{~key.table, key.direction, key.problem, key.permissions};
   const Tuned* const known = policy.tuned_for(call, direction, threads);
@@ -228,15 +207,16 @@ Decided measured(Policy& policy, const ConvCall& call, const Decided& guessed, D
     if (spent > total_budget)
       return policy.decide_again(call, direction, threads, "this process has spent its " + in_words(total_budget) + " seconds of measuring");
     const Permission said = permission(key.table);
-    const std::vector<std::string>& told = guessed->choice->reasons;
-    if (is_put_off(said) || (said == Permission::busy && !told.empty() && told.back() == beside_load)) return guessed;
+    if (is_put_off(said) || (said == Permission::busy && guessed->is_beside_load)) return guessed;
     if (said == Permission::busy) why = beside_load;
     if (said == Permission::other_rank) why = "of several processes rank 0 alone measures, and the tuning file did not have it";
     if (said == Permission::for_next_run && tuned(for_next_run, threads, true)) why = kept_for_next_run;
     if (why.empty()) {
-      const Spending spending;
+      const auto start = Clock::now();
       Race race(policy.candidates(call, direction), run, key.table);
-      if (const auto result = race.result()) {
+      const auto result = race.result();
+      spent = spent + since(start);
+      if (result) {
         report(key, threads, *result);
         if (said == Permission::for_next_run) why = kept_for_next_run;
         learn(why.empty() ? key : for_next_run, threads, *result);
@@ -251,29 +231,39 @@ Decided measured(Policy& policy, const ConvCall& call, const Decided& guessed, D
   return policy.decide_again(call, direction, threads, why);
 }
 
-}  // namespace msctx
+}  // namespace
 
-// How long this process has measured.
-MSCTX_API double msctx_measuring_seconds() { return msctx::spent; }
-// Whether a made-up row wins a whole race, in which `seconds` are those of one run of it (1) or of torch's own path (0).
-MSCTX_API int msctx_race(double (*seconds)(int is_row), int32_t table) {
-  msctx::ConvAlgorithm algorithm{};
+int msctx_measure(
+    const Taken* taken, const ConvCall* given, Direction direction, int threads, const Contest* contest, const Decision** decision) {
+  return done([&] {
+    Call& call = call_of(taken);
+    Decided& decided = call.decided[int(direction)];
+    decided = measured(*call.policy, *given, decided, direction, threads, *contest);
+    *decision = decided.get();
+  });
+}
+
+double msctx_measuring_seconds() { return spent; }
+
+int msctx_race(double (*seconds)(int is_row), int32_t table) {
+  ConvAlgorithm algorithm{};
   algorithm.math = "strict", algorithm.fixed_order = true;
-  const msctx::ConvRow made_up{msctx::Direction::fprop, "made up", &algorithm, nullptr};
-  const msctx::Run run{{}, [&](const msctx::ConvRow* row) { return seconds(row != nullptr); }};
-  const auto found = msctx::Race({&made_up}, run, table).result();
+  const ConvRow made_up{Direction::fprop, "made up", &algorithm, nullptr};
+  const auto by = [](void* arg, const ConvRow* row) { return (*static_cast<double (**)(int)>(arg))(row != nullptr); };
+  const Contest contest{nullptr, by, &seconds};
+  const auto found = Race({&made_up}, contest, table).result();
   return found && found->name != "torch";
 }
-// The decision of the rounds of a race: `times` has one row of `rounds` numbers for torch's own path, for the same again, and for each other.
-// What is found is written to `gain` and `again`. Returns the place of the winner, 0 for torch.
-MSCTX_API int msctx_verdict(
-    const double* times, int contenders, int rounds, const int32_t* in_order, double* gain, double* again) {
-  std::vector<msctx::Contender> all(static_cast<size_t>(contenders));
+
+int msctx_verdict(const double* times, int contenders, int rounds, const int32_t* in_order, double* gain, double* again) {
+  std::vector<Contender> all(static_cast<size_t>(contenders));
   for (int c = 0; c < contenders; c++) {
     all[size_t(c)].in_order = in_order[c];
     all[size_t(c)].times.assign(times + c * rounds, times + (c + 1) * rounds);
   }
-  const msctx::Verdict found = msctx::verdict(all);
+  const Verdict found = verdict(all);
   *gain = found.gain, *again = found.again;
   return int(found.winner);
 }
+
+}  // namespace msctx

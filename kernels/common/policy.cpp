@@ -1,10 +1,10 @@
 // Decides, for each call, which algorithm runs: what is named, what a rule requests, what the heuristic of `normal` expects.
-#include "msctx/policy.h"
+#include "common/policy.h"
 
 #include <algorithm>
 #include <list>
 
-#include "msctx/api.h"
+#include "common/run.h"
 #include "msctx/process.h"
 
 namespace msctx {
@@ -50,20 +50,18 @@ std::string failure(const Choice& choice) {
   return option_of(choice) + (is_invariance(choice.asked) ? " does not hold for the " : " cannot compute the ") + brief(choice);
 }
 
+// The warning of an algorithm which did not run.
+std::string warning_of(const Choice& choice) {
+  return failure(choice) + " (" + sentence(choice.reasons) + "). PyTorch computes it instead; choices() lists all such calls";
+}
+
 bool exists(const ConvRow& row, const ConvCall& call) { return !row.exists || row.exists(op_of(row.direction, call.transposed)); }
 
 }  // namespace
 
-std::string in_short(const Choice& choice) {
-  const std::string rest = "). PyTorch computes it instead; choices() lists all such calls";
-  return failure(choice) + " (" + sentence(choice.reasons) + rest;
-}
-
 std::string label_of(const std::string& name, const std::string& math) {
   return math == "strict" || math == "float64" || math == "torch" ? name : name + " (" + math + ")";
 }
-
-std::atomic<bool> has_policy[places]{}, has_products[places]{};
 
 namespace {
 
@@ -73,6 +71,7 @@ constexpr size_t most_policies = 32;
 constexpr size_t most_decisions = 4096;  // of one policy, of each of its two maps
 
 std::atomic<int64_t> changes{0};
+std::atomic<int32_t> in_force[places]{};
 
 struct Policies {
   std::shared_ptr<Policy> in_force[places];
@@ -82,44 +81,23 @@ struct Policies {
 };
 Policies& policies = immortal<Policies>();
 
+Fallback fallback_of(const std::string& name) {
+  return name == "error" ? Fallback::error : name == "silent" ? Fallback::silent : Fallback::warn;
+}
+
 }  // namespace
 
-void decide_anew() { changes++; }
-
-Taken policy(Place place) {
-  const std::lock_guard<std::mutex> guard(policy_lock);
-  const int64_t books = books_opened();
-  return {policies.in_force[int(place)], books};
-}
-
-void set_policy(Place place, const char* wanted, const ConvTable& table) {
-  // all on which decisions depend beside the call
-  const std::string text = wanted ? std::string(table.isa) + (forks ? " forked " : " ") + wanted : "";
-  decltype(policies.known) gone;  // freed without the lock
-  std::shared_ptr<Policy> next;
-  const std::lock_guard<std::mutex> guard(policy_lock);
-  if (wanted) {
-    const auto is_it = [&](const auto& one) { return one.first == text; };
-    if (const int64_t now = changes; now != policies.made_under) {
-      gone.swap(policies.known);
-      policies.made_under = now;
-    }
-    const auto found = std::find_if(policies.known.begin(), policies.known.end(), is_it);
-    if (found == policies.known.end())
-      policies.known.emplace_front(text, std::make_shared<Policy>(wanted, table));
-    else
-      policies.known.splice(policies.known.begin(), policies.known, found);
-    if (policies.known.size() > most_policies) gone.splice(gone.end(), policies.known, std::prev(policies.known.end()));
-    next = policies.known.front().second;
-    next->number = ++policies.times;
-  }
-  has_policy[int(place)].store(wanted != nullptr, std::memory_order_release);
-  has_products[int(place)].store(next && next->asks(Direction::matmul), std::memory_order_release);
-  policies.in_force[int(place)].swap(next);
-}
-
-Policy::Policy(const char* json, const ConvTable& table)
-    : PolicyOptions{Json::of(json)}, table_(table), safe_(table.is_computed_again ? algorithm_named(table, safe_algorithm) : nullptr) {
+Policy::Policy(const Json& given, const ConvTable& table)
+    : Taken{
+          .number = 0, .place = {}, .requests = 0, .fallback = fallback_of(given["fallback"].text), .thread_invariant = given["thread_invariant"].is_on(),
+          .batch_invariant = given["batch_invariant"].is_on(), .torch_keeps_products = given["torch_keeps_products"].is_on(),
+          .allow_tf32 = given["conv_allow_tf32"].is_on(), .allow_fp32_emulation = given["allow_fp32_emulation"].is_on(),
+          .frozen_weights = given["frozen_weights"].is_on()},
+      workspace_limit(given["conv_workspace_limit"].integer(-1)), max_error(given["conv_max_error"].number()),
+      matmul_max_error(given["matmul_max_error"].number()), tuning(int32_t(given["tuning_file"].integer())),
+      recording(int32_t(given["work_path"].integer())), deterministic(given["deterministic"].is_on()),
+      matmul_allow_tf32(given["matmul_allow_tf32"].is_on()), table_(table),
+      safe_(table.is_computed_again ? algorithm_named(table, safe_algorithm) : nullptr) {
   for (int d = 0; d < directions; d++) asked_[d] = given[option_of(name_of(Direction(d)))].text;
   for (const auto& [_, rule] : given["rules"].members) {
     Rule& made = rules_.emplace_back(Rule{Conditions::of(rule), {}});
@@ -127,6 +105,12 @@ Policy::Policy(const char* json, const ConvTable& table)
       for (int d = 0; d < directions; d++)
         if (pair.at(0).text == name_of(Direction(d))) made.asked[d] = pair.at(1).text;
   }
+  for (int d = 0; d < directions; d++) {
+    bool asks = thread_invariant || !asked_[d].empty();
+    for (const Rule& rule : rules_) asks = asks || !rule.asked[d].empty();
+    requests |= int32_t(asks) << d;
+  }
+  requests |= 1 << directions;
 }
 
 // Rules for convolutions name none for products, and those for products nothing else.
@@ -155,13 +139,6 @@ std::string Policy::asked_for(Direction direction, const std::vector<bool>& held
 std::string Policy::asked_by_option(Direction direction) const {
   const std::string& asked = asked_[int(direction)];
   return asked.empty() && thread_invariant ? invariance() : asked;
-}
-
-bool Policy::asks(Direction direction) const {
-  if (thread_invariant || !asked_[int(direction)].empty()) return true;
-  for (const Rule& rule : rules_)
-    if (!rule.asked[int(direction)].empty()) return true;
-  return false;
 }
 
 Decided Policy::known(const std::string& key) {
@@ -200,32 +177,41 @@ Decided Policy::decide_again(const ConvCall& call, Direction direction, int thre
   return keep(key_of(call, direction, threads), make(call, direction, threads, why_not_measured), true);
 }
 
-std::unique_ptr<Decision> Policy::make(
+std::unique_ptr<Made> Policy::make(
     const ConvCall& whole, Direction direction, int threads, const std::string& why_not_measured) const {
-  const ConvText problem = text_of(whole);
   const ConvCall call = deciding(whole, direction);
-  auto decision = std::make_unique<Decision>();
-  auto choice = std::make_unique<Choice>();
-  choice->direction = name_of(direction);
-  choice->problem = problem;
-  decision->held = holding(problem, direction);
-  choice->asked = asked_for(direction, decision->held);
-  if (choice->asked.empty()) return decision;
+  auto decision = std::make_unique<Made>();
+  Choice choice;
+  choice.direction = name_of(direction);
+  choice.problem = text_of(whole);
+  decision->held = holding(choice.problem, direction);
+  choice.asked = asked_for(direction, decision->held);
+  if (choice.asked.empty()) return decision;
 
-  if (recording && (choice->asked == only_recorded || choice->asked == "normal" || choice->asked == "thread_invariant")) {
+  if (recording && (choice.asked == only_recorded || choice.asked == "normal" || choice.asked == "thread_invariant")) {
     TuningKey key = tuning_key(call, direction);
     key.table = recording;
     decision->recorded = msctx::record(key, threads);
   }
-  choose(call, direction, threads, why_not_measured, *choice, *decision);
-  describe(*choice, decision->row, call, op_of(direction, call.transposed), threads);
-  if (decision->fell_back) decision->message = complaint(*choice, call, direction);
-  decision->choice = record(std::move(choice));
+  const bool fell_back = choose(call, direction, threads, why_not_measured, choice, *decision);
+  describe(choice, decision->row, call, op_of(direction, call.transposed), threads);
+  complete(*decision, choice, fell_back ? complaint(choice, call, direction) : "");
   return decision;
 }
 
-void Policy::choose(
-    const ConvCall& call, Direction direction, int threads, const std::string& why_not_measured, Choice& choice, Decision& decision) const {
+// With `error`, an algorithm that was named does not run.
+void Policy::complete(Made& decision, const Choice& choice, const std::string& error) {
+  if (!error.empty()) {
+    decision.warning_text = warning_of(choice), decision.error_text = error;
+    decision.warning = decision.warning_text.c_str(), decision.error = decision.error_text.c_str();
+  }
+  decision.is_beside_load = !choice.reasons.empty() && choice.reasons.back() == beside_load;
+  decision.choice = record(choice);
+  decision.ran = decision.choice->ran.c_str();
+}
+
+bool Policy::choose(
+    const ConvCall& call, Direction direction, int threads, const std::string& why_not_measured, Choice& choice, Made& decision) const {
   if (choice.asked == only_recorded) {
     choice.reasons.push_back(decision.recorded ? "recorded, to be measured later" : "not recorded: too many problems are");
   } else if (is_invariance(choice.asked) && allows_torch(call)) {
@@ -234,10 +220,11 @@ void Policy::choose(
     tune(call, direction, threads, why_not_measured, choice, decision);
   } else {
     decision.row = named(call, direction, choice);
-    decision.fell_back = !decision.row && !choice.reasons.empty();
+    const bool fell_back = !decision.row && !choice.reasons.empty();
     if (!decision.row) decision.row = guess(call, direction, choice);
-    if (!decision.row && !allows_torch(call)) decision.fell_back = true;  // no bits are promised of torch's own path
+    return fell_back || (!decision.row && !allows_torch(call));  // no bits are promised of torch's own path
   }
+  return false;
 }
 
 bool Policy::may_compute(const ConvCall& whole, Direction direction, int threads) const {
@@ -246,7 +233,7 @@ bool Policy::may_compute(const ConvCall& whole, Direction direction, int threads
   const auto by = [&](const std::string& asked) {
     if (asked.empty()) return false;
     Choice choice;
-    Decision decision;
+    Made decision;
     choice.asked = asked;
     choose(call, direction, threads, "", choice, decision);
     return decision.row != nullptr;
@@ -358,21 +345,117 @@ std::string Policy::complaint(const Choice& choice, const ConvCall& call, Direct
 Decided Policy::refuse(Direction direction, const ConvText& problem, const std::string& reason, int64_t books) {
   const std::vector<bool> held = holding(problem, direction);
   note(held, direction, books);
-  auto choice = std::make_unique<Choice>();
-  choice->asked = asked_for(direction, held);
-  if (choice->asked.empty() || choice->asked == only_recorded) return nullptr;
-  if (thread_invariant && is_heuristic(choice->asked)) choice->asked = invariance();
-  choice->direction = name_of(direction);
-  choice->problem = problem;
-  choice->ran = choice->provider = choice->math = "torch";
-  choice->reasons.push_back(reason);
-  auto decision = std::make_shared<Decision>();
-  decision->fell_back = !is_heuristic(choice->asked);
-  decision->message = failure(*choice) + ": " + reason + "\n";
-  decision->choice = record(std::move(choice));
+  Choice choice;
+  choice.asked = asked_for(direction, held);
+  if (choice.asked.empty() || choice.asked == only_recorded) return nullptr;
+  if (thread_invariant && is_heuristic(choice.asked)) choice.asked = invariance();
+  choice.direction = name_of(direction);
+  choice.problem = problem;
+  choice.ran = choice.provider = choice.math = "torch";
+  choice.reasons.push_back(reason);
+  auto decision = std::make_shared<Made>();
+  complete(*decision, choice, is_heuristic(choice.asked) ? "" : failure(choice) + ": " + reason + "\n");
   const std::string key = "refused " + std::to_string(decision->choice->number);
   if (Decided found = known(key)) return found;
   return keep(key, std::move(decision));
+}
+
+bool Policy::compute(
+    const ConvRow& row, const ConvProblem& p, Op op, const ConvTensors& t, const Kept* kept, const Memory& memory,
+    const Parallel& parallel) const {
+  const bool apart = takes_images_apart(row);
+  ConvProblem at_once = p;
+  if (apart) at_once.n = smaller(p.n, 1);
+  const bool all = threads_for(row, at_once, op, parallel.threads) == parallel.threads;
+  return conv_run(table_, *row.algorithm, p, op, t, kept, memory, all ? parallel : serial(), apart);
+}
+
+void msctx_decide_anew() { changes++; }
+
+int msctx_in_force(Place place) { return in_force[int(place)].load(std::memory_order_relaxed); }
+
+int msctx_put_in_force(Place place, const char* wanted, const ConvTable* table) {
+  return done([&] {
+    // all on which decisions depend beside the call
+    const std::string text = wanted ? std::string(table->isa) + (forks ? " forked " : " ") + wanted : "";
+    decltype(policies.known) gone;  // freed without the lock
+    std::shared_ptr<Policy> next;
+    const std::lock_guard<std::mutex> guard(policy_lock);
+    if (wanted) {
+      const auto is_it = [&](const auto& one) { return one.first == text; };
+      if (const int64_t now = changes; now != policies.made_under) {
+        gone.swap(policies.known);
+        policies.made_under = now;
+      }
+      const auto found = std::find_if(policies.known.begin(), policies.known.end(), is_it);
+      if (found == policies.known.end())
+        policies.known.emplace_front(text, std::make_shared<Policy>(Json::of(wanted), *table));
+      else
+        policies.known.splice(policies.known.begin(), policies.known, found);
+      if (policies.known.size() > most_policies) gone.splice(gone.end(), policies.known, std::prev(policies.known.end()));
+      next = policies.known.front().second;
+      next->number = ++policies.times;
+      next->place = place;
+    }
+    in_force[int(place)].store(next ? next->requests : 0, std::memory_order_release);
+    policies.in_force[int(place)].swap(next);
+  });
+}
+
+int msctx_take(Place place, const Taken** taken) {
+  return done([&] {
+    const std::lock_guard<std::mutex> guard(policy_lock);
+    const int64_t books = books_opened();
+    const std::shared_ptr<Policy>& policy = policies.in_force[int(place)];
+    *taken = policy ? new Call{*policy, policy, books} : nullptr;
+  });
+}
+
+void msctx_give_back(const Taken* taken) { delete &call_of(taken); }
+
+int msctx_decide(const Taken* taken, const ConvCall* given, Direction direction, int threads, int again, const Decision** decision) {
+  return done([&] {
+    Call& call = call_of(taken);
+    Decided& decided = call.decided[int(direction)];
+    decided = again ? call.policy->decide_again(*given, direction, threads, "") : call.policy->decide(*given, direction, threads, call.books);
+    if (again) msctx_decide_anew();
+    *decision = decided.get();
+  });
+}
+
+int msctx_refuse(
+    const Taken* taken, Direction direction, const ConvCall* given, const Words* words, const char* reason, const Decision** decision) {
+  return done([&] {
+    Call& call = call_of(taken);
+    ConvText text;
+    if (given) {
+      text = text_of(*given);
+    } else {
+      text.input = words->input, text.weight = words->weight, text.dtype = words->dtype, text.layout = words->layout;
+      text.transposed = "false";
+    }
+    Decided& decided = call.decided[int(direction)];
+    decided = call.policy->refuse(direction, text, reason, call.books);
+    *decision = decided.get();
+  });
+}
+
+int msctx_may_compute(const Taken* taken, const ConvCall* given, Direction direction, int threads) {
+  bool may = false;
+  return done([&] { may = call_of(taken).policy->may_compute(*given, direction, threads); }) && may;
+}
+
+int msctx_compute(
+    const Taken* taken, const ConvRow* row, const ConvProblem* p, Op op, const ConvTensors* t, const Kept* kept, const Memory* memory,
+    const Parallel* parallel) {
+  bool again = false;
+  return done([&] { again = call_of(taken).policy->compute(*row, *p, op, *t, kept, *memory, *parallel); }) ? again : -1;
+}
+
+void msctx_count(const Taken* taken, const Decision* decision, int weights_kept, int weights_prepared, int computed_again) {
+  done([&] {  // without memory it is not counted
+    count(static_cast<const Made*>(decision)->choice, {1, weights_kept, weights_prepared}, computed_again, call_of(taken).books);
+  });
 }
 
 }  // namespace msctx

@@ -3,8 +3,8 @@
 #include <charconv>
 #include <cstring>
 
-#include "msctx/api.h"
-#include "msctx/policy.h"
+#include "common/run.h"
+#include "common/policy.h"
 #include "msctx/process.h"
 
 namespace msctx {

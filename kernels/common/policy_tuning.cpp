@@ -1,7 +1,7 @@
 // `performance`: the algorithm of a tuning result, else what `normal` would take, and whether the problem is still to be measured.
 #include <cstdio>
 
-#include "msctx/policy.h"
+#include "common/policy.h"
 #include "msctx/process.h"
 
 namespace msctx {
@@ -35,7 +35,7 @@ const Tuned* Policy::tuned_for(const ConvCall& call, Direction direction, int th
 
 void Policy::tune(
     const ConvCall& call, Direction direction, int threads, const std::string& why_not_measured, Choice& choice,
-    Decision& decision) const {
+    Made& decision) const {
   const Tuned* known = tuned_for(call, direction, threads);
   std::string why = why_not_measured;
   if (known && follows(*known, call, direction, choice, decision)) {
@@ -62,7 +62,7 @@ void Policy::tune(
 
 // Takes the row of a result where this policy may; else adds the reason why not.
 bool Policy::follows(
-    const Tuned& known, const ConvCall& call, Direction direction, Choice& choice, Decision& decision) const {
+    const Tuned& known, const ConvCall& call, Direction direction, Choice& choice, Made& decision) const {
   const std::string label = label_of(known.name, known.math);
   const std::string refused = known.source + ": " + label + ", which ";
   if (known.name != "torch") {

@@ -5,14 +5,10 @@
 #include <thread>
 #include <vector>
 
-#include "msctx/api.h"
+#include "common/run.h"
 
 namespace msctx {
 namespace {
-
-void run_serially(void*, int64_t tasks, void (*task)(void*, int64_t, int), void* arg) {
-  for (int64_t i = 0; i < tasks; i++) task(arg, i, 0);
-}
 
 void run_in_threads(void* pool, int64_t tasks, void (*task)(void*, int64_t, int), void* arg) {
   std::atomic<int64_t> next{0};
@@ -28,25 +24,15 @@ void run_in_threads(void* pool, int64_t tasks, void (*task)(void*, int64_t, int)
 // `threads` lives as long as what is returned.
 Parallel in_threads(int& threads) { return threads > 1 ? Parallel{threads, &threads, run_in_threads} : serial(); }
 
-void* allocate(void*, size_t bytes) {
-  void* data = std::aligned_alloc(64, align64(bytes));
-  if (data == nullptr) throw std::bad_alloc();
-  return data;
-}
+void* allocate(void*, size_t bytes) { return std::aligned_alloc(64, align64(bytes)); }
 void release(void*, void* data) { std::free(data); }
 
-const ConvAlgorithm& algorithm(const char* isa, int index) { return *table_of(isa)->rows[index].algorithm; }
+const ConvAlgorithm& algorithm(const char* isa, int index) { return *msctx_table(isa)->rows[index].algorithm; }
 
 }  // namespace
 
-Parallel serial() { return {1, nullptr, run_serially}; }
-
-}  // namespace msctx
-
-using namespace msctx;
-
 int msctx_row(const char* isa, int index, MsctxRow* row) {
-  const ConvTable* table = table_of(isa);
+  const ConvTable* table = msctx_table(isa);
   if (table == nullptr || index < 0 || index >= table->count) return 0;
   const ConvRow& found = table->rows[index];
   const ConvAlgorithm& a = *found.algorithm;
@@ -55,34 +41,38 @@ int msctx_row(const char* isa, int index, MsctxRow* row) {
   return 1;
 }
 
-int msctx_reasons(const char* isa, int index, const ConvProblem* p, int op, const char** reasons) {
+int msctx_reasons(const char* isa, int index, const ConvProblem* p, Op op, const char** reasons) {
   Reasons found;
-  algorithm(isa, index).reasons(*p, Op(op), found);
+  algorithm(isa, index).reasons(*p, op, found);
   for (int i = 0; i < found.count; i++) reasons[i] = found.text[i];
   return found.count;
 }
 
-int64_t msctx_workspace(const char* isa, int index, const ConvProblem* p, int op, int threads) {
-  return int64_t(memory_of(algorithm(isa, index), *p, Op(op), threads));
+int64_t msctx_workspace(const char* isa, int index, const ConvProblem* p, Op op, int threads) {
+  return int64_t(memory_of(algorithm(isa, index), *p, op, threads));
 }
 
-double msctx_error(const char* isa, int index, const ConvProblem* p, int op) { return algorithm(isa, index).error(*p, Op(op)); }
+double msctx_error(const char* isa, int index, const ConvProblem* p, Op op) { return algorithm(isa, index).error(*p, op); }
 
 void msctx_fingerprint(const char* isa, const void* data, int64_t bytes, int threads, uint64_t* low_and_high) {
-  const Fingerprint found = table_of(isa)->passes->fingerprint(data, bytes, in_threads(threads));
+  const Fingerprint found = msctx_table(isa)->passes->fingerprint(data, bytes, in_threads(threads));
   low_and_high[0] = found.low, low_and_high[1] = found.high;
 }
 
-int msctx_statistics(const char* isa, int dtype, const void* data, int64_t count, int threads, Statistics* pieces) {
-  const auto* passes = table_of(isa)->passes;
-  passes->statistics(DType(dtype), data, count, pieces, in_threads(threads));
-  return passes->has_nonfinite(DType(dtype), data, count);
+int msctx_statistics(const char* isa, DType dtype, const void* data, int64_t count, int threads, Statistics* pieces) {
+  const auto* passes = msctx_table(isa)->passes;
+  passes->statistics(dtype, data, count, pieces, in_threads(threads));
+  return passes->has_nonfinite(dtype, data, count);
 }
 
 int msctx_run(
-    const char* isa, int index, const ConvProblem* p, int op, void* x, void* w, void* y, int channels_last, const Epilogue* epilogue,
-    int threads) {
+    const char* isa, int index, const ConvProblem* p, Op op, void* x, void* w, void* y, int channels_last, const Epilogue* epilogue,
+    int threads) try {
   const Parallel parallel = in_threads(threads);
   const Memory memory{allocate, release, nullptr};
-  return conv_run(*table_of(isa), algorithm(isa, index), *p, Op(op), {x, w, y, channels_last != 0, epilogue}, none_kept, memory, parallel);
+  return conv_run(*msctx_table(isa), algorithm(isa, index), *p, op, {x, w, y, channels_last != 0, epilogue}, nullptr, memory, parallel);
+} catch (const std::exception&) {
+  return -1;
 }
+
+}  // namespace msctx

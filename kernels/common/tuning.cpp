@@ -1,5 +1,5 @@
 // The tables of tuning results, and the C functions by which Python fills them and takes what is new.
-#include "msctx/tuning.h"
+#include "common/policy.h"
 
 #include <chrono>
 #include <cstdio>
@@ -7,9 +7,7 @@
 #include <map>
 #include <set>
 
-#include "msctx/api.h"
-#include "msctx/json.h"
-#include "msctx/policy.h"
+#include "common/run.h"
 #include "msctx/process.h"
 
 namespace msctx {
@@ -26,17 +24,32 @@ struct Tables {
   std::set<std::pair<TuningKey, int>> recorded;
 };
 Tables& tables = immortal<Tables>();
-PythonFunction ask = nullptr;
+Permission (*ask)(int32_t table) = nullptr;
 constexpr size_t most_recorded = 16384;
 
-std::string members_of(const TuningKey& key, int threads) {
+std::string entry_of(const TuningKey& key, int threads, const Tuned& result) {
   std::string json = "{";
   member(json, "direction", key.direction);
   member(json, "problem", key.problem);
   member(json, "permissions", key.permissions);
   number(json, "table", key.table);
   number(json, "threads", threads);
-  return json;
+  member(json, "ran", result.name);
+  member(json, "math", result.math);
+  const auto ratio = [&](const char* format, double value) {
+    char text[40];
+    std::snprintf(text, sizeof text, format, value);
+    json += text;
+  };
+  ratio("\"again\":%.3f,\"votes\":[", result.again);
+  if (!result.name.empty()) quote(json, result.name + ' ' + result.math);
+  json += "],\"measured\":{";
+  for (const Measured& m : result.measured) {
+    if (json.back() != '{') json += ',';
+    quote(json, m.label);
+    ratio(m.ratio > 0 ? ":%.3f" : ":null", m.ratio);
+  }
+  return json += "}}";
 }
 
 // For Python, under the lock.
@@ -59,13 +72,11 @@ const Tuned* tuned(const TuningKey& key, int threads, bool exact_only) {
 
 void learn(const TuningKey& key, int threads, Tuned result) {
   const std::lock_guard<std::mutex> guard(tuning_lock);
-  if (tables.known[key].try_emplace({threads, result.standing}, std::move(result)).second) decide_anew();
+  if (tables.known[key].try_emplace({threads, result.standing}, std::move(result)).second) msctx_decide_anew();
 }
 
 bool record(const TuningKey& key, int threads, const char* why) {
-  std::string json = members_of(key, threads);
-  member(json, "math", why);
-  json += "\"ran\":\"\",\"again\":1,\"votes\":[],\"measured\":{}}";
+  const std::string json = entry_of(key, threads, {.math = why, .again = 1.0});
   const std::lock_guard<std::mutex> guard(tuning_lock);
   if (tables.recorded.size() >= most_recorded) return tables.recorded.contains({key, threads});
   if (tables.recorded.emplace(key, threads).second) add(json);
@@ -73,22 +84,7 @@ bool record(const TuningKey& key, int threads, const char* why) {
 }
 
 void report(const TuningKey& key, int threads, const Tuned& result) {
-  std::string json = members_of(key, threads);
-  member(json, "ran", result.name);
-  member(json, "math", result.math);
-  char again[40];
-  std::snprintf(again, sizeof again, "\"again\":%.3f,\"votes\":[", result.again);
-  json += again;
-  quote(json, result.name + ' ' + result.math);
-  json += "],\"measured\":{";
-  for (const Measured& m : result.measured) {
-    if (json.back() != '{') json += ',';
-    quote(json, m.label);
-    char ratio[40] = ":null";
-    if (m.ratio > 0) std::snprintf(ratio, sizeof ratio, ":%.3f", m.ratio);
-    json += ratio;
-  }
-  json += "}}";
+  const std::string json = entry_of(key, threads, result);
   const std::lock_guard<std::mutex> guard(tuning_lock);
   add(json);
   tables.count++;
@@ -102,31 +98,24 @@ Permission permission(int32_t table, bool anew) {
     const auto put_off = tables.put_off.find(table);
     if (put_off != tables.put_off.end() && now < put_off->second.first) return put_off->second.second;
   }
-  const auto said = Permission(call_python(ask, long(Permission::not_this_call), "(i)", int(table)));
+  const Permission said = ask(table);
   const std::lock_guard<std::mutex> guard(tuning_lock);
   if (said == Permission::later || said == Permission::busy) tables.put_off[table] = {now + std::chrono::seconds(1), said};
   return said;
 }
 
-}  // namespace msctx
-
-using namespace msctx;
-
-// Entries of a tuning file as JSON (see Core.learn), for policies that name its table. 0: there was no memory for all of them.
-MSCTX_API int msctx_learn(int32_t table, const char* entries) try {
-  for (const auto& [_, e] : Json::of(entries).members) {
-    const auto standing = e["exact"].is_on() ? Tuned::same_stamp : Tuned::other_stamp;
-    Tuned result{e["ran"].text, e["math"].text, e["source"].text, standing, e["settled"].is_on(), e["again"].number(), {}};
-    for (const auto& [label, ratio] : e["measured"].members) result.measured.push_back({label, ratio.number()});
-    learn({table, e["direction"].text, e["problem"].text, e["permissions"].text}, int(e["threads"].integer()), std::move(result));
-  }
-  return 1;
-} catch (const std::exception&) {
-  return 0;
+int msctx_learn(int32_t table, const char* entries) {
+  return done([&] {
+    for (const auto& [_, e] : Json::of(entries).members) {
+      const auto standing = e["exact"].is_on() ? Tuned::same_stamp : Tuned::other_stamp;
+      Tuned result{e["ran"].text, e["math"].text, e["source"].text, standing, e["settled"].is_on(), e["again"].number(), {}};
+      for (const auto& [label, ratio] : e["measured"].members) result.measured.push_back({label, ratio.number()});
+      learn({table, e["direction"].text, e["problem"].text, e["permissions"].text}, int(e["threads"].integer()), std::move(result));
+    }
+  });
 }
 
-// What was measured or recorded since the last call, as JSON, to be freed; nullptr: nothing.
-MSCTX_API char* msctx_measured() try {
+char* msctx_measured() try {
   const std::lock_guard<std::mutex> guard(tuning_lock);
   if (tables.fresh.empty()) return nullptr;
   char* text = strdup(('[' + tables.fresh + ']').c_str());
@@ -136,10 +125,11 @@ MSCTX_API char* msctx_measured() try {
   return nullptr;
 }
 
-// How many problems this process has measured.
-MSCTX_API int64_t msctx_measurements() {
+int64_t msctx_measurements() {
   const std::lock_guard<std::mutex> guard(tuning_lock);
   return tables.count;
 }
 
-MSCTX_API void msctx_ask_before_measuring(PythonFunction function) { ask = function; }
+void msctx_set_permission(Permission (*wanted)(int32_t table)) { ask = wanted; }
+
+}  // namespace msctx

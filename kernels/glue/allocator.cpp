@@ -14,7 +14,7 @@
 
 #include "glue/kept_weights.h"
 #include "glue/scratch.h"
-#include "msctx/api.h"
+#include "msctx/interface.h"
 #include "msctx/process.h"
 
 namespace msctx::glue {

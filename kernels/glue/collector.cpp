@@ -22,8 +22,7 @@
 #include <vector>
 
 #include "glue/observed.h"
-#include "msctx/api.h"
-#include "msctx/choices.h"
+#include "glue/tensors.h"
 #include "msctx/process.h"
 
 namespace msctx::glue {
@@ -363,8 +362,8 @@ void end(const at::RecordFunction& fn, at::ObserverContext* given) try {
   dropped++;
 }
 
-void note_algorithm(const Choice& choice) {
-  if (here.is_inside) here.algorithm = choice.ran;
+void note_algorithm(const char* ran) {
+  if (here.is_inside) here.algorithm = ran;
 }
 
 }  // namespace
@@ -384,7 +383,7 @@ MSCTX_API void msctx_collect(
   set_readers(wanted, on_rows, choose);
   step = step_now;
   placer = place;
-  on_choice = is_on ? note_algorithm : nullptr;
+  on_algorithm = is_on ? note_algorithm : nullptr;
   if (is_on && callback == at::INVALID_CALLBACK_HANDLE) {
     callback = at::addGlobalCallback(at::RecordFunctionCallback(begin, end).needsInputs(true).needsOutputs(true).scopes(
         {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION, at::RecordScope::USER_SCOPE}));

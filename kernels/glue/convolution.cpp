@@ -5,20 +5,20 @@
 #include <ATen/ops/_convolution_ops.h>
 #include <ATen/ops/convolution_backward_ops.h>
 #include <ATen/ops/convolution_ops.h>
-#include <ATen/record_function.h>
 #include <c10/core/InferenceMode.h>
+
+#include <unordered_set>
 
 #include "glue/cuda.h"
 #include "glue/hook.h"
 #include "glue/precision_policy.h"
+#include "glue/python.h"
 #include "glue/tensors.h"
-#include "msctx/late.h"
-#include "msctx/measure.h"
 
 namespace msctx::glue {
 
 BeforeUs* const before_us = immortal<std::array<BeforeUs, places>>().data();
-thread_local int inside_torch = 0;
+constinit thread_local int inside_torch = 0;
 
 namespace {
 
@@ -46,12 +46,41 @@ auto pass_on(Place place, Before BeforeUs::*which, Args&&... args) {
 // convolutions, some forty times as slow as float32, and the others are up to three times as slow. They are computed in float32 and
 // rounded once.
 bool is_slow(const at::Tensor& tensor) {
-  static const bool has_unit = table_of("amx_fp16") != nullptr;
+  static const bool has_unit = msctx_table("amx_fp16") != nullptr;
   if (tensor.scalar_type() != at::kHalf || has_unit) return false;
   const Combination* combination = combination_in_force();
   return combination && combination->policies[0] && combination->policies[0]->lowers_to_half && !(combination->overruled & 1);
 }
 at::Tensor widened(const at::Tensor& tensor) { return tensor.to(at::kFloat); }
+
+// Weights, by their storages: so many at most. As long as there are none, to ask costs a load.
+class Weights {
+ public:
+  void add(const at::Tensor& weight) {
+    constexpr size_t most = 1 << 14;
+    const std::lock_guard<std::mutex> guard(lock_);
+    if (all_.size() >= most) all_.clear();
+    all_.insert(storage_of(weight));
+    any_.store(true, std::memory_order_relaxed);
+  }
+  // Whether it is there; it stays, or not.
+  bool has(const at::Tensor& weight, bool stays = false) {
+    if (!any_.load(std::memory_order_relaxed)) return false;
+    const std::lock_guard<std::mutex> guard(lock_);
+    const bool found = stays ? all_.count(storage_of(weight)) > 0 : all_.erase(storage_of(weight)) > 0;
+    any_.store(!all_.empty(), std::memory_order_relaxed);
+    return found;
+  }
+
+ private:
+  std::mutex& lock_ = fork_safe_mutex();
+  std::atomic<bool> any_{false};
+  std::unordered_set<const void*> all_;
+};
+// Those that have had a forward pass under a policy that names gradients' algorithms, and no backward pass yet. And those whose forward
+// pass was computed in float32 instead of float16: their backward pass shall be, too, wherever it runs. One that is gone may be taken for
+// another one at its address.
+Weights &waiting = immortal<Weights>(), &widened_weights = immortal<Weights>();
 
 at::MemoryFormat format_of(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, const Geometry& g) {
   const auto sym = [](at::IntArrayRef v) { return c10::fromIntArrayRefSlow(v); };
@@ -76,9 +105,8 @@ struct GivenFlags {
 
 // A convolution under a policy: the geometry in plain integers, and the call, if it is one of ours.
 struct UnderPolicy {
-  const Place place;
-  const std::shared_ptr<Policy> policy;
-  const int64_t books;  // see count
+  const Policy policy;
+  const Place place = policy->place;
   std::vector<int64_t> stride, padding, dilation, output_padding;
   Geometry geometry;
   const char* reason = "";
@@ -86,11 +114,9 @@ struct UnderPolicy {
   bool finishes = false;  // it is msctx::convolution
 
   UnderPolicy(
-      Place place_, Taken taken, const at::Tensor& input, const at::Tensor& weight, SymInts s, SymInts p, SymInts d, bool transposed,
+      Policy taken, const at::Tensor& input, const at::Tensor& weight, SymInts s, SymInts p, SymInts d, bool transposed,
       SymInts o, const c10::SymInt& groups, const GivenFlags& given = {})
-      : place(place_),
-        policy(std::move(taken.policy)),
-        books(taken.books),
+      : policy(std::move(taken)),
         stride(plain(s)),
         padding(plain(p)),
         dilation(plain(d)),
@@ -132,88 +158,73 @@ struct UnderPolicy {
     return found;
   }
 
-  Decided decide(Direction direction, const at::Tensor& input, const at::Tensor& weight) const {
+  const Decision* decide(Direction direction, const at::Tensor& input, const at::Tensor& weight, bool again = false) const {
     if (call) {
       const CudaCall about(place == Place::cuda ? &*call : nullptr, policy->number);
-      return policy->decide(*call, direction, threads(), books);
+      return decision_of(*policy, *call, direction, threads(), again);
     }
-    return *reason ? policy->refuse(direction, text_of_tensors(input, weight, "strided"), reason, books) : nullptr;
+    return *reason ? refused(*policy, direction, reason, input, weight) : nullptr;
+  }
+
+  void refuse(Direction direction, const char* why) const {
+    glue::refuse(*policy, direction, refused(*policy, direction, why, {}, {}, "", &*call));
   }
 
   // `ours(row)` and `torch()` do all that is done where they are chosen, on the call's own tensors.
   template <class Ours, class Torch>
-  Decided measure(const Decided& guessed, Direction direction, const Ours& ours, const Torch& torch) const {
-    if (at::in_parallel_region() || is_traced || (place == Place::cuda && is_capturing(call->device))) return guessed;
-    const CudaCall about(place == Place::cuda ? &*call : nullptr, policy->number);
+  const Decision* measure(const Decision* guessed, Direction direction, const Ours& ours, const Torch& torch) const {
+    const bool is_cuda = place == Place::cuda;
+    if (at::in_parallel_region() || is_traced || (is_cuda && is_capturing(call->device))) return guessed;
+    const CudaCall about(is_cuda ? &*call : nullptr, policy->number);
     const auto run = [&](const ConvRow* row) {
+      Ran ignored;
       if (row)
-        ours(*row);
+        ours(*row, ignored);
       else
         torch();
     };
-    Run how{nullptr, [&](const ConvRow* row) { return seconds_of([&] { run(row); }); }};
-    if (place == Place::cuda) {
-      how.prepare = [&](const ConvRow* row) {
-        run(row);
-        wait_for_device(call->device);
-      };
-      how.seconds = [&](const ConvRow* row) { return seconds_on_device(call->device, [&] { run(row); }); };
+    return measured(*policy, *call, guessed, direction, threads(), run, is_cuda ? std::optional<int>(call->device) : std::nullopt);
+  }
+
+  // What a decision comes to. Where cuDNN cannot run an algorithm after all, the call is decided anew without it.
+  template <class Ours, class Torch>
+  at::Tensor computed(const Decision* decision, Direction direction, const Ours& ours, const Torch& torch) const {
+    while (true) {
+      try {
+        const at::Tensor result = by_row(*policy, *decision, direction, ours);
+        return result.defined() ? result : torch();
+      } catch (const CudaFailed&) {
+        decision = decide(direction, {}, {}, true);
+        complain(*policy, *decision, direction);
+      }
     }
-    return measured(*policy, *call, guessed, direction, threads(), how);
   }
 };
-
-void count(const UnderPolicy& asked, const Decision& decision, const Ran& ran = {}) {
-  msctx::count(decision.choice, {1, ran.weights_kept, ran.weights_prepared}, ran.again, asked.books);
-}
-
-// What a decision comes to. Where cuDNN cannot run an algorithm after all, the call is decided anew without it.
-template <class Ours, class Torch>
-at::Tensor computed(
-    const UnderPolicy& asked, Decided decision, Direction direction, const Ours& ours, const Torch& torch, Ran& ran) {
-  while (decision->row) {
-    try {
-      at::RecordFunction range(at::RecordScope::USER_SCOPE);  // for torch.profiler; else it costs a look at a counter
-      if (range.isActive()) range.before(std::string("msctx::") + decision->row->name + " " + name_of(direction));
-      tell(*decision->choice);
-      at::Tensor result = ours(*decision->row);
-      count(asked, *decision, ran);
-      return result;
-    } catch (const CudaFailed&) {
-      const CudaCall about(&*asked.call, asked.policy->number);
-      decision = asked.policy->decide_again(*asked.call, direction, asked.threads(), "");
-      decide_anew();
-      complain(*asked.policy, *decision);
-    }
-  }
-  count(asked, *decision);
-  return torch();
-}
 
 // fprop under a policy, with a bias or what finishes it. `torch` computes it torch's way.
 template <class Torch>
 at::Tensor forward(
     const UnderPolicy& asked, const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias, const Torch& torch,
     const Finishing* finishing = nullptr) {
-  if (asked.call && bias && bias->defined()) {
+  const bool has_bias = bias && bias->defined();
+  if (asked.call && has_bias) {
     const int64_t channels = result_shape(*asked.call, Direction::fprop)[1];
     const bool fits = bias->dim() == 1 && bias->scalar_type() == input.scalar_type() && bias->size(0) == channels;
     if (!fits) {
       at::Tensor result = torch();  // whose own error is the better one; what it takes has fallen back
-      refuse(*asked.policy, Direction::fprop, text_of(*asked.call), "its bias has another type or shape", asked.books);
+      asked.refuse(Direction::fprop, "its bias has another type or shape");
       return result;
     }
   }
-  Decided decision = asked.decide(Direction::fprop, input, weight);
+  const Decision* decision = asked.decide(Direction::fprop, input, weight);
   // Without gradients, too: so the forward graphs of torch.compile run.
-  if (!c10::InferenceMode::is_enabled() && asked.call && (asked.policy->asks(Direction::dgrad) || asked.policy->asks(Direction::wgrad)))
-    remember_forward(storage_of(weight));
+  const int32_t bits = asked.policy->requests;
+  if (!c10::InferenceMode::is_enabled() && asked.call && (requests(bits, Direction::dgrad) || requests(bits, Direction::wgrad)))
+    waiting.add(weight);
   if (decision == nullptr) return torch();
-  complain(*asked.policy, *decision);
-  Ran ran;
-  const bool has_bias = bias && bias->defined();
+  complain(*asked.policy, *decision, Direction::fprop);
   const bool wide = has_bias && asked.place == Place::cpu && input.element_size() == 2;  // rounded once, after the addition
-  const auto ours = [&](const ConvRow& row) {
+  const auto ours = [&](const ConvRow& row, Ran& ran) {
     const bool is_added = has_bias && input.scalar_type() == at::kFloat && row.algorithm->finishes;  // an epilogue is float32
     const Finishing added{{}, is_added ? bias->contiguous() : at::Tensor(), {}, {}};
     at::Tensor result = asked.run(
@@ -227,7 +238,7 @@ at::Tensor forward(
     return wide ? result.to(input.scalar_type()) : result;
   };
   if (decision->to_measure) decision = asked.measure(decision, Direction::fprop, ours, torch);
-  return computed(asked, decision, Direction::fprop, ours, torch, ran);
+  return asked.computed(decision, Direction::fprop, ours, torch);
 }
 
 at::Tensor gradient_of_bias(const UnderPolicy& asked, const at::Tensor& grad_output) {
@@ -235,7 +246,8 @@ at::Tensor gradient_of_bias(const UnderPolicy& asked, const at::Tensor& grad_out
   const at::Tensor gradient = last ? grad_output : grad_output.contiguous();
   at::Tensor result = at::empty({gradient.size(1)}, gradient.options());
   const int64_t positions = asked.call->transposed ? volume(asked.call->problem.in) : volume(asked.call->problem.out);
-  bias_gradient(asked.call->problem, gradient.data_ptr(), last, gradient.size(1), positions, result.data_ptr(), threads_of_torch());
+  const Parallel threads = threads_of_torch();
+  msctx_bias_gradient(&asked.call->problem, gradient.data_ptr(), last, gradient.size(1), positions, result.data_ptr(), &threads);
   return result;
 }
 
@@ -247,7 +259,7 @@ at::Tensor convolution(
     SymInts dilation, bool transposed, SymInts output_padding, c10::SymInt groups) {
   const auto torch = [&] {
     const bool wider = place == Place::cpu && is_slow(input);
-    if (wider && (weight.requires_grad() || input.requires_grad())) remember_widened(storage_of(weight));
+    if (wider && (weight.requires_grad() || input.requires_grad())) widened_weights.add(weight);
     const std::optional<at::Tensor> b = wider && bias && bias->defined() ? std::optional(widened(*bias)) : bias;
     at::Tensor found = pass_on<at::_ops::convolution>(
         place, &BeforeUs::convolution, wider ? widened(input) : input, wider ? widened(weight) : weight, b, stride, padding, dilation, transposed,
@@ -255,7 +267,7 @@ at::Tensor convolution(
     return wider ? found.to(at::kHalf) : found;
   };
   if (!in_force(place)) {
-    forget_forward(storage_of(weight));  // its next backward pass may belong to this one
+    waiting.has(weight);  // its next backward pass may belong to this one
     return torch();
   }
   if (at::tracer::impl::is_dispatch_enabled()) {  // torch.jit.trace records that operator, as it does without us, and not our steps
@@ -265,9 +277,9 @@ at::Tensor convolution(
         input, weight, bias, stride, padding, dilation, transposed, output_padding, groups, context.benchmarkCuDNN(),
         context.deterministicCuDNN(), context.userEnabledCuDNN(), context.allowTF32CuDNN(at::Float32Op::CONV));
   }
-  Taken taken = msctx::policy(place);
-  if (!taken.policy) return torch();
-  const UnderPolicy asked(place, std::move(taken), input, weight, stride, padding, dilation, transposed, output_padding, groups);
+  Policy taken = policy_at(place);
+  if (!taken) return torch();
+  const UnderPolicy asked(std::move(taken), input, weight, stride, padding, dilation, transposed, output_padding, groups);
   return forward(asked, input, weight, bias, torch);
 }
 
@@ -281,8 +293,8 @@ at::Tensor finished_convolution(
   constexpr int64_t none[] = {0, 0};
   const Geometry geometry{stride, padding, dilation, none, false, groups};
   const at::Tensor input = given.contiguous(at::MemoryFormat::ChannelsLast);
-  Taken taken = msctx::policy(Place::cpu);
-  const std::shared_ptr<Policy> policy = taken.policy;
+  Policy taken = policy_at(Place::cpu);
+  const Taken* const policy = taken.get();
   const auto symbols = [](at::IntArrayRef values) { return c10::fromIntArrayRefSlow(values); };
   const std::optional<at::Tensor> no_bias;
   const auto convolution_of_torch = [&] {
@@ -290,14 +302,14 @@ at::Tensor finished_convolution(
         Place::cpu, &BeforeUs::convolution, input, weight, no_bias, symbols(stride), symbols(padding), symbols(dilation), false, symbols(none),
         c10::SymInt(groups));
   };
-  const auto torch = [&] { return finished_by_torch(policy.get(), input, weight, geometry, finishing, convolution_of_torch); };
+  const auto torch = [&] { return finished_by_torch(policy, input, weight, geometry, finishing, convolution_of_torch); };
   if (!policy) return torch();
   UnderPolicy asked(
-      Place::cpu, std::move(taken), input, weight, symbols(stride), symbols(padding), symbols(dilation), false, symbols(none), groups);
+      std::move(taken), input, weight, symbols(stride), symbols(padding), symbols(dilation), false, symbols(none), groups);
   asked.finishes = true;
-  if (ConvCall* const call = asked.call ? &*asked.call : nullptr) {
-    call->channels_last = 1;
-    describe(*call, finishing);
+  if (asked.call) {
+    asked.call->channels_last = 1;
+    describe(*asked.call, finishing);
   }
   if (finishing.other.defined() && asked.call)
     TORCH_CHECK(
@@ -317,10 +329,10 @@ at::Tensor traced_convolution(
         cudnn_enabled, allow_tf32);
   };
   if (inside_torch > 0 || !in_force(place)) return torch();
-  Taken taken = msctx::policy(place);
-  if (!taken.policy) return torch();
+  Policy taken = policy_at(place);
+  if (!taken) return torch();
   const GivenFlags given{benchmark, deterministic, cudnn_enabled, allow_tf32};
-  const UnderPolicy asked(place, std::move(taken), input, weight, stride, padding, dilation, transposed, output_padding, groups, given);
+  const UnderPolicy asked(std::move(taken), input, weight, stride, padding, dilation, transposed, output_padding, groups, given);
   return forward(asked, input, weight, bias, torch);
 }
 
@@ -332,7 +344,7 @@ Three convolution_backward(
   const auto torch = [&](std::array<bool, 3> mask) {
     const bool wider =
         place == Place::cpu &&
-        (is_slow(input) || (input.scalar_type() == at::kHalf && was_widened(storage_of(weight))));  // after the block
+        (is_slow(input) || (input.scalar_type() == at::kHalf && widened_weights.has(weight, true)));  // after the block
     if (!wider || grad_output.scalar_type() != at::kHalf)
       return pass_on<at::_ops::convolution_backward>(
           place, &BeforeUs::backward, grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask);
@@ -343,21 +355,24 @@ Three convolution_backward(
     return Three(narrowed(a), narrowed(b), narrowed(c));
   };
   if (!in_force(place)) {
-    notice_late_backward(storage_of(weight));
+    if (waiting.has(weight))
+      warn(
+          "a convolution's backward pass runs after the with-block in which its forward ran: torch's own path computes it, as without "
+          "the block; call backward() inside the block");
     return torch(output_mask);
   }
-  Taken taken = msctx::policy(place);
-  if (!taken.policy) return torch(output_mask);
-  const UnderPolicy asked(place, std::move(taken), input, weight, stride, padding, dilation, transposed, output_padding, groups);
-  forget_forward(storage_of(weight));
+  Policy taken = policy_at(place);
+  if (!taken) return torch(output_mask);
+  const UnderPolicy asked(std::move(taken), input, weight, stride, padding, dilation, transposed, output_padding, groups);
+  waiting.has(weight);
   const auto is_its_gradient = [&] {
     return grad_output.scalar_type() == input.scalar_type() && grad_output.sizes() == result_shape(*asked.call, Direction::fprop);
   };
   if (asked.call && !is_its_gradient()) {
     Three result = torch(output_mask);
     constexpr const char* reason = "its gradient has another type or shape than its result";
-    if (output_mask[0]) refuse(*asked.policy, Direction::dgrad, text_of(*asked.call), reason, asked.books);
-    if (output_mask[1]) refuse(*asked.policy, Direction::wgrad, text_of(*asked.call), reason, asked.books);
+    if (output_mask[0]) asked.refuse(Direction::dgrad, reason);
+    if (output_mask[1]) asked.refuse(Direction::wgrad, reason);
     return result;
   }
 
@@ -365,25 +380,25 @@ Three convolution_backward(
   std::array<at::Tensor, 3> found;
   const auto one = [&](Direction direction, int index, const at::Tensor& first, const at::Tensor& second) {
     if (!output_mask[index]) return;
-    Decided decision = asked.decide(direction, input, weight);
+    const Decision* decision = asked.decide(direction, input, weight);
     if (decision == nullptr) return;
-    complain(*asked.policy, *decision);
-    Ran ran;
-    const auto ours = [&](const ConvRow& row, Weight kind) {
+    complain(*asked.policy, *decision, direction);
+    const auto ours = [&](const ConvRow& row, Weight kind, Ran& ran) {
       return asked.run(row, first, second, input, weight, std::nullopt, nullptr, kind, ran);
     };
     if (decision->to_measure) {
       std::array<bool, 3> alone{};
       alone[index] = true;
       alone[2] = direction == Direction::wgrad && output_mask[2] && asked.place == Place::cpu;  // who computes this gradient computes that of the bias
-      const auto with_bias = [&](const ConvRow& row) {
-        ours(row, Weight::fresh);  // as in a training, where each step changes it
+      const auto with_bias = [&](const ConvRow& row, Ran& ran) {
+        ours(row, Weight::fresh, ran);  // as in a training, where each step changes it
         if (alone[2]) gradient_of_bias(asked, grad_output);
       };
       decision = asked.measure(decision, direction, with_bias, [&] { torch(alone); });
     }
     const auto none = [] { return at::Tensor(); };  // torch computes all that is left at once
-    found[index] = computed(asked, decision, direction, [&](const ConvRow& row) { return ours(row, kept_as(*asked.policy, weight)); }, none, ran);
+    const auto kept = [&](const ConvRow& row, Ran& ran) { return ours(row, kept_as(*asked.policy, weight), ran); };
+    found[index] = asked.computed(decision, direction, kept, none);
     left[index] = !found[index].defined();
   };
   one(Direction::dgrad, 0, grad_output, weight);

@@ -16,7 +16,6 @@
 #include "glue/cuda_depthwise.h"
 #include "glue/hook.h"
 #include "glue/tensors.h"
-#include "msctx/api.h"
 #include "msctx/process.h"
 
 namespace msctx::glue {
@@ -118,7 +117,7 @@ at::Tensor run_on_cuda(
     c10::DataPtr memory;  // of the allocator, which at::empty would fill under deterministic=ON
     if (bytes) memory = c10::GetAllocator(first.device().type())->allocate(bytes);
     const ConvTensors t = tensors_of(op, call.transposed, a.data_ptr(), b.data_ptr(), result.data_ptr());
-    row.algorithm->run(p, op, t, none_kept, memory.get(), serial());
+    row.algorithm->run(p, op, t, {}, memory.get(), serial());
     return result;
   } catch (const CudaFailed& failed) {
     remember(*row.algorithm, p, op, failed);

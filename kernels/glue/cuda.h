@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "msctx/call.h"
 #include "msctx/table.h"
 
 namespace msctx::glue {

@@ -9,8 +9,7 @@
 #include <mutex>
 
 #include "glue/cuda.h"
-#include "msctx/api.h"
-#include "msctx/policy.h"
+#include "glue/python.h"
 #include "msctx/process.h"
 
 namespace msctx::glue {
@@ -104,7 +103,7 @@ std::shared_ptr<const CudaPlan> planned(const ConvProblem& p, Op op, bool load) 
     throw CudaFailed("the driver has no context for this device: CUresult " + std::to_string(code));
   auto made = std::make_shared<CudaPlan>();
   if (const long found = call_python(plan_in_python, -1, "(KiiiK)", &p, int(op), int(call.channels_last), int(load), made.get()); found <= 0) {
-    if (found < 0) decide_anew();
+    if (found < 0) msctx_decide_anew();
     throw CudaFailed(*made->obstacle ? made->obstacle : "it was interrupted", /*for_good=*/found == 0);
   }
   const std::lock_guard<std::mutex> guard(cuda_depthwise_lock);
@@ -182,7 +181,7 @@ std::vector<ConvRow> cuda_depthwise_rows() {
 using namespace msctx::glue;
 
 // Who plans, and where the driver is. "" or what it lacks: then nothing of ours runs.
-MSCTX_API const char* msctx_serve_cuda_kernels(msctx::PythonFunction plan, const char* driver) {
+MSCTX_API const char* msctx_serve_cuda_kernels(PythonFunction plan, const char* driver) {
   plan_in_python = plan;
   return find_driver(driver);
 }

@@ -3,7 +3,7 @@
 #include <ATen/Context.h>
 
 #include "glue/observed.h"
-#include "msctx/api.h"
+#include "msctx/interface.h"
 #include "msctx/process.h"
 
 namespace msctx::glue {

@@ -103,18 +103,18 @@ bool reads_image(const at::Tensor& input, const at::Tensor& weight, const Geomet
 }
 
 at::Tensor by_onednn(
-    const OneDnn& dnn, const Policy& policy, const at::Tensor& input, const at::Tensor& weight, const Geometry& g, const Finishing& f) {
+    const OneDnn& dnn, const Taken& policy, const at::Tensor& input, const at::Tensor& weight, const Geometry& g, const Finishing& f) {
   std::string what = "onednn";
   for (const at::IntArrayRef numbers : {input.sizes(), weight.sizes(), g.stride, g.padding, g.dilation})
     what += '|' + joined(numbers);
   const Parallel& parallel = threads_of_torch();
-  const KeptTensor kept = kept_tensor(
-      policy, weight, f.scale, what + '|' + std::to_string(g.groups), parallel, policy.frozen_weights && is_parameter(weight), [&] {
-        const at::Tensor scaled = (f.scale.defined() ? weight.mul(f.scale.view({-1, 1, 1, 1})) : weight).contiguous();
-        return KeptTensor{
-            called(*dnn.pack, {scaled, g.padding.vec(), g.stride.vec(), g.dilation.vec(), g.groups, input.sizes().vec()}),
-            largest_of({scaled}, parallel) * double(c10::multiply_integers(scaled.sizes().slice(1)))};
-      });
+  Keeper keeper(policy, weight, what + '|' + std::to_string(g.groups), parallel, policy.frozen_weights && is_parameter(weight));
+  const KeptTensor kept = keeper.tensor(f.scale, [&] {
+    const at::Tensor scaled = (f.scale.defined() ? weight.mul(f.scale.view({-1, 1, 1, 1})) : weight).contiguous();
+    return KeptTensor{
+        called(*dnn.pack, {scaled, g.padding.vec(), g.stride.vec(), g.dilation.vec(), g.groups, input.sizes().vec()}),
+        largest_of({scaled}, parallel) * double(c10::multiply_integers(scaled.sizes().slice(1)))};
+  });
   const bool reads = reads_image(input, weight, g);
   const std::optional<at::Tensor> shift = f.shift.defined() && reads ? std::optional(f.shift) : std::nullopt;
   using Scalars = c10::List<std::optional<at::Scalar>>;
@@ -150,8 +150,8 @@ at::Tensor by_onednn(
 }  // namespace
 
 at::Tensor finished_by_torch(
-    const Policy* policy, const at::Tensor& input, const at::Tensor& weight, const Geometry& g, const Finishing& f,
-    const std::function<at::Tensor()>& convolution) {
+    const Taken* policy, const at::Tensor& input, const at::Tensor& weight, const Geometry& g, const Finishing& f,
+    c10::function_ref<at::Tensor()> convolution) {
   static const OneDnn& dnn = immortal<OneDnn>();
   const InsideTorch guard;
   const at::AutoDispatchBelowADInplaceOrView below;
@@ -225,17 +225,17 @@ void install_finished() {
 using namespace msctx;
 
 // Whether a row of ours may compute a float32 product of compiled code, and what follows it, under the policy in force: see
-// Policy::may_compute. `product`: JSON (msctx/graph/epilogues.py).
+// msctx_may_compute. `product`: JSON (msctx/graph/epilogues.py).
 MSCTX_API int msctx_may_compute_product(const char* product) try {
   const Json p = Json::of(product);
-  const Taken taken = policy(Place::cpu);
-  if (!taken.policy || !asks_for_products(Place::cpu)) return 0;
+  const glue::Policy policy = glue::policy_at(Place::cpu);
+  if (!policy || !glue::requests(policy->requests, Direction::matmul)) return 0;
   ConvCall call = glue::call_of_product(
       {p["rows"].integer(), p["depth"].integer(), p["columns"].integer()}, p["left_transposed"].is_on(), p["right_transposed"].is_on(),
-      DType::f32, *taken.policy);
+      DType::f32, *policy);
   call.activation = int32_t(p["activation"].integer()), call.adds_last = p["adds_last"].is_on();
   call.has_scale = p["has_scale"].is_on(), call.has_shift = p["has_shift"].is_on(), call.has_other = p["has_other"].is_on();
-  return taken.policy->may_compute(call, Direction::matmul, at::get_num_threads());
+  return msctx_may_compute(policy.get(), &call, Direction::matmul, at::get_num_threads());
 } catch (const std::exception&) {
   return 0;
 }

@@ -5,9 +5,9 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/DispatchKey.h>
+#include <c10/util/FunctionRef.h>
 
 #include <array>
-#include <functional>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -15,7 +15,6 @@
 
 #include "glue/registered.h"
 #include "glue/tensors.h"
-#include "msctx/policy.h"
 
 namespace msctx::glue {
 
@@ -34,16 +33,29 @@ struct BeforeUs {
 extern BeforeUs* const before_us;  // by Place
 
 // torch's own convolution calls other operators that are hooked too, for code that calls them itself: inside it they are not asked again.
-extern thread_local int inside_torch;
+extern constinit thread_local int inside_torch;
 struct InsideTorch {
   InsideTorch() { inside_torch++; }
   ~InsideTorch() { inside_torch--; }
 };
 
+// --- from a decision to a result (decisions.cpp) ----------------------------------------------------------------------
+
 // Warns of a fallback, or raises, as the policy asks. Call it before the work, and with no lock held.
-void complain(const Policy&, const Decision&);
-// The same of a call that is not ours to compute, which then counts.
-void refuse(Policy&, Direction, const ConvText&, const std::string& reason, int64_t books);
+void complain(const Taken&, const Decision&, Direction);
+// What is decided of a call that is not ours to compute, or nullptr. `call`: where more is known of it than its tensors.
+const Decision* refused(
+    const Taken&, Direction, const std::string& reason, const at::Tensor& input, const at::Tensor& weight, const char* layout = "strided",
+    const ConvCall* call = nullptr);
+// Complains of that, and counts it.
+void refuse(const Taken&, Direction, const Decision*);
+// Measures a call: run(row) computes it by a row, or (nullptr) by torch's own path, as it would be if that were chosen. On a CUDA device,
+// by its clock.
+const Decision* measured(
+    const Taken&, const ConvCall&, const Decision* guessed, Direction, int threads, c10::function_ref<void(const ConvRow*)> run,
+    std::optional<int> device = std::nullopt);
+// The result by the row that is decided on, as `ours` computes it; undefined where torch is to compute it. The call is counted.
+at::Tensor by_row(const Taken&, const Decision&, Direction, c10::function_ref<at::Tensor(const ConvRow&, Ran&)> ours);
 
 // --- products: aten::mm, addmm and their like ------------------------------------------------------------------------
 
@@ -55,7 +67,7 @@ struct ProductSizes {
   int64_t rows, depth, columns;
 };
 // The call of a product of two matrices on the CPU, whose module is not known.
-ConvCall call_of_product(ProductSizes, bool left_transposed, bool right_transposed, DType, const PolicyOptions&);
+ConvCall call_of_product(ProductSizes, bool left_transposed, bool right_transposed, DType, const Taken&);
 
 // left @ right, of float32, and what finishes it: by a row of ours where the policy in force has one, else by torch and a pass.
 at::Tensor finished_product(const at::Tensor& left, const at::Tensor& right, const Finishing&);
@@ -76,8 +88,8 @@ void finish(const at::Tensor& result, const Finishing&, at::MemoryFormat);
 // The same by torch's own path: oneDNN, with the epilogue as far as it has it, and a weight that is packed once; where torch has no oneDNN,
 // by `convolution` and a pass over its result.
 at::Tensor finished_by_torch(
-    const Policy*, const at::Tensor& input, const at::Tensor& weight, const Geometry&, const Finishing&,
-    const std::function<at::Tensor()>& convolution);
+    const Taken*, const at::Tensor& input, const at::Tensor& weight, const Geometry&, const Finishing&,
+    c10::function_ref<at::Tensor()> convolution);
 
 // Registered for the CPU; in convolution.cpp, beside what it shares with the hook.
 at::Tensor finished_convolution(

@@ -7,6 +7,7 @@
 #include "glue/hook.h"
 #include "glue/kept_weights.h"
 #include "glue/npu.h"
+#include "glue/python.h"
 #include "glue/registered.h"
 #include "glue/scratch.h"
 #include "glue/tensors.h"
@@ -37,36 +38,14 @@ void install() {
 
 }  // namespace
 
-void complain(const Policy& policy, const Decision& decision) {
-  if (!decision.fell_back || policy.fallback == Fallback::silent) return;
-  if (policy.fallback == Fallback::warn) {
-    const int64_t now = policy.number.load(std::memory_order_relaxed);
-    int of = 0;
-    while (decision.choice->direction != name_of(Direction(of))) of++;
-    if (policy.warned[of].load(std::memory_order_relaxed) == now) return;
-    if (!warn(in_short(*decision.choice))) {
-      policy.warned[of].store(now, std::memory_order_relaxed);
-      return;
-    }
-  }
-  TORCH_CHECK(false, decision.message, "fallback=", policy.fallback == Fallback::error ? "error" : "warn", ": nothing was computed.");
-}
-
-void refuse(Policy& policy, Direction direction, const ConvText& problem, const std::string& reason, int64_t books) {
-  const Decided decision = policy.refuse(direction, problem, reason, books);
-  if (decision == nullptr) return;
-  complain(policy, *decision);
-  count(decision->choice, {1}, false, books);
-}
-
 }  // namespace msctx::glue
 
 using namespace msctx;
 
 // Registers the hook; "" or what went wrong. To be called once.
-MSCTX_API const char* msctx_install(PythonFunction warn) {
+MSCTX_API const char* msctx_install(glue::PythonFunction warn) {
   return problem_of([&] {
-    set_warner(warn);
+    glue::set_warner(warn);
     glue::install();
     return "";
   });
@@ -111,14 +90,18 @@ MSCTX_API int msctx_threads_seen() {
 MSCTX_API int msctx_torch_threads() { return at::get_num_threads(); }
 
 // `json`: a ConvPolicy of Python's; nullptr: none. 0: there was no memory for it.
-MSCTX_API int msctx_set_policy(int place, const char* json) try {
-  const ConvTable& table = Place(place) == Place::cpu ? table_in_use() : Place(place) == Place::cuda ? glue::cuda_table() : glue::npu_table();
-  set_policy(Place(place), json, table);
-  if (Place(place) == Place::cpu) {
-    glue::drop_kept_weights();
-    if (!json) glue::trim_scratch();
-  }
+MSCTX_API int msctx_set_policy(int place, const char* json) {
+  const bool is_cpu = Place(place) == Place::cpu;
+  const ConvTable& table = is_cpu ? glue::table_in_use() : Place(place) == Place::cuda ? glue::cuda_table() : glue::npu_table();
+  if (!msctx_put_in_force(Place(place), json, &table)) return 0;
+  if (is_cpu) glue::drop_kept_weights();
+  if (is_cpu && !json) glue::trim_scratch();
   return 1;
-} catch (const std::exception&) {
-  return 0;
+}
+
+// `function(table)` is called in the thread of a convolution before and while its problem is measured; it answers with a Permission.
+MSCTX_API void msctx_ask_before_measuring(glue::PythonFunction function) {
+  static std::atomic<glue::PythonFunction> ask;
+  ask = function;
+  msctx_set_permission([](int32_t table) { return Permission(glue::call_python(ask, long(Permission::not_this_call), "(i)", int(table))); });
 }

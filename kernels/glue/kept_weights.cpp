@@ -21,14 +21,14 @@ struct KeptWeight {
   std::atomic<int64_t> checked_under{0};
   std::atomic<const void*> checked_at{nullptr};
 
-  explicit KeptWeight(size_t bytes) : bytes(bytes), data(scratch_memory().allocate(nullptr, bytes)) {}
+  explicit KeptWeight(size_t bytes) : bytes(bytes), data(take_scratch(bytes)) {}
   KeptWeight(KeptTensor made, size_t bytes) : bytes(bytes), data(nullptr), of_torch(std::move(made)) {}
   ~KeptWeight() {
-    if (data) scratch_memory().release(nullptr, data);
+    if (data) release_scratch(data);
   }
   KeptWeight(const KeptWeight&) = delete;
-  void note_check(const Policy& policy, const void* at) { checked_under = policy.number.load(), checked_at = at; }
-  bool is_checked(const Policy& policy, const void* at) const { return checked_under == policy.number && checked_at == at; }
+  void note_check(const Taken& policy, const void* at) { checked_under = policy.number, checked_at = at; }
+  bool is_checked(const Taken& policy, const void* at) const { return checked_under == policy.number && checked_at == at; }
 };
 
 namespace {
@@ -36,15 +36,11 @@ namespace {
 constexpr size_t most_bytes = size_t(512) << 20;
 constexpr size_t most_weights = 1024;
 
-// Where a weight lies and what it is prepared for, in plain data: its bytes are a key.
-struct Form {
-  const void* storage;
-  int64_t offset, strides[5];
-  const ConvAlgorithm* algorithm;
-  ConvProblem problem;
-  int32_t op, number;
-};
-static_assert(std::has_unique_object_representations_v<Form>, "padding would make two keys of one form");
+template <class Part>
+std::string& add(std::string& key, const Part& part) {
+  static_assert(std::has_unique_object_representations_v<Part>, "padding would make two keys of one form");
+  return key.append(reinterpret_cast<const char*>(&part), sizeof part);
+}
 
 struct Entry {
   std::string key;
@@ -77,17 +73,8 @@ AllKept& kept = immortal<AllKept>();
 
 c10::StorageImpl* impl_of(const at::Tensor& t) { return t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); }
 
-// What the form of a weight depends on: see prepared_size in conv.h.
-ConvProblem form_of(const ConvAlgorithm& algorithm, ConvProblem p) {
-  p.n = 1;
-  for (int i = 0; i < 3 && algorithm.prepared_for_all_sizes; i++) p.in[i] = p.out[i] = 1;
-  return p;
-}
-
-std::string key_of(const at::Tensor& weight, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, int form) {
-  Form key{impl_of(weight), weight.storage_offset(), {}, &algorithm, form_of(algorithm, p), int32_t(op), form};
-  std::ranges::copy(weight.strides(), key.strides);
-  return std::string(reinterpret_cast<const char*>(&key), sizeof key);
+Fingerprint print_of(const at::Tensor& dense, const Parallel& parallel) {
+  return msctx_table(nullptr)->passes->fingerprint(dense.data_ptr(), int64_t(dense.nbytes()), parallel);
 }
 
 std::shared_ptr<KeptWeight> look_up(const std::string& key) {
@@ -127,10 +114,19 @@ void keep(const std::string& key, const at::Tensor& of, std::shared_ptr<KeptWeig
 
 }  // namespace
 
-Keeper::Keeper(
-    const Policy& policy, const ConvAlgorithm& algorithm, const ConvProblem& p, Op op, const at::Tensor& weight, const Parallel& parallel,
-    bool is_frozen)
-    : policy_(policy), algorithm_(algorithm), p_(p), op_(op), weight_(weight), parallel_(parallel), is_frozen_(is_frozen) {}
+std::string key_of(const ConvAlgorithm& algorithm, ConvProblem p, Op op) {
+  p.n = 1;
+  for (int i = 0; i < 3 && algorithm.prepared_for_all_sizes; i++) p.in[i] = p.out[i] = 1;
+  std::string key;
+  return add(add(add(key, &algorithm), p), op);
+}
+
+Keeper::Keeper(const Taken& policy, const at::Tensor& weight, std::string what, const Parallel& parallel, bool is_frozen)
+    : policy_(policy), weight_(weight), key_(std::move(what)), parallel_(parallel), is_frozen_(is_frozen) {
+  if (!weight.has_storage()) return;
+  add(add(key_, impl_of(weight)), weight.storage_offset());
+  for (const int64_t stride : weight.strides()) add(key_, stride);
+}
 
 const void* Keeper::plain() {
   if (!plain_.defined()) plain_ = weight_.contiguous();
@@ -139,8 +135,8 @@ const void* Keeper::plain() {
 
 const Fingerprint& Keeper::print() {
   // In the order in which it lies in memory, where nothing lies between: the key has the strides.
-  const void* bytes = weight_.is_non_overlapping_and_dense() ? weight_.data_ptr() : plain();
-  if (!print_) print_ = policy_.table().passes->fingerprint(bytes, w_size(p_) * weight_.element_size(), parallel_);
+  if (!weight_.is_non_overlapping_and_dense()) plain();
+  if (!print_) print_ = print_of(plain_.defined() ? plain_ : weight_, parallel_);
   return *print_;
 }
 
@@ -152,65 +148,46 @@ bool Keeper::is_same(KeptWeight& weight) {
   return true;
 }
 
-const void* Keeper::get(void* self, int form) try {
-  auto& keeper = *static_cast<Keeper*>(self);
-  if (form == plain_weight) return keeper.plain();
-  auto& used = form == window_norms ? keeper.norms_ : keeper.used_[form];
-  if (!used) used = keeper.form(form);
-  return used ? used->data : nullptr;
-} catch (const std::exception&) {  // no memory is left: conv_run shall try without
-  drop_kept_weights(true);
-  return nullptr;
-}
-
-std::shared_ptr<KeptWeight> Keeper::form(int form) {
-  const bool counts = form != window_norms;
-  const size_t bytes = counts ? algorithm_.prepared_size(p_, op_, form) : window_norms_size(p_);
-  if (!weight_.has_storage() || bytes == 0 || bytes > most_bytes) return nullptr;
-  const std::string key = key_of(weight_, algorithm_, p_, op_, form);
+// The one of this key, if the weight has not changed; else make(one whose memory may be used).
+template <class New>
+std::shared_ptr<KeptWeight> Keeper::current(const std::string& key, bool counts, const New& make) {
   std::shared_ptr<KeptWeight> weight = look_up(key);
   if (weight && is_same(*weight)) {
     found += counts;
     return weight;
   }
-  if (!weight || !take_away(key, weight)) weight = std::make_shared<KeptWeight>(bytes);
   // Before it is read to be prepared: if another process changes it meanwhile, then its bytes are no longer these.
+  print();
+  if (weight && !take_away(key, weight)) weight = nullptr;
+  weight = make(std::move(weight));
   weight->print = print();
   weight->note_check(policy_, weight_.data_ptr());
-  if (counts)
-    algorithm_.prepare(p_, op_, form, plain(), weight->data, parallel_);
-  else
-    prepare_window_norms(policy_.table(), p_, op_, plain(), static_cast<float*>(weight->data), parallel_);
-  keep(key, weight_, weight);
+  if (weight->bytes <= most_bytes) keep(key, weight_, weight);
   made += counts;
   return weight;
 }
 
-KeptTensor kept_tensor(
-    const Policy& policy, const at::Tensor& weight, const at::Tensor& values, const std::string& what, const Parallel& parallel,
-    bool is_frozen, const std::function<KeptTensor()>& make) {
-  std::string key = what;
-  const auto add = [&](const auto& part) { key.append(reinterpret_cast<const char*>(&part), sizeof part); };
-  add(impl_of(weight)), add(weight.storage_offset());
-  for (int64_t i = 0; i < weight.dim(); i++) add(weight.stride(i));
-  const auto print_of = [&](const at::Tensor& t) {
-    const at::Tensor plain = t.is_non_overlapping_and_dense() ? t : t.contiguous();
-    return policy.table().passes->fingerprint(plain.data_ptr(), int64_t(plain.nbytes()), parallel);
+const void* Keeper::form(void* self, int number, size_t bytes, int (*make)(void* with, void* to), void* with) try {
+  auto& keeper = *static_cast<Keeper*>(self);
+  if (number == plain_weight) return keeper.plain();
+  if (!keeper.weight_.has_storage() || bytes == 0 || bytes > most_bytes) return nullptr;
+  auto& used = keeper.used_[number];
+  const auto filled = [&](std::shared_ptr<KeptWeight> weight) {
+    if (!weight) weight = std::make_shared<KeptWeight>(bytes);
+    if (!make(with, weight->data)) throw std::bad_alloc();
+    return weight;
   };
-  add(values.defined());
-  if (values.defined()) add(print_of(values));  // what is frozen are weights
-  const std::shared_ptr<KeptWeight> known = look_up(key);
-  if (known && is_frozen && known->is_checked(policy, weight.data_ptr())) return known->of_torch;
-  const Fingerprint print = print_of(weight);
-  if (known && known->print == print) {
-    known->note_check(policy, weight.data_ptr());
-    return known->of_torch;
-  }
-  const auto made = std::make_shared<KeptWeight>(make(), weight.nbytes());
-  made->print = print;
-  made->note_check(policy, weight.data_ptr());
-  if (made->bytes <= most_bytes) keep(key, weight, made);
-  return made->of_torch;
+  if (std::string key = keeper.key_; !used) used = keeper.current(add(key, number), number != window_norms, filled);
+  return used->data;
+} catch (const std::exception&) {  // no memory is left: the kernels shall try without
+  drop_kept_weights(true);
+  return nullptr;
+}
+
+KeptTensor Keeper::tensor(const at::Tensor& values, const std::function<KeptTensor()>& make) {
+  std::string key = key_;
+  if (values.defined()) add(key, print_of(values.contiguous(), parallel_));  // what is frozen are weights
+  return current(key, false, [&](auto) { return std::make_shared<KeptWeight>(make(), weight_.nbytes()); })->of_torch;
 }
 
 void drop_kept_weights(bool all_of_them) {

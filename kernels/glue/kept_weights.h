@@ -5,42 +5,16 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 
-#include "msctx/api.h"
-#include "msctx/policy.h"
+#include "msctx/table.h"
 
 namespace msctx::glue {
 
 struct KeptWeight;  // one weight in one form
-
-// What one call asks of the kept weights: give `prepared()` to conv_run. It lives as long as the run.
-class Keeper {
- public:
-  Keeper(const Policy&, const ConvAlgorithm&, const ConvProblem&, Op, const at::Tensor& weight, const Parallel&, bool is_frozen);
-  Prepared prepared() { return {get, this}; }
-  int found = 0, made = 0;  // forms
-
- private:
-  static const void* get(void* self, int form);
-  std::shared_ptr<KeptWeight> form(int form);
-  const Fingerprint& print();
-  const void* plain();
-  bool is_same(KeptWeight&);
-
-  const Policy& policy_;
-  const ConvAlgorithm& algorithm_;
-  const ConvProblem& p_;
-  const Op op_;
-  const at::Tensor& weight_;
-  at::Tensor plain_;  // the weight, contiguous, once that was wanted
-  const Parallel& parallel_;
-  const bool is_frozen_;
-  std::optional<Fingerprint> print_;
-  std::shared_ptr<KeptWeight> used_[Prepared::most_forms], norms_;
-};
 
 // What torch makes of a weight.
 struct KeptTensor {
@@ -48,11 +22,36 @@ struct KeptTensor {
   double norm = 0.0;  // no sum of the magnitudes of the weights of a result is larger
 };
 
-// The same of a weight and a tensor of values for its channels (may be undefined), kept from call to call in the same way: `what` says
-// what it depends on beside them.
-KeptTensor kept_tensor(
-    const Policy&, const at::Tensor& weight, const at::Tensor& values, const std::string& what, const Parallel&, bool is_frozen,
-    const std::function<KeptTensor()>& make);
+// What one call asks of the kept forms of a weight. It lives as long as the run.
+class Keeper {
+ public:
+  // `what`: all that its forms depend on beside the weight.
+  Keeper(const Taken&, const at::Tensor& weight, std::string what, const Parallel&, bool is_frozen);
+  Kept kept() { return {form, this}; }  // those of an algorithm
+  // That of torch, made of it and a tensor of values for its channels (may be undefined).
+  KeptTensor tensor(const at::Tensor& values, const std::function<KeptTensor()>& make);
+  int found = 0, made = 0;  // forms
+
+ private:
+  static const void* form(void* self, int number, size_t bytes, int (*make)(void* with, void* to), void* with);
+  template <class New>
+  std::shared_ptr<KeptWeight> current(const std::string& key, bool counts, const New& make);
+  const Fingerprint& print();
+  const void* plain();
+  bool is_same(KeptWeight&);
+
+  const Taken& policy_;
+  const at::Tensor& weight_;
+  std::string key_;
+  at::Tensor plain_;  // the weight, contiguous, once that was wanted
+  const Parallel& parallel_;
+  const bool is_frozen_;
+  std::optional<Fingerprint> print_;
+  std::map<int, std::shared_ptr<KeptWeight>> used_;  // by form
+};
+
+// What the forms of an algorithm depend on.
+std::string key_of(const ConvAlgorithm&, ConvProblem, Op);
 
 // Frees what belongs to weights that are gone; with `all`, everything that no call uses now.
 void drop_kept_weights(bool all = false);

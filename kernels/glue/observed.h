@@ -15,7 +15,7 @@
 
 #include "glue/operators.h"
 #include "msctx/json.h"
-#include "msctx/python.h"
+#include "glue/python.h"
 #include "msctx/table.h"
 
 namespace msctx::glue {

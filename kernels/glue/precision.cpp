@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "glue/precision_policy.h"
+#include "glue/python.h"
 #include "glue/registered.h"
 #include "msctx/process.h"
 

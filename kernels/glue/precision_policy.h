@@ -11,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "msctx/api.h"
+#include "msctx/interface.h"
 #include "msctx/json.h"
 
 namespace msctx::glue {

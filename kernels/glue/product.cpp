@@ -17,7 +17,6 @@
 #include <ATen/ops/mm_ops.h>
 #include <ATen/ops/mv_ops.h>
 #include <ATen/ops/relu_ops.h>
-#include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <array>
@@ -28,7 +27,6 @@
 
 #include "glue/npu.h"
 #include "glue/tensors.h"
-#include "msctx/measure.h"
 
 namespace msctx::glue {
 namespace {
@@ -97,7 +95,7 @@ void lay(ConvProblem& p, int64_t height, int64_t across) {
 // A product that is ours to compute, in plain numbers.
 class Product {
  public:
-  Product(Place place, Kind kind, const Terms& t, const PolicyOptions& policy) : place_(place), kind_(kind), t_(t) {
+  Product(Place place, Kind kind, const Terms& t, const Taken& policy) : place_(place), kind_(kind), t_(t) {
     const at::Tensor &a = t.left, &b = t.right;
     const bool has_batches = kind == Kind::batches;
     if (a.dim() != (has_batches ? 3 : 2) || b.dim() != (kind == Kind::vector ? 1 : a.dim())) return;
@@ -118,7 +116,8 @@ class Product {
     call_.batches = has_batches ? batches_ : 0;
     // MKL's strict mode: not of a vector, nor, whatever the batch, of batches.
     if (kind == Kind::vector || (has_batches && policy.batch_invariant)) call_.torch_keeps_bits = 0;
-    call_.module = has_batches ? nullptr : module_of(b, false);
+    const std::string* const module = has_batches ? nullptr : module_of(b, false);
+    call_.module = module ? module->c_str() : nullptr;
     call_.device = larger(0, a.device().index());
     if (t.finishing) describe(call_, *t.finishing);
     is_valid_ = true;
@@ -132,7 +131,7 @@ class Product {
   }
 
   // The whole result by a row.
-  at::Tensor run(const Policy& policy, const ConvRow& row, Ran& ran) const {
+  at::Tensor run(const Taken& policy, const ConvRow& row, Ran& ran) const {
     if (place_ == Place::ascend) return on_npu(row);
     at::Tensor result = t_.scales() ? scaled(policy, row, ran) : product(policy, row, widened(t_.left), ran);
     result = result.view(sizes());
@@ -163,7 +162,7 @@ class Product {
     return t_.added->scalar_type() == at::kFloat && t_.added->dim() == 1 && t_.added->size(0) == columns_;
   }
 
-  at::Tensor product(const Policy& policy, const ConvRow& row, const at::Tensor& a, Ran& ran) const {
+  at::Tensor product(const Taken& policy, const ConvRow& row, const at::Tensor& a, Ran& ran) const {
     const at::Tensor b = widened(kind_ == Kind::vector ? t_.right.unsqueeze(1) : t_.right);
     if (kind_ != Kind::batches) return one(policy, row, a, b, ran);
     at::Tensor result = at::empty(sizes(), a.options());
@@ -176,7 +175,7 @@ class Product {
 
   // alpha times the product. Small factors apply to sums and large ones to the left factor, which keeps more of denormal values; but that
   // may overflow where the result does not: such elements, by themselves, are scaled the other way.
-  at::Tensor scaled(const Policy& policy, const ConvRow& row, Ran& ran) const {
+  at::Tensor scaled(const Taken& policy, const ConvRow& row, Ran& ran) const {
     const at::Tensor a = widened(t_.left);
     const auto by = [&](bool before) {
       return before ? product(policy, row, a.mul(t_.alpha), ran) : product(policy, row, a, ran).mul_(t_.alpha);
@@ -187,7 +186,7 @@ class Product {
     return result.where(result.isfinite(), by(!before));
   }
 
-  at::Tensor one(const Policy& policy, const ConvRow& row, const at::Tensor& a, const at::Tensor& b, Ran& ran) const {
+  at::Tensor one(const Taken& policy, const ConvRow& row, const at::Tensor& a, const at::Tensor& b, Ran& ran) const {
     ConvCall call = call_;
     ConvProblem& p = call.problem;
     if (wide_) p.dtype = DType::f32;
@@ -220,7 +219,7 @@ class Product {
 
   // Batches by a row that needs nothing but the factors as they lie: each on one thread, where they are many, or small, since several
   // would not pay.
-  void side_by_side(const Policy& policy, const ConvRow& row, const at::Tensor& a, const at::Tensor& b, const at::Tensor& result) const {
+  void side_by_side(const Taken& policy, const ConvRow& row, const at::Tensor& a, const at::Tensor& b, const at::Tensor& result) const {
     ConvProblem p = call_.problem;
     if (wide_) p.dtype = DType::f32;
     lay(p, 1, rows_);
@@ -232,7 +231,7 @@ class Product {
       for (int64_t i = begin; i < end; i++) {
         ConvTensors t = tensors_of(op, call_.transposed, at_batch(a, i), at_batch(b, i), at_batch(result, i));
         t.channels_last = true;
-        conv_run(policy.table(), *row.algorithm, p, op, t, none_kept, scratch_memory(), threads);
+        glue::compute(policy, row, p, op, t, nullptr, threads);
       }
     };
     if (threads_of_torch().threads > 1 && (each < int64_t(1) << 20 || batches_ >= 4 * at::get_num_threads()))
@@ -251,36 +250,24 @@ class Product {
 
 // What a policy makes of a product; undefined: torch is to compute it. `in_place`: what is added has the shape of the result.
 at::Tensor computed(Place place, Kind kind, const Terms& terms, bool in_place = false) {
-  Taken taken = msctx::policy(place);
-  if (!taken.policy) return {};
-  Policy& policy = *taken.policy;
-  const Product product(place, kind, terms, policy);
-  if (policy.thread_invariant && terms.left.is_complex() && terms.left.numel() && !(kind == Kind::matrices && policy.torch_keeps_products))
-    refuse(policy, matmul, text_of_tensors(terms.left, terms.right, "strided"), "msctx computes no complex products", taken.books);
+  const Policy policy = policy_at(place);
+  if (!policy) return {};
+  const Product product(place, kind, terms, *policy);
+  if (policy->thread_invariant && terms.left.is_complex() && terms.left.numel() && !(kind == Kind::matrices && policy->torch_keeps_products))
+    refuse(*policy, matmul, refused(*policy, matmul, "msctx computes no complex products", terms.left, terms.right));
   if (!product.is_valid() || (in_place && terms.added->sizes() != product.sizes())) return {};
-  const ConvCall& call = product.call();
-  Decided decision = policy.decide(call, matmul, at::get_num_threads(), taken.books);
+  const int threads = at::get_num_threads();
+  const Decision* decision = decision_of(*policy, product.call(), matmul, threads);
   if (decision == nullptr) return {};
-  complain(policy, *decision);
-  Ran ran;
+  complain(*policy, *decision, matmul);
   const InsideTorch inside;
   const at::AutoDispatchBelowADInplaceOrView below;
-  if (decision->to_measure && !at::in_parallel_region()) {
-    const Run how{nullptr, [&](const ConvRow* row) {
-      Ran ignored;
-      return seconds_of([&] { row ? product.run(policy, *row, ignored) : by_torch(kind, terms); });
-    }};
-    decision = measured(policy, call, decision, matmul, at::get_num_threads(), how);
-  }
-  at::Tensor result;
-  if (decision->row) {
-    at::RecordFunction range(at::RecordScope::USER_SCOPE);
-    if (range.isActive()) range.before(std::string("msctx::") + decision->row->name + " matmul");
-    tell(*decision->choice);
-    result = product.run(policy, *decision->row, ran);
-  }
-  msctx::count(decision->choice, {1, ran.weights_kept, ran.weights_prepared}, ran.again, taken.books);
-  return result;
+  const auto run = [&](const ConvRow* row) {
+    Ran ignored;
+    row ? product.run(*policy, *row, ignored) : by_torch(kind, terms);
+  };
+  if (decision->to_measure && !at::in_parallel_region()) decision = measured(*policy, product.call(), decision, matmul, threads, run);
+  return by_row(*policy, *decision, matmul, [&](const ConvRow& row, Ran& ran) { return product.run(*policy, row, ran); });
 }
 
 // torch_npu has kernels of its own for matmul and its gradients, past mm and bmm: where an option names products, they are what torch makes
@@ -404,7 +391,7 @@ void install_all(InForce& in_force) {
 
 }  // namespace
 
-ConvCall call_of_product(ProductSizes sizes, bool left_transposed, bool right_transposed, DType dtype, const PolicyOptions& policy) {
+ConvCall call_of_product(ProductSizes sizes, bool left_transposed, bool right_transposed, DType dtype, const Taken& policy) {
   ConvCall call{};
   ConvProblem& p = call.problem;
   p.dims = 2;

@@ -13,7 +13,7 @@
 
 #include "glue/observed.h"
 #include "glue/tensors.h"
-#include "msctx/api.h"
+#include "msctx/interface.h"
 #include "msctx/process.h"
 
 namespace msctx::glue {

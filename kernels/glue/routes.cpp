@@ -236,12 +236,12 @@ bool is_sparse(const at::Tensor& t) { return t.defined() && t.layout() != at::kS
 bool is_asked(Place place) { return inside_torch == 0 && in_force(place); }
 
 bool is_invariant(Place place) {
-  const auto policy = msctx::policy(place).policy;
+  const Policy policy = policy_at(place);
   return policy && policy->thread_invariant;
 }
 
 void count_route(Place place, const std::string& name, bool is_backward, const at::Tensor& input, const at::Tensor& weight) {
-  const auto [policy, books] = msctx::policy(place);
+  const Policy policy = policy_at(place);
   if (!policy) return;
   const bool is_quantized = input.defined() && input.is_quantized(), of_products = is_product(name);
   const bool of_sparse = is_sparse(input) || is_sparse(weight);
@@ -251,7 +251,7 @@ void count_route(Place place, const std::string& name, bool is_backward, const a
       ": algorithms of msctx do not apply to it";
   for (const Direction direction : {Direction::fprop, Direction::dgrad, Direction::wgrad, Direction::matmul})
     if (of_products ? direction == Direction::matmul : direction != Direction::matmul && is_backward == (direction != Direction::fprop))
-      refuse(*policy, direction, text_of_tensors(input, weight, of_sparse ? "sparse" : "packed"), reason, books);
+      refuse(*policy, direction, refused(*policy, direction, reason, input, weight, of_sparse ? "sparse" : "packed"));
 }
 
 // The boxed kernel of a route at a key.

@@ -12,7 +12,7 @@
 #include <list>
 #include <utility>
 
-#include "msctx/policy.h"
+#include "msctx/interface.h"
 #include "msctx/process.h"
 
 namespace msctx::glue {
@@ -88,7 +88,9 @@ size_t size_of(size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
-void* allocate(void*, size_t asked) {
+}  // namespace
+
+void* take_scratch(size_t asked) {
   const size_t bytes = size_of(asked);
   {
     const std::lock_guard<std::mutex> guard(scratch_lock);
@@ -101,7 +103,7 @@ void* allocate(void*, size_t asked) {
   return pool.used.front().data.get();
 }
 
-void release(void*, void* data) {
+void release_scratch(void* data) {
   Blocks dropped;
   {
     const std::lock_guard<std::mutex> guard(scratch_lock);
@@ -109,14 +111,10 @@ void release(void*, void* data) {
     while (block->data.get() != data) ++block;
     pool.idle_bytes += block->bytes;
     pool.idle.splice(pool.idle.begin(), pool.used, block);
-    drop(in_force(Place::cpu) ? most_idle : most_outside, dropped);
+    drop(msctx_in_force(Place::cpu) ? most_idle : most_outside, dropped);
   }
   free_blocks(std::move(dropped));
 }
-
-}  // namespace
-
-Memory scratch_memory() { return {allocate, release, nullptr}; }
 
 void trim_scratch(bool all) { trim(all ? 0 : most_outside); }
 

@@ -5,16 +5,52 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
+#include <atomic>
+#include <memory>
+#include <new>
 #include <optional>
 
-#include "msctx/api.h"
-#include "msctx/policy.h"
 #include "msctx/process.h"
+#include "msctx/table.h"
 #include "glue/kept_weights.h"
 #include "glue/scratch.h"
 #include "glue/watch.h"
 
 namespace msctx::glue {
+
+// --- policies ---------------------------------------------------------------------------------------------------------
+
+// The policy in force at a place, as a call takes it, or nullptr.
+struct GiveBack {
+  void operator()(const Taken* taken) const { msctx_give_back(taken); }
+};
+using Policy = std::unique_ptr<const Taken, GiveBack>;
+inline void check_memory(int done) {
+  if (!done) throw std::bad_alloc();
+}
+inline Policy policy_at(Place place) {
+  const Taken* taken = nullptr;
+  check_memory(msctx_take(place, &taken));
+  return Policy(taken);
+}
+// The call that a convolution costs when there is none.
+inline bool in_force(Place place) { return msctx_in_force(place) != 0; }
+inline bool requests(int32_t bits, Direction direction) { return bits >> int(direction) & 1; }
+inline bool asks_for_products(Place place) { return requests(msctx_in_force(place), Direction::matmul); }
+inline const Decision* decision_of(const Taken& policy, const ConvCall& call, Direction direction, int threads, bool again = false) {
+  const Decision* decision = nullptr;
+  check_memory(msctx_decide(&policy, &call, direction, threads, again, &decision));
+  return decision;
+}
+inline const ConvTable& table_in_use() { return *msctx_table(nullptr); }
+
+// Called before a row of ours computes, and with each call that is counted, when it has, in the thread that computes; nullptr: nobody is.
+extern std::atomic<void (*)(const char* ran)> on_algorithm;
+inline void tell(const Decision& decision) {
+  if (const auto told = on_algorithm.load(std::memory_order_relaxed)) told(decision.ran);
+}
+
+// --- tensors ----------------------------------------------------------------------------------------------------------
 
 // What a weight is known by.
 inline const void* storage_of(const at::Tensor& t) {
@@ -105,22 +141,9 @@ inline std::optional<ConvCall> call_of(
     }
     if (p.in[i] < 1 || p.out[i] < 1) return std::nullopt;
   }
-  call.module = module_of(weight);
+  if (const std::string* module = module_of(weight)) call.module = module->c_str();
   call.device = larger(0, input.device().index());
   return call;
-}
-
-// A call that has no ConvCall, in words.
-inline ConvText text_of_tensors(const at::Tensor& input, const at::Tensor& weight, const char* layout) {
-  ConvText text;
-  if (input.defined()) {
-    text.input = joined(input.sizes());
-    text.dtype = c10::getDtypeNames(input.scalar_type()).first;
-  }
-  if (weight.defined()) text.weight = joined(weight.sizes());
-  text.transposed = "false";
-  text.layout = layout;
-  return text;
 }
 
 inline std::vector<int64_t> shape_of(int64_t a, int64_t b, const int64_t extent[3], int dims) {
@@ -148,7 +171,7 @@ inline bool is_parameter(const at::Tensor& t) {
   const at::TensorBase& base = t.is_view() ? t._base() : t;
   return (base.requires_grad() && base.is_leaf()) || module_of(t, false);
 }
-inline Weight kept_as(const Policy& policy, const at::Tensor& weight) {
+inline Weight kept_as(const Taken& policy, const at::Tensor& weight) {
   return !policy.frozen_weights || is_parameter(weight) ? Weight::kept : Weight::checked;
 }
 
@@ -173,9 +196,28 @@ inline ConvTensors tensors_of(Op op, bool transposed, void* first, void* second,
   }
 }
 
+// Computes by a row; true: the result had to be computed again.
+inline bool compute(
+    const Taken& policy, const ConvRow& row, const ConvProblem& p, Op op, const ConvTensors& t, const Kept* kept, const Parallel& threads) {
+  std::exception_ptr thrown;  // by torch's allocator
+  const auto allocate = [](void* arg, size_t bytes) -> void* {
+    try {
+      return take_scratch(bytes);
+    } catch (...) {
+      *static_cast<std::exception_ptr*>(arg) = std::current_exception();
+      return nullptr;
+    }
+  };
+  const Memory memory{allocate, [](void*, void* data) { release_scratch(data); }, &thrown};
+  const int again = msctx_compute(&policy, &row, &p, op, &t, kept, &memory, &threads);
+  if (again < 0 && thrown) std::rethrow_exception(thrown);
+  check_memory(again >= 0);
+  return again != 0;
+}
+
 // Runs a row. fprop and matmul: first = input, second = weight; dgrad: gradient of the output, weight; wgrad: input, gradient of the output.
 inline at::Tensor run_row(
-    const Policy& policy, const ConvRow& row, const ConvCall& call, const at::Tensor& first, const at::Tensor& second,
+    const Taken& policy, const ConvRow& row, const ConvCall& call, const at::Tensor& first, const at::Tensor& second,
     at::MemoryFormat format, const Finishing* finishing, Weight kind, Ran& ran) {
   const ConvProblem& p = call.problem;
   const Op op = op_of(row.direction, call.transposed);
@@ -201,17 +243,14 @@ inline at::Tensor run_row(
     epilogue.scale = data_of(finishing->scale), epilogue.shift = data_of(finishing->shift), epilogue.other = data_of(other);
     t.epilogue = &epilogue;
   }
-  const Parallel all = threads_of_torch();
-  const bool apart = policy.takes_images_apart(row);
-  ConvProblem at_once = p;
-  if (apart) at_once.n = smaller(p.n, 1);
-  const Parallel some = policy.threads_for(row, at_once, op, all.threads) == all.threads ? all : serial();
+  const Parallel threads = threads_of_torch();
   if (keeps_weight) {
-    Keeper keeper(policy, *row.algorithm, p, op, second, some, policy.frozen_weights && kind == Weight::kept);
-    ran.again = conv_run(policy.table(), *row.algorithm, p, op, t, keeper.prepared(), scratch_memory(), some, apart);
+    Keeper keeper(policy, second, key_of(*row.algorithm, p, op), threads, policy.frozen_weights && kind == Weight::kept);
+    const Kept kept = keeper.kept();
+    ran.again = compute(policy, row, p, op, t, &kept, threads);
     ran.weights_kept = keeper.found, ran.weights_prepared = keeper.made;
   } else {
-    ran.again = conv_run(policy.table(), *row.algorithm, p, op, t, none_kept, scratch_memory(), some, apart);
+    ran.again = compute(policy, row, p, op, t, nullptr, threads);
   }
   if (!plain.is_same(result)) result.copy_(plain);
   return late ? result.contiguous(format) : result;

@@ -9,11 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "msctx/api.h"
-#include "msctx/call.h"
 #include "msctx/json.h"
 #include "msctx/process.h"
-#include "msctx/python.h"
+#include "glue/python.h"
 
 namespace msctx::glue {
 namespace {
@@ -124,4 +122,4 @@ MSCTX_API void msctx_watch_model(int64_t model, int is_open) {
 }
 
 // `function()` is called where a weight is met that has no name, and a module may have it. Its answer: whether the names have changed.
-MSCTX_API void msctx_look_for_weights(msctx::PythonFunction function) { look.store(function); }
+MSCTX_API void msctx_look_for_weights(PythonFunction function) { look.store(function); }

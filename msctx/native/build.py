@@ -78,12 +78,12 @@ def kernels_spec(sources: Path | None = None) -> BuildSpec:
         for folder, of_isa in (("cpu", VECTORS), ("cpu/amx", TILES))
         for isa, more in of_isa.items()
     ]
-    once = _units(files, "common", *FLAGS, *["-DMSCTX_WITH_X86"] * IS_X86)  # what the glue calls is visible to it
     # The linker keeps the first copy of an inline function: one for every processor must come before those for newer ones
-    units = (*first, *once, *(unit for rest in others for unit in rest))
+    units = sum(others, (*first, *_units(files, "common", *FLAGS, HIDDEN, *["-DMSCTX_WITH_X86"] * IS_X86)))
+    files["exports.map"] = b"{ global: msctx_*; local: *; };\n"  # include/msctx/interface.h
     file = f"libmsctx_kernels-{_key(files, units)}.so"
     # By its name the glue needs it: no other serves
-    return BuildSpec(file, root, files, units, ("-pthread", f"-Wl,-soname,{file}"))
+    return BuildSpec(file, root, files, units, ("-pthread", f"-Wl,-soname,{file}", "-Wl,--version-script=exports.map"))
 
 
 def glue_spec(kernels: BuildSpec, library: Path) -> BuildSpec:

@@ -45,7 +45,7 @@ def write(place: str, policy: ConvPolicy | None) -> None:
 
 @lru_cache(maxsize=64)
 def _json(policy: ConvPolicy, tuning: int, recording: int) -> str:
-    """The policy as PolicyOptions reads it (kernels/include/msctx/policy.h): with its rules, and the numbers of tables for paths."""
+    """The policy as ``Policy`` reads it (kernels/common/policy.h): with its rules, and the numbers of tables for paths."""
     tables = {"tuning_file": tuning, "work_path": recording}
     return core.json_of({**asdict(policy), **tables, "rules": [asdict(rule) for rule in policy.rules]})
 

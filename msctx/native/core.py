@@ -45,7 +45,7 @@ class STR(c_char_p):
 
 
 def json_of(value: Any) -> str:
-    """Plain data as the library reads it (kernels/common/json.cpp)."""
+    """Plain data as the library reads it (kernels/include/msctx/json.h)."""
     return json.dumps(value, ensure_ascii=False)
 
 

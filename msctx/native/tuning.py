@@ -21,7 +21,7 @@ from msctx.native.core import Core
 from msctx.native.tuning_file import Entry, Groups, Stamp, stamp
 
 Permission = IntEnum("Permission", "NOW LATER FOR_NEXT_RUN OTHER_RANK NOT_THIS_CALL BUSY", start=0)
-"""The answer to the library when a problem is about to be measured; as in kernels/include/msctx/tuning.h."""
+"""The answer to the library when a problem is about to be measured; as in kernels/include/msctx/interface.h."""
 SHARE_LEFT = {"cpu": memory.share_left, "cuda": memory.share_left_on_gpu}
 """What is left of the caps on memory, by the kind of device."""
 

@@ -190,7 +190,7 @@ RECORDED = "torch"
 
 @dataclass(frozen=True)
 class ConvPolicy:
-    """Each field has the name and the values of its option; ``PolicyOptions`` in kernels/include/msctx/policy.h reads it by name."""
+    """Each field has the name and the values of its option; ``Policy`` in kernels/common/policy.h reads it by name."""
 
     conv_fprop_algo: str | None = None
     conv_dgrad_algo: str | None = None

@@ -1,10 +1,6 @@
-// A call of an algorithm, and what it needs of the process and of Python.
+// A call of an algorithm.
 #include "common/call.cpp"
 #include "common/conv_run.cpp"
 #include "common/isa.cpp"
-#include "common/json.cpp"
-#include "common/late.cpp"
 #include "common/magnitudes.cpp"
-#include "common/process.cpp"
-#include "common/python.cpp"
 #include "common/standalone.cpp"

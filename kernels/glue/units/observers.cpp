@@ -4,5 +4,6 @@
 #include "glue/install.cpp"
 #include "glue/observed.cpp"
 #include "glue/overflow.cpp"
+#include "glue/python.cpp"
 #include "glue/readers.cpp"
 #include "glue/watch.cpp"

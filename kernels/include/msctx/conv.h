@@ -1,53 +1,11 @@
-// What a convolution is, and what an algorithm declares about itself. Plain data, no torch: the table, the glue and the tests share it.
+// What an algorithm declares about itself. Plain data, no torch: the table and the glue share it.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
+#include "msctx/interface.h"
 
 namespace msctx {
 
-enum class DType : int32_t { f32, f64, f16, bf16 };
-
-// The three products of a convolution: y from x and w; the gradient of x from that of y, and w; the gradient of w from x and that of y.
-enum class Op : int32_t { forward, backward_data, backward_weight };
-
-// An ordinary convolution of x [n][c][in] with w [k][c/groups][window] to y [n][k][out], all contiguous.
-// A transposed one is the same problem with the roles of x and y exchanged (see Direction in table.h).
-// 1-D and 2-D problems have leading extents of 1, stride 1, padding 0 and dilation 1. Padding is the same on both sides;
-// rows of x that no window reaches may lie at the end. Any extent, n included, may be 0.
-struct ConvProblem {
-  int32_t dims;  // 1, 2 or 3: how many of the three extents count
-  DType dtype;
-  int64_t n, c, k, groups;
-  int64_t in[3], out[3], window[3], stride[3], pad[3], dilation[3];
-};
-
-// What may follow a float32 result, in the order of the fields: activation(result * scale + shift + other), or, where `adds_last`,
-// activation(result * scale + shift) + other. Null: nothing is multiplied or added.
-enum class Activation : int32_t { none, relu, clamp, silu, sigmoid, hardswish, hardsigmoid, gelu, gelu_tanh };
 inline constexpr const char* activation_names[] = {"none", "relu", "clamp", "silu", "sigmoid", "hardswish", "hardsigmoid", "gelu", "gelu_tanh"};
-struct Epilogue {
-  const float *scale = nullptr, *shift = nullptr;  // a value for each channel of the result
-  const float* other = nullptr;                    // shaped and laid out as the result
-  Activation activation = Activation::none;
-  float low = 0.0f, high = 0.0f;  // of clamp
-  int32_t adds_last = 0;
-};
-
-// The result of the Op is written, the two others are read. Elements of dtype. w is [k][c/groups][window]; x and y are
-// [n][channels][extents], or [n][extents][channels] for algorithms that read channels_last.
-struct ConvTensors {
-  void* x;
-  void* w;
-  void* y;
-  bool channels_last = false;
-  // Of forward and backward_data. For algorithms that finish their results only. Those that compute in transforms or write `lost` also
-  // raise `peaks`, one for each channel, to the largest magnitude that a result had before (see Finish in epilogue.h).
-  const Epilogue* epilogue = nullptr;
-  int32_t* peaks = nullptr;
-  // Where an algorithm whose parts are cut below the largest values writes what that may cost.
-  struct Lost* lost = nullptr;
-};
 
 // What a result may have lost since values were cut a distance below the largest ones, whatever those meet. So that conv_run need not know
 // how, it is in units of what the rest of the algorithm's error leaves of its bound: as much as error() of the result, and all is used up.
@@ -67,24 +25,16 @@ struct Lost {
 
 // The form of a weight that is just its values, as w of ConvTensors.
 constexpr int plain_weight = -1;
-// What conv_run wants of a weight whose algorithm transforms it: see prepare_window_norms.
+// What conv_run wants of a weight whose algorithm transforms it.
 constexpr int window_norms = -2;
 
-// A weight as an algorithm wants it (transformed, packed): the caller may have it from an earlier call.
+// A weight as an algorithm wants it (transformed, packed).
 struct Prepared {
   static constexpr int most_forms = 4;
   // The weight in a form of the algorithm's, aligned to 64 bytes: what prepare() made for this `form`.
   const void* (*get)(void* arg, int form);
   void* arg;
   const void* operator()(int form = 0) const { return get(arg, form); }
-};
-
-// Threads, given by the caller. `run` calls task(arg, index, slot) once for each index below `tasks`, in any order and at once;
-// slot < threads, and two calls that run at the same time have different slots.
-struct Parallel {
-  int threads;
-  void* pool;
-  void (*run)(void* pool, int64_t tasks, void (*task)(void* arg, int64_t index, int slot), void* arg);
 };
 
 // Why an algorithm cannot take a problem; empty: it can. The texts are literals, complete as "it takes no …" sentences are.
@@ -165,6 +115,13 @@ static inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; 
 static inline size_t align64(size_t bytes) { return (bytes + 63) & ~size_t(63); }
 
 // --- threads ----------------------------------------------------------------------------------------------------------
+
+// One thread.
+static inline Parallel serial() {
+  return {1, nullptr, [](void*, int64_t tasks, void (*task)(void*, int64_t, int), void* arg) {
+            for (int64_t i = 0; i < tasks; i++) task(arg, i, 0);
+          }};
+}
 
 // body(index, slot) for each index below tasks. Split work by the problem, never by parallel.threads: the bits must not depend on it.
 template <class Body>

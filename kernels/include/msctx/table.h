@@ -1,15 +1,11 @@
-// The table of all algorithms, as each instruction set compiles it, and the C interface of the torch-free library.
+// The table of all algorithms, as each instruction set compiles it.
 #pragma once
 
 #include "msctx/conv.h"
 
 namespace msctx {
 
-// What the user chooses an algorithm for. For a transposed convolution fprop is backward_data of the problem, dgrad is forward.
-// A matrix product is a convolution with a window of 1x1: the rows of the left factor are its positions, the right factor is its
-// weight [columns][depth]; a transposed one if the right factor lies as [depth][columns].
-enum class Direction : int32_t { fprop, dgrad, wgrad, matmul };
-constexpr int directions = 4;
+constexpr int directions = 4, places = 3;
 
 // What `normal` may expect of a row, from the problem alone: never from threads, memory or load.
 enum class Merit : int32_t {
@@ -62,6 +58,15 @@ struct ConvTable {
   const Passes* passes = nullptr;  // null: those of avx512
   bool is_computed_again = true;  // by conv_run, where a result is not finite: the CPU's
 };
+
+static inline const char* name_of(Direction direction) {
+  constexpr const char* names[] = {"fprop", "dgrad", "wgrad", "matmul"};
+  return names[int(direction)];
+}
+static inline const char* name_of(DType dtype) {
+  constexpr const char* names[] = {"float32", "float64", "float16", "bfloat16"};
+  return names[int(dtype)];
+}
 
 static inline Op op_of(Direction direction, bool transposed) {
   if (direction == Direction::wgrad) return Op::backward_weight;

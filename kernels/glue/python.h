@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace msctx {
+namespace msctx::glue {
 
 // A function of Python's, which keeps it alive; nullptr: none.
 using PythonFunction = void*;
@@ -16,4 +16,8 @@ long call_python(PythonFunction, long otherwise, const char* format, ...);
 // The type of the exception of Python's that is on its way through this thread's code; "": none.
 std::string error_in_python();
 
-}  // namespace msctx
+// Tells Python, in this thread; true: Python wants an error (warnings turned into errors). Not to be called with a lock held.
+bool warn(const std::string& text);
+void set_warner(PythonFunction);
+
+}  // namespace msctx::glue
