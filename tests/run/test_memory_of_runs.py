@@ -2,7 +2,6 @@
 
 import gc
 import json
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,17 +20,6 @@ MB = 2**20
 def nothing_is_left_of_tests_before(only_new_objects_are_searched: None) -> None:
     """An error that was caught holds the frames it went through, and so their tensors, until they are collected."""
     gc.collect()
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Any:
-    def job(source: str, context: str) -> str:
-        (tmp_path / "job.py").write_text(textwrap.dedent(source))
-        file = tmp_path / "job.yaml"
-        file.write_text(f"context: {context}\nexperiment: {{entry: job.py:main}}\n")
-        return str(file)
-
-    return job
 
 
 NETWORK = """

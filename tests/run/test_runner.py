@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -23,17 +22,6 @@ from msctx.run.runner import run_experiment
 ROOT = Path(__file__).parents[2]
 DIGITS = str(ROOT / "configs" / "experiments" / "digits.yaml")
 FILES = {"plan.json", "state.json", "environment.json", "config.yaml", "metrics.jsonl", "result.json"}
-
-
-@pytest.fixture
-def job(tmp_path):
-    def job(source: str, context: str = "{deterministic: ON}", **args) -> str:
-        (tmp_path / "job.py").write_text(textwrap.dedent(source))
-        file = tmp_path / "job.yaml"
-        file.write_text(f"context: {context}\nexperiment: {{entry: job.py:main, args: {json.dumps(args)}}}\n")
-        return str(file)
-
-    return job
 
 
 @pytest.mark.full
