@@ -10,7 +10,6 @@ import platform
 import re
 import threading
 from ctypes import c_char_p, c_double, c_int, c_int32, c_int64, c_void_p, py_object
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +18,9 @@ from msctx import notices
 from msctx.errors import NativeError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from msctx.native.build import Build
-    from msctx.native.tuning_file import Entry
 
 ISA_VARIABLE = "MSCTX_ISA"
 PLACES = ("cpu", "cuda", "ascend")
@@ -167,25 +165,9 @@ class Core:
         """Put a policy in force, a text of JSON; ``None``: no policy."""
         self.c.msctx_set_policy(PLACES.index(place), policy)
 
-    def learn(self, table: int, known: Sequence[tuple[Entry, str, bool]]) -> None:
-        """Add what ``tuning.matching`` found to the table of this number; entries that it has already stay."""
-        entries = [
-            {**asdict(entry), "source": source, "exact": exact, "settled": entry.is_settled} for entry, source, exact in known
-        ]
-        self.c.msctx_learn(table, json_of(entries))
-
-    def measured(self) -> list[dict[str, Any]]:
-        """What was measured, or only recorded (``ran`` is empty), since the last call."""
-        return self.c.msctx_measured() or []
-
     def measurements(self) -> int:
         """How many problems this process has measured."""
         return int(self.c.msctx_measurements())
-
-    def ask_before_measuring(self, permission: Callable[[int], int]) -> None:
-        """Call *permission* in the thread of a convolution with the number of its table before and while it is measured."""
-        self._permission = permission  # kept: the library calls it as long as the process lives
-        self.c.msctx_ask_before_measuring(permission)
 
 
 def _warn(message: bytes) -> int:

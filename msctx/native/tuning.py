@@ -8,9 +8,10 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 from msctx import notices
 from msctx.errors import FileError
@@ -46,12 +47,12 @@ class _Table:
             now = ()
         if now == self.read or (self.run and self.read is not None):
             return
-        self.read, known = now, list[tuple[Entry, str, bool]]()
+        self.read, known = now, list[dict[str, Any]]()
         try:
             known = matching(tuning_file.read(self.path), stamp(library, self.place))
         except FileError as error:
             notices.warn(f"the tuning file is not used: {_text(error)}")
-        library.learn(self.number, distributed.of_first(known) if self.run else known)
+        library.c.msctx_learn(self.number, core.json_of(distributed.of_first(known) if self.run else known))
 
 
 _lock = threading.RLock()
@@ -66,7 +67,7 @@ def table(library: Core, given: str | None, place: str = "cpu", *, only_records:
     keep(library)
     with _lock:
         if not _tables:
-            library.ask_before_measuring(lambda number: _permission(library, number))
+            library.c.msctx_ask_before_measuring(_permission)
             atexit.register(keep, library)
         path, run = tuning_file.location(given), 0 if only_records else distributed.run()
         found = _tables.setdefault((path, run, place), _Table(len(_tables) + 1, path, run, place))
@@ -80,7 +81,7 @@ def keep(library: Core) -> None:
     with _lock:
         when = time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime())
         found: dict[int, list[Entry]] = {}
-        for row in library.measured():
+        for row in library.c.msctx_measured() or []:
             found.setdefault(row.pop("table"), []).append(Entry(**row, when=when))
         for number, entries in found.items():
             try:
@@ -120,24 +121,25 @@ def here() -> dict[str, Stamp]:
     return {place: stamp(core.load(), place) for place in places}
 
 
-def matching(groups: Groups, here: Stamp) -> list[tuple[Entry, str, bool]]:
-    """The results that hold under a stamp, and how they came about; those with that very stamp first."""
+def matching(groups: Groups, here: Stamp) -> list[dict[str, Any]]:
+    """The results that hold under a stamp, as the library takes them, and how they came about; those with that very stamp first."""
     found = []
     for which in sorted(groups, key=lambda s: (s != here, s)):
         hard, soft = which.differs(here)
         for entry in () if hard else groups[which].values():
             other = "".join(f", with {name} {getattr(which, name)}" for name in soft)
             source = f"from the tuning file: measured {entry.when} by {entry.threads} thread{'s' * (entry.threads != 1)}{other}"
-            found += [(entry, source, not soft)] if entry.ran else []
+            how = {"source": source, "exact": not soft, "settled": entry.is_settled}
+            found += [asdict(entry) | how] if entry.ran else []
     return found
 
 
-def _permission(library: Core, number: int) -> int:
-    """Called by the library in the thread of a convolution, before a problem is measured and while it is.
+def _permission(number: int) -> int:
+    """Called by the library in the thread of a convolution, before a problem is measured and while it is; *number*: of its table.
 
     What was measured before is written first: a crash loses one. What a signal's handler raises is passed on by the library.
     """
-    keep(library)
+    keep(library := core.load())
     if _is_compiling():
         return Permission.NOT_THIS_CALL
     if SHARE_LEFT[[*_tables.values()][number - 1].place]() < 0.2:  # what is tried takes memory of its own
