@@ -1,9 +1,10 @@
-"""Convolutions of msctx on an NVIDIA GPU, in one go: runs the tests marked cuda, measures, prints tables and keeps all as JSON.
+"""Convolutions of msctx on an NVIDIA GPU, in one go: runs the tests marked cuda, measures, prints tables and may keep all as JSON.
 
 Each part runs in a process of its own, a case at a time. One that crashes, hangs or leaves the GPU's context unusable loses the case
 that it was at; the part goes on behind it in another process.
 
-    python bench/cuda_report.py --json cuda.json
+    python bench/cuda_report.py --out RAW.json
+    python bench/cuda_report.py --summary RAW.json > bench/results/NAME-cuda.json
     python bench/cuda_report.py --device cpu --seconds 120    # tries the script itself, on problems too small to say anything
 """
 
@@ -13,7 +14,6 @@ import argparse
 import json
 import os
 import platform
-import re
 import statistics
 import subprocess
 import sys
@@ -21,35 +21,28 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import contest
 import cuda_figures
 import figures
-import models
 import summary
 import torch
 from contest import ROOT, commit
 from cuda_figures import AGAIN, BENCHMARK, TORCH, Case, Say
-from networks import Bottleneck
 from torch import nn
 
 import msctx
-from msctx.compare import result
 from msctx.native import tuning_file
 
 Rows = list[dict[str, Any]]
-PARTS = {"environment": 0.06, "tests": 0.42, "figures": 0.44, "overhead": 0.04, "costs": 0.04}
+PARTS = {"environment": 0.06, "tests": 0.42, "figures": 0.48, "overhead": 0.04}
 """In this order; the number is the share of the time."""
 GRACE = 15.0
 """Seconds after its time in which a part may still end the case it is at; then it is killed."""
 CALLS = 500
 """Of the smallest convolution in one go: fewer launches than a GPU takes before it makes the host wait."""
-STEPS = 3.0
-"""Seconds for the rounds of training steps."""
 TOGETHER = ("tests/cudnn", "tests/native/cuda")
 """Tests that do not mind others on the same GPU; the rest look at its memory."""
 
@@ -66,10 +59,6 @@ def cases_of(part: str, device: torch.device) -> list[Case]:
         ],
         "figures": lambda: cuda_figures.figures(device),
         "overhead": lambda: [("the smallest conv2d", lambda say: overhead(say, device))],
-        "costs": lambda: [
-            ("a training step with deterministic=ON", lambda say: say(determinism(device))),
-            ("memory under conv_workspace_limit", lambda say: memory(say, device)),
-        ],
     }[part]()
 
 
@@ -143,45 +132,6 @@ def overhead(say: Say, device: torch.device) -> None:
                 say({"what": what, "how": how, **found})
 
 
-def determinism(device: torch.device) -> dict[str, Any]:
-    """The time of a training step with deterministic="ON" over that without."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once in a process: both sides have it
-    batch, size, width = (64, 128, 64) if device.type == "cuda" else (2, 32, 8)
-    torch.manual_seed(0)
-    body = (nn.Conv2d(3, width, 7, 2, 3), nn.ReLU(), Bottleneck(width, width, 1), Bottleneck(4 * width, 2 * width, 2))
-    model = nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, 10)).to(device)
-    step, images = models.step_of(model, True), torch.randn(batch, 3, size, size, device=device)
-    on = msctx.context(deterministic="ON")
-    scopes = {"off": nullcontext, "ON": lambda: on, "off again": nullcontext}
-    for scope in scopes.values():
-        with scope():
-            step(images)
-    entrants = [result.Entrant(name, scope, lambda: step(images)) for name, scope in scopes.items()]
-    found = {name: asdict(ratio) for name, ratio in result.interleaved(entrants, STEPS, device).items()}
-    return {"what": "training step", "cost": 1 / found["ON"]["ratio"], "of": found}
-
-
-def memory(say: Say, device: torch.device) -> None:
-    """What one convolution takes beside its tensors, with no limit of its workspace and with none allowed."""
-    layer, batch = (cuda_figures.LAYERS if device.type == "cuda" else cuda_figures.TRIED)[0]
-    problem = cuda_figures.MeasuredProblem(layer, batch, "fprop", cuda_figures.STRICT, cuda_figures.FIRST, device)
-    given = problem.inputs(0)
-    for limit in (None, 0):
-        options = {} if limit is None else {"conv_workspace_limit": limit}
-        with msctx.context(conv_fprop_algo="winograd_nonfused", fallback="silent", **options) as ctx:
-            problem.run(*given)
-            peak = None
-            if device.type == "cuda":
-                cuda_figures.settle(device)
-                torch.cuda.reset_peak_memory_stats(device)
-                before = torch.cuda.memory_allocated(device)
-                computed = problem.run(*given)
-                peak = torch.cuda.max_memory_allocated(device) - before - computed.nbytes
-        (row,) = ctx.choices()
-        about = {"ran": row.ran, "workspace": row.workspace, "peak": peak, "why": next(iter(row.reasons), "")}
-        say({"what": "memory", "limit": limit, **about})
-
-
 # --- running them -------------------------------------------------------------------------------------------------------------
 
 
@@ -226,18 +176,10 @@ def report(given: argparse.Namespace) -> dict[str, Any]:
     for part in given.parts or PARTS:
         found = run_part(part, given, given.seconds * PARTS[part] / sum(PARTS[name] for name in given.parts or PARTS))
         whole["parts"][part] = found
-        contest.keep(place(given, whole), whole)
+        contest.keep(given.out, whole)
         rows = by_algorithm(found["rows"]) if part == "figures" else map(json.dumps, found["rows"])
         print(f"--- {part}", *rows, *found["failed"], sep="\n", flush=True)
     return whole
-
-
-def place(given: argparse.Namespace, whole: dict[str, Any]) -> Path | None:
-    """Where the result is kept: unless told, beside the others under the name of the GPU; what was tried on a CPU nowhere."""
-    if given.json or given.device == "cpu":
-        return given.json
-    name = next((row["GPU"] for row in whole["parts"]["environment"]["rows"]), "gpu")
-    return ROOT / "bench" / "results" / f"{re.sub('[^a-z0-9]+', '-', name.lower())}-cuda.json"
 
 
 # --- tables -------------------------------------------------------------------------------------------------------------------
@@ -320,9 +262,6 @@ def for_docs(of: summary.Summary) -> summary.Tables:
 
 def main() -> int:
     parser = contest.parser(__doc__)
-    parser.add_argument(
-        "--json", type=lambda text: Path(text).resolve(), metavar="FILE", help="else bench/results/<GPU>-cuda.json"
-    )
     parser.add_argument("--seconds", type=float, default=440, help="for everything together")
     parser.add_argument("--parts", type=lambda text: text.split(","), default=[], metavar="NAME,NAME", help=", ".join(PARTS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tries the script itself")

@@ -39,7 +39,7 @@ import msctx
 from msctx.observers import collector
 
 Scope = Callable[[], AbstractContextManager[Any]]
-AGAIN = "without, again (A/A)"
+Step = Callable[[], None]
 RECORDER = "recorder"
 ROUNDS = 5
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
@@ -96,7 +96,7 @@ def contenders(folder: Path) -> dict[str, Scope]:
     (folder / "env.json").write_text(json.dumps({"rdr": {"enable": True, "path": str(folder / "recorder")}}))
     dump = {"enable_dump": True, "dump_path": str(folder / "dump"), "dump_mode": "all", "dump_data": "stats"}
     found: dict[str, Scope] = {
-        AGAIN: nullcontext,
+        "without, again (A/A)": nullcontext,
         RECORDER: lambda: msctx.context(env_config_path=str(folder / "env.json")),
         "watchdog": lambda: msctx.context(op_timeout=900),
         "overflow": lambda: msctx.context(session={"enable_dump_debug": True, "dump_path": str(folder / "overflow")}),
@@ -114,7 +114,7 @@ def contenders(folder: Path) -> dict[str, Scope]:
     return found
 
 
-def step_of(model: torch.nn.Module, x: torch.Tensor) -> Callable[[], object]:
+def step_of(model: torch.nn.Module, x: torch.Tensor) -> Step:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
 
     def step() -> None:
@@ -125,19 +125,12 @@ def step_of(model: torch.nn.Module, x: torch.Tensor) -> Callable[[], object]:
     return step
 
 
-def transformer() -> Callable[[], object]:
-    layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
-    return step_of(torch.nn.TransformerEncoder(layer, 4), torch.randn(8, 128, 256))
-
-
-TRANSFORMER = "transformer, 4 layers of 256, batch 8 x 128"
-
-
-def steps() -> dict[str, Callable[[], object]]:
+def steps() -> dict[str, Step]:
     torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
     return {
         "ResNet-50, batch 4, 128 x 128": step_of(networks.resnet50(), torch.randn(4, 3, 128, 128)),
-        TRANSFORMER: transformer(),
+        "transformer, 4 layers of 256, batch 8 x 128": step_of(torch.nn.TransformerEncoder(layer, 4), torch.randn(8, 128, 256)),
     }
 
 
@@ -147,57 +140,46 @@ def heap_keeps_what_is_freed() -> None:
     libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def cpu_time(step: Callable[[], object]) -> float:
-    begun = time.process_time()
-    step()
-    return time.process_time() - begun
+def page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
-def page_faults(step: Callable[[], object]) -> int:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    step()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+def in_turns(step: Step, scopes: dict[str, Scope], count: Callable[[], float]) -> dict[str, list[tuple[float, float]]]:
+    """Of each scope, in each round: the lesser count of two steps under it, and that under none beside it."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in scopes}
 
-
-Turns = dict[str, list[tuple[float, float]]]
-
-
-def in_turns(
-    step: Callable[[], object],
-    scopes: Mapping[str, Scope],
-    rounds: int = ROUNDS,
-    measure: Callable[[Callable[[], object]], float] = cpu_time,
-) -> Turns:
-    """Of each scope, in each round: the lesser measure of two steps (CPU seconds) under it, and that under none beside it."""
-    found: Turns = {name: [] for name in scopes}
+    def counted() -> float:
+        begun = count()
+        step()
+        return count() - begun
 
     def least(scope: Scope) -> float:
         with scope():
-            return min(measure(step) for _ in range(2))
+            return min(counted(), counted())
 
-    for turn in range(-1, rounds):
-        for name in found:
-            sides = [scopes[name], nullcontext]
-            pair = [least(scope) for scope in (sides if turn % 2 else reversed(sides))]
-            if turn >= 0:
-                found[name].append((pair[0], pair[1]) if turn % 2 else (pair[1], pair[0]))
+    for turn in range(ROUNDS + 1):
+        for name, scope in scopes.items():
+            if turn % 2:
+                plain, own = least(nullcontext), least(scope)
+            else:
+                own, plain = least(scope), least(nullcontext)
+            found[name] += [(own, plain)] * (turn > 0)  # the first round warms up
     return found
 
 
-def ratios(turns: Turns) -> dict[str, float]:
-    """The median over the rounds, of each time over that without."""
-    return {name: statistics.median(own / plain for own, plain in pairs) for name, pairs in turns.items()}
-
-
 def work(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """All steps."""
+    """All steps: the page faults with the recorder, and the median over the rounds of each time over that without."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         others, all_steps = contenders(Path(folder)), steps()
         recorder = {RECORDER: others[RECORDER]}
-        counted = {model: in_turns(step, recorder, measure=page_faults)[RECORDER] for model, step in all_steps.items()}
+        faults = {model: in_turns(step, recorder, page_faults)[RECORDER] for model, step in all_steps.items()}
         heap_keeps_what_is_freed()
-        yield {"faults": counted, "ratios": {model: ratios(in_turns(step, others)) for model, step in all_steps.items()}}
+        ratios = {}
+        for model, step in all_steps.items():
+            turns = in_turns(step, others, time.process_time)
+            ratios[model] = {name: statistics.median(own / plain for own, plain in pairs) for name, pairs in turns.items()}
+        yield {"faults": faults, "ratios": ratios}
 
 
 def reduced(results: summary.Results) -> summary.Summary:

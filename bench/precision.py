@@ -23,7 +23,7 @@ import figures
 import summary
 import torch
 from layers import FORMATS
-from networks import NETWORKS, encoder
+from networks import encoder, resnet50
 from torch import nn
 
 import msctx
@@ -39,27 +39,21 @@ MODES = (
 )
 SCALE = 1024.0
 """Of the loss, as a GradScaler would: gradients in float16 must not vanish."""
-Subject = tuple[nn.Module, torch.Tensor]
 
 
-def digits() -> Subject:
-    """The ConvNet of configs/experiments/digits.py, on 64 images of 8 x 8."""
+def digits() -> nn.Module:
+    """The ConvNet of configs/experiments/digits.py."""
     layers: list[nn.Module] = []
     for c, k in ((1, 32), (32, 32), (32, 64)):
         layers += [nn.Conv2d(c, k, 3, padding=1), nn.BatchNorm2d(k), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 64, 10)), torch.randn(64, 1, 8, 8)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 64, 10))
 
 
-def resnet() -> Subject:
-    return NETWORKS["resnet50"](), torch.randn(4, 3, 224, 224)
-
-
-def transformer() -> Subject:
-    """On 4 sequences of 128."""
-    return encoder(dropout=0.0), torch.randn(4, 128, 512)
-
-
-SUBJECTS: dict[str, Callable[[], Subject]] = {"digits": digits, "resnet50": resnet, "transformer": transformer}
+SUBJECTS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
+    "digits": lambda: (digits(), torch.randn(64, 1, 8, 8)),
+    "resnet50": lambda: (resnet50(), torch.randn(4, 3, 224, 224)),
+    "transformer": lambda: (encoder(dropout=0.0), torch.randn(4, 128, 512)),
+}
 
 
 def gradient(model: nn.Module, x: torch.Tensor) -> Any:

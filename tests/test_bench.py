@@ -14,7 +14,7 @@ import pytest
 import torch
 
 Bench = Callable[[str], Any]
-REPORT = Path(__file__).parents[1] / "bench" / "cuda_report.py"
+BENCH = Path(__file__).parents[1] / "bench"
 MACHINE = {"cpu": "a CPU", "isa": "avx2", "amx_fp16": False, "cores": 2, "torch": "2"}
 
 
@@ -106,14 +106,65 @@ def test_a_network_is_measured_in_both_phases(bench: Bench, native_core: None, m
         assert all(found["errors"][side] < 1e-5 for side in ("torch", *models.CLASSES))
 
 
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("script", "words", "rows"),
+    [
+        ("convolutions", ["--only", "depthwise-3", "--batches", "1", "--threads", "1,2"], 4),
+        ("products", ["--only", "strict-denormals,fp16x3"], 1),
+        ("precision", ["--only", "digits"], 1),
+        ("invariance", ["--only", "convolution"], 3),
+        ("models", ["--only", "resnet50", "--batches", "1", "--phases", "inference", "--without-inductor"], 1),
+    ],
+)
+def test_a_script_measures_in_its_processes(
+    script: str, words: list[str], rows: int, tmp_path: Path, native_core: None
+) -> None:
+    file = tmp_path / "raw.json"
+    command = [sys.executable, str(BENCH / f"{script}.py"), "--processes", "1", "--seconds", "0.01", "--out", str(file), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    raw = json.loads(file.read_text())
+    assert raw["processes"] == 1
+    found = [row for row in raw["rows"] if row["errors"] and all(ms > 0 for of in row["ms"].values() for ms in of.values())]
+    assert len(found) == len(raw["rows"]) >= rows
+    assert "| threads |" in done.stdout or "1 thread" in done.stdout
+
+
+def test_observers_are_measured_beside_the_plain_step(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    observers = bench("observers")
+    step = observers.step_of(torch.nn.Linear(8, 4), torch.randn(2, 8))
+    monkeypatch.setattr(observers, "steps", lambda: {"small": step})
+    monkeypatch.setattr(observers, "heap_keeps_what_is_freed", lambda: None)
+    (row,) = observers.work(argparse.Namespace())
+    assert len(row["faults"]["small"]) == observers.ROUNDS
+    assert {"recorder", "overflow", "both of all tensors", "torch.autograd.detect_anomaly"} < row["ratios"]["small"].keys()
+    assert all(ratio > 0 for ratio in row["ratios"]["small"].values())
+    raw = {"machine": MACHINE, "processes": 1, "rows": [row]}
+    assert "| watchdog | " in "\n".join(observers.tables(observers.reduced([raw]))["observers-avx2"])
+
+
+@pytest.mark.full
+def test_each_cost_is_a_figure(bench: Bench, native_core: None) -> None:
+    _, _, *lines, _, last = bench("costs").table(0.001, 1)
+    assert len(lines) == 12
+    assert all("µs" in line or " ms |" in line for line in lines)
+    assert "orders of magnitude" in last
+
+
+def test_help_measures_nothing() -> None:
+    done = subprocess.run([sys.executable, str(BENCH / "costs.py"), "--help"], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("usage: costs.py [-h]")
+
+
 def cuda_report(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(REPORT), *words], capture_output=True, text=True, timeout=300)
+    return subprocess.run([sys.executable, str(BENCH / "cuda_report.py"), *words], capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.full
 def test_the_report_on_a_gpu_tries_itself_on_a_cpu(tmp_path: Path, native_core: None) -> None:
     file = tmp_path / "cuda.json"
-    done = cuda_report("--device", "cpu", "--seconds", "20", "--parts", "environment,figures", "--json", str(file))
+    done = cuda_report("--device", "cpu", "--seconds", "20", "--parts", "environment,figures", "--out", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
     parts = json.loads(file.read_text())["parts"]
     assert not any(part["failed"] for part in parts.values())
@@ -127,21 +178,12 @@ def test_the_report_on_a_gpu_tries_itself_on_a_cpu(tmp_path: Path, native_core: 
     assert "--- figures" in done.stdout
 
 
-def test_the_other_parts_of_the_report(bench: Bench, native_core: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_measures_the_cost_of_a_call(bench: Bench, native_core: None, monkeypatch: pytest.MonkeyPatch) -> None:
     report, rows = bench("cuda_report"), []
     monkeypatch.setattr(report, "CALLS", 2)
-    monkeypatch.setattr(report, "STEPS", 0.0)
-    threads = torch.get_num_threads()
-    for part in ("overhead", "costs"):
-        for _, run in report.cases_of(part, torch.device("cpu")):
-            run(rows.append)
-    torch.set_num_threads(threads)
-    assert [row["how"] for row in rows[:6:2]] == [
-        "without msctx",
-        "loaded, outside a context",
-        "implicit_gemm and algo_1 by name",
-    ]
-    assert [row.get("limit", "no limit") for row in rows[6:]] == ["no limit", None, 0]
+    report.overhead(rows.append, torch.device("cpu"))
+    hows = "without msctx", "loaded, outside a context", "implicit_gemm and algo_1 by name"
+    assert [row["how"] for row in rows[::2]] == [*hows]
 
 
 @pytest.mark.full
