@@ -94,7 +94,7 @@ def graphs() -> Graphs:
 def step() -> None:
     """Mark the end of a step of training for observers, such as ``profiling_mode``; without one it does nothing.
 
-    ``optimizer.step()`` ends steps, too. From the first call of this function on, it alone does.
+    ``optimizer.step()`` ends steps, too. From the first call of this function on, only it does.
     """
     from msctx.observers import steps
 
@@ -127,7 +127,7 @@ def empty_cache() -> int:
 
 
 def reset_peak_memory_stats() -> None:
-    """Let the peaks of :func:`memory_stats` begin anew; those of caps stay."""
+    """Restart the peaks of :func:`memory_stats`; those of caps stay."""
     from msctx.native import memory
 
     memory.reset_peak()

@@ -194,7 +194,7 @@ class ScopeError(MsctxError, RuntimeError):
 
 
 class SwitchError(MsctxError, RuntimeError):
-    """A switch of torch or of the system did not take a value. Everything already written was put back."""
+    """A switch of torch or of the system did not take a value. Everything already written was restored."""
 
     @classmethod
     def refused(cls, switch: str, value: Any, why: str) -> SwitchError:
@@ -202,7 +202,7 @@ class SwitchError(MsctxError, RuntimeError):
 
 
 class RestoreError(MsctxError, RuntimeError):
-    """At exit something could not be put back, or had been changed by somebody else (under ``strict=True``)."""
+    """At exit a setting could not be restored, or other code had changed it (under ``strict=True``)."""
 
     @classmethod
     def changed(cls, owner: str, lines: Sequence[str]) -> RestoreError:
@@ -235,7 +235,7 @@ class GradientDtypeError(MsctxError, TypeError):
 
 
 class NativeError(MsctxError, RuntimeError):
-    """The native core cannot be built or loaded, or what is cached must not be loaded. torch's own ways still work."""
+    """The native core cannot be built or loaded, or the cached one must not be loaded. PyTorch's implementations still work."""
 
     exit_code = 8
 

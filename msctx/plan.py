@@ -64,16 +64,16 @@ class Row:
 
 @dataclass(frozen=True, repr=False)
 class Plan(Table):
-    """What options come to on this machine: rows for people, assignments for :mod:`msctx.context.ledger`. Prints as a table."""
+    """The result of options on this machine: rows for people, assignments for :mod:`msctx.context.ledger`. Prints as a table."""
 
     EMPTY = "no options are set"
 
     rows: tuple[Row, ...]
     target: str | None
-    """``device_target`` in MindSpore's words, or ``None`` when nobody set one."""
+    """``device_target`` in MindSpore's words, or ``None`` if it is not set."""
     device_id: int | None
     main_device: str
-    """The device that counts most: the target's, else the accelerator's that is here, else the CPU."""
+    """The device that counts most: the target's, else the accelerator that is present, else the CPU."""
     missing: bool
     """Whether the target is not on this machine: such a plan is a preview, and cannot be entered."""
     strict: bool
@@ -115,8 +115,8 @@ class Plan(Table):
 
     @cached_property
     def failing(self) -> tuple[Row, ...]:
-        """The rows of options without effect where it counts: on the target, else on the accelerator that is here,
-        else on the CPU. What the main device merely has no use for is not failing when another device carries it out.
+        """The rows of options without effect where it counts: on the target, else on the accelerator that is present,
+        else on the CPU. What the main device merely has no use for is not failing if another device applies it.
         """
         return tuple(row for row in self.rows if row.status in FAILING and not row.shadowed and self._counts(row))
 
@@ -166,7 +166,7 @@ class Plan(Table):
 
     @cached_property
     def digest(self) -> str:
-        """Equal where the same options with the same values come to the same, whoever set them."""
+        """Equal if the same options with the same values have the same result, whoever set them."""
         rows = sorted([r.option, r.device, r.spelling, repr(plain(r.value)), r.status, r.winner] for r in self.rows)
         switches = sorted((name, repr(plain(value))) for name, value in self.assignments.items())
         return hashlib.sha256(json.dumps([rows, switches]).encode()).hexdigest()[:16]

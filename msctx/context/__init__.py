@@ -23,7 +23,7 @@ def context(preset: str | PathLike[str] | None = None, /, **options: Any) -> Con
 
     Args:
         preset: the name of a preset (``"reproducible"`` …), or the path of a YAML file with a ``context:`` section; options given
-            beside it win.
+            with it win.
         options: MindSpore's context options by name. Groups are dictionaries: ``gpu_config={"conv_allow_tf32": False}``.
             An option that is not given is not touched.
 
@@ -65,7 +65,7 @@ def layers_of(options: Mapping[str, Any], origin: str) -> tuple[Layer, ...]:
 def set_context(preset: str | PathLike[str] | None = None, /, **options: Any) -> None:
     """Set options for the process until :func:`reset_context`; with-blocks that are opened later win over them.
 
-    What PyTorch keeps per thread, ``precision_mode`` and ``check_bprop`` above all, is set in the calling thread alone:
+    What PyTorch keeps per thread, ``precision_mode`` and ``check_bprop`` above all, is set only in the calling thread:
     ``msctx.current().bind(function)``, called there, carries it into others.
 
     Raises:
@@ -105,8 +105,8 @@ def get_context(name: str | None = None, *, origin: bool = False) -> Any:
     """The value of an option that is in force in this thread, else MindSpore's default.
 
     Args:
-        name: an option, or a group such as ``"gpu_config"``; ``None``: all that somebody set, as a dictionary.
-        origin: return an :class:`Origin`, (value, where it was set); ``"default"`` when nobody set it.
+        name: an option, or a group such as ``"gpu_config"``; ``None``: all that were set, as a dictionary.
+        origin: return an :class:`Origin`, (value, where it was set); ``"default"`` if it was not set.
     """
     BASE.start()
     settings, main = current().acting(), innermost().plan.main_device

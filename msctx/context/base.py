@@ -81,11 +81,11 @@ def explain(
     device: str | None = None,
     **options: Any,
 ) -> Plan:
-    """What these options alone would come to, without entering anything; what is in force around is left out.
+    """The plan of only these options, without entering anything; options in force around are left out.
 
     Args:
         preset: a preset, as :func:`context` takes it; or options as a dictionary.
-        device: ``"cpu"``, ``"cuda"`` or ``"ascend"``: plan for such a machine, whatever is here. Default: this machine.
+        device: ``"cpu"``, ``"cuda"`` or ``"ascend"``: plan for such a machine, present or not. Default: this machine.
         options: options by name.
     """
     if isinstance(preset, Settings):

@@ -203,7 +203,7 @@ class Context:
 
     @property
     def plan(self) -> Plan:
-        """What the options come to: in force if the context is open in this thread, else as if it were entered now.
+        """The plan of the options: in force if the context is open in this thread, else as if it were entered now.
 
         What could not be written when it was last entered, such as a folder, is in the plan afterwards, too.
         """
@@ -216,7 +216,7 @@ class Context:
 
     @property
     def device(self) -> torch.device:
-        """The device that ``device_target`` and ``device_id`` name; torch's default device when nobody named one."""
+        """The device that ``device_target`` and ``device_id`` name; torch's default device if they name none."""
         import torch
 
         plan = self.plan
@@ -234,7 +234,7 @@ class Context:
         return look_up(name, self.acting(), self.plan.main_device).value
 
     def choices(self) -> Choices:
-        """Which algorithm each convolution and matrix product ran while this context was open, and why: a row for each problem."""
+        """Which algorithm each convolution and matmul ran while this context was open, and why: a row for each problem."""
         from msctx.native import choices
 
         return counting.counted(self, choices.Tally, choices.Tally.choices, choices.Choices())
@@ -253,7 +253,7 @@ class Context:
         return counting.counted(self, report.Tally, report.Tally.graphs, report.Graphs())
 
     def grad_scaler(self, **options: Any) -> GradScaler:
-        """A GradScaler for :attr:`device`, enabled exactly where a precision_mode computes in float16; *options* are its own."""
+        """A GradScaler for :attr:`device`, enabled exactly if a precision_mode computes in float16; *options* are its arguments."""
         from msctx.amp import scaler_for
 
         return scaler_for(self.plan, self.device.type, options)
@@ -270,10 +270,10 @@ class Context:
 
     @property
     def worker_init_fn(self) -> WorkerInit:
-        """For ``DataLoader(..., worker_init_fn=ctx.worker_init_fn)``: workers run under this context alone, until they end.
+        """For ``DataLoader(..., worker_init_fn=ctx.worker_init_fn)``: workers run only under this context, until they end.
 
-        Without it, they run under what the thread that starts them holds at that moment. It can be pickled, and called from a
-        function of your own.
+        Without it, they run under the options of the thread that starts them. It can be pickled, and called from
+        your function.
         """
         scope = self._scope
         return WorkerInit(above_base(scope.settings) if scope else self.layers)

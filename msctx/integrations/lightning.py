@@ -20,7 +20,7 @@ class MsctxCallback(Callback):
 
     Raises:
         ScopeError: training begins outside the with-block of *ctx*.
-        OptionError: the Trainer has a mixed precision beside an option that decides the precision.
+        OptionError: the Trainer has a mixed precision, together with an option that decides the precision.
 
     Attributes:
         scaling: the :class:`LossScaling` of the last fit.

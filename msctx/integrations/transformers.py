@@ -18,11 +18,11 @@ class MsctxCallback(TrainerCallback):
     """Watches the model, also inside DistributedDataParallel, and scales the loss where options compute in float16.
 
     A forward hook finds the loss in the model's output. Where the Trainer computes the loss itself (label smoothing,
-    ``compute_loss_func``), call ``callback.scaling(loss)`` in a ``compute_loss`` of your own; a warning reports it.
+    ``compute_loss_func``), call ``callback.scaling(loss)`` in your ``compute_loss``; a warning reports it.
 
     Raises:
         ScopeError: training begins outside the with-block of *ctx*.
-        OptionError: the Trainer has a mixed precision (``bf16=True``) beside an option that decides the precision.
+        OptionError: the Trainer has a mixed precision (``bf16=True``), together with an option that decides the precision.
 
     Attributes:
         scaling: the :class:`LossScaling` of the last training.

@@ -55,7 +55,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ConvProblem:
-    """One convolution or matrix product, as PyTorch was called.
+    """One convolution or matmul, as PyTorch was called.
 
     What holds along each spatial axis is a tuple of that many numbers. ``layout`` is ``"channels_first"`` or ``"channels_last"``; for
     operators that no algorithm of msctx replaces, a word for the form of their tensors, and what is not known of them is empty.
@@ -97,21 +97,21 @@ class Choice(Row):
     """How one problem was computed.
 
     Attributes:
-        direction: ``"fprop"``, ``"dgrad"`` or ``"wgrad"``; ``"matmul"`` for a matrix product.
+        direction: ``"fprop"``, ``"dgrad"`` or ``"wgrad"``; ``"matmul"`` for a matmul.
         problem: its shapes and parameters.
         epilogue: what the same call does to its result in compiled code, such as ``"scale+shift+add+relu"``.
         module: the path of its module, where ``ctx.watch(model)`` knows it, else ``""``.
         requested: the algorithm requested, in MindSpore's words; ``"thread_invariant"`` where only that was.
         ran: the algorithm that ran, ``"torch"`` for torch's own path.
         provider: ``"msctx"``, ``"torch"`` or ``"cudnn"``.
-        math: the arithmetic of the products: ``"strict"`` (FMA in float32, or float64's own), ``"fp32-grade"`` (products of parts
-            of the values on a matrix unit, no less exact than float32's sums), ``"tf32"``, ``"float64"``, ``"torch"``.
+        math: the arithmetic of the products: ``"strict"`` (FMA in float32, or in float64), ``"fp32-grade"`` (emulated float32
+            on AMX, no less exact than float32's sums), ``"tf32"``, ``"float64"``, ``"torch"``.
         error: the documented bound of the algorithm's error, in units of the largest result, or where results cancel of the
             largest sum of the products' magnitudes; ``None`` where none is stated (torch, cuDNN). Denormal results err by more: see
             docs/convolutions.md.
-        workspace: bytes beside the tensors.
+        workspace: bytes in addition to the tensors.
         calls: how often it ran.
-        weights_kept: how often what the algorithm makes of a weight was there from an earlier call.
+        weights_kept: how often the algorithm's form of a weight existed from an earlier call.
         weights_prepared: how often it had to be made, since it was new or the weight had changed.
         reasons: why those ahead of it did not run, and what else is to be known.
     """

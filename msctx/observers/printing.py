@@ -41,8 +41,8 @@ _NUMBER, _BYTES = 0, 2
 class Print:
     """MindSpore's ``ops.Print``: ``msctx.Print()("loss", loss)``.
 
-    The values go to the file of the option ``print_file_path`` that is in force when the call runs, else to the screen, each on lines
-    of its own. A tensor on a GPU is copied, which waits for the device. Compiled code (``torch.compile``) and ``torch.vmap`` call
+    The values go to the file of the option ``print_file_path`` that is in force when the call runs, else to the screen, each on
+    separate lines. A tensor on a GPU is copied, which waits for the device. Compiled code (``torch.compile``) and ``torch.vmap`` call
     the same operator, ``msctx::print``: its calls keep their order, and the compiler does not remove them. A batched call prints
     the whole batch at once.
 

@@ -89,7 +89,7 @@ class Run:
 
     @property
     def dir(self) -> Path:
-        """The run directory: an entry may put files of its own there."""
+        """The run directory: an entry may write its files there."""
         return self.record.folder
 
     @property
