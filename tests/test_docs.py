@@ -366,7 +366,8 @@ def test_the_pictures_are_those_that_are_drawn(bench: Callable[[str], Any], monk
         assert (DOCS / "pictures" / f"{name}.svg").read_text(encoding="utf-8") == draw(), name
 
 
-def test_the_diffs_shown_apply_and_do_what_the_page_says(tmp_path: Path, passes: Callable[[str], str]) -> None:
+@pytest.mark.full  # it builds the native core anew
+def test_the_diffs_shown_apply_and_do_what_the_page_says(tmp_path: Path, passes: Callable[..., str]) -> None:
     """Each in turn, to a copy of the tree in which the page's checks (blocks marked py) run."""
     if not shutil.which("git"):
         pytest.skip("git is missing")
@@ -379,7 +380,7 @@ def test_the_diffs_shown_apply_and_do_what_the_page_says(tmp_path: Path, passes:
     for diff in diffs:
         subprocess.run(["git", "apply", "-"], input=diff, text=True, cwd=tmp_path, check=True)
     here = f"import os, sys; os.chdir({str(tmp_path)!r}); sys.path.insert(0, {str(tmp_path)!r})"
-    passes("\n".join([here, f"import msctx; assert msctx.__file__.startswith({str(tmp_path)!r})", *checks]))
+    passes("\n".join([here, f"import msctx; assert msctx.__file__.startswith({str(tmp_path)!r})", *checks]), timeout=600)
 
 
 def test_the_paths_named_exist() -> None:
