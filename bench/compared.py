@@ -20,9 +20,7 @@ from msctx.compare.result import Result
 
 def reduced(files: summary.Results) -> summary.Summary:
     """For each comparison a row of A/A, and one for each choice: its speed on the whole, and its worst error."""
-    groups: dict[str, list[Result]] = {}
-    for file in files:
-        groups.setdefault(file["name"], []).append(Result.model_validate(file))
+    groups = {name: [*map(Result.model_validate, group)] for (name,), group in summary.by(files, "name").items()}
     rows: list[dict[str, Any]] = []
     for name, group in groups.items():
         noisy, count = sum(row.noisy for r in group for row in r.rows), sum(len(r.rows) for r in group)

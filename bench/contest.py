@@ -104,6 +104,11 @@ def ours(context: Any, run: Callable[[], Any], problem: str, *, is_tuned: bool) 
     return result, rows, sorted({f"{row.ran} ({row.math})" for row in rows})
 
 
+def quickest(ms: dict[str, float]) -> str:
+    """The name of what took the least time."""
+    return min(ms, key=ms.__getitem__)
+
+
 def error_of(found: Any, truth: Any) -> float:
     """The largest |error|, in units of the largest result."""
     return float((found - truth).abs().max() / truth.abs().max())
@@ -130,7 +135,7 @@ def parser(doc: str | None, processes: int = 5) -> argparse.ArgumentParser:
     made.add_argument("--processes", type=int, default=processes)
     made.add_argument("--out", type=Path, metavar="FILE", help="where the raw result is kept; written after each process")
     made.add_argument(
-        "--summary", type=Path, nargs="+", metavar="RAW", help="print the summary of raw results; measures nothing"
+        "--summary", type=Path, nargs="+", metavar="RAW", help="print the summary of raw results, measure nothing"
     )
     made.add_argument(
         "--docs", type=Path, nargs="+", metavar="FILE", help="write the tables of summaries into the documentation"

@@ -61,6 +61,7 @@ STRICT = {"allow_fp32_emulation": False}
 GEMM, DIRECT = {"conv_fprop_algo": "implicit_precomp_gemm"}, {"conv_fprop_algo": "direct"}
 WGRAD, WINOGRAD_WGRAD = {"conv_wgrad_algo": "algo_1"}, {"conv_wgrad_algo": "winograd_nonfused"}
 LARGE_WGRAD, DENORMALS = "depthwise weight gradient, K >= 27", "3x3, inputs full of denormals, torch flushes them"
+COUNT = len(OF_EACH_KIND)
 GROUPS = (
     Group("gemm", "3x3, implicit GEMM, fp32-grade", WINDOW_3, GEMM),
     Group("gemm-tf32", "3x3, implicit GEMM, TF32 class", WINDOW_3, {**GEMM, **TF32}),
@@ -81,9 +82,7 @@ GROUPS = (
     Group("dense", "dense K >= 11, tiled FFT, float32", DENSE, {"conv_fprop_algo": "fft_tiling", **STRICT}),
     Group("denormals", DENORMALS, WINDOW_3[:2], GEMM, "denormal", batches=(1,), opponent={"flush_denormal": True}),
     *(
-        Group(
-            f"{how}-{d}", f"`{how}`, {d}, {len(OF_EACH_KIND)} layers", OF_EACH_KIND, {f"conv_{d}_algo": how}, "normal", d, (1,)
-        )
+        Group(f"{how}-{d}", f"`{how}`, {d}, {COUNT} layers", OF_EACH_KIND, {f"conv_{d}_algo": how}, "normal", d, (1,))
         for how in ("normal", "performance")
         for d in ("fprop", "dgrad", "wgrad")
     ),
@@ -99,6 +98,7 @@ def measure(
     sets = {f: [tensors(layer, batch, seed, f, group.data) for seed in range(3)] for f in FORMATS}
     requested = {name: value(layer) if callable(value) else value for name, value in group.options.items()}
     context = msctx.context(**requested, **options, fallback="silent")
+    opponent = msctx.context(**group.opponent) if group.opponent else nullcontext()
 
     def contender(side: str, name: str) -> contest.Contender:
         weight = sets[name][0][1]
@@ -110,31 +110,21 @@ def measure(
         def step() -> None:
             weight[0, 0, 0, 0] += 1e-3
 
-        scope = (
-            (lambda: context)
-            if side == "ours"
-            else (lambda: msctx.context(**group.opponent) if group.opponent else nullcontext())
-        )
-        return contest.Contender(side, name, scope, once, step if group.direction == "dgrad" else lambda: None)
+        scope = context if side == "ours" else opponent
+        return contest.Contender(side, name, lambda: scope, once, step if group.direction == "dgrad" else lambda: None)
 
     found = contest.fastest((contender(s, f) for s in ("torch", "ours", "again") for f in FORMATS), seconds)
-    chosen = fastest_of(found["ours"])
-    result, rows, ran = contest.ours(
-        context, lambda: run(*sets[chosen][1]), f"{group.name}, {layer.name}", is_tuned=group.is_tuned
-    )
+    chosen = contest.quickest(found["ours"])
+    problem = f"{group.name}, {layer.name}"
+    result, rows, ran = contest.ours(context, lambda: run(*sets[chosen][1]), problem, is_tuned=group.is_tuned)
     told = {"ms": found, "ran": ran}
     if not with_errors:
         return told
-    results = {"ours": result, "torch": run(*sets[fastest_of(found["torch"])][1])}
+    results = {"ours": result, "torch": run(*sets[contest.quickest(found["torch"])][1])}
     truth = run(*(t.double() for t in sets["channels_first"][1]))
     errors = {side: contest.error_of(one, truth) for side, one in results.items()}
     within = all(row.provider != "msctx" or errors["ours"] <= row.error for row in rows if row.problem.layout == chosen)
     return told | {"errors": errors, "within": within}
-
-
-def fastest_of(ms: dict[str, float]) -> str:
-    """The memory format."""
-    return min(ms, key=lambda name: ms[name])
 
 
 def work(given: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -80,9 +80,6 @@ class MeasuredProblem:
     def __str__(self) -> str:
         return f"{self.layer.name}, {self.direction}, {self.arithmetic.name}, {self.layout}"
 
-    def run(self, *given: torch.Tensor) -> torch.Tensor:
-        return layers.call(self.layer, self.direction)(*given)
-
     def of_each(self, sets: list[Tensors]) -> list[torch.Tensor]:
         call = layers.call(self.layer, self.direction)
         return [call(*given) for given in sets]
@@ -200,7 +197,8 @@ def passed_over(algorithm: str, row: Choice, problem: MeasuredProblem) -> str:
 def figures_of(problem: MeasuredProblem, folder: str) -> list[Figure]:
     """The ratios of what was right, in turns; of what takes many times as long as torch by the one time that there is."""
     sets = [problem.inputs(seed) for seed in range(ROUND)]
-    truth = problem.run(*(tensor.double().contiguous() for tensor in sets[0]))
+    x, w, g = (tensor.double().contiguous() for tensor in sets[0])
+    (truth,) = problem.of_each([(x, w, g)])
     every, figures = contenders(problem, folder), dict[str, Figure]()
     for one in every:
         first = figures[TORCH].ms if figures else None

@@ -47,9 +47,6 @@ TOGETHER = ("tests/cudnn", "tests/native/cuda")
 """Tests that do not mind others on the same GPU; the rest look at its memory."""
 
 
-# --- the parts, each a list of cases ----------------------------------------------------------------------------------------
-
-
 def cases_of(part: str, device: torch.device) -> list[Case]:
     return {
         "environment": lambda: [("environment", lambda say: say(environment(device)))],
@@ -132,9 +129,6 @@ def overhead(say: Say, device: torch.device) -> None:
                 say({"what": what, "how": how, **found})
 
 
-# --- running them -------------------------------------------------------------------------------------------------------------
-
-
 def work(given: argparse.Namespace) -> None:
     """Be the process of a part. An exception ends it: it may have left the GPU's context behind unusable."""
     until = time.monotonic() + given.seconds
@@ -180,9 +174,6 @@ def report(given: argparse.Namespace) -> dict[str, Any]:
         rows = by_algorithm(found["rows"]) if part == "figures" else map(json.dumps, found["rows"])
         print(f"--- {part}", *rows, *found["failed"], sep="\n", flush=True)
     return whole
-
-
-# --- tables -------------------------------------------------------------------------------------------------------------------
 
 
 def by_name(row: dict[str, Any]) -> dict[str, Any]:
