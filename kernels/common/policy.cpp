@@ -68,7 +68,7 @@ namespace {
 std::mutex& policy_lock = fork_safe_mutex();
 std::mutex& decisions_lock = fork_safe_mutex();  // of all policies
 constexpr size_t most_policies = 32;
-constexpr size_t most_decisions = 4096;  // of one policy, of each of its two maps
+constexpr size_t most_decisions = 8192;  // of one policy
 
 std::atomic<int64_t> changes{0};
 std::atomic<int32_t> in_force[places]{};
@@ -143,22 +143,15 @@ std::string Policy::asked_by_option(Direction direction) const {
 
 Decided Policy::known(const std::string& key) {
   const std::lock_guard<std::mutex> guard(decisions_lock);
-  if (const auto found = decisions_.find(key); found != decisions_.end()) return found->second;
-  const auto old = before_.find(key);
-  if (old == before_.end()) return nullptr;
-  Decided decision = old->second;
-  decisions_.try_emplace(key, decision);
-  return decision;
+  const auto found = decisions_.find(key);
+  return found == decisions_.end() ? nullptr : found->second;
 }
 
-// Unless `instead`, the first of two threads wins. Where the latest are many, they become those before: what nobody uses meanwhile goes.
+// Unless `instead`, the first of two threads wins. Where they are many, all go: those that are still met are decided once more.
 Decided Policy::keep(const std::string& key, Decided decision, bool instead) {
   decltype(decisions_) gone;  // freed without the lock
   const std::lock_guard<std::mutex> guard(decisions_lock);
-  if (decisions_.size() >= most_decisions) {
-    gone.swap(before_);
-    before_.swap(decisions_);
-  }
+  if (decisions_.size() >= most_decisions) gone.swap(decisions_);
   Decided& kept = decisions_[key];
   if (!kept || instead) kept = std::move(decision);
   return kept;

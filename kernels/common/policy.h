@@ -255,7 +255,7 @@ class Policy : public Taken {
   std::vector<Rule> rules_;
   const ConvTable& table_;
   const ConvAlgorithm* safe_;  // what conv_run falls back to
-  std::unordered_map<std::string, Decided> decisions_, before_;  // the latest ones, and those before them: see keep
+  std::unordered_map<std::string, Decided> decisions_;
 };
 
 // How much `normal` expects of a row for a call: 0, where torch's own path is as good a guess.

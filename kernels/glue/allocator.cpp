@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "glue/kept_weights.h"
-#include "glue/scratch.h"
 #include "msctx/interface.h"
 #include "msctx/process.h"
 

@@ -13,7 +13,6 @@
 #include <set>
 #include <utility>
 
-#include "glue/cuda_depthwise.h"
 #include "glue/hook.h"
 #include "glue/tensors.h"
 #include "msctx/process.h"

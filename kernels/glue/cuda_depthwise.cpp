@@ -1,5 +1,5 @@
 // The CUDA driver; depthwise convolutions of CUDA tensors: the rows `direct`, and the launches.
-#include "glue/cuda_depthwise.h"
+#include "glue/cuda.h"
 
 #include <dlfcn.h>
 
@@ -8,7 +8,6 @@
 #include <memory>
 #include <mutex>
 
-#include "glue/cuda.h"
 #include "glue/python.h"
 #include "msctx/process.h"
 
@@ -50,8 +49,6 @@ const char* find_driver(const char* library) {
   return missing;
 }
 
-bool has_driver() { return is_found; }
-
 int bind_context(int device) {
   static std::atomic<void*> contexts[most_devices];  // retained once, for the life of the process
   void* context = nullptr;
@@ -82,6 +79,22 @@ bool has_tf32(int device) {
 }
 
 namespace {
+
+// From Python. The arguments of a kernel are pointers to `count` tensors, of 0: x, 1: w, 2: y, 3: workspace; then the parameters.
+struct CudaLaunch {
+  void* function;  // CUfunction
+  uint32_t grid, threads;
+  int32_t count, tensor[4];
+  int32_t bytes;
+  unsigned char parameters[256];
+};
+struct CudaPlan {
+  int64_t workspace;  // bytes
+  int64_t additions;  // the longest chain of them in a result
+  int32_t launches;
+  CudaLaunch launch[2];
+  char obstacle[512];  // why there is none, ended by 0
+};
 
 std::mutex& cuda_depthwise_lock = fork_safe_mutex();
 
@@ -157,7 +170,7 @@ void reasons(const ConvProblem& p, Op op, Reasons& found) {
   for (int i = 0; i < 3; i++)
     is_whole = is_whole && p.out[i] == (p.in[i] + 2 * p.pad[i] - p.dilation[i] * (p.window[i] - 1) - 1) / p.stride[i] + 1;
   found.add_if(!is_whole, "its output_padding is larger than the rest that the stride leaves");
-  found.add_if(!has_driver(), "the CUDA driver has not been found");
+  found.add_if(!is_found, "the CUDA driver has not been found");
   if (!found.count) add_failure(depthwise, p, op, found);
   if (found.count || is_empty(p)) return;
   try {

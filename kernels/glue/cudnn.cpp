@@ -11,8 +11,6 @@
 #include <unordered_map>
 #include <utility>
 
-#include "glue/cuda_depthwise.h"
-
 namespace msctx::glue {
 namespace {
 

@@ -33,17 +33,8 @@ struct Named {
   const char* name = nullptr;
   bool keeps_nan = false;  // else it makes a number of it
 };
-Named named(Activation activation) {
-  switch (activation) {
-    case Activation::none: return {"none", true};
-    case Activation::relu: return {"relu"};
-    case Activation::clamp: return {"hardtanh"};
-    case Activation::silu: return {"swish", true};
-    case Activation::sigmoid: return {"sigmoid", true};
-    case Activation::hardswish: return {"hardswish", true};
-    default: return {};
-  }
-}
+constexpr Named named[std::size(activation_names)] = {
+    {"none", true}, {"relu"}, {"hardtanh"}, {"swish", true}, {"sigmoid", true}, {"hardswish", true}};
 
 at::Tensor called(const c10::OperatorHandle& op, torch::jit::Stack stack) {
   op.callBoxed(stack);
@@ -119,7 +110,7 @@ at::Tensor by_onednn(
   const std::optional<at::Tensor> shift = f.shift.defined() && reads ? std::optional(f.shift) : std::nullopt;
   using Scalars = c10::List<std::optional<at::Scalar>>;
   const Activation activation = f.how.activation;
-  const Named name = named(activation);
+  const Named name = named[size_t(activation)];
   const bool has_other = f.other.defined(), adds_first = has_other && !f.how.adds_last;
   // oneDNN's operator that adds has relu alone to follow.
   const bool adds = has_other && reads && (activation == Activation::none || (adds_first && activation == Activation::relu));

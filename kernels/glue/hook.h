@@ -72,6 +72,18 @@ ConvCall call_of_product(ProductSizes, bool left_transposed, bool right_transpos
 // left @ right, of float32, and what finishes it: by a row of ours where the policy in force has one, else by torch and a pass.
 at::Tensor finished_product(const at::Tensor& left, const at::Tensor& right, const Finishing&);
 
+// --- products of an NPU ------------------------------------------------------------------------------------------------
+
+// Whether the matrix unit of the chip computes float32.
+void set_npu(bool has_float32);
+
+// fp16x3: on a chip whose matrix unit has float16 alone three products of halves of the values, on others torch_npu's own, as strict is.
+const ConvTable& npu_table();
+bool computes_from_halves(const ConvRow&);
+
+// a @ b of float32 matrices, or of batches of them.
+at::Tensor product_of_halves(const at::Tensor& a, const at::Tensor& b);
+
 // --- convolutions and products of compiled code with what follows them ------------------------------------------------
 
 // Defines msctx::convolution and msctx::linear. The result of a convolution is channels_last, whatever its input is; that of a product [rows][columns].

@@ -6,10 +6,8 @@
 #include "glue/cuda.h"
 #include "glue/hook.h"
 #include "glue/kept_weights.h"
-#include "glue/npu.h"
 #include "glue/python.h"
 #include "glue/registered.h"
-#include "glue/scratch.h"
 #include "glue/tensors.h"
 
 namespace msctx::glue {

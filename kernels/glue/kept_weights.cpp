@@ -7,7 +7,6 @@
 #include <type_traits>
 #include <unordered_map>
 
-#include "glue/scratch.h"
 #include "msctx/process.h"
 
 namespace msctx::glue {
@@ -118,6 +117,7 @@ std::string key_of(const ConvAlgorithm& algorithm, ConvProblem p, Op op) {
   p.n = 1;
   for (int i = 0; i < 3 && algorithm.prepared_for_all_sizes; i++) p.in[i] = p.out[i] = 1;
   std::string key;
+  key.reserve(sizeof p + 128);
   return add(add(add(key, &algorithm), p), op);
 }
 
@@ -148,9 +148,12 @@ bool Keeper::is_same(KeptWeight& weight) {
   return true;
 }
 
-// The one of this key, if the weight has not changed; else make(one whose memory may be used).
-template <class New>
-std::shared_ptr<KeptWeight> Keeper::current(const std::string& key, bool counts, const New& make) {
+// The one of this form, if the weight has not changed; else make(one whose memory may be used).
+template <class Part, class New>
+std::shared_ptr<KeptWeight> Keeper::current(const Part& form, bool counts, const New& make) {
+  std::string key;
+  key.reserve(key_.size() + sizeof form);
+  add(key += key_, form);
   std::shared_ptr<KeptWeight> weight = look_up(key);
   if (weight && is_same(*weight)) {
     found += counts;
@@ -171,13 +174,14 @@ const void* Keeper::form(void* self, int number, size_t bytes, int (*make)(void*
   auto& keeper = *static_cast<Keeper*>(self);
   if (number == plain_weight) return keeper.plain();
   if (!keeper.weight_.has_storage() || bytes == 0 || bytes > most_bytes) return nullptr;
-  auto& used = keeper.used_[number];
+  const bool counts = number != window_norms;
+  auto& used = keeper.used_[counts ? number : Prepared::most_forms];
   const auto filled = [&](std::shared_ptr<KeptWeight> weight) {
     if (!weight) weight = std::make_shared<KeptWeight>(bytes);
     if (!make(with, weight->data)) throw std::bad_alloc();
     return weight;
   };
-  if (std::string key = keeper.key_; !used) used = keeper.current(add(key, number), number != window_norms, filled);
+  if (!used) used = keeper.current(number, counts, filled);
   return used->data;
 } catch (const std::exception&) {  // no memory is left: the kernels shall try without
   drop_kept_weights(true);
@@ -185,9 +189,8 @@ const void* Keeper::form(void* self, int number, size_t bytes, int (*make)(void*
 }
 
 KeptTensor Keeper::tensor(const at::Tensor& values, const std::function<KeptTensor()>& make) {
-  std::string key = key_;
-  if (values.defined()) add(key, print_of(values.contiguous(), parallel_));  // what is frozen are weights
-  return current(key, false, [&](auto) { return std::make_shared<KeptWeight>(make(), weight_.nbytes()); })->of_torch;
+  const Fingerprint print = values.defined() ? print_of(values.contiguous(), parallel_) : Fingerprint{};  // what is frozen are weights
+  return current(print, false, [&](auto) { return std::make_shared<KeptWeight>(make(), weight_.nbytes()); })->of_torch;
 }
 
 void drop_kept_weights(bool all_of_them) {

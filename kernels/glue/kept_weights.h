@@ -5,7 +5,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,8 +33,8 @@ class Keeper {
 
  private:
   static const void* form(void* self, int number, size_t bytes, int (*make)(void* with, void* to), void* with);
-  template <class New>
-  std::shared_ptr<KeptWeight> current(const std::string& key, bool counts, const New& make);
+  template <class Part, class New>
+  std::shared_ptr<KeptWeight> current(const Part& form, bool counts, const New& make);
   const Fingerprint& print();
   const void* plain();
   bool is_same(KeptWeight&);
@@ -47,11 +46,18 @@ class Keeper {
   const Parallel& parallel_;
   const bool is_frozen_;
   std::optional<Fingerprint> print_;
-  std::map<int, std::shared_ptr<KeptWeight>> used_;  // by form
+  std::shared_ptr<KeptWeight> used_[Prepared::most_forms + 1];  // by form; that of window_norms is the last one
 };
 
 // What the forms of an algorithm depend on.
 std::string key_of(const ConvAlgorithm&, ConvProblem, Op);
+
+// Memory that calls use for a while, from torch's allocator, so that it counts in torch's statistics and caps. For any thread. It is kept
+// for the next call, since fresh pages cost more than many convolutions.
+void* take_scratch(size_t bytes);
+void release_scratch(void* data);
+// Gives back most of what no call uses now: no policy is in force any more. With `all`, all of it.
+void trim_scratch(bool all = false);
 
 // Frees what belongs to weights that are gone; with `all`, everything that no call uses now.
 void drop_kept_weights(bool all = false);

@@ -3,7 +3,7 @@
 // A row of the left factor, a column of the right one, is scaled by a power of two to 2^14 and more. What float16 rounds away of a value,
 // times 2^11, is its low half. Of the four products of halves the one of two low ones is left out. A pair of halves has 22 bits or more of
 // a value, down to 2^-28 of the largest of the row or column; of smaller values it has 2^-50 of that largest one.
-#include "glue/npu.h"
+#include "glue/hook.h"
 
 #include <ATen/ops/add.h>
 #include <ATen/ops/bmm_ops.h>

@@ -25,7 +25,6 @@
 #include <string_view>
 #include <utility>
 
-#include "glue/npu.h"
 #include "glue/tensors.h"
 
 namespace msctx::glue {

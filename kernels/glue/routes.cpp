@@ -371,6 +371,10 @@ template <Place place, class... Ops>
 void install_direct(c10::DispatchKey key) {
   (Direct<place, Ops>::install(key), ...);
 }
+template <Place place>
+constexpr auto install_slow = install_direct<
+    place, at::_ops::_slow_conv2d_forward, at::_ops::_slow_conv2d_backward_output_mask, at::_ops::slow_conv_dilated2d,
+    at::_ops::slow_conv_dilated3d, at::_ops::slow_conv_transpose2d, at::_ops::slow_conv_transpose3d>;
 
 }  // namespace
 
@@ -381,17 +385,14 @@ void install_routes(Place place, const std::vector<c10::DispatchKey>& keys) {
       if (is_route(name, key))
         if (const auto op = c10::Dispatcher::singleton().findSchema(name); op && op->hasComputedKernelForDispatchKey(key))
           install_boxed(*op, place, key);
-  if (place == Place::cpu) Linear::install();
-  if (place == Place::cpu)
-    install_direct<
-        Place::cpu, at::_ops::mkldnn_convolution, at::_ops::_nnpack_spatial_convolution, at::_ops::_slow_conv2d_forward,
-        at::_ops::_slow_conv2d_backward_output_mask, at::_ops::slow_conv3d_forward, at::_ops::slow_conv_dilated2d, at::_ops::slow_conv_dilated3d,
-        at::_ops::slow_conv_transpose2d, at::_ops::slow_conv_transpose3d>(keys.front());
-  else
-    install_direct<
-        Place::cuda, at::_ops::_conv_depthwise2d, at::_ops::conv_depthwise3d,
-        at::_ops::_slow_conv2d_forward, at::_ops::_slow_conv2d_backward_output_mask, at::_ops::slow_conv_dilated2d, at::_ops::slow_conv_dilated3d,
-        at::_ops::slow_conv_transpose2d, at::_ops::slow_conv_transpose3d>(keys.front());
+  if (place == Place::cpu) {
+    Linear::install();
+    install_direct<Place::cpu, at::_ops::mkldnn_convolution, at::_ops::_nnpack_spatial_convolution, at::_ops::slow_conv3d_forward>(keys.front());
+    install_slow<Place::cpu>(keys.front());
+  } else {
+    install_direct<Place::cuda, at::_ops::_conv_depthwise2d, at::_ops::conv_depthwise3d>(keys.front());
+    install_slow<Place::cuda>(keys.front());
+  }
 }
 
 void install_cudnn_routes(c10::DispatchKey key, const char* torch_cuda) {

@@ -1,6 +1,6 @@
 // The pool of scratch: blocks in use, and idle ones up to a limit, which is lower while no policy is in force. Their sizes are in classes:
 // ever larger exact ones would each find all holes too small that those before have left.
-#include "glue/scratch.h"
+#include "glue/kept_weights.h"
 
 #include <c10/core/Allocator.h>
 #include <malloc.h>

@@ -13,7 +13,6 @@
 #include "msctx/process.h"
 #include "msctx/table.h"
 #include "glue/kept_weights.h"
-#include "glue/scratch.h"
 #include "glue/watch.h"
 
 namespace msctx::glue {
