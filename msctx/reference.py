@@ -18,9 +18,9 @@ from msctx.themes import Facts, On, Outcome, translate
 
 DICTIONARIES: Mapping[str, str] = {
     "aoe_config": "What aoe_tune_mode tunes, as a dictionary.",
-    "ascend_config": "Options that mean the Ascend device alone, as a dictionary.",
+    "ascend_config": "Options only for the Ascend device, as a dictionary.",
     "ascend_config.ge_options": "Options in the words of CANN's graph engine, on the levels global and session.",
-    "gpu_config": "Options that mean CUDA devices alone, as a dictionary.",
+    "gpu_config": "Options only for CUDA devices, as a dictionary.",
 }
 """The paths of the catalogue that hold options and are none themselves."""
 
@@ -87,7 +87,7 @@ def _unset(option: Option, path: str, device: str) -> tuple[Row | Outcome, froze
     otherwise = {status: f"with {', '.join(values)}" for status, values in others.items()}
     if best.status not in ("inert", shown.status, *otherwise):
         is_elsewhere = device_of(path) not in (None, device)
-        otherwise[best.status] = f"as {option.name}" if is_elsewhere else "beside what it goes with"
+        otherwise[best.status] = f"as {option.name}" if is_elsewhere else "with the options it needs"
     return shown, frozenset(switch for row in rows for switch in row.assignments), otherwise
 
 

@@ -32,13 +32,13 @@ HELP = {
     "args": "Arguments of the entry, by name.",
     "seed": "Seeds Python, NumPy and torch before the entry runs; another way to set the option seed.",
     "dir": "The folder in which run directories are made.",
-    "cpu_config": "Options for CPU tensors alone (ours; the keys of gpu_config).",
-    "gpu_config": "Options for CUDA tensors alone.",
-    "ascend_config": "Options for Ascend alone.",
+    "cpu_config": "Options only for CPU tensors (ours; the keys of gpu_config).",
+    "gpu_config": "Options only for CUDA tensors.",
+    "ascend_config": "Options only for Ascend.",
     "ge_options": "Options of CANN's graph engine, in its own words.",
     "session": "CANN's session options, by their own names.",
     "atc": "Flags of CANN's ATC, by their own names.",
-    "preset": "A named set of options to start from, or the path of a YAML file of your own; what stands beside it wins.",
+    "preset": "A named set of options to start from, or the path of your YAML file; options given with it win.",
 }
 
 _WORDS = f"^({'|'.join(''.join(f'[{c}{c.upper()}]' for c in word) for word in YamlWord.TRUTH)})$"

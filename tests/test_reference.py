@@ -89,7 +89,7 @@ def test_what_else_a_path_comes_to_is_shown_beside() -> None:
     found = {path: (rows[path]["status"], rows[path]["otherwise"]) for path in rows}
     assert found["gpu_config.conv_fprop_algo"] == ("inert", {"honoured": "as conv_fprop_algo"})
     assert found["ascend_config.precision_mode"] == ("inert", {"honoured": "as precision_mode"})
-    assert found["session.optypelist_for_implmode"] == ("refused", {"honoured": "beside what it goes with"})
+    assert found["session.optypelist_for_implmode"] == ("refused", {"honoured": "with the options it needs"})
     assert found["device_id"] == ("inert", {"honoured": "with 0"})
     assert found["deterministic"] == ("honoured", {})
 

@@ -83,14 +83,14 @@ def _cuda() -> Iterator[Check]:
     if not torch.backends.cuda.is_built():
         fix = "needs an NVIDIA GPU and the CUDA build of torch"
         if Path("/proc/driver/nvidia/version").exists():
-            fix = "a GPU is here: install the CUDA build of torch"
+            fix = "this machine has a GPU: install the CUDA build of torch"
         yield Check("cuda", "missing", "this torch is built without CUDA", fix)
     elif not (count := torch.cuda.device_count()):
         yield Check("cuda", "missing", f"torch is built for CUDA {torch.version.cuda}, no device found", "check `nvidia-smi`")
     else:
         cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else "none"
         yield Check("cuda", "ok", f"{count} x {torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}, cuDNN {cudnn}")
-        fix = "conv_fprop_algo and its like run on the CPU alone"
+        fix = "conv_fprop_algo, conv_dgrad_algo and conv_wgrad_algo run only on the CPU"
         why = core.cudnn_obstacle()
         yield Check("cuDNN by name", "missing", why, fix) if why else Check("cuDNN by name", "ok", "algorithms can be named")
 
@@ -113,8 +113,8 @@ def _ascend() -> Iterator[Check]:
 
 def _compilers() -> Iterator[Check]:
     for name, find, fix in (
-        ("C++ compiler", native.find_compiler, "apt install g++ (for the native core alone)"),
-        ("CUDA compiler", driver.find, "for CUDA kernels of msctx's own alone: direct, and what performance takes"),
+        ("C++ compiler", native.find_compiler, "apt install g++ (only for the native core)"),
+        ("CUDA compiler", driver.find, "only for msctx's CUDA kernels: direct, and those that performance chooses"),
     ):
         try:
             yield Check(name, "ok", str(find()))
@@ -134,7 +134,7 @@ def _libraries() -> Iterator[Check]:
 
 def _native() -> Iterator[Check]:
     if reason := native.obstacle():
-        yield Check("native core", "missing", reason, "conv_fprop_algo and its like need it; everything else works without")
+        yield Check("native core", "missing", reason, "algorithms by name need it; everything else works without")
     elif (made := native.found()) is None:
         yield Check("native core", "ok", "not built yet: the first option that needs it builds it", "msctx build")
     else:
@@ -158,7 +158,7 @@ def build(
     clean: Annotated[bool, typer.Option("--clean", help="First remove everything that was built before.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show each command of the compiler.")] = False,
     cuda: Annotated[bool, typer.Option("--cuda", help="Compile the CUDA kernels instead. Ends with 1 if one fails.")] = False,
-    arch: Annotated[Texts, option("sm_80|sm_90a", "With --cuda: for this one alone; may be repeated.")] = None,
+    arch: Annotated[Texts, option("sm_80|sm_90a", "With --cuda: only for this one; may be repeated.")] = None,
     json_: Json = False,
 ) -> None:
     """Build the native core now rather than when an option first needs it, load it, and check that PyTorch calls it."""

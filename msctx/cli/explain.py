@@ -97,7 +97,7 @@ def schema(json_: Json = False) -> None:
 def migrate(
     file: Annotated[str, typer.Argument(help="A script or a notebook that sets MindSpore's context. It is read, not run.")],
     device: Device = None,
-    as_: Annotated[str | None, typer.Option("--as", metavar="yaml|block", help="Print this form alone.")] = None,
+    as_: Annotated[str | None, typer.Option("--as", metavar="yaml|block", help="Print only this form.")] = None,
     json_: Json = False,
 ) -> None:
     """What a MindSpore script sets, as YAML and as a with-block, with a status for each option. Ends with 1 if it sets nothing."""
@@ -162,7 +162,7 @@ context:
   # preset: reproducible
 """
 ONE_DEVICE = """
-  # --- One device alone: the same names under gpu_config, cpu_config or ascend_config
+  # --- Only for one device: the same names under gpu_config, cpu_config or ascend_config
   # gpu_config: {conv_allow_tf32: false}
 """
 REST = """

@@ -34,13 +34,13 @@ def run(
     out: Annotated[str | None, typer.Option(help="The run directory. Default: a new one under record.dir.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and show the plan; run nothing.")] = False,
     sweep: Annotated[Texts, option("KEY=A,B", "Run once per value, or combination of values.", render.complete_setting)] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="With --sweep and --out: go on; what failed runs again.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="With --sweep and --out: resume; failed points run again.")] = False,
     engine: Annotated[str, option("ENGINE", "With --sweep: run its points as jobs of slurm, or local at once.")] = "",
     job: Annotated[Texts, option("KEY=VALUE", "With --engine: a parameter of submitit (slurm_partition, …).")] = None,
     nproc: Annotated[int | None, option("N", "Run it as N processes of this node, as torchrun does.", min=1)] = None,
     nnodes: Annotated[str, typer.Option(metavar="M", help="With --nproc: nodes, or MIN:MAX of them.")] = "1",
     rdzv: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where several nodes find each other, the same on all.")] = "",
-    max_restarts: Annotated[int, typer.Option(min=0, help="How often a rank of this node may fail: all start anew.")] = 0,
+    max_restarts: Annotated[int, typer.Option(min=0, help="How often a rank of this node may fail: all ranks restart.")] = 0,
     json_: Json = False,
 ) -> None:
     """Run an experiment under its options, record it, and restore everything.

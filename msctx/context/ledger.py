@@ -105,7 +105,7 @@ def check_writable(switches: list[Switch], wants: Mapping[str, Any], hold: Hold,
     unserved = [s for s in switches if (s.blocked or s.restore not in UNDOABLE) and not s.is_satisfied(wants[s.name])]
     hold.late.update({s.name: why for s in unserved if s.blocked and (why := s.blocked(wants[s.name]))})
     lasting = [s for s in unserved if s.lasts and not hold.base]
-    if strict and (reasons := [*hold.late.values(), *(f"{s.name} cannot be put back ({s.lasts})" for s in lasting)]):
+    if strict and (reasons := [*hold.late.values(), *(f"{s.name} cannot be restored ({s.lasts})" for s in lasting)]):
         raise StrictError.of(reasons)
     for switch in lasting:
         if switch.name not in hold.late:
@@ -192,7 +192,7 @@ def _each(call: Callable[..., object], steps: Iterable[tuple[Any, ...]], cause: 
         raise interruption from cause
     if failed:
         first = f"{str(cause).removesuffix(' Nothing was changed.')} And " if cause else ""
-        raise RestoreError(f"{first}could not be put back:{''.join(failed)}") from cause
+        raise RestoreError(f"{first}could not be restored:{''.join(failed)}") from cause
 
 
 def put_back(switch: Switch, state: Any, hold: Hold, record: Record | None = None, undone: bool = False) -> None:

@@ -93,7 +93,7 @@ def end_stranded() -> None:
         text = (
             f"the {scope.context.origin} was never left: the thread {scope.who.name} has ended inside it. Its options stay in "
         )
-        notices.warn(f"{text}force until another context sets them, or reset_context() puts them back")
+        notices.warn(f"{text}force until another context sets them, or reset_context() restores them")
 
 
 KEY = "msctx"

@@ -103,8 +103,8 @@ def not_compiled(graph: fx.GraphModule, error: Exception) -> None:
 # --- exceptions that come out of compiled code otherwise than out of eager code, or do not name the option -------------
 
 NOTHING_RAN = (
-    "precompile_only=True compiles what is called and runs nothing. So the call returned None, and the program cannot go on with "
-    "that. To compile a loss as well, put it into one module, or one function of msctx.jit, with the model; or end the program after "
+    "precompile_only=True compiles what is called and runs nothing. So the call returned None, and the program cannot use that"
+    ". To compile a loss as well, put it into one module, or one function of msctx.jit, with the model; or end the program after "
     "the first call."
 )
 ONCE_ONLY = (

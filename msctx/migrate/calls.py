@@ -162,7 +162,7 @@ class Reader:
 
     def _keywords(self, call: ast.Call, found: Call) -> None:
         for part in call.args:
-            text = f"set_context takes options by name alone, not {one_line(self.script.written(part), 60)}"
+            text = f"set_context takes options only by name, not {one_line(self.script.written(part), 60)}"
             found.problems.append(Diagnostic(found.function, text, mark=self.script.mark(part)))
         for keyword in call.keywords:
             if keyword.arg is not None:

@@ -20,7 +20,7 @@ from msctx.plan import Plan
 
 LOOKED_FOR = (
     "set_context, set_device, set_deterministic, set_recursion_limit, set_seed, device_context.…, runtime.…; "
-    "in the file given alone, not in what it imports"
+    "only in the given file, not in its imports"
 )
 
 

@@ -65,7 +65,7 @@ def _absent(reasons: dict[str, str]) -> dict[str, Absent]:
 PARALLEL = "torch.distributed with DistributedDataParallel or FSDP is PyTorch's way to run in parallel, and needs no context"
 SERVERS = "PyTorch has no such parameter servers; torch.distributed with DistributedDataParallel or FSDP is its way"
 OFFLOAD = "set_context(memory_offload='ON') is what there is, and FSDP's CPUOffloadPolicy for models in parallel"
-CONTEXT = "this is MindSpore's context alone, while models stay in torch: use"
+CONTEXT = "this is only MindSpore's context, models stay in torch: use"
 
 OF_CONTEXT = _absent(
     {
@@ -85,8 +85,8 @@ OF_TOP = OF_CONTEXT | _absent(
     {
         "JitConfig": "ms.jit takes its options itself",
         "get_jit_config": "msctx has no option jit_config",
-        "hal": "its newer names are here: runtime has streams, events and memory, device_context has the devices",
-        "communication": "this is MindSpore's context alone: use torch.distributed, whose init_process_group() is init()",
+        "hal": "its newer names are available: runtime has streams, events and memory, device_context has the devices",
+        "communication": "this is only MindSpore's context: use torch.distributed, whose init_process_group() is init()",
         "grad": "use msctx.grad, on which grad_for_scalar acts",
         "value_and_grad": "use msctx.value_and_grad, on which grad_for_scalar acts",
         "Profiler": "set_context(profiling_mode=...) records with torch.profiler",

@@ -280,7 +280,7 @@ class Compiler:
 def find_compiler() -> Compiler:
     """The compiler that CXX names, else the first of c++, g++ and clang++ that works. Cheap when called again."""
     if sys.platform != "linux":
-        raise NativeError("the native core is built on Linux alone")
+        raise NativeError("the native core is built only on Linux")
     given, why = os.environ.get("CXX", "").strip(), ""
     for name in (given,) if given else NAMES:
         if isinstance(found := _examined(name, os.environ.get("PATH", "")), Compiler):

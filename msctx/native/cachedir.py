@@ -24,7 +24,7 @@ from platformdirs import user_cache_dir
 from msctx.errors import NativeError
 
 VARIABLE = "MSCTX_CACHE_DIR"
-ELSEWHERE = f"set {VARIABLE} to a folder that you alone can write"
+ELSEWHERE = f"set {VARIABLE} to a folder that only you can write"
 KINDS = ("native", "cuda", "build")
 KEEP_DAYS = 30
 """What nobody has used for so long is removed."""
@@ -89,7 +89,7 @@ def usable() -> None:
 
 
 def refused(path: Path, why: str, do: str) -> NativeError:
-    return NativeError(f"{path}: {why}, so code from there might be somebody else's and is not loaded; delete it, or {do}")
+    return NativeError(f"{path}: {why}, so code from there might be another user's and is not loaded; delete it, or {do}")
 
 
 @contextmanager

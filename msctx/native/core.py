@@ -274,7 +274,7 @@ def load_with_npu() -> Core:
     with _lock:
         if "ascend" not in library.hooked:
             if problem := library.c.msctx_install_npu(has_float32_products()):
-                raise NativeError(f"matrix products cannot be hooked on this NPU: {problem}")
+                raise NativeError(f"matmuls cannot be hooked on this NPU: {problem}")
             library.hooked.add("ascend")
     return library
 
@@ -336,6 +336,6 @@ def cpuinfo() -> dict[str, str]:
 def matrix_unit_obstacle() -> str:
     """Why the kernels have no matrix unit here, or ``""``: the same before the library is loaded and after."""
     if isa := os.environ.get(ISA_VARIABLE):
-        return "" if isa.startswith("amx") else f"{ISA_VARIABLE}={isa} has no matrix unit (AMX)"
+        return "" if isa.startswith("amx") else f"{ISA_VARIABLE}={isa} has no AMX"
     flags = cpu()[1].split()  # none: they are not known
-    return "" if not flags or {"amx_tile", "amx_bf16", "amx_int8"} <= {*flags} else "this processor has no matrix unit (AMX)"
+    return "" if not flags or {"amx_tile", "amx_bf16", "amx_int8"} <= {*flags} else "this processor has no AMX"

@@ -174,8 +174,8 @@ SCALED: weakref.WeakSet[Any] = weakref.WeakSet()
 """The optimizers whose step that is under way has gradients which were scaled, by no GradScaler.step."""
 HOW = (
     "those below 6e-8 vanish. Use scaler = ctx.grad_scaler(), scaler.scale(loss).backward(), scaler.step(optimizer) and "
-    "scaler.update(); in a loop that is not yours, LossScaling; under Hugging Face's Trainer, call callback.scaling(loss) in a "
-    "compute_loss of your own"
+    "scaler.update(); in a loop that is not yours, LossScaling; under Hugging Face's Trainer, call callback.scaling(loss) in "
+    "your own compute_loss"
 )
 TEXT = f"an optimizer steps with gradients from float16 that are not scaled; {HOW}"
 NO_STEP = f"the block ends with gradients from float16 that are not scaled; {HOW}"

@@ -388,7 +388,7 @@ class DumpReader(Reader):
         )
         if (kind := dtype_of(one) + one["unread"]) not in self.failures:
             self.failures.add(kind)
-            notices.warn(f"{self.option}: {what}; the dump goes on")
+            notices.warn(f"{self.option}: {what}; the dump continues")
 
     def end_step(self) -> None:
         self.guarded(self._layout.flush)

@@ -96,9 +96,9 @@ def guarded(option: str, folder: Path | str, work: Callable[[], object], reporte
     except Warning:  # as an error
         raise
     except Exception as error:
-        text = f"{option} failed ({named(error)}); the program goes on"
+        text = f"{option} failed ({named(error)}); the program continues"
         if isinstance(error, OSError):
-            text = f"{option}: cannot write to {folder} ({error.strerror or error}); those files are missing, and the program goes on"
+            text = f"{option}: cannot write to {folder} ({error.strerror or error}); those files are missing; the program continues"
         if reported is None or text not in reported:
             notices.warn(text)
         if reported is not None:

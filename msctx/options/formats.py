@@ -248,7 +248,7 @@ def _tasks_need_training(data: Mapping[str, str]) -> Iterator[BadValue]:
     if len(names) > 1:
         yield BadValue(f"{' and '.join(names)} are one key; it is set twice", path=(names[1],), at_key=True)
     elif names and data[names[0]] == "on" and data.get("training_trace") != "on":
-        advice = '"training_trace": "on" must stand beside it'
+        advice = '"training_trace": "on" must be set with it'
         yield BadValue("on needs training_trace", suggestion=advice, path=(names[0],))
 
 

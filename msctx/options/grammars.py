@@ -141,7 +141,7 @@ def _parts(allowed: str, **about: Any) -> Any:
 
 
 InputShape = _parts(
-    "name:d1,d2 for each input, separated by ;: sizes from 1 on, -1 for one of dynamic_dims, 0 alone for a scalar",
+    "name:d1,d2 for each input, separated by ;: sizes from 1 on, -1 for one of dynamic_dims, a single 0 for a scalar",
     separator=";",
     part=rf"[^;\s][^;]* : (0|(-1|{_SIZE})( , (-1|{_SIZE}))*)",
 )

@@ -96,7 +96,7 @@ def carried_layer(environment: Mapping[str, str]) -> Layer:
 
 
 def _wrong(text: str) -> OptionError:
-    return OptionError([Diagnostic(PLAN, text, "environment", suggestion=f"unset {PLAN}, or start the program anew")])
+    return OptionError([Diagnostic(PLAN, text, "environment", suggestion=f"unset {PLAN}, or restart the program")])
 
 
 def note_process(environment: Mapping[str, str], text: str) -> None:

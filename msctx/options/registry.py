@@ -60,7 +60,7 @@ _BY_HINT = {
     "deterministic=ON raises where an operator has no deterministic kernel; deterministic_except names those to leave out": """
         warn_only deterministic_debug_mode
     """,
-    "conv_fprop_algo=performance measures algorithms, as do its like for gradients": """
+    "conv_fprop_algo=performance measures algorithms, as do the options for gradients": """
         benchmark cudnn_benchmark cudnn.benchmark benchmark_limit autotune mode=max-autotune-no-cudagraphs max_autotune
     """,
     "mode=GRAPH_MODE compiles, and graph_kernel_flags=--online_tuning=1 measures kernels": "mode=max-autotune",

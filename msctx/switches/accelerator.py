@@ -248,7 +248,7 @@ def obstacle(settings: Mapping[str, str], *, npu: bool) -> str:
     if settings.get("backend", "native") != "native":
         return f"the allocator chosen by backend:{settings['backend']} has no such settings"
     if npu and settings.get("expandable_segments") == "True" and (beside := [k for k in NOT_EXPANDABLE if k in settings]):
-        return f"torch_npu has no expandable segments beside {' and '.join(beside)}, which is set already"
+        return f"torch_npu has no expandable segments together with {' and '.join(beside)}, which is set already"
     return ""
 
 

@@ -225,7 +225,7 @@ def mkl_obstacle() -> str:
     if not has_mkl():
         return "this PyTorch computes them without MKL"
     if not is_intels():
-        return "MKL's strict mode is documented for processors of Intel's alone"
+        return "MKL's strict mode is documented only for Intel's processors"
     if is_strict():
         return ""
     found = read_mkl()

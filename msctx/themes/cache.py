@@ -22,7 +22,7 @@ OPTIONS = (
              "false really switches the caches off, also those that torch keeps by itself."),
     Option("compile_cache_path", Path, default=".", example="compile_cache",
         help="The directory for the compiled graphs of enable_compile_cache; it is made when missing, and each rank of a "
-             "distributed run has a folder of its own in it."),
+             "distributed run has its own folder in it."),
     session_option("op_compiler_cache_mode", Choice({
             "enable": "kernels are kept on disk and found again", "force": "kept ones are thrown away first, new ones are kept",
             "disable": "nothing is read or written",

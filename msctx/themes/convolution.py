@@ -34,12 +34,12 @@ OF_GRADIENTS = {
     "normal": NORMAL,
     "performance": PERFORMANCE,
     "algo_0": "sums of products added atomically, in no fixed order",
-    "algo_1": "a matrix product with a fixed order of additions",
+    "algo_1": "a matmul with a fixed order of additions",
     "algo_3": "as algo_0, with a small workspace for indices",
     "fft": "by Fourier transforms of whole images; deterministic",
     "fft_tiling": "by Fourier transforms of tiles; deterministic",
     "winograd": "by Winograd transforms of tiles, in one kernel; deterministic",
-    "winograd_nonfused": "by Winograd transforms and matrix products, as separate kernels; deterministic",
+    "winograd_nonfused": "by Winograd transforms and matmuls, as separate kernels; deterministic",
     "reference": REFERENCE,
 }
 """The algorithms of both gradients: algo_3 is for that of the weight alone, winograd for that of the input."""
@@ -49,14 +49,14 @@ OPTIONS = (
     gpu_option("conv_fprop_algo", Choice({
             "normal": NORMAL,
             "performance": PERFORMANCE,
-            "implicit_gemm": "a matrix product that reads the input in place, without workspace",
+            "implicit_gemm": "a matmul that reads the input in place, without workspace",
             "implicit_precomp_gemm": "implicit_gemm with its indices computed beforehand, in a small workspace",
             "gemm": "the input is unfolded into a matrix (im2col), then multiplied",
-            "direct": "loops over the input and the window, without a matrix product",
+            "direct": "loops over the input and the window, without a matmul",
             "fft": "by Fourier transforms of whole images; large workspace",
             "fft_tiling": "by Fourier transforms of tiles; less workspace for large images",
             "winograd": "by Winograd transforms of tiles, in one kernel",
-            "winograd_nonfused": "by Winograd transforms and matrix products, as separate kernels",
+            "winograd_nonfused": "by Winograd transforms and matmuls, as separate kernels",
             "reference": REFERENCE,
         }, {"precomp_gemm": "implicit_precomp_gemm"}), default="normal", example="winograd",
         also=("device_context.gpu.op_tuning.conv_fprop_algo",),
@@ -73,7 +73,7 @@ OPTIONS = (
              "deterministic=ON; for a shape that the named one cannot take see conv_fprop_algo."),
     session_option("enable_small_channel", Flag, default=0, example=1, ge="ge.enableSmallChannel",
         help="Speeds up convolutions of images of at most four channels, such as the first of a model: on a CPU they run "
-             "what conv_fprop_algo=normal and its like would take for them, where no other algorithm is requested (2-D; "
+             "what conv_fprop_algo=normal, or that of a gradient, would choose for them, where no other algorithm is requested (2-D; "
              "often torch's own path); on CUDA they are measured. In CANN, inference (graph_run_mode=0) always has it on."),
     extension("fallback", Choice({
             "warn": "torch's own path runs, with one warning for each problem",
@@ -86,7 +86,7 @@ OPTIONS = (
         help="Declares that weights do not change while the context is open. What algorithms make of a weight of a convolution "
              "(a Winograd transform, for instance) is kept between calls; each call compares all bytes of the weight "
              "with those that it was made of, unless this is set: then only the first call inside does, and a weight that "
-             "changes later may go on as it was. Weights are tensors that record gradients and those of models given to "
+             "changes later may stay as it was. Weights are tensors that record gradients and those of models given to "
              "ctx.watch(); what is computed from them is compared each time. "
              "Under a precision_mode the casts of what is given as weight or bias are kept, too. For inference."),
     extension("conv_max_error", Share, example=1e-6, devices=("cpu", "cuda"),
@@ -100,15 +100,15 @@ OPTIONS = (
     extension("conv_workspace_limit",
         MemoryBetween('a size such as "256MB" or "1GB" (MB = 2**20 bytes), or a number of bytes; 0 allows no workspace', 0),
         example="256MB", devices=("cpu", "cuda"),
-        help="The most memory that an algorithm may take for one convolution beside its tensors. One that needs more does "
+        help="The most memory that an algorithm may take for one convolution in addition to its tensors. One that needs more does "
              "not run: choices() shows what it would have needed."),
     extension("conv_algo_rules", Annotated[str, CONVOLUTION_RULES],
         example={"layer1.*": "winograd", "weight=64x3x7x7": {"fprop": "gemm"}}, devices=("cpu", "cuda"),
-        help="Algorithms for single convolutions, by module path or by problem; a rule wins over conv_fprop_algo and its "
-             "like. The first rule that matches decides. Module paths are known for models given to ctx.watch(model); the "
+        help="Algorithms for single convolutions, by module path or by problem; a rule wins over conv_fprop_algo and those of "
+             "gradients. The first rule that matches decides. Module paths are known for models given to ctx.watch(model); the "
              "fields of a problem are those that choices() shows."),
     extension("matmul_max_error", Share, example=1e-6, devices=("cpu", "cuda"),
-        help="As conv_max_error, for matrix products, and matmul_allow_tf32. torch's own products have no stated bound: "
+        help="As conv_max_error, for matmuls, and matmul_allow_tf32. torch's own products have no stated bound: "
              "under thread_invariant and batch_invariant msctx's own kernel runs then."),
 )
 
@@ -155,13 +155,13 @@ with a window of 1x1."""
 OWN_FORMATS = {"torch.inductor.layout_optimization": False}
 """Inductor then computes with the weights themselves, not with copies of them in channels_last, which belong to no module."""
 HALF_ON_CUDA = "float16 and bfloat16 follow it too, for which MindSpore always takes implicit_precomp_gemm and algo_1"
-ON_CPU_ALONE = reason("it is computed on the CPU alone", "compare with tensors that are moved there")
+ON_CPU_ALONE = reason("it is computed only on the CPU", "compare with tensors that are moved there")
 NO_PARTS = "it computes products from parts, which allow_fp32_emulation=False forbids"
 POLICY = {"cpu": "native.convolution.cpu", "cuda": "native.convolution.cuda"}
 CUBE_MATH_TYPE = "torch.npu.matmul.cube_math_type"
 ON_NPU = ("fp16x3", "strict")
 NO_OTHER = f"an NPU has {' and '.join(ON_NPU)} alone"
-HALF_ALONE = "the matrix unit of this chip has float16 alone; fp16x3 has errors like float32's"
+HALF_ALONE = "this chip multiplies only float16; fp16x3 has errors like float32's"
 COMPILED = "jit_compile={} has CANN compile products, which adds them up as it likes"
 SMALL_BY_NORMAL = (
     "they run what normal takes; faster where large strided windows need the gradient of the images; the forward pass and weight "
@@ -173,7 +173,7 @@ NO_BOUND = (
     "states no bound"
 )
 OWN_PATH = "PyTorch's own path, in which cuDNN's heuristic chooses"
-DIRECT_ON_CUDA = "by a kernel of msctx's own, for depthwise convolutions: cuDNN never implemented it"
+DIRECT_ON_CUDA = "by msctx's kernel, for depthwise convolutions: cuDNN never implemented it"
 
 
 translates("conv_workspace_limit")(lambda on, setting: detail(on, ability="take a workspace", of=DIRECTIONS))
@@ -452,4 +452,4 @@ def detail(on: On, also: str = "", ability: str = "", of: tuple[str, ...] = REQU
     if not any(each in have_it or each[1] in OPEN for each in mine):  # what runs where one falls back is not requested
         who = ", ".join(dict.fromkeys(mine.values()))
         return inert(joined(f"no algorithm that is requested can {ability}: {who}", on.facts.matrix_unit))
-    return honoured(cause="part of the policy for convolutions and matrix products")
+    return honoured(cause="part of the policy for convolutions and matmuls")

@@ -57,7 +57,7 @@ RULES: tuple[Rule, ...] = (
 )
 # fmt: on
 
-COUNTED = "torch counts a match where it takes effect; with code that it caches it keeps the sum of some patterns alone"
+COUNTED = "torch counts a match where it takes effect; with code that it caches it keeps only the sum of some patterns"
 WHOLE = "a fused kernel holds several operators: op_debug_list keeps torch's caches on, and narrows nothing"
 BINARIES = "the binaries stay in inductor's cache folder"
 NO_PIPELINES = "check_flag has no meaning on a CPU, whose kernels have no pipelines to synchronise"
@@ -202,6 +202,6 @@ def _max_call_depth(on: On, setting: Setting) -> Outcome:
     assignments = {"torch.nn.max_call_depth": setting.value, "python.recursion_limit": frames}
     return approximated(
         assignments,
-        "nested module calls are counted; plain Python functions have Python's own limit; Python 3.12 has a fixed one besides, some "
+        "nested module calls are counted; plain Python functions have Python's own limit; Python 3.12 also has a fixed one, some "
         "230 modules deep",
     )

@@ -24,7 +24,7 @@ OPTIONS = (
              "DataLoader draw their seeds from torch's generator and so follow. The generators are left as they are at exit "
              "unless seed_scope is set."),
     extension("seed_scope", Bool, example=True,
-        help="Saves the state of the generators of Python, NumPy and torch at entry and puts it back at exit, so that "
+        help="Saves the state of the generators of Python, NumPy and torch at entry and restores it at exit, so that "
              "random numbers drawn inside do not change those drawn after."),
     extension("seed_by_rank", Bool, example=True,
         help="Derives a seed for each rank: numpy.random.SeedSequence(seed, spawn_key=(rank,)). The rank is that of the process "
@@ -40,12 +40,12 @@ OPTIONS = (
              "that reads them gives the same bits each time. ON implies it; false saves the fill where the program is known "
              "not to read them."),
     extension("thread_invariant", Bool, default=False, example=True, devices=("cpu",),
-        help="Convolutions and matrix products give the same bits for any number of threads. Where no algorithm is requested "
+        help="Convolutions and matmuls give the same bits for any number of threads. Where no algorithm is requested "
              "they run msctx's own kernels; float32 and float64 products of matrices run MKL's strict mode where that can "
              "be had, which must be set before MKL first computes, and stays. Nothing is promised for other operators. What "
              "runs on a GPU does not depend on the CPU's threads."),
     extension("batch_invariant", Bool, default=False, example=True, devices=("cpu", "cuda"),
-        help="Convolutions and matrix products give each image, or row, the same bits whatever else is in the batch, as "
+        help="Convolutions and matmuls give each image, or row, the same bits whatever else is in the batch, as "
              "thread_invariant does for the number of threads, which is part of it."),
 )
 # fmt: on
@@ -62,7 +62,7 @@ A_DETAIL = reason("it is a detail of deterministic=ON", "set that, too")
 MKL = {"torch.mkl.cbwr": "AUTO,STRICT"}
 """MKL's strict mode: products of matrices keep their bits, and no kernels of msctx's own need run."""
 NEITHER = "sums (products of a vector in compiled code, too); nor for sigmoid, SiLU, GELU, normalisations"
-GO_ON = reason("the generators go on after the block", "set seed_scope=True to put them back")
+GO_ON = reason("the generators continue after the block", "set seed_scope=True to restore them")
 ALONE = "no process group or launcher numbers the processes: this one counts as rank 0"
 
 
@@ -130,7 +130,7 @@ def _invariant(on: On, setting: Setting) -> Outcome:
     if not setting.value:
         return as_it_is()
     if on.device == "cuda":
-        return refused("msctx has no matrix products and convolutions for CUDA")
+        return refused("msctx has no matmuls and convolutions for CUDA")
     if on.facts.native:
         return refused(on.facts.native)
     assignments, lacking = dict[str, Any](assignments_of(on)) | {"torch.inductor.keeps_products": True}, ""
@@ -141,7 +141,7 @@ def _invariant(on: On, setting: Setting) -> Outcome:
     by_mkl = f"those of float32 and float64 run in MKL's strict mode, which {STAYS}"
     how = f"products run msctx's own kernels, since {on.facts.mkl}" if on.facts.mkl else by_mkl
     others = "what adds over the batch" if is_of_batch else "the gradients of biases"
-    differs = f"holds for convolutions, attention, LSTM and matrix products; {how}; not for {NEITHER} and {others}{lacking}"
+    differs = f"holds for convolutions, attention, LSTM and matmuls; {how}; not for {NEITHER} and {others}{lacking}"
     return approximated(assignments if on.facts.mkl else assignments | MKL, differs)
 
 

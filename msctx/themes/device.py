@@ -22,8 +22,8 @@ OPTIONS = (
         help="The kind of device that work is meant for (Davinci is the old name of Ascend). It gives ctx.device and "
              "decides whose plan decides when an option is honoured on one device and not on another."),
     session_option("session_device_id", Int(0), example=1, ge="ge.session_device_id",
-        help="The device that this session is bound to, so that one script can drive several, each with a session of its "
-             "own; unset, the context's device_id holds, else $ASCEND_DEVICE_ID, else $DEVICE_ID."),
+        help="The device that this session is bound to, so that one script can drive several, each with its own session"
+             "; unset, the context's device_id holds, else $ASCEND_DEVICE_ID, else $DEVICE_ID."),
     session_option("use_off_line", Bool, default=True, example=False,
         help="Whether the program runs on the accelerator at all; false makes the CPU its device, whatever device_target is."),
     extension("default_device", Bool, example=True,
@@ -128,7 +128,7 @@ def _inter_op_parallel_num(on: On, setting: Setting) -> Outcome:
     once = f"{STAYS}: torch takes it once in a process"
     if on.device == "cpu":
         return honoured(assignments, once)
-    return approximated(assignments, f"sets the host's pool for independent operators; streams are the program's own; {once}")
+    return approximated(assignments, f"sets the host's pool for independent operators; the program makes its streams; {once}")
 
 
 @translates("flush_denormal")

@@ -29,7 +29,7 @@ OPTIONS = (
              "Without recomputation there is nothing to overlap."),
     ascend_option("parallel_speed_up_json_path.matmul_grad_comm_overlap", Bool, default=False, example=True,
         also=_renamed("grad_matmul_communication_overlap"),
-        help="In the backward pass of a matrix product: computes the gradient of the weight while the gradient of the input "
+        help="In the backward pass of a matmul: computes the gradient of the weight while the gradient of the input "
              "is communicated."),
     ascend_option("parallel_speed_up_json_path.enable_task_opt", Bool, default=False, example=True,
         also=_renamed("enable_communication_fusion"),
@@ -46,13 +46,13 @@ OPTIONS = (
         help="Removes concatenations from compiled graphs that only put together again what was split before, as happens "
              "when a batch is computed in two halves."),
     ascend_option("parallel_speed_up_json_path.enable_begin_end_inline_opt", Bool, default=False, example=True,
-        help="Compiles the first and the last micro-batch of a pipeline into the surrounding graph instead of into graphs "
-             "of their own, so that more may overlap there. Needs pipeline parallelism."),
+        help="Compiles the first and the last micro-batch of a pipeline into the surrounding graph instead of into separate graphs"
+             ", so that more may overlap there. Needs pipeline parallelism."),
     ascend_option("parallel_speed_up_json_path.compute_communicate_fusion_level", Choice({
-            0: "no fusion of computation with communication", 1: "in the forward pass alone", 2: "in the backward pass alone",
+            0: "no fusion of computation with communication", 1: "only in the forward pass", 2: "only in the backward pass",
             3: "in both passes",
         }), default=0, example=3, devices=("cuda", "ascend"), also=_renamed("computation_communication_fusion_level"),
-        help="Where a matrix product and the collective before or after it become one kernel. A CPU has no such kernels."),
+        help="Where a matmul and the collective before or after it become one kernel. A CPU has no such kernels."),
     session_option("hcom_parallel", Bool, default=True, example=False, ge="ge.hcomParallel",
         help="Whether gradients are reduced across devices while the backward pass still computes, or only after it, which "
              "can suit small models."),
@@ -94,7 +94,7 @@ DETERMINISTIC = "under deterministic=ON inductor leaves the order of collectives
 
 
 translates("parallel_speed_up_json_path")(
-    lambda on, setting: honoured(cause="its keys are options of their own") if setting.value else as_it_is()
+    lambda on, setting: honoured(cause="its keys are separate options") if setting.value else as_it_is()
 )
 translates("parallel_speed_up_json_path.enable_opt_shard_comm_opt")(
     lambda on, setting: honoured({"models.gathered_ahead_forward": setting.value}, f"{FSDP}; {ALONE}")
@@ -168,7 +168,7 @@ def _fused(on: On, setting: Setting) -> Outcome:
     if setting.value in (1, 2):
         return refused("inductor fuses products with collectives in both passes or in neither", "set 3 or 0")
     found = {"torch.inductor._micro_pipeline_tp": setting.value == 3}
-    needs = "products beside an all-gather or a reduce-scatter over one group, after enable_symm_mem_for_group(its name)"
+    needs = "matmuls during an all-gather or a reduce-scatter over one group, after enable_symm_mem_for_group(its name)"
     return _compiled(on, setting, found, f"{IN_CODE}; {ALONE}", needs if setting.value else "")
 
 
@@ -178,7 +178,7 @@ UNSAFE = {
         "without either, use torch.distributed.optim._apply_optimizer_in_backward",
     ),
     "parallel_speed_up_json_path.enable_begin_end_inline_opt": (
-        "torch 2.13 computes wrong gradients where a torch.compiler.nested_compile_region is inlined in some calls alone",
+        "torch 2.13 computes wrong gradients where a torch.compiler.nested_compile_region is inlined only in some calls",
         "call the function itself for the first and the last micro-batch instead of the region",
     ),
 }
@@ -190,9 +190,9 @@ def _unsafe(on: On, setting: Setting) -> Outcome:
     return refused(*UNSAFE[setting.option.name]) if setting.value else as_it_is()
 
 
-NO_STREAMS = "a CPU has no streams and no events that anybody waits for; hccl_timeout limits how long collectives wait"
+NO_STREAMS = "a CPU has no streams and no events to wait for; hccl_timeout limits how long collectives wait"
 FIRST_GROUP = "torch_npu gives it to the device with the first process group of HCCL"
-OF_STREAMS = "torch.npu.synchronize() waits for the whole device, which has a limit of its own (ACL_DEVICE_SYNC_TIMEOUT)"
+OF_STREAMS = "torch.npu.synchronize() waits for the whole device, which has its own limit (ACL_DEVICE_SYNC_TIMEOUT)"
 NO_LIMIT = "CUDA limits no stream's wait for an event; synchronize() of torch.cuda.Event is limited, as by event_sync_timeout"
 BY_POLLING = (
     "the driver has no such limit: synchronize() of torch.cuda.Stream, torch.cuda.Event and torch.npu.Event polls instead; "

@@ -32,14 +32,14 @@ OPTIONS = (
         help="How many of the graphs seen while compiling are written to save_graphs_path; true means 2. Code that runs "
              "eagerly writes nothing."),
     Option("save_graphs_path", Path, default=".", example="graphs",
-        help="The directory for the files of save_graphs; it is made when missing, and each rank of a distributed run gets "
-             "a folder of its own in it."),
+        help="The directory for the files of save_graphs; it is made when missing, and each rank of a distributed run gets its "
+             "own folder in it."),
     Option("precompile_only", Bool, default=False, example=True,
         help="Compiles the model and does not run it: the call returns None, launches no kernel and changes no parameter. "
              "It fills a compile cache without training, and matters only for code that is compiled."),
     Option("reserve_class_name_in_scope", Bool, default=True, example=False,
         help="Whether the names of modules in dumps and profiles carry the class (Default/net-Net1/fc-Linear) "
-             "or the attribute alone (Default/net/fc). Where it is set, profiles of profiling_mode have a range for each call of a "
+             "or only the attribute (Default/net/fc). Where it is set, profiles of profiling_mode have a range for each call of a "
              "module."),
     Option("mode", Choice({
             0: "whole models are compiled with torch.compile (GRAPH_MODE)",
@@ -62,8 +62,8 @@ OPTIONS = (
         }, {"STRICT": 0, "COMPATIBLE": 1, "LAX": 2}), default=2, example="STRICT",
         help="How strict compilation is about Python code that cannot be captured in a graph."),
     session_option("input_shape", InputShape, example="data:1,1,40,-1;label:1,-1", ge="ge.inputShape",
-        help="The shape of each input, -1 marking the dimensions whose sizes dynamic_dims lists: for every gear a graph of "
-             "its own is compiled, and other shapes are errors. Needs dynamic_dims and dynamic_node_type."),
+        help="The shape of each input, -1 marking the dimensions whose sizes dynamic_dims lists: for every gear a separate "
+             "graph is compiled, and other shapes are errors. Needs dynamic_dims and dynamic_node_type."),
     session_option("dynamic_dims", DynamicDims, example="20,20;40,40;80,60", ge="ge.dynamicDims",
         help="The gears of input_shape: each has one size for every -1, in order. At least two of them, and it wins over "
              "dynamic_inputs_shape_range."),
@@ -110,7 +110,7 @@ OPTIONS = (
              "in code that computes no gradients (torch.no_grad)."),
     Option("disable_format_transform", Bool, default=False, example=True, devices=("cpu", "cuda"),
         help="true keeps convolutions in the layout NCHW; false allows compiled models to be moved to channels_last where "
-             "that is faster (inductor's layout_optimization). MindSpore knows it for CUDA alone."),
+             "that is faster (inductor's layout_optimization). MindSpore knows it only for CUDA."),
 )
 
 RULES: tuple[Rule, ...] = (
@@ -142,10 +142,10 @@ RULES: tuple[Rule, ...] = (
 
 STRICT, LAX = 0, 2
 BY_TORCHAIR = "graphs of tensors on an NPU are compiled by torchair, when they first run"
-CAPTURED = f"{BY_TORCHAIR}; here code is captured alone, and the call returns None"
+CAPTURED = f"{BY_TORCHAIR}; here code is only captured, and the call returns None"
 UNNAMED = "batches have no names in PyTorch: input_shape applies to tensors in their order"
 GRADIENTS = "in the functions that msctx.grad and msctx.value_and_grad return"
-ALONE = "for functions of msctx.jit alone: without mode=GRAPH_MODE modules run eagerly"
+ALONE = "only for functions of msctx.jit: without mode=GRAPH_MODE modules run eagerly"
 OF_MODELS = "for models with parameters: modules without any, such as losses, accept every shape"
 LEVEL = "graph_kernel_flags.opt_level"
 TUNED, FROZEN, AS_PRODUCT = f"{GROUP}.online_tuning", "frozen_variable", "ConvToFullyConnectionFusionPass"
@@ -366,7 +366,7 @@ def _not_fused(on: On) -> str:
 @translates("graph_kernel_flags")
 def _graph_kernel_flags(on: On, setting: Setting) -> Outcome:
     if on.device == "ascend":
-        return honoured(cause="its flags are options of their own")
+        return honoured(cause="its flags are separate options")
     return compiled(on) if setting.value.strip() else as_it_is()
 
 

@@ -35,7 +35,7 @@ LEVELS = Choice(
 )
 BITS = {"avx2": 256, "avx512": 512, "neon": 128, "sve256": 256}
 FEATURES = Choice({name: f"vectors of {bits} bits on {'x86' if 'avx' in name else 'ARM'}" for name, bits in BITS.items()})
-SHARE = Choice({0: "kernels of element-wise operators alone", 1: "also those with reductions"})
+SHARE = Choice({0: "only kernels of element-wise operators", 1: "also those with reductions"})
 
 NONE = "no counterpart in inductor"
 OTHERS = f"{NONE}; fusion_switch_file switches patterns"
@@ -121,7 +121,7 @@ FLAGS = (
         settings={"functorch.aggressive_recomputation": {True: True}, "functorch.ban_recompute_reductions": {True: False}},
         refused={False: "inductor has no setting that keeps all results"}),
     Flag("enable_auto_tensor_inplace", Bool, example=False, settings={"inplace_buffers": bool},
-        help="Whether a kernel may write its result over an input that nobody reads any more."),
+        help="Whether a kernel may write its result over an input that is not read any more."),
     Flag("exact_precision_mode", Bool, settings={"emulate_precision_casts": bool},
         help="Rounds to float16 and bfloat16 inside of fused kernels wherever unfused operators would."),
     Flag("cpu_feature", FEATURES, example="avx2", devices=CPU, settings={"cpp.simdlen": BITS},

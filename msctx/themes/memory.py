@@ -24,16 +24,16 @@ OPTIONS = (
     Option("variable_memory_max_size", MemoryBetween('a size of at most 31GB, such as "8GB"', maximum=31 * GB), example="8GB",
         devices=("cuda", "ascend"), replaced_by="max_device_memory",
         help="Formerly the size of the memory for a model's parameters. MindSpore deprecates it in favour of "
-             "max_device_memory, which caps parameters and everything else together; torch has no memory for parameters "
-             "alone."),
+             "max_device_memory, which caps parameters and everything else together; torch has no memory only for parameters"
+             "."),
     Option("mempool_block_size", MemoryBetween('a size of 1GB or more, such as "2GB"', minimum=GB), default=Size(GB), example="4GB",
         defaults={"runtime": Size(2 * GB)}, also=("runtime.set_memory.increase_size",),
         help="The step by which the pool of device memory grows: bigger blocks mean fewer requests to the driver and less "
              "fragmentation, but more memory held back. torch's allocators follow it only roughly, since a large tensor "
-             "still gets a segment of its own. It has no effect on a CPU."),
+             "still gets a separate segment. It has no effect on a CPU."),
     Option("env_config_path.sys.mem_reuse", Bool, default=True, example=False, also=("env_config_path.sys.mem_Reuse",),
         help="Whether tensors whose lives do not overlap may share memory in compiled graphs and in the device's pool; "
-             "false gives each its own, which helps to find who writes into whose memory."),
+             "false gives each separate memory, which helps to find who writes into whose memory."),
     Option("memory_optimize_level", Choice({
             "O0": "speed first: nothing is computed twice",
             "O1": "memory first: activations are recomputed in the backward pass, allocators give back what is idle",
@@ -171,7 +171,7 @@ def recomputes_graphs(on: On) -> bool:
     return bool(on.get("memory_optimize_level") == "O1" and on.get("mode") == 0)
 
 
-GRAPHS = "compiled code keeps its inputs alone (activation_memory_budget=0): the backward pass computes the rest again"
+GRAPHS = "compiled code keeps only its inputs (activation_memory_budget=0): the backward pass computes the rest again"
 KEPT_BY_TORCHAIR = "graphs that torchair compiles keep what their backward pass needs: nothing is computed again"
 CACHED = (
     "one caching allocator for all code: what one graph releases the next one takes; it is counted as it runs, not planned from the "
@@ -259,7 +259,7 @@ def on_accelerator(on: On, setting: Setting) -> Outcome:
 
 PRIVATE = (
     "torch_npu gives weights such a format when a model is moved to the device; those of convolutions not under jit_compile=false; "
-    "weights that are there stay as they are"
+    "existing weights stay as they are"
 )
 ALWAYS = "what the forward pass saves goes to the host even while the device has room"
 WATCHED = "parameters of the models that ctx.watch names"

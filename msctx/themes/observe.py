@@ -48,8 +48,8 @@ OPTIONS = (
         }), default=1, example=2,
         help="When the recorder of env_config_path.rdr.enable writes its files."),
     Option("env_config_path.rdr.path", Path, default="./", example="/tmp/recorder",
-        help="The directory for the files of env_config_path.rdr.enable; each rank of a distributed run gets a folder of "
-             "its own in it. MindSpore accepts absolute paths only."),
+        help="The directory for the files of env_config_path.rdr.enable; each rank of a distributed run gets its own folder in it"
+             ". MindSpore accepts absolute paths only."),
     Option("check_bprop", Bool, default=False, example=True,
         help="Checks each hand-written backward function (torch.autograd.Function, register_autograd): there must be a gradient "
              "for every input, of the input's shape and dtype, else an error names the function. Calls made inside the scope are "
@@ -70,7 +70,7 @@ OPTIONS = (
              "dump_layer select what. Needs dump_path and excludes enable_dump_debug. The flat enable_dump is another, "
              "inert option."),
     session_option("dump_mode", Choice({
-            "input": "what goes into an operator", "output": "what comes out of it", "all": "both, in files of their own",
+            "input": "what goes into an operator", "output": "what comes out of it", "all": "both, in separate files",
         }), default="output", example="all", ge="ge.exec.dumpMode",
         help="Which side of an operator session.enable_dump writes."),
     session_option("enable_dump_debug", Bool, default=False, example=True, ge="ge.exec.enableDumpDebug",
@@ -119,8 +119,8 @@ OPTIONS = (
         }), default="mindspore", example="msprobe",
         help="The layout of the files of session.enable_dump and dump_config, for the tools of MindSpore or msProbe."),
     extension("dump_config", Path, example="dump.json", content="DUMP_CONFIG",
-        help="MindSpore's JSON file for dumps (common_dump_settings, e2e_dump_settings), instead of session.enable_dump and the "
-             "options beside it: it dumps operators as tensors or statistics, looks for overflow, or saves the inputs of an operator "
+        help="MindSpore's JSON file for dumps (common_dump_settings, e2e_dump_settings), instead of session.enable_dump and "
+             "its options: it dumps operators as tensors or statistics, looks for overflow, or saves the inputs of an operator "
              "that raises."),
     extension("replica_check", Int(0, 2**31 - 1), example=50,
         help="Compares the bits of the parameters of data-parallel models given to ctx.watch(model) between the ranks, every so many "
@@ -158,13 +158,13 @@ BY_CANN = f"what CANN writes itself {STAYS}, since it reads that once: TORCH_ACL
 UNSEEN = "operators that torch.compile has fused are not seen one by one"
 NO_WORKSPACE = "no workspace is saved: operators have freed theirs when they raise"
 OF_GRAPHS = (
-    "CANN dumps graphs, those compiled under the latest settings alone; torchair lists them in ge_dump_data_json/ in the working "
+    "CANN dumps only graphs, those compiled under the latest settings; torchair lists them in ge_dump_data_json/ in the working "
     "directory"
 )
 COPIED = "each tensor is copied to the host, which waits for the device; not for code that a CUDA graph captures"
 
 
-translates("env_config_path")(lambda on, setting: honoured(cause="its keys are options of their own"))
+translates("env_config_path")(lambda on, setting: honoured(cause="its keys are separate options"))
 translates("print_file_path")(lambda on, setting: honoured({"observers.print_file": setting.value}))
 translates("replica_check")(lambda on, setting: honoured({"observers.replicas": setting.value or None}))
 translates("check_bprop")(lambda on, setting: _checks({"observers.check_bprop": setting.value}))

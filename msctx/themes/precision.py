@@ -51,8 +51,8 @@ OPTIONS = (
              "that has one and casts back, with a warning; false lets the error through."),
     Option("precision_mode", Choice(PRECISION_MODES), example="allow_mix_precision_bf16", groups=("ascend_config", "session"),
         also=("device_context.ascend.op_precision.precision_mode",), ge="ge.exec.precision_mode", source=ASCEND,
-        help="In which dtype the operators of a whole program compute. It excludes precision_mode_v2. CANN's own choice, "
-             "where nobody makes one, depends on the chip and on whether it trains or infers. The words are MindSpore's; "
+        help="In which dtype the operators of a whole program compute. It excludes precision_mode_v2. CANN's own choice, if it "
+             "is not set, depends on the chip and on whether it trains or infers. The words are MindSpore's; "
              "spelled session.precision_mode, or in ge_options, force_fp32 is cube_fp16in_fp32out, and allow_fp32_to_bf16 "
              "keeps float32, as CANN's page has it."),
     Option("op_precision_mode", Path, example="op_precision.ini", groups=("ascend_config", "session", "atc"),
@@ -65,7 +65,7 @@ OPTIONS = (
         help="precision_mode in newer words. Excludes precision_mode."),
     session_option("modify_mixlist", Path, example="mixlist.json", ge="ge.exec.modify_mixlist", content="MIXLIST",
         help="A JSON file that moves operators between the lists of mixed precision: those that are lowered (white-list), "
-             "those kept (black-list) and those that go on in the dtype of the operator before them (gray-list): the widest "
+             "those kept (black-list) and those that keep the dtype of the operator before them (gray-list): the widest "
              "of what operators have computed, which weights follow. Needs one of the mixed modes."),
     session_option("customize_dtypes", Path, example="dtypes.cfg", ge="ge.customizeDtypes", content="CUSTOMIZE_DTYPES",
         help="A .cfg file that fixes the dtypes of inputs and outputs of single operators, by name or by type, against "
@@ -124,7 +124,7 @@ HIF8 = ("mixed_hif8", "cube_hif8")
 KEEPING = ("force_fp32", "must_keep_origin_dtype")
 """Modes under which float32 stays float32."""
 KEPT = "CANN gets must_keep_origin_dtype: by default it computes float32 products in float16 on 910A and 310P"
-REFUSES = "this chip's matrix unit has float16 alone: CANN refuses {} in float32"
+REFUSES = "this chip multiplies only float16: CANN refuses {} in float32"
 NO_CHOICE = "all_ops_impl_mode.ini"
 BY_TORCH_NPU = {
     "optypelist_for_implmode": "torch.npu.optypelist_for_implmode",
@@ -279,7 +279,7 @@ def _sections(setting: Setting) -> tuple[dict[str, Any], dict[str, Any], list[st
 
 
 def _without_operator(name: str) -> str:
-    return f"torch has no operator of its own for {name}" if operators.resolve(name) == () else ""
+    return f"torch has no separate operator for {name}" if operators.resolve(name) == () else ""
 
 
 def _without_choice(name: str, mode: str = "") -> str:

@@ -48,38 +48,38 @@ OPTIONS = (
             "normal": NORMAL,
             "performance": PERFORMANCE,
             "strict": "products of the values themselves, added in one order",
-            "fp16x3": "three products of two float16 parts of each value, on a matrix unit; float32's errors",
-            "int8x6": "six products of three 8-bit digits of each value, on a matrix unit",
+            "fp16x3": "three products of two float16 parts of each value, on AMX; float32's errors",
+            "int8x6": "six products of three 8-bit digits of each value, on AMX",
             "bf16x6": "six products of three bfloat16 parts of each value, of any exponents",
             "bf16x9": "all nine products of three bfloat16 parts of each value",
             "bf16x3": "three products of two bfloat16 parts: 16 bits of each value",
-            "tf32": "of values rounded to 11 bits or more, on a matrix unit",
+            "tf32": "of values rounded to 11 bits or more, on AMX",
             "reference": REFERENCE,
         }, JAX), default="normal", example="strict", source="msctx", devices=DEVICES,
-        help="How matrix products are computed: mm, addmm, bmm, baddbmm, mv and addmv, and so what linear, matmul, einsum "
+        help="How matmuls are computed: mm, addmm, bmm, baddbmm, mv and addmv, and so what linear, matmul, einsum "
              "and LSTM cells call, forward and backward. A product that the named way does not support runs torch's own "
-             "path, with a warning. On CUDA torch's own flags decide, and performance measures in compiled code "
-             "alone. An NPU has fp16x3 and strict."),
+             "path, with a warning. On CUDA torch's own flags decide, and performance measures only in compiled code"
+             ". An NPU has fp16x3 and strict."),
     gpu_option("conv_allow_tf32", Bool, default=True, example=False, also=("device_context.gpu.op_precision.conv_allow_tf32",),
         help="Whether float32 convolutions may round their operands to TF32 (10 bits of mantissa) to run on tensor cores. "
              "Unset, CUDA follows torch's own flag and the CPU never rounds."),
     gpu_option("matmul_allow_tf32", Bool, default=False, example=True,
         also=("device_context.gpu.op_precision.matmul_allow_tf32",),
-        help="Whether float32 matrix products may round their operands to TF32 (10 bits of mantissa) to run on tensor cores, or "
-             "on a CPU's matrix unit, where that is expected to be faster."),
+        help="Whether float32 matmuls may round their operands to TF32 (10 bits of mantissa) to run on tensor cores, or on a "
+             "CPU's AMX, where that is expected to be faster."),
     ascend_option("matmul_allow_hf32", Bool, default=False, example=True,
         also=("device_context.ascend.op_precision.matmul_allow_hf32",),
-        help="Whether float32 matrix products may compute in HF32, the NPU's shortened float32 (11 bits of mantissa). "
+        help="Whether float32 matmuls may compute in HF32, the NPU's shortened float32 (11 bits of mantissa). "
              "NVIDIA's format is another one: see matmul_allow_tf32."),
     ascend_option("conv_allow_hf32", Bool, default=True, example=False,
         also=("device_context.ascend.op_precision.conv_allow_hf32",),
         help="Whether float32 convolutions may compute in HF32, the NPU's shortened float32 (11 bits of mantissa). NVIDIA's "
              "format is another one: see conv_allow_tf32."),
     extension("allow_fp32_emulation", Bool, default=True, example=False,
-        help="Whether msctx's own kernels may compute float32 products from parts of the values on a matrix unit (AMX, or an NPU's), "
-             "with sums in float32 and errors like those of float32's own (choices() has each one's bound); values that the "
-             "parts cannot carry (Inf, NaN) are computed in float32. Unset they may; false requests products in float32 "
-             "alone, even where conv_allow_tf32 or matmul_allow_tf32 is set, on CUDA too."),
+        help="Whether msctx's own kernels may compute float32 products from parts of the values on AMX or on an NPU, "
+             "with sums in float32 and errors like those of float32 products (choices() has each one's bound); values that the "
+             "parts cannot carry (Inf, NaN) are computed in float32. Unset they may; false requests products only in float32"
+             ", even where conv_allow_tf32 or matmul_allow_tf32 is set, on CUDA too."),
     extension("matmul_algo_rules", Annotated[str, PRODUCT_RULES],
         example={"encoder.*": "bf16x6", "input=*x4096": "strict"}, devices=("cpu", "ascend"),
         help="matmul_algo for single products, by module path or by problem; a rule wins over matmul_algo. The first rule that "
@@ -100,7 +100,7 @@ FROM_HALVES = (
     "three products of float16 parts, by torch_npu's ready-made kernels (jit_compile=false); for eager mm, addmm, bmm, baddbmm, mv, "
     "addmv, matmul and what calls them"
 )
-BY_UNIT = "the matrix unit of this chip computes float32 itself: torch_npu's own products, without HF32"
+BY_UNIT = "this chip multiplies float32 itself: torch_npu's own products, without HF32"
 BY_CHIP = f"{FROM_HALVES}; so on chips of the 910A class; later ones run torch_npu's own float32, without HF32"
 
 FLAG = "torch.cuda.matmul.allow_tf32"
@@ -108,11 +108,11 @@ BY_FLAG = {"strict": False, "bf16x9": False, "tf32": True}
 """What cuBLAS computes as it is named → whether it may take TF32 for that."""
 EMULATES = reason("{} makes cuBLAS compute float32 products from parts", "unset it before the program starts")
 EMULATION = reason(
-    "cuBLAS computes it on request alone, from compute capability 10.0 on",
+    "cuBLAS computes it only on request, from compute capability 10.0 on",
     "set CUBLAS_EMULATE_SINGLE_PRECISION=1 before the program starts",
 )
 CHOSEN = {
-    "normal": "cuBLAS chooses the kernel by shape; matmul_allow_tf32, or else torch's own flag, decides about TF32",
+    "normal": "cuBLAS chooses the kernel by shape; matmul_allow_tf32, otherwise torch's own flag, decides about TF32",
     "bf16x9": "cuBLAS chooses: before compute capability 10.0 it has no such kernels, and computes in float32",
     "tf32": "cuBLAS chooses: it may compute without rounding",
 }
@@ -154,7 +154,7 @@ def _by_cublas(on: On, setting: Setting) -> Outcome:
     if setting.value == "performance":
         return _measured(on)
     if setting.value not in (*BY_FLAG, *CHOOSING):
-        return refused("cuBLAS has no such algorithm, and msctx has no matrix products for CUDA")
+        return refused("cuBLAS has no such algorithm, and msctx has no matmuls for CUDA")
     outcome = approximated if setting.value in ("bf16x9", "tf32") else honoured
     return outcome(flag(on), CHOSEN.get(setting.value, ""))
 
@@ -195,16 +195,16 @@ RNNS = (
 LEAST = {"conv_max_error": 1.05e-3, "matmul_max_error": 384 * 2.0**-24 + 2.0**-15}
 """The smallest bound of an algorithm that rounds (kernels/cpu/amx/conv_tiles_gemm.cpp), of convolutions and of products."""
 TOGETHER = "batch_invariant=True excludes products that round to TF32: they scale the values of a batch together"
-ON_UNIT = "a matrix unit (AMX) computes it, and choices() shows where it ran"
+ON_UNIT = "AMX computes it, and choices() shows where it ran"
 HF32 = {"matmul_allow_hf32": "torch.npu.matmul.allow_hf32", "conv_allow_hf32": "torch.npu.conv.allow_hf32"}
 ONLY_NPU = "no other device than an NPU rounds to HF32"
 NO_HF32 = f"a permission: {ONLY_NPU}. {{}} allows TF32, which has one bit less of mantissa"
 HALF_ALONE = (
-    "the matrix unit of this chip has float16 alone, and no HF32; CANN computes float32 products in float16, unless precision_mode "
+    "this chip multiplies only float16, and no HF32; CANN computes float32 products in float16, unless precision_mode "
     "or matmul_algo says otherwise"
 )
 BY_CUDNN = "torch.cudnn.allow_tf32"
-NO_PARTS = "overridden by allow_fp32_emulation=False, which requests products in float32 alone"
+NO_PARTS = "overridden by allow_fp32_emulation=False, which requests products only in float32"
 NO_ROUNDING = "torch's own convolutions do not round to TF32 on a CPU"
 
 
@@ -217,7 +217,7 @@ def _matmul_allow_tf32(on: On, setting: Setting) -> Outcome:
     if on.get("allow_fp32_emulation") is False:
         return inert(NO_PARTS)
     if on.facts.native or on.facts.matrix_unit:
-        return inert(on.facts.native or f"{on.facts.matrix_unit}, which alone rounds to TF32")
+        return inert(on.facts.native or f"{on.facts.matrix_unit}, the only one that rounds to TF32")
     outcome = _rounding(on, "matmul_max_error", PRODUCT)
     if outcome.status != "honoured":
         return outcome
@@ -240,14 +240,18 @@ def _conv_allow_tf32(on: On, setting: Setting) -> Outcome:
             return inert(NO_PARTS)
         return approximated({BY_CUDNN: setting.value}, RNNS)
     if not requested_of(on, *DIRECTIONS):
-        return inert(NO_ROUNDING, "set conv_fprop_algo or its like") if setting.value else honoured(cause=NO_ROUNDING)
+        return (
+            inert(NO_ROUNDING, "set conv_fprop_algo, conv_dgrad_algo or conv_wgrad_algo")
+            if setting.value
+            else honoured(cause=NO_ROUNDING)
+        )
     outcome = detail(on, of=DIRECTIONS)
     if not setting.value or outcome.status != "honoured":
         return outcome
     if on.get("allow_fp32_emulation") is False:
         return inert(NO_PARTS)
     if on.facts.matrix_unit:
-        return inert(f"{on.facts.matrix_unit}, which alone rounds to TF32")
+        return inert(f"{on.facts.matrix_unit}, the only one that rounds to TF32")
     outcome = _rounding(on, "conv_max_error", *DIRECTIONS)
     return replace(outcome, reason=f"{outcome.reason}; {ON_UNIT}") if outcome.status == "honoured" else outcome
 

@@ -40,14 +40,14 @@ OPTIONS = (
         help="The rank of this process among those of its machine when one of them loads the data for all: rank 0 prepares "
              "the batches of torch's DataLoader and sends them, the others receive. Needs local_device_list."),
     session_option("local_device_list", DeviceList, example="0,1",
-        help="The processes of this machine, by local_rank_id, that share the batches of the process of local_rank_id=0; others load "
-             "their own. Needs local_rank_id."),
+        help="The processes of this machine, by local_rank_id, that share the batches of the process of local_rank_id=0; "
+             "others load separately. Needs local_rank_id."),
     session_option("experimental_accelerate_train_mode", AccelerateTrainMode, example="fast1|step|0.9",
         help="Trains in low precision first and in full precision later, in run() of a session. Written as speed|trigger|ratio: fast "
              "lowers to float16, fast1 to bfloat16; step ends the phase once $STEP_NOW is that share of $TOTAL_STEP (0.2 to 0.9), "
              "loss once $LOSS_NOW is within that multiple of $TARGET_LOSS (1.01 to 1.5). The program sets the variables."),
     session_option("enable_data_pre_proc", Bool, default=False, example=True,
-        help="Fetches batches ahead of the step on a thread of their own and copies them to the device meanwhile. "
+        help="Fetches batches ahead of the step on a separate thread and copies them to the device during the step. "
              "Deprecated in CANN; iterations_per_loop above 1 rests on it."),
     extension("strict", Bool, example=True,
         help="Turns every option that would be refused or is inert (but those of a device that is not here) "
@@ -67,15 +67,15 @@ OPTIONS = (
     ascend_option("ge_options.global", dict[Text, AnyText], example={"ge.opSelectImplmode": "high_precision"},
         help="Options of CANN's graph engine for the whole process, in its own words: ge.* keys and values as text. A key "
              "that is an option here acts as that option does and wins over it; the others are handed on to CANN. Both "
-             "ge_options and the group ascend_config apply to Ascend alone."),
+             "ge_options and the group ascend_config apply only to Ascend."),
     ascend_option("ge_options.session", dict[Text, AnyText], example={"ge.exec.atomicCleanPolicy": "1"},
         help="Options of CANN's graph engine for one session, in its own words: ge.* keys and values as text, taken as "
-             "those of ge_options.global are; here too ge_options and the group ascend_config apply to Ascend alone."),
+             "those of ge_options.global are; here too ge_options and the group ascend_config apply only to Ascend."),
     ascend_option("host_scheduling_max_threshold", Int(0), default=0, example=20, ge="ge.exec.hostSchedulingMaxThreshold",
         help="Compiled graphs of static shape with fewer operators than this are launched operator by operator from the "
              "host, as graphs of changing shape are, rather than as one recorded graph; 0 means none are."),
     session_option("ac_parallel_enable", TextFlag, default="0", example="1", ge="ac_parallel_enable",
-        help='"1" lets operators that run on the host go on beside those of the device in graphs of changing shape, on a '
+        help='"1" lets operators that run on the host run together with those of the device in graphs of changing shape, on a '
              "thread (and stream) of their own."),
     session_option("buffer_optimize", Choice({
             "l2_optimize": "buffers are reused and work is ordered for locality",
@@ -115,7 +115,7 @@ SHARED = (
     "iterate over the same loaders in the same order in all processes, and stop at the same batch",
 )
 OWN_LOADER = (
-    "a thread beside the program's data loader would draw other random numbers and change training",
+    "another thread than the program's data loader would draw other random numbers and change training",
     "prefetch with DataLoader(num_workers=…, prefetch_factor=…, pin_memory=True), and copy with "
     "tensor.to(device, non_blocking=True)",
 )
@@ -144,7 +144,7 @@ def _graph_max_parallel_model_num(on: On, setting: Setting) -> Outcome:
     assignments = {"session.graph_max_parallel_model_num": setting.value}
     if on.device == "cpu" or setting.value == 1:
         return honoured(assignments, IN_RUN)
-    return approximated(assignments, f"{IN_RUN}; the threads share the device's stream, unless each takes one of its own")
+    return approximated(assignments, f"{IN_RUN}; the threads share the device's stream, unless each takes a separate one")
 
 
 @translates("experimental_accelerate_train_mode")
@@ -181,7 +181,7 @@ JIT_COMPILE = {"true": True, "false": False}
 BY_CHIP = "torch_npu's default for this chip applies to eager operators; it has no `auto`"
 CLEARS_BY_ITSELF = "PyTorch's operators each zero their own memory, just before they add into it"
 ONE_QUEUE = "PyTorch runs the operators of a graph one after the other, in its order"
-BESIDE = "the host's operators run beside those of the device, on the thread that calls"
+BESIDE = "the host's operators run together with those of the device, on the thread that calls"
 FROM_THE_HOST = "compiled code launches its kernels one by one from the host, whatever its size"
 
 
@@ -210,7 +210,7 @@ OFF_AND_ON = {
     ("atomic_clean_policy", "cuda"): (ZEROED_TOGETHER, honoured(cause=CLEARS_BY_ITSELF)),
     ("host_scheduling_max_threshold", "cpu"): (approximated({}, FROM_THE_HOST), honoured(cause=FROM_THE_HOST)),
     ("host_scheduling_max_threshold", "cuda"): (as_it_is(), approximated({}, OWN_CUDA_GRAPHS)),
-    ("ac_parallel_enable", "cpu"): (as_it_is(), refused("the host is the device here: there is nothing beside it")),
+    ("ac_parallel_enable", "cpu"): (as_it_is(), refused("the host is the device, and there is no other")),
     ("ac_parallel_enable", "cuda"): (refused(BESIDE), approximated({}, BESIDE)),
 }
 """Option and device → what its value 0 gives, and what others do."""
@@ -249,7 +249,7 @@ def _raw_keys(on: On, setting: Setting) -> Outcome:
     if not setting.value:
         return as_it_is()
     if on.device != "ascend":
-        return inert("ge_options goes to CANN's graph engine, which Ascend alone has")
+        return inert("ge_options goes to CANN's graph engine, which only Ascend has")
     level = setting.option.name.removeprefix("ge_options.")
     if level == "global":
         assignments, how = {"torch.npu.engine_options": common.engine_options(on)}, common.ONCE
@@ -266,7 +266,7 @@ def _raw_keys(on: On, setting: Setting) -> Outcome:
     )
     if len(lost) == len(setting.value):
         return refused(overwrites)
-    reasons = [f"{', '.join(left)}: {GRAPHS}; {how}"] if left else ["its keys are options of their own"]
+    reasons = [f"{', '.join(left)}: {GRAPHS}; {how}"] if left else ["its keys are separate options"]
     reasons += [f"{', '.join(unsent)}: msctx applies it; it is not passed to the engine"] if unsent else []
     reasons += [f"in graphs torchair's {', '.join(pinned)} holds"] if pinned else []
     reasons += [overwrites] if lost else []

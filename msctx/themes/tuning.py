@@ -13,7 +13,7 @@ from msctx.themes.graph import compilation
 
 # fmt: off
 JOBS = {
-    "1": "sub-graphs: how operators are grouped and fused", "2": "single operators, such as matrix products and convolutions",
+    "1": "sub-graphs: how operators are grouped and fused", "2": "single operators, such as matmuls and convolutions",
 }
 OPTIONS = (
     Option("aoe_tune_mode", Choice({
@@ -25,7 +25,7 @@ OPTIONS = (
         also=("device_context.ascend.op_tuning.aoe_job_type",),
         help="What aoe_tune_mode tunes."),
     session_option("aoe_mode", Choice({
-            **JOBS, "3": "known to older CANN alone", "4": "the size of the buckets in which gradients are reduced",
+            **JOBS, "3": "known only to older CANN", "4": "the size of the buckets in which gradients are reduced",
         }, {1: "1", 2: "2", 3: "3", 4: "4"}), example="2", ge="ge.jobType",
         help="What is tuned automatically."),
     session_option("work_path", Path, default="./", example="tuning", ge="ge.tuningPath",
@@ -35,7 +35,7 @@ OPTIONS = (
              "(tune_optimization_level O1 or O2)."),
     extension("tuning_file", Path, example="tuning.json", devices=("cpu", "cuda"), is_output=True,
         help="The file in which performance finds what was measured before, and keeps what it measures, in place of the one "
-             "in the cache: to be committed beside an experiment, so that the next run makes the same choices and measures "
+             "in the cache: to be committed with an experiment, so that the next run makes the same choices and measures "
              "nothing. It need not be there yet, nor its folder. A relative path in a YAML file is meant from the folder of "
              "that file."),
 )
@@ -48,12 +48,12 @@ RULES: tuple[Rule, ...] = (
     Forbids(When("aoe_mode"), When("deterministic", ("ON",)), "inert", NOT_MEASURED),
     Forbids(When("aoe_tune_mode", ("offline",)), When("aoe_mode"), "inert", "aoe_mode tunes while the program runs"),
     Forbids(When("aoe_tune_mode", ("offline",)), When("batch_invariant", TRUE), "inert",
-        "under batch_invariant=True no measurement is used: each batch size has one of its own"),
+        "under batch_invariant=True no measurement is used: each batch size has a separate one"),
 )
 # fmt: on
 
 TUNING = ("aoe_tune_mode", "aoe_mode")
-ELSEWHERE = "inductor measures how operators are fused on CUDA alone"
+ELSEWHERE = "inductor measures how operators are fused only on CUDA"
 NOT_RECORDED = reason(
     "inductor measures a graph while it compiles it, and none that was recorded",
     "set aoe_tune_mode=online, and enable_compile_cache=True to keep what it finds for later runs",
@@ -74,7 +74,7 @@ def _tuning(on: On, setting: Setting) -> Outcome:
     if not what and on.get("aoe_tune_mode") == "offline":
         return _offline(on)
     if what == common.OLDER:
-        return refused("3 is known to older CANN alone", "set 2")
+        return refused("3 is known only to older CANN", "set 2")
     if what == common.BUCKETS:
         return refused("bucket sizes are not tuned", "set bucket_cap_mb of DistributedDataParallel")
     if on.device == "ascend":
@@ -96,19 +96,19 @@ def _tuning(on: On, setting: Setting) -> Outcome:
 
 def _by_cann(on: On, what: str) -> Outcome:
     if what == common.SUB_GRAPHS:
-        return refused("torchair has CANN tune single operators alone", "set 2")
+        return refused("torchair has CANN tune only single operators", "set 2")
     if not what:
         return as_it_is()
     return approximated(
         {"torch.npu.graph_tuner": common.tuner(on)} | common.apart(on),
-        f"graphs of static shape alone are tuned; {common.GRAPHS}",
+        f"only graphs of static shape are tuned; {common.GRAPHS}",
     )
 
 
 def _offline(on: On) -> Outcome:
     if on.device == "ascend":
         if common.job_of_mode(on) != common.OPERATORS:
-            return refused("torch_npu records single operators alone", "set 2")
+            return refused("torch_npu records only single operators", "set 2")
         return approximated({"torch.npu.aoe_folder": common.recorded_in(on)}, RECORDED_BY_NPU)
     if common.job_of_mode(on) != common.OPERATORS:
         return refused(ELSEWHERE if on.device == "cpu" else NOT_RECORDED)
@@ -122,5 +122,5 @@ def _tuning_file(on: On, setting: Setting) -> Outcome:
     if not any(name == "performance" for _, name in requested(on)):
         return inert("no algorithm is set to performance: nothing else is tuned", "set one, such as matmul_algo=performance")
     if on.get("batch_invariant"):
-        return inert("batch_invariant=True: each batch would have an entry of its own, and so none is used")
+        return inert("batch_invariant=True: each batch would have a separate entry, so none is used")
     return detail(on)

@@ -265,13 +265,13 @@ def linked(folder: Path) -> None:
     cache._sifted.clear()
 
 
-HOLDS = "holds fxgraph, a link or another user's, so code from there might be somebody else's and is not loaded; delete it, or"
+HOLDS = "holds fxgraph, a link or another user's, so code from there might be another user's and is not loaded; delete it, or"
 
 
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (open_to_all, "can be written by others, so code from there might be somebody else's and is not loaded; delete it, or"),
+        (open_to_all, "can be written by others, so code from there might be another user's and is not loaded; delete it, or"),
         (a_file, "is not a folder"),
         (linked, HOLDS),
         pytest.param(planted, HOLDS, marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")),
