@@ -85,7 +85,7 @@ def inductor_flag() -> tuple[Any, str]:
 
 
 def snapshot() -> dict[str, Any]:
-    """msctx.state() without what cannot be put back, and what a switch may leave behind unseen."""
+    """msctx.state() without what cannot be restored, and what a switch may leave behind unseen."""
     return {key: value for key, value in msctx.state().items() if key not in NOT_COMPARED} | {
         "the hooks of all modules": (len(nn_module._global_forward_pre_hooks), len(nn_module._global_forward_hooks)),
         "the calls of all modules": (

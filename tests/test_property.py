@@ -348,7 +348,7 @@ def test_assignments_restore_the_exact_state_at_each_level(
 
     with one_example(), warnings.catch_warnings():
         warnings.simplefilter("error", MsctxWarning)  # whoever changes something puts it back before the scope is left
-        warnings.filterwarnings("ignore", ".*the dump goes on", MsctxWarning)  # tensors of a drawn default device
+        warnings.filterwarnings("ignore", ".*the dump continues", MsctxWarning)  # tensors of a drawn default device
         Runner(enter, exact_state).run_all(program)
 
 

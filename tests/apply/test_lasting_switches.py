@@ -1,4 +1,4 @@
-"""Switches that cannot be put back: they stay, which is reported once, refused under strict, and silent in the base."""
+"""Switches that cannot be restored: they stay, which is reported once, refused under strict, and silent in the base."""
 
 import warnings
 
@@ -28,7 +28,7 @@ def test_a_lasting_switch_stays_and_says_so_once(lasting: Globals) -> None:
 
 
 def test_a_lasting_switch_is_refused_under_strict(lasting: Globals) -> None:
-    with pytest.raises(StrictError, match="b cannot be put back"):
+    with pytest.raises(StrictError, match="b cannot be restored"):
         ledger.apply(NEW, ledger.Hold("one"), strict=True)
     assert lasting == FOUND
     assert not lasting.log

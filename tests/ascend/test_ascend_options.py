@@ -193,7 +193,7 @@ def test_a_limit_of_hccl_stays_after_a_block_which_the_plan_and_a_warning_report
         try:
             msctx.context(device_target="Ascend", hccl_timeout=700, strict=True).__enter__()
         except msctx.StrictError as error:
-            assert "HCCL_EXEC_TIMEOUT cannot be put back" in str(error)
+            assert "HCCL_EXEC_TIMEOUT cannot be restored" in str(error)
         else:
             raise AssertionError("strict takes nothing that stays")
         assert c10d.default_pg_timeout == found and os.environ["HCCL_EXEC_TIMEOUT"] == "600"

@@ -237,7 +237,7 @@ def test_a_tensor_that_cannot_be_written_is_named_and_the_dump_goes_on(layout: s
 
 def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.warns(MsctxWarning, match=r"session.enable_dump: .*file \(Not a directory\).*the program goes on") as found:
+    with pytest.warns(MsctxWarning, match=r"session.enable_dump: .*file \(Not a directory\).*the program continues") as found:
         dumped(tmp_path / "file", model())
     assert len(found) == 1
     assert (tmp_path / "file").read_text() == "mine"

@@ -122,7 +122,7 @@ def test_the_end_of_the_program_writes(tmp_path: Path, passes: Callable[[str], s
 
 def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.warns(MsctxWarning, match="cannot write to .*the program goes on") as warned:
+    with pytest.warns(MsctxWarning, match="cannot write to .*the program continues") as warned:
         trained(tmp_path / "file" / "below", 3)
     assert len(warned) == 1
     assert (tmp_path / "file").read_text() == "mine"

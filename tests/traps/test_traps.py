@@ -241,7 +241,7 @@ def test_trap_11_cublas_reads_its_variable_once(held: Held, monkeypatch: pytest.
             assert not hold.late
             assert os.environ[variable] == ":16:8"
 
-    with pytest.raises(StrictError, match="cannot be put back"):
+    with pytest.raises(StrictError, match="cannot be restored"):
         ledger.apply(only, ledger.Hold("trap 11"), strict=True)
     assert variable not in os.environ
     with pytest.warns(MsctxWarning, match="stays after this with-block"), held(only):
