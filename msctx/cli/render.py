@@ -317,7 +317,12 @@ def emit_plan(plan: Plan, as_json: bool) -> None:
 
 
 def print_text(text: str) -> None:
-    print(text, flush=True)
+    """Print data. A reader that stops early (``| head``) is no failure, as which click ends."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        raise typer.Exit from None
 
 
 def write_new(path: Path, text: str) -> None:

@@ -153,8 +153,12 @@ def test_the_variables_are_the_users_own(variable: str, passes: Callable[..., st
     ("settings", "npu", "why"),
     [
         ("expandable_segments:True,max_split_size_mb:64", False, ""),
-        ("expandable_segments:True,max_split_size_mb:64", True, "beside max_split_size_mb, which"),
-        ("expandable_segments:True,garbage_collection_threshold:0.5", True, "beside garbage_collection_threshold, which"),
+        ("expandable_segments:True,max_split_size_mb:64", True, "together with max_split_size_mb, which"),
+        (
+            "expandable_segments:True,garbage_collection_threshold:0.5",
+            True,
+            "together with garbage_collection_threshold, which",
+        ),
         ("expandable_segments:False,max_split_size_mb:64", True, ""),
         ("backend:native,large_segment_size_mb:64", False, ""),
         ("backend:cudaMallocAsync,large_segment_size_mb:64", False, "backend:cudaMallocAsync has no such settings"),
