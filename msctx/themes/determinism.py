@@ -8,7 +8,7 @@ from msctx.options import Setting
 from msctx.options.kinds import Bool, Int, OnOff, TextList
 from msctx.options.option import Option, extension
 from msctx.options.policies import DeterministicExcept
-from msctx.options.rules import TRUE, Needs, Rule, When, is_set
+from msctx.options.rules import TRUE, Forbids, Needs, Rule, When, is_set
 from msctx.themes.base import STAYS, On, Outcome, approximated, as_it_is, honoured, inert, reason, refused, translates
 from msctx.themes.convolution import assignments_of, conv_policy
 
@@ -50,7 +50,10 @@ OPTIONS = (
 )
 # fmt: on
 
-RULES: tuple[Rule, ...] = (Needs(When("seed_by_rank", TRUE), (When("seed", test=is_set),), "inert"),)
+RULES: tuple[Rule, ...] = (
+    Needs(When("seed_by_rank", TRUE), (When("seed", test=is_set),), "inert"),
+    Forbids(When("thread_invariant", (False,)), When("batch_invariant", TRUE), "inert", "batch_invariant=True includes it"),
+)
 
 CUDA_ON = {"torch.cudnn.benchmark": False, "env.CUBLAS_WORKSPACE_CONFIG": ":4096:8", "env.NCCL_ALGO": "Ring"}
 NPU_ON = {"env.HCCL_DETERMINISTIC": "true", "env.TE_PARALLEL_COMPILER": "1"}
