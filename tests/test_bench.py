@@ -71,18 +71,6 @@ def test_a_summary_has_a_row_a_line_and_gives_the_table_of_its_raw_results(bench
         convolutions.reduced([*results, raw("gemm", [1.0, 1.0, 1.0], cpu="another CPU")], "convolutions")
 
 
-@pytest.mark.parametrize("group", ["strict", "performance"])
-def test_a_product_is_measured_beside_torch_twice(bench: Bench, native_core: None, group: str, tmp_path: Path) -> None:
-    products, shapes = bench("products"), bench("shapes")
-    of = products.BY_NAME[group]
-    options = {"tuning_file": str(tmp_path / "tuning.json")} if of.is_tuned else {}
-    for shape in (shapes.Shape(40, 30, 20), shapes.Shape(5, 6, 7, "TN", 3)):
-        found = products.measure(of, shape, 0.01, options)
-        assert found["ms"].keys() == found["errors"].keys() | {"again"} == {"torch", "ours", "again"}
-        assert found["within"]
-        assert max(found["errors"].values()) < 1e-6
-
-
 def test_groups_that_a_processor_does_not_have_are_left_out(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     products = bench("products")
     named = {}
@@ -91,20 +79,6 @@ def test_groups_that_a_processor_does_not_have_are_left_out(bench: Bench, monkey
         named[isa] = {*products.here()}
     assert named["avx2"] == {"strict", "strict-shapes", "strict-denormals", "normal", "performance"}
     assert named["amx_fp16_emulated"] - named["amx"] == {"fp16x3", "fp16x3-kept", "fp16x3-denormals"}
-
-
-@pytest.mark.filterwarnings("ignore:.*allow_tf32=True")
-def test_a_network_is_measured_in_both_phases(bench: Bench, native_core: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    models = bench("models")
-    nn = torch.nn
-    layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)
-    monkeypatch.setattr(models, "NETWORKS", {"small": lambda: nn.Sequential(*layers)})
-    monkeypatch.setattr(models, "SIZE", 8)
-    monkeypatch.setattr(models.runtimes, "installed", lambda *_: {})
-    for phase in models.PHASES:
-        found = models.measure("small", phase, 2, 0.01, False)
-        assert found["ms"].keys() == {"torch", *models.CLASSES, "bf16 autocast", "again"}
-        assert all(found["errors"][side] < 1e-5 for side in ("torch", *models.CLASSES))
 
 
 @pytest.mark.full
@@ -152,11 +126,6 @@ def test_each_cost_is_a_figure(bench: Bench, native_core: None) -> None:
     assert len(lines) == 12
     assert all("µs" in line or " ms |" in line for line in lines)
     assert "orders of magnitude" in last
-
-
-def test_help_measures_nothing() -> None:
-    done = subprocess.run([sys.executable, str(BENCH / "costs.py"), "--help"], capture_output=True, text=True, timeout=60)
-    assert done.stdout.startswith("usage: costs.py [-h]")
 
 
 def cuda_report(*words: str) -> subprocess.CompletedProcess[str]:

@@ -47,27 +47,6 @@ def test_reading_changes_nothing(exact_state: Callable[[], dict[str, object]]) -
     assert (random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == generators
 
 
-def test_a_context_is_visible() -> None:
-    before = msctx.state()
-    with msctx.context(deterministic="ON", max_call_depth=77):
-        inside = msctx.state()
-    changed = msctx.diff(before, inside)
-    assert changed["torch.deterministic"] == (False, True)
-    assert changed["torch.nn.max_call_depth"] == (None, 77)
-    assert set(changed) <= {
-        "torch.deterministic",
-        "torch.deterministic.fill_uninitialized_memory",
-        "torch.inductor.deterministic",
-        "torch.mkldnn.deterministic",
-        "torch.nn.max_call_depth",
-        "python.recursion_limit",
-        "torch.cudnn.deterministic",
-        "env.CUBLAS_WORKSPACE_CONFIG",
-        "env.NCCL_ALGO",
-    }
-    assert msctx.diff(before, msctx.state()).keys() <= {"env.CUBLAS_WORKSPACE_CONFIG"}
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_flushed_denormals_are_seen(dtype: torch.dtype) -> None:
     if not torch.set_flush_denormal(True):

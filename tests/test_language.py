@@ -97,13 +97,3 @@ def test_words_become_no_more(name: str, count: Callable[[], list[str]]) -> None
         text = FILE.read_text(encoding="utf-8")
         FILE.write_text(re.sub(rf"^{name} = .*", f"{name} = {len(found)}", text, flags=re.MULTILINE), encoding="utf-8")
     assert len(found) <= allowed, f"{len(found)} in {name}, {allowed} allowed:\n" + "\n".join(found)
-
-
-def test_a_hit_names_its_place_the_words_and_better_ones() -> None:
-    assert hits("docs/x.md:3", "Nobody asks for it; CODE stands alone.") == [
-        "docs/x.md:3: 'asks for' (asked for): use requested, set, selected"
-    ]
-    assert prose("Set `x` anew.\nIt is anew. <!-- language: ok -->\n```\nanew\n```") == "Set CODE anew.\n\n\n\n"
-    assert [*literals('"""Ask for it all."""\nx = "as it goes on"\ny = "as it goes on"  # language: ok')] == [
-        (2, "as it goes on")
-    ]

@@ -4,7 +4,6 @@ import warnings
 
 import pytest
 
-import msctx
 from msctx import notices
 from msctx.errors import MsctxWarning
 
@@ -40,12 +39,3 @@ def test_one_that_is_an_error_replaces_no_exception(capsys: pytest.CaptureFixtur
         with pytest.raises(ZeroDivisionError):
             _warn_and_fail()
     assert capsys.readouterr().err == "warning: beside\n"
-
-
-def test_a_block_in_a_loop_warns_once() -> None:
-    with warnings.catch_warnings(record=True) as issued:
-        warnings.simplefilter("default")
-        for _ in range(3):
-            with msctx.context(deterministic_warn_only=True):
-                pass
-    assert len(issued) == 1

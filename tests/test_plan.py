@@ -14,7 +14,7 @@ from samples import DATA, example, values
 import msctx
 from msctx import plan
 from msctx.errors import OptionError
-from msctx.options import DEVICES, GROUPS, OPTIONS, Layer, Settings, make_layer
+from msctx.options import DEVICES, OPTIONS, Layer, Settings, make_layer
 from msctx.themes import Facts
 
 STATUSES = {*plan.DONE, *plan.FAILING}
@@ -26,65 +26,6 @@ def layered(*layers: dict[str, object]) -> Settings:
 
 def make(*layers: dict[str, object], devices: tuple[str, ...] = ("cpu",)) -> plan.Plan:
     return plan.make(layered(*layers), Facts(devices=devices))
-
-
-def rows(found: plan.Plan) -> dict[tuple[str, str], tuple[object, str, str]]:
-    return {(r.spelling, r.device): (r.value, r.status, r.origin) for r in found.rows}
-
-
-# --- who wins ---------------------------------------------------------------------------------------------------------
-
-
-def test_nothing_set_nothing_planned() -> None:
-    for devices in (("cpu",), DEVICES):
-        found = make(devices=devices)
-        assert (found.rows, found.assignments, found.failing) == ((), {}, ())
-        assert (found.target, found.device_id, found.missing, found.strict) == (None, None, False, False)
-
-
-def test_a_group_beats_the_flat_spelling_inside_a_layer() -> None:
-    found = make({"gpu_config": {"conv_allow_tf32": False}, "conv_allow_tf32": True}, devices=("cpu", "cuda"))
-    assert rows(found) == {
-        ("conv_allow_tf32", "cpu"): (True, "inert", "layer 0"),
-        ("conv_allow_tf32", "cuda"): (True, "inert", "layer 0"),
-        ("gpu_config.conv_allow_tf32", "cuda"): (False, "approximated", "layer 0"),
-    }
-    (lost,) = [r for r in found.rows if r.status == "inert" and r.device == "cuda"]
-    assert lost.reason == "overridden by gpu_config.conv_allow_tf32=False from layer 0"
-    assert lost not in found.failing, "that is what the group is for"
-    assert found.assignments == {"torch.cudnn.allow_tf32": False}
-
-
-def test_an_inner_flat_spelling_beats_an_outer_group() -> None:
-    found = make({"gpu_config": {"conv_allow_tf32": False}}, {"conv_allow_tf32": True}, devices=("cpu", "cuda"))
-    assert rows(found)["conv_allow_tf32", "cuda"] == (True, "approximated", "layer 1")
-    assert found.assignments == {"torch.cudnn.allow_tf32": True}
-
-
-def test_groups_merge_key_by_key() -> None:
-    found = make(
-        {"gpu_config": {"conv_allow_tf32": True, "matmul_allow_tf32": True}},
-        {"gpu_config": {"conv_allow_tf32": False}},
-        devices=("cuda",),
-    )
-    assert rows(found) == {
-        ("gpu_config.conv_allow_tf32", "cuda"): (False, "approximated", "layer 1"),
-        ("gpu_config.matmul_allow_tf32", "cuda"): (True, "honoured", "layer 0"),
-    }
-
-
-def test_the_innermost_of_many_layers_wins() -> None:
-    found = make({"seed": 1, "max_call_depth": 9}, {"seed": 2}, {"runtime_num_threads": 3}, {"seed": 4})
-    assert rows(found) == {
-        ("seed", "cpu"): (4, "honoured", "layer 3"),
-        ("max_call_depth", "cpu"): (9, "approximated", "layer 0"),
-        ("runtime_num_threads", "cpu"): (3, "honoured", "layer 2"),
-    }
-
-
-def test_the_group_of_one_device_leaves_the_others_to_the_layers_below() -> None:
-    found = make({"conv_allow_tf32": True}, {"cpu_config": {"conv_allow_tf32": False}}, devices=("cpu", "cuda"))
-    assert {(r.device, r.value, r.origin) for r in found.rows} == {("cpu", False, "layer 1"), ("cuda", True, "layer 0")}
 
 
 # --- what is reported -------------------------------------------------------------------------------------------------
@@ -125,12 +66,6 @@ def test_what_is_applied() -> None:
     assert msctx.explain(options, device="cuda").applied == ("deterministic", "gpu_config.conv_fprop_algo")
 
 
-def test_spellings_that_agree_are_no_fault() -> None:
-    found = make({"deterministic": "ON", "session": {"deterministic": 1}})
-    assert found.failing == ()
-    assert found.applied == ("deterministic",)
-
-
 def test_what_a_higher_level_displaces_is_told() -> None:
     """Levels are laid into one layer: what loses its place there to another option must not vanish."""
     low = make_layer({"enable_graph_kernel": False, "precision_mode": "force_fp16"}, "file")
@@ -158,35 +93,6 @@ def test_deprecated_options_are_inert_and_name_what_replaces_them(device: str) -
             assert option.replaced_by in row.reason
 
 
-def test_an_option_without_a_meaning_on_a_device_is_inert_there() -> None:
-    (row,) = msctx.explain({"conv_fprop_algo": "winograd"}, device="ascend").rows
-    assert (row.status, row.reason) == ("inert", "it has no meaning on ascend")
-
-
-@pytest.mark.parametrize("group", GROUPS)
-def test_the_group_of_a_device_that_is_not_here_waits_for_one(group: str) -> None:
-    key = {"cpu_config": "conv_allow_tf32", "gpu_config": "conv_allow_tf32", "ascend_config": "conv_allow_hf32"}[group]
-    word = {"cpu_config": "CPU", "gpu_config": "CUDA", "ascend_config": "Ascend"}[group]
-    elsewhere = tuple(d for d in DEVICES if d != GROUPS[group])
-    for devices in (elsewhere, elsewhere[:1], elsewhere[1:]):
-        found = make({group: {key: True}, "seed": 0}, devices=devices)
-        assert [r.device for r in found.rows if r.option == "seed"] == list(devices)
-        waiting = [(r.device, r.status, r.reason, r.assignments) for r in found.rows if r.option != "seed"]
-        assert waiting == [(GROUPS[group], "inert", f"no {word} device here", {})]
-        assert not found.failing, "a file for several machines warns on none of them"
-
-
-def test_the_group_of_an_absent_device_that_an_inner_flat_spelling_replaces_is_not_refused() -> None:
-    found = make({"gpu_config": {"conv_allow_tf32": True}}, {"conv_allow_tf32": False})
-    assert [(r.spelling, r.device) for r in found.rows] == [("conv_allow_tf32", "cpu")]
-
-
-def test_a_group_is_planned_for_the_target_though_it_be_absent() -> None:
-    found = make({"gpu_config": {"conv_allow_tf32": False}, "device_target": "GPU"})
-    assert found.assignments == {"torch.cudnn.allow_tf32": False}
-    assert found.missing
-
-
 @pytest.mark.parametrize(
     ("target", "devices", "missing"),
     [
@@ -202,11 +108,6 @@ def test_a_missing_target(target: str | None, devices: tuple[str, ...], missing:
     found = make({"seed": 0} | ({"device_target": target} if target else {}), devices=devices)
     assert (found.target, found.missing) == (target, missing)
     assert found.as_dict()["target_is_here"] is not missing
-
-
-def test_rows_stand_in_the_order_in_which_options_were_set() -> None:
-    found = make({"seed": 0, "mode": 1}, {"runtime_num_threads": 2, "device_target": "CPU"})
-    assert [r.option for r in found.rows] == ["device_target", "seed", "mode", "runtime_num_threads"]
 
 
 def test_sources_name_the_spellings_that_set_a_switch() -> None:

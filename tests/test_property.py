@@ -94,25 +94,6 @@ def test_contexts_restore_the_exact_state_at_each_level(exact_state: State, one_
         Runner(enter, lambda: (exact_state(), generators())).run_all(program)
 
 
-@settings(max_examples=60, **common)
-@given(
-    program=st.lists(blocks(options), min_size=1, max_size=2),
-    base=st.lists(st.one_of(options, st.none()), min_size=1, max_size=3),
-)
-def test_contexts_over_set_context(
-    exact_state: State, one_example: Example, program: list[Block], base: list[dict[str, Any] | None]
-) -> None:
-    found = exact_state(), generators()
-    with one_example():
-        for more in base:
-            msctx.reset_context() if more is None else msctx.set_context(**more)
-            inside = exact_state(), generators()
-            Runner(lambda entered: msctx.context(**entered), lambda: (exact_state(), generators())).run_all(program)
-            assert (exact_state(), generators()) == inside
-        msctx.reset_context()
-    assert (exact_state(), generators()) == found
-
-
 IN_FORCE: dict[str, Callable[[], Any]] = {
     "runtime_num_threads": torch.get_num_threads,
     "max_call_depth": SWITCHES["torch.nn.max_call_depth"].read,

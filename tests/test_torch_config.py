@@ -19,18 +19,6 @@ def as_found():
     put_override(config, KEY, found)
 
 
-def test_what_is_set_is_told_and_put_back() -> None:
-    unset = override(config, KEY)
-    config.cache_key_tag = "one"
-    assert override(config, KEY) == "one"
-    config.cache_key_tag = "two"
-    put_override(config, KEY, "one")
-    assert config.cache_key_tag == "one"
-    put_override(config, KEY, unset)
-    assert override(config, KEY) is unset
-    assert config.cache_key_tag == config._config[KEY].default
-
-
 def test_what_is_kept_of_the_configuration_is_made_again() -> None:
     found, unset = config.get_hash(), override(config, KEY)
     config.cache_key_tag = "one"

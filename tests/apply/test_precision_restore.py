@@ -38,40 +38,6 @@ STARTS: dict[str, Callable[[], Any]] = {
 TF32 = ("torch.cudnn.allow_tf32", "torch.cuda.matmul.allow_tf32")
 
 
-@pytest.fixture
-def start(request: pytest.FixtureRequest, torch_as_found: None) -> str:
-    STARTS[request.param]()
-    return request.param
-
-
-@pytest.mark.parametrize("start", STARTS, indirect=True)
-def test_tf32_is_exactly_restored_from_any_state(held: Held, exact_state: State, start: str) -> None:
-    for names, value in product((TF32[:1], TF32[1:], TF32), (True, False)):
-        check_that_it_is_restored(held, exact_state, names, value)
-
-
-def check_that_it_is_restored(held: Held, exact_state: State, names: tuple[str, ...], value: bool) -> None:
-    before, getters = exact_state(), old_getters()
-    with held(dict.fromkeys(names, value)):
-        state = msctx.state()
-        assert {state[name] for name in names} == {value}
-        nodes = {"torch.cudnn.allow_tf32": ("conv", "rnn"), "torch.cuda.matmul.allow_tf32": ("matmul",)}
-        for op in (op for name in names for op in nodes[name]):
-            assert (state[f"torch.fp32_precision.cuda.{op}"] == "tf32") is value
-        if names[0] == "torch.cudnn.allow_tf32":
-            assert old_getters()["_get_cudnn_allow_tf32"] is value, "torch.backends.cudnn.flags() raises inside the scope"
-    assert exact_state() == before
-    assert old_getters() == getters
-
-
-@pytest.mark.parametrize("start", ["old: high", "old: medium", "old: cublas on", "old: cudnn off"], indirect=True)
-def test_old_getters_that_answered_before_answer_inside(held: Held, start: str) -> None:
-    """The commonest line of all, set_float32_matmul_precision("high"), must not make a scope a trap for other code."""
-    for value in (True, False):
-        with held(dict.fromkeys(TF32, value)):
-            assert "raises" not in old_getters().values(), old_getters()
-
-
 def answers() -> dict[str, bool]:
     """What of the old API answers; each twice, since torch.backends.cudnn.flags() leaves another state behind than it found."""
 
@@ -103,20 +69,27 @@ REQUESTED = [
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_the_old_api_answers_where_it_did_and_for_what_was_asked(held: Held, torch_as_found: None, start: str) -> None:
+def test_each_state_comes_back_and_the_old_api_answers_where_it_did(
+    held: Held, torch_as_found: None, exact_state: State, start: str
+) -> None:
     found = old_flags(), precision_nodes()
     for requested, seen in product(REQUESTED, (False, True)):
         STARTS[start]()
-        check_answers(held, requested, seen=seen)
+        check_answers(held, exact_state, requested, seen=seen)
         put_precision_back(*found)
 
 
-def check_answers(held: Held, requested: dict[str, bool], *, seen: bool) -> None:
+def check_answers(held: Held, exact_state: State, requested: dict[str, bool], *, seen: bool) -> None:
     """Inside a scope, and after it, beside the whole recipe of determinism; and what was asked holds, whoever used flags()."""
     before = answers() if seen else {}
+    whole = exact_state(), old_getters()
     options = {"deterministic": "ON", **requested}
     recipe = msctx.explain(options, device="cuda").assignments
-    with held({name: value for name, value in recipe.items() if not name.startswith("env.")}):
+    recipe = {name: value for name, value in recipe.items() if not name.startswith("env.")}
+    with held(recipe):
+        pass
+    assert (exact_state(), old_getters()) == whole
+    with held(recipe):
         inside = answers()
         state = msctx.state()
     after = answers()

@@ -304,26 +304,6 @@ def test_explain_all_has_a_row_for_each_path(msctx, device):
     assert rows["deterministic"]["aliases"] == ["session.deterministic", "set_deterministic"]
 
 
-def test_explain_all_as_a_table_with_what_is_set(msctx):
-    code, out, _ = msctx("explain", "--all", "--device", "cuda", "gpu_config.conv_allow_tf32=false")
-    assert code == 0
-    line = next(line for line in out.splitlines() if line.startswith("gpu_config.conv_allow_tf32"))
-    assert line.split()[1:5] == ["False", "command", "line", "approximated"]
-    assert "146 paths on cuda: " in out
-
-
-def test_explain_all_shows_the_value_that_the_status_is_for(msctx):
-    _, out, _ = msctx("explain", "--all", "--device", "cpu", "mode=1")
-    lines = {line.split()[0]: line.split()[1:] for line in reversed(out.splitlines()) if line[:1].strip()}
-    assert lines["device_id"][:3] == ["1", "typical", "inert"]
-    assert lines["memory_offload"][:3] == ["ON", "typical", "refused"]
-    assert lines["device_target"][:3] == ["GPU", "typical", "inert"]
-    assert lines["mode"][:3] == ["1", "command", "line"]
-    words = " ".join(out.split())
-    for other in ("honoured with 0", "honoured with 'OFF'", "honoured with 'CPU'"):
-        assert other in words
-
-
 def test_options_lists_them_all(msctx):
     code, out, _ = msctx("options", "--json")
     found = json.loads(out)
@@ -422,15 +402,6 @@ def test_explain_reports_that_strict_would_refuse(msctx):
     _, out, _ = msctx("explain", "strict=true", REFUSED)
     assert "strict=True: entering this would be refused" in out
     assert f"1 of 2 options applied; not: {REFUSED.partition('=')[0]}" in out
-
-
-@pytest.mark.full
-def test_explain_all_shows_what_is_in_force(msctx):
-    words = ("runtime_num_threads=1", "device_context.cpu.op_tuning.threads_num=2", "use_off_line=false", "device_target=CPU")
-    _, out, _ = msctx("explain", "--all", "--device", "cpu", "--json", *words)
-    rows = {r["path"]: r for r in json.loads(out)}
-    assert (rows["runtime_num_threads"]["value"], rows["runtime_num_threads"]["status"]) == (2, "honoured")
-    assert rows["device_target"]["status"] == "honoured", "both mean the CPU"
 
 
 def test_a_width_that_is_none(msctx, monkeypatch):

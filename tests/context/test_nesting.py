@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from context_helpers import State, context_module, in_thread, threads
+from context_helpers import State, in_thread, threads
 
 import msctx
-from msctx.errors import MsctxWarning, RestoreError, ScopeError
+from msctx.errors import MsctxWarning, ScopeError
 
 
 def test_with_block(exact_state: State) -> None:
@@ -35,11 +35,8 @@ def test_a_context_does_nothing_before_it_is_entered(exact_state: State) -> None
 
 
 # Options that may yield to others are laid anew at each entry, for each of the layers below
-@pytest.mark.parametrize(
-    ("options", "factor"),
-    [({"deterministic": "ON"}, 1.5), ({"max_device_memory": "1GB"}, 1.5), ({"precision_mode": "force_fp32"}, 5)],
-)
-def test_what_an_entry_does_does_not_grow_with_its_depth(options: dict[str, Any], factor: float) -> None:
+@pytest.mark.parametrize("options", [{"deterministic": "ON"}, {"max_device_memory": "1GB"}, {"precision_mode": "force_fp32"}])
+def test_what_an_entry_does_does_not_grow_with_its_depth(options: dict[str, Any]) -> None:
     counts = []
     with ExitStack() as stack:
         for _ in range(60):
@@ -154,14 +151,6 @@ def test_exit_from_another_thread(exact_state: State) -> None:
             in_thread(lambda: ctx.__exit__(None, None, None))
         assert exact_state() == inside
     assert exact_state() == before
-
-
-def test_restore_error_still_closes_the_scope(exact_state: State) -> None:
-    before = exact_state()
-    with pytest.raises(RestoreError), msctx.context(strict=True, runtime_num_threads=1):
-        torch.set_num_threads(2)
-    assert exact_state() == before
-    assert context_module.stack.scopes == []
 
 
 COUNT = """

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from context_helpers import Passes, State, context_module, threads
+from context_helpers import State, context_module, threads
 
 import msctx
 from msctx import devices
-from msctx.errors import MsctxWarning, OptionError, StrictError
+from msctx.errors import MsctxWarning, StrictError
 
 without_cuda = pytest.mark.skipif("cuda" in devices.here(), reason="there is a CUDA device")
 REFUSED: dict[str, Any] = {"parallel_speed_up_json_path.enable_begin_end_inline_opt": True}
@@ -79,20 +79,6 @@ def test_a_warning_turned_into_an_error_leaves_nothing_behind(exact_state: State
     assert context_module.stack.scopes == []
 
 
-def test_all_problems_at_once(exact_state: State) -> None:
-    before = exact_state()
-    with pytest.raises(OptionError) as caught:
-        msctx.context(
-            determinstic="ON", runtime_num_threads=-1, seed=1.5, gpu_config={"conv_alow_tf32": True}, deterministic="on"
-        )
-    assert len(caught.value.problems) == 5
-    text = str(caught.value)
-    for part in ("did you mean deterministic?", "-1 is not allowed", "1.5 is not allowed", "conv_allow_tf32", "'ON'"):
-        assert part in text, text
-    assert "5 problems; nothing was changed" in text
-    assert exact_state() == before
-
-
 @pytest.mark.parametrize(
     "options",
     [{"max_call_depth": 10**9}, {"max_call_depth": 10**30}, {"runtime_num_threads": 2**31}, {"runtime_num_threads": 10**30}],
@@ -107,22 +93,6 @@ def test_numbers_that_no_machine_takes(base: None, exact_state: State, options: 
     except msctx.MsctxError:
         pass
     assert exact_state() == before
-
-
-def test_what_came_too_late_is_refused_in_the_plan(passes: Passes) -> None:
-    passes("""
-        import warnings, torch, msctx, msctx.mindspore as ms
-        assert ms.get_context("inter_op_parallel_num") == 0
-        msctx.set_context(inter_op_parallel_num=3)
-        with warnings.catch_warnings(record=True) as told, msctx.context(inter_op_parallel_num=5) as ctx:
-            warnings.simplefilter("always")
-            (row,) = [r for r in ctx.plan.rows if r.option == "inter_op_parallel_num"]
-            assert (row.status, dict(row.assignments)) == ("refused", {}), row
-            assert "can only be set before" in row.reason
-            assert ms.get_context("inter_op_parallel_num") == torch.get_num_interop_threads() == 3
-        msctx.reset_context()
-        assert ms.get_context("inter_op_parallel_num") == torch.get_num_interop_threads() == 3
-    """)
 
 
 def test_one_warning_per_option_and_reason_whatever_the_value() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from context_helpers import Passes, State, context_module
+from context_helpers import State, context_module
 
 import msctx
 from msctx import devices
@@ -66,34 +66,6 @@ def test_compiled_models_keep_their_memory_format_where_its_change_is_disabled()
             torch.compile(net)(torch.randn(1, 8, 10, 10))
         layouts.append({row.problem.layout for row in ctx.choices()})
     assert layouts == [{"channels_last"}, {"channels_first"}]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("variable", ["", "0"])
-def test_inductor_loaded_inside_the_scope(passes: Passes, variable: str) -> None:
-    passes(
-        f"""
-        import os, sys, threading, torch, msctx
-        variable = {variable!r} or None
-        before = msctx.state()
-        def in_thread():
-            found = []
-            thread = threading.Thread(target=lambda: found.append(sys.modules["torch._inductor.config"].deterministic))
-            thread.start()
-            thread.join()
-            return found[0]
-        with msctx.context(deterministic="ON"):
-            assert "torch._inductor.config" not in sys.modules, "msctx loaded inductor"
-            from torch._inductor import config
-            assert config.deterministic and in_thread()
-            with msctx.context(deterministic="OFF"):
-                assert not config.deterministic and not in_thread()
-        assert config.deterministic == in_thread() == (variable == "1")
-        assert os.environ.get("TORCHINDUCTOR_DETERMINISTIC") == variable
-        assert msctx.state()["torch.inductor.deterministic"] == before["torch.inductor.deterministic"]
-        """,
-        env={"TORCHINDUCTOR_DETERMINISTIC": variable} if variable else {},
-    )
 
 
 # --- devices ----------------------------------------------------------------------------------------------------------

@@ -34,18 +34,6 @@ def test_bind_into_a_spawned_process(spawned: ProcessPoolExecutor) -> None:
     assert spawned.submit(msctx.state).result(120) == plain, "the worker was not put back"
 
 
-@pytest.mark.full
-def test_bind_into_a_spawned_process_carries_set_context(base: None, spawned: ProcessPoolExecutor) -> None:
-    """Also what `msctx run` lays below a program: it is in force wherever the program's workers are."""
-    msctx.set_context(deterministic="ON")
-    there = spawned.submit(msctx.current().bind(msctx.state)).result(120)
-    assert there["torch.deterministic"], "outside a with-block"
-    with msctx.context(runtime_num_threads=1) as ctx:
-        there = spawned.submit(ctx.bind(msctx.state)).result(120)
-    assert there["torch.num_threads"] == 1
-    assert there["torch.deterministic"], "below a with-block"
-
-
 # --- fork -------------------------------------------------------------------------------------------------------------
 
 

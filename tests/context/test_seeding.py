@@ -11,6 +11,7 @@ import torch
 from context_helpers import OwnError
 
 import msctx
+from msctx.switches.torch_core import of_rank
 
 
 def draw() -> tuple[Any, ...]:
@@ -141,3 +142,9 @@ def test_workers_of_a_data_loader_draw_the_same_in_each_run(monkeypatch: pytest.
         of_ranks[rank] = run(0, seed_by_rank=True)
     assert {row[1:] for row in of_ranks["1"]}.isdisjoint(row[1:] for row in [*first, *of_ranks["0"]])
     assert len({row[1] for row in first}) == len({row[2] for row in first}) == 6
+
+
+def test_what_is_derived_does_not_change_between_versions() -> None:
+    assert [of_rank(1, rank) for rank in (0, 1)] == [8431846347943309920, 4042681867674859579]
+    with msctx.context(seed=2**32 - 1, seed_scope=True):
+        assert torch.initial_seed() == 2**32 - 1, "the largest"

@@ -2,14 +2,13 @@
 
 import random
 import sys
-import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from context_helpers import State, threads
+from context_helpers import State, in_thread, threads
 
 import msctx
 from msctx.errors import MsctxWarning, OptionError, ScopeError, StrictError
@@ -72,7 +71,7 @@ def test_the_base_never_changes_below_an_open_block(base: None, exact_state: Sta
         with pytest.raises(ScopeError, match=r"^the with-block at test_set_context\.py:\d+ is open: "):
             change()
         with pytest.raises(ScopeError, match="is open in another thread: "):
-            raise run_in_thread(change)[0]
+            in_thread(change)
         assert exact_state() == inside
     change()
 
@@ -109,12 +108,11 @@ def test_reset_in_another_thread_than_the_one_that_set(
         inductor.deterministic = False
     before = exact_state()
     msctx.set_context(**options)
-    refusals = run_in_thread(msctx.reset_context)
-    if not refusals:
+    try:
+        in_thread(msctx.reset_context)
         assert exact_state() == before
-    else:
-        assert "another thread" in str(refusals[0])
-        assert msctx.get_context() == options
+    except msctx.MsctxError as refusal:
+        assert ("another thread" in str(refusal), msctx.get_context()) == (True, options)  # noqa: PT017
     msctx.reset_context()
     assert exact_state() == before
 
@@ -122,11 +120,11 @@ def test_reset_in_another_thread_than_the_one_that_set(
 def test_set_context_in_another_thread_leaves_what_the_first_one_set(base: None, exact_state: State) -> None:
     before = exact_state()
     msctx.set_context(runtime_num_threads=1)
-    assert not run_in_thread(lambda: msctx.set_context(max_call_depth=3000))
+    in_thread(lambda: msctx.set_context(max_call_depth=3000))
     assert threads() == 1
     assert msctx.get_context() == {"runtime_num_threads": 1, "max_call_depth": 3000}
     with pytest.raises(ScopeError, match=r"^runtime_num_threads was set by set_context in another thread"):
-        raise run_in_thread(lambda: msctx.set_context(runtime_num_threads=2))[0]
+        in_thread(lambda: msctx.set_context(runtime_num_threads=2))
     msctx.reset_context()
     assert exact_state() == before
 
@@ -156,7 +154,7 @@ def test_another_thread_does_not_claim_what_does_not_act_there(base: None, optio
             found["own"] = look()
 
     here = look()
-    assert not run_in_thread(work)
+    in_thread(work)
     assert found["bound"] == here == look()
     for there in (found["plain"], found["around"]):
         status, reason = there["plan"][name]
@@ -167,18 +165,3 @@ def test_another_thread_does_not_claim_what_does_not_act_there(base: None, optio
         assert there["all"] == {"deterministic": "ON"} | ({"seed": 0} if "seed" in there["plan"] else {})
     assert found["own"]["plan"][name][0] == here["plan"][name][0]
     assert found["own"]["value"] == value
-
-
-def run_in_thread(body: Callable[[], None]) -> list[BaseException]:
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            body()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return raised

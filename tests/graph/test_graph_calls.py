@@ -199,18 +199,6 @@ def test_jit_compiles_functions_under_the_options_in_force() -> None:
         msctx.jit(Net())  # type: ignore[type-var]
 
 
-def test_a_context_inside_a_compiled_function_holds_and_ends() -> None:
-    class Inside(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with msctx.context(deterministic="ON"):
-                x = x + torch.are_deterministic_algorithms_enabled()
-            return x + torch.are_deterministic_algorithms_enabled()
-
-    with msctx.context(**EAGER_GRAPHS):
-        torch.testing.assert_close(Inside()(torch.zeros(2)), torch.ones(2))
-    assert not torch.are_deterministic_algorithms_enabled()
-
-
 def test_an_earlier_policy_runs_no_code_of_a_later_one() -> None:
     net, x = nn.Linear(8, 8), image(4, 8)
     with msctx.context(**EAGER_GRAPHS):
@@ -218,12 +206,6 @@ def test_an_earlier_policy_runs_no_code_of_a_later_one() -> None:
         with msctx.context(precision_mode="force_fp16"):
             assert net(x).dtype == torch.float16
         torch.testing.assert_close(net(x), plain, rtol=0, atol=0)
-
-
-def test_on_ascend_graphs_go_to_torchair() -> None:
-    rows = msctx.explain(device_target="Ascend", mode="GRAPH_MODE").rows
-    (row,) = [row for row in rows if row.option == "mode" and row.device == "ascend"]
-    assert (row.status, "torchair" in row.reason) == ("honoured", True)
 
 
 def test_memory_first_keeps_inputs_alone() -> None:

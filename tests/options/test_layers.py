@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import msctx
 from msctx.context.base import explain
 from msctx.errors import FileError, OptionError
 from msctx.options import OPTIONS, Layer, Settings, layers, make_layer
@@ -20,21 +18,7 @@ def values(layer: Layer) -> dict[str, object]:
     return {k: s.value for k, s in layer.settings.items()}
 
 
-def flat(*layers: Layer) -> dict[str, tuple[object, str]]:
-    settings = Settings(layers)
-    return {name: (found.value, found.origin) for name in settings if (found := settings.get(name))}
-
-
 # --- settings: who wins -----------------------------------------------------------------------------------------------
-
-
-def test_inside_a_layer_the_group_wins_on_its_device_alone() -> None:
-    settings = Settings([make_layer({"gpu_config": {"conv_allow_tf32": False}, "conv_allow_tf32": True}, "a")])
-    found = {d: settings.get("conv_allow_tf32", d) for d in ("cpu", "cuda")}
-    assert {d: s.value for d, s in found.items() if s} == {"cpu": True, "cuda": False}
-    (lost,) = settings.overridden("cuda")
-    assert (lost.setting.spelling, lost.winner.spelling) == ("conv_allow_tf32", "gpu_config.conv_allow_tf32")
-    assert settings.overridden("cpu") == []
 
 
 def test_what_an_inner_layer_switches_off_takes_nobodys_place() -> None:
@@ -63,15 +47,6 @@ def test_presets_are_shipped_and_sound() -> None:
         assert layer.settings
         assert {s.origin for s in layer.settings.values()} == {f"preset {name}"}
     assert values(layer_of({"preset": "reproducible"}, "test"))["deterministic"] == "ON"
-
-
-def test_options_beside_a_preset_win() -> None:
-    layer = layer_of({"preset": "fast", "deterministic": "ON", "matmul_allow_tf32": False}, "test")
-    settings = Settings([layer])
-    assert flat(layer)["deterministic"] == ("ON", "test")
-    found = settings.on("cuda")
-    assert found["matmul_allow_tf32"][0].value is False
-    assert found["conv_allow_tf32"][0].origin == "preset fast"
 
 
 def test_a_preset_of_ones_own(tmp_path: Path) -> None:
@@ -104,24 +79,6 @@ def test_problems_in_a_file_of_presets(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(OptionError, match="context"):
             layer_of({"preset": str(path)}, "test")
-
-
-# --- set_context: one layer that grows --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def _reset() -> Iterator[None]:
-    yield
-    msctx.reset_context()
-
-
-@pytest.mark.usefixtures("_reset")
-def test_a_later_spelling_of_an_option_wins_over_an_earlier_one() -> None:
-    msctx.set_context(deterministic="ON")
-    msctx.set_context(session={"deterministic": 0})
-    assert msctx.get_context("deterministic") == "OFF"
-    msctx.set_context(deterministic="ON")
-    assert msctx.get_context("deterministic") == "ON"
 
 
 # --- MSCTX_* ----------------------------------------------------------------------------------------------------------

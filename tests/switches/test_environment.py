@@ -39,32 +39,26 @@ def test_a_variable_says_until_when_it_is_read(name):
     assert SWITCHES[name].lasts.startswith("it is read only before") is not reads_again
 
 
-@pytest.mark.parametrize(("value", "served"), [(":4096:8", True), (":16:8", True), (":0:0", False), (None, False)])
-def test_any_workspace_that_keeps_its_bits_will_do(value, served, monkeypatch):
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    if value:
-        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", value)
-    assert SWITCHES["env.CUBLAS_WORKSPACE_CONFIG"].is_satisfied(":4096:8") is served
+WILL_DO = {
+    "CUBLAS_WORKSPACE_CONFIG": (":4096:8", {":4096:8": True, ":16:8": True, ":0:0": False, None: False}),
+    "NCCL_ALGO": (
+        "Ring",
+        {"Ring": True, "ring,CollnetChain": True, "^NVLS": True, "Ring;AllReduce:CollnetDirect": True}
+        | {"Ring;AllReduce:NVLS": False, "Tree,Ring": False, "": False, None: False},
+    ),
+    "HCCL_DETERMINISTIC": ("true", {"true": True, "strict": True, "STRICT": True, "false": False, None: False}),
+}
+"""Variable → what is requested, and whether it holds under other values: what keeps bits or an order as well, or more strictly."""
 
 
-@pytest.mark.parametrize(
-    ("value", "served"),
-    [
-        ("Ring", True),
-        ("ring,CollnetChain", True),
-        ("^NVLS", True),
-        ("Ring;AllReduce:CollnetDirect", True),
-        ("Ring;AllReduce:NVLS", False),
-        ("Tree,Ring", False),
-        ("", False),
-        (None, False),
-    ],
-)
-def test_algorithms_of_nccl_that_keep_their_order_will_do(value, served, monkeypatch):
-    monkeypatch.delenv("NCCL_ALGO", raising=False)
-    if value is not None:
-        monkeypatch.setenv("NCCL_ALGO", value)
-    assert SWITCHES["env.NCCL_ALGO"].is_satisfied("Ring") is served
+@pytest.mark.parametrize("variable", WILL_DO)
+def test_what_serves_as_well_is_left_as_it_is(variable, monkeypatch):
+    requested, values = WILL_DO[variable]
+    for value, served in values.items():
+        monkeypatch.delenv(variable, raising=False)
+        if value is not None:
+            monkeypatch.setenv(variable, value)
+        assert SWITCHES[f"env.{variable}"].is_satisfied(requested) is served, value
 
 
 @pytest.mark.parametrize(
@@ -79,16 +73,6 @@ def test_any_process_group_keeps_what_it_was_made_with(backend, names, monkeypat
     assert [switch.blocked("Ring") for switch in switches] == [""] * len(names)
     monkeypatch.setitem(groups, object(), f"far:{backend}")
     assert all("init_process_group" in switch.blocked("Ring") for switch in switches)
-
-
-@pytest.mark.parametrize(
-    ("value", "served"), [("true", True), ("strict", True), ("STRICT", True), ("false", False), (None, False)]
-)
-def test_a_stricter_order_of_hccl_will_do(value, served, monkeypatch):
-    monkeypatch.delenv("HCCL_DETERMINISTIC", raising=False)
-    if value is not None:
-        monkeypatch.setenv("HCCL_DETERMINISTIC", value)
-    assert SWITCHES["env.HCCL_DETERMINISTIC"].is_satisfied("true") is served
 
 
 def test_a_group_of_hccl_gets_determinism_from_torch_npu(monkeypatch):

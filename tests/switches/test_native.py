@@ -18,21 +18,6 @@ from msctx.switches.parts import LOADS
 CPU, CUDA, ASCEND = (SWITCHES[f"native.convolution.{place}"] for place in core.PLACES)
 
 
-def test_a_policy_is_written_and_put_back_whole() -> None:
-    found = CPU.take()
-    policy = ConvPolicy(conv_fprop_algo="gemm", conv_algo_rules="a.*: dgrad=algo_1", conv_workspace_limit=2**20)
-    CPU.set(policy)
-    try:
-        assert CPU.is_satisfied(policy)
-        assert CPU.read() == policy
-        assert CUDA.read() is None, "it has a policy of its own"
-        CPU.set(ConvPolicy(conv_wgrad_algo="fft"))
-        assert CPU.read() == ConvPolicy(conv_wgrad_algo="fft")
-    finally:
-        CPU.put_back(found)
-    assert CPU.read() is None
-
-
 def test_policies_bring_the_library_of_their_place() -> None:
     assert [LOADS[s.name] for s in (CPU, CUDA, ASCEND)] == [core.load, core.load_with_cuda, core.load_with_npu]
 

@@ -21,7 +21,6 @@ from torch._logging._internal import log_registry, log_state
 
 import msctx
 from msctx.graph import cache
-from msctx.options.policies import Compilation
 from msctx.switches import SWITCHES
 from msctx.torch_config import override
 
@@ -134,25 +133,6 @@ def test_what_is_compiled_is_logged_and_only_then(caplog: pytest.LogCaptureFixtu
         assert len(records) == count
     finally:
         logger.removeHandler(handler)
-
-
-def test_what_was_found_comes_back() -> None:
-    for name, value in (
-        ("graph.compilation", Compilation(whole=True)),
-        ("graph.modules", True),
-        ("torch.dynamo.force_eager", True),
-    ):
-        switch = SWITCHES[name]
-        state, before = switch.take(), switch.read()
-        switch.set(value)
-        assert switch.read() == value
-        assert switch.is_satisfied(value)
-        inner = switch.take()
-        switch.set(type(value)() if isinstance(value, bool) else None)
-        switch.put_back(inner)
-        assert switch.read() == value
-        switch.put_back(state)
-        assert switch.read() == before
 
 
 def test_a_stance_of_the_program_comes_back() -> None:

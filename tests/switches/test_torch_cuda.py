@@ -26,16 +26,6 @@ settable = pytest.mark.skipif(
 GB = 2**30
 
 
-@pytest.mark.parametrize("name", ["torch.cudnn.deterministic", "torch.cudnn.benchmark"])
-def test_flags_are_written_and_put_back(name):
-    switch = SWITCHES[name]
-    found = switch.take()
-    switch.set(not found)
-    assert switch.read() is not found
-    switch.put_back(found)
-    assert switch.read() is found
-
-
 def test_what_needs_a_device_is_not_there_without_one():
     here = torch.cuda.is_available()
     for name in ("current_device", "memory_cap", "synchronize_each_op", "caching_allocator", "context_overhead"):

@@ -15,34 +15,6 @@ NAMES = [name for name in SWITCHES if name.startswith("torch.npu.")]
 npu = pytest.mark.skipif(not (hasattr(torch, "npu") and torch.npu.is_available()), reason="no Ascend NPU")
 
 
-def test_every_option_of_ascend_has_its_switch():
-    assert set(NAMES) == {
-        "torch.npu.current_device",
-        "torch.npu.memory_cap",
-        "torch.npu.synchronize_each_op",
-        "torch.npu.matmul.allow_hf32",
-        "torch.npu.conv.allow_hf32",
-        "torch.npu.matmul.cube_math_type",
-        "torch.npu.precision_mode",
-        "torch.npu.op_select_implmode",
-        "torch.npu.optypelist_for_implmode",
-        "torch.npu.op_debug_option",
-        "torch.npu.debug_dir",
-        "torch.npu.op_compiler_cache_mode",
-        "torch.npu.op_compiler_cache_dir",
-        "torch.npu.op_debug_level",
-        "torch.npu.jit_compile",
-        "torch.npu.op_timeout",
-        "torch.npu.allow_internal_format",
-        "torch.npu.event_sync_timeout",
-        "torch.npu.exception_dump",
-        "torch.npu.aoe_folder",
-        "torch.npu.engine_options",
-        "torch.npu.graph_options",
-        "torch.npu.graph_tuner",
-    }
-
-
 @pytest.mark.skipif(hasattr(torch, "npu"), reason="torch_npu is here")
 def test_none_exists_without_torch_npu():
     assert not any(SWITCHES[name] in present() for name in NAMES)

@@ -1,7 +1,6 @@
 """The twelve traps of torch that msctx exists to avoid: each test shows first that torch still has it, then what msctx does."""
 
 import os
-import threading
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from context_helpers import in_thread
 from torch import _C
 
 import msctx
@@ -23,14 +23,6 @@ pytestmark = pytest.mark.usefixtures("torch_as_found")
 
 def node(backend: str, op: str) -> str:
     return _C._get_fp32_precision_getter(backend, op)
-
-
-def in_new_thread(function: Callable[[], Any]) -> Any:
-    result: list[Any] = []
-    thread = threading.Thread(target=lambda: result.append(function()))
-    thread.start()
-    thread.join()
-    return result[0]
 
 
 def old_getters_answer() -> bool:
@@ -138,15 +130,15 @@ def test_trap_07_inductors_flag_is_the_threads_own() -> None:
     torch.use_deterministic_algorithms(True)
     assert config.deterministic
     if is_threads_own(config, "deterministic"):  # not in torch 2.11
-        assert not in_new_thread(there), "torch fixed it: a new thread sees inductor's flag"
-    assert in_new_thread(torch.are_deterministic_algorithms_enabled)
+        assert not in_thread(there), "torch fixed it: a new thread sees inductor's flag"
+    assert in_thread(torch.are_deterministic_algorithms_enabled)
     torch.use_deterministic_algorithms(False)
 
     with msctx.context(deterministic="ON"):
         assert config.deterministic
-        assert in_new_thread(there)
+        assert in_thread(there)
     assert not config.deterministic
-    assert not in_new_thread(there)
+    assert not in_thread(there)
 
 
 def test_trap_08_deterministic_off_overwrites_inductors_flag(exact_state: Callable[[], dict[str, Any]]) -> None:
