@@ -35,15 +35,15 @@ def sanitized(spec: BuildSpec, names: str) -> BuildSpec:
     return _varied(spec, _with_flags(spec, lambda _, flags: (*(flag for flag in flags if flag[:2] != "-O"), *checks)), *checks)
 
 
-def kernels_library(names: str = "", sources: Path | None = None) -> Path:
+def kernels_library(names: str = "") -> Path:
     """With matrix units in software, and sanitizers if any are given."""
-    spec = emulated(kernels_spec(sources))
+    spec = emulated(kernels_spec())
     return build.library(sanitized(spec, names) if names else spec)
 
 
 def use_emulated() -> None:
     """This process loads the core with matrix units in software beside (``MSCTX_ISA=amx_fp16_emulated`` and its like)."""
-    build.kernels_spec = lambda sources=None: emulated(kernels_spec(sources))
+    build.kernels_spec = lambda: emulated(kernels_spec())
 
 
 def _with_flags(spec: BuildSpec, changed: Callable[[str, tuple[str, ...]], tuple[str, ...]]) -> Units:

@@ -22,8 +22,6 @@ from functools import lru_cache
 from pathlib import Path
 from subprocess import PIPE, STDOUT, Popen, TimeoutExpired, run
 
-import ninja
-
 from msctx.errors import NativeError
 from msctx.native import cachedir
 from msctx.native.cachedir import digest, naming, say
@@ -57,7 +55,7 @@ class BuildSpec:
     """One library. *units* are sources and their flags in the order in which they are linked, *link* what ends that command.
 
     *file*, its name, has a hash of all that decides what it computes, but for the compiler: any compiler's library serves. *torch*:
-    the release and the commit that its headers are of.
+    the release, the commit and the C++ ABI that its headers are of.
     """
 
     file: str
@@ -69,9 +67,9 @@ class BuildSpec:
     torch: tuple[str, ...] = ()
 
 
-def kernels_spec(sources: Path | None = None) -> BuildSpec:
+def kernels_spec() -> BuildSpec:
     """The library of the kernels."""
-    root = (sources or KERNEL_SOURCES).resolve()
+    root = KERNEL_SOURCES.resolve()
     files = {name: data for name, data in read_sources(root, SUFFIXES).items() if not name.startswith("glue/")}
     first, *others = [
         _units(files, folder, *FLAGS, HIDDEN, *more, f"-DMSCTX_ISA={isa}", f"-Icpu/isa/{isa}")
@@ -91,7 +89,8 @@ def glue_spec(kernels: BuildSpec, library: Path) -> BuildSpec:
     import torch
 
     files = {n: data for n, data in read_sources(kernels.root, SUFFIXES).items() if n.startswith(("glue/", "include/"))}
-    folder, identity = Path(torch.__file__).parent, (torch.__version__.partition("+")[0], str(torch.version.git_version))
+    folder, abi = Path(torch.__file__).parent, f"cxx11abi{int(torch.compiled_with_cxx11_abi())}"
+    identity = torch.__version__.partition("+")[0], str(torch.version.git_version), abi
     include = ("-isystem", f"{folder}/include", "-isystem", f"{folder}/include/torch/csrc/api/include")
     file = f"libmsctx_torch-{identity[0]}-{_key(files, OF_GLUE, TORCH, kernels.file, identity)}.so"
     link = ("-pthread", str(library), *_runtime(), f"-L{folder}/lib", *TORCH)
@@ -152,30 +151,31 @@ class Build:
         return "from the wheel" if all(shipped) else "kernels from the wheel, glue built here" if any(shipped) else "built here"
 
 
-def build(verbose: bool = False, *, sources: Path | None = None) -> Build:
+def build(verbose: bool = False) -> Build:
     """The core, built if need be; *verbose* prints each command and the compiler's messages. Import torch before loading it.
 
     Raises:
         NativeError: it cannot be built, or the cache is not safe to load from.
     """
-    spec = kernels_spec(sources)
+    spec = kernels_spec()
     kernels = library(spec, verbose)
     return Build(kernels, library(glue_spec(spec, kernels), verbose))
 
 
-def found(sources: Path | None = None) -> Build | None:
+def found() -> Build | None:
     """The core, if it need not be built."""
-    spec = kernels_spec(sources)
+    spec = kernels_spec()
     kernels = _found(spec)
     glue = _found(glue_spec(spec, kernels)) if kernels else None
     return Build(kernels, glue) if kernels and glue else None
 
 
-def obstacle(sources: Path | None = None) -> str:
+def obstacle() -> str:
     """Why there can be no native core here, or ``""``: it is there, or there is what it takes to build it. Cheap when repeated."""
     try:
-        if not _is_there(sources, *map(os.environ.get, ("HOME", "XDG_CACHE_HOME", cachedir.VARIABLE))):
+        if not _is_there(*map(os.environ.get, ("HOME", "XDG_CACHE_HOME", cachedir.VARIABLE))):
             find_compiler()
+            find_ninja()
             cachedir.usable()
     except NativeError as error:
         return str(error)
@@ -183,8 +183,8 @@ def obstacle(sources: Path | None = None) -> str:
 
 
 @lru_cache(maxsize=8)
-def _is_there(sources: Path | None, *_environment: str | None) -> bool:
-    return found(sources) is not None
+def _is_there(*_environment: str | None) -> bool:
+    return found() is not None
 
 
 def _found(spec: BuildSpec) -> Path | None:
@@ -194,18 +194,18 @@ def _found(spec: BuildSpec) -> Path | None:
 
 def library(spec: BuildSpec, verbose: bool = False) -> Path:
     """One of the two, built if need be."""
-    return _found(spec) or cachedir.obtain("native", spec.file, lambda: _make(spec, find_compiler(), verbose))
+    return _found(spec) or cachedir.obtain("native", spec.file, lambda: _make(spec, find_compiler(), find_ninja(), verbose))
 
 
-def _make(spec: BuildSpec, tool: Compiler, verbose: bool) -> bytes:
-    """The library's bytes. ninja has copies of the sources, exactly what the name was made of, whoever edits the files meanwhile."""
+def _make(spec: BuildSpec, tool: Compiler, ninja: str, verbose: bool) -> bytes:
+    """The library's bytes, made by *ninja* of copies of the sources: what the name was made of, whoever edits the files meanwhile."""
     key = digest(platform.machine(), platform.libc_ver(), tool.command, tool.version, spec.torch)[:16]
     folder, began = cachedir.folder("build", key), time.perf_counter()
     for name, data in {**spec.files, "build.ninja": _ninja(spec, tool).encode()}.items():
         if not (path := folder / name).is_file() or path.read_bytes() != data:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-    command = [str(Path(ninja.BIN_DIR, "ninja")), "-v", "-j", str(len(os.sched_getaffinity(0)))]
+    command = [ninja, "-v", "-j", str(len(os.sched_getaffinity(0)))]
     env = {**os.environ, "LC_ALL": "C", "NINJA_STATUS": "[%f/%t] "}
     with Popen(
         command, cwd=folder, env=env, stdout=PIPE, stderr=STDOUT, encoding="utf-8", errors="replace", start_new_session=True
@@ -263,7 +263,7 @@ def _told(output: Iterable[str], what: str, verbose: bool) -> str:
     return "".join(lines)
 
 
-# --- the compiler -----------------------------------------------------------------------------------------------------
+# --- the compiler and ninja -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +290,14 @@ def find_compiler() -> Compiler:
         if shutil.which(name):
             why = why or f"{name}: {found}; "
     raise NativeError(f"{why}{'no other' if why else 'no'} C++ compiler (set CXX, or install g++ or clang++)")
+
+
+def find_ninja() -> str:
+    try:
+        from ninja import BIN_DIR
+    except ImportError:
+        raise NativeError("ninja, which builds the native core, is not installed: pip install ninja") from None
+    return os.path.join(BIN_DIR, "ninja")
 
 
 def first_lines(log: str, most: int = 12) -> str:

@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import threading
-from ctypes import c_char_p, c_double, c_int, c_int32, c_int64, c_void_p, py_object
+from ctypes import POINTER, c_char_p, c_double, c_int, c_int32, c_int64, c_uint8, c_uint32, c_void_p, py_object
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,6 +119,28 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "msctx_look_away": (c_int, [c_int]),
     "msctx_enter_compiled": (c_int, [c_int]),
     "msctx_running": (JSON, []),
+    "msctx_pool_set": (TEXT, [c_int]),
+    "msctx_pool_is_installed": (c_int, []),
+    "msctx_pool_reset_peak": (None, []),
+    "msctx_pool_empty_cache": (c_int64, []),
+    "msctx_cap_set": (c_int64, [c_int64, c_int64, STR]),
+    "msctx_cap_close": (None, [c_int64]),
+    "msctx_cap_counts": (None, [c_int64, POINTER(c_int64)]),
+    "msctx_precision_install": (TEXT, [c_int, POINTER(c_char_p), POINTER(c_uint8), c_int]),
+    "msctx_precision_policy": (c_int, [STR]),
+    "msctx_precision_thaw": (None, [c_int]),
+    "msctx_precision_combination": (c_int, [POINTER(c_int32), c_uint32]),
+    "msctx_precision_here": (None, [c_int, c_void_p]),
+    "msctx_precision_know": (None, [c_int, c_void_p]),
+    "msctx_precision_switch": (c_int, [c_int]),
+    "msctx_precision_note_autocast": (c_int, [c_int]),
+    "msctx_precision_restore": (None, [c_int]),
+    "msctx_precision_number": (c_int, []),
+    "msctx_precision_again": (c_int, [c_int]),
+    "msctx_precision_agains": (c_int, []),
+    "msctx_precision_pause": (None, [c_int]),
+    "msctx_precision_halves": (c_int64, [c_int]),
+    "msctx_precision_counts": (None, [c_int, POINTER(c_int64), c_int]),
 }
 
 
@@ -212,6 +234,8 @@ def load() -> Core:
     Raises:
         NativeError: it cannot be had; the same reason is given again without another try.
     """
+    if _core is not None and not _on_load:
+        return _core
     with _lock:
         library = _core or _load()
         while _on_load:

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from ctypes import POINTER, c_int, c_int64
+from ctypes import c_int64
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -88,15 +88,6 @@ def _text(file: Path) -> str:
 COUNTS = ("limit_bytes", "current_bytes", "peak_bytes", "allocations", "out_of_memory", "idle_bytes")
 """What the library has of a cap, and the idle bytes of all."""
 
-_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "msctx_pool_set": (core.TEXT, [c_int]),
-    "msctx_pool_is_installed": (c_int, []),
-    "msctx_pool_reset_peak": (None, []),
-    "msctx_pool_empty_cache": (c_int64, []),
-    "msctx_cap_set": (c_int64, [c_int64, c_int64, core.STR]),
-    "msctx_cap_close": (None, [c_int64]),
-    "msctx_cap_counts": (None, [c_int64, POINTER(c_int64)]),
-}
 _NO_LIMIT = 1 << 62
 Cap = tuple[int, str]
 """The bytes, and who set it."""
@@ -110,15 +101,10 @@ _numbers: list[int] = []
 """Of the same in the library."""
 
 
-@cache
-def _library() -> Any:
-    return core.declared(core.load().c, _SIGNATURES)
-
-
 def read_pool() -> int | None:
     """How much is kept, in percent of the peak; ``None``: torch's own allocator is in force, or another one."""
     kept = _kept  # once: another thread may be writing
-    return kept if kept is not None and _library().msctx_pool_is_installed() else None
+    return kept if kept is not None and core.load().c.msctx_pool_is_installed() else None
 
 
 def write_pool(value: int | None) -> None:
@@ -126,7 +112,7 @@ def write_pool(value: int | None) -> None:
     with _lock:
         if value is None and _kept is None:
             return
-        if problem := _library().msctx_pool_set(-1 if value is None else value):
+        if problem := core.load().c.msctx_pool_set(-1 if value is None else value):
             raise SwitchError(f"the memory of CPU tensors cannot be counted: {problem}. Nothing was changed.")
         _kept = value
 
@@ -143,12 +129,12 @@ def write_caps(value: tuple[Cap, ...]) -> None:
         if _caps[:both] != value[:both]:  # the base has been changed
             for number, before, wanted in zip(_numbers, _caps, value, strict=False):
                 if before != wanted:
-                    _library().msctx_cap_set(number, *_limit(wanted, _counts(number)["current_bytes"]))
+                    core.load().c.msctx_cap_set(number, *_limit(wanted, _counts(number)["current_bytes"]))
         _caps = _caps[:both] if len(_caps) > both else value[:both]
         while len(_numbers) > both:
-            _library().msctx_cap_close(_numbers.pop())
+            core.load().c.msctx_cap_close(_numbers.pop())
         for wanted in value[both:]:
-            _numbers.append(int(_library().msctx_cap_set(0, *_limit(wanted))))
+            _numbers.append(int(core.load().c.msctx_cap_set(0, *_limit(wanted))))
         _caps = value
 
 
@@ -162,7 +148,7 @@ def _limit(wanted: Cap, counted: int = 0) -> tuple[int, str]:
 def _counts(number: int) -> dict[str, int]:
     """Of a cap; 0: of all that was counted in this process."""
     found = (c_int64 * len(COUNTS))()
-    _library().msctx_cap_counts(number, found)
+    core.load().c.msctx_cap_counts(number, found)
     return {name: Size(count) if "bytes" in name else count for name, count in zip(COUNTS, found, strict=True)}
 
 
@@ -191,20 +177,20 @@ def accelerator() -> str:
 
 def open_meter() -> int:
     """Begin to count what is allocated from now on; the number is for :func:`close_meter`."""
-    return int(_library().msctx_cap_set(0, _NO_LIMIT, ""))
+    return int(core.load().c.msctx_cap_set(0, _NO_LIMIT, ""))
 
 
 def close_meter(number: int) -> int:
     """The most bytes that were in use at once of what was allocated since the meter was opened."""
     peak = _counts(number)["peak_bytes"]
-    _library().msctx_cap_close(number)
+    core.load().c.msctx_cap_close(number)
     return peak
 
 
 def empty_cache() -> int:
-    return 0 if core.loaded() is None else int(_library().msctx_pool_empty_cache())
+    return 0 if core.loaded() is None else int(core.load().c.msctx_pool_empty_cache())
 
 
 def reset_peak() -> None:
     if core.loaded() is not None:
-        _library().msctx_pool_reset_peak()
+        core.load().c.msctx_pool_reset_peak()

@@ -80,7 +80,7 @@ def _hooks() -> tuple[tuple[Any, Callable[..., None]], ...]:
 
     def before(module: nn.Module, args: Any) -> None:
         if not is_dynamo_compiling():  # is_compiling() holds for all threads while one of them compiles
-            _begin(module, 2)
+            _begin(module, sys._getframe(1))
             return
         from torch._dynamo.comptime import comptime
 
@@ -115,37 +115,31 @@ def _install(on: bool) -> None:
             others()[handle.id] = True
 
 
-def _begin(module: nn.Module, depth: int) -> None:
-    """*depth*: how far out the function is that runs the module, and its hooks."""
+def _begin(module: nn.Module, frame: FrameType) -> None:
+    """*frame*: of the function that runs the module, and its hooks."""
     calls = here.calls
-    if calls and not _is_caller(calls[-1].frame):
-        drop_ended(sys._getframe(depth))
+    try:  # 6: the module around it, whose ``forward`` calls this one itself; to search takes longer
+        if calls and id(sys._getframe(6)) != calls[-1].frame:
+            drop_ended(frame)
+    except ValueError:
+        drop_ended(frame)
     if (place := watched.place_of(module)) is None and not _has_all:
         return
-    call = Call(module, id(sys._getframe(depth)), place)
+    call = Call(module, id(frame), place)
     calls.append(call)  # first: where Ctrl-C ends this, the next call undoes it
     for _, _, enter in _clients:
         enter(module, call)
 
 
-def _is_caller(number: int) -> bool:
-    """Whether in the frame of this id a module runs whose ``forward`` calls the next one itself; to search takes longer."""
-    try:
-        return id(sys._getframe(7)) == number
-    except ValueError:
-        return False
-
-
 def _end(module: nn.Module, calls: list[Call]) -> None:
     number = id(module)
-    if calls and calls[-1].module != number and any(call.module == number for call in calls):
+    if calls[-1].module != number and any(call.module == number for call in calls):
         drop_ended(sys._getframe(2))  # those inside it, which were ended by what torch calls no hooks for
     if calls and calls[-1].module == number:
-        _leave()
+        _leave(calls)
 
 
-def _leave() -> None:
-    calls = here.calls
+def _leave(calls: list[Call]) -> None:
     for leave in reversed(calls[-1].leaves):  # again, if Ctrl-C ends one
         leave()
     calls.pop()
@@ -160,7 +154,7 @@ def drop_ended(frame: FrameType | None = None) -> None:
             around = around.f_back
         if around is not None:
             return
-        _leave()
+        _leave(calls)
 
 
 def inside(module: nn.Module, run: Callable[[], Any]) -> Any:
@@ -168,7 +162,8 @@ def inside(module: nn.Module, run: Callable[[], Any]) -> Any:
     if not _clients:
         return run()
     try:
-        _begin(module, 1)
+        _begin(module, sys._getframe())
         return run()
     finally:
-        _end(module, here.calls)
+        if here.calls:
+            _end(module, here.calls)

@@ -11,7 +11,7 @@ import json
 import os
 import threading
 from collections.abc import Iterable, Mapping
-from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_uint8, c_uint32
+from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_uint8
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -44,25 +44,6 @@ class Known(Structure):
     _fields_ = [("overruled", c_int32), ("level", c_int32), ("enabled", c_int32), ("dtype", c_int32)]
 
 
-_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "msctx_precision_install": (core.TEXT, [c_int, POINTER(c_char_p), POINTER(c_uint8), c_int]),
-    "msctx_precision_policy": (c_int, [core.STR]),
-    "msctx_precision_thaw": (None, [c_int]),
-    "msctx_precision_combination": (c_int, [POINTER(c_int32), c_uint32]),
-    "msctx_precision_here": (None, [c_int, POINTER(Known)]),
-    "msctx_precision_know": (None, [c_int, POINTER(Known)]),
-    "msctx_precision_switch": (c_int, [c_int]),
-    "msctx_precision_note_autocast": (c_int, [c_int]),
-    "msctx_precision_restore": (None, [c_int]),
-    "msctx_precision_number": (c_int, []),
-    "msctx_precision_again": (c_int, [c_int]),
-    "msctx_precision_agains": (c_int, []),
-    "msctx_precision_pause": (None, [c_int]),
-    "msctx_precision_halves": (c_int64, [c_int]),
-    "msctx_precision_counts": (None, [c_int, POINTER(c_int64), c_int]),
-}
-
-
 @dataclass(frozen=True, eq=False)
 class Policy:
     """A policy as the library knows it; *modules*: path of a module → the number of the policy inside it."""
@@ -79,7 +60,7 @@ class Policy:
     def thaw(self) -> None:
         """Forget the casts of weights that were frozen until now."""
         for number in self.numbers if self.means.frozen else ():
-            library().msctx_precision_thaw(number)
+            core.load().c.msctx_precision_thaw(number)
 
 
 Policies = dict[str, Policy]
@@ -123,11 +104,6 @@ here = _Here()
 
 
 @cache
-def library() -> Any:
-    return core.declared(core.load().c, _SIGNATURES)
-
-
-@cache
 def words() -> dict[str, str]:
     """Device → its name in PyTorch."""
     return {"cpu": "cpu", "cuda": "cuda", "ascend": torch._C._get_privateuse1_backend_name()}
@@ -143,7 +119,7 @@ def install(device: str) -> None:
             return
         names = (c_char_p * len(OPS))(*(name.encode() for name in OPS))
         matrix = (c_uint8 * len(OPS))(*(operators.CLASS_OF.get(name) == "matrix" for name in OPS))
-        if problem := library().msctx_precision_install(DEVICES.index(device), names, matrix, len(OPS)):
+        if problem := core.load().c.msctx_precision_install(DEVICES.index(device), names, matrix, len(OPS)):
             raise NativeError(f"precision policies could not be registered with PyTorch's dispatcher: {problem}")
         _installed.add(device)
 
@@ -158,7 +134,7 @@ def _send(rules: Mapping[str, PrecisionRule], precision: Precision) -> int:
         "operators": len(OPS),
         **{name: getattr(precision, name) for name in ("retries", "low", "frozen")},
     }
-    return int(library().msctx_precision_policy(core.json_of(policy)))
+    return int(core.load().c.msctx_precision_policy(core.json_of(policy)))
 
 
 def policy_of(text: str) -> Policy:
@@ -180,7 +156,7 @@ def combination_of(numbers: Mapping[str, int]) -> int:
         if (number := _combined.get(policies)) is None:
             texts = repr([TEXTS.get(policy) for policy in policies])
             content = hashlib.sha256(texts.encode()).hexdigest()[:16]
-            number = int(library().msctx_precision_combination((c_int32 * 3)(*policies), int(content[:8], 16)))
+            number = int(core.load().c.msctx_precision_combination((c_int32 * 3)(*policies), int(content[:8], 16)))
             _combined[policies], _contents[number] = number, content
     return number
 
@@ -198,7 +174,7 @@ class Carried(NamedTuple):
 
 def number_here() -> int:
     """The number of the combination that is in force in this thread."""
-    return int(library().msctx_precision_number())
+    return int(core.load().c.msctx_precision_number())
 
 
 def carried() -> Carried:
@@ -211,7 +187,7 @@ def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None
     Compiled code is distinguished by what is in force and by what an autocast has overruled of it: in this process by a number that
     Dynamo's guards see, on disk by torch.compiler.config.cache_key_tag: the user's own, with ours.
     """
-    c, name_of = library(), words()
+    c, name_of = core.load().c, words()
     place = next((i for i, name in enumerate(DEVICES) if name_of[name] == device), -1)
     noted = c.msctx_precision_note_autocast(place)
     while len(here.around) > c.msctx_precision_agains():
@@ -222,6 +198,11 @@ def note_autocast(device: Any = None, checkpoint: Carried | None = None) -> None
         here.policies, here.acts_on = checkpoint.policies, _ActsOn(checkpoint.models, frozenset([*watched.OPEN]))
     if noted >= 0 <= place and noted >> place & 1:
         _report_autocast(DEVICES[place])
+    _show(noted)
+
+
+def _show(noted: int) -> None:
+    """In the tag; *noted*: see msctx_precision_note_autocast."""
     if noted == here.noted or not (here.policies or here.noted >= 0):
         return
     here.noted = noted
@@ -245,15 +226,16 @@ def _report_autocast(device: str) -> None:
 
 
 def switch(number: int) -> int:
-    """Put a combination in force in this thread; returns the one before."""
-    before = int(library().msctx_precision_switch(number))
-    note_autocast()
+    """Put a combination in force in this thread, between two autocasts; returns the one before."""
+    c = core.load().c
+    before: int = c.msctx_precision_switch(number)
+    _show(c.msctx_precision_note_autocast(-1))
     return before
 
 
 def pause(on: bool) -> None:
     """Pause the policies of this thread while an optimizer steps, but for what records a graph; or go on."""
-    library().msctx_precision_pause(on)
+    core.load().c.msctx_precision_pause(on)
     if not on:  # it has changed the weights
         for policy in here.policies.values():
             policy.thaw()
@@ -264,7 +246,7 @@ def counts(numbers: Iterable[int]) -> dict[int, Any]:
     found: dict[int, Any] = {}
     for number in [*numbers]:  # a copy: other threads put policies in force meanwhile
         found[number] = np.zeros((len(OPS), len(COUNTED)), np.int64)
-        library().msctx_precision_counts(number, found[number].ctypes.data_as(POINTER(c_int64)), len(OPS))
+        core.load().c.msctx_precision_counts(number, found[number].ctypes.data_as(POINTER(c_int64)), len(OPS))
     return found
 
 

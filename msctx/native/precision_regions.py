@@ -26,14 +26,14 @@ from torch.optim import optimizer
 
 from msctx import notices
 from msctx.dynamo import outside_dynamo, untraced
-from msctx.native import module_calls, precision, watched
+from msctx.native import core, module_calls, precision, watched
 from msctx.native.counting import Held
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Entry:
     """The call of a named module that runs: what it puts in force, and what was before. Calling it leaves it."""
 
@@ -47,8 +47,8 @@ class _Entry:
         policies = precision.here.policies
         if policies is not self.policies:  # a context was left open inside, or the base was changed
             precision.switch(_number(policies, [entry for entry in _entries() if entry is not self]))
-        elif (found := precision.switch(self.before)) != self.number:  # without what an autocast overrules of it
-            precision.switch(found)
+        elif self.before != self.number and (found := precision.switch(self.before)) != self.number:
+            precision.switch(found)  # without what an autocast overrules of it
 
 
 def _entries() -> list[_Entry]:
@@ -59,9 +59,11 @@ def _entries() -> list[_Entry]:
 def _enter(module: nn.Module, call: module_calls.Call) -> None:
     policies = precision.here.policies
     if call.place is not None and (number := _inside(call.place, policies)) is not None:
-        _look_for_export()
-        call.leaves.append(_Entry(call.place, policies, precision.number_here(), number))
-        precision.switch(number)
+        before = precision.number_here()
+        call.leaves.append(_Entry(call.place, policies, before, number))
+        if number != before:
+            _look_for_export()
+            precision.switch(number)
 
 
 def _look_for_export() -> None:
@@ -81,10 +83,11 @@ _LOST = (
 
 def _inside(place: watched.Place, policies: precision.Policies) -> int | None:
     """The number of *policies* inside a module; ``None``: no rule acts on it."""
-    key = tuple(policies.items())
-    models = reversed(place.paths.items())
-    found = (_named(path, key) for model, path in models if precision.here.acts_on.has(model))
-    return next((number for number in found if number is not None), None)
+    key, acts_on = tuple(policies.items()), precision.here.acts_on
+    for model, path in reversed(place.paths.items()):
+        if acts_on.has(model) and (number := _named(path, key)) is not None:
+            return number
+    return None
 
 
 @lru_cache(1 << 16)
@@ -241,7 +244,7 @@ def acting_in_steps() -> Iterator[None]:
 
 
 def _halves(traced: bool = False) -> int:
-    return int(precision.library().msctx_precision_halves(traced))
+    return int(core.load().c.msctx_precision_halves(traced))
 
 
 def policies_changed() -> None:

@@ -18,7 +18,7 @@ from torch.utils import checkpoint
 
 from msctx.dynamo import passed_over
 from msctx.errors import NativeError
-from msctx.native import counting, precision, precision_regions
+from msctx.native import core, counting, precision, precision_regions
 from msctx.native.counting import Held
 from msctx.native.precision import Policy
 from msctx.options.precision_rules import LEAVE, precision_of
@@ -57,13 +57,13 @@ def read(device: str) -> str | None:
 def save(device: str) -> State:
     word, known = precision.words()[device], None
     if precision.here.policies:
-        precision.library().msctx_precision_here(precision.DEVICES.index(device), ctypes.byref(known := precision.Known()))
+        core.load().c.msctx_precision_here(precision.DEVICES.index(device), ctypes.byref(known := precision.Known()))
     policy = precision.here.policies.get(device)
     return State(policy, torch.is_autocast_enabled(word), torch.get_autocast_dtype(word), known)
 
 
 def load(device: str, state: State) -> None:
-    c, place, word = precision.library(), precision.DEVICES.index(device), precision.words()[device]
+    c, place, word = core.load().c, precision.DEVICES.index(device), precision.words()[device]
     _put(device, state.policy)
     torch.set_autocast_enabled(word, state.enabled)
     torch.set_autocast_dtype(word, state.dtype)
@@ -83,7 +83,7 @@ def write(device: str, text: str) -> None:
     torch.set_autocast_enabled(word, not policy.means.is_off)
     if policy.means.low:
         torch.set_autocast_dtype(word, getattr(torch, policy.means.low))
-    precision.library().msctx_precision_know(precision.DEVICES.index(device), None)
+    core.load().c.msctx_precision_know(precision.DEVICES.index(device), None)
     precision.note_autocast()
 
 
@@ -105,7 +105,7 @@ def _enter(after: precision.Policies) -> None:
         before, after = after, before
         raise
     else:
-        precision.library().msctx_precision_switch(number)
+        core.load().c.msctx_precision_switch(number)
     finally:
         for policy in before.values():
             if policy in _here.policies:  # else that of a checkpoint, which its forward pass has

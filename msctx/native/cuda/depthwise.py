@@ -134,12 +134,12 @@ class Launch:
     parameters: Parameters
 
 
-def own_window(problem: DepthwiseProblem, general: bool = False) -> tuple[int, int]:
-    """Window and stride of the kernel that is made for this problem, or (0, 0): the general one computes it, if *general* always."""
+def own_window(problem: DepthwiseProblem) -> tuple[int, int]:
+    """Window and stride of the kernel that is made for this problem, or (0, 0): the general one computes it."""
     window, stride = (problem.window[0], problem.stride[0])
     is_square = problem.window == (window, window) and problem.stride == (stride, stride) and problem.dilation == (1, 1)
     is_made = is_square and problem.dtype != "float64" and (window, stride) in WINDOWS
-    return (window, stride) if is_made and not general else (0, 0)
+    return (window, stride) if is_made else (0, 0)
 
 
 def rows_of(op: str, window: int) -> int:
@@ -170,31 +170,28 @@ def chunks(problem: DepthwiseProblem, window: int) -> tuple[int, int]:
     return (_up(positions, each) if each else 0), each
 
 
-def workspace(problem: DepthwiseProblem, op: str, general: bool = False) -> int:
-    """Bytes beside the tensors; *general* as in launches()."""
-    window, _ = own_window(problem, general)
+def workspace(problem: DepthwiseProblem, op: str) -> int:
+    """Bytes beside the tensors."""
+    window, _ = own_window(problem)
     return chunks(problem, window)[0] * problem.w_size * sum_size(problem.dtype) if op == "wgrad" else 0
 
 
-def additions(problem: DepthwiseProblem, op: str, general: bool = False) -> int:
-    """The longest chain of additions, each of which rounds, that a result comes from; *general* as in launches()."""
+def additions(problem: DepthwiseProblem, op: str) -> int:
+    """The longest chain of additions, each of which rounds, that a result comes from."""
     taps = problem.window[0] * problem.window[1]
     if op != "wgrad":
         chain = taps if taps <= MOST_AT_ONCE else sum(problem.window)
         return chain * (problem.multiplier if op == "dgrad" else 1)
-    window, _ = own_window(problem, general)
+    window, _ = own_window(problem)
     count, each = chunks(problem, window)
     lanes, sums = THREADS // _channels(problem), _up(count, MOST_AT_ONCE)
     in_steps = min(count, MOST_AT_ONCE) + min(sums, MOST_AT_ONCE) + _up(sums, MOST_AT_ONCE)
     return _up(each, lanes) * rows_of("wgrad", window) + (lanes - 1).bit_length() + in_steps
 
 
-def launches(problem: DepthwiseProblem, op: str, general: bool = False) -> Sequence[Launch]:
-    """What computes y (fprop), the gradient of x (dgrad) or of w (wgrad), in this order on one stream; nothing for no results.
-
-    *general*: by the kernels for any window, even where there is one for this.
-    """
-    window, stride = own_window(problem, general)
+def launches(problem: DepthwiseProblem, op: str) -> Sequence[Launch]:
+    """What computes y (fprop), the gradient of x (dgrad) or of w (wgrad), in this order on one stream; nothing for no results."""
+    window, stride = own_window(problem)
     main, rows = name(op, problem.dtype, problem.layout, window, stride), rows_of(op, window)
     parameters = _parameters(problem, *(chunks(problem, window) if op == "wgrad" else (0, 0)))
     if op == "wgrad":

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import Structure, c_char, c_int32, c_int64, c_ubyte, c_uint32, c_void_p
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from msctx.errors import NativeError
@@ -18,7 +17,6 @@ from msctx.native.build import first_lines, read_sources
 from msctx.native.cachedir import digest
 from msctx.native.cuda import depthwise, driver
 from msctx.native.cuda.depthwise import (
-    ARCHS,
     DTYPES,
     KERNELS,
     LAYOUTS,
@@ -34,7 +32,7 @@ from msctx.shipped import KERNEL_SOURCES
 
 FORMAT = 3
 """Part of every key: to be raised when what a build means changes."""
-SUFFIXES = (".cu", ".cuh")
+SOURCES = KERNEL_SOURCES / "cuda"
 SEPARATOR = b"\0"
 """In the cache, between what ptxas told and the cubin."""
 
@@ -56,54 +54,41 @@ class Report:
         return {**said, "bytes": len(self.cubin), "error": self.error}
 
 
-def build(
-    archs: Sequence[str] = ARCHS,
-    *,
-    modules: Sequence[Module] = MODULES,
-    tool: Nvrtc | None = None,
-    sources: Path | None = None,
-) -> list[Report]:
-    """Compile what is not cached; a report for each of *modules* and *archs*. *sources* is the folder of the .cu files.
+def build(archs: Sequence[str]) -> list[Report]:
+    """Compile what is not cached; a report for each module and arch.
 
     Raises:
         NativeError: there is no compiler, no source, or no cache to write to.
     """
-    tool = tool or driver.find()
-    work = [(module, arch) for module in modules for arch in archs]
-    files = _read(sources, modules)
+    tool, files = driver.find(), _read()
+    work = [(module, arch) for module in MODULES for arch in archs]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         return [*pool.map(lambda each: _compiled(tool, files, *each), work)]
 
 
-def cubin(module: Module, arch: str, *, tool: Nvrtc | None = None, sources: Path | None = None) -> bytes:
+def cubin(module: Module, arch: str) -> bytes:
     """A module that is ready to be loaded.
 
     Raises:
         NativeError: as build(), or the compiler rejects the source.
     """
-    found = _compiled(tool := tool or driver.find(), _read(sources, [module]), module, arch)
+    found = _compiled(tool := driver.find(), _read(), module, arch)
     if found.error:
-        source = (sources or KERNEL_SOURCES / "cuda") / module.source
-        raise NativeError(f"{source} cannot be compiled for {arch} by {tool}:\n{found.error}")
+        raise NativeError(f"{SOURCES / module.source} cannot be compiled for {arch} by {tool}:\n{found.error}")
     return found.cubin
 
 
-def origin(sources: Path | None = None) -> str:
+def origin() -> str:
     """What stands for the sources of all kernels.
 
     Raises:
         NativeError: there are none.
     """
-    return digest(FORMAT, _read(sources, []))
+    return digest(FORMAT, _read())
 
 
-def _read(sources: Path | None, modules: Sequence[Module]) -> dict[str, bytes]:
-    root = sources or KERNEL_SOURCES / "cuda"
-    files = read_sources(root, SUFFIXES)
-    for module in modules:
-        if module.source not in files:
-            raise NativeError(f"{root / module.source}: is not there; msctx is not installed completely, install it again")
-    return files
+def _read() -> dict[str, bytes]:
+    return read_sources(SOURCES, (".cu", ".cuh"))
 
 
 def _compiled(tool: Nvrtc, files: Mapping[str, bytes], module: Module, arch: str) -> Report:

@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import kernels_of
 import numpy as np
 from processes import compiled
 
@@ -72,10 +73,11 @@ class Emulation:
     ) -> None:
         """Write the result of *op* to its own of *tensors* (x, w, y); *backwards*: threads and blocks in the other order."""
         places = dict(tensors)
-        # to the byte, with nothing behind it, so that a sanitizer sees what is read beyond
-        places["workspace"] = np.full(workspace(problem, op, general), GARBAGE, np.uint8)
-        for launch in launches(problem, op, general):
-            self.launch(launch, {name: places[name].ctypes.data for name in launch.tensors}, backwards)
+        with kernels_of.window(general):
+            # to the byte, with nothing behind it, so that a sanitizer sees what is read beyond
+            places["workspace"] = np.full(workspace(problem, op), GARBAGE, np.uint8)
+            for launch in launches(problem, op):
+                self.launch(launch, {name: places[name].ctypes.data for name in launch.tensors}, backwards)
 
     def launch(self, launch: Launch, pointers: dict[str, int], backwards: bool = False) -> None:
         """As the driver does, of tensors in the host's memory."""

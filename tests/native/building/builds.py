@@ -10,9 +10,9 @@ ISAS = len(native.VECTORS)
 """The instruction sets that the small kernels are compiled for: they have none for a matrix unit."""
 
 
-def made(sources):
+def made():
     """What is built in most tests: the library of the kernels, which needs no torch."""
-    return native.library(native.kernels_spec(sources))
+    return native.library(native.kernels_spec())
 
 
 def call(path, name="msctx_one"):

@@ -13,20 +13,20 @@ from msctx.errors import MsctxError, NativeError
 
 def test_ctrl_c(cache, sources, watched, forked):
     watched.hold("common/api.cpp")
-    process = forked(lambda: made(sources))
+    process = forked(lambda: made())
     compilers = watched.until_stopped()
     process.signal(signal.SIGINT)
     assert process.ended()["raised"] == "KeyboardInterrupt"
     assert not any(is_running(number) for number in compilers)
     assert leftovers(cache) == []
     watched.let_go()
-    assert made(sources).exists()
+    assert made().exists()
 
 
 def test_a_kernel_with_a_mistake(cache, sources):
     edit(sources, "common/api.cpp", "generic::one()", "generic::two()")
     with pytest.raises(NativeError) as caught:
-        made(sources)
+        made()
     text = str(caught.value)
     assert isinstance(caught.value, MsctxError)
     assert isinstance(caught.value, RuntimeError)
@@ -41,4 +41,4 @@ def test_a_kernel_with_a_mistake(cache, sources):
     assert leftovers(cache) == []
     assert [*cache.glob("native/*.so")] == []
     edit(sources, "common/api.cpp", "generic::two()", "generic::one()")
-    assert made(sources).exists()
+    assert made().exists()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,14 +20,14 @@ from msctx.shipped import KERNEL_SOURCES
 
 
 def test_a_library_is_built_once(cache, sources, watched, forked, capfd):
-    first = made(sources)
+    first = made()
     assert len(watched.compiled) == ISAS + 1
     assert first.parent == cache / "native"
     assert forked(lambda: call(first)).ended() == {"returned": 41}
     err = capfd.readouterr().err
     assert err.startswith("msctx: building the kernels (once)\nmsctx: building the kernels (once): 1 of ")
     assert "\nmsctx: built the kernels in " in err
-    assert made(sources) == first
+    assert made() == first
     assert len(watched.runs) == ISAS + 2
     assert capfd.readouterr() == ("", "")
     assert leftovers(cache) == []
@@ -44,7 +46,7 @@ def test_what_takes_long_is_told_again(monkeypatch, capsys):
 
 
 def test_how_kernels_are_compiled(sources, watched):
-    made(sources)
+    made()
     generic = next(line for line in watched.compiled if "-DMSCTX_ISA=generic" in line)
     assert not any(word.startswith("-m") for word in generic.split())
     for line in watched.compiled:
@@ -74,7 +76,7 @@ def test_inline_functions_of_all_objects_are_the_baseline_ones(sources, forked):
         '#include "msctx/number.h"\nnamespace avx512 { int two(); }\n'
         'extern "C" __attribute__((visibility("default"))) int msctx_here() { return level() * 10 + avx512::two(); }\n'
     )
-    path = made(sources)
+    path = made()
     assert forked(lambda: call(path, "msctx_here")).ended() == {"returned": 0}
 
 
@@ -87,7 +89,7 @@ def glue(sources):
 
 
 def test_the_glue_uses_the_openmp_that_torch_has_loaded(sources, glue, watched, passes):
-    built = native.build(sources=sources)
+    built = native.build()
     assert len(watched.compiled) == ISAS + 1 + 1
     if shutil.which("readelf"):
         needed = subprocess.run(["readelf", "-d", built.glue], capture_output=True, text=True, check=True).stdout
@@ -106,31 +108,35 @@ def test_the_glue_uses_the_openmp_that_torch_has_loaded(sources, glue, watched, 
 def test_what_the_wheel_brings_is_used_and_only_the_glue_of_another_torch_is_built(
     sources, glue, watched, tmp_path, monkeypatch, cache
 ):
-    built = native.build(sources=sources)
+    built = native.build()
     shipped = tmp_path / "shipped"
     shipped.mkdir()
     monkeypatch.setattr(native, "LIBRARIES", shipped)
     for path in (built.kernels, built.glue):
         path.rename(shipped / path.name)
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CXX")
-    there = native.build(sources=sources)
-    assert (there.origin, there == native.found(sources)) == ("from the wheel", True)
-    assert native.obstacle(sources) == ""
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "")
+        patch.delenv("CXX")
+        patch.setitem(sys.modules, "ninja", None)
+        there = native.build()
+        assert (there.origin, there == native.found()) == ("from the wheel", True)
+        assert native.obstacle() == ""
     import torch
 
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "__version__", "9.9.9+cu130")
-        assert native.found(sources) is None
-        native._is_there.cache_clear()
-        assert native.obstacle(sources) == "no C++ compiler (set CXX, or install g++ or clang++)"
-        with pytest.raises(NativeError, match=r"no C\+\+ compiler"):
-            native.build(sources=sources)
-    monkeypatch.undo()
-    monkeypatch.setenv("MSCTX_CACHE_DIR", str(cache))
-    monkeypatch.setattr(native, "LIBRARIES", shipped)
     monkeypatch.setattr(torch, "__version__", "9.9.9+cu130")
-    other = native.build(sources=sources)
+    native._is_there.cache_clear()
+    assert native.found() is None
+    for missing, why in (("CXX", "no C++ compiler (set CXX, or install g++ or clang++)"), ("ninja", "pip install ninja")):
+        with monkeypatch.context() as patch:
+            if missing == "CXX":
+                patch.setenv("PATH", "")
+                patch.delenv("CXX")
+            else:
+                patch.setitem(sys.modules, "ninja", None)
+            assert native.obstacle().endswith(why)
+            with pytest.raises(NativeError, match=re.escape(why)):
+                native.build()
+    other = native.build()
     assert (other.kernels, other.origin) == (there.kernels, "kernels from the wheel, glue built here")
     assert other.glue.parent == cache / "native"
     assert other.glue.name.startswith("libmsctx_torch-9.9.9-")
@@ -139,7 +145,7 @@ def test_what_the_wheel_brings_is_used_and_only_the_glue_of_another_torch_is_bui
 def test_a_build_of_the_same_release_serves_every_kind_of_it(sources, glue, monkeypatch):
     import torch
 
-    kernels = kernels_spec(sources)
+    kernels = kernels_spec()
     names = set()
     for version in ("9.9.9+cpu", "9.9.9+cu130", "9.9.9"):
         monkeypatch.setattr(torch, "__version__", version)
@@ -148,34 +154,34 @@ def test_a_build_of_the_same_release_serves_every_kind_of_it(sources, glue, monk
 
 
 def test_sanitizers(sources):
-    path = variants.kernels_library("address,undefined", sources)
+    path = variants.kernels_library("address,undefined")
     assert b"__asan_" in path.read_bytes()
-    assert path != variants.kernels_library(sources=sources)
+    assert path != variants.kernels_library()
 
 
 # --- what a build depends on -------------------------------------------------------------------------------------------
 
 
 def test_a_header_that_changes_makes_another_library_and_compiles_those_that_include_it(sources, watched, forked):
-    first = made(sources)
+    first = made()
     edit(sources, "include/msctx/number.h", "40", "50")
-    second = made(sources)
+    second = made()
     assert second != first
     assert len(watched.compiled) == 2 * ISAS + 1
     assert forked(lambda: call(second)).ended() == {"returned": 51}
     edit(sources, "include/msctx/number.h", "50", "40")
-    assert made(sources) == first
+    assert made() == first
 
 
 def test_a_header_by_way_of_another_and_one_of_an_instruction_set(sources, watched, forked):
     edit(sources, "include/msctx/number.h", "#pragma once", '#pragma once\n#  include "msctx/more.h"')
     (sources / "include/msctx/more.h").write_text("#define MORE 1\n")
-    made(sources)
+    made()
     edit(sources, "include/msctx/more.h", "1", "2")
-    made(sources)
+    made()
     assert len(watched.compiled) == 2 * ISAS + 1
     edit(sources, "cpu/isa/generic/vec.h", "1", "7")
-    second = made(sources)
+    second = made()
     assert len(watched.compiled) == 2 * ISAS + 2
     assert forked(lambda: call(second)).ended() == {"returned": 47}
 
@@ -184,15 +190,16 @@ def test_what_the_name_depends_on(sources, glue, monkeypatch):
     import torch
 
     def names():
-        kernels = kernels_spec(sources)
+        kernels = kernels_spec()
         return kernels.file, glue_spec(kernels, Path("x.so")).file
 
     kernels, first = names()
     assert (kernels, first) == names()
-    assert len({kernels, *(variants.sanitized(kernels_spec(sources), names).file for names in ("undefined", "address"))}) == 3
-    for module, name in ((torch, "__version__"), (torch.version, "git_version")):
+    assert len({kernels, *(variants.sanitized(kernels_spec(), names).file for names in ("undefined", "address"))}) == 3
+    others = (torch, "__version__", "9.9"), (torch.version, "git_version", "9.9"), (torch, "compiled_with_cxx11_abi", bool)
+    for module, name, other in others:
         with monkeypatch.context() as patch:
-            patch.setattr(module, name, "9.9")
+            patch.setattr(module, name, other)
             assert names()[0] == kernels
             assert names()[1] != first
     (sources / "README.md").write_text("no source")
@@ -211,11 +218,11 @@ def test_what_the_name_depends_on(sources, glue, monkeypatch):
 
 def test_warnings_are_in_the_log_and_do_not_stop_it(cache, sources, capfd):
     edit(sources, "common/api.cpp", "return", "int unused; return")
-    made(sources)
+    made()
     assert "unused variable" in next(cache.glob("build/*/log")).read_text()
     assert "unused variable" not in capfd.readouterr().err
     cachedir.remove()
-    native.library(kernels_spec(sources), verbose=True)
+    native.library(kernels_spec(), verbose=True)
     err = capfd.readouterr().err
     assert [word for word in ("-c common/api.cpp", "unused variable", "-shared") if word not in err] == []
 

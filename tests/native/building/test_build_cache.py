@@ -11,18 +11,18 @@ from msctx.native import cachedir
 
 
 def test_what_nobody_uses_is_removed(cache, sources):
-    old = made(sources)
+    old = made()
     edit(sources, "include/msctx/number.h", "40", "41")
-    kept = made(sources)
+    kept = made()
     ago = time.time() - 31 * 86400
     (cache / "build" / "0123").mkdir()
     for path in [*cache.glob(f"native/{old.stem}.*"), cache / "build" / "0123"]:
         os.utime(path, (ago, ago))
     edit(sources, "include/msctx/number.h", "41", "42")
-    new = made(sources)
+    new = made()
     assert not [path for path in cache.glob(f"native/{old.stem}.*") if path.suffix != ".lock"]
     assert not (cache / "build" / "0123").exists()
-    assert made(sources) == new
+    assert made() == new
     assert kept.exists()
     assert leftovers(cache) == []
 
@@ -30,7 +30,7 @@ def test_what_nobody_uses_is_removed(cache, sources):
 def test_remove(cache, sources):
     assert cachedir.remove() == 0
     assert not cache.exists()
-    made(sources)
+    made()
     assert cachedir.remove() > 1000
     assert [path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"] == []
-    assert made(sources).exists()
+    assert made().exists()

@@ -30,9 +30,9 @@ def program(path, text):
 
 def test_no_compiler(path, sources):
     reason = "no C++ compiler (set CXX, or install g++ or clang++)"
-    assert native.obstacle(sources) == native.obstacle(sources) == reason
+    assert native.obstacle() == native.obstacle() == reason
     with pytest.raises(NativeError) as caught:
-        native.build(sources=sources)
+        native.build()
     assert str(caught.value) == reason
 
 
@@ -43,9 +43,9 @@ def test_a_cxx_that_does_not_work_is_an_error(sources, monkeypatch):
         ("g++ '", "No closing quotation"),
     ):
         monkeypatch.setenv("CXX", cxx)
-        assert native.obstacle(sources).startswith(f"CXX={cxx}: {why}; correct CXX, or unset it")
+        assert native.obstacle().startswith(f"CXX={cxx}: {why}; correct CXX, or unset it")
         with pytest.raises(NativeError, match="correct CXX, or unset it"):
-            native.build(sources=sources)
+            native.build()
 
 
 OLD = """
@@ -55,7 +55,7 @@ case "$*" in *--version*) echo 'g++ 8.5.0';; *) echo "g++: error: unrecognized c
 
 def test_a_compiler_that_is_too_old(path, sources):
     program(path / "g++", OLD)
-    assert native.obstacle(sources) == (
+    assert native.obstacle() == (
         "g++: cannot be used for C++20: g++: error: unrecognized command line option '-std=c++20'; "
         "no other C++ compiler (set CXX, or install g++ or clang++)"
     )
@@ -64,7 +64,7 @@ def test_a_compiler_that_is_too_old(path, sources):
 def test_clang_gets_no_openmp_of_its_own(sources):
     (sources / "glue/units").mkdir(parents=True)
     (sources / "glue/units/threads.cpp").write_text(GLUE)
-    made_of = glue_spec(kernels_spec(sources), Path("kernels.so"))
+    made_of = glue_spec(kernels_spec(), Path("kernels.so"))
     for version, has in (("g++ 12.2.0", True), ("Debian clang version 16.0.6", False)):
         assert ("-fopenmp" in native._ninja(made_of, native.Compiler(("/usr/bin/c++",), version))) == has
 
@@ -75,7 +75,7 @@ def test_torchs_c_runtime_is_linked_where_a_compiler_would_bring_its_own(sources
     (tmp_path / "one.cpp").write_text("#include <iostream>\nvoid print(int n) { std::cout << n; }\n")
     one, result = tmp_path / "one.o", tmp_path / "one.so"
     subprocess.run([*static.command, "-fPIC", "-c", tmp_path / "one.cpp", "-o", one], check=True)
-    kernels = made(sources)
-    last = glue_spec(kernels_spec(sources), kernels).link
+    kernels = made()
+    last = glue_spec(kernels_spec(), kernels).link
     subprocess.run([*static.command, "-shared", one, *last, "-o", result], check=True, cwd=tmp_path)
     assert b"libstdc++.so.6" in result.read_bytes()

@@ -9,7 +9,7 @@ from builds import ISAS, made
 
 def test_many_processes_at_once_build_once(sources, watched, forked):
     watched.hold("common/api.cpp")
-    processes = [forked(lambda: made(sources)) for _ in range(6)]
+    processes = [forked(lambda: made()) for _ in range(6)]
     watched.until_stopped()
     end = time.monotonic() + 10
     while sum("waiting for it" in process.said for process in processes) < 5 and time.monotonic() < end:

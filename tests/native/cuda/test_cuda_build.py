@@ -37,9 +37,11 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def sources(tmp_path: Path) -> Path:
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "sources"
     folder.mkdir()
+    monkeypatch.setattr(plans, "SOURCES", folder)
+    monkeypatch.setattr(plans, "MODULES", [MODULE])
     (folder / "copy.cu").write_text(SMALL)
     return folder
 
@@ -92,7 +94,7 @@ def test_the_manifest_is_sound() -> None:
 @pytest.mark.parametrize("arch", ARCHS)
 def test_kernels_take_no_more_than_their_budgets(tool: driver.Nvrtc, arch: str) -> None:
     found = set()
-    for report in plans.build([arch], modules=MODULES, tool=tool):
+    for report in plans.build([arch]):
         assert not report.error
         for part in report.log.split("Compiling entry function ")[1:]:
             name = part.split("'")[1]
@@ -115,17 +117,20 @@ def test_kernels_take_no_more_than_their_budgets(tool: driver.Nvrtc, arch: str) 
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_module_is_compiled_and_reported(tool: driver.Nvrtc, sources: Path, arch: str) -> None:
-    (report,) = plans.build([arch], modules=[MODULE], tool=tool, sources=sources)
+    (report,) = plans.build([arch])
     assert "Used " in report.log
     found = report.as_dict()
     assert found.pop("bytes") > 100
     assert found == {"module": str(MODULE), "arch": arch, "compiler": str(tool), "cached": False, "error": ""}
-    assert plans.cubin(MODULE, arch, tool=tool, sources=sources)[:4] == b"\x7fELF"
+    assert plans.cubin(MODULE, arch)[:4] == b"\x7fELF"
 
 
-def test_what_is_compiled_is_kept_until_something_changes(tool: driver.Nvrtc, sources: Path, own_cache: Path) -> None:
+def test_what_is_compiled_is_kept_until_something_changes(
+    tool: driver.Nvrtc, sources: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def made(module: Module = MODULE, arch: str = "sm_80") -> bool:
-        (report,) = plans.build([arch], modules=[module], tool=tool, sources=sources)
+        monkeypatch.setattr(plans, "MODULES", [module])
+        (report,) = plans.build([arch])
         assert not report.error
         return not report.cached
 
@@ -145,12 +150,12 @@ def test_what_is_compiled_is_kept_until_something_changes(tool: driver.Nvrtc, so
 def test_an_error_of_a_source_is_reported_and_not_kept(tool: driver.Nvrtc, sources: Path, own_cache: Path) -> None:
     (sources / "copy.cu").write_text(SMALL.replace("FACTOR", "nobody_knows_this"))
     for _ in range(2):
-        (report,) = plans.build(["sm_80"], modules=[MODULE], tool=tool, sources=sources)
+        (report,) = plans.build(["sm_80"])
         assert not report.cached
         assert "nobody_knows_this" in report.error
     assert not list(own_cache.glob("cuda/*.cubin"))
     with pytest.raises(NativeError, match=r"(?s)copy\.cu cannot be compiled for sm_80 by .*nobody_knows_this"):
-        plans.cubin(MODULE, "sm_80", tool=tool, sources=sources)
+        plans.cubin(MODULE, "sm_80")
 
 
 # --- no compiler, no sources ----------------------------------------------------------------------------------------------

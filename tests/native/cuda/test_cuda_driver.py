@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from ctypes import CDLL, addressof, c_void_p
 from typing import Any
 
+import kernels_of
 import pytest
 import torch
 
@@ -53,15 +55,11 @@ def test_which_cubin_runs_where() -> None:
 
 
 def test_the_shapes_meet_every_kernel() -> None:
-    met = {
-        launch.kernel
-        for shape in SHAPES.values()
-        for dtype in DTYPES
-        for layout in LAYOUTS
-        for op in OPS
-        for general in (False, True)
-        for launch in launches(DepthwiseProblem(dtype, layout, *shape), op, general)
-    }
+    met = set()
+    for general in (False, True):
+        with kernels_of.window(general):
+            for shape, dtype, layout, op in itertools.product(SHAPES.values(), DTYPES, LAYOUTS, OPS):
+                met |= {launch.kernel for launch in launches(DepthwiseProblem(dtype, layout, *shape), op)}
     assert met == set(KERNELS)
 
 
@@ -74,12 +72,10 @@ def loaded() -> dict[str, driver.Kernels]:
     return {name: modules[module] for name, module in KERNELS.items()}
 
 
-def run(
-    loaded: dict[str, driver.Kernels], p: DepthwiseProblem, op: str, given: dict[str, torch.Tensor], general: bool
-) -> torch.Tensor:
+def run(loaded: dict[str, driver.Kernels], p: DepthwiseProblem, op: str, given: dict[str, torch.Tensor]) -> torch.Tensor:
     places = {**given, TARGET[op]: torch.full_like(given[TARGET[op]], float("nan"))}
-    places["workspace"] = torch.full((workspace(p, op, general),), 0x7F, dtype=torch.uint8, device="cuda")
-    for launch in launches(p, op, general):
+    places["workspace"] = torch.full((workspace(p, op),), 0x7F, dtype=torch.uint8, device="cuda")
+    for launch in launches(p, op):
         values = [*(c_void_p(places[name].data_ptr()) for name in launch.tensors), launch.parameters]
         arguments = (c_void_p * len(values))(*map(addressof, values))
         stream = c_void_p(torch.cuda.current_stream().cuda_stream)
@@ -110,7 +106,8 @@ def test_every_kernel_on_a_gpu(loaded: dict[str, driver.Kernels], dtype: str, la
         given = {n: t.cuda().contiguous(memory_format=torch.contiguous_format if n == "w" else last) for n, t in host.items()}
         for op in OPS:
             for general in (False, True) if own_window(p)[0] else (True,):
-                found, again = (run(loaded, p, op, given, general).cpu() for _ in range(2))
+                with kernels_of.window(general):
+                    found, again = (run(loaded, p, op, given).cpu() for _ in range(2))
                 assert torch.equal(found, again)
                 error = (found.double() - right[op]).abs()
                 assert not error.numel() or error.max() <= BOUNDS[dtype] * right[op].abs().max(), op
