@@ -109,7 +109,7 @@ void add(Counts& to, const Counts& counts) {
 }  // namespace
 
 std::shared_ptr<Logged> record(const Choice& choice) {
-  auto made = std::make_shared<Logged>(choice.ran, json_of(choice));
+  auto made = std::make_shared<Logged>(json_of(choice));
   const std::lock_guard<std::mutex> guard(lock);
   const auto [found, is_new] = log.known.try_emplace(made->json, made);
   if (!is_new) return found->second;

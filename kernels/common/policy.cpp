@@ -200,7 +200,7 @@ void Policy::complete(Made& decision, const Choice& choice, const std::string& e
   }
   decision.is_beside_load = !choice.reasons.empty() && choice.reasons.back() == beside_load;
   decision.choice = record(choice);
-  decision.ran = decision.choice->ran.c_str();
+  decision.ran = decision.row ? decision.row->name : "torch";
 }
 
 bool Policy::choose(

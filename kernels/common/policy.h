@@ -66,9 +66,9 @@ struct Choice {
   std::vector<std::string> reasons;
 };
 
-// One in the log.
+// One in the log. As small as this, it lies in no gap that aligned tensors leave around them: there it would keep their memory apart.
 struct Logged {
-  const std::string ran, json;  // the latter: its members
+  const std::string json;  // its members
   // Under the log's lock.
   int64_t number = 0;  // in the order in which they were first met, from 1 on
   int64_t used = 0;    // when it was last counted, in counts

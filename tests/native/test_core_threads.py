@@ -8,7 +8,7 @@ import pytest
 
 Passes = Callable[..., str]
 TOGETHER = """
-import ctypes, gc, os, sys, threading, torch, msctx
+import gc, os, sys, threading, torch, msctx
 from torch.nn import functional as fn
 from msctx.native import core
 
@@ -27,7 +27,6 @@ def together(*functions):
     assert not errors, errors
 
 def resident():
-    ctypes.CDLL(None).malloc_trim(0)  # without the holes that ever larger sizes leave
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE")
 """
 
