@@ -1,7 +1,8 @@
 """The package as others get it: the wheel of dist/ is used where there is no checkout, no compiler and no network.
 
 It is installed with its dependencies into an environment of its own; home and working folder are empty ones, and nothing may
-be written into the installed packages: their files are compared before and after, as modes do not bind root.
+be written into the installed packages: their files are compared before and after, as modes do not bind root. The network is cut off
+where the system permits it (unshare).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 import time
 import venv
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -100,6 +102,12 @@ msctx compare digits args.epochs=1 --axis deterministic=ON --quick --out compare
 msctx migrate mindspore.py
 """
 """What is done with the wheel, in a folder that holds mindspore.py alone; nothing of it may fail."""
+LARGEST = 12 * 2**20
+"""Bytes of a wheel."""
+OF_SDIST = """
+msctx doctor
+msctx run digits args.epochs=1 conv_fprop_algo=gemm --out run
+"""
 
 
 def main() -> None:
@@ -127,6 +135,7 @@ def whole(folder: Path, sdist: Path, wheel: Path) -> Path:
     missing = travelling(tracked) - {name for name, _ in contents(wheel)}
     assert not missing, f"not in the wheel: {sorted(missing)}"
     print(f"{sdist.name}, {wheel.name}: {len(contents(wheel))} files, {wheel.stat().st_size / 2**20:.1f} MB", flush=True)
+    assert wheel.stat().st_size <= LARGEST, f"a wheel has at most {LARGEST} bytes"
     return of_sdist
 
 
@@ -159,18 +168,8 @@ def used(folder: Path, python: Path) -> None:
     before = listing(packages)
     run("chmod", "-R", "a-w", packages)
     alone = {"PATH": f"{python.parent}:{without_compilers(folder / 'bin')}", "HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
-    alone |= dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:9")  # nobody answers there
     try:
-        for words in (
-            ["python", "-c", EVERY_MODULE],
-            ["python", "-c", CONVOLUTION],
-            ["python", "-c", EVERYTHING],
-            *map(str.split, COMMANDS.split("\n")[1:-1]),
-        ):
-            began = time.monotonic()
-            said = run(*words, cwd=work, alone=alone).splitlines()
-            last = said[-1] if said else ""
-            print(f"{time.monotonic() - began:5.1f} s  $ {' '.join(words[:2] if '-c' in words else words)}: {last}", flush=True)
+        tried(work, alone, [EVERY_MODULE, CONVOLUTION, EVERYTHING], COMMANDS)
     finally:
         run("chmod", "-R", "u+w", packages)
     changed = before ^ listing(packages)
@@ -182,12 +181,23 @@ def used(folder: Path, python: Path) -> None:
 def built(folder: Path, python: Path, of_sdist: Path) -> None:
     """Without libraries, and with a compiler: the first option that needs the core builds it."""
     pip(python, "install", "--no-deps", "--force-reinstall", of_sdist)
-    alone = {"PATH": f"{python.parent}:{os.environ['PATH']}", "HOME": str(folder / "other")}
-    (folder / "other").mkdir()
-    for program in (CONVOLUTION, EVERYTHING):
+    home = folder / "other"
+    home.mkdir()
+    alone = {"PATH": f"{python.parent}:{os.environ['PATH']}", "HOME": str(home)}
+    tried(home, alone, [CONVOLUTION, EVERY_MODULE, EVERYTHING], OF_SDIST)
+
+
+def tried(folder: Path, alone: dict[str, str], programs: list[str], commands: str) -> None:
+    """The programs, then the commands, each in a process that sees no network but the loopback, where the system permits it."""
+    cut_off = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    if subprocess.run([*cut_off, "true"], check=False).returncode:
+        print("the network is not cut off here", flush=True)
+        cut_off = []
+    for words in [["python", "-c", program] for program in programs] + [line.split() for line in commands.strip().splitlines()]:
         began = time.monotonic()
-        said = run("python", "-c", program, cwd=folder / "other", alone=alone).splitlines()
-        print(f"{time.monotonic() - began:5.1f} s  from the sdist, with a compiler: {said[-1]}", flush=True)
+        said = run(*words, cwd=folder, alone=alone, under=cut_off).splitlines()
+        name = " ".join(words[:2] if words[2:] and words[2] in programs else words)
+        print(f"{time.monotonic() - began:5.1f} s  $ {name}: {said[-1] if said else ''}", flush=True)
 
 
 def without_compilers(folder: Path) -> Path:
@@ -209,12 +219,15 @@ def pip(python: object, *words: object) -> None:
     run(python, "-m", "pip", *words, "--quiet", "--disable-pip-version-check")
 
 
-def run(*words: object, cwd: Path | None = None, alone: dict[str, str] | None = None, **more: str) -> str:
-    """What a command prints; its whole output is shown where it fails."""
-    environment = alone or {**os.environ, **more}
+def run(*words: object, cwd: Path | None = None, alone: dict[str, str] | None = None, under: Sequence[str] = ()) -> str:
+    """What a command prints, with the environment *alone*; its whole output is shown where it fails."""
+    environment = alone or {**os.environ}
     command = [str(word) for word in words]
     program = shutil.which(command[0], path=environment["PATH"]) or command[0]
-    done = subprocess.run([program, *command[1:]], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    begun = [shutil.which(under[0]), *under[1:]] if under else []
+    done = subprocess.run(
+        [*begun, program, *command[1:]], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode:
         sys.exit(f"$ {' '.join(command)}\n{done.stdout}{done.stderr}ended with exit code {done.returncode}")
     return done.stdout
