@@ -38,9 +38,6 @@ def run(
     engine: Annotated[str, option("ENGINE", "With --sweep: run its points as jobs of slurm, or local at once.")] = "",
     job: Annotated[Texts, option("KEY=VALUE", "With --engine: a parameter of submitit (slurm_partition, …).")] = None,
     nproc: Annotated[int | None, option("N", "Run it as N processes of this node, as torchrun does.", min=1)] = None,
-    nnodes: Annotated[str, typer.Option(metavar="M", help="With --nproc: nodes, or MIN:MAX of them.")] = "1",
-    rdzv: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where several nodes find each other, the same on all.")] = "",
-    max_restarts: Annotated[int, typer.Option(min=0, help="How often a rank of this node may fail: all ranks restart.")] = 0,
     json_: Json = False,
 ) -> None:
     """Run an experiment under its options, record it, and restore everything.
@@ -50,11 +47,8 @@ def run(
     words = overrides or []
     source, of_subject = subject_of(file)
     experiment = read(source, [*of_subject, *words], need_entry=True)
-    of_nodes = {"--nnodes": nnodes != "1", "--rdzv": rdzv}
-    _refuse({} if nproc else {"--max-restarts": max_restarts}, "needs --nproc")
     _refuse({} if engine else {"--job": job}, "needs --engine")
     if sweep:
-        _refuse(of_nodes, "does not go with --sweep, whose points run on one node each")
         _refuse({"--sweep": is_one_of_several()}, "a sweep starts a process for each point: run it without torchrun")
         values = sweeping.read(sweep)
         grid = sweeping.points(values)
@@ -65,15 +59,12 @@ def run(
                 resolve(one)
             emit(grid, json_, lambda: render.sweep_table(grid, []))
             return
-        words += ["--nproc", str(nproc), "--max-restarts", str(max_restarts)] if nproc else []
+        words += ["--nproc", str(nproc)] if nproc else []
         runs_in = sweeping.engine(engine, job or []) if engine else sweeping.in_turn
         run_grid = partial(sweeping.run, file, experiment, words, values, out, engine=runs_in, resume=resume)
         _sweep(grid, run_grid, json_)
         return
     _refuse({"--engine": engine, "--resume": resume}, "needs --sweep")
-    if not nproc:
-        _refuse(of_nodes, "needs --nproc")
-
     prepare_environment(experiment)
 
     if dry_run:
@@ -89,7 +80,7 @@ def run(
     refuse(explain(experiment.settings))
     _refuse({"--nproc": is_one_of_several()}, "torchrun has started this process already: leave --nproc out")
     words = [file, *words, *["--json"] * json_]
-    found = launch(experiment, words, out, nproc=nproc, nnodes=nnodes, rdzv=rdzv, max_restarts=max_restarts)
+    found = launch(experiment, words, out, nproc=nproc)
     if not json_:
         print_text(f"ranks.json is in {found['run_dir']}")
 

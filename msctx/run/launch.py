@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from msctx.errors import Diagnostic, EntryFailed, FileError, OptionError, StrictError, named, nearest
+from msctx.errors import Diagnostic, EntryFailed, FileError, StrictError, nearest
 from msctx.native import distributed
 from msctx.notices import warn
 from msctx.options import Layer, layers
@@ -45,24 +43,16 @@ def execute(command: Sequence[str], layer: Layer, *, strict: bool = False) -> in
         code = _wait(process)
         if seen.stat().st_size:
             layers.note_process(os.environ, str(os.getpid()))  # for a `msctx exec` around this one
-        elif not _is_left(folder):
+        else:
             text = (
-                f"the options did nothing: no process of `{' '.join(command)}` on this machine entered them. That needs an import of"
-                " torch, and an environment in which msctx is installed. A Python that runs with -S does not read them"
+                f"the options did nothing: no process of `{' '.join(command)}` on this machine entered them before it ended."
+                " That needs an import of torch, and an environment in which msctx is installed. A Python that runs with -S does"
+                " not read them"
             )
             if strict:
                 raise StrictError(f"strict=True, and {text}")
             warn(text)
     return code if code >= 0 else 128 - code
-
-
-def _is_left(folder: str) -> bool:
-    """Whether the command has left a process that still runs, such as a daemon: it may enter the options later."""
-    for environment in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):  # another user's, or it has just ended
-            if folder.encode() in environment.read_bytes():
-                return True
-    return False
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
@@ -85,14 +75,11 @@ def _has_terminal() -> bool:
         return False
 
 
-def launch(
-    experiment: Experiment, words: Sequence[str], out: str | None, *, nproc: int, nnodes: str, rdzv: str, max_restarts: int
-) -> dict[str, Any]:
-    """Run `msctx run *words` as the ranks of this node; returns what ranks.json holds.
+def launch(experiment: Experiment, words: Sequence[str], out: str | None, *, nproc: int) -> dict[str, Any]:
+    """Run `msctx run *words` as *nproc* ranks of this node; returns what ranks.json holds.
 
     Args:
-        out: the run directory; with several nodes one that all of them see. Default: a new one under ``record.dir``.
-        nnodes: a number, or ``MIN:MAX``.
+        out: the run directory. Default: a new one under ``record.dir``.
 
     Raises:
         EntryFailed: ranks failed; the exit code is that of one of them.
@@ -100,38 +87,26 @@ def launch(
         KeyboardInterrupt: Ctrl-C; each rank has ended its record.
     """
     import torch
-    from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    if not (nodes := re.fullmatch(r"([1-9]\d*)(?::([1-9]\d*))?", nnodes)):
-        raise OptionError([Diagnostic("--nnodes", f"{nnodes!r} is no number of nodes", "command line", "2, or 2:4")])
-    least, most = int(nodes[1]), int(nodes[2] or nodes[1])
-    needed = {"--rdzv": (rdzv, "HOST:PORT of one node"), "--out": (out, "a folder that all nodes see")}
-    if missing := [flag for flag, (value, _) in needed.items() if most > 1 and not value]:
-        raise OptionError([Diagnostic(flag, "several nodes need it", "command line", needed[flag][1]) for flag in missing])
     top = Path(out).absolute() if out else Record.fresh(experiment.record_dir, experiment.name)
-    if (top / "ranks.json").exists() or (most == 1 and any(top.glob("rank_*"))):
+    if any(top.glob("rank_*")):
         raise FileError([Diagnostic("", "is not empty: a run never overwrites another", str(top))])
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, torch.get_num_threads() // nproc)))
-    if max_restarts or most > 1:  # else ranks that start again find the addresses of those that have ended
-        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     failed: dict[int, Any] = {}
     with TemporaryDirectory(prefix="msctx-run-", ignore_cleanup_errors=True) as logs:
-        agent = LaunchConfig(least, most, nproc, DefaultLogsSpecs(log_dir=logs), RUN_ID, max_restarts=max_restarts)
-        agent.rdzv_backend, agent.rdzv_endpoint = "c10d", rdzv or "localhost:0"
+        agent = LaunchConfig(1, 1, nproc, DefaultLogsSpecs(log_dir=logs), RUN_ID, max_restarts=0)
+        agent.rdzv_backend, agent.rdzv_endpoint = "c10d", "localhost:0"
         try:
             elastic_launch(agent, sys.executable)("-m", "msctx", "run", *words, "--out", str(top))
         except ChildFailedError as ended:
             failed = ended.failures
-        except (RendezvousError, DistError, ValueError) as lost:
-            raise EntryFailed(f"the nodes did not find each other at {rdzv}: {named(lost)}") from None
         except SignalException as signalled:
             raise (KeyboardInterrupt if signalled.sigval == signal.SIGINT else SystemExit(128 + signalled.sigval)) from None
         finally:
-            found = _gathered(top, nproc * least)
+            found = _gathered(top, nproc)
     if failed:
         done = {row["rank"] for row in found["ranks"] if row["status"] == "completed"}  # torchrun ends those that linger
         failed = {rank: one for rank, one in failed.items() if rank not in done} or failed
@@ -145,17 +120,16 @@ def launch(
 
 
 def _gathered(top: Path, count: int) -> dict[str, Any]:
-    """Write ranks.json: a row for each rank that was started here, or has a folder. Several nodes write it: the last one has all."""
-    numbers = {int(folder.name.removeprefix("rank_")) for folder in top.glob("rank_*")}
+    """Write ranks.json: a row for each rank, if one has a folder."""
     rows: list[dict[str, Any]] = []
-    for number in sorted(numbers | {*range(count)}):
-        rows.append({"rank": number, "folder": f"rank_{number}"})
+    for number in range(count):
         result = result_in(top / f"rank_{number}") or {"status": "no result"}
-        rows[-1] |= {key: result[key] for key in ("status", "reason", "seconds", "host", "plan") if key in result}
-    found = {"run_dir": str(top), "ranks": rows}
-    if numbers:
-        Record(top).json("ranks.json", found)
-    return found
+        found = {key: result[key] for key in ("status", "reason", "seconds", "host", "plan") if key in result}
+        rows.append({"rank": number, "folder": f"rank_{number}", **found})
+    whole = {"run_dir": str(top), "ranks": rows}
+    if any(top.glob("rank_*")):
+        Record(top).json("ranks.json", whole)
+    return whole
 
 
 RUN_ID = "msctx"
@@ -184,8 +158,8 @@ def record(out: str | None, parent: str, name: str) -> Record:
     if out is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return Record.create(None, parent, f"{name}-{mine}")
     folder = Path(out or _agreed(parent, name)) / mine
-    if os.environ.get("TORCHELASTIC_RUN_ID") == RUN_ID or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
-        shutil.rmtree(folder, ignore_errors=True)  # the launching process has seen that it is no other run's
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        shutil.rmtree(folder, ignore_errors=True)
     return Record.create(str(folder), parent, name)
 
 

@@ -12,15 +12,24 @@ from msctx.run import launch as ranks
 
 EXPERIMENT = "context: {seed: 0}\nexperiment: {name: two, entry: entry.py:main}\nrecord: {dir: runs}\n"
 ENTRY = """
-import os
-def main(run):
+import os, pathlib
+def main(run, fails_first=False):
     run.log(rank=int(os.environ["RANK"]))
+    if fails_first and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise ValueError("it is rank one")
     return {"rank": int(os.environ["RANK"])}
 """
 
 
-def launched(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+def launched(folder: Path, *more: str, restarts: int = 0) -> subprocess.CompletedProcess[str]:
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        f"--max-restarts={restarts}",
+    ]
     command = [*torchrun, "-m", "msctx", "run", "two.yaml", *more]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder, check=False)
 
@@ -37,6 +46,14 @@ def test_torchrun_is_one_run(folder: Path) -> None:
     again = launched(folder, "--out", str(made))
     assert again.returncode != 0
     assert "is not empty" in again.stderr
+
+
+@pytest.mark.full
+def test_a_restart_overwrites_what_was_recorded_before(folder: Path) -> None:
+    done = launched(folder, "args.fails_first=true", "--out", "out", restarts=1)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads((folder / f"out/rank_{number}/result.json").read_text()) for number in range(2)]
+    assert [(result["status"], result["rank"]) for result in found] == [("completed", 0), ("completed", 1)]
 
 
 def test_other_launchers_give_each_rank_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

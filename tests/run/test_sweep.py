@@ -94,7 +94,6 @@ def test_texts_stay_texts(experiment: str, tmp_path: Path, capsys: Any) -> None:
         (["--sweep", "seed=1,2", "--job", "timeout_min=5"], "--job: needs --engine"),
         (["--engine", "local"], "--engine: needs --sweep"),
         (["--resume"], "--resume: needs --sweep"),
-        (["--sweep", "seed=1,2", "--nnodes", "2", "--rdzv", "a:1"], "--rdzv: does not go with --sweep"),
     ],
 )
 def test_mistakes_are_told_before_anything_runs(
