@@ -124,8 +124,8 @@ def _gathered(top: Path, count: int) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for number in range(count):
         result = result_in(top / f"rank_{number}") or {"status": "no result"}
-        found = {key: result[key] for key in ("status", "reason", "seconds", "host", "plan") if key in result}
-        rows.append({"rank": number, "folder": f"rank_{number}", **found})
+        rows.append({"rank": number, "folder": f"rank_{number}"})
+        rows[-1] |= {key: result[key] for key in ("status", "reason", "seconds", "host", "plan") if key in result}
     whole = {"run_dir": str(top), "ranks": rows}
     if any(top.glob("rank_*")):
         Record(top).json("ranks.json", whole)
