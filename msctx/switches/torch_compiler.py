@@ -20,7 +20,7 @@ from torch._logging._internal import log_registry
 from msctx.graph import calls, report
 from msctx.graph.inductor_passes import Beside
 from msctx.imports import when_imported
-from msctx.native import precision
+from msctx.native import distributed, precision
 from msctx.switches.base import OF_THE_ENGINE, OF_THE_TUNER, Kept, Switch, of, reading, writing
 from msctx.torch_config import INDUCTOR, NOTHING, UNSET, Forced, by_variable
 
@@ -68,6 +68,21 @@ class _Job(Forced):
     def holds(self, value: str) -> bool:
         """Any will do: with one, torch keeps what it has learnt about shapes."""
         return (self.forced is NOTHING and self.read() is not None) or super().holds(value)
+
+
+class _TraceFolder(Forced):
+    """Each rank has a folder in the one that is given, as for the other files of save_graphs."""
+
+    def holds(self, path: str | None) -> bool:
+        return super().holds(_of_rank(path))
+
+    def write(self, path: str | None) -> None:
+        super().write(_of_rank(path))
+
+
+def _of_rank(path: str | None) -> str | None:
+    rank = distributed.known_rank()
+    return path and os.path.join(os.path.expanduser(path), *([] if rank is None else [f"rank_{rank}"]))
 
 
 def _logs(name: str) -> Switch:
@@ -199,7 +214,6 @@ _FORCED: dict[str, Callable[[], Any]] = {
     "torch.inductor.autotune_local_cache": lambda: True,
     "torch.inductor.cpp_cache_precompile_headers": by_variable("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "1"),
     "torch.inductor.trace.enabled": by_variable("TORCH_COMPILE_DEBUG"),
-    "torch.inductor.trace.debug_dir": lambda: None,
     "torch.inductor.trace.provenance_tracking_level": lambda: int(
         os.environ.get("INDUCTOR_PROVENANCE", os.environ.get("TORCH_COMPILE_DEBUG", "0"))
     ),
@@ -328,5 +342,6 @@ SWITCHES = (
     _logs("torch.logs.inductor"),
     *(of(name, Forced(INDUCTOR, name[_KEY:], unloaded, "default")) for name, unloaded in _DEFAULTS.items()),
     *(of(name, Forced(INDUCTOR, name[_KEY:], unloaded)) for name, unloaded in _FORCED.items()),
+    of("torch.inductor.trace.debug_dir", _TraceFolder(INDUCTOR, "trace.debug_dir", lambda: None)),
     *(of(name, value) for name, value in _BESIDE.items()),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from ast import literal_eval
 from typing import Annotated, Any
@@ -334,9 +333,7 @@ def _saving(on: On, setting: Setting) -> Outcome:
     if not is_cached:
         found["torch.inductor.fx_graph_cache"] = False
     if files.level >= 3:
-        rank = f"rank_{os.environ['RANK']}" if "RANK" in os.environ else ""
-        folder = os.path.join(os.path.expanduser(files.path), rank)
-        found |= {"torch.inductor.trace.enabled": True, "torch.inductor.trace.debug_dir": folder}
+        found |= {"torch.inductor.trace.enabled": True, "torch.inductor.trace.debug_dir": files.path}
     return approximated(found, NO_STAGES if on.device == "ascend" else CACHED if is_cached else TEXT)
 
 

@@ -152,6 +152,18 @@ def test_a_rank_has_its_own_folder_and_existing_files_stay(tmp_path: Path, monke
     assert (mine.parent / "00_bootstrap_0012.ir").exists()
 
 
+def test_ranks_have_equal_plans_and_separate_folders_for_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"save_graphs": 3, "save_graphs_path": "~/graphs"}
+    monkeypatch.setenv("HOME", str(tmp_path))
+    digests = set()
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        with msctx.context(**options) as ctx:
+            digests |= {msctx.explain(**options).digest, ctx.plan.digest}
+            assert inductor.trace.debug_dir == str(tmp_path / "graphs" / f"rank_{rank}")
+    assert len(digests) == 1
+
+
 def test_a_folder_that_cannot_be_made_is_reported_once_and_the_run_goes_on(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     options: dict[str, Any] = {"save_graphs": 1, "save_graphs_path": str(tmp_path / "file" / "graphs")}
