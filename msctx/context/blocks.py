@@ -145,10 +145,17 @@ class Context:
 
     @untraced
     def __exit__(self, kind: Any = None, error: Any = None, trace: Any = None) -> None:
-        if sys.is_finalizing():  # a generator that nobody has closed: nothing computes any more
-            return
-        with uninterrupted():
-            _exit(self, error)
+        has_begun = False
+        try:
+            if sys.is_finalizing():  # a generator that nobody has closed: nothing computes any more
+                return
+            with uninterrupted():
+                has_begun = True
+                _exit(self, error)
+        except KeyboardInterrupt as interruption:
+            if not has_begun:
+                self.__exit__(KeyboardInterrupt, interruption)
+            raise
 
     def __reduce__(self) -> tuple[type[Context], tuple[tuple[Layer, ...], str]]:
         return Context, (self.layers, self.origin)  # what was watched and counted in one process means nothing in another
