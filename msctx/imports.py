@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
@@ -29,33 +29,27 @@ def collected_later() -> Iterator[None]:
 
 
 class _Watch(MetaPathFinder):
-    def __init__(self, name: str, call: Callable[[], object]) -> None:
-        self.name, self.call = name, call
-        self._is_looking = False
+    waiting: defaultdict[str, list[Callable[[], object]]] = defaultdict(list)
+    """Module → what is called once it has been imported."""
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != self.name or self._is_looking:
+        if not self.waiting.get(name):
             return None
-        self._is_looking = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._is_looking = False
+        others = [finder for finder in sys.meta_path if finder is not self]
+        spec = next((found for finder in others if (found := finder.find_spec(name, path, target))), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def execute_and_call(module: ModuleType) -> None:
                 execute(module)
-                if self in sys.meta_path:  # else it was given up; a program may look for a module, and not import it
-                    self.stop()
-                    self.call()
+                for call in self.waiting.pop(name, ()):
+                    call()
 
             spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
         return spec
 
-    def stop(self) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
+
+sys.meta_path.insert(0, _Watch())
 
 
 def when_imported(name: str, call: Callable[[], object]) -> Callable[[], None]:
@@ -63,6 +57,10 @@ def when_imported(name: str, call: Callable[[], object]) -> Callable[[], None]:
     if name in sys.modules:
         call()
         return lambda: None
-    watch = _Watch(name, call)
-    sys.meta_path.insert(0, watch)
-    return watch.stop
+    _Watch.waiting[name].append(call)
+
+    def give_up() -> None:
+        if call in _Watch.waiting[name]:
+            _Watch.waiting[name].remove(call)
+
+    return give_up

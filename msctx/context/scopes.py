@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import os
-import threading
-from typing import TYPE_CHECKING, Any
-
-from msctx import notices
-from msctx.context.base import BASE, Base
-from msctx.native import counting, watched
-from msctx.options import Layer, Settings
-from msctx.plan import Plan
-
-if TYPE_CHECKING:
-    from msctx.context.ledger import Hold
 import sys
+import threading
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing import process
+from typing import TYPE_CHECKING, Any
 
+from msctx import notices
+from msctx.context.base import BASE, Base
 from msctx.errors import MsctxError, MsctxWarning
 from msctx.imports import when_imported
+from msctx.native import counting, watched
+from msctx.options import Layer, Settings
 from msctx.options.layers import INHERITED, stacked
+from msctx.plan import Plan
 from msctx.signals import uninterrupted
+
+if TYPE_CHECKING:
+    from msctx.context.ledger import Hold
 
 
 class Ran:

@@ -184,9 +184,6 @@ def wait(name: str, module: Module, kind: str) -> Switch:
     return Switch(name, lambda: limit, write)
 
 
-# --- torch_npu's allocator ---------------------------------------------------------------------------------------------
-
-
 def npu_is_here() -> bool:
     return hasattr(torch, "npu") and torch.npu.is_available()
 
@@ -194,32 +191,6 @@ def npu_is_here() -> bool:
 def npu() -> Any:
     """``torch.npu``, which torch_npu puts there."""
     return vars(torch)["npu"]
-
-
-ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF"
-REFUSALS = (ValueError, IndexError, RuntimeError)
-"""What torch raises for a text that it does not take."""
-_refused = ""
-"""The text that torch refused last: it keeps that all the same, and torch_npu reads the variable anew whenever a text is set."""
-
-
-def allocator_problem() -> str:
-    """Why torch_npu's allocator will not start: it reads its variable with the first use of a device, and crashes after a bad one."""
-    global _refused
-    if npu().is_initialized():
-        return ""
-    text, found = os.environ.get(ALLOCATOR, ""), torch._C._accelerator_getAllocatorSettings()
-    is_refused = bool(found) and found == _refused
-    if is_refused and not text:
-        torch._C._accelerator_setAllocatorSettings("")
-    if not text or (found and not is_refused):
-        return ""
-    try:
-        torch._C._accelerator_setAllocatorSettings(text)
-    except REFUSALS as error:
-        _refused = text
-        return f"{ALLOCATOR}={text}: torch_npu does not take it ({str(error).splitlines()[0]}); fix it, or unset the variable"
-    return ""
 
 
 # --- the settings that the caching allocators of all accelerators share; they exist in torch's CPU builds too -----------
@@ -260,7 +231,7 @@ def _now() -> str:
     """The text in effect. torch_npu reads its own variable only when the first text reaches it."""
     if not has_settings():
         return ""
-    variable = os.environ.get(ALLOCATOR, "") if hasattr(torch, "npu") else ""
+    variable = os.environ.get("PYTORCH_NPU_ALLOC_CONF", "") if hasattr(torch, "npu") else ""
     return _C._accelerator_getAllocatorSettings() or variable
 
 
@@ -280,13 +251,13 @@ def _send(text: str, *ignored: type[Exception]) -> None:
 
 def _complaint(text: str, *, keep: bool) -> str:
     """Send a text, and take it back where torch does not like it, or where it need not be kept; returns torch's complaint."""
-    found, complaint = _now(), ""
+    found, complaint, refusals = _now(), "", (ValueError, IndexError, RuntimeError)
     try:
         _send(text)
-    except REFUSALS as error:
+    except refusals as error:
         complaint = f"torch does not take {text}: {str(error).splitlines()[0]}"
     if complaint or not keep:
-        _send(found, *REFUSALS)  # torch may not have liked the user's text either
+        _send(found, *refusals)  # torch may not have liked the user's text either
     return complaint
 
 
@@ -325,8 +296,6 @@ class _Settings:
     def blocked(self, value: Mapping[str, Any] | None) -> str:
         if not has_settings():
             return f"torch {torch.__version__} has no settings of its allocators that can be set late"
-        if npu_is_here() and (problem := allocator_problem()):
-            raise SwitchError(problem)
         text, _ = self._over(value)
         return obstacle(parse(text), npu=npu_is_here()) or _complaint(text, keep=False)
 

@@ -48,9 +48,6 @@ def _sanitize(on: bool) -> None:
 
 # --- what this process holds on a GPU beyond torch's caching allocator, by NVIDIA's management library (NVML) -------------
 
-LIBRARY = "libnvidia-ml.so.1"
-KINDS = ("GPU", "MIG")
-"""What NVML puts before the number of a device, or of a part of one."""
 NOT_AVAILABLE = 2**64 - 1
 MOST = 1024
 """Processes on one device; of more nothing is known."""
@@ -68,33 +65,33 @@ class _Process(ctypes.Structure):
 
 
 @cache
-def _load(name: str) -> Any:
+def nvml() -> Any:
     try:
-        library = ctypes.CDLL(name)
-        return None if library.nvmlInit_v2() else library
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        has_call = hasattr(library, "nvmlDeviceGetComputeRunningProcesses_v3")  # older drivers lack it
+        return library if has_call and not library.nvmlInit_v2() else None
     except (OSError, AttributeError):
         return None
 
 
-def used(uuid: str, library: str = LIBRARY) -> int | None:
+def used(uuid: str) -> int | None:
     """The bytes that this process holds on a device; ``None``: NVML does not report it.
 
     Where no process has our number (in a container NVML counts those of the host), the only one there is is us.
     """
-    nvml, handle = _load(library), ctypes.c_void_p()
-    if nvml is None or all(nvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}".encode(), ctypes.byref(handle)) for kind in KINDS):
+    library, handle, count, found = nvml(), ctypes.c_void_p(), ctypes.c_uint(MOST), (_Process * MOST)()
+    for kind in ("GPU", "MIG"):  # what NVML puts before the number of a device, or of a part of one
+        if library and not library.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}".encode(), ctypes.byref(handle)):
+            break
+    else:
         return None
-    processes = _processes(nvml, handle)
+    if library.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), found):
+        return None
+    processes = found[: count.value]
     mine = [process for process in processes if process.pid == os.getpid()] or (processes if len(processes) == 1 else [])
     if not mine or any(process.used == NOT_AVAILABLE for process in mine):
         return None
     return int(sum(process.used for process in mine))
-
-
-def _processes(nvml: Any, handle: ctypes.c_void_p) -> list[_Process]:
-    ask: Any = getattr(nvml, "nvmlDeviceGetComputeRunningProcesses_v3", None)  # older drivers lack it
-    count, found = ctypes.c_uint(MOST), (_Process * MOST)()
-    return [] if ask is None or ask(handle, ctypes.byref(count), found) else found[: count.value]
 
 
 def overhead(device: int) -> int | None:

@@ -15,30 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from msctx.errors import SwitchError
 from msctx.imports import when_imported
 from msctx.native.core import has_float32_products
-from msctx.switches.accelerator import (
-    allocator_problem,
-    current_device,
-    memory_cap,
-    npu,
-    npu_is_here,
-    synchronize_each_op,
-    wait,
-)
+from msctx.switches.accelerator import current_device, memory_cap, npu, npu_is_here, synchronize_each_op, wait
 from msctx.switches.base import OF_THE_ENGINE, OF_THE_TUNER, Kept, Switch, of, variable
-
-
-def _starting(switch: Switch) -> Switch:
-    """The same, for a switch that initialises the device where it is written."""
-
-    def blocked(value: Any) -> str:
-        if problem := allocator_problem():
-            raise SwitchError(problem)
-        return switch.blocked(value) if switch.blocked else ""
-
-    return replace(switch, blocked=blocked)
 
 
 def soc_name() -> str | None:
@@ -415,8 +395,8 @@ def _tuning(config: Any, tuner: Options) -> Any:
 
 
 SWITCHES = (
-    _starting(current_device("torch.npu.current_device", npu)),
-    _starting(memory_cap("torch.npu.memory_cap", npu)),
+    current_device("torch.npu.current_device", npu),
+    memory_cap("torch.npu.memory_cap", npu),
     synchronize_each_op("torch.npu.synchronize_each_op", npu),
     _hf32("torch.npu.matmul.allow_hf32", "matmul"),
     _hf32("torch.npu.conv.allow_hf32", "conv"),
@@ -450,7 +430,7 @@ SWITCHES = (
         _allows_internal_format,
         lambda on: _set("ALLOW_INTERNAL_FORMAT", "enable" if on else "disable"),
     ),
-    _starting(of("torch.npu.op_timeout", _Timeout())),
+    of("torch.npu.op_timeout", _Timeout()),
     wait("torch.npu.event_sync_timeout", npu, "Event"),
     Switch(
         "torch.npu.exception_dump",

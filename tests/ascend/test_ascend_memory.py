@@ -167,30 +167,3 @@ def test_where_tensors_are_shows_in_copies(ascend: Run, options: dict[str, objec
                 del found[: at + 1]
         assert {{parameter.device.type for parameter in model.parameters()}} == {{"npu"}}
     """)
-
-
-@pytest.mark.parametrize(
-    ("options", "text"), [({"device_id": 0}, "max_split_size_mb:abc"), ({"max_device_memory": "1GB"}, "nonsense:1")]
-)
-def test_a_bad_text_of_the_users_is_an_error_before_anything_is_changed(
-    ascend: Run, options: dict[str, object], text: str
-) -> None:
-    ascend(
-        f"""
-        import os
-        before = msctx.state()
-        for _ in range(2):
-            try:
-                msctx.context(device_target="Ascend", matmul_allow_hf32=True, **{options}).__enter__()
-            except msctx.errors.SwitchError as error:
-                assert "PYTORCH_NPU_ALLOC_CONF={text}: torch_npu does not take it (" in str(error), error
-                assert "fix it, or unset the variable" in str(error)
-            else:
-                raise AssertionError("torch_npu would crash later")
-            assert msctx.diff(before, msctx.state()) == {{}} and not torch.npu.is_initialized()
-        del os.environ["PYTORCH_NPU_ALLOC_CONF"]
-        with msctx.context(device_target="Ascend", **{options}):
-            torch.ones(2, device="npu")
-        """,
-        env={"PYTORCH_NPU_ALLOC_CONF": text},
-    )

@@ -196,7 +196,7 @@ UUID = "1f0c7d3a-0000-1111-2222-333344445555"
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     if (compiler := shutil.which("cc")) is None:
         pytest.skip("no C compiler")
     path = tmp_path_factory.mktemp("nvml") / "libnvml.so"
@@ -204,11 +204,18 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def tell(library: str, processes: Mapping[int, int], device: str = f"GPU-{UUID}") -> Any:
-    number, nvml = len(processes), ctypes.CDLL(library)
+@pytest.fixture
+def nvml(path: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    library = ctypes.CDLL(path)
+    assert not library.nvmlInit_v2()
+    monkeypatch.setattr(torch_cuda, "nvml", lambda: library)
+    return library
+
+
+def tell(nvml: Any, processes: Mapping[int, int]) -> None:
+    number = len(processes)
     pids, sizes = (ctypes.c_uint * number)(*processes), (ctypes.c_ulonglong * number)(*processes.values())
-    nvml.tell(device.encode(), number, pids, sizes)
-    return nvml
+    nvml.tell(f"GPU-{UUID}".encode(), number, pids, sizes)
 
 
 ME = os.getpid()
@@ -228,25 +235,29 @@ OTHER = ME + 1
         ({ME: 500 * MB, OTHER: NOT_AVAILABLE}, 500 * MB),
     ],
 )
-def test_our_own_process_is_counted(processes: dict[int, int], expected: int | None, library: str) -> None:
-    tell(library, processes)
-    assert used(UUID, library) == expected
+def test_our_own_process_is_counted(processes: dict[int, int], expected: int | None, nvml: Any) -> None:
+    tell(nvml, processes)
+    assert used(UUID) == expected
+    assert used("another-device") is None
 
 
-def test_without_nvml_nothing_is_known() -> None:
-    assert used(UUID, "libno-such-library.so.1") is None
-    assert used(UUID, "libc.so.6") is None
+@pytest.mark.parametrize("library", ["libno-such-library.so.1", "libc.so.6"])
+def test_without_nvml_nothing_is_known(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = ctypes.CDLL
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: load(library))
+    torch_cuda.nvml.cache_clear()
+    assert used(UUID) is None
+    torch_cuda.nvml.cache_clear()
 
 
-def test_torchs_own_share_is_no_overhead(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_own_share_is_no_overhead(nvml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over a device that only says its number and what torch's allocator holds on it."""
-    tell(library, {ME: 700 * MB})
+    tell(nvml, {ME: 700 * MB})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: type("Properties", (), {"uuid": UUID}))
-    monkeypatch.setattr(torch_cuda, "used", lambda uuid: used(uuid, library))
     for reserved, expected in ((0, 700 * MB), (200 * MB, 500 * MB), (800 * MB, 0)):
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index, reserved=reserved: reserved)
         assert torch_cuda.overhead(0) == expected
-    tell(library, {})
+    tell(nvml, {})
     assert torch_cuda.overhead(0) is None
 
 
