@@ -45,10 +45,11 @@ class uninterrupted:  # noqa: N801
 class Turn(ExitStack):
     """What a call has begun; it ends with the with-block, the last first, and Ctrl-C waits meanwhile."""
 
-    def begin(self, start: Callable[[], T], end: Callable[[T], object]) -> None:
+    def begin(self, start: Callable[[], T], end: Callable[[T], object]) -> T:
         """*end* is called with what *start* returns."""
         with uninterrupted():
-            self.callback(end, start())
+            self.callback(end, started := start())
+            return started
 
     def __exit__(self, *error: Any) -> bool | None:
         with uninterrupted():

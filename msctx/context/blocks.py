@@ -289,9 +289,7 @@ class Context:
         """Carry this context into another thread, or into a worker process (it can be pickled if *function* can)."""
         from msctx.context.session import Bound
 
-        scope = self._scope
-        around = scope.around if scope else ()
-        return Bound(function, around, self.settings.layers, bool(scope or not self.layers), self._watched)
+        return Bound(function, self.settings.layers, self._scope, self._watched, here=not self.layers)
 
 
 @atexit.register

@@ -25,6 +25,7 @@ from msctx.native.watched import Watched
 from msctx.options import Layer, Settings, make_layer
 from msctx.options.layers import with_preset
 from msctx.options.precision_rules import ACCELERATE
+from msctx.plan import Plan
 from msctx.signals import Turn, uninterrupted
 from msctx.switches import SWITCHES
 from msctx.switches.parts import of_session
@@ -45,56 +46,44 @@ class Bound:
     def __init__(
         self,
         function: Callable[..., Any],
-        scopes: tuple[Scope, ...],
         layers: tuple[Layer, ...],
-        here: bool,
-        models: Watched,
+        scope: Scope | None = None,
+        models: Watched | None = None,
+        *,
+        here: bool = False,
     ) -> None:
-        self.function, self.layers, self._scopes, self._watched = function, layers, scopes, models
+        self.function, self.layers, self._scope, self._watched = function, layers, scope, models or Watched()
         self._base_version = BASE.version if here else -1  # *here*: what it was bound to was in force in this process
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"function": self.function, "layers": self.layers}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.function, self.layers = state["function"], state["layers"]
-        self._scopes, self._base_version, self._watched = (), -1, Watched()
+    def __reduce__(self) -> tuple[type[Bound], tuple[Callable[..., Any], tuple[Layer, ...]]]:
+        return Bound, (self.function, self.layers)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._scopes and self._scopes[-1] in stack.scopes:  # called where it was bound
+        if self._scope in stack.scopes:  # called where it was bound
             return self.function(*args, **kwargs)
-        holds = all(scope.open for scope in self._scopes) if self._scopes else self._base_version == BASE.version
-        if not holds:
+        if not (all(s.open for s in self._scope.around) if self._scope else self._base_version == BASE.version):
             with Context(self.layers, "bound function", self._watched):
                 return self.function(*args, **kwargs)
+        settings = self._scope.settings if self._scope else Settings(self.layers)
+        plan = self._scope.plan if self._scope else explain(settings)
         with Turn() as turn:
-            turn.begin(self._arrive, self._leave)
+            hold = turn.begin(partial(_visit, plan.assignments), partial(ledger.undo, quiet=True))
+            turn.begin(partial(self._arrive, settings, plan, hold), self._leave)
             return self.function(*args, **kwargs)
 
-    def _arrive(self) -> Scope:
+    def _arrive(self, settings: Settings, plan: Plan, hold: ledger.Hold) -> Scope:
         """Be, in this thread, a guest of scopes that another one holds; of the base, where there are none."""
-        settings = self._scopes[-1].settings if self._scopes else Settings(self.layers)
-        plan = self._scopes[-1].plan if self._scopes else explain(settings)
-        hold = _visit(plan.assignments)
-        try:
-            guest = Scope(Context(self.layers, "bound function"), settings, plan, hold)
-        except BaseException:
-            ledger.undo(hold, quiet=True)
-            raise
-        for scope in self._scopes[-1:]:
-            scope.visitors.add(guest)
+        guest = Scope(Context(self.layers, "bound function"), settings, plan, hold)
+        if self._scope:
+            self._scope.visitors.add(guest)
         stack.scopes.append(guest)
         return guest
 
     def _leave(self, guest: Scope) -> None:
-        for scope in self._scopes[-1:]:
-            scope.visitors.discard(guest)
+        if self._scope:
+            self._scope.visitors.discard(guest)
         stack.scopes[:] = [s for s in stack.scopes if s is not guest]
-        try:
-            guest.end()
-        finally:
-            assert guest.hold is not None
-            ledger.undo(guest.hold, quiet=True)
+        guest.end()
 
 
 def _visit(assignments: Mapping[str, Any]) -> ledger.Hold:
@@ -164,7 +153,7 @@ class Session(Context):
         scope = self._scope or next((s for s in [*BASE.opened] if s.context is self and not s.leaving), None)
         if scope is None:
             raise ScopeError(f"the {self.origin} is not open: call run() inside its with-block")
-        bound = Bound(self._run, scope.around, scope.settings.layers, True, self._watched)
+        bound = Bound(self._run, scope.settings.layers, scope, self._watched)
         result: R = bound(scope, function, args, kwargs)
         return result
 
