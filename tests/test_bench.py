@@ -87,7 +87,6 @@ def test_groups_that_a_processor_does_not_have_are_left_out(bench: Bench, monkey
     [
         ("convolutions", ["--only", "depthwise-3", "--batches", "1", "--threads", "1,2"], 4),
         ("products", ["--only", "strict-denormals,fp16x3"], 1),
-        ("precision", ["--only", "digits"], 1),
         ("invariance", ["--only", "convolution"], 3),
         ("models", ["--only", "resnet50", "--batches", "1", "--phases", "inference", "--without-inductor"], 1),
     ],
