@@ -233,7 +233,7 @@ def describe(option: Option) -> dict[str, Any]:
             {
                 "value": choice,
                 "means": getattr(option.kind, "meanings", {}).get(choice, ""),
-                "also": [alias for alias, target in getattr(option.kind, "aliases", {}).items() if target is choice],
+                "also": [alias for alias, target in getattr(option.kind, "aliases", ()) if target is choice],
                 "status": {device: on_device(option, device, choice).status for device in DEVICES},
             }
             for choice in option.choices

@@ -16,8 +16,7 @@ from itertools import accumulate
 from typing import Any
 
 from msctx.options import OPTIONS, Option
-from msctx.options.documents import adapter
-from msctx.options.kinds import YamlWord
+from msctx.options.kinds import YamlWord, adapter
 from msctx.options.layers import presets
 from msctx.run.config import COMPARED, SECTIONS
 
@@ -43,8 +42,6 @@ HELP = {
 
 _WORDS = f"^({'|'.join(''.join(f'[{c}{c.upper()}]' for c in word) for word in YamlWord.TRUTH)})$"
 """``on``, ``yes``, ``off`` and ``no``, text to a reader of YAML 1.2; msctx reads true and false where an option has these values."""
-_UNDERSCORES = r"^[-+]?[1-9][0-9]*(_[0-9]*)+$"
-"""A number such as 4_000_000: one to msctx, as in YAML 1.1, and text to a reader of YAML 1.2."""
 _RAW = ("ge_options.global", "ge_options.session")
 """Dictionaries whose keys, CANN's own, may be written out."""
 
@@ -127,10 +124,8 @@ def _option(option: Option) -> dict[str, Any]:
 
 
 def _as_an_editor_reads(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a value as a reader of YAML 1.2 sees it, to whom ``on`` and ``4_000`` are texts."""
+    """The schema of a value as a reader of YAML 1.2 sees it, to whom ``on`` is a text."""
     forms = [{k: v for k, v in form.items() if k != "title"} for form in schema.get("anyOf", [schema])]
     if any(form.get("type") == "boolean" or any(value is True for value in form.get("enum", ())) for form in forms):
         forms.append({"type": "string", "pattern": _WORDS})
-    if any("integer" in form.get("type", ()) for form in forms):
-        forms.append({"type": "string", "pattern": _UNDERSCORES})
     return forms[0] if len(forms) == 1 else {"anyOf": forms}

@@ -18,7 +18,7 @@ from samples import values
 from torch import _C
 
 from msctx.options import OPTIONS, Option, device_of
-from msctx.options.kinds import BOOL, FLAG, SHARE, IntKind, MemoryKind, ValueKind
+from msctx.options.kinds import BOOL, FLAG, MemoryKind, ValueKind
 from msctx.switches import SWITCHES
 from msctx.torch_config import override, put_override
 
@@ -196,12 +196,12 @@ def _values_of(option: Option, targets: Sequence[str]) -> st.SearchStrategy[Any]
     match option.kind:
         case ValueKind() as kind if kind in (BOOL, FLAG):
             return st.sampled_from(kind.choices)
-        case IntKind(minimum=low, maximum=high):
-            least = low or 0
-            return st.integers(least, min(SMALL.get(option.name, least + 2), 2**62 if high is None else high))
+        case kind if kind and option.base is int:
+            low, high = kind.limits["ge"], kind.limits["le"]
+            return st.integers(low, min(SMALL.get(option.name, low + 2), high))
         case MemoryKind(minimum=low):
             return st.sampled_from([size for size in (0, 2**26, 2**30, 2**31) if size >= low] or [low])
-        case kind if kind is SHARE:
+        case kind if kind and option.base is float:
             return st.one_of(some, st.floats(1e-9, 0.5))
     return some
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from msctx.options import OPTIONS, UNSET, Option
-from msctx.options.documents import adapter
+from msctx.options.kinds import adapter
 from msctx.shipped import CONFIGS
 
 DATA = CONFIGS / "files"

@@ -17,11 +17,11 @@ from msctx import schema
 from msctx.errors import OptionError
 from msctx.options import OPTIONS, UNSET, Option, make_layer
 from msctx.options.conv_policy import RulesKind
-from msctx.options.documents import adapter, scalar
+from msctx.options.documents import scalar
 from msctx.options.grammars import PartsKind
-from msctx.options.kinds import BOOL, FLAG, ON_OFF, MemoryKind, TextKind, ValueKind, YamlWord
+from msctx.options.kinds import BOOL, FLAG, ON_OFF, MemoryKind, TextKind, ValueKind, YamlWord, adapter
 from msctx.options.layers import presets
-from msctx.options.operators import OPERATORS
+from msctx.options.operators import Operators
 from msctx.options.yamlfile import load
 
 ROOT = Path(__file__).parents[1]
@@ -51,7 +51,7 @@ def nested(path: str, value: Any) -> Any:
 def written(option: Option) -> list[Any]:
     """Every value of an option that the reference names: allowed ones, other words for them, the default, the example."""
     kind = option.kind
-    closed = kind.schema().get("enum", [True, False]) if isinstance(kind, ValueKind) else []
+    closed = kind.form.get("enum", [True, False]) if isinstance(kind, ValueKind) else []
     closed += [YamlWord(word) for word in ("on", "OFF", "Yes", "no") if kind in (BOOL, ON_OFF, FLAG)]
     return [*closed, option.example, example_of(option), *([option.default] if option.default is not UNSET else [])]
 
@@ -185,8 +185,7 @@ def test_refuses(data: Any) -> None:
 
 def plain(value: Any) -> Any:
     """What msctx makes of a value that stands without quotes and is text to a reader of YAML 1.2 alone."""
-    is_other = isinstance(value, str) and (value.lower() in YamlWord.TRUTH or re.fullmatch(schema._UNDERSCORES, value))
-    return scalar(value) if is_other else value
+    return scalar(value) if isinstance(value, str) and value.lower() in YamlWord.TRUTH else value
 
 
 def refusal(option: Option, value: Any) -> str | None:
@@ -210,7 +209,7 @@ def beyond_a_schema(option: Option, value: Any) -> str | None:
         return "a pattern knows no limits"
     if isinstance(kind, RulesKind):
         return "a pattern knows no grammar" if isinstance(value, str) else None
-    if kind is OPERATORS:
+    if option.type is Operators:
         return "the names of all operators would be most of the schema"
     if isinstance(kind, PartsKind):
         return "parts are compared with each other, and lists of parts are counted" if isinstance(value, str | list) else None

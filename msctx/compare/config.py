@@ -18,11 +18,11 @@ from msctx.errors import Diagnostic, FileError, Mark, Marks, OptionError, neares
 from msctx.native.choices import ConvProblem
 from msctx.options import OPTIONS, find, make_layer
 from msctx.options.conv_policy import DIRECTIONS, PRODUCT, option_of
-from msctx.options.documents import check
-from msctx.options.kinds import SHARE, ChoiceKind, Form, IntKind, TextKind, nowhere, where
+from msctx.options.kinds import ChoiceKind, Int, Kind, Share, TextKind, check, nowhere
+from msctx.options.layers import collected
 from msctx.options.yamlfile import load, parse
 from msctx.run import sweep
-from msctx.run.config import COMPARED, Experiment, collected, read_document
+from msctx.run.config import COMPARED, Experiment, read_document
 from msctx.shipped import shipped
 
 PHASES = ("inference", "training")
@@ -40,9 +40,6 @@ MEANT_FOR = {
 AXIS = "an option with a list of values, or a name with sets of options: {plain: {}, fast: {conv_fprop_algo: normal}}"
 
 
-_SECONDS = Form("seconds, more than 0", where(lambda value: type(value) in (int, float) and 0 < value < 86400))
-
-
 class Keys(BaseModel):
     """What the section ``compare`` holds."""
 
@@ -54,11 +51,11 @@ class Keys(BaseModel):
     ] = ""
     directions: list[Annotated[str, ChoiceKind(DIRECTIONS)]] = [*DIRECTIONS]
     phases: list[Annotated[str, ChoiceKind(PHASES)]] = [*PHASES]
-    seconds: Annotated[float, _SECONDS] = 1.0
+    seconds: Annotated[float, Kind("seconds, more than 0", gt=0, lt=86400)] = 1.0
     """To be spent on each row."""
-    repetitions: Annotated[int, IntKind(1, 1000)] = 3
+    repetitions: Int(1, 1000) = 3  # type: ignore[valid-type]
     """Runs of each choice of an experiment, after one that is not counted."""
-    error_limit: Annotated[float | None, SHARE] = None
+    error_limit: Share | None = None
     """The error beyond which a result is wrong, where the algorithm states no bound."""
 
 

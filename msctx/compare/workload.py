@@ -15,8 +15,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from msctx.errors import Diagnostic, FileError, OptionError, nearest
 from msctx.native.choices import ConvProblem
-from msctx.options.documents import Document, check
-from msctx.options.kinds import BadValue, Bool, ChoiceKind, Form, Int, refusal
+from msctx.options.documents import Document
+from msctx.options.kinds import BadValue, Bool, ChoiceKind, Int, Kind, check, refusal
 from msctx.options.yamlfile import load
 from msctx.shipped import shipped
 
@@ -95,8 +95,8 @@ def _along(value: Any) -> Shape:
     return _sizes(str(value) if type(value) is int else value, 0)
 
 
-_Shape = Annotated[Shape, Form("sizes such as 1x3x224x224", _sizes)]
-_Along = Annotated[Shape, Form("a number, or one for each spatial axis, such as 1x1", _along)]
+_Shape = Annotated[Shape, Kind("sizes such as 1x3x224x224", _sizes)]
+_Along = Annotated[Shape, Kind("a number, or one for each spatial axis, such as 1x1", _along)]
 _ALONG = ("stride", "padding", "dilation", "output_padding")
 
 

@@ -36,7 +36,7 @@ NO_COUNTERPART = {
     "set_ps_context": "torch has no parameter servers of that kind",
     "reset_ps_context": "torch has no parameter servers of that kind",
     "set_offload_context": "the option memory_offload moves tensors to the host; there is nothing finer",
-    "JitConfig": "the option enable_graph_kernel is False for jit_level O0, and True for O1 and O2",
+    "JitConfig": "the option enable_graph_kernel switches the fusion that jit_level chooses",
     "set_dump": "msctx.set_dump(module) marks what dump_config dumps with dump_mode 2",
     "runtime.set_cpu_affinity": "taskset or numactl bind the process; runtime_num_threads sets how many threads work",
     "runtime.set_kernel_launch_capture": "torch.cuda.graphs captures launches",
@@ -194,7 +194,7 @@ class Reader:
     def _as_written(self, spelling: str, node: ast.expr) -> Any:
         """A value; a constant by its word where the option knows that, ``GRAPH_MODE``, else by its number."""
         value, option, word = self.names.value(node), find(spelling), self.names.word(node)
-        aliases = getattr(option.kind, "aliases", {}) if option else {}
+        aliases = dict(getattr(option.kind, "aliases", ())) if option else {}
         return word if word and aliases.get(word) == CONSTANTS[word] else value
 
     def _leave_out(self, spelling: str, node: ast.AST, found: Call, why: Unknown | str) -> None:

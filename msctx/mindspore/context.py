@@ -11,7 +11,7 @@ from msctx.mindspore.errors import OptionTypeError
 from msctx.mindspore.state import DEVICE, FLAT, GROUP_DEVICE, GROUPS, KEYS, Key
 from msctx.notices import warn
 from msctx.options import UNSET, find, is_dictionary
-from msctx.options.registry import INSTEAD, LATER
+from msctx.options.registry import instead, later
 
 GRAPH_MODE, PYNATIVE_MODE = 0, 1
 STRICT, COMPATIBLE, LAX = 0, 1, 2
@@ -39,9 +39,8 @@ def set_context(**kwargs: Any) -> None:
     target = "Ascend" if target == "Davinci" else target
     for name, value in kwargs.items():
         key = KEYS.get(name)
-        if key is None and name in LATER:
-            text = f"{name}: {LATER[name]} has it, and msctx has no such option: it is ignored"
-            notes.append(f"{text}; {INSTEAD[name]}" if name in INSTEAD else text)
+        if key is None and later(name):
+            notes.append("; ".join(filter(None, (_ignored(name), instead(name)))))
         elif key is None:
             values.append(_unknown(name, where))
         elif wrong := state.wrong_type(name, value, key.types, where):
@@ -63,6 +62,10 @@ def set_context(**kwargs: Any) -> None:
     state.store(options, "ms.set_context")
 
 
+def _ignored(name: str) -> str:
+    return f"{name}: {later(name.rpartition('.')[2])}: it is ignored"
+
+
 def _known(name: str, value: Any, notes: list[str]) -> Any:
     """A value in msctx's form, without what MindSpore accepts and msctx has nothing for."""
     if isinstance(value, bool) and KEYS[name].types == (int,):
@@ -72,8 +75,8 @@ def _known(name: str, value: Any, notes: list[str]) -> Any:
         notes += [f"{name}: {flag!r} is ignored: {found[0].text}" for flag, found in wrong.items()]
         return " ".join(flag for flag in value.split() if flag not in wrong)
     if name in GROUPS:
-        unheld = [key for key in value if key in LATER]
-        notes += [f"{name}.{key}: {LATER[key]} has it, and msctx has no such option: it is ignored" for key in unheld]
+        unheld = [key for key in value if key not in GROUPS[name] and later(key)]
+        notes += (_ignored(f"{name}.{key}") for key in unheld)
         return {key: inner for key, inner in value.items() if key not in unheld}
     return value
 

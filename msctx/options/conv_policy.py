@@ -97,15 +97,14 @@ def requested_by(named: Mapping[str, str | None], *texts: str | None) -> dict[tu
     return found
 
 
-@dataclass(frozen=True)
 class RulesKind(TextKind):
     """``layer1.*: winograd; weight=64x3x7x7 stride=2: fprop=gemm, wgrad=algo_1``, or the same as a mapping."""
 
-    directions: tuple[str, ...] = ()
-    fields: tuple[str, ...] = ()
-    layouts: tuple[str, ...] = ()
+    def __init__(self, allowed: str, directions: tuple[str, ...], fields: tuple[str, ...], layouts: tuple[str, ...]) -> None:
+        super().__init__(allowed, check=self._rules)
+        self._directions, self._fields, self._layouts = directions, fields, layouts
 
-    def read(self, value: Any) -> str:
+    def _text(self, value: Any) -> str:
         if isinstance(value, str) and value.lstrip().startswith("{"):  # as in a file, on a command line
             import yaml
 
@@ -113,15 +112,18 @@ class RulesKind(TextKind):
                 value = yaml.safe_load(value)
         if isinstance(value, Mapping):
             value = "; ".join(f"{where}: {_joined(algorithms)}" for where, algorithms in value.items())
-        rules = [self._rule(part.strip()) for part in super().read(value).split(";") if part.strip()]
+        return super()._text(value)
+
+    def _rules(self, text: str) -> str:
+        rules = [self._rule(part.strip()) for part in text.split(";") if part.strip()]
         if not rules:
             raise BadValue("there are no rules in it")
         return "; ".join(map(str, rules))
 
-    def schema(self) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
         each = {
-            d: {"description": f"The algorithm of {d} there.", "enum": [*_algorithms(d).choices, *_algorithms(d).aliases]}
-            for d in self.directions
+            d: {"description": f"The algorithm of {d} there.", "enum": [*_algorithms(d).choices, *dict(_algorithms(d).aliases)]}
+            for d in self._directions
         }
         names = sorted({name for kind in each.values() for name in kind["enum"]})
         algorithms = {"type": "object", "properties": each, "additionalProperties": False, "minProperties": 1}
@@ -134,29 +136,29 @@ class RulesKind(TextKind):
         conditions = tuple(self._condition(word) for word in found[1].split())
         words = [word.strip() for word in found[2].split(",")]
         if len(words) == 1 and "=" not in words[0]:  # meant for each direction that has it
-            kinds = {d: _algorithms(d) for d in self.directions}
-            able = [d for d, kind in kinds.items() if words[0] in (*kind.choices, *kind.aliases)]
+            kinds = {d: _algorithms(d) for d in self._directions}
+            able = [d for d, kind in kinds.items() if words[0] in (*kind.choices, *dict(kind.aliases))]
             if not able:
                 names = dict.fromkeys(name for kind in kinds.values() for name in kind.choices)
-                ValueKind(tuple(names)).parse(words[0], text)
+                ValueKind([*names]).parse(words[0], within=text)
             words = [f"{d}={words[0]}" for d in able]
         requested = {}
         for direction, _, name in (word.partition("=") for word in words):
-            direction = ValueKind(self.directions).parse(direction.strip(), text)
-            requested[direction] = _algorithms(direction).parse(name.strip(), text)
-        return ConvRule(conditions, tuple((d, requested[d]) for d in self.directions if d in requested))
+            direction = ValueKind(self._directions).parse(direction.strip(), within=text)
+            requested[direction] = _algorithms(direction).parse(name.strip(), within=text)
+        return ConvRule(conditions, tuple((d, requested[d]) for d in self._directions if d in requested))
 
     def _condition(self, word: str) -> tuple[str, str]:
         """Its pattern as choices() shows the value, where it is one."""
         field, sign, pattern = word.partition("=")
         if not sign:
             return "module", word
-        ValueKind(self.fields).parse(field, word)
+        ValueKind(self._fields).parse(field, within=word)
         pattern = pattern.lower() if field == "transposed" else pattern
         if any(sign in pattern for sign in "*?["):
             return field, pattern
-        if values := self.layouts if field == "layout" else VALUES.get(field):
-            ValueKind(values).parse(pattern, word)
+        if values := self._layouts if field == "layout" else VALUES.get(field):
+            ValueKind(values).parse(pattern, within=word)
         elif not re.fullmatch(r"\d+(x\d+)*" if field in SIZES else ".+", pattern):
             allowed = "numbers with x between them, * and ?: 2, 64x3x*" * (field in SIZES)
             raise BadValue(f"{show(pattern)} is no {field} of a problem", allowed=allowed)
@@ -171,16 +173,16 @@ def _joined(algorithms: Any) -> str:
 CONVOLUTION_RULES = RulesKind(
     "conditions → algorithms: a module path (layer1.*) or fields of a problem (weight=64x3x7x7 stride=2), each with * and ?, and "
     "for it one algorithm or {fprop: …, dgrad: …, wgrad: …}; as text: 'layer1.*: winograd; weight=64x3x7x7: fprop=gemm'",
-    directions=DIRECTIONS,
-    fields=FIELDS,
-    layouts=("channels_first", "channels_last", "strided", "packed"),
+    DIRECTIONS,
+    FIELDS,
+    ("channels_first", "channels_last", "strided", "packed"),
 )
 PRODUCT_RULES = RulesKind(
     "conditions → an algorithm: a module path (encoder.*) or fields of a problem (input=512x768 layout=NT), each with * and ?; as "
     "text: 'encoder.*: bf16x6; input=*x4096: strict'",
-    directions=(PRODUCT,),
-    fields=PRODUCT_FIELDS,
-    layouts=("NN", "NT", "TN", "TT", "packed"),
+    (PRODUCT,),
+    PRODUCT_FIELDS,
+    ("NN", "NT", "TN", "TT", "packed"),
 )
 
 

@@ -8,18 +8,13 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache
 from pathlib import Path as File
-from types import GenericAlias
 from typing import Any
 
-from typing_extensions import Required, TypedDict
-
-from msctx.errors import LONGEST_LINE, MOST, Diagnostic, Mark, Marks, nearest
-from msctx.imports import collected_later
-from msctx.options.kinds import INVALID, BadValue, Keys, YamlWord, dotted, nowhere, show
+from msctx.errors import LONGEST_LINE, Diagnostic, Mark
+from msctx.options.kinds import INVALID, BadValue, Keys, YamlWord, dotted
 
 Span = tuple[int, int]
 
@@ -70,14 +65,8 @@ class Document:
         return self.values.get(path) or self.place((0, 0))
 
     def under(self, *prefix: Any) -> Callable[[Keys], Mark | None]:
-        """:meth:`mark` for paths below *prefix*; paths may hold dotted keys that the file nests."""
-
-        def mark(path: Keys) -> Mark | None:
-            if (*prefix, *path) not in self.values and path[-1:] != ("",):
-                path = tuple(part for key in path for part in str(key).split("."))
-            return self.mark((*prefix, *path))
-
-        return mark
+        """:meth:`mark` for paths below *prefix*."""
+        return lambda path: self.mark((*prefix, *path))
 
     def place(self, span: Span) -> Mark:
         """The place of the text between two offsets."""
@@ -92,22 +81,23 @@ class Document:
         self.problems.append(Diagnostic(dotted(path), text, "", allowed, suggestion, self.place(span)))
         return INVALID
 
-    def put(self, into: dict[Any, Any], path: Keys, at: Span, span: Span, value: Any = None) -> bool:
-        """Have a value in a dictionary: at the last key of *path*, which stands at one place, and the value at another. *value*: it,
-        where it is not the text there. Returns whether it is the first of that key."""
+    def within(self, path: Keys) -> dict[Any, Any]:
+        """The dictionary at a path, which is made where it is missing."""
+        found: dict[Any, Any] = self.data
+        for key in path:
+            found = found.setdefault(key, {})
+        return found
+
+    def put(self, path: Keys, at: Span, span: Span, value: Any = None) -> bool:
+        """Have a value at a path; its key stands at one place, and the value at another. *value*: it, where it is not the text
+        there. Returns whether it is the first of that key."""
+        into = self.within(path[:-1])
         if path[-1] in into:
             self.report(path, at, f"is given twice; first in {self.keys[path]}")
             return False
         self.keys[path], self.values[path] = self.place(at), self.place(span)
         into[path[-1]] = self.text[slice(*span)] if value is None else value
         return True
-
-    def texts(self, path: Keys, span: Span) -> list[str]:
-        """The texts between commas, which are what stands at *path*."""
-        parts = [*re.finditer(r"(?:^|,)\s*([^,]*?)\s*(?=,|$)", self.text[slice(*span)])]
-        for number, part in enumerate(parts):
-            self.values[(*path, number)] = self.place((span[0] + part.start(1), span[0] + part.end(1)))
-        return [part[1] for part in parts]
 
     def lines(self) -> Iterator[Span]:
         """The offsets of every line that holds more than blanks or a comment."""
@@ -154,79 +144,3 @@ def scalar(text: str) -> Any:
             raise BadValue("a number of thousands of digits; quote it if it is meant as text")
         return int(text.replace("_", ""), 0)
     return float(text) if _BROKEN.fullmatch(text) else text
-
-
-@cache
-def adapter(kind: Any) -> Any:
-    """The validator of a type, built on first use: to build those of all options costs 150 ms."""
-    with collected_later():
-        from pydantic import TypeAdapter
-
-        return TypeAdapter(kind)
-
-
-def keys(fields: Mapping[str, Any], needed: Sequence[str] = ()) -> Any:
-    """The type of a dictionary with a closed set of keys, of which some must stand there."""
-    kind: Any = TypedDict("kind", {k: Required[v] if k in needed else v for k, v in fields.items()}, total=False)  # type: ignore
-    setattr(kind, "__pydantic_config__", {"extra": "forbid"})  # noqa: B010  # mypy takes it for a type
-    return kind
-
-
-def each(item: Any) -> Any:
-    return GenericAlias(list, item)
-
-
-def named(value: Any, key: Any = str) -> Any:
-    return GenericAlias(dict, (key, value))
-
-
-def check(kind: Any, value: Any, name: Keys = (), where: str = "", marks: Marks = nowhere) -> tuple[Any, list[Diagnostic]]:
-    """The canonical value, or ``None`` and what is wrong; what could not be read is reported already.
-
-    Args:
-        name: the keys that lead to the value, for messages.
-        where: the place, where there are no marks.
-        marks: of what is within the value.
-    """
-    from pydantic import ValidationError
-
-    try:
-        return adapter(kind).validate_python(value, strict=True), []
-    except ValidationError as error:
-        wrong = [_bad(one, kind) for one in error.errors(include_url=False)[:MOST] if one["input"] is not INVALID]
-    return None, [bad.at(name, where, marks) for bad in wrong]
-
-
-def _bad(error: Mapping[str, Any], kind: Any) -> BadValue:
-    path = tuple(part for part in error["loc"] if part != "[key]")
-    value, bad, shown = error["input"], error.get("ctx", {}).get("error"), show(error["input"])
-    match error["type"]:
-        case "missing":
-            return BadValue(f"{path[-1]} is missing", path=path[:-1])
-        case "extra_forbidden":
-            known = _keys(adapter(kind).json_schema(), path[:-1])
-            hint = nearest(str(path[-1]), known)
-            return BadValue("unknown key", allowed=", ".join(known), suggestion=hint, path=path, at_key=True)
-        case "list_type":
-            advice: Any = [value] if isinstance(value, str) and len(value) < 40 else ""
-            return BadValue(f"{shown} is not a list", allowed='["a", "b"]', suggestion=advice, path=path)
-        case "dict_type" | "model_type":
-            return BadValue(f"{shown} is not a dictionary", allowed='{"key": value}', path=path)
-    if not isinstance(bad, BadValue):  # half of a surrogate pair as a key
-        return BadValue(f"{shown} is not of the right type", path=path)
-    text = "None is not a value; omit the option to leave PyTorch as it is" if value is None else bad.text
-    hint = "" if value is None else bad.suggestion
-    return BadValue(text, allowed=bad.allowed, suggestion=hint, path=path + bad.path, at_key="[key]" in error["loc"])
-
-
-def _keys(schema: Mapping[str, Any], path: Keys) -> list[str]:
-    """The keys that a dictionary within a schema may have."""
-    definitions, at = schema.get("$defs", {}), schema
-    for part in (*path, None):
-        at = definitions[at["$ref"].rpartition("/")[2]] if "$ref" in at else at
-        if isinstance(part, int):
-            at = at["items"]
-        elif part is not None:
-            inner: Any = at.get("additionalProperties") or next(iter(at.get("patternProperties", {}).values()), {})
-            at = at.get("properties", {}).get(part, inner)
-    return list(at["properties"])

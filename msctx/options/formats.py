@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -17,9 +17,23 @@ from pydantic import BeforeValidator
 
 from msctx.errors import Diagnostic
 from msctx.options import operators
-from msctx.options.documents import Document, check, each, keys, named, read_file
+from msctx.options.documents import Document, read_file
 from msctx.options.grammars import DumpIteration, DumpLayer
-from msctx.options.kinds import BadValue, Bool, CheckedKind, Int, IntKind, TextKind, ValueKind, dotted, refusal, show, where
+from msctx.options.kinds import (
+    AnyText,
+    BadValue,
+    Bool,
+    Int,
+    TextKind,
+    ValueKind,
+    check,
+    each,
+    keys,
+    named,
+    refusal,
+    show,
+    where,
+)
 from msctx.options.operators import Operator
 from msctx.options.yamlfile import parse_json
 
@@ -50,57 +64,43 @@ class Format:
 
 
 def _one_of(words: str) -> Any:
-    return Annotated[str, ValueKind(tuple(words.split()))]
+    return Annotated[str, ValueKind(words.split())]
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------
 
 
 def parse_ini(
-    text: str, file: str, *, sections: Sequence[str] = (), within: str = "", lists: Container[str] = (), sign: str = "="
+    text: str, file: str, *, first: tuple[str, ...] = ("lines before the first [section]",), sign: str = "="
 ) -> Document:
     """Read ``key=value`` lines under ``[section]`` headings, as ``{section: {key: text}}``; # and ; begin comment lines.
 
-    Args:
-        sections: those that the data has in any case; lines before the first heading belong to the first of them. Where that has
-            no name, its keys are all there is.
-        within: the key of a dictionary around the sections.
-        lists: keys whose value is a list of texts, separated by commas.
+    *first*: the keys that lead to the lines before the first heading; ``()``: headings are none.
     """
-    document, what = Document(text, file), f"key{sign}value"
-    around, found = (within,) * bool(within), document.data
+    document, what, path = Document(text, file), f"key{sign}value", first
     pair = re.compile(rf"([^{sign}]*[^{sign}\s])\s*{sign}\s*(.*)")
-    found.update((name, {}) for name in sections)
-    section = next(iter(sections), None)
     for span in document.lines():
         line = document.text[slice(*span)]
-        path = (*around, section) if section else ()
-        if (heading := re.fullmatch(r"\[\s*(.*?)\s*\]", line)) and section != "":
-            section, path = heading[1], (*around, heading[1])
-            found.setdefault(section, {})
+        if path and (heading := re.fullmatch(r"\[\s*(.*?)\s*\]", line)):
+            path = (*path[:-1], heading[1])
+            document.within(path)
             document.keys[path] = document.values[path] = document.place(span)
-        elif not (match := pair.fullmatch(document.text, *span)):
-            allowed = f"{what}, one to a line" + ", or [section]" * (section != "")
-            document.report(path, span, f"{show(line)} is not {what}", allowed=allowed)
-        elif section is None:
-            document.report((match[1],), span, "stands before the first [section]")
+        elif match := pair.fullmatch(document.text, *span):
+            document.put((*path, match[1]), match.span(1), match.span(2))
         else:
-            at = (*path, match[1])
-            texts = document.texts(at, match.span(2)) if match[1] in lists else None
-            document.put(found[section], at, match.span(1), match.span(2), texts)
-    document.data = found[""] if section == "" else {within: found} if within else found
+            allowed = f"{what}, one to a line" + ", or [section]" * bool(path)
+            document.report(path, span, f"{show(line)} is not {what}", allowed=allowed)
     return document.in_order()
 
 
 _OPERATOR = re.compile(r"optype\s*::\s*(?P<ByOpType>[^:]*[^:\s])\s*:|(?!optype\s*::)(?P<ByNodeName>.*?\S)\s*::", re.IGNORECASE)
-_LABEL = re.compile(r"([^\s,:]*)\s*:([^:]*?)\s*(?=,[^,:]*:|$)")
+_LABEL = re.compile(r"([^\s,:]*)\s*:\s*([^:]*?)\s*(?=,[^,:]*:|$)")
 """A label and its list; a comma may stand before the next label."""
 
 
 def parse_dtypes(text: str, file: str) -> Document:
     """Read the dtypes of operators, one operator to a line: ``{ByOpType or ByNodeName: {name: {label: [dtypes]}}}``."""
     document = Document(text, file)
-    document.data = {"ByOpType": {}, "ByNodeName": {}}
     allowed = "name::InputDtype:float16,…,OutputDtype:float16,… or OpType::Type:InputDtype:…,OutputDtype:…"
     for start, end in document.lines():
         head = _OPERATOR.match(document.text, start, end)
@@ -108,12 +108,11 @@ def parse_dtypes(text: str, file: str) -> Document:
         if not head or not labels or document.text[head.end() : labels[0].start()].strip():
             document.report((), (start, end), "these are no dtypes of an operator", allowed=allowed)
             continue
-        section, found = head.lastgroup or "", dict[str, list[str]]()
+        section = head.lastgroup or ""
         path = (section, head[section])
-        if document.put(document.data[section], path, head.span(section), (head.end(), end), found):
+        if document.put(path, head.span(section), (head.end(), end), {}):
             for label in labels:
-                at = (*path, label[1])
-                document.put(found, at, label.span(1), label.span(2), document.texts(at, label.span(2)))
+                document.put((*path, label[1]), label.span(1), label.span(2))
     return document.in_order()
 
 
@@ -121,7 +120,7 @@ def parse_switches(text: str, file: str) -> Document:
     """Read CANN's switches of passes: as JSON, or in its older form, one ``Pass:on`` or ``Pass:off`` to a line."""
     if text.lstrip("\ufeff \t\r\n").startswith("{"):
         return parse_json(text, file)
-    return parse_ini(text, file, sections=("GraphFusion",), within="Switch", sign=":")
+    return parse_ini(text, file, first=("Switch", "GraphFusion"), sign=":")
 
 
 def parse_flags(text: str, file: str) -> Document:
@@ -134,23 +133,18 @@ def parse_flags(text: str, file: str) -> Document:
             what = f"{show(token[0])} is not a flag"
             document.report((), token.span(), what, allowed="--name or --name=value", suggestion=hint)
         elif token[2] != "path":
-            document.put(document.data, (token[2],), token.span(1), span, True if token[3] is None else token[3])
+            document.put((token[2],), token.span(1), span, True if token[3] is None else token[3])
         elif (content := read_file(token[3]))[1]:
             document.report(("path",), span, f"{show(token[3] or '')} cannot be read: {content[1]}")
         else:
             files.append(parse_json(content[0], token[3]))
     for inner in files:
-        if not isinstance(inner.data, dict):
-            inner.report((), (0, 1), "the file holds no dictionary of flags")
-            inner.data = {}
-        for flag, value in inner.data.items():
-            if flag in document.data or flag == "path":
-                inner.problems.append(Diagnostic(flag, "is given twice", mark=inner.mark((flag, ""))))
-            if not isinstance(value, str):
-                bad = BadValue(f"{show(value)} is not text", allowed="text in quotes", path=(flag,))
-                inner.problems.append(bad.at(marks=inner.mark))
-        document.problems += inner.problems
-        document.data |= inner.data
+        wrong = check(named(AnyText), inner.data, marks=inner.mark)[1]
+        found = inner.data if isinstance(inner.data, dict) else {}
+        twice = {*found} & {*document.data, "path"}
+        wrong += (Diagnostic(flag, "is given twice", mark=inner.mark((flag, ""))) for flag in twice)
+        document.problems += inner.problems + wrong
+        document.data |= found
         document.keys |= inner.keys
         document.values |= {path: mark for path, mark in inner.values.items() if path}
     return document
@@ -163,6 +157,10 @@ _DIGITS = BeforeValidator(lambda text: int(text) if isinstance(text, str) and re
 """A whole number in a file that knows nothing but text."""
 
 
+_LISTED = BeforeValidator(lambda text: re.split(r"\s*,\s*", text) if isinstance(text, str) else text)
+"""Texts between commas in a file that knows no lists."""
+
+
 def _name_or_type(text: str) -> str:
     """CANN's own samples also write ``opType::``."""
     if not (match := re.fullmatch("(optype::)?((?:(?!::).)+)", text, re.IGNORECASE)):
@@ -173,7 +171,7 @@ def _name_or_type(text: str) -> str:
 def _dump_path(text: str) -> str:
     """MindSpore's folder for dumps: where the text is empty, the environment names it."""
     folder = os.environ.get("MS_DIAGNOSTIC_DATA_PATH")
-    return TextKind().read(text or (f"{folder}/debug_dump" if folder else ""))
+    return str(where(bool)(text or (f"{folder}/debug_dump" if folder else "")))
 
 
 def _is_amount(text: str) -> bool:
@@ -187,10 +185,10 @@ def _stays_inside(folder: str) -> bool:
 
 
 def _checked(allowed: str, check: Callable[[str], str], *, empty: bool = False) -> Any:
-    return Annotated[str, CheckedKind(allowed, check=check, empty=empty)]
+    return Annotated[str, TextKind(allowed, check=check, empty=empty)]
 
 
-_SWITCH = ValueKind(("on", "off"), {True: "on", False: "off"})
+_SWITCH = ValueKind(("on", "off"), [(True, "on"), (False, "off")])
 OnOff = Annotated[str, _SWITCH]
 Text = Annotated[str, TextKind()]
 AnyName = Annotated[str, TextKind("the name of an operator, or nothing for the first or the last", empty=True)]
@@ -199,7 +197,7 @@ Way = _one_of(
     "keep_fp16 super_performance"
 )
 _DTYPES = "float16 float32 bfloat16 float64 int8 uint8 int16 uint16 int32 uint32 int64 uint64 bool complex64 complex128"
-Dtypes = each(Annotated[str, ValueKind(tuple(_DTYPES.split()), {"float": "float32", "double": "float64"})])
+_DTYPE = ValueKind(_DTYPES.split(), [("float", "float32"), ("double", "float64")])
 
 # --- rules between parts ----------------------------------------------------------------------------------------------
 
@@ -213,7 +211,7 @@ def _moved_once(data: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterator[Bad
                 same = (m for m in before if _are_one(m[2], name))
                 if clash := next((m for m in same if m[0] == colour or m[1] == move == "to-add"), None):
                     other = f" as {clash[2]}" if clash[2] != name else ""
-                    text = f"{name} stands in {dotted(clash[:2])} already{other}"
+                    text = f"{name} stands in {clash[0]}.{clash[1]} already{other}"
                     yield BadValue(text, path=(colour, move, number))
                 before.append((colour, move, name))
 
@@ -234,7 +232,7 @@ def _words(value: Any) -> str:
 def _are_one(name: str, other: str) -> bool:
     """Whether two names mean an operator of PyTorch's; two of CANN's types may share one."""
     shared = {*(operators.resolve(name) or ())} & {*(operators.resolve(other) or ())}
-    return name == other or (bool(shared) and not {name, other} <= operators.CANN.keys())
+    return name == other or (bool(shared) and not {name, other} <= operators.cann().keys())
 
 
 def _no_o0_with_oom(data: Mapping[str, Sequence[str]]) -> Iterator[BadValue]:
@@ -254,19 +252,18 @@ def _tasks_need_training(data: Mapping[str, str]) -> Iterator[BadValue]:
 
 # --- the formats ------------------------------------------------------------------------------------------------------
 
-_SECTIONS = ("ByOpType", "ByNodeName")
 _MOVES = keys({"to-add": each(Operator), "to-remove": each(Operator)})
-_OF_OPERATOR = keys(dict.fromkeys(("InputDtype", "OutputDtype"), Dtypes))
+_OF_OPERATOR = keys(dict.fromkeys(("InputDtype", "OutputDtype"), Annotated[each(Annotated[str, _DTYPE]), _LISTED]))
 _CACHE = {
-    "max_op_cache_size": Annotated[int, IntKind(-1, 2**31 - 2, zero=False), _DIGITS],
-    "remain_cache_size_ratio": Annotated[int, IntKind(1, 100), _DIGITS],
+    "max_op_cache_size": Annotated[Int(-1, 2**31 - 2, zero=False), _DIGITS],
+    "remain_cache_size_ratio": Annotated[Int(1, 100), _DIGITS],
     **dict.fromkeys(("adk_version", "ops_version"), Text),  # which CANN itself writes into the file
 }
 
 ENV_CONFIG = SPEED_UP = Format(parse_json, dict[str, Any])
 GRAPH_KERNEL_FLAGS = Format(parse_flags, dict[str, Any], is_file=False)
 OP_PRECISION_MODE = Format(
-    partial(parse_ini, sections=_SECTIONS),
+    partial(parse_ini, first=("ByOpType",)),
     keys({"ByOpType": named(Way, Operator), "ByNodeName": named(Way)}),
     _one_way,
 )
@@ -277,12 +274,10 @@ MIXLIST = Format(
     partial(parse_json, comments=True), keys({f"{c}-list": _MOVES for c in ("black", "white", "gray")}), _moved_once
 )
 _DEBUGGED = {
-    "op_debug_config": each(_one_of("oom dump_cce dump_loc ccec_O0 ccec_g check_flag")),
-    "op_debug_list": each(_checked("the name of an operator, or OpType::Type", _name_or_type, empty=True)),
+    "op_debug_config": Annotated[each(_one_of("oom dump_cce dump_loc ccec_O0 ccec_g check_flag")), _LISTED],
+    "op_debug_list": Annotated[each(_checked("the name of an operator, or OpType::Type", _name_or_type, empty=True)), _LISTED],
 }
-OP_DEBUG = Format(
-    partial(parse_ini, sections=("",), lists=tuple(_DEBUGGED)), keys(_DEBUGGED, needed=("op_debug_config",)), _no_o0_with_oom
-)
+OP_DEBUG = Format(partial(parse_ini, first=()), keys(_DEBUGGED, needed=("op_debug_config",)), _no_o0_with_oom)
 _PASSES = keys(dict.fromkeys(("GraphFusion", "UBFusion"), named(OnOff)))
 FUSION_SWITCH = Format(parse_switches, keys({"Switch": _PASSES}, needed=("Switch",)))
 _TUNED = {

@@ -6,12 +6,9 @@ import re
 from ast import literal_eval
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any
 
-from msctx.errors import nearest
-from msctx.options.kinds import BadValue, CheckedKind, Form, TextKind, refusal, show
+from msctx.options.kinds import BadValue, Kind, TextKind, refusal, show
 from msctx.options.policies import SCOPE_PASSES
 
 _ = r"\s*"
@@ -22,74 +19,78 @@ _LONG = f"0*{_NUMBER}"
 _SIZE = "[1-9][0-9]{0,17}"
 
 
-@dataclass(frozen=True)
 class PartsKind(TextKind):
-    """Parts joined by a separator; a list of them is taken too. Blanks around signs mean nothing."""
+    """Parts joined by a separator; a list of them is taken too. Blanks around signs mean nothing.
 
-    comma_list: bool = True
-    part: str = ""  # what a part looks like, as a pattern without blanks; each sign of it stands alone between two spaces
-    least: int = 1  # how many parts there may be
-    most: int = 0  # 0: any number
-    numbers: bool = False  # whether one part may be a plain number, and whether there may be a number in place of the text
-    repeats: bool = False  # whether a part, or what stands before its colon, may stand twice
-    words: tuple[str, ...] = ()  # what a part may begin with, where that is a closed set
-    instead: str = ""  # a word that may stand in place of all parts
-    check: Callable[[list[str]], object] = len  # raises for what else is wrong with parts that fit the pattern
+    Args:
+        part: the pattern of a part, without blanks; each sign of it stands alone between two spaces.
+        least, most: how many parts there may be; 0: any number.
+        numbers: whether one part may be a plain number, and whether there may be a number in place of the text.
+        repeats: whether a part, or what stands before its colon, may stand twice.
+        check: raises for what else is wrong with parts that fit the pattern.
+    """
 
-    def read(self, value: Any) -> str:
-        if self.instead and value == self.instead:
-            return self.instead
-        if self.numbers and type(value) is int:
-            value = [value]
-        parts = [re.sub(rf"{_}([^\w\s]){_}", r"\1", part.strip()) for part in super().read(value).split(self.separator)]
-        if self.part.startswith(_LONG):
+    def __init__(
+        self,
+        allowed: str,
+        part: str,
+        separator: str = ",",
+        *,
+        least: int = 1,
+        most: int = 0,
+        numbers: bool = False,
+        repeats: bool = False,
+        check: Callable[[list[str]], object] = len,
+    ) -> None:
+        super().__init__(allowed, separator, check=self._parts)
+        self._part, self._least, self._most, self._numbers, self._repeats = part, least, most, numbers, repeats
+        self._check_parts = check
+        pattern = f"{_}{part.replace(' ', _)}{_}"
+        text = {
+            "type": "string",
+            "pattern": f"^{pattern}({re.escape(separator)}{pattern}){{{least - 1},{most - 1 if most else ''}}}$",
+        }
+        items = {"type": ["string", "integer"] if numbers else "string"}
+        number = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
+        self.form = {"anyOf": [text, {"type": "array", "items": items, "minItems": 1}, *[number] * (numbers and least == 1)]}
+
+    def _text(self, value: Any) -> str:
+        return super()._text([value] if self._numbers and type(value) is int else value)
+
+    def _parts(self, text: str) -> str:
+        parts = [re.sub(rf"{_}([^\w\s]){_}", r"\1", part.strip()) for part in text.split(self.separator)]
+        if _LONG in self._part:
             parts = [re.sub(r"\b0+(?=[0-9])", "", part) for part in parts]
         if not all(parts):
             raise BadValue("a part of it is empty", suggestion=self.separator.join(filter(None, parts)))
-        if not self.least <= len(parts) <= (self.most or len(parts)):
-            raise BadValue(f"there are too {'few' if len(parts) < self.least else 'many'} parts ({len(parts)})")
-        for part in parts:
-            if not re.fullmatch(self._pattern(""), part):
-                word = re.split(r"\W", part)[0]
-                raise refusal(part, suggestion="" if word in self.words else partial(nearest, word, self.words))
+        if not self._least <= len(parts) <= (self._most or len(parts)):
+            raise BadValue(f"there are too {'few' if len(parts) < self._least else 'many'} parts ({len(parts)})")
+        if wrong := [part for part in parts if not re.fullmatch(self._part.replace(" ", ""), part)]:
+            raise refusal(wrong[0])
         names = [part.rpartition(":")[0] or part for part in parts]
-        if not self.repeats and (twice := [name for name in names if names.count(name) > 1]):
+        if not self._repeats and (twice := [name for name in names if names.count(name) > 1]):
             raise BadValue(f"{show(twice[0])} is given twice")
-        self.check(parts)
+        self._check_parts(parts)
         return self.separator.join(parts)
 
-    def _pattern(self, blank: str) -> str:
-        return self.part.replace(" ", blank)
 
-    def schema(self) -> dict[str, Any]:
-        part, separator = self._pattern(_), re.escape(self.separator)
-        more = f"{{{self.least - 1},{self.most - 1 if self.most else ''}}}"
-        text = {"type": "string", "pattern": f"^{_}{part}{_}({separator}{_}{part}{_}){more}$"}
-        items = {"type": ["string", "integer"] if self.numbers else "string"}
-        number = {"type": "integer", "minimum": 0, "maximum": 10**18 - 1}
-        forms = [text, {"type": "array", "items": items, "minItems": 1}]
-        forms = [{"const": self.instead}, *forms] if self.instead else forms
-        return {"anyOf": [*forms, number] if self.numbers and self.least == 1 else forms}
+def _ascending(parts: list[str]) -> None:
+    for low, sign, high in re.findall(r"(\d+)([-~])(\d+)", " ".join(parts)):
+        if int(low) + (sign == "-") > int(high):
+            hint = low if low == high else f"{high}{sign}{low}"
+            raise BadValue(f"the range '{low}{sign}{high}' does not ascend", suggestion=hint)
 
 
-def _ascending(sign: str, strictly: bool) -> Callable[[list[str]], None]:
-    def check(parts: list[str]) -> None:
-        for low, high in re.findall(rf"(\d+){sign}(\d+)", " ".join(parts)):
-            if int(low) > int(high) or (strictly and low == high):
-                hint = low if low == high else f"{high}{sign}{low}"
-                raise BadValue(f"the range '{low}{sign}{high}' does not ascend", suggestion=hint)
-
-    return check
+def _alone_or_ascending(parts: list[str]) -> None:
+    if "all" in parts[1:] or parts[0] == "all" != parts[-1]:
+        raise refusal("all")
+    _ascending(parts)
 
 
 def _as_many_sizes(gears: list[str]) -> None:
     for gear in gears:
         if gear.count(",") != gears[0].count(","):
             raise BadValue(f"the gear {show(gear)} has not as many sizes as {show(gears[0])}")
-
-
-_DIM = f"(-1|{_NUMBER}( ~ {_NUMBER})?)"
-_SHAPE = rf"\[ ({_DIM}( , {_DIM})*)? \]"
 
 
 _EXPRESSION = "name-regex("
@@ -109,46 +110,39 @@ def expression_in(layer: str) -> str | None:
 
 def _layers(text: str) -> str:
     for layer in layers_in(text):
-        expression, fault = expression_in(layer) or "", ""
+        expression = expression_in(layer)
+        fault = "" if expression is None or layer.endswith(")") else "the closing parenthesis is missing"
         try:
-            re.compile(expression)
+            re.compile(expression or "")
         except re.error as error:
-            fault = str(error)
-        if expression_in(layer) is not None and not layer.endswith(")"):
-            fault = "the closing parenthesis is missing"
+            fault = fault or str(error)
         if fault:
             raise BadValue(f"{layer} holds no regular expression: {fault}")
     return text
 
 
+def _parts(allowed: str, part: str, separator: str = ",", **about: Any) -> Any:
+    return Annotated[str, PartsKind(allowed, part, separator, **about)]
+
+
 _SOME_STEPS = "at most 100 steps and ranges a-b (a below b), separated by |, such as 0|3-5|10"
-_STEPS: dict[str, Any] = {
-    "separator": "|",
-    "part": f"{_LONG}( - {_LONG})?",
-    "most": 100,
-    "numbers": True,
-    "repeats": True,
-    "check": _ascending("-", strictly=True),
-}
-_LAYERS = "names of operators or modules, or name-regex(...), separated by blanks"
-DumpLayer = Annotated[str, CheckedKind(_LAYERS, comma_list=True, separator=" ", check=_layers)]
-DumpStep = Annotated[str, PartsKind(_SOME_STEPS, **_STEPS)]
-DumpIteration = Annotated[str, PartsKind(f'"all", or {_SOME_STEPS}', instead="all", **_STEPS)]
-
-
-def _parts(allowed: str, **about: Any) -> Any:
-    return Annotated[str, PartsKind(allowed, **about)]
-
-
+_STEP = f"{_LONG}( - {_LONG})?"
+DumpStep = _parts(_SOME_STEPS, _STEP, "|", most=100, numbers=True, repeats=True, check=_ascending)
+DumpIteration = _parts(
+    f'"all", or {_SOME_STEPS}', f"({_STEP}|all)", "|", most=100, numbers=True, repeats=True, check=_alone_or_ascending
+)
+DumpLayer = Annotated[
+    str, TextKind("names of operators or modules, or name-regex(...), separated by blanks", " ", check=_layers)
+]
 InputShape = _parts(
     "name:d1,d2 for each input, separated by ;: sizes from 1 on, -1 for one of dynamic_dims, a single 0 for a scalar",
-    separator=";",
-    part=rf"[^;\s][^;]* : (0|(-1|{_SIZE})( , (-1|{_SIZE}))*)",
+    rf"[^;\s][^;]* : (0|(-1|{_SIZE})( , (-1|{_SIZE}))*)",
+    ";",
 )
 DynamicDims = _parts(
     "2 to 100 gears separated by ;, each with the same number of sizes from 1 on, such as 20,20;40,40",
-    separator=";",
-    part=f"{_SIZE}( , {_SIZE})*",
+    f"{_SIZE}( , {_SIZE})*",
+    ";",
     least=2,
     most=100,
     numbers=True,
@@ -156,26 +150,17 @@ DynamicDims = _parts(
     check=_as_many_sizes,
 )
 StreamParallel = _parts(
-    "DNN_VM_AICPU:n and AIcoreEngine:n, separated by a comma, with n from 1 on",
-    part=f"(DNN_VM_AICPU|AIcoreEngine) : {_SIZE}",
-    words=("DNN_VM_AICPU", "AIcoreEngine"),
+    "DNN_VM_AICPU:n and AIcoreEngine:n, separated by a comma, with n from 1 on", f"(DNN_VM_AICPU|AIcoreEngine) : {_SIZE}"
 )
-ScopePasses = _parts(
-    f"names of passes separated by commas: {', '.join(SCOPE_PASSES)}",
-    part=f"({'|'.join(SCOPE_PASSES)})",
-    words=SCOPE_PASSES,
-)
-DeviceList = _parts(
-    "numbers of devices from 0 on, separated by commas, none twice",
-    part=_LONG,
-    numbers=True,
-)
+ScopePasses = _parts(f"names of passes separated by commas: {', '.join(SCOPE_PASSES)}", f"({'|'.join(SCOPE_PASSES)})")
+DeviceList = _parts("numbers of devices from 0 on, separated by commas, none twice", _LONG, numbers=True)
+_DIM = f"(-1|{_NUMBER}( ~ {_NUMBER})?)"
+_SHAPE = rf"\[ ({_DIM}( , {_DIM})*)? \]"
 ShapeRange = _parts(
     "getnext:[…],[…];data:[…] with a size, a range a~b (a not above b) or -1 for each dimension; [] is a scalar",
-    separator=";",
-    part=f"(getnext|data) : {_SHAPE}( , {_SHAPE})*",
-    words=("getnext", "data"),
-    check=_ascending("~", strictly=False),
+    f"(getnext|data) : {_SHAPE}( , {_SHAPE})*",
+    ";",
+    check=_ascending,
 )
 
 
@@ -218,7 +203,7 @@ def _train_mode(value: Any) -> str:
 
 AccelerateTrainMode = Annotated[
     str,
-    Form(
+    Kind(
         "fast|step|0.9: fast or fast1, then step with 0.2 to 0.9 (default 0.9) or loss with 1.01 to 1.5 (default 1.05)",
         _train_mode,
         {"type": "string", "pattern": f"^{_MODE}$"},
@@ -249,5 +234,5 @@ def _pair(value: Any) -> str:
 
 
 _ONE_PAIR = "one pair of lists with names of operators: [['first', …], ['last', …]]"
-InOutPair = Annotated[str, Form(_ONE_PAIR, _pair, {"anyOf": _PAIRS})]
+InOutPair = Annotated[str, Kind(_ONE_PAIR, _pair, {"anyOf": _PAIRS})]
 """One region of a model, by the names of its first and its last operators."""

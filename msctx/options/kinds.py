@@ -1,22 +1,24 @@
-"""The value types that options share: what is accepted, and the one canonical form it takes.
+"""The types of values: pydantic checks them, and what is wrong is said with what is allowed and what may have been meant.
 
-Pydantic composes them (``list[Memory]``, ``dict[str, Bool]`` …) and collects every problem at once; each kind only knows its
-own scalar. Pydantic's stock types are not used for scalars: ``Literal[0, 1]`` takes ``True`` even when strict, and no stock
-type can offer the nearest allowed value.
+Pydantic composes them (``list[Memory]``, ``dict[str, Bool]`` …) and collects every problem at once. Its ``Literal`` is not used:
+``Literal[0, 1]`` takes ``True`` even when strict.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from numbers import Integral
 from os import PathLike, fspath
-from typing import Annotated, Any
+from types import GenericAlias
+from typing import Annotated, Any, get_args, get_origin
 
-from msctx.errors import Diagnostic, Mark, Marks, nearest
+from typing_extensions import Required, TypedDict
+
+from msctx.errors import MOST, Diagnostic, Mark, Marks, nearest
+from msctx.imports import collected_later
 from msctx.tables import in_words
 
 
@@ -113,171 +115,102 @@ def _variants(value: Any) -> Iterator[Any]:
             yield str(value)
 
 
+# --- the kinds of scalars ---------------------------------------------------------------------------------------------
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
 class Kind:
-    """A scalar type. Subclasses :meth:`read` a value and describe themselves."""
+    """A scalar type: it stands last in an annotation, around pydantic's own checks of that.
 
-    @property
-    def allowed(self) -> str:
-        """The accepted values, for messages and the reference."""
-        raise NotImplementedError
+    Args:
+        allowed: the accepted values, for messages and the reference.
+        make: a value → its canonical form, which pydantic then checks. :class:`BadValue`: it has none.
+        form: the JSON Schema of what a YAML file may hold, where that is another than pydantic's.
+        limits: what pydantic shall also check: ``ge``, ``le``, ``gt``, ``lt``.
+    """
 
-    def parse(self, value: Any, within: str = "") -> Any:
+    def __init__(self, allowed: str, make: Callable[[Any], Any] = _as_it_is, form: Any = None, **limits: Any) -> None:
+        self.allowed, self.make, self.form, self.limits = allowed, make, form, limits
+
+    def parse(self, value: Any, check: Callable[[Any], Any] = _as_it_is, *, within: str = "") -> Any:
         """The canonical form of *value*; else :class:`BadValue`, which says what is allowed, and *within* what it stands."""
         value = _plain(value)
         try:
-            return self.read(value)
-        except BadValue as error:
-            text = f"{within}: {error.text}" if within else error.text
-            hint = partial(self.nearest, value) if error.suggestion == "" else error.suggestion
-            raise BadValue(text, allowed=error.allowed or self.allowed, suggestion=hint) from None
+            return check(self.make(value))
+        except ValueError as error:
+            bad = error if isinstance(error, BadValue) else refusal(value)
+            hint = partial(self.nearest, value, check) if bad.suggestion == "" else bad.suggestion
+            text = f"{within}: {bad.text}" if within else bad.text
+            raise BadValue(text, allowed=bad.allowed or self.allowed, suggestion=hint) from None
 
-    def read(self, value: Any) -> Any:
-        """:class:`BadValue`: it is none of the values."""
-        raise NotImplementedError
-
-    def nearest(self, value: Any) -> Any:
+    def nearest(self, value: Any, check: Callable[[Any], Any]) -> Any:
         """A value that may have been meant; ``""``: nobody knows."""
         for other in _variants(value):
-            with suppress(BadValue):
-                self.read(other)
+            with suppress(ValueError):
+                check(self.make(other))
                 return other
         return ""
-
-    def schema(self) -> dict[str, Any]:
-        """The JSON Schema of what a YAML file may hold."""
-        return {}
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
 
-        return core_schema.no_info_plain_validator_function(self.parse)
+        return core_schema.no_info_wrap_validator_function(self.parse, handler(source) | self.limits)
 
-    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
-        return self.schema()
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        return handler(schema) if self.form is None else dict(self.form)
 
 
-@dataclass(frozen=True)
 class ValueKind(Kind):
-    """One of a closed set of strings, numbers or truth values; other spellings lead to the canonical one."""
+    """One of a closed set of strings, numbers or truth values; other spellings lead to the canonical one.
 
-    choices: tuple[Any, ...]
-    aliases: dict[Any, Any] = field(default_factory=dict, hash=False)
-    meanings: dict[Any, str] = field(default_factory=dict, hash=False)
-    zero_one: bool = False  # whether the numbers 1 and 0 stand for true and false
+    Args:
+        aliases: the other spellings, each with the choice it leads to; pairs, since True and 1 are one key.
+        meanings: choice → a few words.
+    """
 
-    @property
-    def others(self) -> list[tuple[Any, Any]]:
-        """The other spellings, each with the choice it leads to."""
-        numbers = [(int(alias), choice) for alias, choice in self.aliases.items() if isinstance(alias, bool)]
-        return [*self.aliases.items(), *(numbers if self.zero_one else [])]
+    def __init__(
+        self, choices: Sequence[Any], aliases: Sequence[tuple[Any, Any]] = (), meanings: Mapping[Any, str] | None = None
+    ) -> None:
+        self.choices, self.aliases, self.meanings = tuple(choices), aliases, meanings or {}
+        self.takes_truth = any(value is True for value in (*self.choices, *dict(aliases)))
+        super().__init__(", ".join(map(self._spelled, self.choices)), self._choice, self._form())
 
-    @property
-    def allowed(self) -> str:
-        other: dict[Any, list[str]] = {}
-        for alias, choice in self.others:
-            if (text := _spelled(alias)) != _spelled(choice):
-                other.setdefault(choice, []).append(text)
-        return ", ".join(f"{_spelled(c)} (also {', '.join(other[c])})" if c in other else _spelled(c) for c in self.choices)
+    def _spelled(self, choice: Any) -> str:
+        texts = dict.fromkeys(_word(value) for value in (choice, *(other for other, leads in self.aliases if leads is choice)))
+        first, *also = texts
+        return f"{first} (also {', '.join(also)})" if also else first
 
-    @property
-    def takes_truth(self) -> bool:
-        """Whether ``True`` and ``False`` are values."""
-        return any(value is True for value in (*self.choices, *self.aliases))
-
-    def read(self, value: Any) -> Any:
+    def _choice(self, value: Any) -> Any:
         words = [str(value), value.truth] if isinstance(value, YamlWord) else [value]
         for word in words:
-            for given, choice in [*((c, c) for c in self.choices), *self.others]:
+            for given, choice in [*zip(self.choices, self.choices, strict=True), *self.aliases]:
                 if type(given) is type(word) and given == word:  # by type too: 1 == True, and neither is the other here
                     return choice
         raise refusal(words[0])
 
-    def nearest(self, value: Any) -> Any:
-        if (found := super().nearest(value)) != "" or not isinstance(value, str):
+    def nearest(self, value: Any, check: Callable[[Any], Any]) -> Any:
+        if (found := super().nearest(value, check)) != "" or not isinstance(value, str):
             return found
-        spelled = {str(c).lower(): c for c in (*self.aliases, *self.choices)}
+        spelled = {str(c).lower(): c for c in (*dict(self.aliases), *self.choices)}
         return spelled.get(nearest(value.lower(), spelled), "")
 
-    def schema(self) -> dict[str, Any]:
+    def _form(self) -> dict[str, Any]:
         if self.choices == (True, False):
             return {"type": "boolean"}
         meant = {choice: self.meanings.get(choice, "") for choice in self.choices}
-        same = [f"the same as {choice}" + f": {meant[choice]}" * bool(meant[choice]) for _, choice in self.others]
-        return {"enum": [*meant, *(other for other, _ in self.others)], "enumDescriptions": [*meant.values(), *same]}
+        same = [f"the same as {choice}" + f": {meant[choice]}" * bool(meant[choice]) for _, choice in self.aliases]
+        return {"enum": [*meant, *(other for other, _ in self.aliases)], "enumDescriptions": [*meant.values(), *same]}
 
 
-def _spelled(value: Any) -> str:
+def _word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class ChoiceKind(ValueKind):
     """The values of an option with a dedicated set."""
-
-
-BOOL = ValueKind((True, False))
-"""0 and 1 are numbers here, not truth values."""
-ON_OFF = ValueKind(("ON", "OFF"), {True: "ON", False: "OFF"}, {"ON": "switched on", "OFF": "switched off"}, zero_one=True)
-FLAG = ValueKind((0, 1), {True: 1, False: 0, "ON": 1, "OFF": 0})
-TEXT_FLAG = ValueKind(("0", "1"), {True: "1", False: "0", "ON": "1", "OFF": "0"}, zero_one=True)
-"""As some of CANN's options have a flag."""
-
-
-@dataclass(frozen=True)
-class IntKind(Kind):
-    """A whole number within closed limits; by default those of 64 bits."""
-
-    minimum: int = -(2**63)
-    maximum: int = 2**63 - 1
-    zero: bool = True  # whether 0 is one of them
-
-    @property
-    def allowed(self) -> str:
-        limits = "" if self.minimum == IntKind.minimum else f", {self.minimum} or more"
-        if self.maximum != IntKind.maximum:
-            limits = f" from {self.minimum} to {self.maximum}"
-        return f"a whole number{limits}" + ("" if self.zero else ", not 0")
-
-    def read(self, value: Any) -> int:
-        if type(value) is not int or not self.minimum <= value <= self.maximum or (value == 0 and not self.zero):
-            raise refusal(value)
-        return value
-
-    def schema(self) -> dict[str, Any]:
-        limits = {"type": "integer", "minimum": self.minimum, "maximum": self.maximum}
-        return limits if self.zero else {**limits, "not": {"const": 0}}
-
-
-@dataclass(frozen=True)
-class Form(Kind):
-    """Of which a function makes the canonical form, or raises :class:`BadValue`; with its JSON Schema."""
-
-    allowed: str = ""
-    make: Callable[[Any], Any] = str
-    form: dict[str, Any] = field(default_factory=dict, hash=False)
-
-    def read(self, value: Any) -> Any:
-        return self.make(value)
-
-    def schema(self) -> dict[str, Any]:
-        return dict(self.form)
-
-
-def where(holds: Callable[[Any], bool]) -> Callable[[Any], Any]:
-    """A function for :class:`Form` that takes the values for which something holds, as they are."""
-
-    def read(value: Any) -> Any:
-        if not holds(value):
-            raise refusal(value)
-        return value
-
-    return read
-
-
-SHARE = Form(
-    "a number above 0 and below 1, such as 1e-5",
-    where(lambda value: isinstance(value, float) and 0.0 < value < 1.0),
-    {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
-)
 
 
 class Size(int):
@@ -295,18 +228,24 @@ def _bytes_of(number: str, unit: str) -> int:
     return int(float(number) * 1024 ** ("KMGTP".index(unit[0].upper()) + 1))
 
 
-@dataclass(frozen=True)
+_SMALL = 4096
+"""A smaller number without a unit was hardly meant as bytes."""
+_SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,19})?)\s*([KMGT])i?B?|(-?[0-9]{1,19})\s*B?", re.IGNORECASE)
+_SIZES = r"^\s*[0-9]{1,19}((\.[0-9]{1,19})?\s*[KkMmGgTt][Ii]?[Bb]?|\s*[Bb]?)\s*$"
+
+
 class MemoryKind(Kind):
     """An amount of memory within closed limits; the canonical form is a number of bytes.
 
     As in MindSpore GB means 2**30 bytes; so do GiB and G, and likewise for MB and KB.
     """
 
-    allowed: str = 'a size such as "4GB", "512MB" or "1.5GiB" (GB = 2**30 bytes), or a number of bytes; more than zero'
-    minimum: int = 1
-    maximum: int = 2**63 - 1
+    def __init__(self, allowed: str, minimum: int = 1, maximum: int = 2**63 - 1) -> None:
+        self.minimum, self.maximum = minimum, maximum
+        number = {"type": "integer", "minimum": minimum and max(minimum, _SMALL), "maximum": maximum}
+        super().__init__(allowed, self._size, {"anyOf": [number, {"type": "string", "pattern": _SIZES}]})
 
-    def read(self, value: Any) -> Size:
+    def _size(self, value: Any) -> Size:
         text = str(value).strip() if isinstance(value, str) or type(value) is int else ""
         if not (match := _SIZE.fullmatch(text)):
             raise refusal(value)
@@ -319,72 +258,82 @@ class MemoryKind(Kind):
             raise refusal(value)
         return Size(size)
 
-    def schema(self) -> dict[str, Any]:
-        number = {"type": "integer", "minimum": self.minimum and max(self.minimum, _SMALL), "maximum": self.maximum}
-        pattern = r"^\s*[0-9]{1,19}((\.[0-9]{1,19})?\s*[KkMmGgTt][Ii]?[Bb]?|\s*[Bb]?)\s*$"
-        return {"anyOf": [number, {"type": "string", "pattern": pattern}]}
 
-
-_SMALL = 4096
-"""A smaller number without a unit was hardly meant as bytes."""
-_SIZE = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,19})?)\s*([KMGT])i?B?|(-?[0-9]{1,19})\s*B?", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
 class TextKind(Kind):
-    """Free text: names, paths, patterns. ``comma_list`` also takes a list and joins it with *separator*."""
+    """Free text: names, paths, patterns.
 
-    allowed: str = "text"
-    comma_list: bool = False
-    separator: str = ","
-    empty: bool = False
+    Args:
+        separator: what joins the parts of a list, which is taken too; ``""``: none is.
+        check: a function of the text, which returns its canonical form or raises :class:`BadValue`.
+    """
 
-    def read(self, value: Any) -> str:
-        if self.comma_list and isinstance(value, list | tuple) and all(type(v) in (str, int) for v in value):
+    def __init__(
+        self, allowed: str = "text", separator: str = "", *, empty: bool = False, check: Callable[[str], str] = str
+    ) -> None:
+        text: dict[str, Any] = {"type": "string"} if empty else {"type": "string", "pattern": r"\S"}
+        listed: dict[str, Any] = {"type": "array", "items": {"type": ["string", "integer"]}, "minItems": int(not empty)}
+        super().__init__(allowed, self._text, {"anyOf": [text, listed]} if separator else text)
+        self.separator, self._empty, self._check = separator, empty, check
+
+    def _text(self, value: Any) -> str:
+        if self.separator and isinstance(value, list | tuple) and all(type(v) in (str, int) for v in value):
             value = self.separator.join(str(v) for v in value)
         if not isinstance(value, str):
             raise refusal(value)
-        if not value.strip() and not self.empty:
+        if not value.strip() and not self._empty:
             raise BadValue("the text is empty")
         if re.search("[\0\ud800-\udc7f\udd00-\udfff]", value):  # \udc80 … are bytes of a path that is not UTF-8
             raise BadValue(f"{show(value)} holds a character that neither a file nor a path can hold")
-        return str(value)
-
-    def schema(self) -> dict[str, Any]:
-        text: dict[str, Any] = {"type": "string"} if self.empty else {"type": "string", "pattern": r"\S"}
-        if not self.comma_list:
-            return text
-        listed: dict[str, Any] = {"type": "array", "items": {"type": ["string", "integer"]}}
-        return {"anyOf": [text, listed if self.empty else {**listed, "minItems": 1}]}
+        return self._check(str(value))
 
 
-@dataclass(frozen=True)
-class CheckedKind(TextKind):
-    """Text of which a function makes the canonical form, or raises :class:`BadValue`."""
+def where(holds: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    """A function for :class:`Kind` that takes the values for which something holds, as they are."""
 
-    check: Callable[[str], str] = str
+    def read(value: Any) -> Any:
+        if not holds(value):
+            raise refusal(value)
+        return value
 
-    def read(self, value: Any) -> str:
-        return self.check(super().read(value))
+    return read
 
+
+BOOL = ValueKind((True, False))
+"""0 and 1 are numbers here, not truth values."""
+_TRUTH = [(True, "ON"), (False, "OFF"), (1, "ON"), (0, "OFF")]
+ON_OFF = ValueKind(("ON", "OFF"), _TRUTH, {"ON": "switched on", "OFF": "switched off"})
+FLAG = ValueKind((0, 1), [(True, 1), (False, 0), ("ON", 1), ("OFF", 0)])
+TEXT_FLAG = ValueKind(("0", "1"), [(True, "1"), (False, "0"), ("ON", "1"), ("OFF", "0"), (1, "1"), (0, "0")])
+"""As some of CANN's options have a flag."""
 
 Bool = Annotated[bool, BOOL]
 OnOff = Annotated[str, ON_OFF]
 Flag = Annotated[int, FLAG]
 TextFlag = Annotated[str, TEXT_FLAG]
-Memory = Annotated[int, MemoryKind()]
-Share = Annotated[float, SHARE]
+Share = Annotated[float, Kind("a number above 0 and below 1, such as 1e-5", gt=0, lt=1)]
 Text = Annotated[str, TextKind()]
 AnyText = Annotated[str, TextKind(empty=True)]
-Path = Annotated[str, TextKind(allowed="a path")]
+Path = Annotated[str, TextKind("a path")]
 
 
-def MemoryBetween(allowed: str, minimum: int = 1, maximum: int = MemoryKind.maximum) -> Any:
-    return Annotated[int, MemoryKind(allowed, minimum, maximum)]
+def MemoryBetween(allowed: str, minimum: int = 1, maximum: int = 2**63 - 1) -> Any:
+    return Annotated[Any, MemoryKind(allowed, minimum, maximum)]
 
 
-def Int(minimum: int = IntKind.minimum, maximum: int = IntKind.maximum, *, zero: bool = True) -> Any:
-    return Annotated[int, IntKind(minimum, maximum, zero)]
+Memory = MemoryBetween('a size such as "4GB", "512MB" or "1.5GiB" (GB = 2**30 bytes), or a number of bytes; more than zero')
+
+
+def Int(minimum: int | None = None, maximum: int | None = None, *, zero: bool = True) -> Any:
+    """A whole number within closed limits; by default those of 64 bits. *zero*: whether 0 is one of them."""
+    limits = "" if minimum is None else f", {minimum} or more" if maximum is None else f" from {minimum} to {maximum}"
+    low, high = (-(2**63) if minimum is None else minimum), (2**63 - 1 if maximum is None else maximum)
+    if zero:
+        return Annotated[int, Kind(f"a whole number{limits}", ge=low, le=high)]
+    form = {"type": "integer", "minimum": low, "maximum": high, "not": {"const": 0}}
+    return Annotated[
+        int,
+        Kind(f"a whole number{limits}, not 0", where(lambda value: type(value) is int and value != 0), form, ge=low, le=high),
+    ]
 
 
 def Choice(meanings: dict[Any, str], aliases: dict[Any, Any] | None = None) -> Any:
@@ -394,9 +343,86 @@ def Choice(meanings: dict[Any, str], aliases: dict[Any, Any] | None = None) -> A
         meanings: value → a few words.
         aliases: another spelling → the value it stands for.
     """
-    return Annotated[Any, ChoiceKind(tuple(meanings), aliases or {}, meanings)]
+    return Annotated[Any, ChoiceKind([*meanings], [*(aliases or {}).items()], meanings)]
 
 
 def TextList(allowed: str, separator: str = ",") -> Any:
     """Text whose parts are joined by *separator*; a list of the parts is taken too."""
-    return Annotated[str, TextKind(allowed, comma_list=True, separator=separator)]
+    return Annotated[str, TextKind(allowed, separator)]
+
+
+# --- dictionaries and lists of them -----------------------------------------------------------------------------------
+
+
+@cache
+def adapter(kind: Any) -> Any:
+    """The validator of a type, built on first use: to build those of all options costs 150 ms."""
+    with collected_later():
+        from pydantic import TypeAdapter
+
+        return TypeAdapter(kind)
+
+
+def keys(fields: Mapping[str, Any], needed: Sequence[str] = ()) -> Any:
+    """The type of a dictionary with a closed set of keys, of which some must stand there."""
+    kind: Any = TypedDict("kind", {k: Required[v] if k in needed else v for k, v in fields.items()}, total=False)  # type: ignore
+    setattr(kind, "__pydantic_config__", {"extra": "forbid"})  # noqa: B010  # mypy takes it for a type
+    return kind
+
+
+def each(item: Any) -> Any:
+    return GenericAlias(list, item)
+
+
+def named(value: Any, key: Any = str) -> Any:
+    return GenericAlias(dict, (key, value))
+
+
+def check(kind: Any, value: Any, name: Keys = (), where: str = "", marks: Marks = nowhere) -> tuple[Any, list[Diagnostic]]:
+    """The canonical value, or ``None`` and what is wrong; what could not be read is reported already.
+
+    Args:
+        name: the keys that lead to the value, for messages.
+        where: the place, where there are no marks.
+        marks: of what is within the value.
+    """
+    from pydantic import ValidationError
+
+    try:
+        return adapter(kind).validate_python(value, strict=True), []
+    except ValidationError as error:
+        wrong = [_bad(one, kind) for one in error.errors(include_url=False)[:MOST] if one["input"] is not INVALID]
+    return None, [bad.at(name, where, marks) for bad in wrong]
+
+
+def _bad(error: Mapping[str, Any], kind: Any) -> BadValue:
+    path = tuple(part for part in error["loc"] if part != "[key]")
+    value, bad, shown = error["input"], error.get("ctx", {}).get("error"), show(error["input"])
+    match error["type"]:
+        case "missing":
+            return BadValue(f"{path[-1]} is missing", path=path[:-1])
+        case "extra_forbidden":
+            known = _keys(kind, path[:-1])
+            hint = nearest(str(path[-1]), known)
+            return BadValue("unknown key", allowed=", ".join(known), suggestion=hint, path=path, at_key=True)
+        case "list_type":
+            advice: Any = [value] if isinstance(value, str) and len(value) < 40 else ""
+            return BadValue(f"{shown} is not a list", allowed='["a", "b"]', suggestion=advice, path=path)
+        case "dict_type" | "model_type":
+            return BadValue(f"{shown} is not a dictionary", allowed='{"key": value}', path=path)
+    if not isinstance(bad, BadValue):  # half of a surrogate pair as a key
+        return BadValue(f"{shown} is not of the right type", path=path)
+    text = "None is not a value; omit the option to leave PyTorch as it is" if value is None else bad.text
+    hint = "" if value is None else bad.suggestion
+    return BadValue(text, allowed=bad.allowed, suggestion=hint, path=path + bad.path, at_key="[key]" in error["loc"])
+
+
+def _keys(kind: Any, path: Keys) -> list[str]:
+    """The keys that a dictionary within a value may have."""
+    for part in (*path, None):
+        while get_origin(kind) in (Annotated, Required):
+            kind = get_args(kind)[0]
+        fields = getattr(kind, "__annotations__", None)
+        if part is not None:
+            kind = fields[part] if fields else get_args(kind)[-1]
+    return list(getattr(kind, "model_fields", kind.__annotations__))

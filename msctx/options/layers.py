@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import reduce
 from os import PathLike, fspath
 from pathlib import Path
@@ -14,8 +13,7 @@ from typing import Any, NamedTuple
 
 from msctx._version import __version__
 from msctx.errors import Diagnostic, FileError, Marks, OptionError, nearest
-from msctx.options.documents import check
-from msctx.options.kinds import BadValue, Size, nowhere
+from msctx.options.kinds import BadValue, Size, check
 from msctx.options.option import UNSET, Option, device_of
 from msctx.options.registry import (
     OPTIONS,
@@ -23,7 +21,6 @@ from msctx.options.registry import (
     find,
     from_text,
     ge_key,
-    ge_name,
     is_dictionary,
     make_layer,
     option_of,
@@ -84,14 +81,8 @@ def carried_layer(environment: Mapping[str, str]) -> Layer:
     """The options in it, each with the origin that it had."""
     settings = {}
     for row in read_carried(environment).get("settings", ()):
-        try:
-            setting = Setting(OPTIONS[row["option"]], *(row[field] for field in FIELDS))
-        except (KeyError, TypeError):
-            raise _wrong("is not what `msctx exec` writes") from None
-        value, wrong = check(setting.option.type, setting.value)
-        if wrong:
-            raise _wrong(f"{setting.spelling}: {wrong[0].text}")
-        settings[setting.spelling] = replace(setting, value=value)
+        option = OPTIONS[row["option"]]
+        settings[row["spelling"]] = Setting(**{**row, "option": option, "value": check(option.type, row["value"])[0]})
     return Layer(settings)
 
 
@@ -149,15 +140,23 @@ def layer_of(options: Mapping[str, Any], origin: str, marks: Marks | None = None
     """The settings of one place: its preset, and over it the rest."""
     problems: list[Diagnostic] = []
     layers: list[Layer] = []
-    for name, value in (("preset", options.get("preset")), ("", {k: v for k, v in options.items() if k != "preset"})):
-        try:
-            if value is not None:
-                layers.append(preset_layer(value, origin, marks) if name else make_layer(value, origin, marks))
-        except OptionError as error:
-            problems.extend(error.problems)
+    with collected(problems):
+        if options.get("preset") is not None:
+            layers.append(preset_layer(options["preset"], origin, marks))
+    with collected(problems):
+        layers.append(make_layer({k: v for k, v in options.items() if k != "preset"}, origin, marks))
     if problems:
         raise OptionError(problems)
     return stacked(layers)
+
+
+@contextmanager
+def collected(problems: list[Diagnostic], of: type[OptionError | FileError] = OptionError) -> Iterator[None]:
+    """Errors become some of many."""
+    try:
+        yield
+    except of as error:
+        problems.extend(error.problems)
 
 
 def preset_layer(preset: Any, origin: str, marks: Marks | None = None) -> Layer:
@@ -169,8 +168,7 @@ def preset_layer(preset: Any, origin: str, marks: Marks | None = None) -> Layer:
     mark = marks(("preset",)) if marks else None
     if not isinstance(preset, str) or (preset not in known and not preset.endswith((".yaml", ".yml"))):
         near, allowed = nearest(str(preset), known), f"{', '.join(known)}, or the path of a YAML file"
-        bad = BadValue(f"{preset!r} is not a preset", allowed=allowed, suggestion=near, path=("preset",))
-        raise OptionError([bad.at((), origin, marks or nowhere)])
+        raise OptionError([Diagnostic("preset", f"{preset!r} is not a preset", origin, allowed, near and repr(near), mark)])
     document = load(known.get(preset, preset))
     if not isinstance(document.data, dict) or "context" not in document.data:
         text = f"{preset} has no `context:` section; put its options below such a line"
@@ -178,10 +176,7 @@ def preset_layer(preset: Any, origin: str, marks: Marks | None = None) -> Layer:
     values = document.data["context"]
     if not isinstance(values, dict | None):
         raise OptionError([Diagnostic("context", "is not a dictionary", origin, mark=document.mark(("context",)))])
-    layer = make_layer(values or {}, f"preset {preset}", document.under("context"))
-    if preset not in known:
-        return layer
-    return Layer({k: replace(s, origin=f"preset {preset}") for k, s in layer.settings.items()})
+    return make_layer(values or {}, f"preset {preset}", None if preset in known else document.under("context"))
 
 
 def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
@@ -194,12 +189,10 @@ def environment_layers(environment: Mapping[str, str]) -> dict[str, Layer]:
     settings: dict[str, Setting] = {}
     for name in sorted(n for n in environment if n.startswith(PREFIX) and n not in RESERVED):
         spelling, text = _spelling(name), environment[name]
-        option, (level, key) = find(spelling), ge_key(spelling)
+        option = find(spelling)
         try:
             if spelling == "preset":
                 preset = preset_layer(text, name)
-            elif key:
-                settings |= make_layer({f"{level}.{ge_name(key)}": text}, f"environment {name}").settings
             elif not (text or option is None or option.is_text):
                 problems.append(Diagnostic(name, "is empty", "environment", suggestion="unset it, or give it a value"))
             else:
@@ -222,12 +215,13 @@ def is_option(variable: str) -> bool:
 
 
 def _spelling(variable: str) -> str:
-    return variable[len(PREFIX) :].lower().replace("__", ".")
+    spelling = variable[len(PREFIX) :].lower().replace("__", ".")
+    return ".".join(filter(None, ge_key(spelling))) or spelling
 
 
 def _value(option: Option | None, spelling: str, text: str) -> Any:
     """A variable's value; there 1 and 0 are how everybody writes true and false."""
-    if (option is None or option.kind is None) and text[:1] == "{":
+    if (option is None or option.base is not str) and text[:1] == "{" and not ge_key(spelling)[1]:
         from msctx.options.yamlfile import parse
 
         return parse(text, "environment").data

@@ -6,19 +6,17 @@ not, they have its dtype. An operator that is not here is made of others that ar
 
 from __future__ import annotations
 
+import json
 from functools import cache, partial
 from typing import Annotated
 
 from msctx.errors import nearest_of
-from msctx.options.kinds import BadValue, CheckedKind, TextKind, show
+from msctx.options.kinds import BadValue, TextKind, show
+from msctx.shipped import CONFIGS
 
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
-
-
-def _pairs(text: str, separator: str | None = None) -> dict[str, str]:
-    return dict(pair.split(":") for pair in text.strip().split(separator))
 
 
 MATRIX = _words("""
@@ -96,67 +94,14 @@ BACKWARD = _words("""
 """)
 """Of what computes gradients alone, the usual operators: only counted. Other gradients are made of the operators above."""
 
-_SAME_IN_CANN = """
-    Abs Acos Acosh Add Asin Asinh Atan Atan2 Atanh Ceil Cos Cosh Cross Cumprod Cumsum Digamma Div Erf Erfc Erfinv Exp Expm1
-    Floor Gather Lerp Lgamma Log Log1p Logit Maximum Minimum Mul Neg Polar Pow Reciprocal Relu Relu6 Round Rsqrt Scatter Selu
-    Sigmoid Sign Sin Sinh Softplus Sqrt Square Sub Tan Tanh Trunc Xlogy Elu Celu Gelu Mish Dot Sinc
-"""
-_ONE_IN_CANN = """
-    AddV2:add Axpy:add AxpyV2:add Adds:add BiasAdd:add Muls:mul RealDiv:div DivNoNan:div FloorDiv:floor_divide
-    FloorMod:remainder Mod:fmod Power:pow Addcdiv:addcdiv Addcmul:addcmul Xlog1py:special_xlog1py Einsum:einsum Conv1D:conv1d
-    LogSumExp:logsumexp ReduceLogSumExp:logsumexp ReduceSum:sum ReduceSumD:sum ReduceMean:mean ReduceMeanD:mean ReduceProd:prod
-    ReduceProdD:prod Renorm:renorm Cdist:cdist RmsNorm:rms_norm InstanceNorm:instance_norm InstanceNormV2:instance_norm
-    PRelu:prelu LeakyRelu:leaky_relu FastGelu:gelu GeluV2:gelu Silu:silu Swish:silu HardSigmoid:hardsigmoid HardSwish:hardswish
-    HardtanhGrad:hardtanh SoftplusV2:softplus Glu:glu AdaptiveMaxPool2d:adaptive_max_pool2d
-    SigmoidCrossEntropyWithLogitsV2:binary_cross_entropy_with_logits BinaryCrossEntropy:binary_cross_entropy KLDiv:kl_div
-    MseLoss:mse_loss SmoothL1Loss:smooth_l1_loss CTCLossV2:ctc_loss GatherNd:index Index:index Embedding:embedding
-    EmbeddingBag:embedding_bag ScatterElements:scatter ScatterNdUpdate:index_put ConcatV2:cat ConcatD:cat Concat:cat Pack:stack
-    Select:where SelectV2:where MaskedFill:masked_fill MaskedSelect:masked_select
-"""
-_MAX_POOLS = "max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"
-_AVG_POOLS = "avg_pool1d avg_pool2d avg_pool3d"
-_SEVERAL_IN_CANN = f"""
-    AddN: add sum; MatMul MatMulV2 MatMulV3: mm addmm linear matmul mv addmv inner; BatchMatMul BatchMatMulV2 BatchMatMulV3:
-    bmm baddbmm addbmm matmul; FullyConnection: linear addmm; Conv2D DepthwiseConv2D: conv2d convolution _convolution; Conv3D:
-    conv3d convolution _convolution; Conv2DTranspose Conv2DTransposeD Deconvolution: conv_transpose2d convolution _convolution;
-    Conv3DTranspose Conv3DTransposeD: conv_transpose3d convolution _convolution; DynamicRNN DynamicRNNV2: lstm lstm_cell;
-    DynamicGRU DynamicGRUV2: gru gru_cell; FlashAttentionScore: scaled_dot_product_attention
-    _scaled_dot_product_flash_attention; SoftmaxV2: softmax _softmax _safe_softmax; LogSoftmaxV2: log_softmax _log_softmax;
-    ReduceMax ReduceMaxD: amax max; ReduceMin ReduceMinD: amin min; ReduceStd: std std_mean; ReduceVar: var var_mean; LpNorm
-    LpNormV2: norm linalg_vector_norm frobenius_norm; LayerNorm LayerNormV3 LayerNormV4: layer_norm native_layer_norm;
-    GroupNorm: group_norm native_group_norm; BatchNorm BatchNormV3 BNInfer BNTrainingUpdate: batch_norm native_batch_norm
-    _native_batch_norm_legit; ClipByValue: clamp clamp_max clamp_min; Pooling: {_MAX_POOLS} {_AVG_POOLS}; MaxPool MaxPoolV3
-    MaxPool3D MaxPoolWithArgmax: {_MAX_POOLS}; AvgPool AvgPoolV2 AvgPool3D: {_AVG_POOLS}; AdaptiveAvgPool2d:
-    adaptive_avg_pool2d _adaptive_avg_pool2d; ResizeNearestNeighborV2: upsample_nearest2d _upsample_nearest_exact2d;
-    ResizeBilinearV2: upsample_bilinear2d _upsample_bilinear2d_aa; ResizeBicubic: upsample_bicubic2d _upsample_bicubic2d_aa;
-    GridSampler2D: grid_sampler grid_sampler_2d; GridSampler3D: grid_sampler grid_sampler_3d; SoftmaxCrossEntropyWithLogits:
-    log_softmax _log_softmax nll_loss nll_loss_nd nll_loss2d; NLLLoss: nll_loss nll_loss_nd nll_loss2d; SmoothL1LossV2:
-    smooth_l1_loss huber_loss; GatherV2: gather index_select embedding take take_along_dim; GatherElements: gather
-    take_along_dim; ScatterAdd: scatter_add index_add; SegmentSum UnsortedSegmentSum: segment_reduce scatter_add index_add;
-    DropOutDoMask DropOutDoMaskV3: dropout native_dropout; FFT: fft_fft fft_fft2 fft_fftn; MatrixInverse: inverse linalg_inv
-    linalg_inv_ex; Cholesky: cholesky linalg_cholesky linalg_cholesky_ex; Qr: qr linalg_qr; Svd: svd linalg_svd
-"""
-_WITHOUT = """
-    LRN ROIAlign Conv2DBackpropInput Conv2DBackpropFilter DepthwiseConv2DBackpropInput DepthwiseConv2DBackpropFilter
-    BatchNormGrad BNTrainingUpdateGrad BNTrainingReduceGrad LayerNormGrad SoftmaxGrad LogSoftmaxGrad MaxPoolGrad AvgPoolGrad
-    ReluGrad GeluGrad SigmoidGrad TanhGrad BiasAddGrad Bias Cast Reshape TransData Transpose
-"""
-"""What PyTorch has no operator for (it computes an LRN of others, RoI alignment is torchvision's), gradients, which compute in the
-dtypes of their forward pass, and what computes nothing."""
-
-CANN: dict[str, tuple[str, ...]] = {
-    **{name: (name.lower(),) for name in _words(_SAME_IN_CANN)},
-    **{name: (aten,) for name, aten in _pairs(_ONE_IN_CANN).items()},
-    **{name: _words(aten) for names, aten in _pairs(_SEVERAL_IN_CANN, ";").items() for name in names.split()},
-    **dict.fromkeys(_words(_WITHOUT), ()),
-}
-"""CANN's type of operator → the names that PyTorch has for it."""
-
-ALIASES = _pairs("""
+ALIASES = dict(
+    pair.split(":")
+    for pair in _words("""
     divide:div true_divide:div multiply:mul subtract:sub absolute:abs negative:neg clip:clamp arccos:acos arcsin:asin
     arctan:atan arctan2:atan2 linalg_matmul:matmul special_expit:sigmoid special_softmax:softmax
     special_log_softmax:log_softmax special_logsumexp:logsumexp concat:cat concatenate:cat det:linalg_det
 """)
+)
 """Other names that PyTorch itself has for an operator."""
 
 QUANTIZING = _words("""
@@ -181,10 +126,21 @@ CLASS_OF = {name: kind for kind, names in CLASSES.items() for name in names}
 """Operator → its class; the order is that in which the native core knows them."""
 
 
+@cache
+def cann() -> dict[str, tuple[str, ...]]:
+    """CANN's type of operator → the names that PyTorch has for it.
+
+    None: PyTorch has no operator for it (it computes an LRN of others, RoI alignment is torchvision's), it is a gradient, which
+    computes in the dtypes of its forward pass, or it computes nothing.
+    """
+    rows = json.loads((CONFIGS / "cann_operators.json").read_bytes())
+    return {name: _words(operators) for name, operators in rows.items()}
+
+
 def resolve(name: str) -> tuple[str, ...] | None:
     """PyTorch's operators for a name of PyTorch's (``aten::mm``, ``mm``, ``mm.default``) or a type of CANN's; ``None``: unknown."""
-    if name in CANN:
-        return CANN[name]
+    if name in cann():
+        return cann()[name]
     plain = name.removeprefix("aten::").partition(".")[0]
     plain = ALIASES.get(plain, plain)
     return (plain,) if plain in CLASS_OF else None
@@ -192,7 +148,7 @@ def resolve(name: str) -> tuple[str, ...] | None:
 
 @cache
 def _known() -> dict[str, str]:
-    return {name.lower(): name for name in (*CLASS_OF, *ALIASES, *CANN)}
+    return {name.lower(): name for name in (*CLASS_OF, *ALIASES, *cann())}
 
 
 def _operator(text: str) -> str:
@@ -207,11 +163,10 @@ def _nearest(name: str) -> str:
 
 
 def _operators(text: str) -> str:
-    return ",".join(_operator(TextKind().read(name)) for name in text.split(","))
+    return ",".join(map(_operator, text.split(",")))
 
 
 _ALLOWED = "PyTorch's name of an operator (mm, conv2d, softmax …) or CANN's type (MatMul, Conv2D, SoftmaxV2 …)"
-Operator = Annotated[str, CheckedKind(_ALLOWED, check=_operator)]
-OPERATORS = CheckedKind(_ALLOWED, comma_list=True, check=_operators)
+Operator = Annotated[str, TextKind(_ALLOWED, check=_operator)]
+Operators = Annotated[str, TextKind(_ALLOWED, ",", check=_operators)]
 """Several of them, separated by commas."""
-Operators = Annotated[str, OPERATORS]

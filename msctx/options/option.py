@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from msctx.options.kinds import ChoiceKind, Kind, TextKind
+from msctx.options.kinds import ChoiceKind, Kind, ValueKind
 
 if TYPE_CHECKING:
     from msctx.options.formats import Format
@@ -101,6 +101,11 @@ class Option:
         return next((k for k in getattr(self.type, "__metadata__", ()) if isinstance(k, Kind)), None)
 
     @property
+    def base(self) -> Any:
+        """Python's type of a single scalar that has no closed set of values."""
+        return None if isinstance(self.kind, ValueKind) else getattr(self.type, "__origin__", None)
+
+    @property
     def choices(self) -> tuple[Any, ...]:
         """The values of an option that has a closed set of them."""
         return self.kind.choices if isinstance(self.kind, ChoiceKind) else ()
@@ -123,7 +128,7 @@ class Option:
     @property
     def is_text(self) -> bool:
         """Whether a bare word of the environment or the command line is its value as it stands, ``5`` and ``true`` too."""
-        return isinstance(self.kind, TextKind)
+        return self.base is str
 
 
 GPU, ASCEND = "mindspore.set_context(gpu_config)", "mindspore.set_context(ascend_config)"

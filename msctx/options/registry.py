@@ -7,125 +7,22 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
+from itertools import accumulate
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from msctx.errors import MOST, Diagnostic, Mark, Marks, OptionError, nearest
-from msctx.options.documents import check, read_file, scalar
-from msctx.options.kinds import BOOL, INVALID, IntKind, Keys, ValueKind, dotted, nowhere, show
+from msctx.options.documents import read_file, scalar
+from msctx.options.kinds import BOOL, INVALID, Keys, ValueKind, check, dotted, nowhere, show
 from msctx.options.option import Option
 from msctx.options.rules import YIELDING, Layer, Setting, exclusions
+from msctx.shipped import CONFIGS
 
-_BY_RELEASE = {
-    "MindSpore 2.3.1": """
-        jit_config op_debug_option cur_step_num save_checkpoint_steps need_ckpt last_triggered_step
-        recompute_allgather_overlap_fagrad interleaved_matmul_comm interleaved_layernorm_comm
-    """,
-    "MindSpore 2.4": """
-        exec_order hccl_watchdog enable_cluster_ops enable_pass disable_pass bias_add_comm_swap
-        enable_allreduce_slice_to_reducescatter enable_interleave_split_concat_branch enable_interleave_parallel_branch
-        enable_offloading_packed_experts enable_flash_attention_load_balance dataset_broadcast_opt_level
-    """,
-    "MindSpore 2.3": "topo_order",
-    "MindSpore 2.6": "grad_fa_allgather_overlap allreduce_and_biasadd_swap pp_1f1b_overlap",
-    "CANN's documentation of 2026": """
-        compile_hybrid_mode all_tensor_not_empty input_batch_cpy aicore_num oo_constant_folding graph_compiler_cache_dir
-        shape_generalization_mode auto_multistream_parallel_mode
-    """,
-    "CANN after 8.0.0": "variable_use_1g_huge_page",
-    "the code of CANN's TensorFlow adapter": """
-        enable_compress_weight compress_weight_conf HCCL_algorithm hcom_multi_mode device_type soc_config insert_op_file
-        resource_config_path graph_parallel_option_path enable_graph_parallel graph_slice memory_optimization_policy
-        topo_sorting_mode distribute_config auto_tune_mode graph_exec_timeout oo_level optimization_switch lower_functional_ops
-    """,
-}
-LATER = {word: release for release, words in _BY_RELEASE.items() for word in words.split()}
-"""Last part of the name → the release whose documents first have it."""
-IGNORED = {
-    "auto_tune_mode": "use aoe_tune_mode",
-    "enable_auto_mixed_precision": "leave it out",
-    "enable_sparse": "leave it out",
-}
-"""Keys of set_context that MindSpore itself ignores → what to do."""
-
-_BY_HINT = {
-    "deterministic=ON with deterministic_warn_only=true": "deterministic=warn deterministic=warn_only",
-    "precision_mode_v2=mixed_float16": "precision_mode=mixed_float16",
-    "the option enable_graph_kernel is False for jit_level O0, and True for O1 and O2": "jit_config jit_level",
-    "deterministic=ON": """
-        use_deterministic_algorithms are_deterministic_algorithms_enabled cudnn_deterministic cudnn.deterministic
-        full_determinism torch.use_deterministic_algorithms
-    """,
-    "deterministic=ON raises where an operator has no deterministic kernel; deterministic_except names those to leave out": """
-        warn_only deterministic_debug_mode
-    """,
-    "conv_fprop_algo=performance measures algorithms, as do the options for gradients": """
-        benchmark cudnn_benchmark cudnn.benchmark benchmark_limit autotune mode=max-autotune-no-cudagraphs max_autotune
-    """,
-    "mode=GRAPH_MODE compiles, and graph_kernel_flags=--online_tuning=1 measures kernels": "mode=max-autotune",
-    "mode=GRAPH_MODE compiles": """
-        compile torch_compile torch.compile dynamo inductor compile_model jit mode=compile mode=default mode=reduce-overhead
-        mode=jit backend dynamo_backend
-    """,
-    "mode=PYNATIVE_MODE runs eagerly": "eager mode=eager",
-    "precision_mode=allow_mix_precision_bf16": """
-        bf16 bf16_full_eval bfloat16 amp autocast mixed_precision precision torch_dtype dtype precision_mode=bf16-mixed
-        precision_mode=bf16 precision_mode=bf16-true precision=bf16-mixed precision_mode=bfloat16 precision_mode=amp
-    """,
-    "precision_mode=allow_mix_precision_fp16": """
-        fp16 fp16_full_eval float16 half precision_mode=16-mixed precision_mode=16 precision_mode=16-true precision_mode=fp16-mixed
-        precision_mode=fp16 precision_mode=float16 precision_mode=half precision=16-mixed precision=16-true precision=16
-        precision=fp16 mixed_precision=fp16 dtype=float16 torch_dtype=float16
-    """,
-    "precision_mode=force_fp32": """
-        fp32 float32 precision_mode=32-true precision_mode=32 full_precision precision_mode=fp32 precision_mode=float32
-    """,
-    "precision_mode_v2=mixed_bfloat16": "precision_mode_v2=bf16 precision_mode_v2=bfloat16",
-    "performance measures all algorithms": " ".join(
-        f"{name}={word}"
-        for name in ("conv_fprop_algo", "conv_dgrad_algo", "conv_wgrad_algo", "matmul_algo")
-        for word in ("auto", "fastest", "benchmark")
-    ),
-    "set conv_allow_tf32 and matmul_allow_tf32": "tf32 allow_tf32 enable_tf32 cudnn_allow_tf32 cudnn.allow_tf32 precision_mode=tf32",
-    "set matmul_allow_tf32, or matmul_algo=bf16x3": """
-        float32_matmul_precision set_float32_matmul_precision matmul_precision fp32_precision jax_default_matmul_precision
-        matmul_algo=high matmul_algo=highest matmul_algo=medium
-    """,
-    "runtime_num_threads": """
-        threads num_threads set_num_threads n_threads nthreads intra_op_threads intraop_threads omp_num_threads mkl_num_threads
-        intra_op_num_threads intra_op_parallel_num intra_op_parallelism_threads
-    """,
-    "inter_op_parallel_num": """
-        inter_op_parallelism_threads num_interop_threads set_num_interop_threads inter_op_threads interop_threads inter_op_num_threads
-    """,
-    "set device_id, or CUDA_VISIBLE_DEVICES itself, before the program starts": """
-        cuda_visible_devices visible_devices ascend_rt_visible_devices gpu gpus gpu_id gpu_ids devices local_rank
-    """,
-    "device_target": "accelerator device device_type use_cpu",
-    "max_device_memory": """
-        memory_limit max_memory memory_fraction per_process_memory_fraction per_process_gpu_memory_fraction gpu_memory_utilization
-    """,
-    "memory_optimize_level=O1": "checkpointing gradient_checkpointing activation_checkpointing recompute",
-    "memory_offload=ON": "offload cpu_offload save_on_cpu activation_offloading",
-    "mempool_block_size is the size by which the pool of device memory grows": "max_split_size_mb",
-    "enable_dump_debug=true, with a dump_path, dumps operators that turn finite values into Inf or NaN": """
-        detect_anomaly set_detect_anomaly debug_nans jax_debug_nans
-    """,
-    "seed": "manual_seed set_seed seed_everything random_seed",
-    "profiling_mode": "profile profiler",
-    "hccl_timeout": "ddp_timeout nccl_timeout timeout",
-}
-INSTEAD = {word: hint for hint, words in _BY_HINT.items() for word in words.split()}
-"""A word of PyTorch or of a framework, or ``option=value``, in lower case → the option that is meant."""
-
-
-_OPTIONS: dict[str, Option] = {}
-OPTIONS: Mapping[str, Option] = MappingProxyType(_OPTIONS)
+OPTIONS: dict[str, Option] = {}
 _SPELLINGS: dict[str, Option] = {}
-_DICTIONARIES: set[str] = set()
+_DICTIONARIES: dict[str, None] = {}
 """Keys that hold a dictionary of options: gpu_config, session, device_context.gpu …"""
-_NAMES = ["preset"]
 _GE: dict[str, Option] = {}
 copyreg.pickle(Option, lambda option: (option_of, (option.name,)))
 
@@ -133,14 +30,11 @@ copyreg.pickle(Option, lambda option: (option_of, (option.name,)))
 def declare(options: Iterable[Option]) -> None:
     """Add the options of a theme to the tables."""
     for option in options:
-        _OPTIONS[option.name] = option
+        OPTIONS[option.name] = option
         _GE.update({option.ge: option} if option.ge else {})
         for spelling in option.spellings:
             _SPELLINGS[spelling] = option
-            parts = spelling.split(".")
-            groups = {".".join(parts[:i]) for i in range(1, len(parts))} - _DICTIONARIES
-            _DICTIONARIES.update(groups)
-            _NAMES.extend([spelling, *sorted(groups)])
+            _DICTIONARIES.update(dict.fromkeys(accumulate(spelling.split(".")[:-1], "{}.{}".format)))
 
 
 def find(spelling: str) -> Option | None:
@@ -172,23 +66,34 @@ def named(name: str) -> Option:
     return _GE.get(key or name) or option_of(level or spelling)
 
 
-def ge_name(key: str) -> str:
-    """A key of CANN's in its own spelling, where a variable of the environment had to write it in one case."""
-    return next((known for known in _GE if known.lower() == key.lower()), key)
+@cache
+def _words() -> dict[str, dict[str, str]]:
+    """What configs/words.yaml says of words that are no options, each word with its text; read where one is met."""
+    import yaml
+
+    found = yaml.safe_load((CONFIGS / "words.yaml").read_text(encoding="utf-8"))
+    return {part: {word: text for text, words in rows.items() for word in words.split()} for part, rows in found.items()}
 
 
-def _instead(spelling: str, value: Any) -> str:
-    return INSTEAD.get(f"{spelling}={show(value)}".replace("'", "").lower(), "")
+def instead(word: str) -> str:
+    """The option that is meant by a word of another vocabulary, or by ``option=value``; ``""``: none is known."""
+    return _words()["instead"].get(word.replace("'", "").lower(), "")
+
+
+def later(name: str) -> str:
+    """That a later release has a key, and msctx has no option for it; ``""`` of any other."""
+    release = _words()["later"].get(name)
+    return f"{release} has it, and msctx has no such option" if release else ""
 
 
 def _unknown(spelling: str, where: str = "", mark: Mark | None = None, value: Any = "") -> Diagnostic:
-    parts, instead = spelling.split("."), _instead(spelling, value) or INSTEAD.get(spelling.lower(), "")
+    parts, known = spelling.split("."), instead(f"{spelling}={show(value)}") or instead(spelling)
     group = next((g for n in reversed(range(1, len(parts))) if (g := ".".join(parts[:n])) in _DICTIONARIES), "")
     text, allowed, hint = "unknown option", "", ""
-    if spelling in IGNORED:
-        text = f"MindSpore ignores it, and msctx has no such option; {IGNORED[spelling]}"
-    elif later := next((LATER[part] for part in parts if part in LATER), ""):
-        text, hint = f"{later} has it, and msctx has no such option", instead or "leave it out"
+    if advice := _words()["ignored"].get(spelling):
+        text = f"MindSpore ignores it, and msctx has no such option; {advice}"
+    elif newer := next(filter(None, map(later, parts)), ""):
+        text, hint = newer, known or "leave it out"
     elif group:
         key = parts[group.count(".") + 1]
         keys = list(dict.fromkeys(s[len(group) + 1 :].partition(".")[0] for s in _SPELLINGS if s.startswith(f"{group}.")))
@@ -196,10 +101,12 @@ def _unknown(spelling: str, where: str = "", mark: Mark | None = None, value: An
         hint = (
             " or in ".join([f"{key} stands outside it", *_SPELLINGS[key].groups]) if key in _SPELLINGS else nearest(key, keys)
         )
-    elif spelling.startswith("context.") and (rest := spelling.removeprefix("context.")) in _SPELLINGS:
-        hint = rest
     else:
-        hint = instead or nearest(spelling.lower(), _NAMES) or "`msctx options` lists them all"
+        hint = (
+            known
+            or nearest(spelling.removeprefix("context.").lower(), ("preset", *_SPELLINGS, *_DICTIONARIES))
+            or "`msctx options` lists them all"
+        )
     return Diagnostic(spelling, text, where, allowed, hint, mark)
 
 
@@ -276,7 +183,7 @@ class _Reading:
         given = _from_words(option, value) if is_text else value
         value, wrong = check(option.type, given, (spelling,), self.origin, lambda at: marks((*path, *at)))
         if wrong:
-            hint = _instead(option.name, given)
+            hint = instead(f"{option.name}={show(given)}")
             self.problems += [replace(one, suggestion=hint or one.suggestion) for one in wrong]
             return
         first = self.settings.get(spelling)
@@ -347,16 +254,21 @@ def _from_words(option: Option, text: Any) -> Any:
     if not isinstance(text, str):
         return text
     text = _GE_WORDS.get(option.name, {}).get(text, text)
-    if isinstance(option.kind, ValueKind) and option.kind.takes_truth and not option.choices:
+    kind = option.kind
+    if isinstance(kind, ValueKind) and kind.takes_truth and not option.choices:
         return {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}.get(text.lower(), text)
-    is_number = isinstance(option.kind, IntKind) or any(isinstance(choice, int) for choice in option.choices)
+    is_number = option.base is int or any(isinstance(choice, int) for choice in option.choices)
     return int(text) if is_number and re.fullmatch(r"-?[0-9]{1,18}", text) else text
 
 
 def ge_key(spelling: str) -> tuple[str, str]:
-    """A key of CANN's own that is written out (``ge_options.session.ge.x``) as the dictionary it stands in, and its name there."""
+    """A key of CANN's own that is written out (``ge_options.session.ge.x``) as the dictionary it stands in, and its name there.
+
+    A variable of the environment has it in one case.
+    """
     level, found, key = spelling.partition(".ge.") if "ge_options." in spelling else ("", "", "")
-    return (level, f"ge.{key}") if found and level in _SPELLINGS else ("", "")
+    key = f"ge.{key}"
+    return (level, {k.lower(): k for k in _GE}.get(key, key)) if found and level in _SPELLINGS else ("", "")
 
 
 def _flatten(values: Mapping[str, Any], prefix: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str, Any]]:

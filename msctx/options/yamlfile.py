@@ -7,7 +7,6 @@ a leading zero means one thing in YAML 1.1 and another in 1.2, so it is a proble
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,43 +19,36 @@ from msctx.errors import Diagnostic, FileError, Mark
 from msctx.options.documents import Document, Span, read_file, scalar
 from msctx.options.kinds import BadValue, Keys
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's, where PyYAML was built with it: some ten times as fast."""
-_DEPTH = 200
-
 _TAGS = {"map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value"}
 _RESOLVER = yaml.SafeLoader("")
 _NODES = 200_000
+"""More values, counted again at each alias, are not read."""
 
 
-def span_of(node: yaml.Node) -> Span:
+def _span(node: yaml.Node) -> Span:
     return node.start_mark.index, node.end_mark.index
 
 
-def build(document: Document, root: yaml.Node | None, read: Callable[[Any], Any] | None = None) -> Document:
-    """Take over what a tree holds, with its places and the problems of its form.
-
-    Args:
-        read: of JSON, the value of a node for a scalar or a key.
-    """
-    if root is not None:
-        document.data = _Builder(document, read).value(root)
-    return document.in_order()
+def _plain_scalar(node: yaml.ScalarNode) -> Any:
+    """The value of a scalar of YAML 1.2: quoted, and where the file itself sets its type (``!!str 5``), it is a text."""
+    is_set = node.tag.endswith(":str") and _RESOLVER.resolve(yaml.ScalarNode, node.value, (True, False)) != node.tag
+    return node.value if node.style or is_set else scalar(node.value)
 
 
 class _Builder:
-    """Makes plain data of the nodes of a document."""
+    """Makes plain data of the nodes of a document, and tells it their places and the problems of their form."""
 
-    def __init__(self, document: Document, read: Callable[[Any], Any] | None) -> None:
+    def __init__(self, document: Document, read: Callable[[Any], Any] | None = None) -> None:
+        """*read*: of JSON, the value of a node for a scalar or a key."""
         self.document, self.left = document, _NODES
-        self.scalar, self.key = read or plain_scalar, read or (lambda node: str(node.value))
+        self.scalar, self.key = read or _plain_scalar, read or (lambda node: str(node.value))
 
     def value(self, node: Any, path: Keys = (), above: frozenset[int] = frozenset()) -> Any:
-        report, span = self.document.report, span_of(node)
+        report, span = self.document.report, _span(node)
         self.document.values[path] = self.document.place(span)
         self.left -= 1
         if self.left < 0:
-            raise RecursionError(f"more than {_NODES} values, counted again at each alias")
+            raise RecursionError
         if id(node) in above:
             return report(path, span, "an alias that contains itself")
         if node.tag.removeprefix("tag:yaml.org,2002:") not in _TAGS:
@@ -77,43 +69,24 @@ class _Builder:
         merged: list[yaml.Node] = []
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                report(path, span_of(key), "a key must be a plain word")
+                report(path, _span(key), "a key must be a plain word")
             elif (name := self.key(key)) in pairs:
-                report((*path, name), span_of(key), f"is given twice; first in {pairs[name][0]}")
+                report((*path, name), _span(key), f"is given twice; first in {pairs[name][0]}")
             elif key.tag.endswith(":merge"):  # of several the first wins
                 merged += reversed(value.value) if isinstance(value, yaml.SequenceNode) else [value]
             else:
-                pairs[name] = self.document.place(span_of(key)), value
+                pairs[name] = self.document.place(_span(key)), value
         data: dict[Any, Any] = {}
         for source in merged:
             if not isinstance(source, yaml.MappingNode):
-                report((*path, "<<"), span_of(source), "only dictionaries can be merged")
+                report((*path, "<<"), _span(source), "only dictionaries can be merged")
             elif isinstance(part := self.value(source, path, above), dict):
                 data |= part
-        self.document.values[path] = self.document.place(span_of(node))
+        self.document.values[path] = self.document.place(_span(node))
         for name, (place, value) in pairs.items():  # after what is merged: their places count
             self.document.keys[(*path, name)] = place
             data[name] = self.value(value, (*path, name), above)
         return data
-
-
-def plain_scalar(node: yaml.ScalarNode) -> Any:
-    """The value of a scalar of YAML 1.2: quoted, and where the file itself sets its type (``!!str 5``), it is a text."""
-    is_set = node.tag.endswith(":str") and _RESOLVER.resolve(yaml.ScalarNode, node.value, (True, False)) != node.tag
-    return node.value if node.style or is_set else scalar(node.value)
-
-
-def _composed(text: str) -> yaml.Node | None:
-    """The tree of a document. Its depth is checked first: libyaml has no limit of recursion."""
-    depth = 0
-    try:
-        for event in yaml.parse(text, Loader=_LOADER):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEPTH:
-                raise RecursionError(f"nested more than {_DEPTH} levels deep")
-        return yaml.compose(text, Loader=_LOADER)
-    except (yaml.YAMLError, UnicodeError):
-        return yaml.compose(text, Loader=yaml.SafeLoader)  # its errors say more, and show the place
 
 
 def parse(text: str, file: str, *, collect: bool = False) -> Document:
@@ -123,20 +96,22 @@ def parse(text: str, file: str, *, collect: bool = False) -> Document:
         collect: leave what else is wrong with its form (a key that is given twice, a number that could mean two) in
             ``problems``, for the caller to report together with its own; else that raises too.
     """
-    document = Document(text, file)
+    document, mark = Document(text, file), None
     try:
-        build(document, _composed(document.text))
-    except RecursionError as error:
-        raise FileError([Diagnostic("", str(error), file)]) from None
+        if (root := yaml.compose(document.text, Loader=yaml.SafeLoader)) is not None:
+            document.data = _Builder(document).value(root)
+    except RecursionError:
+        what = f"nested too deeply, or more than {_NODES} values, counted again at each alias"
     except (yaml.YAMLError, ValueError) as error:  # ValueError: an escape whose number no character has
         place = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         said = [getattr(error, "context", ""), getattr(error, "problem", "")]
         what = f"this is not YAML: {'; '.join(filter(None, said)) or str(error).splitlines()[0]}"
         mark = document.place((place.index, place.index + 1)) if place else None
-        raise FileError([Diagnostic("", what, file, mark=mark)]) from None
-    if document.problems and not collect:
-        raise FileError(document.problems)
-    return document
+    else:
+        if document.in_order().problems and not collect:
+            raise FileError(document.problems)
+        return document
+    raise FileError([Diagnostic("", what, file, mark=mark)])
 
 
 def load(path: str | PathLike[str], *, collect: bool = False) -> Document:
@@ -160,30 +135,18 @@ def parse_json(text: str, file: str, *, comments: bool = False) -> Document:
     document = Document(text, file)
     text = _STRING_OR_COMMENT.sub(_without_comment, document.text) if comments else document.text
     try:
-        data = json.loads(text, parse_constant=_refuse, parse_float=_finite)
-        json.dumps(data, ensure_ascii=False).encode()  # half of a surrogate pair is not a character
-        document.data = data
+        document.data = json.loads(text)
         plain = _NOT_PLAIN.sub(lambda match: " " if match[0] == "\t" else "_" * len(match[0]), text)
         with suppress(yaml.YAMLError):  # it takes no keys of more than 1,024 characters
-            build(document, yaml.compose(plain, Loader=_LOADER), lambda node: json.loads(text[slice(*span_of(node))]))
+            read = _Builder(document, lambda node: json.loads(text[slice(*_span(node))]))
+            document.data = read.value(yaml.compose(plain, Loader=yaml.SafeLoader))
     except json.JSONDecodeError as error:
         at = min(error.pos, len(document.text.rstrip()))  # not the empty line after the last one
         document.report((), (at, at + 1), f"this is not JSON: {error.msg}")
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits
         document.data = {}
         document.report((), (0, 1), f"this is not JSON: {error}")
-    return document
-
-
-def _refuse(word: str) -> Any:
-    """NaN and the infinities, which Python would read, are not JSON."""
-    raise ValueError(f"{word} is not a number")
-
-
-def _finite(text: str) -> float:
-    if math.isinf(found := float(text)):
-        raise ValueError(f"{text} is too large a number")
-    return found
+    return document.in_order()
 
 
 def _without_comment(match: re.Match[str]) -> str:

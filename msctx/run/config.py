@@ -10,8 +10,8 @@ import re
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,21 +19,21 @@ from typing import Annotated, Any
 from msctx import devices
 from msctx.errors import Diagnostic, EntryError, EntryFailed, FileError, Mark, OptionError, did_you_mean, nearest
 from msctx.options import Layer, Settings, find, make_layer
-from msctx.options.documents import Document, check, keys
-from msctx.options.kinds import INVALID, BadValue, Form, Int, TextKind, nowhere, where
-from msctx.options.layers import environment_layers, flatten, preset_layer, presets
+from msctx.options.documents import Document
+from msctx.options.kinds import INVALID, BadValue, Int, Kind, TextKind, check, keys, nowhere, where
+from msctx.options.layers import collected, environment_layers, flatten, preset_layer, presets
 from msctx.options.registry import from_text
 from msctx.options.yamlfile import load, parse
 from msctx.plan import Plan, make
 from msctx.shipped import CONFIGS, shipped
 from msctx.themes import Facts
 
-_NAME = Form(
+_NAME = Kind(
     "letters, digits, dots, dashes and underscores: it names the folder of the run",
     where(lambda value: isinstance(value, str) and bool(re.fullmatch(r"[\w.-]+", value) and value.strip("."))),
     {"type": "string", "pattern": r"\S"},
 )
-_ARGUMENTS = Form(  # the values are the entry's own matter
+_ARGUMENTS = Kind(  # the values are the entry's own matter
     "a dictionary of named arguments: {name: value}",
     where(lambda value: isinstance(value, dict) and all(isinstance(k, str) and k.isidentifier() for k in value)),
     {"type": "object"},
@@ -165,15 +165,6 @@ def read_document(
         record_dir=record.get("dir", "runs"),
         entry_mark=document.mark(("experiment", "entry")) if "entry" not in words.found["experiment"] else None,
     )
-
-
-@contextmanager
-def collected(problems: list[Diagnostic], of: type[OptionError | FileError] = OptionError) -> Iterator[None]:
-    """Errors become some of many."""
-    try:
-        yield
-    except of as error:
-        problems.extend(error.problems)
 
 
 class _Source:

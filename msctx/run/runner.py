@@ -26,9 +26,10 @@ from msctx.inspection import diff, environment, state
 from msctx.native import counting, tuning, tuning_file
 from msctx.native import watched as models
 from msctx.notices import warn
+from msctx.options.layers import collected
 from msctx.plan import Plan
 from msctx.run import launch
-from msctx.run.config import Experiment, collected, in_a_line, resolve, users_traceback
+from msctx.run.config import Experiment, in_a_line, resolve, users_traceback
 from msctx.run.record import MemoryOfRun, Record, plain
 from msctx.signals import uninterrupted
 

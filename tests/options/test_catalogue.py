@@ -84,7 +84,7 @@ def test_every_spelling_takes_every_value_to_the_same_form_dotted_or_in_dictiona
 
 def test_every_alias_leads_to_a_choice_and_every_choice_is_explained() -> None:
     for option in OPTIONS.values():
-        for alias, choice in getattr(option.kind, "aliases", {}).items():
+        for alias, choice in getattr(option.kind, "aliases", ()):
             assert canonical(option.name, alias) == choice
             assert choice in option.kind.choices
     for option in CHOOSING:

@@ -85,8 +85,6 @@ def test_places_in_json() -> None:
     [
         ("", "1:1", "Expecting value"),
         ('{\n "a": 1\n "b": 2}', "3:2", "Expecting ',' delimiter"),
-        ('{"a": NaN}', "1:1", "NaN is not a number"),
-        ('{"a": 1e999}', "1:1", "1e999 is too large a number"),
     ],
 )
 def test_what_is_not_json(text: str, place: str, words: str) -> None:
@@ -111,14 +109,12 @@ def test_a_message_shows_no_line_of_megabytes_and_nothing_that_moves_the_cursor(
 
 def test_sections_keys_and_values() -> None:
     text = "\ufeff# comment\r\n; comment = too\r\n\r\n[One]\r\na = 1 \r\n\tb=x=y\r\n[ Two ]\nl= a, b,,c\ne="
-    parsed = parse_ini(text, "f", lists=("l",))
-    assert (parsed.problems, parsed.data) == ([], {"One": {"a": "1", "b": "x=y"}, "Two": {"l": ["a", "b", "", "c"], "e": ""}})
+    parsed = parse_ini(text, "f")
+    assert (parsed.problems, parsed.data) == ([], {"One": {"a": "1", "b": "x=y"}, "Two": {"l": "a, b,,c", "e": ""}})
     assert at(parsed, "One", "") == "4:1 [One]"
     assert at(parsed, "One", "b") == "6:4 x=y"
-    assert at(parsed, "Two", "l", 1) == "8:7 b"
-    found = parse_ini("a=1\n[B]\nb=2\n[A]\nc=3", "f", sections=("A", "C")).data
-    assert found == {"A": {"a": "1", "c": "3"}, "B": {"b": "2"}, "C": {}}
-    assert parse_ini("a=1", "f", sections=("",)).data == {"a": "1"}
+    assert parse_ini("a=1\n[B]\nb=2\n[A]\nc=3", "f", first=("A",)).data == {"A": {"a": "1", "c": "3"}, "B": {"b": "2"}}
+    assert parse_ini("a=1", "f", first=()).data == {"a": "1"}
 
 
 EMPTY = {"fusion_switch_file": '{"Switch": {}}', "op_precision_mode": "", "modify_mixlist": "{}", "customize_dtypes": ""}

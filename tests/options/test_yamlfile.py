@@ -18,12 +18,12 @@ def test_an_empty_file_holds_nothing(text: str) -> None:
     assert not parse(text.replace("\n", "\r\n"), "file.yaml").data
 
 
-@pytest.mark.parametrize("depth", [300, 100_000])
+@pytest.mark.parametrize("depth", [1000, 10_000])
 @pytest.mark.parametrize("form", ["[{}]", "{{a: {}}}", "- {}"], ids=["list", "dictionary", "block"])
 def test_nesting_too_deep_to_read(form: str, depth: int) -> None:
-    """A parser in C would take the process down, and PyYAML's own take minutes."""
+    """A parser in C would take the process down."""
     before, after = form.format("|").split("|")
-    with pytest.raises(FileError, match="nested more than 200 levels deep"):
+    with pytest.raises(FileError, match="nested too deeply"):
         parse(before * depth + after * depth, "file.yaml")
     assert parse(before * 20 + after * 20, "file.yaml").data
 
