@@ -232,7 +232,7 @@ def _words(value: Any) -> str:
 def _are_one(name: str, other: str) -> bool:
     """Whether two names mean an operator of PyTorch's; two of CANN's types may share one."""
     shared = {*(operators.resolve(name) or ())} & {*(operators.resolve(other) or ())}
-    return name == other or (bool(shared) and not {name, other} <= operators.cann().keys())
+    return name == other or (bool(shared) and not {name, other} <= operators.CANN.keys())
 
 
 def _no_o0_with_oom(data: Mapping[str, Sequence[str]]) -> Iterator[BadValue]:

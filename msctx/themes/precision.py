@@ -170,7 +170,7 @@ def _is_torch_npus(requested: dict[str, Any], name: str) -> bool:
     """Whether torch_npu itself takes the choice of implementations: two of its values, and CANN's own types with them."""
     types = requested.get("optypelist_for_implmode", "")
     is_value = requested.get("op_select_implmode", "high_precision") in ("high_precision", "high_performance")
-    return name in requested and is_value and all(t.strip() in operators.cann() for t in types.split(",") if t)
+    return name in requested and is_value and all(t.strip() in operators.CANN for t in types.split(",") if t)
 
 
 @translates("precision_mode", "precision_mode_v2")

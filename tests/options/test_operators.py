@@ -7,7 +7,7 @@ import torch
 
 from msctx.options import operators
 from msctx.options.kinds import check
-from msctx.options.operators import ALIASES, CLASS_OF, Operators, cann
+from msctx.options.operators import ALIASES, CANN, CLASS_OF, Operators
 
 
 def functional(name):
@@ -34,7 +34,7 @@ def test_operators_exist():
 
 
 def test_names_of_cann_and_aliases_mean_operators():
-    for name, ops in cann().items():
+    for name, ops in CANN.items():
         assert set(ops) <= set(CLASS_OF), name
     for name, op in ALIASES.items():
         assert op in CLASS_OF
