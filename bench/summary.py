@@ -122,7 +122,7 @@ def into_docs(found: Iterable[Tables]) -> None:
 
 def _put(name: str, lines: list[str]) -> None:
     command = shlex.join(["python", f"bench/{Path(sys.argv[0]).name}", *sys.argv[1:]])
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         text = page.read_text(encoding="utf-8")
         if found := re.search(rf"<!-- {name}: .*? -->\n.*?<!-- /{name} -->", text, re.DOTALL):
             table = "\n".join([f"<!-- {name}: {command} -->", *lines, f"<!-- /{name} -->"])

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 import typer
+from typer.cli import get_docs_for_click
 
 import msctx
 from msctx.cli import app, main
@@ -34,7 +35,8 @@ from msctx.themes.graph_kernel_flags import FLAGS, PATTERN
 
 ROOT = Path(__file__).parents[1]
 README, DOCS = ROOT / "README.md", ROOT / "docs"
-PAGES = [README, *sorted(DOCS.glob("*.md"))]
+FIND_A_NAN = DOCS / "tutorials/find-a-nan.md"
+PAGES = [README, *sorted(DOCS.rglob("*.md"))]
 UPDATE = "UPDATE_DOCS=1 pytest tests/test_docs.py"
 
 
@@ -165,20 +167,32 @@ def test_the_explanation_shown_is_what_is_printed(monkeypatch: pytest.MonkeyPatc
     assert shows("`msctx explain deterministic=ON --device cuda`\n", shown, update)
 
 
-@pytest.mark.parametrize("block", blocks("python3", README))
+@pytest.mark.parametrize("block", blocks("python3", README, FIND_A_NAN))
 def test_the_output_shown_is_what_an_example_prints(block: str, tmp_path: Path, update: bool) -> None:
     (tmp_path / "train.py").write_text(f"import torch, msctx; torch.manual_seed(0)\n{block}", encoding="utf-8")
     environment = os.environ | {"COLUMNS": "128"}
     done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     said = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith(" ")]
     printed = "\n".join(line.rstrip() for line in done.stdout.splitlines()).strip("\n")
-    assert shows(f"{block}```\n", printed or said[-1].rpartition(f"{tmp_path}/")[2], update)
+    page = README if f"{block}```\n" in README.read_text(encoding="utf-8") else FIND_A_NAN
+    assert shows(f"{block}```\n", printed or said[-1].rpartition(f"{tmp_path}/")[2], update, page)
+
+
+def test_the_difference_shown_is_what_verify_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, update: bool) -> None:
+    page = DOCS / "how-to/verify.md"
+    (block,) = (found.values[0] for found in blocks("python3", page))
+    (tmp_path / "train.py").write_text(f"import torch\n{block}", encoding="utf-8")
+    command = [sys.executable, "-m", "msctx", "verify", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"COLUMNS": "128"}, capture_output=True, text=True)
+    assert done.returncode == 1
+    printed = "\n".join(line.rstrip() for line in done.stdout.splitlines())
+    assert shows("`msctx verify train.py` prints\n", printed, update, page)
 
 
 def test_the_quickstart_prints_what_it_shows_and_is_a_notebook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, update: bool, native_core: None
 ) -> None:
-    page, names, cells = DOCS / "quickstart.md", {"__name__": "quickstart"}, []
+    page, names, cells = DOCS / "tutorials/quickstart.md", {"__name__": "quickstart"}, []
     monkeypatch.setenv("COLUMNS", "128")
     torch.manual_seed(0)
     for block in [found.values[0] for found in blocks("python3", page)]:
@@ -193,9 +207,13 @@ def test_the_quickstart_prints_what_it_shows_and_is_a_notebook(
         kind = "code" if part.startswith("```python3") else "markdown"
         source = part.strip().removeprefix("```python3\n").removesuffix("\n```") if kind == "code" else part.strip()
         more = {"outputs": [], "execution_count": None} if kind == "code" else {}
-        if source and not part.startswith("```\n"):  # a notebook prints that itself
+        if part.startswith("```\n"):
+            text = part.removeprefix("```\n").removesuffix("```\n").splitlines(keepends=True)
+            cells[-1]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": text}]
+        elif source:
             cells.append({"cell_type": kind, "metadata": {}, "source": source.splitlines(keepends=True), **more})
-    text = json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}, indent=1) + "\n"
+    metadata = {"language_info": {"name": "python", "pygments_lexer": "ipython3"}}
+    text = json.dumps({"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 4}, indent=1) + "\n"
     if update:
         page.with_suffix(".ipynb").write_text(text, encoding="utf-8")
     assert page.with_suffix(".ipynb").read_text(encoding="utf-8") == text
@@ -237,9 +255,7 @@ def test_the_options_shown_are_those_that_are_declared(update: bool) -> None:
         cells = " | ".join(cell(option, device) for device in DEVICES)
         own = " (msctx)" * (option.source == "msctx")
         table.append(f"| `{option.name}`{own} | {re.split(r'(?<=[a-z)])[.:;] ', option.help)[0].rstrip('.')} | {cells} |")
-    assert holds(DOCS / "options.md", "options", "\n".join(table) + "\n", update)
-    inert = [f"- `{option.name}`: use {option.replaced_by}\n" for option in OPTIONS.values() if option.replaced_by]
-    assert holds(DOCS / "options.md", "deprecated", "".join(inert), update)
+    assert holds(DOCS / "reference/options.md", "options", "\n".join(table) + "\n", update)
 
 
 FROM_TORCH = {
@@ -268,23 +284,52 @@ def test_what_the_options_in_place_of_torchs_flags_set(update: bool) -> None:
         assert row.status in DONE
         given = ", ".join(f"{name}={value!r}" for name, value in options.items()).replace("'", '"')
         table.append(f"| `{call}` | `{given}` | {', '.join(f'`{name}`' for name in row.assignments)} |")
-    assert holds(DOCS / "from_torch.md", "from-torch", "\n".join(table) + "\n", update)
+    assert holds(DOCS / "migrate/from-torch.md", "from-torch", "\n".join(table) + "\n", update)
+
+
+def test_the_differences_from_mindspore_are_those_of_the_plans(update: bool) -> None:
+    table = ["| key | newer name | CPU | NVIDIA | Ascend (never run on a chip) | difference |", "|---|---|---|---|---|---|"]
+    for option in [option for option in OPTIONS.values() if option.source.startswith("mindspore.set_context")]:
+        by_reason: dict[str, list[str]] = {}
+        for device, name in zip(DEVICES, ("CPU", "NVIDIA", "Ascend"), strict=True):
+            by_reason.setdefault(on_device(option, device).reason, []).append(name)
+        differences = [
+            ("" if len(names) == len(DEVICES) else f"{', '.join(names)}: ") + reason.rstrip(".")
+            for reason, names in by_reason.items()
+            if reason and not reason.startswith("it has no meaning")
+        ]
+        newer = [f"`{name}`" for name in option.spellings if re.match(r"device_context\.|runtime\.|set_", name)]
+        cells = [
+            f"`{option.paths[0]}`",
+            ", ".join(newer),
+            *(cell(option, device) for device in DEVICES),
+            "; ".join(differences),
+        ]
+        table.append(f"| {' | '.join(cells)} |")
+    assert holds(DOCS / "migrate/from-mindspore.md", "from-mindspore", "\n".join(table) + "\n", update)
+
+
+def test_the_commands_shown_are_those_that_exist(update: bool) -> None:
+    command: Any = typer.main.get_command(app)
+    text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="msctx")
+    assert holds(DOCS / "reference/cli.md", "cli", text[text.index("**Commands**") :], update)
 
 
 def test_each_public_name_has_an_example() -> None:
-    code = "".join(block.values[0] for block in blocks("python", DOCS / "api.md"))
-    shown = (DOCS / "api.md").read_text(encoding="utf-8")
+    code = "".join(block.values[0] for block in blocks("python", DOCS / "reference/api.md"))
+    shown = (DOCS / "reference/api.md").read_text(encoding="utf-8")
     names = {*msctx.__all__, *msctx._IN_FILES} - {"__version__"}
     assert {name for name in names if not re.search(rf"msctx\.{name}\b", code) and not name.endswith("Error")} <= {
         "MsctxWarning"
     }
-    assert {name for name in names if name not in shown} == set()
+    rows = re.findall(r"^\| (`.*?`) \|", shown, re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == {*dir(msctx)} - {"__version__"}
 
 
 def test_the_messages_of_troubleshooting_exist() -> None:
     sources = [path for folder, kind in (("msctx", "*.py"), ("kernels", "*.cpp")) for path in (ROOT / folder).rglob(kind)]
     code = "".join(path.read_text(encoding="utf-8") for path in sources)
-    shown = re.findall(r"^\| `(.*?)` \|", (DOCS / "troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE)
+    shown = re.findall(r"^\| `(.*?)` \|", (DOCS / "how-to/troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert len(shown) > 9
     assert [words for words in shown if words not in code] == []
 
@@ -300,13 +345,13 @@ def test_the_flags_of_graph_kernel_flags_shown_are_those_that_are_declared(updat
     for flag in FLAGS:
         reasons.setdefault(flag.why_not, []).append(f"`{flag.name}`")
     table += ["", *(f"- {', '.join(names)}: {why}." for why, names in reasons.items() if why)]
-    assert holds(DOCS / "graph_kernel_flags.md", "flags", "\n".join(table) + "\n", update)
+    assert holds(DOCS / "reference/graph-kernel-flags.md", "flags", "\n".join(table) + "\n", update)
     passes = ["| pass of CANN | here |", "|---|---|"]
     passes += [
         f"| `{name}` | {', '.join(f'`{twin.removeprefix(PATTERN)}`' for twin in twins)} |" for name, twins in TWINS.items()
     ]
     passes += [f"| `{name}` | {why} |" for name, why in WITHOUT_A_TWIN.items()]
-    assert holds(DOCS / "graph_kernel_flags.md", "passes", "\n".join(passes) + "\n", update)
+    assert holds(DOCS / "reference/graph-kernel-flags.md", "passes", "\n".join(passes) + "\n", update)
 
 
 def rule_text(rule: PrecisionRule) -> str:
@@ -329,7 +374,7 @@ def test_the_precision_modes_shown_are_those_that_are_applied(update: bool) -> N
         v2 = ", ".join(f"`{name}`" for name, same in V2.items() if same == mode)
         cells = " | ".join(rule_text(by_class.get(kind, LEAVE)) for kind in CLASSES)
         table.append(f"| `{mode}` | {v2} | {cells} |")
-    assert holds(DOCS / "precision.md", "precision", "\n".join(table) + "\n", update)
+    assert holds(DOCS / "how-to/precision.md", "precision", "\n".join(table) + "\n", update)
 
 
 def written_by() -> dict[str, list[str]]:
@@ -392,6 +437,8 @@ def test_the_paths_named_exist() -> None:
     }
     assert len(named) > 20
     assert {(page, path) for page, path in named if not list(ROOT.glob(path))} == set()
+    linked = re.findall(r"\]\((docs[^)#]*)", README.read_text(encoding="utf-8"))  # Sphinx checks the links of other pages
+    assert [path for path in linked if not (ROOT / path).exists()] == []
 
 
 def test_the_readme_stays_short() -> None:

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "tests" / "data" / "words.toml"
 DATA: dict[str, Any] = pytest.importorskip("tomllib").loads(FILE.read_text(encoding="utf-8"))
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "kernels" / "README.md"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "kernels" / "README.md"]
 LONGEST = 30
 """Words of a sentence."""
 
@@ -44,8 +44,8 @@ def literals(text: str) -> Iterator[tuple[int, str]]:
 
 
 def rendered() -> Iterator[tuple[str, str]]:
-    """Place and text of each docstring that docs/api.md shows."""
-    api = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    """Place and text of each docstring that docs/reference/api.md shows."""
+    api = (ROOT / "docs/reference/api.md").read_text(encoding="utf-8")
     for name, members in re.findall(r"^\.\. auto\w+:: ([\w.]+)(\n +:members:.*)?", api, re.MULTILINE):
         module, _, attribute = name.rpartition(".")
         shown = inspect.unwrap(getattr(import_module(module), attribute))

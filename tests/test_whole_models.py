@@ -75,7 +75,7 @@ def test_gradients_have_the_same_bits_for_any_number_of_threads(passes: Callable
 {before}
 msctx.set_context(thread_invariant=True)
 assert not differing(convolutional, images)
-assert differing(transformer, words) <= norms, "LayerNorm's parameters alone, as docs/convolutions.md has it"
+assert differing(transformer, words) <= norms, "LayerNorm's parameters alone, as docs/how-to/convolutions.md has it"
 """)
 
 

@@ -108,7 +108,7 @@ class Choice(Row):
             on AMX, no less exact than float32's sums), ``"tf32"``, ``"float64"``, ``"torch"``.
         error: the documented bound of the algorithm's error, in units of the largest result, or where results cancel of the
             largest sum of the products' magnitudes; ``None`` where none is stated (torch, cuDNN). Denormal results err by more: see
-            docs/convolutions.md.
+            docs/how-to/convolutions.md.
         workspace: bytes in addition to the tensors.
         calls: how often it ran.
         weights_kept: how often the algorithm's form of a weight existed from an earlier call.

@@ -1,7 +1,7 @@
 """The tracker of modules: who wants to know when a module is called, by one pair of torch's global hooks, while somebody does.
 
 No module is changed, nor is a copy, a pickle or a trace of one. It costs nothing while nobody wants to know, and the same for any
-number of modules (see docs/limits.md). In compiled code nobody knows of a call: Dynamo traces the hooks to nothing.
+number of modules (see docs/reference/limits.md). In compiled code nobody knows of a call: Dynamo traces the hooks to nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """precision_mode and its family: the dtype in which each operator computes, as one canonical text and as rules.
 
 The text is a JSON object of the options that are set and of what the files hold that they name. Lists and tables here are the
-documentation: the table of docs/precision.md is made from them, and so are the tests.
+documentation: the table of docs/how-to/precision.md is made from them, and so are the tests.
 """
 
 from __future__ import annotations

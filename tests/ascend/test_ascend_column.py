@@ -1,4 +1,4 @@
-"""Each row of the Ascend column has a case at the boundary of CANN, or docs/ascend.md has the reason why none is there."""
+"""Each row of the Ascend column has a case at the boundary of CANN, or docs/reference/ascend.md has the reason why none is there."""
 
 import re
 
@@ -8,7 +8,7 @@ from msctx.options import OPTIONS
 from msctx.plan import DONE
 from msctx.reference import on_device
 
-PAGE = machine.ROOT / "docs/ascend.md"
+PAGE = machine.ROOT / "docs/reference/ascend.md"
 
 
 def _applied() -> set[str]:

@@ -1,4 +1,4 @@
-"""fp16x3 on an NPU keeps the bound of docs/products.md, and has NaN and Inf where float32 has them; on the device far."""
+"""fp16x3 on an NPU keeps the bound of docs/how-to/matmul.md, and has NaN and Inf where float32 has them; on the device far."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ torch.manual_seed(1)
 r = lambda *shape: torch.randn(shape)
 
 def bound(a, b):
-    '''Of the error of each result, as docs/products.md states it.'''
+    '''Of the error of each result, as docs/how-to/matmul.md states it.'''
     a, b = a.double().abs(), b.double().abs()
     depth = a.shape[-1]
     largest = a.amax(-1, keepdim=True) * b.amax(-2, keepdim=True)

@@ -139,7 +139,7 @@ def test_tensors_cross_both_borders_of_a_scope() -> None:
 
 
 def test_what_takes_its_memory_past_all_allocators_is_not_counted() -> None:
-    """docs/memory.md lists it."""
+    """docs/how-to/memory.md lists it."""
     with msctx.context(max_device_memory="64MB"):
         made = torch.arange(MB)
         others = [copy.deepcopy(made), torch.UntypedStorage(8 * MB)]
