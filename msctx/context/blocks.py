@@ -102,7 +102,7 @@ class Context:
     """
 
     is_unused = False
-    """Whether :func:`context` has made it, with options, and nobody has looked at them since."""
+    """Whether :func:`context` has made it, with options, and they have not been read since."""
 
     def __init__(self, layers: tuple[Layer, ...] = (), origin: str = "with-block", models: Watched | None = None) -> None:
         self._layers = layers
@@ -114,7 +114,7 @@ class Context:
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """The options of its own; whoever reads them uses the context."""
+        """Its own options; reading them counts as use of the context."""
         self.is_unused = False
         return self._layers
 
@@ -123,7 +123,7 @@ class Context:
             self.report_unused()
 
     def report_unused(self) -> None:
-        """Warn once if nobody has entered it or looked at it."""
+        """Warn once if it was neither entered nor read."""
         if self.is_unused:
             self.is_unused = False
             text = (

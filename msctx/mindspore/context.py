@@ -85,7 +85,7 @@ def _not_here(key: Key, target: str) -> str:
     """Why MindSpore does not look at a key with this device_target; ``""`` where it does."""
     if not key.targets or target in key.targets:
         return ""
-    return f"MindSpore has it with device_target={' and '.join(key.targets)} alone, and that is {target}"
+    return f"MindSpore has it only with device_target={' and '.join(key.targets)}, and that is {target}"
 
 
 def _unknown(name: str, where: str) -> Diagnostic:

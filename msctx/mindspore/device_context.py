@@ -16,7 +16,7 @@ ascend: Any
 
 NOT_SUPPORTED = {
     "ascend.op_tuning.aclnn_cache": "torch_npu has no such cache that could be set",
-    "ascend.op_debug.debug_option": "msctx.set_context(op_debug_config=<file>) is there for checks of memory accesses",
+    "ascend.op_debug.debug_option": "msctx.set_context(op_debug_config=<file>) checks memory accesses",
     "ascend.op_debug.aclinit_config": "torch_npu initialises ACL by itself",
 }
 

@@ -205,7 +205,7 @@ def store(options: Mapping[str, Any], what: str) -> None:
         settings = make_layer(given, origin(what)).settings.values()
         word = next((setting.value for setting in settings if setting.option.name == "device_target"), None) or target()
         if not is_here(word):
-            text = "there is no such device here; what is set is planned, and waits for a target that is here"
+            text = "device not available; what is set is planned, and waits for a machine with that device"
             warn(f"device_target={word!r}: {text}")
         set_options(given, what, absent=True)
     BASE.take_back("set_context", {*options} - {*given})
@@ -222,7 +222,7 @@ def set_one(name: str, value: Any) -> None:
     assert option is not None
     wanted = {"gpu": "GPU", "ascend": "Ascend"}.get(name.split(".")[1] if "." in name else "")
     if wanted and (here := target()) != wanted:
-        tell_all([f"{what}: device_target is {here}, and MindSpore takes this with {wanted} alone: the value is ignored"])
+        tell_all([f"{what}: device_target is {here}, and MindSpore takes this only with {wanted}: the value is ignored"])
         return
     group, inner = FLAT.get(option.name.replace("aoe_config.", "aoe_"), ("", ""))
     types = GROUPS[group][inner].types if group else KEYS[option.name].types

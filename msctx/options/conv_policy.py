@@ -250,7 +250,7 @@ def able(ability: str, *, on_matrix_unit: bool = True) -> frozenset[tuple[str, .
     A plan needs no compiler, so it cannot ask the built library: tests/kernels/test_dispatch.py writes the file from that.
     """
     rows = json.loads((KERNEL_SOURCES / "abilities.json").read_bytes())[ability]
-    names = [*rows["everywhere"], *(rows["on a matrix unit"] if on_matrix_unit else ())]
+    names = [*rows["everywhere"], *(rows["with AMX"] if on_matrix_unit else ())]
     return frozenset(tuple(name.split()) for name in names)
 
 

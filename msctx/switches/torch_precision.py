@@ -143,7 +143,7 @@ def _legacy_matmul_precision() -> str:
 
 
 _WITHOUT_TF32 = ("none", "ieee")
-"""Not whatever else torch knows: with its ``bfx9`` cuBLAS computes products from parts, and no flag is False for that."""
+"""Not whatever else torch knows: with its ``bfx9`` cuBLAS emulates float32, and no flag is False for that."""
 
 
 def _is_tf32(*nodes: tuple[str, str]) -> bool:

@@ -27,7 +27,7 @@ class Facts:
     inductor: str = ""
     """Why inductor has no setting for bits that do not depend on the batch; ``""``: it has one, as far as is known."""
     cublas: str = ""
-    """The environment variable that makes cuBLAS compute float32 products from parts, with its value; ``""``: it is not set."""
+    """The environment variable that makes cuBLAS emulate float32, with its value; ``""``: it is not set."""
     matrix_unit: str = ""
     """Why the native core has no matrix unit on this processor; ``""``: it has one, as far as is known."""
     npu: str = ""

@@ -98,7 +98,7 @@ ALLOW_HF32 = "ge.exec.allow_hf32"
 """CANN's key for two options, with a digit for each."""
 HF32 = ("conv_allow_hf32", "matmul_allow_hf32")
 DIGITS = (
-    f"{ALLOW_HF32} has a digit for convolutions and one for products; - stands for torch_npu's flag when a graph is compiled"
+    f"{ALLOW_HF32} has a digit for convolutions and one for matmuls; - stands for torch_npu's flag when a graph is compiled"
 )
 DUMPS = ("session.enable_dump", "dump_path", "dump_mode", "dump_step", "dump_layer", "dump_data", "quant_dumpable")
 PINNED = {"ge.opSelectImplmode": "high_precision", "ge.exec.staticMemoryPolicy": "2"}

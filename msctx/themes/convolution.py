@@ -33,7 +33,7 @@ REFERENCE = "ours: slow and readable; the others are checked against it"
 OF_GRADIENTS = {
     "normal": NORMAL,
     "performance": PERFORMANCE,
-    "algo_0": "sums of products added atomically, in no fixed order",
+    "algo_0": "sums added atomically, in no fixed order",
     "algo_1": "a matmul with a fixed order of additions",
     "algo_3": "as algo_0, with a small workspace for indices",
     "fft": "by Fourier transforms of whole images; deterministic",
@@ -80,7 +80,7 @@ OPTIONS = (
             "error": "the call raises, with every candidate and all of its reasons",
             "silent": "torch's own path runs; only choices() shows it",
         }), default="warn", example="error",
-        help="What happens when a convolution or product cannot run the algorithm that was named for it. Unset it is warn, and error "
+        help="What happens when a convolution or matmul cannot run the algorithm that was named for it. Unset it is warn, and error "
              "under strict. strict applies to options, this to single calls."),
     extension("frozen_weights", Bool, default=False, example=True, devices=("cpu", "cuda"),
         help="Declares that weights do not change while the context is open. What algorithms make of a weight of a convolution "
@@ -92,10 +92,10 @@ OPTIONS = (
     extension("conv_max_error", Share, example=1e-6, devices=("cpu", "cuda"),
         help="The largest bound of an error, as a share of the largest result, that an algorithm may have for normal, "
              "performance, thread_invariant and batch_invariant to choose it; choices() shows each one's bound. Without it "
-             "that is 3e-5, and no bound holds for the products that conv_allow_tf32 allows. An algorithm that is named runs "
+             "that is 3e-5, and no bound holds for what conv_allow_tf32 lets round to TF32. An algorithm that is named runs "
              "whatever its bound. Where no bound is low enough under thread_invariant, torch's own path runs, and fallback "
              "reports it. Bounds hold for any data (those of winograd and fft as far as a search found); where results cancel, "
-             "as shares of the largest sum of the products' magnitudes. float16 and bfloat16 round more by themselves: it does not "
+             "as shares of the largest sum of magnitudes. float16 and bfloat16 round more by themselves: it does not "
              "apply to them."),
     extension("conv_workspace_limit",
         MemoryBetween('a size such as "256MB" or "1GB" (MB = 2**20 bytes), or a number of bytes; 0 allows no workspace', 0),
@@ -108,7 +108,7 @@ OPTIONS = (
              "gradients. The first rule that matches decides. Module paths are known for models given to ctx.watch(model); the "
              "fields of a problem are those that choices() shows."),
     extension("matmul_max_error", Share, example=1e-6, devices=("cpu", "cuda"),
-        help="As conv_max_error, for matmuls, and matmul_allow_tf32. torch's own products have no stated bound: "
+        help="As conv_max_error, for matmuls, and matmul_allow_tf32. torch's own matmuls have no stated bound: "
              "under thread_invariant and batch_invariant msctx's own kernel runs then."),
 )
 
@@ -150,19 +150,19 @@ INDUCTOR = {
 }
 """With these, what inductor compiles calls aten::convolution, with the weights of the model. Freezing calls oneDNN by operators of
 its own on a CPU, and folds batch norms into new weights on every device, which no rule finds by their module. Code that is C++ alone
-calls kernels past the dispatcher; max_autotune takes Triton's kernels in place of convolutions, and matrix products in place of those
+calls kernels past the dispatcher; max_autotune takes Triton's kernels in place of convolutions, and matmuls in place of those
 with a window of 1x1."""
 OWN_FORMATS = {"torch.inductor.layout_optimization": False}
 """Inductor then computes with the weights themselves, not with copies of them in channels_last, which belong to no module."""
 HALF_ON_CUDA = "float16 and bfloat16 follow it too, for which MindSpore always takes implicit_precomp_gemm and algo_1"
 ON_CPU_ALONE = reason("it is computed only on the CPU", "compare with tensors that are moved there")
-NO_PARTS = "it computes products from parts, which allow_fp32_emulation=False forbids"
+NO_PARTS = "it emulates float32, which allow_fp32_emulation=False forbids"
 POLICY = {"cpu": "native.convolution.cpu", "cuda": "native.convolution.cuda"}
 CUBE_MATH_TYPE = "torch.npu.matmul.cube_math_type"
 ON_NPU = ("fp16x3", "strict")
-NO_OTHER = f"an NPU has {' and '.join(ON_NPU)} alone"
+NO_OTHER = f"an NPU has only {' and '.join(ON_NPU)}"
 HALF_ALONE = "this chip multiplies only float16; fp16x3 has errors like float32's"
-COMPILED = "jit_compile={} has CANN compile products, which adds them up as it likes"
+COMPILED = "jit_compile={} has CANN compile matmuls, which adds in an order of its choice"
 SMALL_BY_NORMAL = (
     "they run what normal takes; faster where large strided windows need the gradient of the images; the forward pass and weight "
     "gradient of usual first layers stay on torch's own path"
@@ -368,7 +368,7 @@ def excluded(on: On, product: str) -> str:
     """Why no product may be computed in a way; ``""``: it may."""
     if on.device == "ascend":
         return _excluded_on_npu(on, product)
-    of_parts, rounds = ((PRODUCT, product) in able(ability) for ability in ("compute products from parts", "round to TF32"))
+    of_parts, rounds = ((PRODUCT, product) in able(ability) for ability in ("emulate float32", "round to TF32"))
     if of_parts and on.device == "cpu" and on.facts.matrix_unit:
         return on.facts.matrix_unit
     if of_parts and on.get("allow_fp32_emulation") is False:
@@ -439,7 +439,7 @@ def detail(on: On, also: str = "", ability: str = "", of: tuple[str, ...] = REQU
             return inert(f"no call can run what is requested: {', '.join(dict.fromkeys(excluded_here))}")
         if on.device == "cuda" and any(map(on.get, ALGORITHMS)):
             return inert(f"normal is {OWN_PATH}")
-        convolutions = ["conv_fprop_algo and its like", "conv_algo_rules"] if of != (PRODUCT,) and on.device in POLICY else []
+        convolutions = [*ALGORITHMS, "conv_algo_rules"] if of != (PRODUCT,) and on.device in POLICY else []
         products = {"cpu": [*PRODUCTS, "matmul_allow_tf32"], "ascend": PRODUCTS}.get(on.device, []) if PRODUCT in of else []
         invariant = INVARIANT if on.device in POLICY else ()
         asking = ", ".join((*convolutions, *products, *invariant)) + f" and {SMALL}" * bool(convolutions)

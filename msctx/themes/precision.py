@@ -123,7 +123,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 HIF8 = ("mixed_hif8", "cube_hif8")
 KEEPING = ("force_fp32", "must_keep_origin_dtype")
 """Modes under which float32 stays float32."""
-KEPT = "CANN gets must_keep_origin_dtype: by default it computes float32 products in float16 on 910A and 310P"
+KEPT = "CANN gets must_keep_origin_dtype: by default it computes float32 matmuls in float16 on 910A and 310P"
 REFUSES = "this chip multiplies only float16: CANN refuses {} in float32"
 NO_CHOICE = "all_ops_impl_mode.ini"
 BY_TORCH_NPU = {
@@ -181,7 +181,7 @@ def _precision_mode(on: On, setting: Setting) -> Outcome:
         return refused(on.facts.native)
     mode = mode_of({setting.option.name: _meant(setting)})
     if mode == "cube_fp16in_fp32out":
-        differs = "inputs of matrix operators are rounded to float16, their products computed by kernels for float32"
+        differs = "inputs of matrix operators are rounded to float16, and multiplied by kernels for float32"
         return approximated(policy(on), differs)
     if mode != setting.value == "allow_fp32_to_bf16":
         return honoured(policy(on), "every operator of PyTorch has float32, so that nothing is lowered")
@@ -201,8 +201,8 @@ def _kept(on: On) -> Outcome:
         return honoured(policy(on))
     if on.get("matmul_algo") == "fp16x3":
         return approximated(policy(on), REFUSES.format("convolutions"))
-    fix = "set matmul_algo=fp16x3 for products of that precision"
-    return approximated(policy(on), REFUSES.format("products and convolutions"), fix)
+    fix = "set matmul_algo=fp16x3 for matmuls of that precision"
+    return approximated(policy(on), REFUSES.format("matmuls and convolutions"), fix)
 
 
 @translates("modify_mixlist")
@@ -238,7 +238,7 @@ def _op_precision_mode(on: On, setting: Setting) -> Outcome:
     entries = {("type", name): _without_operator(name) or _without_choice(name, mode) for name, mode in types.items()}
     entries |= {("name", name): f"{name}: {ALONE[mode]}" if mode in ALONE else "" for name, mode in names.items()}
     if "support_out_of_bound_index" in [*types.values(), *names.values()]:
-        reasons.append("indices are checked in eager code, for operators that make new tensors; inductor checks its own")
+        reasons.append("compiled code checks indices, eager code only in operators that make new tensors")
     return by_entry(entries, _with(on, reasons))
 
 

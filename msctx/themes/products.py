@@ -47,17 +47,17 @@ OPTIONS = (
     gpu_option("matmul_algo", Choice({
             "normal": NORMAL,
             "performance": PERFORMANCE,
-            "strict": "products of the values themselves, added in one order",
-            "fp16x3": "three products of two float16 parts of each value, on AMX; float32's errors",
-            "int8x6": "six products of three 8-bit digits of each value, on AMX",
-            "bf16x6": "six products of three bfloat16 parts of each value, of any exponents",
-            "bf16x9": "all nine products of three bfloat16 parts of each value",
-            "bf16x3": "three products of two bfloat16 parts: 16 bits of each value",
+            "strict": "float32 FMAs of the values themselves, added in one order",
+            "fp16x3": "emulated float32: three matmuls of two float16 numbers for each value, on AMX; float32's errors",
+            "int8x6": "emulated float32: six matmuls of three 8-bit digits of each value, on AMX",
+            "bf16x6": "emulated float32: six matmuls of three bfloat16 numbers for each value, of any exponents",
+            "bf16x9": "emulated float32: all nine matmuls of three bfloat16 numbers for each value",
+            "bf16x3": "three matmuls of two bfloat16 numbers for each value: 16 bits of it",
             "tf32": "of values rounded to 11 bits or more, on AMX",
             "reference": REFERENCE,
         }, JAX), default="normal", example="strict", source="msctx", devices=DEVICES,
         help="How matmuls are computed: mm, addmm, bmm, baddbmm, mv and addmv, and so what linear, matmul, einsum "
-             "and LSTM cells call, forward and backward. A product that the named way does not support runs torch's own "
+             "and LSTM cells call, forward and backward. A matmul that the named algorithm does not support runs torch's own "
              "path, with a warning. On CUDA torch's own flags decide, and performance measures only in compiled code"
              ". An NPU has fp16x3 and strict."),
     gpu_option("conv_allow_tf32", Bool, default=True, example=False, also=("device_context.gpu.op_precision.conv_allow_tf32",),
@@ -76,13 +76,13 @@ OPTIONS = (
         help="Whether float32 convolutions may compute in HF32, the NPU's shortened float32 (11 bits of mantissa). NVIDIA's "
              "format is another one: see conv_allow_tf32."),
     extension("allow_fp32_emulation", Bool, default=True, example=False,
-        help="Whether msctx's own kernels may compute float32 products from parts of the values on AMX or on an NPU, "
-             "with sums in float32 and errors like those of float32 products (choices() has each one's bound); values that the "
-             "parts cannot carry (Inf, NaN) are computed in float32. Unset they may; false requests products only in float32"
+        help="Whether msctx's own kernels may emulate float32 on AMX or on an NPU: matmuls of 8 or 16-bit numbers, "
+             "with sums in float32 and errors like those of float32 (choices() has each one's bound); values that these "
+             "numbers cannot carry (Inf, NaN) are computed in float32. Unset they may; false allows only float32 itself"
              ", even where conv_allow_tf32 or matmul_allow_tf32 is set, on CUDA too."),
     extension("matmul_algo_rules", Annotated[str, PRODUCT_RULES],
         example={"encoder.*": "bf16x6", "input=*x4096": "strict"}, devices=("cpu", "ascend"),
-        help="matmul_algo for single products, by module path or by problem; a rule wins over matmul_algo. The first rule that "
+        help="matmul_algo for single matmuls, by module path or by problem; a rule wins over matmul_algo. The first rule that "
              "matches decides. Module paths are known for the weights of models given to ctx.watch(model); the fields of a "
              "problem are those that choices() shows."),
 )
@@ -91,22 +91,22 @@ OPTIONS = (
 RULES: tuple[Rule, ...] = ()
 
 PAST_THE_HOOK = (
-    "holds for mm, addmm, bmm, baddbmm, mv and addmv and what calls them; not for attention's own kernels; nor for products that "
+    "holds for mm, addmm, bmm, baddbmm, mv and addmv and what calls them; not for attention's own kernels; nor for matmuls that "
     "inductor turns into sums (of a vector, of few columns)"
 )
 LEFT_OUT = "a rule with another one is left out, and what comes after it decides"
 ITS_ORDER = "CANN chooses the order of additions"
 FROM_HALVES = (
-    "three products of float16 parts, by torch_npu's ready-made kernels (jit_compile=false); for eager mm, addmm, bmm, baddbmm, mv, "
-    "addmv, matmul and what calls them"
+    "emulated float32: three float16 matmuls, by torch_npu's ready-made kernels (jit_compile=false); for eager mm, addmm, bmm, "
+    "baddbmm, mv, addmv, matmul and what calls them"
 )
-BY_UNIT = "this chip multiplies float32 itself: torch_npu's own products, without HF32"
+BY_UNIT = "this chip multiplies float32 itself: torch_npu's own matmuls, without HF32"
 BY_CHIP = f"{FROM_HALVES}; so on chips of the 910A class; later ones run torch_npu's own float32, without HF32"
 
 FLAG = "torch.cuda.matmul.allow_tf32"
 BY_FLAG = {"strict": False, "bf16x9": False, "tf32": True}
 """What cuBLAS computes as it is named → whether it may take TF32 for that."""
-EMULATES = reason("{} makes cuBLAS compute float32 products from parts", "unset it before the program starts")
+EMULATES = reason("{} makes cuBLAS emulate float32", "unset it before the program starts")
 EMULATION = reason(
     "cuBLAS computes it only on request, from compute capability 10.0 on",
     "set CUBLAS_EMULATE_SINGLE_PRECISION=1 before the program starts",
@@ -118,11 +118,11 @@ CHOSEN = {
 }
 AUTOTUNED = {"torch.inductor.max_autotune_gemm": True}
 IN_COMPILED_CODE = (
-    "in compiled code inductor measures cuBLAS's choice and Triton's kernels for each product; in eager code cuBLAS chooses: torch "
+    "in compiled code inductor measures cuBLAS's choice and Triton's kernels for each matmul; in eager code cuBLAS chooses: torch "
     "measures none of its kernels"
 )
 BESIDE_CONVOLUTIONS = (
-    "cuBLAS chooses: measuring, inductor would compute some convolutions as products, without the requested algorithm"
+    "cuBLAS chooses: measuring, inductor would compute some convolutions as matmuls, without the requested algorithm"
 )
 
 
@@ -137,7 +137,7 @@ def _products(on: On, setting: Setting) -> Outcome:
     missing = {name: why for name in sorted(names) if (why := excluded(on, name))}
     reasons = joined(*(f"{name}: {why}" for name, why in missing.items()), LEFT_OUT if missing and not named else "")
     if on.device == "ascend" and names.isdisjoint(ON_NPU):
-        return inert(f"{NO_OTHER}: {LEFT_OUT}" if not named else f"{NO_OTHER}: torch_npu's own products run")
+        return inert(f"{NO_OTHER}: {LEFT_OUT}" if not named else f"{NO_OTHER}: torch_npu's own matmuls run")
     if names <= {*missing} or (missing and on_fallback(on) == "error"):
         return refused(reasons.removesuffix(f"; {LEFT_OUT}"))
     if on.device != "ascend":
@@ -194,17 +194,17 @@ RNNS = (
 )
 LEAST = {"conv_max_error": 1.05e-3, "matmul_max_error": 384 * 2.0**-24 + 2.0**-15}
 """The smallest bound of an algorithm that rounds (kernels/cpu/amx/conv_tiles_gemm.cpp), of convolutions and of products."""
-TOGETHER = "batch_invariant=True excludes products that round to TF32: they scale the values of a batch together"
+TOGETHER = "batch_invariant=True excludes matmuls that round to TF32: they scale the values of a batch together"
 ON_UNIT = "AMX computes it, and choices() shows where it ran"
 HF32 = {"matmul_allow_hf32": "torch.npu.matmul.allow_hf32", "conv_allow_hf32": "torch.npu.conv.allow_hf32"}
 ONLY_NPU = "no other device than an NPU rounds to HF32"
 NO_HF32 = f"a permission: {ONLY_NPU}. {{}} allows TF32, which has one bit less of mantissa"
 HALF_ALONE = (
-    "this chip multiplies only float16, and no HF32; CANN computes float32 products in float16, unless precision_mode "
+    "this chip multiplies only float16, and no HF32; CANN computes float32 matmuls in float16, unless precision_mode "
     "or matmul_algo says otherwise"
 )
 BY_CUDNN = "torch.cudnn.allow_tf32"
-NO_PARTS = "overridden by allow_fp32_emulation=False, which requests products only in float32"
+NO_PARTS = "overridden by allow_fp32_emulation=False, which allows only float32 itself"
 NO_ROUNDING = "torch's own convolutions do not round to TF32 on a CPU"
 
 
@@ -213,7 +213,7 @@ def _matmul_allow_tf32(on: On, setting: Setting) -> Outcome:
     if on.device == "cuda":
         return _tf32_by_cublas(on, setting)
     if not setting.value:
-        return honoured(cause="torch's own products do not round to TF32 on a CPU, nor do msctx's")
+        return honoured(cause="torch's own matmuls do not round to TF32 on a CPU, nor do msctx's")
     if on.get("allow_fp32_emulation") is False:
         return inert(NO_PARTS)
     if on.facts.native or on.facts.matrix_unit:
@@ -229,7 +229,7 @@ def _tf32_by_cublas(on: On, setting: Setting) -> Outcome:
     if setting.value and not found[FLAG]:
         emulates = on.get("allow_fp32_emulation", True)
         return inert(f"overridden by matmul_algo={on.get('matmul_algo')}, which takes no TF32" if emulates else NO_PARTS)
-    exact = "after set_float32_matmul_precision('high' or 'medium') oneDNN's products become exact too"
+    exact = "after set_float32_matmul_precision('high' or 'medium') oneDNN's matmuls become exact too"
     return honoured(found, "" if setting.value else exact)
 
 
@@ -270,7 +270,7 @@ def _allow_fp32_emulation(on: On, setting: Setting) -> Outcome:
     if on.device == "cuda":
         return _by_flags(on, setting)
     anywhere = On(on.device, on.source, replace(on.facts, matrix_unit=""))  # what is forbidden, no processor does
-    return detail(anywhere, ability="compute products from parts")
+    return detail(anywhere, ability="emulate float32")
 
 
 def _by_flags(on: On, setting: Setting) -> Outcome:
@@ -281,7 +281,7 @@ def _by_flags(on: On, setting: Setting) -> Outcome:
     convolves = bool(on.settings.get("conv_allow_tf32")) or any(on.get(name) == "normal" for name in ALGORITHMS)
     holds_for = ["cuDNN's convolutions"] * convolves
     if on.settings.get("matmul_algo") or on.settings.get("matmul_allow_tf32"):
-        holds_for.append("cuBLAS's products")
+        holds_for.append("cuBLAS's matmuls")
     without = outcome.reason if outcome.status == "refused" else ""
     if not setting.value and (convolves or outcome.status == "honoured"):
         return approximated({BY_CUDNN: False} | flag(on), joined(without, "torch's own path takes no TF32", RNNS))
@@ -298,6 +298,6 @@ def _allow_hf32(on: On, setting: Setting) -> Outcome:
         if on.facts.half_products:
             return refused(HALF_ALONE) if setting.value else honoured(found, f"{HALF_ALONE}; {DIGITS}")
         if setting.option.name == "matmul_allow_hf32" and npu_policy(on):
-            return inert("overridden by matmul_algo or its rules, under which float32 products do not round to HF32")
+            return inert("overridden by matmul_algo or its rules, under which float32 matmuls do not round to HF32")
         return honoured(found, DIGITS)
     return as_it_is(NO_HF32.format(setting.option.name.replace("hf32", "tf32")) if setting.value else ONLY_NPU)

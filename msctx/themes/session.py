@@ -76,7 +76,7 @@ OPTIONS = (
              "host, as graphs of changing shape are, rather than as one recorded graph; 0 means none are."),
     session_option("ac_parallel_enable", TextFlag, default="0", example="1", ge="ac_parallel_enable",
         help='"1" lets operators that run on the host run together with those of the device in graphs of changing shape, on a '
-             "thread (and stream) of their own."),
+             "separate thread (and stream)."),
     session_option("buffer_optimize", Choice({
             "l2_optimize": "buffers are reused and work is ordered for locality",
             "off_optimize": "buffers and order are left as they are",

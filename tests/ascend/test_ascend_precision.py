@@ -161,7 +161,7 @@ def test_chips_without_float32_products_refuse_them_rather_than_lower_them(
         f"""{KIND}
 with msctx.context(device_target="Ascend", **{requested}) as ctx:
     (row,) = [row for row in ctx.plan.rows if row.device == "ascend" and row.option.startswith("precision_mode")]
-    assert "CANN refuses products and convolutions in float32" in row.reason, row
+    assert "CANN refuses matmuls and convolutions in float32" in row.reason, row
     try:
         kind()
     except RuntimeError as error:

@@ -124,7 +124,7 @@ assert torch.npu.matmul.cube_math_type.name == "USE_HF32"
 try:
     msctx.context(device_target="Ascend", matmul_algo="fp16x3", jit_compile="true", strict=True).__enter__()
 except msctx.StrictError as error:
-    assert "jit_compile=true has CANN compile products" in str(error)
+    assert "jit_compile=true has CANN compile matmuls" in str(error)
 else:
     raise AssertionError("it was to be refused")
 """)

@@ -54,7 +54,7 @@ def test_the_plan_knows_what_the_rows_can(kernels: Kernels) -> None:
         pytest.skip("the rows of a matrix unit are not here")
     able = {
         "add in no fixed order": lambda row: not row.fixed_order,
-        "compute products from parts": lambda row: row.math in ("fp32-grade", "tf32"),
+        "emulate float32": lambda row: row.math in ("fp32-grade", "tf32"),
         "keep a form of the weights": lambda row: row.keeps_weights and DIRECTIONS[row.direction] != "wgrad",
         "round to TF32": lambda row: row.math == "tf32",
         "take a workspace": lambda row: any(takes(row, c) and kernels.workspace(row, c) for c in (*CASES, *DEPTHWISE)),
@@ -66,7 +66,7 @@ def test_the_plan_knows_what_the_rows_can(kernels: Kernels) -> None:
         everywhere = {name for name, on_tiles in found if not on_tiles}
         abilities[ability] = {
             "everywhere": sorted(everywhere),
-            "on a matrix unit": sorted({name for name, _ in found} - everywhere),
+            "with AMX": sorted({name for name, _ in found} - everywhere),
         }
     if os.environ.get("UPDATE_GOLDEN"):
         ABILITIES.write_text(json.dumps(abilities, indent=2) + "\n", "utf-8")

@@ -231,7 +231,7 @@ def test_it_is_msctxs_state() -> None:
 
 
 def test_a_target_that_is_not_here_is_planned(absent: str) -> None:
-    with pytest.warns(MsctxWarning, match="no such device here; what is set is planned"):
+    with pytest.warns(MsctxWarning, match="device not available; what is set is planned"):
         ms.set_context(device_target=absent, deterministic="ON")
     assert ms.get_context("device_target") == absent
     assert msctx.current().plan.missing
