@@ -65,8 +65,7 @@ class Forced:
         self.forced: Any = NOTHING
         self._found: Any = NOTHING
         """What torch has in the place of what is forced."""
-        self._give_up: Callable[[], None] | None = None
-        """Ends waiting for the module to be loaded."""
+        when_imported(module, self._enforce)
 
     @property
     def entry(self) -> Any:
@@ -93,8 +92,6 @@ class Forced:
     def write(self, value: Any) -> None:
         self.forced = value
         self._enforce()
-        if self.entry is None and self._give_up is None:
-            self._give_up = when_imported(self.module, self._enforce)
 
     def load(self, state: tuple[Any, ...]) -> None:
         forced, own, thread = state
@@ -103,16 +100,13 @@ class Forced:
             raise SwitchError(f"another thread has its own {self.module}.{self.key}: reset it there")
         self.forced = forced
         self._enforce(own if is_here else None)
-        if forced is NOTHING and self._give_up is not None:
-            self._give_up()
-            self._give_up = None
 
     def when_loaded(self) -> None:
         """Called with a value in force, in a process that has loaded the module."""
 
     def _enforce(self, own: Any = None) -> None:
         """Have torch, where it is loaded, read what is forced; *own*: this thread's own value is to be this one, too."""
-        if (entry := self.entry) is None:
+        if (entry := self.entry) is None or (self.forced is NOTHING and self._found is NOTHING):
             return
         own = self.own if own is None else UNSET if own is NOTHING else own
         if self.forced is not NOTHING:
@@ -121,7 +115,7 @@ class Forced:
             setattr(entry, self.place, self.forced)
             own = self.forced if self.place == "default" and own is not UNSET else own
             self.when_loaded()
-        elif self._found is not NOTHING:
+        else:
             setattr(entry, self.place, self._found)
             self._found = NOTHING
         put_override(sys.modules[self.module], self.key, own)

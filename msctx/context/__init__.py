@@ -7,7 +7,7 @@ from os import PathLike
 from typing import Any
 
 from msctx.context.base import BASE, explain
-from msctx.context.blocks import Context, close_late
+from msctx.context.blocks import Context
 from msctx.context.scopes import end_stranded, innermost, stack
 from msctx.dynamo import outside_dynamo
 from msctx.errors import user_frame
@@ -93,12 +93,9 @@ def reset_context() -> None:
         ScopeError: a with-block is open, in whichever thread; nothing was changed.
     """
     with uninterrupted():
-        try:
-            close_late(stack.scopes)
-        finally:
-            end_stranded()
-            BASE.check_closed()
-            BASE.reset()
+        end_stranded()
+        BASE.check_closed()
+        BASE.reset()
 
 
 def get_context(name: str | None = None, *, origin: bool = False) -> Any:

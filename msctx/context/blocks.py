@@ -304,9 +304,6 @@ def _enter(context: Context, entered: list[Scope]) -> None:
     from msctx.context import ledger
 
     scopes, own, context.is_unused = stack.scopes, context._layers, False
-    if scopes and scopes[-1].leaving:
-        with uninterrupted():
-            close_late(scopes)
     if len(BASE.opened) > len(scopes):
         end_stranded()
     with BASE.lock:  # what is below does not change meanwhile
@@ -346,12 +343,7 @@ def _exit(context: Context, error: Any) -> None:
     scopes = stack.scopes
     mine = next((s for s in reversed(scopes) if s.context is context and not s.leaving), None)
     if mine is None:
-        text = f"the {context.origin} is not open in this thread; a context is left by the thread that entered it"
-        there = next((s for s in [*BASE.opened] if s.context is context and not s.leaving), None)
-        if there is not None and isinstance(error, GeneratorExit):  # perhaps the collector found the generator here
-            there.leaving = True
-            text += "; this one closes when that thread next enters or leaves a context, or calls reset_context()"
-        raise ScopeError(text)
+        raise ScopeError(f"the {context.origin} is not open in this thread; a context is left by the thread that entered it")
     mine.leaving = True  # from here on whoever is next in this thread would close it
     inside = [s for s in scopes[scopes.index(mine) :] if not s.leaving]
     if inside and error is None:

@@ -180,16 +180,12 @@ def _foreign(record: Record) -> str:
 
 def _each(call: Callable[..., object], steps: Iterable[tuple[Any, ...]], cause: BaseException | None = None) -> None:
     """Call it for each step, which begins with a switch or a hold, and raise at the end what one has raised. *cause*: why."""
-    failed, interruption = [], None
+    failed = []
     for step in steps:
         try:
             call(*step)
         except Exception as error:
             failed.append(f"\n  {step[0].name}: {error}")
-        except BaseException as error:
-            interruption = interruption or error
-    if interruption is not None:
-        raise interruption from cause
     if failed:
         first = f"{str(cause).removesuffix(' Nothing was changed.')} And " if cause else ""
         raise RestoreError(f"{first}could not be restored:{''.join(failed)}") from cause

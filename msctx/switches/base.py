@@ -110,6 +110,12 @@ def writing(place: str, unwritten: Any = None, *of: Any) -> Callable[[Any], None
     return write
 
 
+def slot(name: str, place: str, *of: Any, **more: Any) -> Switch:
+    """*place*: ``module:object`` of a :class:`msctx.observers.files.Slot`, whose kind is made of *of* and the value."""
+    state = reading(f"{place}.save"), writing(f"{place}.load")
+    return Switch(name, reading(f"{place}.read"), writing(f"{place}.write", None, *of), state=state, **more)
+
+
 # --- where paths lead that are opened later: as when they were set, whatever directory the program is in by then ----------
 
 OF_THE_ENGINE = frozenset(

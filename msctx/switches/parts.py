@@ -17,7 +17,7 @@ from msctx.native import (  # some only count what comes of a policy
     memory,
     precision_switch,
 )
-from msctx.switches.base import Switch, reading, writing
+from msctx.switches.base import Switch, reading, slot, writing
 
 # --- parts that the first value loads ---------------------------------------------------------------------------------
 
@@ -28,12 +28,6 @@ def _part(
     """*place*: ``module:`` or ``module:object.`` in front of the functions that are called with *of*."""
     read, write = (place + verb for verb in verbs)
     return Switch(name, reading(read, unwritten, *of), writing(write, unwritten, *of), **more)
-
-
-def _slot(name: str, place: str, *of: Any, **more: Any) -> Switch:
-    """*place*: of a :class:`msctx.observers.files.Slot`, whose kind is made of *of* and the value."""
-    state = reading(f"{place}.save"), writing(f"{place}.load")
-    return Switch(name, reading(f"{place}.read"), writing(f"{place}.write", None, *of), state=state, **more)
 
 
 _turned = partial(_part, unwritten=False, verbs=("is_on", "turn"), scope="thread")
@@ -95,17 +89,17 @@ SWITCHES = (
     _part("models.gradients_bundled", "msctx.memory.communication:BUNDLED.", unwritten=False),
     _part("models.gathered_ahead_forward", "msctx.memory.communication:FORWARD."),
     _part("models.gathered_ahead_backward", "msctx.memory.communication:BACKWARD."),
-    _slot("observers.dump", "msctx.observers.dump:SLOT"),
-    _slot("observers.overflow", "msctx.observers.failures:OVERFLOWS"),
-    _slot("observers.errors", "msctx.observers.failures:ERRORS"),
-    _slot("observers.recorder", "msctx.observers.failures:RECORDER", lambda: report.of_process().as_dicts()),
-    _slot("observers.watchdog", "msctx.observers.failures:WATCHDOG"),
-    _slot("observers.deterministic_except", "msctx.observers.collector:EXCEPTED"),
-    _slot("observers.print_file", "msctx.observers.printing:SLOT"),
-    _slot("observers.replicas", "msctx.observers.checks:SLOT"),
-    _slot("observers.kernels", "msctx.observers.compile_trace:KERNELS_SLOT"),
-    _slot("observers.fusions", "msctx.observers.compile_trace:FUSIONS_SLOT"),
-    _slot(
+    slot("observers.dump", "msctx.observers.dump:SLOT"),
+    slot("observers.overflow", "msctx.observers.failures:OVERFLOWS"),
+    slot("observers.errors", "msctx.observers.failures:ERRORS"),
+    slot("observers.recorder", "msctx.observers.failures:RECORDER", lambda: report.of_process().as_dicts()),
+    slot("observers.watchdog", "msctx.observers.failures:WATCHDOG"),
+    slot("observers.deterministic_except", "msctx.observers.collector:EXCEPTED"),
+    slot("observers.print_file", "msctx.observers.printing:SLOT"),
+    slot("observers.replicas", "msctx.observers.checks:SLOT"),
+    slot("observers.kernels", "msctx.observers.compile_trace:KERNELS_SLOT"),
+    slot("observers.fusions", "msctx.observers.compile_trace:FUSIONS_SLOT"),
+    slot(
         "observers.graph_files",
         "msctx.observers.compile_trace:GRAPHS_SLOT",
         blocked=lambda wanted: str(import_module("msctx.observers.compile_trace").obstacle(wanted)),

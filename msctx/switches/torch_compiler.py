@@ -21,30 +21,30 @@ from msctx.graph import calls, report
 from msctx.graph.inductor_passes import Beside
 from msctx.imports import when_imported
 from msctx.native import distributed, precision
-from msctx.switches.base import OF_THE_ENGINE, OF_THE_TUNER, Kept, Switch, of, reading, writing
+from msctx.switches.base import OF_THE_ENGINE, OF_THE_TUNER, Kept, Switch, of, slot
 from msctx.torch_config import INDUCTOR, NOTHING, UNSET, Forced, by_variable
 
 # --- torch.compile's stance: mode=PYNATIVE_MODE -----------------------------------------------------------------------
 
 _FRAMES = "torch._dynamo.eval_frame"
-_waiting: list[Callable[[], None]] = []
-"""What gives up waiting for Dynamo, which takes a second to load."""
+_wants_eager = False
+"""While Dynamo is not loaded, which takes a second."""
 
 
 def _is_eager() -> bool:
     frames = sys.modules.get(_FRAMES)
-    return bool(_waiting) if frames is None else frames._stance.stance == "force_eager"
+    return _wants_eager if frames is None else frames._stance.stance == "force_eager"
 
 
 def _force_eager(on: bool) -> None:
     """False leaves a stance of the program's own."""
-    while _waiting:
-        _waiting.pop()()
-    if (frames := sys.modules.get(_FRAMES)) is None:
-        if on:
-            _waiting.append(when_imported(_FRAMES, lambda: _force_eager(True)))
-    elif on != _is_eager():
+    global _wants_eager
+    _wants_eager = on
+    if (frames := sys.modules.get(_FRAMES)) is not None and on != _is_eager():
         frames._set_stance(calls.Eager() if on else frames.DynamoStance())
+
+
+when_imported(_FRAMES, lambda: _force_eager(True) if _wants_eager else None)
 
 
 def _stance() -> Any:
@@ -326,11 +326,9 @@ SWITCHES = (
         "torch.functorch.enable_autograd_cache",
         Forced(_FUNCTORCH, "enable_autograd_cache", by_variable("TORCHINDUCTOR_AUTOGRAD_CACHE", "1")),
     ),
-    Switch(
+    slot(
         "torch.compiler.cache",
-        reading(f"{_CACHE}:SLOT.read"),
-        writing(f"{_CACHE}:SLOT.write"),
-        state=(reading(f"{_CACHE}:SLOT.save"), writing(f"{_CACHE}:SLOT.load")),
+        f"{_CACHE}:SLOT",
         satisfied=lambda wanted: bool(import_module(_CACHE).serves(wanted)),
         blocked=lambda wanted: str(import_module(_CACHE).obstacle(wanted)),
     ),
