@@ -39,10 +39,7 @@ def _acl(function: str) -> Any:
 
 
 def _hf32(name: str, kind: str) -> Switch:
-    def write(on: bool) -> None:
-        getattr(npu(), kind).allow_hf32 = on
-
-    return Switch(name, lambda: getattr(npu(), kind).allow_hf32, write)
+    return Switch(name, lambda: getattr(npu(), kind).allow_hf32, lambda on: setattr(getattr(npu(), kind), "allow_hf32", on))
 
 
 def _get(key: str) -> str | None:
@@ -288,16 +285,7 @@ DUMPS = (
 """Options of a graph that torchair writes to a file; among those of the engine they would hold for the whole process."""
 
 
-class _Kept(Kept):
-    """Options as they are wanted: torchair requests them when it compiles graphs, which is later."""
-
-    def write(self, texts: Any) -> None:
-        super().write(texts)
-        if not _waiting:
-            _waiting.append(when_imported(CONVERTER, _into_torchair))
-
-
-class _Engine(_Kept):
+class _Engine(Kept):
     def read(self) -> dict[str, str] | None:
         return dict((self.led if _initialised() is None else _Sent.engine) or {}) or None
 
@@ -319,10 +307,9 @@ class _Engine(_Kept):
         )
 
 
-_waiting: list[Callable[[], None]] = []
-"""Torchair asks here as soon as it is imported; it goes on asking, and gets nothing where nothing is wanted."""
 _engine = _Engine(OF_THE_ENGINE.__contains__)
-_graph, _tuner = _Kept(OF_THE_ENGINE.__contains__), _Kept(OF_THE_TUNER.__contains__)
+_graph, _tuner = Kept(OF_THE_ENGINE.__contains__), Kept(OF_THE_TUNER.__contains__)
+"""As they are wanted; torchair requests them when it compiles a graph, and gets nothing where nothing is wanted."""
 
 
 class _Sent:
@@ -355,6 +342,9 @@ def _into_torchair() -> None:
     graphs.__init__ = made
     graphs._normalize_ge_option = lambda self: _merged(*normal(self))
     converter._get_ge_dump_options = lambda engine: taken(engine) | _dumps()
+
+
+when_imported(CONVERTER, _into_torchair)
 
 
 def _merged(graph: dict[str, str], engine: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -48,13 +48,13 @@ def graph(monkeypatch: pytest.MonkeyPatch) -> type[Graph]:
         module = ModuleType(name)
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(torch_npu, "_waiting", [])
     for kept in (torch_npu._engine, torch_npu._graph, torch_npu._tuner):
         monkeypatch.setattr(kept, "given", None)
         monkeypatch.setattr(kept, "led", None)
     for name in ("engine", "hf32", "dumped"):
         monkeypatch.setattr(torch_npu._Sent, name, {})
     monkeypatch.setattr(torch_npu._Sent, "own", None)
+    torch_npu._into_torchair()
     return kind
 
 
