@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from msctx.errors import MsctxWarning, SwitchError
 from msctx.native import distributed
 from msctx.observers import steps
-from msctx.switches.base import Switch, of
+from msctx.switches.base import Switch
 from msctx.tables import in_words
 
 Module = Callable[[], Any]
@@ -261,43 +261,41 @@ def _complaint(text: str, *, keep: bool) -> str:
     return complaint
 
 
-class _Settings:
-    """A value holds some keys of DEFAULTS; ``None``: as the user has it."""
-
-    laid: tuple[str, str] = ("", "")
-    """What was sent last, and the user's text under it."""
-
-    def _over(self, value: Mapping[str, Any] | None) -> tuple[str, str]:
-        """The user's text with *value* laid over it, and that text."""
-        users = self.laid[1] if _now() == self.laid[0] else _now()
-        return join(parse(users) | {key: str(new) for key, new in value.items()}) if value else users, users
-
-    def read(self) -> dict[str, Any] | None:
-        words = {"True": True, "False": False}
-        return {key: words.get(text, int(text) if text.isdecimal() else text) for key, text in _ours(_now()).items()} or None
-
-    def write(self, value: Mapping[str, Any] | None) -> None:
-        laid = self._over(value)
-        if complaint := _complaint(laid[0], keep=True):
-            raise SwitchError(complaint)
-        self.laid = laid
-
-    def save(self) -> tuple[str, tuple[str, str]]:
-        return _now(), self.laid
-
-    def load(self, state: tuple[str, tuple[str, str]]) -> None:
-        text, self.laid = state
-        if text != _now():
-            _send(text)
-
-    def holds(self, value: Mapping[str, Any] | None) -> bool:
-        return _ours(_now()) == _ours(self._over(value)[0])
-
-    def blocked(self, value: Mapping[str, Any] | None) -> str:
-        if not has_settings():
-            return f"torch {torch.__version__} has no settings of its allocators that can be set late"
-        text, _ = self._over(value)
-        return obstacle(parse(text), npu=npu_is_here()) or _complaint(text, keep=False)
+def _over(value: Mapping[str, Any] | None) -> str:
+    """The text in effect with *value* laid over it: some keys of DEFAULTS, or ``None``."""
+    return join(parse(_now()) | {key: str(new) for key, new in value.items()}) if value else _now()
 
 
-SWITCHES = (of("torch.accelerator.allocator_settings", _Settings()),)
+def _read() -> dict[str, Any] | None:
+    words = {"True": True, "False": False}
+    return {key: words.get(text, int(text) if text.isdecimal() else text) for key, text in _ours(_now()).items()} or None
+
+
+def _write(value: Mapping[str, Any] | None) -> None:
+    if complaint := _complaint(_over(value), keep=True):
+        raise SwitchError(complaint)
+
+
+def _put_back(text: str) -> None:
+    if text != _now():
+        _send(text)
+
+
+def _blocked(value: Mapping[str, Any] | None) -> str:
+    if not has_settings():
+        return f"torch {torch.__version__} has no settings of its allocators that can be set late"
+    text = _over(value)
+    return obstacle(parse(text), npu=npu_is_here()) or _complaint(text, keep=False)
+
+
+SWITCHES = (
+    Switch(
+        "torch.accelerator.allocator_settings",
+        _read,
+        _write,
+        state=(_now, _put_back),
+        family="torch.accelerator.allocator_settings",
+        satisfied=lambda value: _ours(_now()) == _ours(_over(value)),
+        blocked=_blocked,
+    ),
+)
