@@ -193,33 +193,29 @@ SCENES = {"1": "aic_err_norm_dump", "2": "aic_err_brief_dump"}
 """What exception_dump has CANN write → its word for it."""
 
 
-def _acl_init() -> dict[str, Any]:
-    """What is in the user's file."""
+def _acl_init() -> tuple[dict[str, Any], str]:
+    """What is in the user's file, else in torch_npu's own; and why it cannot be read."""
     if (path := os.environ.get(ACL_INIT)) is None:
-        return {}
-    found = json.loads(Path(path).read_text(encoding="utf-8"))
-    if not isinstance(found, dict) or not isinstance(found.get("dump", {}), dict):
-        raise ValueError("not a JSON object")
-    return found
+        return {"dump": {"dump_scene": "lite_exception"}}, ""
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        is_object = isinstance(found, dict) and isinstance(found.get("dump", {}), dict)
+    except OSError as error:
+        return {}, str(error.strerror)
+    except ValueError:
+        is_object = False
+    return (found, "") if is_object else ({}, "not a JSON object")
 
 
 def _exception_dump() -> str:
-    """What aclInit is or was given; torch_npu's own file has CANN's lite dump."""
-    if os.environ.get(ACL_INIT) is None:
-        return "2"
-    try:
-        scene = _acl_init().get("dump", {}).get("dump_scene", "")
-    except (OSError, ValueError):
-        return "0"
+    """What aclInit is or was given."""
+    scene = _acl_init()[0].get("dump", {}).get("dump_scene")
     return "1" if scene == SCENES["1"] else "2" if scene in (SCENES["2"], "lite_exception") else "0"
 
 
 def _no_exception_dump(value: str) -> str:
     """Why another dump cannot be requested."""
-    try:
-        _acl_init()
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not a JSON object"
+    if why := _acl_init()[1]:
         return f"{ACL_INIT}={os.environ[ACL_INIT]}: {why}; fix it, or unset the variable"
     return is_late("exception_dump")
 
@@ -228,7 +224,7 @@ def _write_exception_dump(value: str) -> None:
     """A file as CANN 8.3 and newer want it names the device; older ones do not take one that does."""
     from torch_npu.npu.utils import get_cann_version
 
-    found = _acl_init()
+    found, _ = _acl_init()
     dump = {key: of_users for key, of_users in found.pop("dump", {}).items() if key != "dump_scene"}
     version = re.match(r"(\d+)\.(\d+)", str(get_cann_version("RUNTIME")))
     if version is None or (int(version[1]), int(version[2])) >= (8, 3):
