@@ -82,12 +82,8 @@ def refuse_lazy(function: Callable[..., Any], made: Any = None) -> Any:
     if inspect.iscoroutine(made):
         made.close()
     is_lazy = inspect.iscoroutine(made) or inspect.isasyncgen(made) or (inspect.isgenerator(made) and made.gi_code in bodies)
-    if (
-        is_lazy
-        or inspect.isgeneratorfunction(function)
-        or inspect.iscoroutinefunction(function)
-        or inspect.isasyncgenfunction(function)
-    ):
+    kinds = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
+    if is_lazy or any(is_kind(function) for is_kind in kinds):
         raise TypeError(
             f"{getattr(function, '__qualname__', repr(function))} is a generator or coroutine: its scope would stay open while other "
             "code runs. Use a with-block inside it, around code that does not yield or await."
@@ -126,11 +122,10 @@ class Context:
         """Warn once if it was neither entered nor read."""
         if self.is_unused:
             self.is_unused = False
-            text = (
-                f"the {self.origin} was never entered, so its options did nothing: put it into a with statement, or decorate a "
+            text = "was never entered, so its options did nothing: put it into a with statement, or decorate a function with it"
+            warnings.warn(
+                f"the {self.origin} {text}; msctx.set_context sets options for the process", MsctxWarning, stacklevel=3
             )
-            text += "function with it; msctx.set_context sets options for the process"
-            warnings.warn(text, MsctxWarning, stacklevel=3)
 
     @untraced
     def __enter__(self) -> Context:

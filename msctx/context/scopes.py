@@ -47,12 +47,7 @@ class Scope:
     @property
     def around(self) -> tuple[Scope, ...]:
         """The scopes around this one, the outermost first, and itself."""
-        found: list[Scope] = []
-        scope: Scope | None = self
-        while scope is not None:
-            found.insert(0, scope)
-            scope = scope.outer
-        return tuple(found)
+        return *(self.outer.around if self.outer else ()), self
 
     def end(self) -> list[str]:
         """Counts nothing any more; returns the rules that nothing has matched."""
@@ -89,10 +84,8 @@ def end_stranded() -> None:
             scope.end()
             scope.context._watched.close()
     for scope in stranded:
-        text = (
-            f"the {scope.context.origin} was never left: the thread {scope.who.name} has ended inside it. Its options stay in "
-        )
-        notices.warn(f"{text}force until another context sets them, or reset_context() restores them")
+        text = f"the {scope.context.origin} was never left: the thread {scope.who.name} has ended inside it"
+        notices.warn(f"{text}. Its options stay in force until another context sets them, or reset_context() restores them")
 
 
 KEY = "msctx"
@@ -158,6 +151,5 @@ class WorkerInit:
             close_late(stack.scopes)
         if (data := sys.modules.get("torch.utils.data")) is not None and data.get_worker_info() is not None:
             sys.modules["torch"].set_num_threads(1)  # as the DataLoader has it in its workers
-        left = [{k: s for k, s in layer.settings.items() if k not in SEEDS} for layer in self.layers]
-        layers = [Layer(settings, layer.lost) for settings, layer in zip(left, self.layers, strict=True)]
+        layers = [Layer({k: s for k, s in one.settings.items() if k not in SEEDS}, one.lost) for one in self.layers]
         _reported(lambda: BASE.replace(INHERITED, stacked(layers)))

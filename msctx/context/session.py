@@ -226,8 +226,11 @@ def _models(scope: Scope) -> list[nn.Module]:
 
 def _begin_mode(mode: str | None, scope: Scope, turn: Turn) -> None:
     if mode is not None:
-        is_training = mode == "training"
-        turn.begin(partial(_take_mode, _models(scope), is_training), _give_back)
+        models, is_training = _models(scope), mode == "training"
+        turn.begin(partial(_take_mode, models, is_training), _give_back)
+        for model in models:
+            if not (is_training and model.training):  # one in train mode stays as it is: it may have frozen parts
+                model.train(is_training)
         with uninterrupted():
             turn.enter_context(torch.inference_mode(not is_training))  # False: with gradients
 
@@ -240,7 +243,7 @@ _lock = threading.Lock()
 
 
 def _take_mode(models: Iterable[nn.Module], training: bool) -> _Mode:
-    """Have models in train or eval mode. Those in train mode already are left as they are: they may have frozen parts.
+    """Claim models for train or eval mode.
 
     Raises:
         ScopeError: another thread wants a model in the other mode. Nothing was changed.
@@ -257,13 +260,6 @@ def _take_mode(models: Iterable[nn.Module], training: bool) -> _Mode:
                 )
             mode[2].update(found)
         _modes.append(mode)
-    try:
-        for model in models:
-            if not (training and model.training):
-                model.train(training)
-    except BaseException:
-        _give_back(mode)
-        raise
     return mode
 
 

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch._logging._internal import log_registry
 
-from msctx.graph import calls, report
-from msctx.graph.inductor_passes import Beside
+from msctx.graph import calls, inductor_passes, report
 from msctx.imports import when_imported
 from msctx.native import distributed, precision
 from msctx.switches.base import OF_THE_ENGINE, OF_THE_TUNER, Kept, Switch, of, slot
@@ -230,9 +229,9 @@ _FORCED: dict[str, Callable[[], Any]] = {
 class _Beside(Forced):
     """Whether a pass of ours runs beside the program's own in one of inductor's places for them."""
 
-    def __init__(self, key: str, module: str, name: str) -> None:
+    def __init__(self, key: str, kind: type[inductor_passes.Beside]) -> None:
         super().__init__(INDUCTOR, key, lambda: None)
-        self._of, self._name = module, name
+        self._kind = kind
 
     def read(self) -> bool:
         return self.forced is not NOTHING
@@ -242,8 +241,7 @@ class _Beside(Forced):
 
     def write(self, value: bool) -> None:
         if value:
-            made = getattr(import_module(self._of), self._name)  # which may take Dynamo
-            super().write(made(self._programs_own))
+            super().write(self._kind(self._programs_own))
         elif self.read():
             self.load((NOTHING, self.own, threading.current_thread()))
 
@@ -252,11 +250,11 @@ class _Beside(Forced):
 
     def _programs_own(self) -> Any:
         own = self.own
-        is_ours = isinstance(own, Beside)  # an option of torch.compile has put back what it read
+        is_ours = isinstance(own, inductor_passes.Beside)  # an option of torch.compile has put back what it read
         return self.entry.default if own is UNSET or is_ours else own
 
 
-class _Kept(_Beside):
+class _KeepsProducts(_Beside):
     """Matrix products of one row or column stay calls of PyTorch's operators: inductor makes sums of them, in another order.
 
     It has no setting for that: its decompositions and its lowering of bmm go while this holds. The pass changes nothing; by it
@@ -298,13 +296,6 @@ class _Kept(_Beside):
 _PRODUCTS = {
     getattr(op, name) for op in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm) for name in op.overloads()
 }
-_BESIDE = {
-    "torch.inductor.keeps_products": _Kept("joint_custom_post_pass", "msctx.graph.inductor_passes", "Unchanged"),
-    "torch.inductor.marks_quantized_inputs": _Beside("pre_grad_custom_pass", "msctx.graph.inductor_passes", "Marking"),
-    "torch.inductor.removes_concatenations": _Beside(
-        "post_grad_custom_pre_pass", "msctx.graph.inductor_passes", "Concatenations"
-    ),
-}
 
 
 _DYNAMO, _FUNCTORCH = "torch._dynamo.config", "torch._functorch.config"
@@ -341,5 +332,7 @@ SWITCHES = (
     *(of(name, Forced(INDUCTOR, name[_KEY:], unloaded, "default")) for name, unloaded in _DEFAULTS.items()),
     *(of(name, Forced(INDUCTOR, name[_KEY:], unloaded)) for name, unloaded in _FORCED.items()),
     of("torch.inductor.trace.debug_dir", _TraceFolder(INDUCTOR, "trace.debug_dir", lambda: None)),
-    *(of(name, value) for name, value in _BESIDE.items()),
+    of("torch.inductor.keeps_products", _KeepsProducts("joint_custom_post_pass", inductor_passes.Unchanged)),
+    of("torch.inductor.marks_quantized_inputs", _Beside("pre_grad_custom_pass", inductor_passes.Marking)),
+    of("torch.inductor.removes_concatenations", _Beside("post_grad_custom_pre_pass", inductor_passes.Concatenations)),
 )
