@@ -52,5 +52,12 @@ class Turn(ExitStack):
             return started
 
     def __exit__(self, *error: Any) -> bool | None:
-        with uninterrupted():
-            return super().__exit__(*error)
+        has_begun = False
+        try:
+            with uninterrupted():
+                has_begun = True
+                return super().__exit__(*error)
+        except KeyboardInterrupt:
+            if not has_begun:  # Ctrl-C came before it was deferred
+                self.__exit__(*error)
+            raise

@@ -148,7 +148,7 @@ class Context:
                 has_begun = True
                 _exit(self, error)
         except KeyboardInterrupt as interruption:
-            if not has_begun:
+            if not has_begun:  # it came before it was deferred
                 self.__exit__(KeyboardInterrupt, interruption)
             raise
 

@@ -15,7 +15,7 @@ import msctx
 from msctx.context import Context, ledger
 from msctx.context.base import BASE
 from msctx.context.scopes import stack
-from msctx.signals import uninterrupted
+from msctx.signals import Turn, uninterrupted
 
 OPTIONS = {"deterministic": "ON", "runtime_num_threads": 1, "max_call_depth": 2000}
 State = Callable[[], dict[str, Any]]
@@ -111,8 +111,22 @@ def test_a_handler_that_is_set_meanwhile_stays() -> None:
         signal.signal(signal.SIGINT, found)
 
 
+held: list[int] = []
+
+
+def enter_a_context() -> None:
+    with msctx.context(**OPTIONS):
+        pass
+
+
+def take_a_turn() -> None:
+    with Turn() as turn:
+        turn.begin(lambda: held.append(1), lambda _: held.clear())
+
+
 @pytest.mark.filterwarnings("ignore:the with-block at test_signals")
-def test_ctrl_c_at_any_call_of_entering_and_leaving(exact_state: State) -> None:
+@pytest.mark.parametrize("work", [enter_a_context, take_a_turn])
+def test_ctrl_c_at_any_call_of_entering_and_leaving(work: Callable[[], None], exact_state: State) -> None:
     """Python runs signal handlers where a function begins, and where one of C returns."""
 
     def interrupted_at(call: int) -> bool:
@@ -120,7 +134,7 @@ def test_ctrl_c_at_any_call_of_entering_and_leaving(exact_state: State) -> None:
 
         def count(frame: FrameType, event: str, argument: object) -> None:
             # before __exit__ has begun, Python itself leaves a with-block open
-            begins = event == "call" and frame.f_code is not Context.__exit__.__code__
+            begins = event == "call" and frame.f_code not in (Context.__exit__.__code__, Turn.__exit__.__code__)
             if "/msctx/" in frame.f_code.co_filename and frame.f_code.co_name != "__del__" and (begins or event == "c_return"):
                 left[0] -= 1
                 if not left[0]:
@@ -129,8 +143,7 @@ def test_ctrl_c_at_any_call_of_entering_and_leaving(exact_state: State) -> None:
         gc.disable()  # what a finalizer raises is not passed on
         sys.setprofile(count)
         try:
-            with msctx.context(**OPTIONS):
-                pass
+            work()
         except KeyboardInterrupt:
             return True
         finally:
@@ -139,8 +152,9 @@ def test_ctrl_c_at_any_call_of_entering_and_leaving(exact_state: State) -> None:
         return False
 
     before = exact_state()
-    calls = next(call for call in range(10, 9999, 10) if not interrupted_at(call))
-    for call in range(1, calls - 9):
-        assert interrupted_at(call)
+    call = 1
+    while interrupted_at(call):
         assert exact_state() == before, call
-        assert not stack.scopes, call
+        assert [*stack.scopes, *held] == [], call
+        call += 1
+    assert call > 15
